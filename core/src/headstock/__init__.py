@@ -1,0 +1,1 @@
+"""headstock: an LLM inference engine whose parts are plugins."""

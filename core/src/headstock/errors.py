@@ -1,0 +1,88 @@
+"""The errors a user can meet. Each carries the exit code of the command line.
+
+HeadstockError (70)
+|-- UsageError (2)              a flag, value, file entry or name is wrong
+|   |-- UnknownPlugin (2)       no plugin of that name
+|   `-- AmbiguousPlugin (2)     several distributions provide the name
+|-- PluginBroken (3)            a plugin failed to load or is not what it says
+|-- SpiMismatch (4)             a plugin was made for another version of the contract
+|-- CannotRun (5)               nothing wrong, but not on this machine or in this combination
+|-- ModelError (6)              a model directory or another input file cannot be read
+|-- RequestError (1)            one request is invalid; the engine is fine
+|   `-- CapacityError (1)       one request can never fit, or there is no room for it now
+`-- EngineDied (70)             the engine cannot go on
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HeadstockError(Exception):
+    """An error that is shown to the user as one line: what was found, what was wanted, the next move."""
+
+    exit_code: ClassVar[int] = 70
+
+
+class UsageError(HeadstockError):
+    """A flag, value, configuration entry or name is wrong."""
+
+    exit_code = 2
+
+
+class UnknownPlugin(UsageError):
+    """No plugin of that name is installed."""
+
+
+class AmbiguousPlugin(UsageError):
+    """Several distributions provide the name."""
+
+
+class PluginBroken(HeadstockError):
+    """A plugin failed to load, or is not what it says it is."""
+
+    exit_code = 3
+
+
+class SpiMismatch(HeadstockError):
+    """A plugin was made for another version of the contract."""
+
+    exit_code = 4
+
+
+class CannotRun(HeadstockError):
+    """Everything is in order, but not for this machine or this combination."""
+
+    exit_code = 5
+
+
+class ModelError(HeadstockError):
+    """A model directory or another input file cannot be read."""
+
+    exit_code = 6
+
+
+class RequestError(HeadstockError):
+    """One request is invalid; others are not affected. `parameter` names the field at fault."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class CapacityError(RequestError):
+    """One request can never fit the pool, or there is no room for it now."""
+
+
+class EngineDied(HeadstockError):
+    """The engine cannot go on."""
+
+    exit_code = 70
+
+
+def shown(value: object) -> str:
+    """`value` as error texts show it: at most 64 characters on one line."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= 64 else text[:61] + "..."

@@ -1,0 +1,89 @@
+"""The contract between headstock and its plugins. Importing it does not import torch."""
+
+from headstock.spi.attention import (
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionContext,
+    AttentionQuery,
+    AttentionSpec,
+    AttentionStep,
+    Feature,
+    GraphSupport,
+    LayerInfo,
+    Phase,
+    Planning,
+)
+from headstock.spi.batch import Batch, Sample, Sampling
+from headstock.spi.cache import CacheCapabilities, CachePolicy, CacheSpec, CacheStats, Inserted, Match
+from headstock.spi.checkpoint import CheckpointSpec
+from headstock.spi.command import CommandSpec
+from headstock.spi.environment import DeviceEnv, DeviceRange
+from headstock.spi.executor import Executor, ExecutorSpec, Pending
+from headstock.spi.model import Attend, Experts, KVGroup, LayerConfig, Model, ModelConfig, ModelSpec, ParamSpec, Rope
+from headstock.spi.ops import Ops, OpsCapabilities, OpsSpec, Params, Stream, Weight
+from headstock.spi.plugin import PluginSpec, Rejection, Require
+from headstock.spi.runner import Program, Runner, RunnerCapabilities, RunnerSpec
+from headstock.spi.scheduler import Budget, Choice, Choose, SchedulerSpec, View
+from headstock.spi.sets import IntSet
+from headstock.spi.versions import RESERVED, SPI, SpiRange
+
+__all__ = [
+    "Attend",
+    "AttentionBackend",
+    "AttentionCapabilities",
+    "AttentionContext",
+    "AttentionQuery",
+    "AttentionSpec",
+    "AttentionStep",
+    "Batch",
+    "Budget",
+    "CacheCapabilities",
+    "CachePolicy",
+    "CacheSpec",
+    "CacheStats",
+    "CheckpointSpec",
+    "Choice",
+    "Choose",
+    "CommandSpec",
+    "DeviceEnv",
+    "DeviceRange",
+    "Executor",
+    "ExecutorSpec",
+    "Experts",
+    "Feature",
+    "GraphSupport",
+    "Inserted",
+    "IntSet",
+    "KVGroup",
+    "LayerConfig",
+    "LayerInfo",
+    "Match",
+    "Model",
+    "ModelConfig",
+    "ModelSpec",
+    "Ops",
+    "OpsCapabilities",
+    "OpsSpec",
+    "ParamSpec",
+    "Params",
+    "Pending",
+    "Phase",
+    "Planning",
+    "PluginSpec",
+    "Program",
+    "RESERVED",
+    "Rejection",
+    "Require",
+    "Rope",
+    "Runner",
+    "RunnerCapabilities",
+    "RunnerSpec",
+    "SPI",
+    "Sample",
+    "Sampling",
+    "SchedulerSpec",
+    "SpiRange",
+    "Stream",
+    "View",
+    "Weight",
+]

@@ -1,0 +1,209 @@
+"""Attention backends: they read the KV pool and never write it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from headstock.spi.environment import DeviceRange
+from headstock.spi.plugin import PluginSpec
+from headstock.spi.sets import IntSet
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Phase(Enum):
+    """What a row does in a step: fresh tokens, fresh tokens after earlier ones, or one token after earlier ones."""
+
+    PREFILL = "prefill"
+    EXTEND = "extend"
+    DECODE = "decode"
+
+
+class Feature(Enum):
+    """What a model may ask of attention. A feature that a backend does not name is one it cannot do."""
+
+    SLIDING_WINDOW = "sliding-window"
+    SOFTCAP = "softcap"
+    SINKS = "sinks"
+    LSE = "lse"
+    SHARED_PREFIX = "shared-prefix"
+
+
+class GraphSupport(IntEnum):
+    """Which steps a CUDA graph of the backend may replay; each level includes those before it."""
+
+    NEVER = 0
+    DECODE = 1
+    UNIFORM = 2
+    ALWAYS = 3
+
+
+class Planning(Enum):
+    """Whether the backend needs host work before each step."""
+
+    NONE = "none"
+    PER_STEP = "per-step"
+
+
+@frozen(kw_only=True)
+class AttentionCapabilities:
+    """What a backend can do. Nothing here has a default: what is left out cannot be claimed by accident.
+
+    `dtypes` are (query, KV, output) triples by torch name ("bfloat16"); `gqa_ratios` are query heads per KV head;
+    `page_sizes` are pool page sizes; `contiguous` says whether one region per sequence can be read, `paged` whether pages can.
+    """
+
+    phases: frozenset[Phase]
+    devices: tuple[DeviceRange, ...]
+    dtypes: frozenset[tuple[str, str, str]]
+    head_dims: IntSet
+    gqa_ratios: IntSet
+    page_sizes: IntSet
+    paged: bool
+    contiguous: bool
+    graph: GraphSupport
+    planning: Planning
+    features: frozenset[Feature]
+
+
+@frozen(kw_only=True)
+class AttentionSpec(PluginSpec):
+    """An attention backend as its entry point returns it.
+
+    `implementation` names an `AttentionBackend`; `resolve`, when given, names a function
+    `(AttentionQuery, DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]` that may only narrow `capabilities`.
+    """
+
+    capabilities: AttentionCapabilities
+    resolve: str | None = None
+
+
+@frozen(kw_only=True)
+class AttentionQuery:
+    """What the engine asks of a backend for one KV group. `page_size` is None while it is still open."""
+
+    phases: frozenset[Phase]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    q_dtype: str
+    kv_dtype: str
+    page_size: int | None
+    contiguous: bool
+    features: frozenset[Feature]
+    max_rows: int
+    max_seq_len: int
+
+
+@frozen(kw_only=True, eq=False)
+class AttentionContext:
+    """All that a backend is built from. Two contexts share nothing, so two engines live in one process.
+
+    pools: layer -> [pages, 2, page_size, kv_heads, head_dim]; `[:, 0]` holds keys and `[:, 1]` values
+    """
+
+    query: AttentionQuery
+    capabilities: AttentionCapabilities
+    device: torch.device
+    page_size: int
+    pools: Mapping[int, Tensor]
+    max_tokens: int
+    options: Any
+
+
+@frozen(kw_only=True, eq=False)
+class AttentionStep:
+    """The rows of one step that a backend serves, in batch order. Decode steps have one query token in each row.
+
+    query_start: [rows + 1] int32        context_lens: [rows] int32, with this step's tokens
+    page_tables: one a KV group, [rows, max_pages] int32; entries past a row's last page are 0 (the dummy page)
+    host_query_lens, host_context_lens: [rows] int32 numpy, known without asking the device
+    """
+
+    phase: Phase
+    query_start: Tensor
+    context_lens: Tensor
+    page_tables: tuple[Tensor, ...]
+    host_query_lens: np.ndarray
+    host_context_lens: np.ndarray
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the step has."""
+        return len(self.host_query_lens)
+
+    @property
+    def max_query_len(self) -> int:
+        """The longest row's query tokens."""
+        return int(self.host_query_lens.max(initial=0))
+
+    @property
+    def max_context_len(self) -> int:
+        """The longest row's context, this step's tokens included."""
+        return int(self.host_context_lens.max(initial=0))
+
+
+@frozen(kw_only=True, eq=False)
+class LayerInfo:
+    """What a backend must know of the layer it serves.
+
+    `window` is the number of latest tokens a query sees, itself included (None = all); `softcap` is 0 for none.
+    sinks: [heads] float32 or None
+    """
+
+    index: int
+    group: int
+    scale: float
+    window: int | None = None
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+
+class AttentionBackend(ABC):
+    """Attention over the pool, for the phases its spec names."""
+
+    @abstractmethod
+    def __init__(self, context: AttentionContext) -> None:
+        """Allocate what the backend needs for steps up to `context.max_tokens` tokens."""
+
+    @abstractmethod
+    def plan(self, step: AttentionStep) -> Any:
+        """What `forward` needs for every layer of the step; made on the host, never reads the device."""
+
+    @abstractmethod
+    def forward(self, q: Tensor, layer: LayerInfo, plan: Any, out: Tensor, lse: Tensor | None = None) -> None:
+        """Write causal attention of the step's queries over their rows' pages to `out`: no sync, no device-to-host read.
+
+        q: [tokens, heads, head_dim]
+        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm, only with Feature.LSE
+        """
+
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """Bytes of device memory that the backend holds for itself."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the backend holds. It is not used afterwards."""
+
+    def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
+        """Allocate static buffers for graphs of these batch sizes. Called only when `graph` is above NEVER."""
+        raise TypeError(f"{type(self).__name__} declares graph support but has no graph_init")
+
+    def graph_plan(self, bucket: int, step: AttentionStep) -> Any:
+        """A plan bound to the static buffers of `bucket`."""
+        raise TypeError(f"{type(self).__name__} declares graph support but has no graph_plan")
+
+    def graph_update(self, plan: Any, step: AttentionStep) -> None:
+        """Bring a bound plan up to date in place, at the same addresses, before a replay."""
+        raise TypeError(f"{type(self).__name__} declares graph support but has no graph_update")

@@ -1,0 +1,74 @@
+"""The tensors of one step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@frozen(kw_only=True, eq=False)
+class Sampling:
+    """How the rows with logits are sampled, one entry a logit position; None where no row of the step needs it.
+
+    temperature, top_p, min_p: [n] float32         top_k: [n] int64, vocab for off       seeds, positions: [n] int64
+    repetition, presence, frequency: [n] float32   history: [n, max_len] int64 tokens    history_lens, prompt_lens: [n] int64
+    banned: [n, vocab] bool, tokens that may not be sampled       bias: [n, vocab] float32 added to the logits
+    targets: [n] int64, the token whose log-probability is reported; -1 for the sampled one
+    `top_logprobs` is the most alternatives that any row asks for; -1 when none asks for log-probabilities.
+    """
+
+    temperature: Tensor | None = None
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+    seeds: Tensor | None = None
+    positions: Tensor | None = None
+    repetition: Tensor | None = None
+    presence: Tensor | None = None
+    frequency: Tensor | None = None
+    history: Tensor | None = None
+    history_lens: Tensor | None = None
+    prompt_lens: Tensor | None = None
+    banned: Tensor | None = None
+    bias: Tensor | None = None
+    targets: Tensor | None = None
+    top_logprobs: int = -1
+
+
+@frozen(kw_only=True, eq=False)
+class Sample:
+    """What was sampled at each logit position.
+
+    tokens: [n] int64     healthy: [n] bool, False where the logits held NaN or only infinities
+    logprobs: [n] float32 of the tokens; top_ids, top_logprobs: [n, k]; None when nobody asked
+    """
+
+    tokens: Tensor
+    healthy: Tensor
+    logprobs: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_logprobs: Tensor | None = None
+
+
+@frozen(kw_only=True, eq=False)
+class Batch:
+    """One step's tokens, flat over its rows.
+
+    tokens, positions: [tokens] int64
+    slots: one a KV group, [tokens] int64, where each token's keys and values go (page * page_size + offset)
+    pools: one a layer, [pages, 2, page_size, kv_heads, head_dim]
+    rows: [tokens] int64, the seat each token belongs to
+    logit_indices: [n] int64, which tokens' hidden states are scored; None when that is every token in order
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: tuple[Tensor, ...]
+    pools: tuple[Tensor, ...]
+    rows: Tensor
+    logit_indices: Tensor | None
+    sampling: Sampling

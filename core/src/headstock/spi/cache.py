@@ -1,0 +1,128 @@
+"""Cache policies: which pages of finished or running requests a new request may share. They never see tensors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from headstock.spi.plugin import PluginSpec
+from headstock.spi.sets import IntSet
+
+Ints = np.ndarray
+
+
+@frozen(kw_only=True)
+class CacheCapabilities:
+    """What a policy can do. `kinds` are the kinds of KV group it may index ("full"); `reuse` is whether it ever shares."""
+
+    page_sizes: IntSet
+    kinds: frozenset[str]
+    reuse: bool
+
+
+@frozen(kw_only=True)
+class CacheSpec(PluginSpec):
+    """A cache policy as its entry point returns it; `implementation` names a `CachePolicy`."""
+
+    capabilities: CacheCapabilities
+
+
+@frozen(eq=False)
+class Match:
+    """A prefix found in the index: its pages in order, and the handle that stands for its end.
+
+    pages: [n] int32
+    """
+
+    pages: Ints
+    handle: Any
+
+
+@frozen(eq=False)
+class Inserted:
+    """What became of an insertion: for each page given, the page that now stands for its tokens, and the new end.
+
+    canonical: [n] int32; differs from the page given where the index already held the same tokens
+    """
+
+    canonical: Ints
+    handle: Any
+
+
+@frozen(kw_only=True)
+class CacheStats:
+    """Counts of an index, in pages and tokens."""
+
+    pages: int
+    held: int
+    hit_tokens: int = 0
+    evicted_pages: int = 0
+
+
+class CachePolicy(ABC):
+    """Policy over an index that it alone understands.
+
+    The index is an *owned value*: core passes it in, the policy may write it in place, and core keeps no older one. Whoever holds a
+    handle keeps all pages from the root to that handle from being evicted. `namespace` keeps tenants apart:
+    tokens of one namespace are never matched in another. Handles are opaque to core.
+    """
+
+    @abstractmethod
+    def __init__(self, page_size: int, options: Any = None) -> None:
+        """A policy for pages of `page_size` tokens."""
+
+    @abstractmethod
+    def new(self) -> Any:
+        """An empty index."""
+
+    @abstractmethod
+    def match(self, index: Any, tokens: Ints, namespace: str) -> Match:
+        """The longest indexed page-aligned true prefix of `tokens`; changes nothing that a caller can see.
+
+        tokens: [n] int32
+        """
+
+    @abstractmethod
+    def hold(self, index: Any, handle: Any) -> None:
+        """Keep the pages up to `handle` from eviction until they are released as many times."""
+
+    @abstractmethod
+    def release(self, index: Any, handle: Any) -> None:
+        """Undo one hold of `handle`."""
+
+    @abstractmethod
+    def insert(self, index: Any, handle: Any, tokens: Ints, pages: Ints, namespace: str) -> Inserted:
+        """Index whole pages that follow `handle` (None: the root); the hold on `handle` moves to the new handle.
+
+        tokens: [n * page_size] int32    pages: [n] int32
+        """
+
+    @abstractmethod
+    def evict(self, index: Any, count: int) -> Ints:
+        """Drop up to `count` unheld pages, oldest use first, and return them; O(evicted log n).
+
+        returns: [at most count] int32
+        """
+
+    @abstractmethod
+    def evictable(self, index: Any) -> int:
+        """How many pages `evict` could return now; O(1)."""
+
+    @abstractmethod
+    def reset(self, index: Any) -> Ints:
+        """Drop every unheld page and return them all."""
+
+    @abstractmethod
+    def stats(self, index: Any) -> CacheStats:
+        """The counts of the index."""
+
+    @abstractmethod
+    def check(self, index: Any) -> None:
+        """Raise AssertionError with a reason when the index contradicts itself. For tests and --debug-invariants."""
+
+    @abstractmethod
+    def pages(self, index: Any) -> Ints:
+        """Every page the index holds, in no order. For invariants and pictures; O(pages)."""

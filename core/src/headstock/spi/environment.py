@@ -1,0 +1,59 @@
+"""The machine as plugins see it: plain data, so that a recorded description of another machine does as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+
+@frozen(kw_only=True)
+class DeviceEnv:
+    """A device and the software around it.
+
+    `capability` is CUDA's (major, minor), None elsewhere; `memory_bytes` is the device's total;
+    `distributions` maps the names of installed distributions to versions.
+    """
+
+    device: str
+    capability: tuple[int, int] | None = None
+    name: str = ""
+    memory_bytes: int = 0
+    torch: str = ""
+    cuda: str | None = None
+    distributions: Mapping[str, str] = field(factory=dict)
+
+    def __str__(self) -> str:
+        if self.capability is None:
+            return self.device
+        return f"{self.device} sm_{self.capability[0]}{self.capability[1]}"
+
+
+@frozen
+class DeviceRange:
+    """A kind of device, and for CUDA the compute capabilities served, both ends included."""
+
+    device: str
+    lowest: tuple[int, int] | None = None
+    highest: tuple[int, int] | None = None
+
+    def __contains__(self, env: DeviceEnv) -> bool:
+        if env.device != self.device:
+            return False
+        if env.capability is None:
+            return self.lowest is None
+        return (self.lowest is None or env.capability >= self.lowest) and (
+            self.highest is None or env.capability <= self.highest
+        )
+
+    def __str__(self) -> str:
+        if self.lowest is None and self.highest is None:
+            return self.device
+        low, high = (f"sm_{c[0]}{c[1]}" if c else "" for c in (self.lowest, self.highest))
+        return (
+            f"{self.device} {low} to {high}"
+            if low and high
+            else f"{self.device} from {low}"
+            if low
+            else f"{self.device} up to {high}"
+        )

@@ -1,0 +1,109 @@
+"""Operations in two tiers: the decoder calls the coarse one, whose defaults are made of the fine one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from headstock.spi.environment import DeviceRange
+from headstock.spi.plugin import PluginSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from headstock.spi.batch import Batch, Sample, Sampling
+    from headstock.spi.model import LayerConfig, ModelConfig
+
+
+@frozen(kw_only=True, eq=False)
+class Weight:
+    """One parameter: a tensor, or packed values with their scales; `bias` goes with a linear map.
+
+    tensor: as its ParamSpec says    scales: None, or as the packing defines    bias: [out] or None
+    """
+
+    tensor: Tensor
+    scales: Tensor | None = None
+    bias: Tensor | None = None
+
+
+Params = Mapping[str, Weight]
+
+Stream = Any
+"""The residual stream: whatever `embed` returned. A model only hands it on, so an ops plugin may keep parts of a sum apart in it."""
+
+
+@frozen(kw_only=True)
+class OpsCapabilities:
+    """Where the operations run and on which weight dtypes (torch names)."""
+
+    devices: tuple[DeviceRange, ...]
+    dtypes: frozenset[str]
+
+
+@frozen(kw_only=True)
+class OpsSpec(PluginSpec):
+    """A set of operations as its entry point returns it; `implementation` names an `Ops`."""
+
+    capabilities: OpsCapabilities
+
+
+class Ops(ABC):
+    """The operations of a decoder. The torch set is their meaning; every other set must agree with it.
+
+    Parameter names used by the coarse tier, after a layer's prefix: attn_norm, qkv, q_norm, k_norm, attn_out, mlp_norm, gate_up, down,
+    router, experts_gate_up, experts_down; outside layers: embed, norm, lm_head, rope.
+    """
+
+    @abstractmethod
+    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
+        """The stream at the batch's tokens."""
+
+    @abstractmethod
+    def attn_in(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Tensor:
+        """Queries of the layer: norm, qkv projection, optional q- and k-norm, rope.
+
+        returns: [tokens, heads, head_dim]
+        writes: keys and values to batch.pools[layer.index] at batch.slots[layer.group]
+        """
+
+    @abstractmethod
+    def attn_out(
+        self, x: Stream, attention: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
+        """The stream with the projected attention added.   attention: [tokens, heads, head_dim]"""
+
+    @abstractmethod
+    def mlp(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Stream:
+        """The stream with the layer's feed-forward part added (norm, gate-up, activation, down)."""
+
+    @abstractmethod
+    def moe(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Stream:
+        """The stream with the layer's mixture of experts added."""
+
+    @abstractmethod
+    def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+        """The normalized hidden states.   returns: [tokens, hidden]"""
+
+    @abstractmethod
+    def lm_head(self, params: Params, config: ModelConfig, hidden: Tensor) -> Tensor:
+        """Scores.   hidden: [n, hidden]    returns: [n, vocab] float32"""
+
+    @abstractmethod
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        """One token for each row of `logits` [n, vocab] float32, which may be written."""
+
+    def lm_head_sample(self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling) -> Sample:
+        """Tokens sampled from the scores of `hidden` [n, hidden]."""
+        return self.sample(self.lm_head(params, config, hidden), sampling)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of `x` over ranks (itself on one rank)."""
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """`x` of all ranks, joined on the last dimension (itself on one rank)."""
+        return x

@@ -1,0 +1,58 @@
+"""What every plugin says of itself before any of its own code runs."""
+
+from __future__ import annotations
+
+import re
+
+from attrs import field, frozen
+
+from headstock.spi.versions import SpiRange
+
+NAME = re.compile(r"[a-z][a-z0-9_-]*")
+"""What a plugin may be called (a model is named by its architecture instead)."""
+
+
+def check_path(instance: object, attribute: object, value: str) -> None:
+    """Raise ValueError unless `value` reads `package.module:attribute`."""
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+        raise ValueError(f"wanted a dotted path like 'package.module:Name', got {value!r}")
+
+
+@frozen(kw_only=True)
+class Require:
+    """A distribution that a plugin needs at run time.
+
+    `import_name` is looked up without importing it; `version` is a PEP 440 specifier ("" = any); `hint` is the command that helps.
+    With `any_of`, one of those is enough and the fields beside it describe the need as a whole.
+    """
+
+    import_name: str
+    distribution: str
+    version: str = ""
+    hint: str = ""
+    any_of: tuple[Require, ...] = ()
+
+
+@frozen(kw_only=True)
+class Rejection:
+    """One reason why a plugin cannot serve here: a short stable code, what is the matter, and the next move."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+@frozen(kw_only=True)
+class PluginSpec:
+    """The fields that all kinds of plugin share. Making one must import neither torch nor a kernel library.
+
+    `implementation` is the dotted path (`package.module:Name`) that is imported only when the plugin is chosen;
+    `options` that of an attrs class whose fields are the plugin's own options (`--opt name.field=value`).
+    """
+
+    name: str
+    spi: SpiRange
+    summary: str
+    implementation: str = field(validator=check_path)
+    requires: tuple[Require, ...] = ()
+    options: str | None = None

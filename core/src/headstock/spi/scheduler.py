@@ -1,0 +1,68 @@
+"""Scheduler plugins: one pure function from what is visible to what should run next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from attrs import frozen
+
+from headstock.spi.plugin import PluginSpec
+
+Ints = np.ndarray
+
+NONE: Ints = np.zeros(0, np.int32)
+NONE.flags.writeable = False
+
+
+@frozen(kw_only=True, eq=False)
+class View:
+    """What `choose` may look at. All arrays are read-only; the first six have one entry for each running row.
+
+    rows: the row's seat               want: tokens it would like computed (0: waits for a token in flight)
+    computed: tokens already computed  rank: place among running rows, 0 = highest (priority, then arrival)
+    idle: steps since it last ran      decoding: whether its prompt is done
+    waiting_lengths, waiting_priorities: one entry for each of the first `budget.free_rows` waiting requests, in queue order
+    """
+
+    rows: Ints
+    want: Ints
+    computed: Ints
+    rank: Ints
+    idle: Ints
+    decoding: Ints
+    waiting_lengths: Ints
+    waiting_priorities: Ints
+
+
+@frozen(kw_only=True)
+class Budget:
+    """The limits of one step: tokens, seats and pages (free or evictable), and the size of a page."""
+
+    tokens: int
+    free_rows: int
+    pages: int
+    page_size: int
+
+
+@frozen(kw_only=True, eq=False)
+class Choice:
+    """What to run.
+
+    rows, counts: running rows in order of preference, and how many of the wanted tokens each may compute
+    admit: positions in the waiting view, ascending, to seat now; they share what the counts leave of the token budget
+    victims: running rows to preempt whatever the pressure (core picks its own when pages run out)
+    """
+
+    rows: Ints
+    counts: Ints
+    admit: Ints = NONE
+    victims: Ints = NONE
+
+
+Choose = Callable[[View, Budget], Choice]
+
+
+@frozen(kw_only=True)
+class SchedulerSpec(PluginSpec):
+    """A scheduler as its entry point returns it; `implementation` names a pure `choose(view, budget) -> Choice`."""

@@ -1,0 +1,48 @@
+"""The versions of the contract, one small semver for each kind of plugin, and the range a plugin states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from attrs import field, frozen
+from attrs.validators import ge, instance_of
+
+SPI: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "attention": (0, 1),
+        "cache": (0, 1),
+        "scheduler": (0, 1),
+        "runner": (0, 1),
+        "ops": (0, 1),
+        "model": (0, 1),
+        "checkpoint": (0, 1),
+        "executor": (0, 1),
+        "command": (0, 1),
+    }
+)
+"""Kind of plugin -> (major, minor) that this core offers. The entry-point group of a kind is `headstock.KIND`."""
+
+RESERVED = ("grammar", "tools", "quant", "proposer", "weights")
+"""Kinds whose group names are taken for later and must not be used by anyone else."""
+
+
+@frozen
+class SpiRange:
+    """The versions of one kind's contract that a plugin works with: the same major, at least this minor.
+
+    While the major is 0 a new minor may break, so there the minor must be equal.
+    """
+
+    major: int = field(validator=[instance_of(int), ge(0)])
+    minor: int = field(validator=[instance_of(int), ge(0)])
+
+    def accepts(self, offered: tuple[int, int]) -> bool:
+        """Whether a core that offers `offered` can use the plugin."""
+        major, minor = offered
+        return major == self.major and (minor == self.minor if major == 0 else minor >= self.minor)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.major}.{self.minor}" if self.major == 0 else f"{self.major}.{self.minor} or a later {self.major}.x"
+        )
