@@ -1,0 +1,1 @@
+"""The cache policy `naive`: nothing is kept."""

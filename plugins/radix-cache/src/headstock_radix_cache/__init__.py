@@ -1,0 +1,1 @@
+"""The cache policy `radix`: common prefixes are shared page by page."""

@@ -1,0 +1,61 @@
+"""What must be true of an index, and of the arguments that a caller passes with it."""
+
+from __future__ import annotations
+
+from headstock.spi.cache import Ints
+
+from headstock_radix_cache.tree import Index, Node
+
+
+def locked_children(node: Node) -> int:
+    """How many of a node's children are locked."""
+    return sum(child.refs > 0 for child in node.children.values())
+
+
+def check_handle(handle: Node, held: bool) -> None:
+    """Raise AssertionError unless the handle is indexed and, when asked, someone holds it."""
+    assert handle.parent is not None, f"the handle's page {handle.page} was evicted: hold a match before evicting"
+    assert not held or handle.refs > locked_children(handle), f"nobody holds the handle of page {handle.page}"
+
+
+def check_insert(index: Index, handle: Node | None, tokens: Ints, pages: Ints, page_size: int) -> None:
+    """Raise AssertionError unless the pages are whole, new or already in their place, and the handle is held."""
+    if handle is not None:
+        check_handle(handle, held=True)
+    assert tokens.dtype == "int32", f"wanted int32 tokens, got {tokens.dtype}"
+    assert len(tokens) == len(pages) * page_size, f"{len(pages)} pages of {page_size} do not take {len(tokens)} tokens"
+    given = pages.tolist()
+    assert len(set(given)) == len(given), f"a page is given twice: {given}"
+    assert min(given, default=1) > 0, f"page {min(given)} is not a page of the pool"
+    dropped = set(given).intersection(index.dropped)
+    assert not dropped, f"pages {sorted(dropped)} are in the index already, waiting to be evicted"
+
+
+def check_index(index: Index, page_size: int) -> None:
+    """Raise AssertionError with a reason when the index contradicts itself; O(pages)."""
+    nodes = list(index.nodes())
+    pages = [node.page for node in nodes] + index.dropped
+    assert len(nodes) == index.size, f"{len(nodes)} nodes but size {index.size}"
+    assert len(set(pages)) == len(pages), "a page is indexed twice"
+    assert min(pages, default=1) > 0, "the dummy page is indexed"
+    for root in index.roots.values():
+        assert root.refs == 1 + locked_children(root), (
+            f"{root!r} is a root with {locked_children(root)} locked children"
+        )
+    for node in nodes:
+        assert node.parent is not None and node.parent.children[node.key] is node, f"{node!r} hangs in the wrong place"
+        assert node.depth == node.parent.depth + 1, f"{node!r} has a parent of depth {node.parent.depth}"
+        assert len(node.key) == page_size * 4, f"{node!r} stands for {len(node.key) // 4} tokens, not {page_size}"
+        assert node.refs >= locked_children(node), f"{node!r} has {locked_children(node)} locked children"
+        assert (node in index.idle) == (node.refs == 0), f"{node!r} is idle exactly when nothing refers to it"
+    check_order(index, set(nodes))
+
+
+def check_order(index: Index, nodes: set[Node]) -> None:
+    """Raise AssertionError unless eviction in order takes leaves only, and every noted end is indexed."""
+    seen: set[Node] = set()
+    for node in index.idle:
+        assert node in nodes, f"{node!r} is idle but not in the tree"
+        assert seen.issuperset(node.children.values()), f"{node!r} would be evicted before its children"
+        seen.add(node)
+    assert nodes.issuperset(index.ends), "a prefix ends at a node that is not in the tree"

@@ -1,0 +1,17 @@
+"""What `radix` says of itself."""
+
+from __future__ import annotations
+
+from headstock.spi import CacheCapabilities, CacheSpec, IntSet, SpiRange
+
+
+def spec() -> CacheSpec:
+    """The spec of `radix`: any page size, groups with full attention, reuse."""
+    return CacheSpec(
+        name="radix",
+        spi=SpiRange(0, 1),
+        summary="shares common prefixes page by page, evicts the least recently used",
+        implementation="headstock_radix_cache.policy:RadixCache",
+        options="headstock_radix_cache.options:RadixOptions",
+        capabilities=CacheCapabilities(page_sizes=IntSet.all(), kinds=frozenset({"full"}), reuse=True),
+    )

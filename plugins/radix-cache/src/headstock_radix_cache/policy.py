@@ -1,0 +1,141 @@
+"""The prefix tree as a cache policy. A handle is the node at the end of a prefix; None stands for the empty prefix."""
+
+from __future__ import annotations
+
+import numpy as np
+from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Ints, Match
+
+from headstock_radix_cache.check import check_handle, check_index, check_insert
+from headstock_radix_cache.options import RadixOptions
+from headstock_radix_cache.tree import Index, Node
+
+
+class RadixCache(CachePolicy):
+    """Full pages are shared by all requests of a namespace that begin with the same tokens.
+
+    A page's last use is the latest moment at which a hold protected it. Pages idle since longest are evicted first.
+    """
+
+    def __init__(self, page_size: int, options: RadixOptions | None = None) -> None:
+        """A policy for pages of `page_size` tokens."""
+        options = options or RadixOptions()
+        self.page_size = page_size
+        self.max_prefixes = options.max_prefixes
+        self.debug = options.debug
+
+    def new(self) -> Index:
+        """An empty index."""
+        return Index()
+
+    def match(self, index: Index, tokens: Ints, namespace: str) -> Match:
+        """The longest indexed page-aligned true prefix of `tokens`; O(pages found).
+
+        tokens: [n] int32
+        """
+        root = node = index.roots.get(namespace)
+        pages: list[int] = []
+        if root is not None and self.max_prefixes != 0:
+            data = tokens.tobytes()
+            width = self.page_size * tokens.itemsize
+            for start in range(0, len(data) - width + 1, width):
+                child = node.children.get(data[start : start + width])
+                if child is None:
+                    break
+                node = child
+                pages.append(node.page)
+        return Match(np.array(pages, np.int32), node if pages else None)
+
+    def hold(self, index: Index, handle: Node | None) -> None:
+        """Keep the pages up to `handle` from eviction; O(1) when they are held already, else O(pages that become held)."""
+        if handle is None:
+            return
+        check_handle(handle, held=False)
+        index.version += 1
+        index.hit_pages += handle.depth
+        index.lock(handle)
+
+    def release(self, index: Index, handle: Node | None) -> None:
+        """Undo one hold; O(pages that nobody holds any more), which become the most recently used."""
+        if handle is None:
+            return
+        if self.debug:
+            check_handle(handle, held=True)
+        index.version += 1
+        index.unlock(handle)
+        if self.max_prefixes is not None:
+            index.end(handle, self.max_prefixes)
+
+    def insert(self, index: Index, handle: Node | None, tokens: Ints, pages: Ints, namespace: str) -> Inserted:
+        """Index whole pages that follow `handle`; the hold moves along. O(1) a page; new pages are the caller's own array.
+
+        tokens: [n * page_size] int32    pages: [n] int32
+        """
+        if self.debug:
+            check_insert(index, handle, tokens, pages, self.page_size)
+        if handle is None:
+            if not len(pages):
+                return Inserted(pages, None)
+            node = index.root(namespace)
+            node.refs += 1
+        else:
+            node = handle
+        index.version += 1
+        data = tokens.tobytes()
+        width = self.page_size * tokens.itemsize
+        start = 0
+        given = pages.tolist()
+        canonical: list[int] = []
+        for page in given:
+            key = data[start : start + width]
+            start += width
+            child = node.children.get(key)
+            if child is None:
+                child = node.children[key] = Node(page, node, key, node.depth + 1)
+                index.size += 1
+            elif child.refs:
+                child.refs += 1
+                node.refs -= 1
+            else:
+                child.refs = 1
+                del index.idle[child]
+            canonical.append(child.page)
+            node = child
+        return Inserted(pages if canonical == given else np.array(canonical, np.int32), node)
+
+    def evict(self, index: Index, count: int) -> Ints:
+        """Drop up to `count` unheld pages, least recently used first, deepest first; O(count).
+
+        returns: [at most count] int32
+        """
+        index.version += 1
+        count = min(max(count, 0), self.evictable(index))
+        pages = index.dropped[:count]
+        del index.dropped[:count]
+        pages += [index.pop_oldest() for _ in range(count - len(pages))]
+        index.evicted += count
+        return np.array(pages, np.int32)
+
+    def evictable(self, index: Index) -> int:
+        """How many pages nobody holds; O(1)."""
+        return len(index.idle) + len(index.dropped)
+
+    def reset(self, index: Index) -> Ints:
+        """Drop every unheld page and return them all."""
+        return self.evict(index, self.evictable(index))
+
+    def stats(self, index: Index) -> CacheStats:
+        """The counts of the index; `hit_tokens` are those of every hold on a match."""
+        return CacheStats(
+            pages=index.size + len(index.dropped),
+            held=index.size - len(index.idle),
+            hit_tokens=index.hit_pages * self.page_size,
+            evicted_pages=index.evicted,
+        )
+
+    def check(self, index: Index) -> None:
+        """Raise AssertionError with a reason when the index contradicts itself; O(pages)."""
+        check_index(index, self.page_size)
+
+    def pages(self, index: Index) -> Ints:
+        """Every page the index holds, in no order; O(pages)."""
+        return np.array([node.page for node in index.nodes()] + index.dropped, np.int32)

@@ -1,0 +1,116 @@
+"""A prefix tree with one node a page, and the order in which its pages may be evicted.
+
+A node is *locked* while a hold protects it: its own, or one below it. `refs` counts the own holds plus the locked children, so a
+node is locked exactly when `refs > 0`. A hold that moves from a node to a new child leaves the node's `refs` as it is (one hold
+fewer, one locked child more), which makes indexing a page as it fills O(1).
+
+`idle` lists the unlocked nodes in the order in which they were unlocked, which is the order of last use. A node is unlocked only
+after all its children, so its children stand before it: the first idle node is always a leaf, and eviction needs no search.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+
+class Node:
+    """One indexed page. Its path from the root spells the tokens up to and including the page."""
+
+    __slots__ = ("children", "depth", "key", "page", "parent", "refs")
+
+    def __init__(self, page: int, parent: Node | None, key: bytes, depth: int) -> None:
+        self.page = page
+        self.parent = parent  # None: a root, or no longer indexed
+        self.key = key  # the page's own tokens
+        self.depth = depth  # pages from the root to here
+        self.refs = 1
+        self.children: dict[bytes, Node] = {}
+
+    def __repr__(self) -> str:
+        return f"Node(page={self.page}, depth={self.depth}, refs={self.refs})"
+
+
+class Index:
+    """The tree of each namespace, and what may be evicted. Written in place; `version` goes up with each change.
+
+    `ends` are the last nodes of released prefixes, oldest first; kept only when their number is limited.
+    `dropped` are pages of prefixes beyond that limit: never matched again, waiting to be collected by `evict`.
+    """
+
+    __slots__ = ("dropped", "ends", "evicted", "hit_pages", "idle", "roots", "size", "version")
+
+    def __init__(self) -> None:
+        self.roots: dict[str, Node] = {}
+        self.idle: OrderedDict[Node, None] = OrderedDict()
+        self.ends: OrderedDict[Node, None] = OrderedDict()
+        self.dropped: list[int] = []
+        self.size = 0  # pages in the trees
+        self.evicted = 0
+        self.hit_pages = 0
+        self.version = 0
+
+    def root(self, namespace: str) -> Node:
+        """The root of a namespace, made when missing. It stands for no page and is locked for ever."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(-1, None, b"", 0)
+        return root
+
+    def lock(self, node: Node) -> None:
+        """Add a hold; O(1) on a locked node, else one step for each node that becomes locked."""
+        while True:
+            node.refs += 1
+            if node.refs > 1 or node.parent is None:
+                return
+            del self.idle[node]
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """Take a hold away; one step for each node that becomes idle."""
+        node.refs -= 1
+        while node.refs == 0 and node.parent is not None:
+            self.idle[node] = None
+            node = node.parent
+            node.refs -= 1
+
+    def remove(self, node: Node) -> int:
+        """Cut an unlocked leaf off and return its page."""
+        parent = node.parent
+        assert parent is not None and not node.children and node.refs == 0, node
+        del parent.children[node.key]
+        node.parent = None
+        self.size -= 1
+        return node.page
+
+    def pop_oldest(self) -> int:
+        """Cut off the leaf that was used least recently and return its page."""
+        node = self.idle.popitem(last=False)[0]
+        parent = node.parent
+        if node in self.ends:
+            # What is left of the prefix still counts as one, and is now the oldest.
+            del self.ends[node]
+            if parent is not None and parent.depth and parent not in self.ends:
+                self.ends[parent] = None
+                self.ends.move_to_end(parent, last=False)
+        return self.remove(node)
+
+    def end(self, node: Node, limit: int) -> None:
+        """Note that a prefix ended at `node`, and drop the oldest ones beyond `limit`, up to where others share them."""
+        self.ends[node] = None
+        self.ends.move_to_end(node)
+        while len(self.ends) > limit:
+            oldest = self.ends.popitem(last=False)[0]
+            while oldest.parent is not None and not oldest.refs and not oldest.children and oldest not in self.ends:
+                parent = oldest.parent
+                del self.idle[oldest]
+                self.dropped.append(self.remove(oldest))
+                oldest = parent
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents before their children."""
+        stack = [child for root in self.roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
