@@ -1,0 +1,289 @@
+"""The configuration of an engine: what was asked for, before a machine and a model have their say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import Factory, frozen
+
+from headstock.config.kinds import Choice, Integer, Number, Switch, Text, Texts
+from headstock.config.rules import DEFAULT_MEMORY_RATIO, check_lengths, check_pool_sizes
+from headstock.config.setting import setting
+
+DEFAULT_RUNNING = 256
+
+DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+FP8 = {"fp8": "fp8_e4m3", "f8e4m3": "fp8_e4m3"}
+LEVELS = {"warn": "WARNING", "WARN": "WARNING"}
+
+VLLM_RATIO = "a share of the memory free before loading; vLLM's flag means a share of the device's total memory"
+SGLANG_TOKENS = "the tokens computed in one step; SGLang's flag means the pool's size in tokens"
+VLLM_SEQS = "the most running requests, as in vLLM; Hetero-Paged-Infer's flag counts the waiting ones too"
+GRAPH_BATCH = "the largest batch size that gets a CUDA graph, 0 for none; it is no on/off switch"
+
+NAME = Text(pattern=r"[^\s,]+", rule="must be one name without spaces or commas", form="NAME")
+ATTN = Text(
+    pattern=r"[^\s,]+(,[^\s,]+)?", rule="must be one name, or two as PREFILL,DECODE (one comma at most)", form="P[,D]"
+)
+OPTION = Text(pattern=r"(?s)[^\s.=]+\.[^\s.=]+=.*", rule="must read NAME.FIELD=VALUE", form="NAME.FIELD=VALUE")
+
+
+@frozen(kw_only=True)
+class EngineConfig:
+    """An engine as asked for. Values are checked one by one and against each other; plugins and model check theirs later.
+
+    raises: UsageError naming the flag, the value and the rule
+    """
+
+    model: str = setting(
+        "--model",
+        Text(form="NAME|DIR|HUB-ID"),
+        "demo",
+        "an installed checkpoint's name, a directory in Hugging Face layout, or a hub id",
+        aliases=("--model-path", "-m"),
+        default_text="demo, the bundled checkpoint",
+        group="model",
+    )
+    dtype: str = setting(
+        "--dtype",
+        Choice(names=("auto", "float32", "bfloat16", "float16"), spellings=DTYPES),
+        "auto",
+        "type of weights and activations; auto: float32 on a CPU, on CUDA the checkpoint's own (float32 becomes float16)",
+        group="model",
+    )
+    device: str = setting(
+        "--device",
+        Choice(names=("auto", "cpu", "cuda")),
+        "auto",
+        "where to run; auto: CUDA when there is one",
+        group="model",
+    )
+    load_format: str = setting(
+        "--load-format",
+        Choice(names=("auto", "dummy")),
+        "auto",
+        "dummy: random weights of the right shapes",
+        group="model",
+    )
+    max_seq_len: int | None = setting(
+        "--max-seq-len",
+        Integer(least=1, word="auto"),
+        None,
+        "most tokens of a request, prompt and output together",
+        aliases=("--max-seq-len-override", "--max-model-len"),
+        default_text="from the model, cut to what the pool can hold",
+        group="model",
+    )
+    attn: str = setting(
+        "--attn",
+        ATTN,
+        "auto",
+        "attention backend for both phases, or one for prefill and one for decode",
+        aliases=("--attention-backend",),
+        default_text="auto: the first of the device's list that can run",
+        group="parts",
+    )
+    cache_type: str = setting(
+        "--cache-type", NAME, "radix", "policy for reusing the KV pages of prompts", group="parts"
+    )
+    scheduler: str = setting("--scheduler", NAME, "mixed", "what runs next", group="parts")
+    runner: str = setting(
+        "--runner",
+        NAME,
+        "auto",
+        "how a step is launched",
+        default_text="auto: cudagraph where the decode backend supports it, else eager",
+        group="parts",
+    )
+    ops: str = setting("--ops", NAME, "auto", "kernels of the decoder's parts", group="parts")
+    executor: str = setting("--executor", NAME, "inline", "where steps are carried out", group="parts")
+    opt: tuple[str, ...] = setting(
+        "--opt",
+        Texts(each=OPTION),
+        (),
+        "an option of one plugin, such as fa.num_splits=4",
+        default_text="none",
+        group="parts",
+    )
+    page_size: int | str = setting(
+        "--page-size",
+        Integer(least=1, word="auto", unset="auto"),
+        "auto",
+        "tokens in a page of KV storage",
+        aliases=("--block-size", "--pa-block-size"),
+        default_text="auto: 64 on CUDA, 16 on a CPU, within what the chosen plugins allow",
+        group="memory",
+    )
+    page_size_or_less: bool = setting(
+        "--page-size-or-less",
+        Switch(),
+        False,
+        "take the largest page size up to --page-size that the plugins allow, in place of an error",
+        negative="--no-page-size-or-less",
+        group="memory",
+    )
+    num_pages: int | None = setting(
+        "--num-pages",
+        Integer(least=1, word="auto"),
+        None,
+        "usable pages of the KV pool (the dummy page is not counted)",
+        aliases=("--max-num-blocks",),
+        default_text="from memory",
+        group="memory",
+    )
+    memory_ratio: float = setting(
+        "--memory-ratio",
+        Number(least=0.0, most=1.0, above=True, rule="must be above 0.0 and at most 1.0"),
+        DEFAULT_MEMORY_RATIO,
+        "share of the memory free before loading that weights, KV pool and workspaces may take together",
+        aliases={"--pa-memory-fraction": "", "--gpu-memory-utilization": VLLM_RATIO},
+        group="memory",
+    )
+    kv_memory_mb: int | None = setting(
+        "--kv-memory-mb",
+        Integer(least=1, word="auto"),
+        None,
+        "size of the KV pool in MiB, the dummy page included",
+        aliases=("--pa-memory-mb",),
+        default_text="unset",
+        group="memory",
+    )
+    kv_context_len: int | None = setting(
+        "--kv-context-len",
+        Integer(least=1, word="auto"),
+        None,
+        "tokens that the KV pool must hold",
+        aliases=("--pa-context-len",),
+        default_text="unset",
+        group="memory",
+    )
+    kv_dtype: str = setting(
+        "--kv-dtype",
+        Choice(names=("auto", "float32", "bfloat16", "float16", "fp8_e4m3"), spellings=DTYPES | FP8),
+        "auto",
+        "type of keys and values in the pool; auto: the model's",
+        aliases=("--pa-cache-type",),
+        group="memory",
+    )
+    paged_attn: str = setting(
+        "--paged-attn",
+        Choice(names=("auto", "on", "off")),
+        "auto",
+        "off: one contiguous region for each sequence, sized for the maximum length",
+        group="memory",
+    )
+    prefix_cache_n: int | None = setting(
+        "--prefix-cache-n",
+        Integer(least=0, word="unlimited"),
+        None,
+        "finished prefixes kept for reuse, 0 for none",
+        default_text="unlimited",
+        group="memory",
+    )
+    kv_cache: bool = setting(
+        "--kv-cache",
+        Switch(),
+        True,
+        "off: every token is computed again at every step, and no prefix is kept (for debugging)",
+        negative="--no-kv-cache",
+        group="memory",
+    )
+    max_batch_tokens: int = setting(
+        "--max-batch-tokens",
+        Integer(least=1),
+        8192,
+        "most tokens computed in one step; longer prompts are cut into chunks",
+        aliases={"--max-prefill-length": "", "--max-total-tokens": SGLANG_TOKENS, "--max-num-batched-tokens": ""},
+        group="scheduling",
+    )
+    max_running_requests: int = setting(
+        "--max-running-requests",
+        Integer(least=1),
+        Factory(lambda self: min(DEFAULT_RUNNING, self.max_batch_tokens), takes_self=True),
+        "most requests that run at once; the rest wait",
+        aliases={"--max-seqs": "", "--max-batch-size": "", "--max-num-seqs": VLLM_SEQS},
+        default_text="256, cut to --max-batch-tokens",
+        group="scheduling",
+    )
+    max_queued_requests: int = setting(
+        "--max-queued-requests",
+        Integer(least=1),
+        1024,
+        "most requests that wait at a server's door",
+        group="scheduling",
+    )
+    on_pressure: str = setting(
+        "--on-pressure",
+        Choice(names=("queue", "reject")),
+        "queue",
+        "queue: preempt and compute again when pages run out; reject: refuse new requests above --memory-threshold",
+        group="scheduling",
+    )
+    memory_threshold: float = setting(
+        "--memory-threshold",
+        Number(least=0.0, most=1.0, rule="must be between 0.0 and 1.0"),
+        0.9,
+        "used share of the pool at which --on-pressure reject refuses new requests",
+        group="scheduling",
+    )
+    cuda_graph_max_bs: int | None = setting(
+        "--cuda-graph-max-bs",
+        Integer(least=0, word="auto"),
+        None,
+        "largest batch size with a CUDA graph, 0 for no graphs",
+        aliases={"--graph": GRAPH_BATCH},
+        default_text="auto, by free memory",
+        group="running",
+    )
+    overlap: bool = setting(
+        "--overlap",
+        Switch(),
+        True,
+        "schedule the next step while the device computes",
+        negative="--no-overlap",
+        group="running",
+    )
+    tp: int = setting(
+        "--tp",
+        Integer(least=1),
+        1,
+        "ranks that share every layer (tensor parallel)",
+        aliases=("--tp-size", "--tensor-parallel-size"),
+        group="running",
+    )
+    seed: int = setting(
+        "--engine-seed",
+        Integer(least=0, most=2**63 - 1),
+        0,
+        "seed of requests that name none, and of dummy weights",
+        group="running",
+    )
+    debug_invariants: bool = setting(
+        "--debug-invariants",
+        Switch(),
+        False,
+        "check the scheduler's invariants after every step",
+        negative="--no-debug-invariants",
+        group="running",
+    )
+    log_level: str = setting(
+        "--log-level",
+        Choice(names=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), spellings=LEVELS),
+        "INFO",
+        "least serious log line that is shown; LOG_LEVEL in the environment says the same",
+        group="running",
+    )
+
+    def __attrs_post_init__(self) -> None:
+        check_pool_sizes(self)
+        check_lengths(self)
+
+    @classmethod
+    def from_keywords(cls, **keywords: Any) -> EngineConfig:
+        """The configuration for Python keywords, over the environment, `config=FILE`, `preset=NAME` and the defaults.
+
+        raises: UsageError, for an unknown keyword with a suggestion
+        """
+        from headstock.config.flags import from_keywords  # resolving builds this class, so it is imported late
+
+        return from_keywords(keywords).engine

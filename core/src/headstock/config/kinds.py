@@ -1,0 +1,202 @@
+"""Kinds of configuration values: how each is read from text, a file or Python, and how it is written back."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from pathlib import PurePath
+
+from attrs import field, frozen
+
+INT32_MAX = 2**31 - 1
+"""The largest count: lengths, pages and slots live in int32 tables."""
+
+Value = bool | int | float | str | tuple[str, ...] | None
+
+
+class Invalid(Exception):
+    """A value that breaks its kind's rule; the text is the rule, to be put after the setting's name."""
+
+
+class Kind(ABC):
+    """A kind of value. `read` accepts its own results, so reading twice changes nothing."""
+
+    @abstractmethod
+    def read(self, raw: object) -> Value:
+        """The value that `raw` stands for.   raises: Invalid with the rule that it breaks"""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What may be given, in a few words."""
+
+    def show(self, value: Value) -> str:
+        """The text that `read` turns into `value`."""
+        return str(value)
+
+
+@frozen(kw_only=True)
+class Integer(Kind):
+    """A whole number between two limits. `word` is the text for leaving the choice open and `unset` the value it has then."""
+
+    least: int
+    most: int = INT32_MAX
+    word: str | None = None
+    unset: str | None = None
+
+    def read(self, raw: object) -> Value:
+        if self.word is not None and (raw == self.unset or (isinstance(raw, str) and raw.strip().lower() == self.word)):
+            return self.unset
+        value = self.number(raw)
+        if value < self.least:
+            raise Invalid("must be greater than 0" if self.least == 1 else f"must be at least {self.least}")
+        if value > self.most:
+            raise Invalid(f"must be at most {self.most}")
+        return value
+
+    def number(self, raw: object) -> int:
+        """`raw` as an integer.   raises: Invalid"""
+        if isinstance(raw, Integral) and not isinstance(raw, bool):
+            return int(raw)
+        # at most 20 digits: int() refuses very long texts with an error of its own
+        if isinstance(raw, str) and re.fullmatch(r"[+-]?[0-9]{1,20}", raw.strip()):
+            return int(raw)
+        raise Invalid("must be a whole number" + (f" or '{self.word}'" if self.word else ""))
+
+    def describe(self) -> str:
+        return f"N, {self.least} or more" + (f", or '{self.word}'" if self.word else "")
+
+    def show(self, value: Value) -> str:
+        return str(self.word) if value == self.unset else str(value)
+
+
+@frozen(kw_only=True)
+class Number(Kind):
+    """A finite number in an interval; `rule` says which. With `above`, the lower limit itself is left out.
+
+    `unset` allows None, written as that word.
+    """
+
+    least: float
+    most: float
+    rule: str
+    above: bool = False
+
+    def read(self, raw: object) -> Value:
+        if isinstance(raw, bool) or not isinstance(raw, Real | str):
+            raise Invalid("must be a number")
+        try:
+            value = float(raw)
+        except (ValueError, OverflowError):
+            raise Invalid("must be a number") from None
+        # NaN fails every comparison, so it is refused here too
+        if not (self.least <= value <= self.most) or (self.above and value == self.least):
+            raise Invalid(self.rule)
+        return value
+
+    def describe(self) -> str:
+        return f"X {self.rule.removeprefix('must be ')}"
+
+
+@frozen(kw_only=True)
+class Choice(Kind):
+    """One of a few words. `spellings` are other ways to write them, in lower case."""
+
+    names: tuple[str, ...]
+    spellings: Mapping[str, str] = field(factory=dict)
+
+    def read(self, raw: object) -> Value:
+        if isinstance(raw, str):
+            for text in (raw.strip(), raw.strip().lower(), raw.strip().upper()):
+                name = self.spellings.get(text, text)
+                if name in self.names:
+                    return name
+        raise Invalid(f"must be one of {', '.join(self.names)}{suggestion(str(raw), self.names)}")
+
+    def describe(self) -> str:
+        return ", ".join(self.names)
+
+
+@frozen
+class Switch(Kind):
+    """On or off."""
+
+    def read(self, raw: object) -> Value:
+        if isinstance(raw, bool):
+            return raw
+        words = {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}
+        text = str(raw).strip().lower()
+        if text not in words:
+            raise Invalid(f"must be one of {', '.join(words)}")
+        return words[text]
+
+    def describe(self) -> str:
+        return "on, off, 1, 0, true, false"
+
+    def show(self, value: Value) -> str:
+        return "on" if value else "off"
+
+
+@frozen(kw_only=True)
+class Text(Kind):
+    """A text that is not empty and, when `pattern` is given, matches all of it; `rule` says what that means."""
+
+    pattern: str = r"(?s).*\S.*"
+    rule: str = "must not be empty"
+    form: str = "TEXT"
+
+    def read(self, raw: object) -> Value:
+        text = str(raw) if isinstance(raw, PurePath) else raw
+        if not isinstance(text, str) or not text:
+            raise Invalid("must be a text that is not empty")
+        if not re.fullmatch(self.pattern, text):
+            raise Invalid(self.rule)
+        return text
+
+    def describe(self) -> str:
+        return self.form
+
+
+@frozen(kw_only=True)
+class Texts(Kind):
+    """Several texts of one kind, in order: a list in a file or Python, a flag that may be repeated.
+
+    A table stands for its entries written `key.inner=value`. Texts in one environment variable are separated by `separator`.
+    """
+
+    each: Text
+    separator: str | None = None
+
+    def read(self, raw: object) -> Value:
+        return tuple(str(self.each.read(part)) for part in self.parts(raw))
+
+    def parts(self, raw: object) -> Iterable[object]:
+        """The single texts in `raw`.   raises: Invalid"""
+        if isinstance(raw, str):
+            return raw.split() if self.separator is None else [raw]
+        if isinstance(raw, Mapping):
+            return [f"{name}.{key}={entry}" for name, table in raw.items() for key, entry in entries(table)]
+        if isinstance(raw, list | tuple):
+            return raw
+        raise Invalid("must be a text or a list of texts")
+
+    def describe(self) -> str:
+        return f"{self.each.form}, may be repeated"
+
+    def show(self, value: Value) -> str:
+        return " ".join(value) if isinstance(value, tuple) else ""
+
+
+def entries(table: object) -> Iterable[tuple[str, object]]:
+    """The keys and values of a table.   raises: Invalid when it is none"""
+    if not isinstance(table, Mapping):
+        raise Invalid("must be tables of options, one table a plugin")
+    return table.items()
+
+
+def suggestion(word: str, names: Iterable[str]) -> str:
+    """A question that names the most similar of `names`; empty when none is close."""
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,99 @@
+"""What is known of a configuration field beside its name: flag, aliases, kind of value, help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from headstock.config.kinds import Choice, Invalid, Kind, Value
+from headstock.errors import UsageError, shown
+
+
+@frozen(kw_only=True)
+class Setting:
+    """One configuration value: the same thing as flag, environment variable, file key and Python keyword.
+
+    `aliases` maps other engines' flags to a note, shown when one is used ("" for none); `default_text` says what the default means
+    where its value does not. `negative` is the flag that turns a switch off.
+    """
+
+    name: str
+    flag: str
+    kind: Kind
+    help: str
+    aliases: Mapping[str, str]
+    default: Any
+    default_text: str
+    negative: str | None = None
+    group: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name in files, environment variables (in capitals) and listings: the flag, with underscores."""
+        return key(self.flag)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All names by which files and Python keywords may call the setting; the first is the canonical one."""
+        return tuple(dict.fromkeys((self.key, self.name, *(key(alias) for alias in self.aliases))))
+
+    def read(self, raw: object, said: str) -> Value:
+        """The value that `raw` stands for; `said` is how the user put it.   raises: UsageError"""
+        try:
+            return self.kind.read(raw)
+        except Invalid as broken:
+            raise UsageError(f"{said}: {self.key} {broken}") from None
+
+
+def key(flag: str) -> str:
+    """The flag as a name: no dashes in front, underscores inside."""
+    return flag.lstrip("-").replace("-", "_")
+
+
+def setting(
+    flag: str,
+    kind: Kind,
+    default: Any,
+    help: str,
+    *,
+    aliases: Mapping[str, str] | tuple[str, ...] = (),
+    default_text: str = "",
+    negative: str | None = None,
+    group: str = "",
+) -> Any:
+    """An attrs field that converts and checks what it is given, and carries all of this in its metadata."""
+    noted = dict(aliases) if isinstance(aliases, Mapping) else dict.fromkeys(aliases, "")
+    metadata = {
+        "flag": flag,
+        "kind": kind,
+        "help": help,
+        "aliases": noted,
+        "choices": kind.names if isinstance(kind, Choice) else None,
+        "default_text": default_text,
+        "negative": negative,
+        "group": group,
+    }
+
+    def convert(raw: Any) -> Any:
+        """The checked value."""
+        try:
+            return kind.read(raw)
+        except Invalid as broken:
+            raise UsageError(f"{flag} {shown(raw)}: {key(flag)} {broken}") from None
+
+    return attrs.field(default=default, converter=convert, metadata=metadata)
+
+
+def settings_of(cls: type[attrs.AttrsInstance]) -> dict[str, Setting]:
+    """The settings of a class made with `setting`, by field name, in their order."""
+    return {field.name: from_field(field) for field in attrs.fields(cls)}
+
+
+def from_field(field: attrs.Attribute[Any]) -> Setting:
+    """The setting that a field describes."""
+    known = {name: value for name, value in field.metadata.items() if name != "choices"}
+    known["default_text"] = known["default_text"] or known["kind"].show(field.default)
+    return Setting(name=field.name, default=field.default, **known)
