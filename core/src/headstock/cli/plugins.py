@@ -1,0 +1,165 @@
+"""`headstock plugins`: what is installed, and what one plugin says of itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
+
+import attrs
+
+from headstock import registry
+from headstock.errors import HeadstockError, UsageError
+from headstock.registry import Installed
+from headstock.spi import SPI, PluginSpec, Require
+
+EPILOG = "A plugin that is named alike in several kinds is asked for as KIND:NAME, such as cache:radix."
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose complaints are UsageErrors, so that they come out as every other error does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}; try {self.prog} --help")
+
+
+def main(arguments: list[str]) -> int:
+    """Run `headstock plugins ARGUMENTS` and return the exit code.   raises: HeadstockError"""
+    asked = parser().parse_args(arguments)
+    if asked.verb == "list":
+        show_list(registry.installed(asked.group), as_json=asked.json)
+    else:
+        show_plugin(one(asked.name), as_json=asked.json)
+    return 0
+
+
+def parser() -> Parser:
+    """The parser of `headstock plugins`."""
+    root = Parser(prog="headstock plugins", description="What is installed, and what one plugin says of itself.")
+    verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
+    listing = verbs.add_parser("list", help="every installed plugin, from metadata alone: no plugin code is run")
+    listing.add_argument("group", nargs="?", metavar="GROUP", help=f"only one kind: {', '.join(SPI)}")
+    inspection = verbs.add_parser(
+        "inspect", help="one plugin: spec, capabilities, requirements, options", epilog=EPILOG
+    )
+    inspection.add_argument("name", metavar="NAME")
+    for verb in (listing, inspection):
+        verb.add_argument("--json", action="store_true", help="print JSON instead of text")
+    return root
+
+
+def one(name: str) -> Installed:
+    """The installed plugin that `NAME`, `KIND:NAME`, `DISTRIBUTION:NAME` or `KIND:DISTRIBUTION:NAME` stands for."""
+    head, _, rest = name.partition(":")
+    if rest and head in SPI:
+        return registry.find(head, rest)
+    plain = name.rpartition(":")[2]
+    kinds = sorted({each.kind for each in registry.installed() if each.name == plain})
+    if len(kinds) > 1:
+        choices = " or ".join(f"{kind}:{name}" for kind in kinds)
+        raise UsageError(f"{name!r} is the name of several plugins; ask for {choices}")
+    if not kinds:
+        raise registry.unknown_name(name)
+    return registry.find(kinds[0], name)
+
+
+def show_list(plugins: tuple[Installed, ...], *, as_json: bool) -> None:
+    """Print the installed plugins."""
+    if as_json:
+        print(json.dumps([attrs.asdict(each) for each in plugins], indent=2))
+        return
+    header = ("KIND", "NAME", "DISTRIBUTION", "VERSION", "TARGET", "STATUS")
+    print_table([header, *(attrs.astuple(each) for each in plugins)])
+
+
+def show_plugin(plugin: Installed, *, as_json: bool) -> None:
+    """Print what one plugin says of itself.   raises: PluginBroken, SpiMismatch"""
+    facts = describe(plugin)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    for title, value in facts.items():
+        if isinstance(value, dict):
+            print(f"\n{title}")
+            print_table([(f"  {name}", shown(each)) for name, each in value.items()] or [("  none",)])
+        else:
+            print(f"{title:14}{shown(value)}")
+
+
+def describe(plugin: Installed) -> dict[str, Any]:
+    """All that is known of a plugin, as JSON would hold it."""
+    spec = registry.spec(plugin.kind, f"{plugin.distribution}:{plugin.name}")
+    facts = {
+        "name": plugin.name,
+        "kind": plugin.kind,
+        "provided by": f"{plugin.distribution} {plugin.version}",
+        "target": plugin.target,
+        "summary": spec.summary,
+        "contract": f"{plugin.kind} {spec.spi}, offered {'.'.join(map(str, SPI[plugin.kind]))}: ok",
+    }
+    if not isinstance(spec, PluginSpec):
+        return facts | {"directory": spec.directory}
+    capabilities = getattr(spec, "capabilities", None)
+    return facts | {
+        "implementation": spec.implementation,
+        "capabilities": fields(capabilities) if capabilities is not None else {},
+        "requires": {need.distribution: requirement(need) for need in spec.requires},
+        "missing": {each.message: each.hint for each in registry.missing(spec)},
+        "options": defaults(spec),
+    }
+
+
+def fields(record: Any) -> dict[str, Any]:
+    """The fields of an attrs record as plain values."""
+    return {each.name: plain(getattr(record, each.name)) for each in attrs.fields(type(record))}
+
+
+def plain(value: Any) -> Any:
+    """`value` made of strings, numbers, booleans, None and lists."""
+    if isinstance(value, Enum):
+        return value.name.lower() if isinstance(value, int) else value.value
+    if isinstance(value, frozenset):
+        return sorted((plain(each) for each in value), key=str)
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def requirement(need: Require) -> str:
+    """What is needed and what was found."""
+    if need.any_of:
+        return "one of: " + "; ".join(f"{each.distribution} {requirement(each)}" for each in need.any_of)
+    try:
+        found = version(need.distribution)
+    except PackageNotFoundError:
+        found = "nothing"
+    return f"wanted {need.version or 'any version'}, found {found}"
+
+
+def defaults(spec: PluginSpec) -> dict[str, Any]:
+    """The plugin's options with their defaults, or the reason why they cannot be shown."""
+    try:
+        record = registry.options(spec)
+    except HeadstockError as error:
+        return {"cannot be shown": str(error)}
+    return {} if record is None else fields(record)
+
+
+def shown(value: Any) -> str:
+    """`value` for a terminal."""
+    if isinstance(value, list):
+        return ", ".join("/".join(map(str, each)) if isinstance(each, list) else str(each) for each in value) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return str(value)
+
+
+def print_table(rows: list[tuple[Any, ...]]) -> None:
+    """Print rows in columns as wide as their widest cell."""
+    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(f"{cell!s:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,23 @@
+"""Plugins, found by metadata, loaded when chosen, checked against the contract. Importing it does not import torch."""
+
+from headstock.registry.installed import Installed, find, group, installed, noun, unknown_name
+from headstock.registry.loading import implementation, imported, spec, specs
+from headstock.registry.options import options, unclaimed
+from headstock.registry.requirements import missing, require
+
+__all__ = [
+    "Installed",
+    "find",
+    "group",
+    "implementation",
+    "imported",
+    "installed",
+    "missing",
+    "noun",
+    "options",
+    "require",
+    "spec",
+    "specs",
+    "unclaimed",
+    "unknown_name",
+]

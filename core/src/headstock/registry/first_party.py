@@ -1,0 +1,30 @@
+"""Where this project's own plugins live, for the hint that is given when one of them is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyType(
+    {
+        "backends/sdpa": ("headstock-sdpa", {"attention": ("sdpa",)}),
+        "plugins/naive-cache": ("headstock-naive-cache", {"cache": ("naive",)}),
+        "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),
+        "models/llama": ("headstock-llama", {"model": ("LlamaForCausalLM", "MistralForCausalLM")}),
+        "models/qwen": (
+            "headstock-qwen",
+            {"model": ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")},
+        ),
+        "models/demo": ("headstock-demo", {"checkpoint": ("demo",)}),
+    }
+)
+"""Folder in a checkout -> (distribution, kind -> names)."""
+
+
+def sources(kind: str) -> dict[str, str]:
+    """Name -> the pip line that installs it, for every first-party plugin of `kind` outside core."""
+    return {
+        name: f"pip install {distribution} (in a checkout: pip install ./{folder})"
+        for folder, (distribution, names) in FOLDERS.items()
+        for name in names.get(kind, ())
+    }

@@ -1,0 +1,150 @@
+"""Which plugins are installed, by the metadata of their distributions alone: no plugin code runs."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+
+from attrs import frozen
+
+from headstock.errors import AmbiguousPlugin, PluginBroken, UnknownPlugin, UsageError, shown
+from headstock.registry.first_party import sources
+from headstock.spi.plugin import NAME
+from headstock.spi.versions import SPI
+
+NOUNS: Mapping[str, str] = MappingProxyType(
+    {"attention": "attention backend", "cache": "cache policy", "ops": "set of operations", "model": "model family"}
+)
+
+
+@frozen(kw_only=True)
+class Installed:
+    """One entry point. `status` is "ok", "duplicate" (several distributions provide the name) or "bad name"."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    target: str
+    status: str
+
+    def __str__(self) -> str:
+        return f"{noun(self.kind)} {self.name!r} ({self.distribution} {self.version}, {self.target})"
+
+
+def noun(kind: str) -> str:
+    """What error texts call a plugin of `kind`."""
+    return NOUNS.get(kind, kind)
+
+
+def group(kind: str) -> str:
+    """The entry-point group of `kind`.   raises: UsageError for a kind that does not exist"""
+    if kind not in SPI:
+        raise UsageError(
+            f"no kind of plugin is called {shown(kind)!r}{suggestion(kind, SPI)}; wanted one of {', '.join(SPI)}"
+        )
+    return f"headstock.{kind}"
+
+
+def installed(kind: str | None = None) -> tuple[Installed, ...]:
+    """The installed plugins of `kind` (None: of every kind), by kind, name and distribution."""
+    groups = {each: group(each) for each in (tuple(SPI) if kind is None else (kind,))}
+    everything = entry_points()  # one scan of all distributions; asking group by group would scan as often
+    return tuple(
+        plugin for each, name in groups.items() for plugin in records(each, in_order(everything.select(group=name)))
+    )
+
+
+def records(kind: str, entries: Sequence[EntryPoint]) -> list[Installed]:
+    """The entry points of one group as records."""
+    providers = Counter(entry.name for entry in entries)
+    return [record(kind, entry, providers[entry.name]) for entry in entries]
+
+
+def in_order(entries: Iterable[EntryPoint]) -> list[EntryPoint]:
+    """The entry points by name, providing distribution and target."""
+    return sorted(entries, key=lambda entry: (entry.name, provider(entry), entry.value))
+
+
+def provider(entry: EntryPoint) -> str:
+    """The name of the distribution that an entry point came from."""
+    return entry.dist.name if entry.dist is not None else ""
+
+
+def record(kind: str, entry: EntryPoint, providers: int) -> Installed:
+    """What the metadata says of one entry point."""
+    named_well = kind == "model" or (NAME.fullmatch(entry.name) and entry.name != "auto")
+    return Installed(
+        kind=kind,
+        name=entry.name,
+        distribution=provider(entry),
+        version=entry.dist.version if entry.dist is not None else "",
+        target=entry.value,
+        status="duplicate" if providers > 1 else "ok" if named_well else "bad name",
+    )
+
+
+def find(kind: str, name: str) -> Installed:
+    """The one plugin that `name` stands for; `DISTRIBUTION:NAME` picks among several.
+
+    raises: UnknownPlugin, AmbiguousPlugin, PluginBroken (a name that nobody could ask for)
+    """
+    distribution, _, plain = name.rpartition(":")
+    available = installed(kind)
+    found = [each for each in available if each.name == plain]
+    if distribution:
+        found = [each for each in found if normal(each.distribution) == normal(distribution)]
+    if not found:
+        raise UnknownPlugin(unknown(kind, name, available))
+    if len(found) > 1:
+        raise AmbiguousPlugin(ambiguous(found))
+    if found[0].status == "bad name":
+        raise PluginBroken(f"{found[0]} has a name that cannot be used: wanted {NAME.pattern}, and not 'auto'")
+    return found[0]
+
+
+def normal(distribution: str) -> str:
+    """A distribution's name as package indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def unknown(kind: str, name: str, available: Iterable[Installed]) -> str:
+    """What is said when no plugin has the name: what is near, what is installed, what could be."""
+    present = {each.name: f"{each.name} ({each.distribution} {each.version})" for each in available}
+    absent = {each: line for each, line in sources(kind).items() if each not in present}
+    said = [
+        f"no {noun(kind)} {shown(name)!r} is installed{suggestion(name, (*present, *absent))}",
+        f"installed: {', '.join(present.values()) or 'none'}",
+        *(f"not installed: {each}: {line}" for each, line in absent.items()),
+    ]
+    return "; ".join(said)
+
+
+def unknown_name(name: str) -> UnknownPlugin:
+    """The error for a name that no plugin of any kind has."""
+    plain = name.rpartition(":")[2]
+    absent = [line for kind in SPI for each, line in sources(kind).items() if each == plain]
+    hint = f"; install it with: {absent[0]}" if absent else "; `headstock plugins list` shows what is installed"
+    near = suggestion(plain, {each.name for each in installed()})
+    return UnknownPlugin(f"no plugin {shown(name)!r} is installed{near}{hint}")
+
+
+def ambiguous(found: list[Installed]) -> str:
+    """What is said when several distributions provide one name, or one distribution provides it twice."""
+    who = ", ".join(f"{each.distribution} {each.version}" for each in found)
+    choices = sorted({f"{each.distribution}:{each.name}" for each in found})
+    kind, name = noun(found[0].kind), found[0].name
+    if len(choices) == 1:
+        return f"{kind} {name!r} is provided twice by {found[0].distribution}; repair or uninstall it"
+    return f"{kind} {name!r} is provided by {len(choices)} distributions: {who}; choose with {' or '.join(choices)}"
+
+
+def suggestion(name: str, candidates: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the candidate most like `name`, or nothing."""
+    lower = {each.lower(): each for each in candidates}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    return f"; did you mean {lower[near[0]]!r}?" if near else ""
