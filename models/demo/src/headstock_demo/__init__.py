@@ -1,0 +1,1 @@
+"""A small trained checkpoint that ships with headstock."""
