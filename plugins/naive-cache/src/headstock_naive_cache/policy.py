@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Ints, Match
 
 NOTHING = np.empty(0, np.int32)

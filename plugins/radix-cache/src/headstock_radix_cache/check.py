@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headstock.spi.cache import Ints
-
 from headstock_radix_cache.tree import Index, Node
 
 
@@ -39,9 +38,7 @@ def check_index(index: Index, page_size: int) -> None:
     assert len(set(pages)) == len(pages), "a page is indexed twice"
     assert min(pages, default=1) > 0, "the dummy page is indexed"
     for root in index.roots.values():
-        assert root.refs == 1 + locked_children(root), (
-            f"{root!r} is a root with {locked_children(root)} locked children"
-        )
+        assert root.refs == 1 + locked_children(root), f"root {root!r} has {locked_children(root)} locked children"
     for node in nodes:
         assert node.parent is not None and node.parent.children[node.key] is node, f"{node!r} hangs in the wrong place"
         assert node.depth == node.parent.depth + 1, f"{node!r} has a parent of depth {node.parent.depth}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Ints, Match
 
+from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Ints, Match
 from headstock_radix_cache.check import check_handle, check_index, check_insert
 from headstock_radix_cache.options import RadixOptions
 from headstock_radix_cache.tree import Index, Node
@@ -32,9 +32,9 @@ class RadixCache(CachePolicy):
 
         tokens: [n] int32
         """
-        root = node = index.roots.get(namespace)
+        node = index.roots.get(namespace)
         pages: list[int] = []
-        if root is not None and self.max_prefixes != 0:
+        if node is not None and self.max_prefixes != 0:
             data = tokens.tobytes()
             width = self.page_size * tokens.itemsize
             for start in range(0, len(data) - width + 1, width):
@@ -46,7 +46,7 @@ class RadixCache(CachePolicy):
         return Match(np.array(pages, np.int32), node if pages else None)
 
     def hold(self, index: Index, handle: Node | None) -> None:
-        """Keep the pages up to `handle` from eviction; O(1) when they are held already, else O(pages that become held)."""
+        """Keep the pages up to `handle` from eviction; O(1), or O(pages that become held)."""
         if handle is None:
             return
         check_handle(handle, held=False)
@@ -66,41 +66,23 @@ class RadixCache(CachePolicy):
             index.end(handle, self.max_prefixes)
 
     def insert(self, index: Index, handle: Node | None, tokens: Ints, pages: Ints, namespace: str) -> Inserted:
-        """Index whole pages that follow `handle`; the hold moves along. O(1) a page; new pages are the caller's own array.
+        """Index whole pages that follow `handle`; the hold moves along. O(1) a page.
 
         tokens: [n * page_size] int32    pages: [n] int32
         """
         if self.debug:
             check_insert(index, handle, tokens, pages, self.page_size)
-        if handle is None:
-            if not len(pages):
-                return Inserted(pages, None)
+        if handle is not None:
+            node = handle
+        elif len(pages):
             node = index.root(namespace)
             node.refs += 1
         else:
-            node = handle
+            return Inserted(pages, None)
         index.version += 1
-        data = tokens.tobytes()
-        width = self.page_size * tokens.itemsize
-        start = 0
         given = pages.tolist()
-        canonical: list[int] = []
-        for page in given:
-            key = data[start : start + width]
-            start += width
-            child = node.children.get(key)
-            if child is None:
-                child = node.children[key] = Node(page, node, key, node.depth + 1)
-                index.size += 1
-            elif child.refs:
-                child.refs += 1
-                node.refs -= 1
-            else:
-                child.refs = 1
-                del index.idle[child]
-            canonical.append(child.page)
-            node = child
-        return Inserted(pages if canonical == given else np.array(canonical, np.int32), node)
+        canonical, end = index.extend(node, tokens.tobytes(), self.page_size * tokens.itemsize, given)
+        return Inserted(pages if canonical == given else np.array(canonical, np.int32), end)
 
     def evict(self, index: Index, count: int) -> Ints:
         """Drop up to `count` unheld pages, least recently used first, deepest first; O(count).

@@ -1,11 +1,12 @@
 """A prefix tree with one node a page, and the order in which its pages may be evicted.
 
-A node is *locked* while a hold protects it: its own, or one below it. `refs` counts the own holds plus the locked children, so a
-node is locked exactly when `refs > 0`. A hold that moves from a node to a new child leaves the node's `refs` as it is (one hold
-fewer, one locked child more), which makes indexing a page as it fills O(1).
+A node is *locked* while a hold protects it: its own, or one below it. `refs` counts the own holds plus the locked
+children, so a node is locked exactly when `refs > 0`. A hold that moves from a node to a new child leaves the node's
+`refs` as it is (one hold fewer, one locked child more), which makes indexing a page as it fills O(1).
 
-`idle` lists the unlocked nodes in the order in which they were unlocked, which is the order of last use. A node is unlocked only
-after all its children, so its children stand before it: the first idle node is always a leaf, and eviction needs no search.
+`idle` lists the unlocked nodes in the order in which they were unlocked, which is the order of last use. A node is
+unlocked only after all its children, so they stand before it: the first idle node is always a leaf, and eviction needs
+no search.
 """
 
 from __future__ import annotations
@@ -74,6 +75,27 @@ class Index:
             node = node.parent
             node.refs -= 1
 
+    def extend(self, node: Node, data: bytes, width: int, pages: list[int]) -> tuple[list[int], Node]:
+        """The pages that stand for `data`, `width` bytes a page, below a held node; its hold moves to the last one."""
+        canonical = []
+        start = 0
+        for page in pages:
+            key = data[start : start + width]
+            start += width
+            child = node.children.get(key)
+            if child is None:
+                child = node.children[key] = Node(page, node, key, node.depth + 1)
+                self.size += 1
+            elif child.refs:
+                child.refs += 1
+                node.refs -= 1
+            else:
+                child.refs = 1
+                del self.idle[child]
+            canonical.append(child.page)
+            node = child
+        return canonical, node
+
     def remove(self, node: Node) -> int:
         """Cut an unlocked leaf off and return its page."""
         parent = node.parent
@@ -96,7 +118,7 @@ class Index:
         return self.remove(node)
 
     def end(self, node: Node, limit: int) -> None:
-        """Note that a prefix ended at `node`, and drop the oldest ones beyond `limit`, up to where others share them."""
+        """Note that a prefix ended at `node`, and drop the oldest beyond `limit`, up to where others share them."""
         self.ends[node] = None
         self.ends.move_to_end(node)
         while len(self.ends) > limit:

@@ -1,0 +1,129 @@
+"""The radix policy: what it keeps, in which order it forgets, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstock_radix_cache.options import RadixOptions
+from headstock_radix_cache.plugin import spec
+from headstock_radix_cache.policy import RadixCache
+
+TOKENS = st.lists(st.integers(0, 1), max_size=8).map(tuple)
+
+
+def ints(values: Any) -> np.ndarray:
+    """The values as the contract wants them."""
+    return np.array(values, np.int32)
+
+
+def finished(policy: RadixCache, index: Any, tokens: tuple[int, ...], first_page: int) -> None:
+    """Run one request of these whole pages from match to release, its new pages numbered from `first_page`."""
+    match = policy.match(index, ints(tokens), "")
+    policy.hold(index, match.handle)
+    rest = ints(tokens[len(match.pages) * policy.page_size :])
+    pages = first_page + np.arange(len(rest) // policy.page_size, dtype=np.int32)
+    policy.release(index, policy.insert(index, match.handle, rest, pages, "").handle)
+
+
+@given(limit=st.integers(0, 3), requests=st.lists(st.lists(st.integers(0, 1), max_size=4).map(tuple), max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_T13_T17_at_most_max_prefixes_finished_prefixes_are_found(limit: int, requests: list[tuple[int, ...]]) -> None:
+    policy = RadixCache(1, RadixOptions(max_prefixes=limit, debug=True))
+    index = policy.new()
+    ends: list[tuple[int, ...]] = []
+    for number, tokens in enumerate(requests):
+        finished(policy, index, tokens, 1 + number * 4)
+        policy.check(index)
+        ends = [end for end in ends if end != tokens] + [tokens] * bool(tokens)
+        ends = ends[max(len(ends) - limit, 0) :]
+        for asked in requests:
+            stops = range(1, len(asked) + 1)
+            kept = [stop for stop in stops if any(end[:stop] == asked[:stop] for end in ends)]
+            assert len(policy.match(index, ints(asked), "").pages) == len(kept)
+    pages = policy.pages(index).tolist()
+    assert sorted(policy.evict(index, 1000).tolist()) == sorted(pages)
+    assert policy.evictable(index) == 0
+
+
+@given(limit=st.integers(0, 2), requests=st.lists(st.tuples(TOKENS, st.integers(0, 3)), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_T17_the_limit_holds_between_evictions(limit: int, requests: list[tuple[tuple[int, ...], int]]) -> None:
+    policy = RadixCache(1, RadixOptions(max_prefixes=limit, debug=True))
+    index = policy.new()
+    for number, (tokens, count) in enumerate(requests):
+        finished(policy, index, tokens, 1 + number * 8)
+        room = policy.evictable(index)
+        assert room == len(policy.pages(index))
+        assert len(policy.evict(index, count)) == min(count, room)
+        policy.check(index)
+        leaves = [node for node in index.nodes() if not node.children]
+        assert len(leaves) <= limit
+
+
+def test_the_least_recently_used_prefix_goes_first_and_its_end_before_its_beginning() -> None:
+    policy = RadixCache(2)
+    index = policy.new()
+    finished(policy, index, (1, 1, 2, 2), 1)
+    finished(policy, index, (1, 1, 3, 3), 5)
+    finished(policy, index, (1, 1, 2, 2), 9)
+    assert policy.evict(index, 2).tolist() == [5, 2]
+    assert policy.evict(index, 9).tolist() == [1]
+
+
+def test_hits_are_counted_in_tokens_when_held() -> None:
+    policy = RadixCache(2)
+    index = policy.new()
+    finished(policy, index, (1, 1, 2, 2), 1)
+    assert policy.stats(index).hit_tokens == 0
+    finished(policy, index, (1, 1, 2, 2), 3)
+    policy.evict(index, 1)
+    assert (policy.stats(index).hit_tokens, policy.stats(index).evicted_pages) == (4, 1)
+
+
+def test_a_match_that_was_evicted_before_it_was_held_is_refused() -> None:
+    policy = RadixCache(1)
+    index = policy.new()
+    finished(policy, index, (1,), 1)
+    match = policy.match(index, ints([1]), "")
+    policy.evict(index, 1)
+    with pytest.raises(AssertionError, match="page 1 was evicted"):
+        policy.hold(index, match.handle)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pages", "reason"),
+    [([1, 2, 3], [1, 2], "do not take 3 tokens"), ([1, 2], [3, 3], "given twice"), ([1], [0], "not a page")],
+)
+def test_debug_refuses_what_the_contract_forbids(tokens: list[int], pages: list[int], reason: str) -> None:
+    policy = RadixCache(1, RadixOptions(debug=True))
+    with pytest.raises(AssertionError, match=reason):
+        policy.insert(policy.new(), None, ints(tokens), ints(pages), "")
+
+
+def test_debug_notices_a_hold_released_twice() -> None:
+    policy = RadixCache(1, RadixOptions(debug=True))
+    index = policy.new()
+    handle = policy.insert(index, None, ints([1]), ints([1]), "").handle
+    policy.release(index, handle)
+    with pytest.raises(AssertionError, match="nobody holds"):
+        policy.release(index, handle)
+
+
+def test_check_notices_a_page_indexed_twice() -> None:
+    policy = RadixCache(1)
+    index = policy.new()
+    policy.insert(index, None, ints([1, 2]), ints([7, 7]), "")
+    with pytest.raises(AssertionError, match="indexed twice"):
+        policy.check(index)
+
+
+def test_the_spec_names_the_policy_and_its_options() -> None:
+    assert spec().implementation == f"{RadixCache.__module__}:{RadixCache.__name__}"
+    assert spec().options == f"{RadixOptions.__module__}:{RadixOptions.__name__}"
+    with pytest.raises(ValueError, match="max_prefixes"):
+        RadixOptions(max_prefixes=-1)
