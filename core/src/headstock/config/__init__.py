@@ -1,5 +1,17 @@
 """Configuration: attrs classes are the one truth; flags, environment, files and Python keywords follow from them."""
 
+from headstock.config.effective import Resolved, from_keywords
 from headstock.config.engine import EngineConfig
+from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
+from headstock.config.presets import PRESETS
 
-__all__ = ["EngineConfig"]
+__all__ = [
+    "PRESETS",
+    "EngineConfig",
+    "FlagParser",
+    "Resolved",
+    "add_engine_flags",
+    "add_sampling_flags",
+    "from_keywords",
+    "resolve",
+]

@@ -30,7 +30,7 @@ OPTION = Text(pattern=r"(?s)[^\s.=]+\.[^\s.=]+=.*", rule="must read NAME.FIELD=V
 
 @frozen(kw_only=True)
 class EngineConfig:
-    """An engine as asked for. Values are checked one by one and against each other; plugins and model check theirs later.
+    """An engine as asked for. Values are checked one by one and against each other; plugins and models check theirs.
 
     raises: UsageError naming the flag, the value and the rule
     """
@@ -48,7 +48,7 @@ class EngineConfig:
         "--dtype",
         Choice(names=("auto", "float32", "bfloat16", "float16"), spellings=DTYPES),
         "auto",
-        "type of weights and activations; auto: float32 on a CPU, on CUDA the checkpoint's own (float32 becomes float16)",
+        "type of weights and activations; auto: float32 on a CPU; on CUDA the checkpoint's, but float16 for float32",
         group="model",
     )
     device: str = setting(
@@ -99,7 +99,7 @@ class EngineConfig:
     executor: str = setting("--executor", NAME, "inline", "where steps are carried out", group="parts")
     opt: tuple[str, ...] = setting(
         "--opt",
-        Texts(each=OPTION),
+        Texts(each=OPTION, spaced=True),
         (),
         "an option of one plugin, such as fa.num_splits=4",
         default_text="none",
@@ -284,6 +284,6 @@ class EngineConfig:
 
         raises: UsageError, for an unknown keyword with a suggestion
         """
-        from headstock.config.flags import from_keywords  # resolving builds this class, so it is imported late
+        from headstock.config.effective import from_keywords  # resolving builds this class, so it is imported late
 
         return from_keywords(keywords).engine

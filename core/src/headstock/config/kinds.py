@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import PurePath
 
 from attrs import field, frozen
@@ -39,7 +40,7 @@ class Kind(ABC):
 
 @frozen(kw_only=True)
 class Integer(Kind):
-    """A whole number between two limits. `word` is the text for leaving the choice open and `unset` the value it has then."""
+    """A whole number between two limits. `word` is the text for leaving the choice open, `unset` the value it then has."""
 
     least: int
     most: int = INT32_MAX
@@ -58,8 +59,8 @@ class Integer(Kind):
 
     def number(self, raw: object) -> int:
         """`raw` as an integer.   raises: Invalid"""
-        if isinstance(raw, Integral) and not isinstance(raw, bool):
-            return int(raw)
+        if not isinstance(raw, bool) and hasattr(raw, "__index__"):
+            return operator.index(raw)
         # at most 20 digits: int() refuses very long texts with an error of its own
         if isinstance(raw, str) and re.fullmatch(r"[+-]?[0-9]{1,20}", raw.strip()):
             return int(raw)
@@ -76,15 +77,18 @@ class Integer(Kind):
 class Number(Kind):
     """A finite number in an interval; `rule` says which. With `above`, the lower limit itself is left out.
 
-    `unset` allows None, written as that word.
+    `word` is the text for leaving the choice open, which is None then.
     """
 
     least: float
     most: float
     rule: str
     above: bool = False
+    word: str | None = None
 
     def read(self, raw: object) -> Value:
+        if self.word is not None and (raw is None or raw == self.word):
+            return None
         if isinstance(raw, bool) or not isinstance(raw, Real | str):
             raise Invalid("must be a number")
         try:
@@ -98,6 +102,9 @@ class Number(Kind):
 
     def describe(self) -> str:
         return f"X {self.rule.removeprefix('must be ')}"
+
+    def show(self, value: Value) -> str:
+        return str(self.word) if value is None else str(value)
 
 
 @frozen(kw_only=True)
@@ -163,11 +170,11 @@ class Text(Kind):
 class Texts(Kind):
     """Several texts of one kind, in order: a list in a file or Python, a flag that may be repeated.
 
-    A table stands for its entries written `key.inner=value`. Texts in one environment variable are separated by `separator`.
+    A table stands for its entries, `key.inner=value`. With `spaced`, a single text is several, separated by spaces.
     """
 
     each: Text
-    separator: str | None = None
+    spaced: bool
 
     def read(self, raw: object) -> Value:
         return tuple(str(self.each.read(part)) for part in self.parts(raw))
@@ -175,7 +182,7 @@ class Texts(Kind):
     def parts(self, raw: object) -> Iterable[object]:
         """The single texts in `raw`.   raises: Invalid"""
         if isinstance(raw, str):
-            return raw.split() if self.separator is None else [raw]
+            return raw.split() if self.spaced else [raw]
         if isinstance(raw, Mapping):
             return [f"{name}.{key}={entry}" for name, table in raw.items() for key, entry in entries(table)]
         if isinstance(raw, list | tuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headstock.errors import UsageError
@@ -18,24 +18,21 @@ POOL_SIZES = ("num_pages", "memory_ratio", "kv_memory_mb", "kv_context_len")
 
 def check_pool_sizes(config: EngineConfig) -> None:
     """Raise UsageError when more than one size of the pool is set."""
-    given: dict[str, object] = {
-        flag: value
-        for flag, value in (
-            ("--num-pages", config.num_pages),
-            ("--kv-memory-mb", config.kv_memory_mb),
-            ("--kv-context-len", config.kv_context_len),
-            ("--memory-ratio", None if config.memory_ratio == DEFAULT_MEMORY_RATIO else config.memory_ratio),
-        )
-        if value is not None
-    }
+    unset = {"memory_ratio": DEFAULT_MEMORY_RATIO}
+    sizes = {name: getattr(config, name) for name in POOL_SIZES}
+    given = [f"{flag(name)} {size}" for name, size in sizes.items() if size != unset.get(name)]
     if len(given) > 1:
         raise UsageError(two_sizes(given))
 
 
-def two_sizes(given: Mapping[str, object]) -> str:
-    """What to say when several pool sizes are given; flag -> value."""
-    said = " and ".join(f"{flag} {value}" for flag, value in given.items())
-    return f"{said}: give at most one of --num-pages, --memory-ratio, --kv-memory-mb, --kv-context-len"
+def two_sizes(said: Sequence[str]) -> str:
+    """What to say when several pool sizes are given; `said` is how each was put."""
+    return f"{' and '.join(said)}: give at most one of {', '.join(map(flag, POOL_SIZES))}"
+
+
+def flag(name: str) -> str:
+    """The flag of a pool size."""
+    return "--" + name.replace("_", "-")
 
 
 def check_lengths(config: EngineConfig) -> None:

@@ -16,8 +16,8 @@ from headstock.errors import UsageError, shown
 class Setting:
     """One configuration value: the same thing as flag, environment variable, file key and Python keyword.
 
-    `aliases` maps other engines' flags to a note, shown when one is used ("" for none); `default_text` says what the default means
-    where its value does not. `negative` is the flag that turns a switch off.
+    `aliases` maps other engines' flags to a note, shown when one is used ("" for none); `default_text` says what the
+    default means where its value does not. `negative` is the flag that turns a switch off.
     """
 
     name: str
@@ -34,11 +34,6 @@ class Setting:
     def key(self) -> str:
         """The name in files, environment variables (in capitals) and listings: the flag, with underscores."""
         return key(self.flag)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """All names by which files and Python keywords may call the setting; the first is the canonical one."""
-        return tuple(dict.fromkeys((self.key, self.name, *(key(alias) for alias in self.aliases))))
 
     def read(self, raw: object, said: str) -> Value:
         """The value that `raw` stands for; `said` is how the user put it.   raises: UsageError"""
@@ -57,7 +52,7 @@ def setting(
     flag: str,
     kind: Kind,
     default: Any,
-    help: str,
+    text: str,
     *,
     aliases: Mapping[str, str] | tuple[str, ...] = (),
     default_text: str = "",
@@ -69,7 +64,7 @@ def setting(
     metadata = {
         "flag": flag,
         "kind": kind,
-        "help": help,
+        "help": text,
         "aliases": noted,
         "choices": kind.names if isinstance(kind, Choice) else None,
         "default_text": default_text,

@@ -1,0 +1,96 @@
+"""All settings under the names that files, the environment and Python keywords may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+from attrs import frozen
+
+from headstock.config.engine import EngineConfig
+from headstock.config.kinds import Text, Value, suggestion
+from headstock.config.presets import PRESETS
+from headstock.config.sampling import SamplingSettings
+from headstock.config.setting import Setting, key, settings_of
+from headstock.errors import UsageError, shown
+
+CONFIG = Setting(
+    name="config",
+    flag="--config",
+    kind=Text(form="FILE"),
+    help="a file of settings, TOML or JSON (by its ending .json)",
+    aliases={},
+    default=None,
+    default_text="none",
+    group="sources",
+)
+PRESET = Setting(
+    name="preset",
+    flag="--preset",
+    kind=Text(form="NAME"),
+    help=f"a named set of values, below file and flags: {', '.join(PRESETS)}",
+    aliases={},
+    default=None,
+    default_text="none",
+    group="sources",
+)
+
+
+@frozen
+class Name:
+    """A name for a setting. `alias` is the other engine's flag behind it; `inverted` marks a switch's negative."""
+
+    setting: Setting
+    alias: str | None = None
+    inverted: bool = False
+
+    def read(self, raw: object, said: str) -> Value:
+        """The setting's value that `raw` stands for under this name.   raises: UsageError"""
+        value = self.setting.read(raw, said)
+        return not value if self.inverted else value
+
+    @property
+    def note(self) -> str:
+        """What the user should know of the alias; empty for a name that means the same everywhere."""
+        return self.setting.aliases.get(self.alias, "") if self.alias else ""
+
+
+@cache
+def engine_settings() -> Mapping[str, Setting]:
+    """The engine's settings by key."""
+    return MappingProxyType({setting.key: setting for setting in settings_of(EngineConfig).values()})
+
+
+@cache
+def sampling_settings() -> Mapping[str, Setting]:
+    """The sampling settings by key."""
+    return MappingProxyType({setting.key: setting for setting in settings_of(SamplingSettings).values()})
+
+
+@cache
+def names() -> Mapping[str, Name]:
+    """Every name that a file or the environment may use: keys, aliases, negatives of switches."""
+    found: dict[str, Name] = {}
+    for setting in (CONFIG, PRESET, *engine_settings().values(), *sampling_settings().values()):
+        found[setting.key] = Name(setting)
+        found |= {key(alias): Name(setting, alias) for alias in setting.aliases if alias.startswith("--")}
+        if setting.negative is not None:
+            found[key(setting.negative)] = Name(setting, inverted=True)
+    return MappingProxyType(found)
+
+
+@cache
+def keywords() -> Mapping[str, Name]:
+    """Every Python keyword: the engine's fields by their own names, then what else a file may use, without sampling."""
+    fields = {field: Name(setting) for field, setting in settings_of(EngineConfig).items()}
+    others = {word: name for word, name in names().items() if name.setting.key not in sampling_settings()}
+    return MappingProxyType(others | fields)
+
+
+def lookup(word: str, known: Mapping[str, Name], said: str) -> Name:
+    """The name `word`, dashes or underscores.   raises: UsageError with a suggestion; `said` is where it was found"""
+    word = word.replace("-", "_")
+    if word not in known:
+        raise UsageError(f"{said}: unknown setting '{shown(word)}'{suggestion(shown(word), known)}")
+    return known[word]

@@ -1,0 +1,112 @@
+"""The configuration in effect: all sources merged, with where each value came from."""
+
+from __future__ import annotations
+
+import os
+from collections import ChainMap
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from headstock.config.catalog import engine_settings, keywords, lookup, sampling_settings
+from headstock.config.engine import EngineConfig
+from headstock.config.kinds import Value
+from headstock.config.rules import POOL_SIZES, two_sizes
+from headstock.config.sources import Given, Source, from_environment, from_file, from_preset
+from headstock.errors import UsageError, shown
+
+EXPLICIT = ("flag", "keyword", "environment", "file")
+"""Ranks of values that the user wrote down, highest first (a program has keywords where the command line has flags)."""
+
+
+@frozen
+class Resolved:
+    """What is in effect.
+
+    `sampling` holds only what was given; `origins` maps every setting's key to "default", or "flag --page-size",
+    "environment HEADSTOCK_TP", "file engine.toml", "preset debug"; `notes` are lines that the user should see.
+    """
+
+    engine: EngineConfig
+    sampling: Mapping[str, Value]
+    origins: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def settle(flags: Source, environ: Mapping[str, str]) -> Resolved:
+    """The configuration in effect under flags (or keywords), environment, file, preset and defaults, in this order.
+
+    raises: UsageError; ModelError when the file cannot be read
+    """
+    environment, notes = from_environment(environ)
+    above = ChainMap(dict(flags), dict(environment))
+    file = from_file(str(above["config"].value())) if "config" in above else {}
+    asked = above.get("preset", file.get("preset"))
+    preset = from_preset(asked) if asked is not None else {}
+    given = dict(ChainMap(dict(flags), dict(environment), dict(file), dict(preset)))
+    given, replaced = replace_sizes(given)
+    aliases = tuple(note for one in given.values() for note in one.notes())
+    values: dict[str, Any] = {key: one.value() for key, one in given.items()}
+    origins = {key: one.origin for key, one in given.items()}
+    cuts = cut_running(values, given, origins)
+    return Resolved(
+        engine=EngineConfig(**{s.name: values[k] for k, s in engine_settings().items() if k in values}),
+        sampling={k: values[k] for k in sampling_settings() if values.get(k) is not None},
+        origins={k: origins.get(k, "default") for k in (*engine_settings(), *sampling_settings())},
+        notes=(*notes, *aliases, *replaced, *cuts),
+    )
+
+
+def replace_sizes(given: Source) -> tuple[dict[str, Given], tuple[str, ...]]:
+    """What remains when a size of a higher rank has replaced those below it, and a line for each that it replaced.
+
+    raises: UsageError when two pool sizes have the same rank
+    """
+    sizes = {key: given[key] for key in POOL_SIZES if key in given and given[key].value() is not None}
+    ranks = [*EXPLICIT, "preset"]
+    best = min((ranks.index(one.rank) for one in sizes.values()), default=0)
+    winners = {key: one for key, one in sizes.items() if ranks.index(one.rank) == best}
+    if len(winners) > 1:
+        raise UsageError(two_sizes([one.said for one in winners.values()]))
+    losers = {key: one for key, one in sizes.items() if key not in winners}
+    notes = tuple(f"{one.said}: replaced by {w.said}" for w in winners.values() for one in losers.values())
+    dropped = set(losers)
+    if "page_size" in given and given["page_size"].rank != "preset":
+        dropped |= {"page_size_or_less"} & {key for key, one in given.items() if one.rank == "preset"}
+    return {key: one for key, one in given.items() if key not in dropped}, notes
+
+
+def cut_running(values: dict[str, Any], given: Source, origins: dict[str, str]) -> tuple[str, ...]:
+    """A line when the running requests had to be cut to the token budget; two written values are left to EngineConfig.
+
+    writes: values, origins
+    """
+    tokens = values.get("max_batch_tokens", EngineConfig().max_batch_tokens)
+    running = values.get("max_running_requests", EngineConfig().max_running_requests)
+    both = [given[key].rank in EXPLICIT for key in ("max_batch_tokens", "max_running_requests") if key in given]
+    if running <= tokens or both == [True, True]:
+        return ()
+    values["max_running_requests"] = tokens
+    origins["max_running_requests"] = f"{origins.get('max_running_requests', 'default')} (cut to max_batch_tokens)"
+    return (
+        f"max_running_requests {running} is cut to max_batch_tokens {tokens}: "
+        "a step gives each running request one token or more",
+    )
+
+
+def from_keywords(given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Resolved:
+    """The configuration in effect for Python keywords; keywords rank as flags do.
+
+    raises: UsageError, for an unknown keyword with a suggestion
+    """
+    source: dict[str, Given] = {}
+    for word, raw in given.items():
+        if word in sampling_settings() and word not in keywords():
+            raise UsageError(f"{word}: a sampling value, not an engine's; give it to SamplingParams")
+        name = lookup(word, keywords(), f"{word}={shown(raw)}")
+        one = Given(name, raw, "keyword", word, f"{word}={shown(raw)}")
+        if (earlier := source.get(name.setting.key)) is not None:
+            raise UsageError(f"{earlier.said} and {one.said} set the same value; keep one of them")
+        source[name.setting.key] = one
+    return settle(source, os.environ if environ is None else environ)

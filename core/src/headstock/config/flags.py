@@ -1,0 +1,117 @@
+"""Command-line flags, generated from the settings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from headstock.config.catalog import CONFIG, PRESET, Name, engine_settings, sampling_settings
+from headstock.config.effective import Resolved, settle
+from headstock.config.kinds import Choice, Switch, Texts, suggestion
+from headstock.config.setting import Setting
+from headstock.config.sources import Given
+from headstock.errors import UsageError, shown
+
+DEST = "setting "
+"""Where a parsed namespace keeps settings; no other flag's name has a space."""
+
+TITLES = {
+    "sources": "where settings come from",
+    "model": "model",
+    "parts": "plugins",
+    "memory": "memory",
+    "scheduling": "scheduling",
+    "running": "running",
+}
+
+
+class FlagParser(argparse.ArgumentParser):
+    """A parser whose errors are UsageErrors of one line, with a suggestion for an unknown flag. It never abbreviates."""
+
+    def __init__(self, usage: str = "%(prog)s [options]", **options: Any) -> None:
+        super().__init__(allow_abbrev=False, usage=usage, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see '{self.prog} --help'")
+
+    # argparse declares overloads for the namespace's class, of which only the plain one is used here
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        parsed, rest = self.parse_known_args(args, namespace)
+        if rest:
+            word = rest[0].split("=")[0]
+            if not word.startswith("-"):
+                self.error(f"unexpected argument {shown(word)}")
+            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            close = suggestion(word, flags) or f"; see '{self.prog} --help'"
+            raise UsageError(f"unknown flag {shown(word)}{close}")
+        return parsed
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` a flag for every field of EngineConfig, and `--config` and `--preset`."""
+    settings = (CONFIG, PRESET, *engine_settings().values())
+    for group, title in TITLES.items():
+        section = parser.add_argument_group(title)
+        for setting in settings:
+            if setting.group == group:
+                add_flag(section, setting)
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` a flag for every sampling value."""
+    section = parser.add_argument_group("sampling")
+    for setting in sampling_settings().values():
+        add_flag(section, setting)
+
+
+def add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
+    """One setting's flag, its aliases (said in the help of the canonical flag) and its negative."""
+    also = f"; also {', '.join(setting.aliases)}" if setting.aliases else ""
+    negative = f"; {setting.negative} turns it off" if setting.negative else ""
+    text = f"{setting.help} (default: {setting.default_text}{also}{negative})".replace("%", "%%")
+    options: dict[str, Any] = {"dest": DEST + setting.key, "default": argparse.SUPPRESS, "metavar": metavar(setting)}
+    if isinstance(setting.kind, Switch):
+        options |= {"nargs": "?", "const": "on"}
+    section.add_argument(setting.flag, action=remember(setting), help=text, **options)
+    for alias in setting.aliases:
+        section.add_argument(alias, action=remember(setting), help=argparse.SUPPRESS, **options)
+    if setting.negative is not None:
+        off = options | {"nargs": 0}
+        section.add_argument(setting.negative, action=remember(setting), help=argparse.SUPPRESS, **off)
+
+
+def metavar(setting: Setting) -> str:
+    """What stands for the value in the help."""
+    match setting.kind:
+        case Choice(names=names):
+            return "|".join(names)
+        case Switch():
+            return "on|off"
+        case Texts(each=each):
+            return each.form
+        case kind:
+            return kind.describe().split()[0].rstrip(",")
+
+
+def remember(setting: Setting) -> type[argparse.Action]:
+    """The argparse action that keeps what was given, and under which flag."""
+
+    class Remember(argparse.Action):
+        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+            flag = str(option_string)
+            name = Name(setting, flag if flag in setting.aliases else None)
+            raw: object = "off" if flag == setting.negative else values
+            said = flag if flag == setting.negative else f"{flag} {shown(values)}"
+            if isinstance(setting.kind, Texts):
+                earlier = getattr(namespace, self.dest, None)
+                raw = [*(earlier.raw if earlier is not None else ()), values]
+            setattr(namespace, self.dest, Given(name, raw, "flag", flag, said))
+
+    return Remember
+
+
+def resolve(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Resolved:
+    """The configuration in effect for parsed flags.   raises: UsageError; ModelError when the file cannot be read"""
+    given = {dest.removeprefix(DEST): one for dest, one in vars(namespace).items() if dest.startswith(DEST)}
+    return settle(given, environ)

@@ -1,0 +1,57 @@
+"""Named sets of values for common purposes. They rank under file, environment and flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from headstock.config.kinds import suggestion
+from headstock.errors import UsageError, shown
+
+PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "max-throughput": {
+            "max_batch_tokens": 16384,
+            "max_running_requests": 256,
+            "cuda_graph_max_bs": 256,
+            "memory_ratio": 0.9,
+        },
+        "low-latency": {
+            "max_running_requests": 8,
+            "max_queued_requests": 64,
+            "max_batch_tokens": 1024,
+            "memory_threshold": 0.8,
+            "cuda_graph_max_bs": 8,
+        },
+        "memory-constrained": {
+            "memory_ratio": 0.7,
+            "cuda_graph_max_bs": 64,
+            "max_batch_tokens": 4096,
+            "page_size": 16,
+            "max_running_requests": 16,
+        },
+        "long-context": {
+            "max_seq_len": 32768,
+            "max_batch_tokens": 16384,
+            "page_size": 256,
+            "page_size_or_less": True,
+            "memory_ratio": 0.95,
+            "max_running_requests": 16,
+        },
+        "debug": {
+            "runner": "eager",
+            "overlap": False,
+            "cuda_graph_max_bs": 0,
+            "debug_invariants": True,
+            "log_level": "DEBUG",
+        },
+    }
+)
+"""Preset -> field of EngineConfig -> value."""
+
+
+def preset(name: str, said: str) -> Mapping[str, object]:
+    """The values of the preset called `name`; `said` is how the user asked for it.   raises: UsageError"""
+    if name not in PRESETS:
+        raise UsageError(f"{said}: preset must be one of {', '.join(PRESETS)}{suggestion(shown(name), PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,124 @@
+"""Where values come from: environment variables, a file, a preset. Each source maps setting keys to what it gave."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from headstock.config.catalog import Name, engine_settings, lookup, names
+from headstock.config.kinds import Value, suggestion
+from headstock.config.presets import preset
+from headstock.errors import ModelError, UsageError, shown
+
+PREFIX = "HEADSTOCK_"
+OTHER_VARIABLES = frozenset({"HEADSTOCK_TRACEBACK"})
+"""Variables with the prefix that are no settings."""
+
+
+@frozen
+class Given:
+    """A value as one source gave it: under which name, in which words, and how the user put it."""
+
+    name: Name
+    raw: object
+    rank: str
+    source: str
+    said: str
+
+    def value(self) -> Value:
+        """The checked value.   raises: UsageError"""
+        return self.name.read(self.raw, self.said)
+
+    @property
+    def origin(self) -> str:
+        """The rank, then the flag, variable, file or preset."""
+        return f"{self.rank} {self.source}"
+
+    def notes(self) -> Iterable[str]:
+        """One line when the alias used means something else in another engine."""
+        if self.name.note:
+            setting = self.name.setting
+            yield f"{self.said}: taken as {setting.flag} {setting.kind.show(self.value())}, {self.name.note}"
+
+
+Source = Mapping[str, Given]
+
+
+def from_environment(environ: Mapping[str, str]) -> tuple[Source, tuple[str, ...]]:
+    """What `HEADSTOCK_*` variables (and LOG_LEVEL) set, and a line for each that looks misspelt. Empty means unset."""
+    source: dict[str, Given] = {}
+    notes = []
+    if environ.get("LOG_LEVEL"):
+        source["log_level"] = variable(Name(engine_settings()["log_level"]), "LOG_LEVEL", environ["LOG_LEVEL"])
+    for name, text in sorted(environ.items()):
+        word = name.removeprefix(PREFIX).lower()
+        if not name.startswith(PREFIX) or not text or name in OTHER_VARIABLES:
+            continue
+        if word in names():
+            given = variable(names()[word], name, text)
+            source[given.name.setting.key] = once(source, given, over="LOG_LEVEL")
+        elif close := suggestion(name, (PREFIX + key.upper() for key in names())):
+            notes.append(f"{name} is not a setting and has no effect{close}")
+    return source, tuple(notes)
+
+
+def variable(name: Name, called: str, text: str) -> Given:
+    """What one environment variable gave."""
+    return Given(name, text, "environment", called, f"{called}={shown(text)}")
+
+
+def once(source: Source, given: Given, over: str | None = None) -> Given:
+    """`given`, unless the source has set the same value under another name (other than `over`).   raises: UsageError"""
+    earlier = source.get(given.name.setting.key)
+    if earlier is not None and earlier.source != over:
+        raise UsageError(f"{earlier.said} and {given.said} set the same value; keep one of them")
+    return given
+
+
+def from_file(path: str) -> Source:
+    """What a TOML or JSON file sets.   raises: ModelError when it cannot be read; UsageError for an unknown key"""
+    source: dict[str, Given] = {}
+    for word, raw in read_table(Path(path)).items():
+        name = lookup(word, names(), path)
+        given = Given(name, raw, "file", path, f"{path}: {word} = {shown(raw)}")
+        if name.setting.key == "config":
+            raise UsageError(f"{given.said}: a file cannot name another file")
+        source[name.setting.key] = once(source, given)
+    return source
+
+
+def read_table(path: Path) -> Mapping[str, Any]:
+    """The top-level table of a file.   raises: ModelError"""
+    form = "JSON" if path.suffix.lower() == ".json" else "TOML"
+    try:
+        text = path.read_bytes().decode()
+        table = json.loads(text, object_pairs_hook=distinct) if form == "JSON" else tomllib.loads(text)
+    except OSError as error:
+        raise ModelError(f"--config {shown(path)}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"--config {shown(path)}: not valid {form}: {shown(error)}") from None
+    if not isinstance(table, dict):
+        raise ModelError(f"--config {shown(path)}: wanted a JSON object of settings, found {type(table).__name__}")
+    return table
+
+
+def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The pairs as a mapping.   raises: ValueError when a key comes twice"""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key comes twice in one object")
+    return table
+
+
+def from_preset(asked: Given) -> Source:
+    """What a preset sets.   raises: UsageError when there is none of that name"""
+    name = str(asked.value())
+    return {
+        key: Given(Name(engine_settings()[key]), raw, "preset", name, f"preset {name} ({key} = {raw})")
+        for key, raw in preset(name, asked.said).items()
+    }
