@@ -127,3 +127,13 @@ def test_the_spec_names_the_policy_and_its_options() -> None:
     assert spec().options == f"{RadixOptions.__module__}:{RadixOptions.__name__}"
     with pytest.raises(ValueError, match="max_prefixes"):
         RadixOptions(max_prefixes=-1)
+
+
+def test_a_prefix_that_was_partly_evicted_is_still_the_oldest_one() -> None:
+    policy = RadixCache(1, RadixOptions(max_prefixes=2))
+    index = policy.new()
+    finished(policy, index, (0, 0), 1)
+    finished(policy, index, (1, 1), 3)
+    assert policy.evict(index, 1).tolist() == [2]
+    finished(policy, index, (2, 2), 5)
+    assert [len(policy.match(index, ints(tokens), "").pages) for tokens in ((0, 0), (1, 1), (2, 2))] == [0, 2, 2]
