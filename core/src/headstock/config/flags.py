@@ -27,7 +27,7 @@ TITLES = {
 
 
 class FlagParser(argparse.ArgumentParser):
-    """A parser whose errors are UsageErrors of one line, with a suggestion for an unknown flag. It never abbreviates."""
+    """A parser whose errors are one-line UsageErrors, with a suggestion for an unknown flag. It never abbreviates."""
 
     def __init__(self, usage: str = "%(prog)s [options]", **options: Any) -> None:
         super().__init__(allow_abbrev=False, usage=usage, **options)

@@ -40,7 +40,7 @@ class Kind(ABC):
 
 @frozen(kw_only=True)
 class Integer(Kind):
-    """A whole number between two limits. `word` is the text for leaving the choice open, `unset` the value it then has."""
+    """A whole number between two limits. `word` is the text for leaving it open, `unset` the value it then has."""
 
     least: int
     most: int = INT32_MAX

@@ -23,6 +23,7 @@ class View:
     computed: tokens already computed  rank: place among running rows, 0 = highest (priority, then arrival)
     idle: steps since it last ran      decoding: whether its prompt is done
     waiting_lengths, waiting_priorities: one entry for each of the first `budget.free_rows` waiting requests, in queue order
+    `number` counts steps.
     """
 
     rows: Ints
@@ -33,6 +34,7 @@ class View:
     decoding: Ints
     waiting_lengths: Ints
     waiting_priorities: Ints
+    number: int
 
 
 @frozen(kw_only=True)

@@ -1,0 +1,1 @@
+"""The plugins that ship with core, behind the same entry points as anyone else's."""

@@ -1,0 +1,135 @@
+"""Jobs in the air: handed to the engine in order as room appears, and their news handed back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Protocol
+
+from attrs import frozen
+
+from headstock.errors import CapacityError, RequestError
+from headstock.job import Job
+from headstock.outputs import RequestOutput
+from headstock.schedule.request import Request
+
+if TYPE_CHECKING:
+    from headstock.engine.update import Update
+
+
+class EngineLoop(Protocol):
+    """Steps an engine on a thread of its own; a sink hears of one request, on that thread, until its finish reason."""
+
+    def submit(self, request: Request, sink: Callable[[Update], None]) -> None:
+        """Queue `request`.   raises: RequestError"""
+
+    def abort(self, id: str) -> None:
+        """End a request; nothing happens when there is none of that id."""
+
+
+@frozen
+class News:
+    """An update and when the engine's thread learned of it, in seconds."""
+
+    update: Update
+    at: float
+
+
+class Flight:
+    """Jobs given to `loop` in order, at most `room` requests at once. `tell` gets every News on the loop's thread."""
+
+    def __init__(self, loop: EngineLoop, jobs: Iterable[Job], room: int, tell: Callable[[News], None]) -> None:
+        self.loop = loop
+        self.room = room
+        self.tell = tell
+        self.waiting = deque((job, request) for job in jobs for request in job.requests)
+        self.live: dict[str, Job] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether news is still to come."""
+        return bool(self.waiting or self.live)
+
+    def fill(self) -> None:
+        """Hand over as many requests as there is room for; one that the engine refuses ends with an error."""
+        while self.waiting and len(self.live) < self.room:
+            job, request = self.waiting[0]
+            job.begin(time.monotonic())
+            try:
+                self.loop.submit(request, self.hear)
+            except RequestError as error:
+                if isinstance(error, CapacityError) and self.live:
+                    return  # others must end first
+                self.hear(refused(request, error))
+            self.waiting.popleft()
+            self.live[request.id] = job
+
+    def hear(self, update: Update) -> None:
+        """Pass on what the engine's thread says."""
+        self.tell(News(update, time.monotonic()))
+
+    def take(self, news: News) -> tuple[Job, RequestOutput] | None:
+        """The job that `news` is of and what it adds; None for late news of a request that has ended."""
+        name = news.update.id
+        job = self.live.get(name)
+        if job is None:
+            return None
+        output = job.absorb(news.update, news.at)
+        if job.answers[name].ended:
+            del self.live[name]
+            if news.update.finish_reason is None:  # a stop string, of which the engine knows nothing
+                self.loop.abort(name)
+        return job, output
+
+    def close(self) -> None:
+        """Abort what has not ended."""
+        self.waiting.clear()
+        for name in self.live:
+            self.loop.abort(name)
+        self.live.clear()
+
+
+def refused(request: Request, error: RequestError) -> Update:
+    """The news that `request` ended with `error`."""
+    from headstock.engine.update import Update
+
+    return Update(id=request.id, finish_reason="error", error=str(error))
+
+
+def fly(loop: EngineLoop, jobs: Iterable[Job], room: int) -> Iterator[tuple[Job, RequestOutput]]:
+    """Each piece of output of `jobs`, as it comes; abandoning the iterator aborts them."""
+    queue: SimpleQueue[News] = SimpleQueue()
+    flight = Flight(loop, jobs, room, queue.put)
+    try:
+        while flight.busy:
+            flight.fill()
+            piece = flight.take(queue.get())
+            if piece is not None:
+                yield piece
+    finally:
+        flight.close()
+
+
+async def fly_async(loop: EngineLoop, jobs: Iterable[Job], room: int) -> AsyncIterator[tuple[Job, RequestOutput]]:
+    """As `fly`, for asyncio."""
+    queue: asyncio.Queue[News] = asyncio.Queue()
+    running = asyncio.get_running_loop()
+
+    def tell(news: News) -> None:
+        """Wake the event loop, if it is still there to be woken."""
+        with contextlib.suppress(RuntimeError):
+            running.call_soon_threadsafe(queue.put_nowait, news)
+
+    flight = Flight(loop, jobs, room, tell)
+    try:
+        while flight.busy:
+            flight.fill()
+            piece = flight.take(await queue.get())
+            if piece is not None:
+                yield piece
+    finally:
+        flight.close()

@@ -1,0 +1,80 @@
+"""Prompts and parameters, checked against one engine and made into jobs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from headstock.errors import RequestError
+from headstock.job import Job
+from headstock.sampling_params import SamplingParams
+from headstock.text.chat import Message, chat_prompt
+from headstock.text.generation_config import read_generation_config
+from headstock.text.prompt import Prompt, PromptInput, as_prompt, check_ids, check_prompt
+from headstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from headstock.engine.engine import Engine
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Intake:
+    """Makes jobs for `engine`; those that name no seed get one each from a row that `seed` begins.
+
+    raises: ModelError
+    """
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self.engine = engine
+        self.tokenizer = Tokenizer(engine.directory)
+        wishes = read_generation_config(engine.directory)
+        self.defaults = wishes.sampling
+        self.eos_ids = tuple(dict.fromkeys((*(wishes.eos_ids or engine.eos_ids), *self.tokenizer.eos_ids)))
+        self.numbers = itertools.count()
+        self.seeds = random.Random(seed)
+
+    def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
+        """The prompt that the chat template makes of `messages`.   raises: UsageError, RequestError"""
+        return as_prompt(chat_prompt(self.tokenizer, messages), self.tokenizer, add_special_tokens=False)
+
+    def job(self, given: PromptInput, params: SamplingParams | None = None) -> Job:
+        """The checked prompt.   raises: RequestError"""
+        params = self.defaults if params is None else params
+        prompt = as_prompt(given, self.tokenizer)
+        vocab, longest = self.engine.model.vocab, self.engine.max_seq_len
+        check_prompt(prompt.tokens, vocab=vocab, max_seq_len=longest)
+        check_ids(params.stop_token_ids, "stop_token_ids", vocab)
+        check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)
+        check_ids(tuple(params.logit_bias or ()), "logit_bias", vocab)
+        return Job(
+            str(next(self.numbers)),
+            prompt,
+            params,
+            tokenizer=self.tokenizer,
+            eos_ids=self.eos_ids,
+            room=longest - len(prompt.tokens),
+            seed=self.seeds.getrandbits(63) if params.seed is None else params.seed,
+        )
+
+    def jobs(self, prompts: Sequence[PromptInput], params: Params) -> list[Job]:
+        """A job for each prompt.   raises: RequestError naming the prompt at fault"""
+        count = len(prompts)
+        each = [params] * count if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != count:
+            raise RequestError(f"wanted one sampling_params or one for each prompt ({count}), got {len(each)}", "sampling_params")
+        return [located(index, count, self.job, prompts[index], each[index]) for index in range(count)]
+
+
+def located(index: int, count: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The function's result; its RequestError says which of `count` prompts is at fault."""
+    try:
+        return function(*args, **kwargs)
+    except RequestError as error:
+        if count == 1:
+            raise
+        raise type(error)(f"prompts[{index}]: {error}", parameter=error.parameter) from error

@@ -1,0 +1,90 @@
+"""One prompt on its way through the engine: the requests it makes, and their news as output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import evolve
+
+from headstock.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from headstock.sampling_params import SamplingParams
+from headstock.schedule.request import Request
+from headstock.text.answer import Answer, joined, prompt_table
+from headstock.text.prompt import Prompt
+from headstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from headstock.engine.update import Update
+
+
+class Job:
+    """A checked prompt with `params.n` requests, one an answer. `seed` is that of the first; room is for output tokens."""
+
+    def __init__(
+        self, name: str, prompt: Prompt, params: SamplingParams, *, tokenizer: Tokenizer, eos_ids: tuple[int, ...],
+        room: int, seed: int,
+    ) -> None:
+        self.name = name
+        self.prompt = prompt
+        self.params = params
+        self.tokenizer = tokenizer
+        stop_ids = params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
+        tokens = np.array(prompt.tokens, dtype=np.int32)
+        self.requests = tuple(
+            Request(
+                id=f"{name}-{index}" if params.n > 1 else name,
+                prompt=tokens,
+                max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+                min_tokens=min(params.min_tokens, room),
+                stop_ids=tuple(dict.fromkeys(stop_ids)),
+                prompt_logprobs=params.prompt_logprobs is not None and index == 0,
+                params=params.answer(index, seed),
+            )
+            for index in range(params.n)
+        )
+        self.answers = {
+            request.id: Answer(index, request.params, tokenizer) for index, request in enumerate(self.requests)
+        }
+        self.pieces: dict[str, list[CompletionOutput]] = {request.id: [] for request in self.requests}
+        self.metrics = RequestMetrics(arrival=0.0)
+        self.prompt_logprobs = None
+
+    def begin(self, at: float) -> None:
+        """Note that the first request goes to the engine at `at` seconds."""
+        if not self.metrics.arrival:
+            self.metrics = evolve(self.metrics, arrival=at)
+
+    def absorb(self, update: Update, at: float) -> RequestOutput:
+        """What `update`, learned at `at` seconds, adds to the output."""
+        piece = self.answers[update.id].absorb(update)
+        self.pieces[update.id].append(piece)
+        if update.cached_tokens is not None:
+            self.metrics = evolve(self.metrics, cached_tokens=update.cached_tokens)
+        if update.tokens and self.metrics.first_token is None:
+            self.metrics = evolve(self.metrics, first_token=at)
+        if self.ended:
+            self.metrics = evolve(self.metrics, end=at)
+        fresh = prompt_table(update.prompt_logprobs, self.tokenizer)
+        self.prompt_logprobs = fresh or self.prompt_logprobs
+        return evolve(self.output((piece,)), prompt_logprobs=fresh)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every answer has ended."""
+        return all(answer.ended for answer in self.answers.values())
+
+    def result(self) -> RequestOutput:
+        """All that came, once every answer has ended."""
+        return self.output(tuple(joined(pieces) for pieces in self.pieces.values()))
+
+    def output(self, outputs: tuple[CompletionOutput, ...]) -> RequestOutput:
+        """An output with these answers."""
+        return RequestOutput(
+            request_id=self.name,
+            prompt=self.prompt.text,
+            prompt_token_ids=self.prompt.tokens,
+            outputs=outputs,
+            prompt_logprobs=self.prompt_logprobs,
+            metrics=self.metrics,
+        )

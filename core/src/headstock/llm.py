@@ -1,0 +1,179 @@
+"""The engine as a Python object: prompts in, text out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from headstock.config import EngineConfig
+from headstock.errors import UsageError
+from headstock.flight import fly, fly_async
+from headstock.intake import Intake, Params, located
+from headstock.job import Job
+from headstock.outputs import RequestOutput
+from headstock.progress import Bars
+from headstock.sampling_params import SamplingParams
+from headstock.text.chat import Message
+from headstock.text.prompt import Prompt, PromptInput, as_list
+from headstock.text.tokenizer import Tokenizer
+
+Report = Callable[[str, int, int], None]
+"""`report(stage, done, total)`: how far loading is."""
+
+
+def start_engine(config: EngineConfig, report: Report | None) -> tuple[Any, Any]:
+    """An engine for `config`, and the loop that steps it on a thread of its own."""
+    from headstock.engine.engine import Engine
+    from headstock.engine.loop import Loop
+
+    engine = Engine(config, report)
+    return engine, Loop(engine)
+
+
+class LLM:
+    """A model ready to generate; close it, or use it in a `with` statement, to give its memory back.
+
+    Keywords are the flags of the command line with underscores (`attn="sdpa"`, `page_size=16`); a `config` takes the place of them all.
+    Several may live in one process, and one may be called from several threads.
+    raises: UsageError, CannotRun, ModelError
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        report: Report | None = None,
+        start: Callable[[EngineConfig, Report | None], tuple[Any, Any]] = start_engine,
+        **settings: Any,
+    ) -> None:
+        self.closed = True
+        self.config = asked(model, config, settings)
+        self.engine, self.loop = start(self.config, report)
+        self.closed = False
+        try:
+            self.intake = Intake(self.engine, self.config.seed)
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self, prompts: PromptInput | Sequence[PromptInput], sampling_params: Params = None, use_tqdm: bool = False
+    ) -> list[RequestOutput]:
+        """The answers to the prompts, in their order. All are checked before any runs.
+
+        An answer that fails while it runs has finish_reason "error", and the others go on.
+        raises: RequestError naming the prompt at fault, EngineDied
+        """
+        return self.run(self.intake.jobs(as_list(prompts), sampling_params), use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """As `generate`, of one conversation or several through the model's chat template.
+
+        raises: UsageError when the model has no template, RequestError, EngineDied
+        """
+        several = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
+        talks: Sequence[Any] = messages if several else [messages]
+        prompts = [located(index, len(talks), self.chat_prompt, talk) for index, talk in enumerate(talks)]
+        return self.run(self.intake.jobs(prompts, sampling_params), use_tqdm=use_tqdm)
+
+    def stream(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """The answer in pieces: each output holds only what is new. Closing the iterator ends the request.
+
+        raises: RequestError at once, EngineDied
+        """
+        return (piece for _, piece in self.events([self.intake.job(prompt, sampling_params)]))
+
+    async def generate_async(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> RequestOutput:
+        """The whole answer to one prompt; cancelling the task ends the request.   raises: RequestError, EngineDied"""
+        job = await asyncio.to_thread(self.intake.job, prompt, sampling_params)
+        async for _ in self.events_async(job):
+            pass
+        return job.result()
+
+    async def astream(
+        self, prompt: PromptInput, sampling_params: SamplingParams | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """As `stream`, for asyncio; cancelling the task or closing the iterator ends the request.
+
+        raises: RequestError, EngineDied
+        """
+        job = await asyncio.to_thread(self.intake.job, prompt, sampling_params)
+        async for _, piece in self.events_async(job):
+            yield piece
+
+    def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
+        """The prompt that the chat template makes of `messages`, to give to `generate`, `stream` and the others.
+
+        raises: UsageError when the model has no template, RequestError
+        """
+        return self.intake.chat_prompt(messages)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used where none are given: the checkpoint's generation_config.json over SamplingParams()."""
+        return self.intake.defaults
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return self.intake.tokenizer
+
+    def run(self, jobs: Sequence[Job], *, use_tqdm: bool = False) -> list[RequestOutput]:
+        """The results of `jobs`, in their order.   raises: EngineDied"""
+        ended = 0
+        with Bars(shown=use_tqdm) as bars:
+            for job, _ in self.events(jobs):
+                ended += job.ended
+                bars.report("prompts", ended, len(jobs))
+        return [job.result() for job in jobs]
+
+    def events(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, RequestOutput]]:
+        """Each piece of output of `jobs`, with its job, as it comes; closing the iterator aborts them.   raises: EngineDied"""
+        self.check_open()
+        return fly(self.loop, jobs, self.room)
+
+    def events_async(self, job: Job) -> AsyncIterator[tuple[Job, RequestOutput]]:
+        """As `events`, of one job, for asyncio."""
+        self.check_open()
+        return fly_async(self.loop, [job], self.room)
+
+    @property
+    def room(self) -> int:
+        """Requests handed over at once: those that can run, and as many again to take their places."""
+        return 2 * self.config.max_running_requests
+
+    def check_open(self) -> None:
+        """Raise UsageError after `close`."""
+        if self.closed:
+            raise UsageError("this LLM is closed; make a new one")
+
+    def close(self) -> None:
+        """End what runs and give the memory back; a second call does nothing."""
+        if not self.closed:
+            self.closed = True
+            self.loop.close()
+            self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def asked(model: str | None, config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
+    """The configuration that the keywords of `LLM` ask for.   raises: UsageError"""
+    if model is not None:
+        settings = {"model": model, **settings}
+    if config is None:
+        return EngineConfig.from_keywords(**settings)
+    if settings:
+        raise UsageError(f"give LLM a config or keywords, not both: got config and {', '.join(settings)}")
+    return config

@@ -1,0 +1,25 @@
+"""Writing keys and values to the pool."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def kv_cells(slots: Tensor, page_size: int) -> Tensor:
+    """Where in a pool, seen as rows of [kv_heads, head_dim], the key and the value of each slot lie.
+
+    slots: [tokens] int64 (page * page_size + offset)    returns: [tokens, 2] int64
+    """
+    # A page holds page_size keys, then page_size values, so page p begins at row 2 * p * page_size.
+    keys = slots + slots.div(page_size, rounding_mode="floor").mul_(page_size)
+    return torch.stack((keys, keys + page_size), -1)
+
+
+def store_kv_(pool: Tensor, cells: Tensor, kv: Tensor) -> None:
+    """Put keys and values into the pool.
+
+    cells: [tokens, 2] int64 from `kv_cells`    kv: [tokens, 2, kv_heads, head_dim]
+    writes: pool [pages, 2, page_size, kv_heads, head_dim]
+    """
+    pool.view(-1, *pool.shape[3:]).index_put_((cells,), kv.to(pool.dtype))

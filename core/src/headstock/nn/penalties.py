@@ -1,0 +1,42 @@
+"""Penalties on tokens that a request has already seen; repetition after Keskar et al. 2019 (arXiv 1909.05858)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headstock.spi import Sampling
+
+
+def penalize_(logits: Tensor, sampling: Sampling) -> None:
+    """Apply those penalties of `sampling` that are not None: repetition over prompt and output, the others over output alone.
+
+    writes: logits [n, vocab] float32
+    """
+    if sampling.repetition is sampling.presence is sampling.frequency is None:
+        return
+    seen, counts = token_counts(logits, sampling)
+    if sampling.repetition is not None:
+        factor = sampling.repetition[:, None].expand_as(logits).masked_fill(~seen, 1.0)
+        logits.copy_(torch.where(logits > 0, logits / factor, logits * factor))
+    if sampling.frequency is not None:
+        logits.sub_(sampling.frequency[:, None] * counts)
+    if sampling.presence is not None:
+        logits.sub_(sampling.presence[:, None] * (counts > 0))
+
+
+def token_counts(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Which tokens a row's history holds, and how often its output part does.
+
+    returns: seen [n, vocab] bool, counts [n, vocab] float32
+    """
+    assert sampling.history is not None
+    assert sampling.history_lens is not None
+    assert sampling.prompt_lens is not None
+    place = torch.arange(sampling.history.shape[1], device=logits.device)
+    known = place < sampling.history_lens[:, None]
+    output = known & (place >= sampling.prompt_lens[:, None])
+    tokens = sampling.history.masked_fill(~known, 0)
+    seen = torch.zeros_like(logits).scatter_add_(1, tokens, known.to(logits.dtype)) > 0
+    counts = torch.zeros_like(logits).scatter_add_(1, tokens, output.to(logits.dtype))
+    return seen, counts

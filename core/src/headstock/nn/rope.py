@@ -1,0 +1,131 @@
+"""Rotary positions (Su et al. 2021, arXiv 2104.09864), first and second half of a head turned together (GPT-NeoX order)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from headstock.spi import Rope
+
+
+@frozen(eq=False)
+class Turns:
+    """The rotations of one step's tokens, with the signs of the second half's sine already in.
+
+    cos, sin: [tokens, 1, dim]
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def at(cls, table: Tensor, positions: Tensor, dtype: torch.dtype) -> Turns:
+        """The table's rows at the positions.   table: [max_seq_len, 2, dim / 2]    positions: [tokens] int64"""
+        cos, sin = table[positions].to(dtype).unbind(1)
+        return cls(torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None])
+
+
+def rotate_(x: Tensor, turns: Turns, out: Tensor) -> None:
+    """Turn the first `dim` elements of each head and pass on the others.
+
+    x: [tokens, heads, head_dim]
+    writes: out [tokens, heads, head_dim], which may be `x`
+    """
+    dim = turns.cos.shape[-1]
+    if dim < x.shape[-1]:
+        out[..., dim:] = x[..., dim:]
+        x, out = x[..., :dim], out[..., :dim]
+    swapped = x.roll(dim // 2, -1)
+    torch.mul(x, turns.cos, out=out)
+    out.addcmul_(swapped, turns.sin)
+
+
+def rope_table(rope: Rope, positions: int, max_position: int) -> Tensor:
+    """Cosines and sines of positions 0, 1, ..., times the scaling's attention factor.
+
+    returns: [positions, 2, dim / 2] float32
+    """
+    frequencies, factor = SCALINGS[rope.scaling](rope, max_position)
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
+    return torch.stack((angles.cos(), angles.sin()), 1).mul_(factor)
+
+
+def plain(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+    """Frequencies falling geometrically from 1 to nearly 1 / theta, and a factor of 1.   frequencies: [dim / 2]"""
+    exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
+    return 1.0 / rope.theta**exponents, 1.0
+
+
+def linear(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+    """All frequencies divided by `factor` (position interpolation, arXiv 2306.15595)."""
+    frequencies, _ = plain(rope, max_position)
+    return frequencies / rope.parameters["factor"], 1.0
+
+
+def llama3(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+    """Slow frequencies divided by `factor`, fast ones kept, those between blended by wavelength (Llama 3.1)."""
+    numbers = rope.parameters
+    frequencies, _ = plain(rope, max_position)
+    turns = numbers["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / numbers["factor"]), 1.0
+
+
+def yarn(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+    """Dimensions that turn rarely divided by `factor`, others kept, with an attention factor (YaRN, arXiv 2309.00071)."""
+    numbers = rope.parameters
+    original = numbers.get("original_max_position_embeddings") or max_position
+    factor = numbers.get("factor") or max_position / original
+    low, high = yarn_range(rope, numbers, original)
+    ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    frequencies, _ = plain(rope, max_position)
+    return frequencies * (1 - ramp) + frequencies / factor * ramp, yarn_attention_factor(numbers, factor)
+
+
+def yarn_range(rope: Rope, numbers: Mapping[str, Any], original: int) -> tuple[float, float]:
+    """The dimension pairs between which YaRN blends: those that turn `beta_fast` and `beta_slow` times in the original length."""
+
+    def pair(rotations: float) -> float:
+        return rope.dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair(numbers.get("beta_fast") or 32), pair(numbers.get("beta_slow") or 1)
+    if numbers.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    return low, high if high != low else high + 0.001  # no division by zero in the ramp
+
+
+def yarn_attention_factor(numbers: Mapping[str, Any], factor: float) -> float:
+    """What YaRN multiplies queries and keys by, as configured or by the paper's 0.1 ln(factor) + 1."""
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if numbers.get("attention_factor") is not None:
+        return float(numbers["attention_factor"])
+    if numbers.get("mscale") and numbers.get("mscale_all_dim"):
+        return scale(numbers["mscale"]) / scale(numbers["mscale_all_dim"])
+    return scale(1.0)
+
+
+SCALINGS: Mapping[str, Callable[[Rope, int], tuple[Tensor, float]]] = {
+    "default": plain,
+    "linear": linear,
+    "llama3": llama3,
+    "yarn": yarn,
+}
+"""Scaling's name in config.json -> `(rope, max_position) -> (frequencies, attention factor)`."""
+
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (),
+}
+"""Scaling's name -> the numbers it cannot do without."""

@@ -1,0 +1,74 @@
+"""What a request gave: text, tokens, reasons and times. Names are vLLM's."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class Logprob:
+    """The log-probability of one token; `rank` 1 is the likeliest, None where it is below the alternatives asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@frozen(kw_only=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds of `time.monotonic`; None for what has not happened, or is not known.
+
+    `arrival` is the moment it was handed to the engine; `cached_tokens` are prompt tokens taken from the prefix index.
+    """
+
+    arrival: float
+    first_token: float | None = None
+    end: float | None = None
+    cached_tokens: int | None = None
+    preemptions: int | None = None
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def total(self) -> float | None:
+        """Seconds from arrival to the end."""
+        return None if self.end is None else self.end - self.arrival
+
+
+@frozen(kw_only=True)
+class CompletionOutput:
+    """One answer, or, in a stream, what is new of it.
+
+    `finish_reason` is None while it goes on, then "stop", "length", "abort" or "error" (`error` says what went wrong); `stop_reason` is
+    the stop string or the id among `stop_token_ids` that ended it, None when an end-of-sequence token did. `token_ids` hold the token
+    that ended it, `text` does not. `logprobs`, when asked for, is one mapping a token, from id to Logprob.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float | None = None
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@frozen(kw_only=True)
+class RequestOutput:
+    """The answers to one prompt; `prompt` is None when it was given as token ids. The first entry of `prompt_logprobs` is None."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    metrics: RequestMetrics
+    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every answer in it has ended."""
+        return all(output.finish_reason is not None for output in self.outputs)

@@ -1,0 +1,27 @@
+"""The functional core: scheduling as a pure function over frozen records. Knows numpy, never torch."""
+
+from headstock.schedule.events import Aborted, Arrived, Ended, Event, Failed, Sampled
+from headstock.schedule.limits import Limits, refusal
+from headstock.schedule.plan import Plan
+from headstock.schedule.request import Entry, Request
+from headstock.schedule.state import Accepted, Column, State, initial
+from headstock.schedule.step import step
+
+__all__ = [
+    "Aborted",
+    "Accepted",
+    "Arrived",
+    "Column",
+    "Ended",
+    "Entry",
+    "Event",
+    "Failed",
+    "Limits",
+    "Plan",
+    "Request",
+    "Sampled",
+    "State",
+    "initial",
+    "refusal",
+    "step",
+]

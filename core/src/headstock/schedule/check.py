@@ -1,0 +1,59 @@
+"""What must hold after every step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headstock.schedule.limits import Limits
+from headstock.schedule.state import Column, State
+
+
+def check(state: State, limits: Limits) -> None:
+    """Raise AssertionError with a reason when the state contradicts itself."""
+    for group in range(len(limits.groups)):
+        check_pages(state, limits, group)
+    check_rows(state, limits)
+    ranks = [entry.rank for entry in state.waiting]
+    assert ranks == sorted(ranks), "the queue is not in rank order"
+    if limits.policy is not None:
+        limits.policy.check(state.index)
+
+
+def check_pages(state: State, limits: Limits, group: int) -> None:
+    """free + held + cached == total, and nobody's page is anybody else's."""
+    total = limits.num_pages[group]
+    held = np.concatenate(state.pages[group])
+    refs = np.bincount(held, minlength=total + 1)
+    assert (refs == state.refs[group]).all(), f"group {group}: reference counts do not match the rows"
+    free = np.bincount(state.free[group], minlength=total + 1)
+    indexed = np.zeros(total + 1, np.int64)
+    if limits.policy is not None and group == 0:
+        indexed = np.bincount(limits.policy.pages(state.index), minlength=total + 1)
+    assert len(free) == len(refs) == len(indexed) == total + 1, f"group {group}: a page number is past the pool"
+    assert free[0] == refs[0] == indexed[0] == 0, f"group {group}: the dummy page was handed out"
+    assert free.max() <= 1 and indexed.max() <= 1, f"group {group}: a page is free or indexed twice"
+    assert not (free.astype(bool) & ((refs > 0) | (indexed > 0))).any(), f"group {group}: a free page is in use"
+    assert ((free > 0) | (refs > 0) | (indexed > 0))[1:].all(), f"group {group}: a page is lost"
+    shared = refs > 1
+    assert (indexed[shared] > 0).all(), f"group {group}: rows share a page that the index does not know"
+
+
+def check_rows(state: State, limits: Limits) -> None:
+    """Counters agree with each other and with the pages held."""
+    columns = state.columns
+    for row, entry in enumerate(state.seats):
+        values = columns[:, row]
+        if entry is None:
+            assert not values.any() and state.handles[row] is None, f"free row {row} keeps something"
+            assert not any(len(pages[row]) for pages in state.pages), f"free row {row} holds pages"
+            continue
+        known, computed, tokens = (int(values[c]) for c in (Column.NUM_KNOWN, Column.NUM_COMPUTED, Column.NUM_TOKENS))
+        assert computed <= tokens <= values[Column.MAX_LEN], f"row {row} is past its end"
+        assert known <= tokens, f"row {row} knows more tokens than it has"
+        assert known < values[Column.MAX_LEN], f"row {row} should have ended"
+        for group in range(len(limits.groups)):
+            span = int(state.first_pages[group, row]) + len(state.pages[group][row])
+            assert span == state.spans[group, row], f"row {row} miscounts its pages"
+            assert span >= limits.pages_for(computed), f"row {row} computed tokens without a page"
+        assert int(values[Column.INDEXED]) <= len(state.pages[0][row]), f"row {row} indexed more pages than it holds"
+    assert set(state.ranked.tolist()) == set(np.flatnonzero(columns[Column.ACTIVE]).tolist()), "ranked rows are stale"

@@ -1,0 +1,72 @@
+"""What the scheduler is told."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+
+from headstock.schedule.request import Request
+
+Ints = np.ndarray
+
+NONE: Ints = np.zeros(0, np.int32)
+NONE.flags.writeable = False
+
+
+@frozen
+class Arrived:
+    """A new request; it must fit (see `limits.refusal`)."""
+
+    request: Request
+
+
+@frozen(eq=False)
+class Sampled:
+    """Tokens of rows whose plan had logits, ragged: row i got `counts[i]` accepted tokens, laid end to end in `tokens`.
+
+    rows, orders, counts: [n] int32; `orders` are the admission numbers of the plan, so that late news of a released row is dropped
+    tokens: [sum of counts] int32
+    draft_counts: [n] int32 and drafts: [their sum] int32, guesses to be verified next (none by default)
+    """
+
+    rows: Ints
+    orders: Ints
+    counts: Ints
+    tokens: Ints
+    draft_counts: Ints = NONE
+    drafts: Ints = NONE
+
+
+@frozen
+class Aborted:
+    """The request of this id is no longer wanted; nothing happens when it is unknown or already ended."""
+
+    id: str
+    reason: str = "abort"
+
+
+@frozen(eq=False)
+class Failed:
+    """Rows whose step went wrong.   rows, orders: [n] int32"""
+
+    rows: Ints
+    orders: Ints
+
+
+Event = Arrived | Sampled | Aborted | Failed
+
+
+@frozen(kw_only=True)
+class Ended:
+    """A request that ended in this step, and why: "stop", "length", "abort", "error", or what an abort gave as its reason.
+
+    `num_tokens` counts prompt and output; `row` is the seat it had, -1 when it never sat; `cached` the prompt tokens taken from the index.
+    """
+
+    id: str
+    row: int
+    order: int
+    reason: str
+    num_tokens: int
+    cached: int
+    preemptions: int

@@ -1,0 +1,160 @@
+"""Who has which page. The only module that moves pages between the free list, the rows and the prefix index.
+
+A page is *free*, *held* (`refs` counts the rows that hold it) or *cached* (the index knows it and no row holds it). Only the index makes
+rows share pages, so a held page that the index does not know belongs to one row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headstock.errors import PluginBroken
+from headstock.schedule.state import NO_PAGES, Column, Draft, writeable
+from headstock.spi.cache import CachePolicy, Match
+
+Ints = np.ndarray
+
+
+def available(draft: Draft, group: int) -> int:
+    """Pages of `group` that could be handed out now: free ones and evictable ones."""
+    count = len(draft.free[group]) + sum(map(len, draft.freed[group]))
+    if draft.limits.policy is not None and group == 0:
+        count += draft.limits.policy.evictable(draft.index)
+    return count
+
+
+def take(draft: Draft, group: int, count: int) -> Ints:
+    """`count` pages off the free list; the caller has made sure that they are available.   returns: [count] int32"""
+    if count > len(draft.free[group]):
+        gather(draft, group)
+    short = count - len(draft.free[group])
+    if short > 0:
+        draft.freed[group].append(evict(draft, short))
+        gather(draft, group)
+    free = draft.free[group]
+    assert count <= len(free), f"{count} pages asked of group {group}, {len(free)} free"
+    draft.free[group] = free[: len(free) - count]
+    return free[len(free) - count :]
+
+
+def gather(draft: Draft, group: int) -> None:
+    """Put what was freed during this step on the free list."""
+    if draft.freed[group]:
+        draft.free[group] = np.concatenate([draft.free[group], *draft.freed[group]])
+        draft.freed[group] = []
+
+
+def evict(draft: Draft, count: int) -> Ints:
+    """`count` pages that the index gives up."""
+    policy = draft.limits.policy
+    assert policy is not None, "evict without a cache policy"
+    pages = policy.evict(draft.index, count)
+    if draft.refs[0][pages].any():
+        raise PluginBroken(
+            f"the cache plugin {type(policy).__name__} evicted a page that a running row holds; report it there"
+        )
+    if len(pages) < count:
+        raise PluginBroken(
+            f"the cache plugin {type(policy).__name__} promised {count} evictable pages and gave {len(pages)}; report it there"
+        )
+    return pages
+
+
+def grow(draft: Draft, group: int, row: int, count: int) -> None:
+    """Give the row `count` more pages of `group`."""
+    fresh = take(draft, group, count)
+    refs = draft.refs[group] = writeable(draft.refs[group])
+    refs[fresh] = 1
+    held = draft.pages[group][row]
+    draft.pages[group][row] = np.concatenate([held, fresh]) if len(held) else fresh
+    span = int(draft.spans[group, row])
+    draft.spans[group, row] = span + count
+    draft.writes.append((group, row, span, fresh))
+
+
+def share(draft: Draft, row: int, match: Match) -> None:
+    """Let the row start on matched pages; the row holds the match's handle already."""
+    refs = draft.refs[0] = writeable(draft.refs[0])
+    refs[match.pages] += np.uint16(1)
+    draft.pages[0][row] = match.pages
+    draft.handles[row] = match.handle
+    draft.columns[Column.INDEXED, row] = len(match.pages)
+    draft.spans[0, row] = len(match.pages)
+    if len(match.pages):
+        draft.writes.append((0, row, 0, match.pages))
+
+
+def release(draft: Draft, row: int) -> None:
+    """Take all pages from the row: those the index knows stay cached there, the others become free."""
+    indexed = int(draft.columns[Column.INDEXED, row])
+    for group, rows in enumerate(draft.pages):
+        pages = rows[row]
+        refs = draft.refs[group] = writeable(draft.refs[group])
+        refs[pages] -= np.uint16(1)
+        private = pages[indexed:] if group == 0 else pages
+        if len(private):
+            draft.freed[group].append(private)
+        rows[row] = NO_PAGES
+    if draft.handles[row] is not None and draft.limits.policy is not None:
+        draft.limits.policy.release(draft.index, draft.handles[row])
+    draft.handles[row] = None
+    draft.spans[:, row] = 0
+    if draft.first_pages[:, row].any():
+        draft.first_pages = writeable(draft.first_pages)
+        draft.first_pages[:, row] = 0
+
+
+def index_full(draft: Draft) -> None:
+    """Insert into the prefix index every page that has become full of known, computed tokens."""
+    policy = draft.limits.policy
+    if policy is None:
+        return
+    columns = draft.columns
+    full = np.minimum(columns[Column.NUM_COMPUTED], columns[Column.NUM_KNOWN]) // draft.limits.page_size
+    for row in np.flatnonzero(full > columns[Column.INDEXED]).tolist():
+        insert(draft, policy, row, int(full[row]))
+
+
+def insert(draft: Draft, policy: CachePolicy, row: int, full: int) -> None:
+    """Insert the row's pages up to `full`; where the index has the same tokens already, the row changes over to its page."""
+    size = draft.limits.page_size
+    start = int(draft.columns[Column.INDEXED, row])
+    own = draft.pages[0][row][start:full]
+    entry = draft.seats[row]
+    assert entry is not None, f"row {row} has pages but no request"
+    tokens = draft.tokens[row, start * size : full * size]
+    inserted = policy.insert(draft.index, draft.handles[row], tokens, own, entry.request.namespace)
+    draft.handles[row] = inserted.handle
+    draft.columns[Column.INDEXED, row] = full
+    canonical = inserted.canonical
+    if canonical is own or (canonical == own).all():
+        return
+    # The table is rewritten before the duplicates are freed: nothing points at a free page, at no time.
+    pages = draft.pages[0][row].copy()
+    pages[start:full] = canonical
+    draft.pages[0][row] = pages
+    draft.writes.append((0, row, start, canonical))
+    changed = canonical != own
+    refs = draft.refs[0] = writeable(draft.refs[0])
+    refs[canonical[changed]] += np.uint16(1)
+    refs[own[changed]] -= np.uint16(1)
+    draft.freed[0].append(own[changed])
+
+
+def drop_behind(draft: Draft, group: int, rows: Ints) -> None:
+    """Free pages that lie wholly behind the window of `group` for whatever the rows compute next."""
+    window = draft.limits.groups[group].window
+    assert window is not None, f"group {group} has no window"
+    # The next query sits at `computed` and sees the latest `window` positions, itself included.
+    computed = draft.columns[Column.NUM_COMPUTED, rows]
+    first = np.maximum(computed - window + 1, 0) // draft.limits.page_size
+    for row, wanted in zip(rows.tolist(), first.tolist(), strict=True):
+        dropped = wanted - int(draft.first_pages[group, row])
+        if dropped <= 0:
+            continue
+        draft.first_pages, draft.refs[group] = writeable(draft.first_pages), writeable(draft.refs[group])
+        gone, draft.pages[group][row] = draft.pages[group][row][:dropped], draft.pages[group][row][dropped:]
+        draft.refs[group][gone] -= np.uint16(1)
+        draft.freed[group].append(gone)
+        draft.writes.append((group, row, wanted - dropped, np.zeros(dropped, np.int32)))
+        draft.first_pages[group, row] = wanted

@@ -1,0 +1,60 @@
+"""Requests, as the scheduler sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+Ints = np.ndarray
+
+
+@frozen(kw_only=True, eq=False)
+class Request:
+    """One sequence to generate.
+
+    prompt: [n] int32, at least one token
+    `max_tokens` and `min_tokens` count output tokens; any of `stop_ids` ends the request once `min_tokens` are out. Requests of another
+    `namespace` never share pages. A `fenced` request is planned only after its last token was seen (a rule on the host needs it).
+    `prompt_logprobs` asks for scores of every prompt position, and so ignores cached prefixes. `params` is for the sampler alone.
+    """
+
+    id: str
+    prompt: Ints = field(repr=lambda prompt: f"<{len(prompt)} tokens>")
+    max_tokens: int
+    min_tokens: int = 0
+    stop_ids: tuple[int, ...] = ()
+    priority: int = 0
+    namespace: str = ""
+    fenced: bool = False
+    prompt_logprobs: bool = False
+    params: Any = None
+
+    @property
+    def max_len(self) -> int:
+        """The length at which the request ends."""
+        return len(self.prompt) + self.max_tokens
+
+
+@frozen(kw_only=True, eq=False)
+class Entry:
+    """A request and how far it came: what waits in the queue, and what sits in a seat.
+
+    tokens: [n] int32, prompt and output known when it was last queued
+    `arrival` numbers requests in the order they came; with the priority it gives the rank, and a preempted request keeps it.
+    """
+
+    request: Request
+    tokens: Ints = field(repr=False)
+    arrival: int
+    preemptions: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sorts before every entry it goes ahead of."""
+        return (-self.request.priority, self.arrival)
+
+    def preempted(self, tokens: Ints) -> Entry:
+        """The entry as it goes back to the queue with `tokens` known."""
+        return evolve(self, tokens=tokens, preemptions=self.preemptions + 1)

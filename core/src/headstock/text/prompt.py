@@ -1,0 +1,72 @@
+"""Prompts in every form users give them, as checked token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from attrs import frozen
+
+from headstock.errors import RequestError, shown
+from headstock.sampling_params import MAX_TOKEN_ID, is_int
+from headstock.text.tokenizer import Tokenizer
+
+@frozen
+class Prompt:
+    """Token ids, and the text they came from if there was one."""
+
+    text: str | None
+    tokens: tuple[int, ...]
+
+
+PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
+"""Text, token ids, one of {"prompt": text} and {"prompt_token_ids": ids}, or what `LLM.chat_prompt` made."""
+
+
+def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
+    """The prompts, one or several, as a list; a list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping | Prompt):
+        return [prompts]
+    if prompts and all(is_int(token, -MAX_TOKEN_ID, MAX_TOKEN_ID) for token in prompts):
+        return [cast("Sequence[int]", prompts)]
+    return list(cast("Sequence[PromptInput]", prompts))
+
+
+def as_prompt(given: PromptInput, tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> Prompt:
+    """The prompt's ids.   raises: RequestError"""
+    if isinstance(given, Prompt):
+        return given
+    if isinstance(given, Mapping):
+        if len(given) != 1 or not given.keys() <= {"prompt", "prompt_token_ids"}:
+            raise RequestError("a prompt given as a mapping must have one key, prompt or prompt_token_ids", "prompt")
+        (given,) = given.values()
+    if isinstance(given, str):
+        if not given:
+            raise RequestError("prompt is empty; give it at least one character", "prompt")
+        tokens = tokenizer.encode(given, add_special_tokens=add_special_tokens)
+        return Prompt(given, tuple(tokens))
+    if not isinstance(given, list | tuple):
+        raise RequestError(f"a prompt must be text or a list of token ids, got {shown(given)}", "prompt")
+    return Prompt(None, tuple(given))
+
+
+def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int) -> None:
+    """Raise RequestError unless `tokens` are ids of a model with `vocab` scores and leave room for one token more."""
+    if not tokens:
+        raise RequestError("prompt is empty; give it at least one token", "prompt")
+    if len(tokens) >= max_seq_len:
+        raise RequestError(
+            f"prompt has {len(tokens)} tokens, but this engine holds sequences of {max_seq_len} with at least one of output; "
+            "shorten it or raise --max-seq-len",
+            "prompt",
+        )
+    for token in tokens:
+        if not is_int(token, 0, vocab - 1):
+            raise RequestError(f"prompt token ids must be integers from 0 to {vocab - 1}, got {shown(token)}", "prompt")
+
+
+def check_ids(tokens: Sequence[int], parameter: str, vocab: int) -> None:
+    """Raise RequestError when a token id of sampling parameter `parameter` is none of the model's."""
+    for token in tokens:
+        if token >= vocab:
+            raise RequestError(f"{parameter} must hold token ids from 0 to {vocab - 1}, got {token}", parameter)

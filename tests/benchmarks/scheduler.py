@@ -1,0 +1,99 @@
+"""What a scheduling step costs in steady decode: 256 rows, prefix index on, one request ending and one arriving every 8 steps."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from typing import Any
+
+import numpy as np
+
+from headstock.builtin.mixed import choose
+from headstock.schedule import Arrived, Column, Event, Limits, Plan, Request, Sampled, State, initial, step
+from headstock.spi import KVGroup
+
+GROUP = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)
+ROWS = 256
+STOP_IDS = (2, 3)
+
+
+def limits(page_size: int, rows: int) -> Limits:
+    """Room for every row at its longest, with the radix index on."""
+    from headstock_radix_cache.plugin import spec
+
+    module, name = spec().implementation.split(":")
+    policy = getattr(__import__(module, fromlist=[name]), name)(page_size)
+    pages = rows * (7000 // page_size) * 2
+    return Limits(
+        max_rows=rows,
+        max_batch_tokens=1 << 20,
+        max_len=8192,
+        page_size=page_size,
+        num_pages=(pages,),
+        groups=(GROUP,),
+        choose=choose,
+        scheduler="mixed",
+        policy=policy,
+    )
+
+
+def request(number: int, rng: np.random.Generator, max_tokens: int) -> Request:
+    """A request of about a thousand prompt tokens that shares nothing."""
+    prompt = rng.integers(10, 50_000, 1000 + number % 16).astype(np.int32)
+    return Request(id=str(number), prompt=prompt, max_tokens=max_tokens, stop_ids=STOP_IDS)
+
+
+def sampled(state: State, plan: Plan, ending: int | None, rng: np.random.Generator) -> Sampled:
+    """Random tokens, a stop id for the row `ending`."""
+    rows = plan.rows[plan.samples > 0]
+    tokens = rng.integers(10, 50_000, len(rows)).astype(np.int32)
+    if ending is not None:
+        tokens[rows == ending] = STOP_IDS[0]
+    return Sampled(rows, plan.orders[plan.samples > 0], np.ones(len(rows), np.int32), tokens)
+
+
+def measure(page_size: int, steps: int, rows: int = ROWS) -> dict[str, Any]:
+    """Median and 99th percentile of one step, in microseconds."""
+    rng = np.random.default_rng(0)
+    bounds = limits(page_size, rows)
+    state = initial(bounds)
+    number = rows
+    # Staggered lengths, so that pages fill in different steps.
+    events: list[Event] = [Arrived(request(i, rng, 7000)) for i in range(rows)]
+    state, plan = step(state, events, bounds)
+    times = []
+    for count in range(steps + 100):
+        ending = int(state.ranked[0]) if count % 8 == 0 else None
+        events = [sampled(state, plan, ending, rng)]
+        if count % 8 == 0:
+            events.append(Arrived(request(number, rng, 7000)))
+            number += 1
+        start = time.perf_counter()
+        state, plan = step(state, events, bounds)
+        times.append(time.perf_counter() - start)
+    times = sorted(times[100:])
+    assert state.num_running == rows and int(state.columns[Column.ACTIVE].sum()) == rows
+    return {
+        "rows": rows,
+        "page_size": page_size,
+        "steps": steps,
+        "median_us": round(times[len(times) // 2] * 1e6, 1),
+        "p99_us": round(times[int(len(times) * 0.99)] * 1e6, 1),
+    }
+
+
+def main() -> None:
+    """Print one JSON object for each page size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=5000)
+    arguments = parser.parse_args()
+    gc.collect()
+    gc.freeze()
+    for page_size in (64, 16):
+        print(json.dumps(measure(page_size, arguments.steps)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

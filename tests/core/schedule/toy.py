@@ -1,0 +1,174 @@
+"""A model one can work out by hand: the next token is a hash of the whole history, so that any mistake shows as a wrong token."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import define, field
+
+from headstock.schedule import Arrived, Column, Event, Limits, Plan, Request, Sampled, State, initial, step
+
+VOCAB = 50
+
+
+def next_token(history: list[int]) -> int:
+    """The toy model."""
+    value = 17
+    for token in history:
+        value = (value * 31 + token + 7) % 1_000_003
+    return value % VOCAB
+
+
+def alone(request: Request) -> list[int]:
+    """The output of a request that runs by itself."""
+    history = [int(token) for token in request.prompt]
+    while len(history) < request.max_len:
+        token = next_token(history)
+        history.append(token)
+        if token in request.stop_ids and len(history) - len(request.prompt) >= request.min_tokens:
+            break
+    return history[len(request.prompt) :]
+
+
+@define
+class ToyDevice:
+    """Carries out plans against a pool of tokens in place of keys and values, and checks what it reads.
+
+    A token's slot holds the token and its position; "attention" gathers the row's context through the page table, so a page that was
+    handed out twice or freed too early yields a wrong history.
+    """
+
+    limits: Limits
+    tables: list[np.ndarray] = field(init=False)
+    pools: list[np.ndarray] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        columns = self.limits.pages_for(self.limits.max_len) + 1
+        self.tables = [np.zeros((self.limits.max_rows, columns), np.int32) for _ in self.limits.groups]
+        self.pools = [np.full((count + 1, self.limits.page_size, 2), -1, np.int64) for count in self.limits.num_pages]
+
+    def run(self, state: State, plan: Plan, rng: np.random.Generator | None = None) -> Sampled:
+        """The tokens that the plan samples; with `rng`, drafts of up to three tokens, right and wrong at random."""
+        for row in plan.joined.tolist():
+            for table in self.tables:
+                table[row] = 0
+        entries = zip(plan.page_groups, plan.page_rows, plan.page_columns, plan.page_numbers, strict=True)
+        for group, row, column, page in entries:
+            self.tables[group][row, column] = page
+        for row, start, stop in zip(plan.rows, plan.starts, plan.stops, strict=True):
+            for position in range(start, stop):
+                for group in range(len(self.tables)):
+                    self.store(group, row, position, int(state.tokens[row, position]))
+        rows, counts, tokens, draft_counts, drafts = [], [], [], [], []
+        for row, stop, num_logits, samples in zip(plan.rows, plan.stops, plan.num_logits, plan.samples, strict=True):
+            if not samples:
+                continue
+            known = int(state.columns[Column.NUM_KNOWN, row])
+            assert num_logits >= stop - known + 1, f"row {row} has too few logits to be verified"
+            accepted = self.accept(state, row, known, int(stop))
+            rows.append(row)
+            counts.append(len(accepted))
+            tokens += accepted
+            guesses = self.guess(state, row, known, accepted, rng) if rng is not None else []
+            draft_counts.append(len(guesses))
+            drafts += guesses
+        orders = state.columns[Column.ORDER, rows]
+        arrays = (np.array(part, np.int32) for part in (counts, tokens, draft_counts, drafts))
+        return Sampled(np.array(rows, np.int32), orders, *arrays)
+
+    def store(self, group: int, row: int, position: int, token: int) -> None:
+        """Write one token to its slot."""
+        page = self.tables[group][row, position // self.limits.page_size]
+        assert page > 0, f"row {row} writes position {position} to the dummy page"
+        self.pools[group][page, position % self.limits.page_size] = (token, position)
+
+    def history(self, row: int, length: int) -> list[int]:
+        """The row's context, read back through the page tables of every group."""
+        window = [group.window if group.kind == "window" else None for group in self.limits.groups]
+        full = window.index(None)
+        result: list[int] = []
+        for position in range(length):
+            for group in range(len(self.tables)):
+                if window[group] is not None and position <= length - 1 - window[group]:
+                    continue
+                page = self.tables[group][row, position // self.limits.page_size]
+                token, at = self.pools[group][page, position % self.limits.page_size]
+                assert page > 0 and at == position, f"row {row} reads position {position} and finds {at} on page {page}"
+                if group == full:
+                    result.append(int(token))
+        return result
+
+    def accept(self, state: State, row: int, known: int, stop: int) -> list[int]:
+        """Tokens that verification accepts: drafts as long as they are what the model says, then one of its own."""
+        accepted = []
+        for position in range(known - 1, stop):
+            token = next_token(self.history(row, position + 1))
+            accepted.append(token)
+            if position + 1 < stop and int(state.tokens[row, position + 1]) != token:
+                break
+        return accepted
+
+    def guess(self, state: State, row: int, known: int, accepted: list[int], rng: np.random.Generator) -> list[int]:
+        """Up to three guesses at what follows."""
+        history = [int(token) for token in state.tokens[row, :known]] + accepted
+        guesses: list[int] = []
+        for _ in range(int(rng.integers(0, 4))):
+            right = next_token(history + guesses)
+            guesses.append(right if rng.random() < 0.6 else int(rng.integers(0, VOCAB)))
+        return guesses
+
+
+@define
+class Drive:
+    """Runs a state to its end and keeps every request's output."""
+
+    limits: Limits
+    rng: np.random.Generator | None = None
+    state: State = field(init=False)
+    device: ToyDevice = field(init=False)
+    events: list[Event] = field(factory=list)
+    outputs: dict[str, list[int]] = field(factory=dict)
+    reasons: dict[str, str] = field(factory=dict)
+    names: dict[int, str] = field(factory=dict)
+    plans: list[Plan] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self.state = initial(self.limits)
+        self.device = ToyDevice(self.limits)
+
+    def submit(self, request: Request) -> None:
+        """Hand a request in."""
+        self.outputs[request.id] = []
+        self.events.append(Arrived(request))
+
+    def step(self) -> Plan:
+        """One step: absorb, plan, run."""
+        self.state, plan = step(self.state, tuple(self.events), self.limits)
+        self.plans.append(plan)
+        accepted = self.state.accepted
+        offset = 0
+        for order, count in zip(accepted.orders.tolist(), accepted.counts.tolist(), strict=True):
+            self.outputs[self.names[order]] += accepted.tokens[offset : offset + count].tolist()
+            offset += count
+        for ended in self.state.ended:
+            assert ended.id not in self.reasons, f"{ended.id} ended twice"
+            self.reasons[ended.id] = ended.reason
+        for row, entry in enumerate(self.state.seats):
+            if entry is not None:
+                self.names[int(self.state.columns[Column.ORDER, row])] = entry.request.id
+        self.events = []
+        if len(plan.rows):
+            self.events.append(self.device.run(self.state, plan, self.rng))
+        return plan
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self.events or self.state.waiting or self.state.num_running)
+
+    def drain(self, most: int = 20_000) -> None:
+        """Step until nothing is left."""
+        for _ in range(most):
+            if not self.busy:
+                return
+            self.step()
+        raise AssertionError(f"still busy after {most} steps: {self.state.num_running} running, {len(self.state.waiting)} waiting")
