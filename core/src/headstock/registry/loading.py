@@ -14,7 +14,7 @@ from stevedore.driver import DriverManager
 from stevedore.extension import Extension
 
 from headstock.errors import HeadstockError, PluginBroken, SpiMismatch, shown
-from headstock.registry.installed import Installed, find, group, in_order, installed, provider
+from headstock.registry.installed import Installed, find, group, in_order, installed, noun, provider
 from headstock.spi import (
     SPI,
     AttentionSpec,
@@ -133,4 +133,5 @@ def origin(spec: PluginSpec) -> str:
     kind = next(kind for kind, wanted in SPECS.items() if isinstance(spec, wanted))
     package = spec.implementation.partition(":")[0].partition(".")[0]
     named = [each for each in installed(kind) if each.name == spec.name]
-    return str(next((each for each in named if each.target.split(".")[0] == package), f"{kind} {spec.name!r}"))
+    same_package = [each for each in named if each.target.partition(":")[0].partition(".")[0] == package]
+    return " or ".join(map(str, same_package or named)) or f"{noun(kind)} {spec.name!r}"

@@ -1,0 +1,186 @@
+"""Every developer command, one session each: `nox -l` lists them, `nox -s NAME` runs one, `nox` runs the defaults.
+
+Environments live in .nox/: `dev` (editable, shared by tests, lint, types and docs) and one for each session that
+installs wheels. What an environment holds is remembered by a hash, so that a second start installs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import nox
+
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests", "lint", "types", "docs"]
+
+ROOT = Path(__file__).parent
+CONSTRAINTS = ROOT / "constraints.txt"
+DEV = ROOT / ".nox" / "dev"
+BUILD = ROOT / ".nox" / "build"
+MEMBERS = [ROOT / "core", *sorted(path.parent for path in ROOT.glob("[!.]*/*/pyproject.toml"))]
+BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/*/pyproject.toml"))
+GROUPS = nox.project.load_toml("pyproject.toml")
+
+# What core needs to list plugins and print help: all of its dependencies but those of the engine itself.
+LIGHT = ("attrs", "numpy", "packaging", "rich", "stevedore")
+
+
+@nox.session(requires=["build"])
+def run(session: nox.Session) -> None:
+    """Start `headstock run` with the arguments after `--`, every member installed from its wheel."""
+    install_wheels(session, MEMBERS)
+    session.run("headstock", "run", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def tests(session: nox.Session) -> None:
+    """Run the tests that need no GPU; arguments after `--` go to pytest."""
+    in_dev(session, "pytest", "--durations=10", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def lint(session: nox.Session) -> None:
+    """Check the style and the formatting of every Python file."""
+    in_dev(session, "ruff", "check", ".")
+    in_dev(session, "ruff", "format", "--check", ".")
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def types(session: nox.Session) -> None:
+    """Check the types of core and of the plugin contract, strictly."""
+    in_dev(session, "mypy")
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def docs(session: nox.Session) -> None:
+    """Check links, commands, glossary and headings of the documentation."""
+    in_dev(session, "pytest", "tests/docs")
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+@nox.parametrize("name", [nox.param(name, id=name) for name in BACKENDS])
+def backend(session: nox.Session, name: str) -> None:
+    """Run one backend's tests in a clean environment with the wheels of core, that backend and what its tests serve."""
+    served = ("core", f"backends/{name}", "plugins/naive-cache", "models/qwen", "models/demo")
+    install_wheels(session, [ROOT / each for each in served], "tests")
+    session.run("pytest", f"tests/backends/{name}", *session.posargs)
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+def broken(session: nox.Session) -> None:
+    """Install broken plugins beside a sound one, without torch, and check that each shows up as what it is."""
+    fixtures = Path(session.create_tmp()) / "wheels"
+    session.run(python_of(BUILD), "tests/broken_plugins.py", str(fixtures), external=True)
+    install_light(session)
+    session.install("-q", "--no-deps", *map(str, fixtures.glob("*.whl")))
+    session.run("pytest", "tests/plugins/broken", *session.posargs, env={"HEADSTOCK_WHEELS": str(wheel_folder())})
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+def imports(session: nox.Session) -> None:
+    """Check who imports whom where torch is not installed: what may not import it must work without."""
+    install_light(session)
+    session.run("pytest", "tests/test_imports.py", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"], default=False)
+def full(session: nox.Session) -> None:
+    """Run the long tests too (soak, all pairs, several seeds); by hand, before a release."""
+    in_dev(session, "pytest", "-m", "full or not full", "--durations=20", *session.posargs)
+
+
+@nox.session(default=False)
+def dev(session: nox.Session) -> None:
+    """Bring .nox/dev up to date: every member editable, with the tools. Activate it for daily work."""
+    needed = digest([CONSTRAINTS, ROOT / "pyproject.toml", *(member / "pyproject.toml" for member in MEMBERS)])
+    if needed == remembered(session):
+        return
+    session.install("-q", "-c", str(CONSTRAINTS), *nox.project.dependency_groups(GROUPS, "dev"))
+    editables = [argument for member in MEMBERS for argument in ("-e", str(member))]
+    session.install("-q", "-c", str(CONSTRAINTS), "--no-build-isolation", *editables)
+    remember(session, needed)
+
+
+@nox.session(default=False)
+def build(session: nox.Session) -> None:
+    """Build the wheels of all members that changed into .nox/build/wheels."""
+    needed = digest(path for member in MEMBERS for path in sources(member))
+    if needed == remembered(session):
+        return
+    session.install("-q", "-c", str(CONSTRAINTS), *nox.project.dependency_groups(GROUPS, "build"))
+    for member in MEMBERS:
+        folder = wheel_folder() / member.name
+        with session.chdir(member):
+            session.run("python", "-m", "hatchling", "-q", "build", "--clean", "-t", "wheel", "-d", str(folder))
+    remember(session, needed)
+
+
+def in_dev(session: nox.Session, command: str, *arguments: str) -> None:
+    """Run one of the tools of .nox/dev."""
+    session.run(str(bin_of(DEV) / command), *arguments, external=True)
+
+
+def install_wheels(session: nox.Session, members: Iterable[Path], *groups: str) -> None:
+    """Install the members' wheels and the groups' requirements, unless the session has just these already."""
+    wheels = [wheel for member in members for wheel in (wheel_folder() / member.name).glob("*.whl")]
+    needed = digest([CONSTRAINTS, ROOT / "pyproject.toml", *wheels])
+    if needed == (before := remembered(session)):
+        return
+    if before:  # the version numbers are the same, so pip would keep the old wheels
+        session.install("-q", "--no-deps", "--force-reinstall", *map(str, wheels))
+    requirements = [*map(str, wheels), *nox.project.dependency_groups(GROUPS, *groups)] if groups else map(str, wheels)
+    session.install("-q", "-c", str(CONSTRAINTS), *requirements)
+    remember(session, needed)
+
+
+def install_light(session: nox.Session) -> None:
+    """Install core's wheel with what it needs to list plugins, and pytest: no torch."""
+    session.install("-q", "-c", str(CONSTRAINTS), *LIGHT, "pytest")
+    session.install("-q", "--no-deps", *map(str, (wheel_folder() / "core").glob("*.whl")))
+
+
+def wheel_folder() -> Path:
+    """Where `build` puts the wheels, one folder a member."""
+    return BUILD / "wheels"
+
+
+def bin_of(environment: Path) -> Path:
+    """The folder of an environment's programs."""
+    return next(path for path in (environment / "bin", environment / "Scripts") if path.exists())
+
+
+def python_of(environment: Path) -> str:
+    """The interpreter of an environment."""
+    return str(bin_of(environment) / "python")
+
+
+def sources(member: Path) -> list[Path]:
+    """The files that a member's wheel is made of."""
+    packaged = (path for path in (member / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return [member / "pyproject.toml", member / "README.md", *packaged]
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """A hash of the files' places and contents."""
+    state = hashlib.sha256()
+    for path in sorted(paths):
+        state.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode())
+        state.update(path.read_bytes())
+    return state.hexdigest()
+
+
+def memory(session: nox.Session) -> Path:
+    """The file in which a session's environment remembers what it holds."""
+    return Path(session.virtualenv.location) / "headstock-holds.txt"
+
+
+def remembered(session: nox.Session) -> str:
+    """The hash of what the environment holds; empty for a new one."""
+    return memory(session).read_text() if memory(session).exists() else ""
+
+
+def remember(session: nox.Session, held: str) -> None:
+    """Note what the environment holds now."""
+    memory(session).write_text(held)

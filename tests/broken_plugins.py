@@ -1,0 +1,97 @@
+"""Small distributions that are each broken in one way, and one that is sound.
+
+`python broken_plugins.py FOLDER` builds their wheels.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from attrs import frozen
+
+SPEC = """
+from headstock.spi import SchedulerSpec, SpiRange
+
+def spec():
+    return SchedulerSpec(name={name!r}, spi=SpiRange({major}, {minor}), summary="test", implementation={path!r}{more})
+"""
+
+
+@frozen(kw_only=True)
+class Dist:
+    """A distribution with one scheduler plugin. `module` is the text of its only module."""
+
+    name: str
+    plugin: str
+    module: str
+
+    @property
+    def package(self) -> str:
+        """The import name."""
+        return self.name.replace("-", "_")
+
+
+def scheduler(name: str, *, major: int = 0, minor: int = 1, path: str = "json:loads", more: str = "") -> str:
+    """A module whose `spec` returns a SchedulerSpec."""
+    return SPEC.format(name=name, major=major, minor=minor, path=path, more=more)
+
+
+NEEDS_KERNELS = """, requires=(
+    Require(import_name="no_such_kernels", distribution="no-such-kernels", version=">=2", hint="pip install kernels"),
+)"""
+NEEDS_EITHER = """, requires=(Require(import_name="any", distribution="any", any_of=(
+    Require(import_name="no_such_kernels", distribution="no-such-kernels"),
+    Require(import_name="attrs", distribution="attrs", version=">=9999"),
+)),)"""
+IMPORT = "from headstock.spi import Require\n"
+
+DISTS = (
+    Dist(name="sound-plugin", plugin="sound", module=scheduler("sound")),
+    Dist(name="raises-import-error", plugin="import-error", module="import no_such_module_anywhere\n"),
+    Dist(name="raises-assertion", plugin="assertion", module="assert 1 + 1 == 3, 'arithmetic is off'\n"),
+    Dist(name="raises-system-exit", plugin="system-exit", module="raise SystemExit('left early')\n"),
+    Dist(name="raises-when-called", plugin="when-called", module="def spec():\n    raise KeyError('lost')\n"),
+    Dist(name="has-no-spec", plugin="no-spec", module="other = 1\n"),
+    Dist(name="wrong-type", plugin="wrong-type", module="def spec():\n    return {'name': 'wrong-type'}\n"),
+    Dist(name="wrong-name", plugin="wrong-name", module=scheduler("another")),
+    Dist(name="twin-first", plugin="twin", module=scheduler("twin")),
+    Dist(name="twin-second", plugin="twin", module=scheduler("twin")),
+    Dist(name="from-the-future", plugin="future", module=scheduler("future", major=99, minor=0)),
+    Dist(name="from-the-past", plugin="past", module=scheduler("past", minor=0)),
+    Dist(name="needs-kernels", plugin="needy", module=IMPORT + scheduler("needy", more=NEEDS_KERNELS)),
+    Dist(name="needs-either", plugin="choosy", module=IMPORT + scheduler("choosy", more=NEEDS_EITHER)),
+    Dist(name="breaks-late", plugin="late", module=scheduler("late", path="breaks_late_inside:choose")),
+)
+
+
+def unpack(folder: Path, dists: tuple[Dist, ...] = DISTS) -> None:
+    """Write the distributions to `folder` as an installer would leave them."""
+    for dist in dists:
+        (folder / f"{dist.package}.py").write_text(dist.module)
+        info = folder / f"{dist.package}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist.name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[headstock.scheduler]\n{dist.plugin} = {dist.package}:spec\n")
+
+
+def build(folder: Path, dist: Dist) -> None:
+    """Build the distribution's wheel into `folder`, which needs hatchling."""
+    with tempfile.TemporaryDirectory() as name:
+        project = Path(name)
+        (project / f"{dist.package}.py").write_text(dist.module)
+        (project / "pyproject.toml").write_text(
+            '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+            f'[project]\nname = "{dist.name}"\nversion = "1.0"\n'
+            f'[project.entry-points."headstock.scheduler"]\n{dist.plugin} = "{dist.package}:spec"\n'
+            f'[tool.hatch.build.targets.wheel]\ninclude = ["{dist.package}.py"]\n'
+        )
+        command = [sys.executable, "-m", "hatchling", "-q", "build", "-t", "wheel", "-d", str(folder.absolute())]
+        subprocess.run(command, cwd=project, check=True)
+
+
+if __name__ == "__main__":
+    for each in DISTS:
+        build(Path(sys.argv[1]), each)

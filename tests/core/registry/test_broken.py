@@ -1,0 +1,98 @@
+"""Plugins that are broken each in one way, chosen through the registry."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from broken_plugins import DISTS
+
+from headstock import registry
+from headstock.errors import AmbiguousPlugin, CannotRun, HeadstockError, PluginBroken, SpiMismatch, UnknownPlugin
+
+EXPECTED = [
+    ("import-error", PluginBroken, ["raises-import-error 1.0", "ModuleNotFoundError", "no_such_module_anywhere"]),
+    ("assertion", PluginBroken, ["raises-assertion 1.0", "AssertionError", "arithmetic is off"]),
+    ("system-exit", PluginBroken, ["raises-system-exit 1.0", "SystemExit", "left early"]),
+    ("when-called", PluginBroken, ["raises-when-called 1.0", "KeyError", "lost"]),
+    ("no-spec", PluginBroken, ["has-no-spec 1.0", "has_no_spec:spec", "AttributeError"]),
+    ("wrong-type", PluginBroken, ["wrong-type 1.0", "returned a dict", "SchedulerSpec"]),
+    ("wrong-name", PluginBroken, ["wrong-name 1.0", "'another'"]),
+    ("twin", AmbiguousPlugin, ["twin-first 1.0", "twin-second 1.0", "twin-first:twin or twin-second:twin"]),
+    ("future", SpiMismatch, ["from-the-future 1.0", "99.0", "upgrade headstock"]),
+    ("past", SpiMismatch, ["from-the-past 1.0", "0.0", "upgrade from-the-past"]),
+    ("soun", UnknownPlugin, ["did you mean 'sound'?", "sound (sound-plugin 1.0)"]),
+    ("no-such-dist:twin", UnknownPlugin, ["no-such-dist:twin"]),
+]
+
+
+@pytest.mark.parametrize(("name", "error", "said"), EXPECTED, ids=[name for name, _, _ in EXPECTED])
+def test_a_broken_plugin_is_named_with_its_distribution_and_its_reason(
+    broken: Path, name: str, error: type[HeadstockError], said: list[str]
+) -> None:
+    with pytest.raises(error) as caught:
+        registry.spec("scheduler", name)
+    assert type(caught.value) is error
+    assert [part for part in said if part not in str(caught.value)] == []
+    assert "\n" not in str(caught.value)
+
+
+def test_the_others_keep_working(broken: Path) -> None:
+    assert registry.spec("scheduler", "sound").name == "sound"
+    results = {plugin.distribution: result for plugin, result in registry.specs("scheduler")}
+    failed = {name for name, result in results.items() if isinstance(result, HeadstockError)}
+    working = {"sound-plugin", "needs-kernels", "needs-either", "breaks-late"}
+    assert failed == {dist.name for dist in DISTS} - working
+
+
+def test_one_of_two_providers_is_chosen_by_its_distribution(broken: Path) -> None:
+    plugins = [each for each in registry.installed("scheduler") if each.name == "twin"]
+    assert [(each.distribution, each.status) for each in plugins] == [
+        ("twin-first", "duplicate"),
+        ("twin-second", "duplicate"),
+    ]
+    for distribution in ("twin-first", "Twin_Second"):
+        registry.spec("scheduler", f"{distribution}:twin")
+    assert {"twin_first", "twin_second"} <= sys.modules.keys()
+
+
+def test_a_clash_is_found_before_anything_is_loaded(broken: Path) -> None:
+    with pytest.raises(AmbiguousPlugin):
+        registry.spec("scheduler", "twin")
+    assert not {"twin_first", "twin_second"} & sys.modules.keys()
+
+
+def test_listing_loads_nothing(broken: Path) -> None:
+    found = {each.distribution for each in registry.installed("scheduler")}
+    assert {dist.name for dist in DISTS} <= found
+    assert not {dist.package for dist in DISTS} & sys.modules.keys()
+
+
+def test_a_missing_requirement_is_found_without_importing(broken: Path) -> None:
+    spec = registry.spec("scheduler", "needy")
+    (reason,) = registry.missing(spec)
+    assert reason.message == "no-such-kernels >=2 is not installed"
+    with pytest.raises(CannotRun, match=r"needs-kernels 1\.0.*install with: pip install kernels"):
+        registry.require(spec)
+
+
+def test_alternatives_that_are_all_missing_are_all_named(broken: Path) -> None:
+    (reason,) = registry.missing(registry.spec("scheduler", "choosy"))
+    assert "no-such-kernels is not installed and attrs is" in reason.message
+    assert reason.hint == "pip install 'no-such-kernels'"
+
+
+def test_a_requirement_that_is_met_is_not_mentioned(broken: Path) -> None:
+    registry.require(registry.spec("scheduler", "sound"))
+
+
+def test_an_implementation_that_cannot_be_imported_is_broken(broken: Path) -> None:
+    with pytest.raises(PluginBroken, match=r"breaks-late 1\.0.*breaks_late_inside:choose.*ModuleNotFoundError"):
+        registry.implementation(registry.spec("scheduler", "late"))
+
+
+def test_an_implementation_is_what_the_path_names(broken: Path) -> None:
+    import json
+
+    assert registry.implementation(registry.spec("scheduler", "sound")) is json.loads
