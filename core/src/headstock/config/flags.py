@@ -35,17 +35,21 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
-    # argparse declares overloads for the namespace's class, of which only the plain one is used here
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        parsed, rest = self.parse_known_args(args, namespace)
+    # argparse declares overloads for the namespace's class, of which only the plain one is used here.
+    # Refusing what is left over in this method, not in parse_args, lets a sub-parser suggest its own flags.
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        parsed, rest = super().parse_known_args(args, namespace)
         if rest:
-            word = rest[0].split("=")[0]
-            if not word.startswith("-"):
-                self.error(f"unexpected argument {shown(word)}")
-            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-            close = suggestion(word, flags) or f"; see '{self.prog} --help'"
-            raise UsageError(f"unknown flag {shown(word)}{close}")
-        return parsed
+            self.refuse(rest[0].split("=")[0])
+        return parsed, rest
+
+    def refuse(self, word: str) -> NoReturn:
+        """Raise UsageError for an argument that nothing takes."""
+        if not word.startswith("-"):
+            self.error(f"unexpected argument {shown(word)}")
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        close = suggestion(word, flags) or f"; see '{self.prog} --help'"
+        raise UsageError(f"unknown flag {shown(word)}{close}")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,1 @@
+"""The command line. Importing it does not import torch."""

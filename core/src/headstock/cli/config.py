@@ -1,0 +1,91 @@
+"""`headstock config`: the settings in effect and where each came from; the presets."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from headstock.config.catalog import engine_settings, sampling_settings
+from headstock.config.effective import Resolved
+from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
+from headstock.config.kinds import Value
+from headstock.config.presets import PRESETS
+
+
+def main(arguments: list[str]) -> int:
+    """Run `headstock config ARGUMENTS` and return the exit code.   raises: UsageError, ModelError"""
+    asked = parser().parse_args(arguments)
+    if asked.verb == "presets":
+        show_presets(as_json=asked.json)
+    else:
+        show_settings(resolve(asked, os.environ), as_json=asked.json)
+    return 0
+
+
+def parser() -> FlagParser:
+    """The parser of `headstock config`."""
+    root = FlagParser(
+        prog="headstock config",
+        usage="%(prog)s VERB [options]",
+        description="The settings in effect and where each came from; the presets.",
+    )
+    verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
+    show = verbs.add_parser("show", help="every setting, its value and its origin, under the flags given here")
+    presets = verbs.add_parser("presets", help="what each preset sets")
+    for verb in (show, presets):
+        verb.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_engine_flags(show)
+    add_sampling_flags(show)
+    return root
+
+
+def show_settings(resolved: Resolved, *, as_json: bool) -> None:
+    """Print the effective configuration."""
+    if as_json:
+        settings = {key: entry(value, resolved.origins[key]) for key, value in effective(resolved).items()}
+        print(json.dumps({"settings": settings, "notes": resolved.notes}, indent=2))
+        return
+    rows = [("SETTING", "VALUE", "ORIGIN")]
+    rows += [(key, text(key, value), resolved.origins[key]) for key, value in effective(resolved).items()]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for key, value, origin in rows:
+        print(f"{key:{widths[0]}}  {value:{widths[1]}}  {origin}")
+    for note in resolved.notes:
+        print(f"note: {note}")
+
+
+def effective(resolved: Resolved) -> dict[str, Value]:
+    """The value of every setting by key; None for a sampling value that is left to the model."""
+    engine = {key: getattr(resolved.engine, setting.name) for key, setting in engine_settings().items()}
+    return engine | {key: resolved.sampling.get(key) for key in sampling_settings()}
+
+
+def entry(value: Value, origin: str) -> dict[str, object]:
+    """One setting for JSON: `origin` is the rank, `source` which flag, variable, file or preset."""
+    rank, _, source = origin.partition(" ")
+    return {"value": value, "origin": rank, "source": source or None}
+
+
+def text(key: str, value: Value) -> str:
+    """A value as the table shows it."""
+    if key in engine_settings():
+        return engine_settings()[key].kind.show(value)
+    setting = sampling_settings()[key]
+    return setting.default_text if value is None else setting.kind.show(value)
+
+
+def show(key: str, value: object) -> str:
+    """A preset's value as the table shows it."""
+    kind = engine_settings()[key].kind
+    return kind.show(kind.read(value))
+
+
+def show_presets(*, as_json: bool) -> None:
+    """Print what each preset sets."""
+    if as_json:
+        print(json.dumps({name: dict(values) for name, values in PRESETS.items()}, indent=2))
+        return
+    for name, values in PRESETS.items():
+        print(name)
+        for key, value in values.items():
+            print(f"  {key:22}  {show(key, value)}")

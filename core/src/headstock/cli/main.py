@@ -1,0 +1,138 @@
+"""The command line: `headstock VERB ...`. A verb's module is imported when the verb is used, so `--help` stays fast."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from headstock.errors import HeadstockError, UsageError, shown
+
+VERBS: Mapping[str, str] = MappingProxyType(
+    {
+        "run": "generate text: one prompt, a file of prompts, or a chat",
+        "bench": "measure speed, with everything that a figure depends on beside it",
+        "plugins": "what is installed, and what one plugin says of itself",
+        "config": "the settings in effect and where each came from; the presets",
+        "doctor": "what works on this machine, and what to do about the rest",
+    }
+)
+"""Verb -> summary; its module is `headstock.cli.VERB`."""
+
+INTERRUPTED, DIED = 130, 70
+TRACEBACK = "HEADSTOCK_TRACEBACK"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code of `headstock ARGV`; every error is one line on standard error."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    verbose = bool(arguments) and arguments[0] in ("-v", "--verbose")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character must not end the run
+    try:
+        return guarded(arguments[verbose:])
+    except BaseException as error:
+        if verbose or os.environ.get(TRACEBACK, "0") not in ("", "0"):
+            traceback.print_exc()
+        return report(error)
+
+
+def guarded(arguments: list[str]) -> int:
+    """The exit code of the verb, its output written out; argparse's own exits (`--help`) become codes too."""
+    try:
+        code = dispatch(arguments)
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else DIED
+    sys.stdout.flush()
+    return code
+
+
+def report(error: BaseException) -> int:
+    """The exit code of an error, after one line about it on standard error."""
+    match error:
+        case HeadstockError():
+            say(str(error))
+            return error.exit_code
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case BrokenPipeError():
+            # the reader of standard output has gone; what Python still writes at its end must not fail again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        case _:
+            hint = f"'headstock -v ...' or {TRACEBACK}=1 shows where"
+            say(f"failed in a way it should not: {type(error).__name__}: {shown(error)}; {hint}")
+            return DIED
+
+
+def say(text: str) -> None:
+    """Print one line on standard error."""
+    print(f"headstock: {' '.join(text.split())}", file=sys.stderr)
+
+
+def dispatch(arguments: list[str]) -> int:
+    """The exit code of the verb that comes first, called with what follows it."""
+    match arguments:
+        case []:
+            print(usage(), file=sys.stderr)
+            return UsageError.exit_code
+        case ["-h" | "--help" | "help", *_]:
+            print(usage())
+            return 0
+        case ["-V" | "--version", *_]:
+            print(f"headstock {version()}")
+            return 0
+        case [verb, *rest] if verb in VERBS:
+            found: Callable[[list[str]], int] = importlib.import_module(f"headstock.cli.{verb}").main
+            return found(rest)
+        case [verb, *rest]:
+            return command(verb)(rest)
+    raise AssertionError("a list is empty or has a first element")
+
+
+def usage() -> str:
+    """What `headstock --help` prints."""
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:{width}}  {summary}" for verb, summary in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: headstock [-v] VERB [options]",
+            "",
+            "An LLM inference engine whose parts are plugins.",
+            "",
+            *lines,
+            "",
+            "Installed plugins can add verbs: 'headstock plugins list command' names them.",
+            "'headstock VERB --help' shows a verb's options; -v shows where an error came from; --version.",
+        ]
+    )
+
+
+def version() -> str:
+    """The installed version of core."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("headstock")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def command(verb: str) -> Callable[[list[str]], int]:
+    """The function behind a verb that a plugin provides.   raises: UsageError with a suggestion when there is none"""
+    from headstock import registry
+    from headstock.config.kinds import suggestion
+
+    known = (*VERBS, *(each.name for each in registry.installed("command")))
+    if verb not in known:
+        kind = "flag" if verb.startswith("-") else "verb"
+        close = suggestion(shown(verb), known) or "; see 'headstock --help'"
+        raise UsageError(f"unknown {kind} '{shown(verb)}'{close}")
+    spec = registry.spec("command", verb)
+    registry.require(spec)
+    found: Callable[[list[str]], int] = registry.implementation(spec)
+    return found

@@ -1,0 +1,85 @@
+"""Log lines as key=value pairs. Only a program (the command line) shows them; a library user's logging is left alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Mapping
+from typing import TextIO
+
+from attrs import frozen
+
+ROOT = "headstock"
+PLAIN = re.compile(r"[\w.,:/+@%-]+")
+"""Text that needs no quotes in a log line."""
+
+
+@frozen
+class Event:
+    """What happened and its facts, as a log message: `LOG.info(event("pool ready", pages=1024))`."""
+
+    name: str
+    facts: Mapping[str, object]
+
+    def __str__(self) -> str:
+        return pairs({"event": self.name, **self.facts})
+
+
+def event(name: str, /, **facts: object) -> Event:
+    """A log message with facts; it is put into words only when a handler shows it."""
+    return Event(name, facts)
+
+
+def pairs(facts: Mapping[str, object]) -> str:
+    """The facts as `key=value` on one line; text with other characters than PLAIN's is quoted as in JSON."""
+    return " ".join(f"{key}={quoted(value)}" for key, value in facts.items())
+
+
+def quoted(value: object) -> str:
+    """A value as a log line shows it."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+class KeyValue(logging.Formatter):
+    """Formats records as one line: time (UTC), level, logger, event and facts; an exception as its type and text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        head = {"time": f"{stamp}.{int(record.msecs):03}Z", "level": record.levelname.lower(), "logger": record.name}
+        happened = record.msg if isinstance(record.msg, Event) else Event(record.getMessage(), {})
+        tail: dict[str, object] = {}
+        if record.exc_info and record.exc_info[1] is not None:
+            tail["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+            if logging.getLogger(ROOT).isEnabledFor(logging.DEBUG):
+                tail["traceback"] = self.formatException(record.exc_info)
+        return " ".join(filter(None, (pairs(head), str(happened), pairs(tail))))
+
+
+class Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at the moment of writing."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        """Nothing is kept: the stream is looked up when a line is written."""
+
+
+def show_logs(level: str) -> None:
+    """Show headstock's log lines from `level` on standard error. For programs; a second call only changes the level.
+
+    writes: the logger "headstock", and no other
+    """
+    logger = logging.getLogger(ROOT)
+    logger.setLevel(level)
+    logger.propagate = False
+    if not any(isinstance(handler, Stderr) for handler in logger.handlers):
+        handler = Stderr()
+        handler.setFormatter(KeyValue())
+        logger.addHandler(handler)
