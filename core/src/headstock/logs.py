@@ -1,4 +1,4 @@
-"""Log lines as key=value pairs. Only a program (the command line) shows them; a library user's logging is left alone."""
+"""Log lines as key=value pairs. Only a program (the command line) shows them; a library leaves logging alone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,52 @@
+"""Checks of the installed plugins: each is loaded on its own, so that a broken one hides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from headstock import registry
+from headstock.doctor.finding import Finding, failed, findings, passed, warned
+from headstock.errors import HeadstockError
+from headstock.registry import Installed
+from headstock.registry.first_party import sources
+from headstock.spi import SPI, CheckpointSpec
+
+NEEDED = ("attention", "cache", "scheduler", "runner", "ops", "model", "executor")
+"""Kinds without which nothing can run."""
+
+
+def plugins() -> Iterator[Finding]:
+    """Whether every installed plugin loads, fits the contract and has what it needs; and whether no kind is empty."""
+    for kind in SPI:
+        found = registry.specs(kind)
+        if not found and kind in NEEDED:
+            hint = next(iter(sources(kind).values()), "pip install --force-reinstall headstock")
+            yield failed(kind, f"no {registry.noun(kind)} is installed", hint)
+        for plugin, spec in found:
+            yield from findings(f"{kind} {plugin.name}", partial(one, plugin, spec))
+
+
+def one(plugin: Installed, spec: Any) -> Iterator[Finding]:
+    """The findings about one plugin, given its spec or the error that choosing it raises."""
+    subject = f"{plugin.kind} {plugin.name}"
+    remedy = f"repair it or remove it: pip uninstall {plugin.distribution}"
+    provider = f"{plugin.distribution} {plugin.version}"
+    if isinstance(spec, HeadstockError):
+        yield failed(subject, str(spec), "" if "pip " in str(spec) else remedy)
+        return
+    if isinstance(spec, CheckpointSpec):
+        yield passed(subject, provider)
+        return
+    reasons = registry.missing(spec)
+    for reason in reasons:
+        yield warned(subject, f"{provider}: {reason.message}", reason.hint)
+    if reasons:
+        return
+    try:
+        registry.implementation(spec)
+    except HeadstockError as error:
+        yield failed(subject, str(error), remedy)
+    else:
+        yield passed(subject, provider)

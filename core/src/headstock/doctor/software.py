@@ -1,0 +1,68 @@
+"""Checks of the software around headstock: Python, torch and CUDA, compilers for kernels built at first use."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib import metadata
+
+from headstock.doctor.finding import Finding, failed, passed, warned
+
+LEAST_PYTHON = (3, 11)
+GET_CUDA = "for an NVIDIA GPU install a CUDA build of torch: see pytorch.org/get-started"
+TOOLS = {
+    "nvcc": "install the CUDA toolkit, or leave it: only kernels compiled at first use need it",
+    "ninja": "pip install ninja, or leave it: only kernels compiled at first use need it",
+}
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter's version, and headstock's own."""
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < LEAST_PYTHON:
+        yield failed("python", text, f"headstock needs Python {LEAST_PYTHON[0]}.{LEAST_PYTHON[1]} or later")
+    else:
+        yield passed("python", text)
+    try:
+        yield passed("headstock", metadata.version("headstock"))
+    except metadata.PackageNotFoundError:
+        hint = "install it (in a checkout: pip install ./core), so that its own plugins are found"
+        yield failed("headstock", "runs from source but is not installed", hint)
+
+
+def torch() -> Iterator[Finding]:
+    """Whether torch can be imported, and whether it and the machine agree about CUDA."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield failed("torch", f"cannot be imported: {error}", "pip install torch")
+        return
+    yield passed("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if torch.version.cuda is None:
+        yield warned("cuda", "torch is a CPU build", GET_CUDA)
+    elif not available:
+        reason = f": {' '.join(str(said[0].message).split())}" if said else ""
+        hint = f"compare the driver (nvidia-smi) with CUDA {torch.version.cuda}"
+        yield warned("cuda", f"torch is built for CUDA {torch.version.cuda} but finds no usable GPU{reason}", hint)
+    else:
+        for index in range(torch.cuda.device_count()):
+            major, minor = torch.cuda.get_device_capability(index)
+            free, total = torch.cuda.mem_get_info(index)
+            memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+            name = torch.cuda.get_device_name(index)
+            yield passed(f"cuda:{index}", f"{name}, sm_{major}{minor}, {memory}, CUDA {torch.version.cuda}")
+
+
+def tools() -> Iterator[Finding]:
+    """Whether the compilers that some kernel libraries call at first use can be found."""
+    for name, hint in TOOLS.items():
+        if shutil.which(name):
+            yield passed(name, "found")
+        else:
+            yield warned(name, "not found", hint)
