@@ -1,1 +1,72 @@
-"""headstock: an LLM inference engine whose parts are plugins."""
+"""headstock: an LLM inference engine whose parts are plugins.
+
+Names are imported when they are first used, so that `import headstock` alone imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headstock.config import EngineConfig
+    from headstock.errors import (
+        AmbiguousPlugin,
+        CannotRun,
+        CapacityError,
+        EngineDied,
+        HeadstockError,
+        ModelError,
+        PluginBroken,
+        RequestError,
+        SpiMismatch,
+        UnknownPlugin,
+        UsageError,
+    )
+    from headstock.llm import LLM
+    from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from headstock.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "AmbiguousPlugin",
+    "CannotRun",
+    "CapacityError",
+    "CompletionOutput",
+    "EngineConfig",
+    "EngineDied",
+    "HeadstockError",
+    "Logprob",
+    "ModelError",
+    "PluginBroken",
+    "RequestError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "SpiMismatch",
+    "UnknownPlugin",
+    "UsageError",
+    "__version__",
+]
+
+HOMES = {
+    "LLM": "headstock.llm",
+    "EngineConfig": "headstock.config",
+    "SamplingParams": "headstock.sampling_params",
+    **dict.fromkeys(("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "headstock.outputs"),
+}
+"""Where public names live; the rest are errors."""
+
+
+def __getattr__(name: str) -> object:
+    """The public name, from the module where it lives."""
+    if name not in __all__:
+        raise AttributeError(f"module 'headstock' has no attribute {name!r}")
+    return getattr(import_module(HOMES.get(name, "headstock.errors")), name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,8 +27,8 @@ class EngineLoop(Protocol):
     def submit(self, request: Request, sink: Callable[[Update], None]) -> None:
         """Queue `request`.   raises: RequestError"""
 
-    def abort(self, id: str) -> None:
-        """End a request; nothing happens when there is none of that id."""
+    def abort(self, name: str, /) -> None:
+        """End the request of that id; nothing happens when there is none."""
 
 
 @frozen
@@ -58,7 +58,7 @@ class Flight:
         """Hand over as many requests as there is room for; one that the engine refuses ends with an error."""
         while self.waiting and len(self.live) < self.room:
             job, request = self.waiting[0]
-            job.begin(time.monotonic())
+            job.begin(request, time.monotonic())
             try:
                 self.loop.submit(request, self.hear)
             except RequestError as error:
@@ -100,7 +100,7 @@ def refused(request: Request, error: RequestError) -> Update:
     return Update(id=request.id, finish_reason="error", error=str(error))
 
 
-def fly(loop: EngineLoop, jobs: Iterable[Job], room: int) -> Iterator[tuple[Job, RequestOutput]]:
+def fly(loop: EngineLoop, jobs: Iterable[Job], room: int) -> Generator[tuple[Job, RequestOutput], None, None]:
     """Each piece of output of `jobs`, as it comes; abandoning the iterator aborts them."""
     queue: SimpleQueue[News] = SimpleQueue()
     flight = Flight(loop, jobs, room, queue.put)
@@ -114,7 +114,9 @@ def fly(loop: EngineLoop, jobs: Iterable[Job], room: int) -> Iterator[tuple[Job,
         flight.close()
 
 
-async def fly_async(loop: EngineLoop, jobs: Iterable[Job], room: int) -> AsyncIterator[tuple[Job, RequestOutput]]:
+async def fly_async(
+    loop: EngineLoop, jobs: Iterable[Job], room: int
+) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
     """As `fly`, for asyncio."""
     queue: asyncio.Queue[News] = asyncio.Queue()
     running = asyncio.get_running_loop()

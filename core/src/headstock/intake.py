@@ -66,7 +66,9 @@ class Intake:
         count = len(prompts)
         each = [params] * count if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != count:
-            raise RequestError(f"wanted one sampling_params or one for each prompt ({count}), got {len(each)}", "sampling_params")
+            raise RequestError(
+                f"wanted one sampling_params or one for each prompt ({count}), got {len(each)}", "sampling_params"
+            )
         return [located(index, count, self.job, prompts[index], each[index]) for index in range(count)]
 
 

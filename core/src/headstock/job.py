@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve
 
-from headstock.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from headstock.sampling_params import SamplingParams
 from headstock.schedule.request import Request
 from headstock.text.answer import Answer, joined, prompt_table
@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """A checked prompt with `params.n` requests, one an answer. `seed` is that of the first; room is for output tokens."""
+    """A checked prompt with `params.n` requests, one an answer; `seed` is the first's, `room` is in output tokens."""
 
     def __init__(
-        self, name: str, prompt: Prompt, params: SamplingParams, *, tokenizer: Tokenizer, eos_ids: tuple[int, ...],
-        room: int, seed: int,
+        self,
+        name: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        tokenizer: Tokenizer,
+        eos_ids: tuple[int, ...],
+        room: int,
+        seed: int,
     ) -> None:
         self.name = name
         self.prompt = prompt
@@ -48,11 +55,11 @@ class Job:
         }
         self.pieces: dict[str, list[CompletionOutput]] = {request.id: [] for request in self.requests}
         self.metrics = RequestMetrics(arrival=0.0)
-        self.prompt_logprobs = None
+        self.prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
 
-    def begin(self, at: float) -> None:
-        """Note that the first request goes to the engine at `at` seconds."""
-        if not self.metrics.arrival:
+    def begin(self, request: Request, at: float) -> None:
+        """Note that `request` goes to the engine at `at` seconds; the first to go is the job's arrival."""
+        if request is self.requests[0]:
             self.metrics = evolve(self.metrics, arrival=at)
 
     def absorb(self, update: Update, at: float) -> RequestOutput:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing, closing
 from types import TracebackType
 from typing import Any
 
@@ -35,8 +36,8 @@ def start_engine(config: EngineConfig, report: Report | None) -> tuple[Any, Any]
 class LLM:
     """A model ready to generate; close it, or use it in a `with` statement, to give its memory back.
 
-    Keywords are the flags of the command line with underscores (`attn="sdpa"`, `page_size=16`); a `config` takes the place of them all.
-    Several may live in one process, and one may be called from several threads.
+    Keywords are the flags of the command line with underscores (`attn="sdpa"`, `page_size=16`); a `config` takes the
+    place of them all. Several may live in one process, and one may be called from several threads.
     raises: UsageError, CannotRun, ModelError
     """
 
@@ -89,13 +90,22 @@ class LLM:
 
         raises: RequestError at once, EngineDied
         """
-        return (piece for _, piece in self.events([self.intake.job(prompt, sampling_params)]))
+        events = self.events([self.intake.job(prompt, sampling_params)])
+
+        def pieces() -> Iterator[RequestOutput]:
+            """The outputs alone."""
+            with closing(events):
+                for _, piece in events:
+                    yield piece
+
+        return pieces()
 
     async def generate_async(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> RequestOutput:
         """The whole answer to one prompt; cancelling the task ends the request.   raises: RequestError, EngineDied"""
         job = await asyncio.to_thread(self.intake.job, prompt, sampling_params)
-        async for _ in self.events_async(job):
-            pass
+        async with aclosing(self.events_async(job)) as events:
+            async for _ in events:
+                pass
         return job.result()
 
     async def astream(
@@ -106,8 +116,9 @@ class LLM:
         raises: RequestError, EngineDied
         """
         job = await asyncio.to_thread(self.intake.job, prompt, sampling_params)
-        async for _, piece in self.events_async(job):
-            yield piece
+        async with aclosing(self.events_async(job)) as events:
+            async for _, piece in events:
+                yield piece
 
     def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
         """The prompt that the chat template makes of `messages`, to give to `generate`, `stream` and the others.
@@ -134,12 +145,12 @@ class LLM:
                 bars.report("prompts", ended, len(jobs))
         return [job.result() for job in jobs]
 
-    def events(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, RequestOutput]]:
-        """Each piece of output of `jobs`, with its job, as it comes; closing the iterator aborts them.   raises: EngineDied"""
+    def events(self, jobs: Sequence[Job]) -> Generator[tuple[Job, RequestOutput], None, None]:
+        """Each piece of output with its job, as it comes; closing the iterator aborts them.   raises: EngineDied"""
         self.check_open()
         return fly(self.loop, jobs, self.room)
 
-    def events_async(self, job: Job) -> AsyncIterator[tuple[Job, RequestOutput]]:
+    def events_async(self, job: Job) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
         """As `events`, of one job, for asyncio."""
         self.check_open()
         return fly_async(self.loop, [job], self.room)

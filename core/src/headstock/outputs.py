@@ -7,7 +7,7 @@ from attrs import frozen
 
 @frozen
 class Logprob:
-    """The log-probability of one token; `rank` 1 is the likeliest, None where it is below the alternatives asked for."""
+    """The log-probability of one token; `rank` 1 is the likeliest, None is one below those asked for."""
 
     logprob: float
     rank: int | None
@@ -16,7 +16,7 @@ class Logprob:
 
 @frozen(kw_only=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of `time.monotonic`; None for what has not happened, or is not known.
+    """When things happened to a request, in seconds of `time.monotonic`; None for what did not, or is not known.
 
     `arrival` is the moment it was handed to the engine; `cached_tokens` are prompt tokens taken from the prefix index.
     """
@@ -42,9 +42,10 @@ class RequestMetrics:
 class CompletionOutput:
     """One answer, or, in a stream, what is new of it.
 
-    `finish_reason` is None while it goes on, then "stop", "length", "abort" or "error" (`error` says what went wrong); `stop_reason` is
-    the stop string or the id among `stop_token_ids` that ended it, None when an end-of-sequence token did. `token_ids` hold the token
-    that ended it, `text` does not. `logprobs`, when asked for, is one mapping a token, from id to Logprob.
+    `finish_reason` is None while it goes on, then "stop", "length", "abort" or "error" (`error` says what went wrong);
+    `stop_reason` is the stop string or the id among `stop_token_ids` that ended it, None when an end-of-sequence token
+    did. `token_ids` hold the token that ended it, `text` does not. `logprobs`, when asked for, is one mapping a token,
+    from id to Logprob.
     """
 
     index: int
@@ -59,7 +60,10 @@ class CompletionOutput:
 
 @frozen(kw_only=True)
 class RequestOutput:
-    """The answers to one prompt; `prompt` is None when it was given as token ids. The first entry of `prompt_logprobs` is None."""
+    """The answers to one prompt; `prompt` is None when it was given as token ids.
+
+    `prompt_logprobs`, when asked for, has one entry a prompt token, the first of them None.
+    """
 
     request_id: str
     prompt: str | None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, Final
@@ -27,6 +29,7 @@ MAX_COUNT: Final = (1 << 31) - 1  # tokens
 MIN_SEED: Final = -(1 << 63)
 MAX_SEED: Final = (1 << 63) - 1
 DEFAULT_MAX_TOKENS: Final = 100
+LARGEST: Final = sys.float_info.max
 
 Check = Callable[[Any, "Attribute[Any]", Any], None]
 
@@ -36,14 +39,14 @@ def refuse(name: str, wanted: str, value: object) -> RequestError:
     return RequestError(f"{name} must be {wanted}, got {shown(value)}", parameter=name)
 
 
-def is_int(value: object, low: int, high: int) -> bool:
+def is_int(value: Any, low: int, high: int) -> bool:
     """Whether `value` is an integer (not a bool) in low..high."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and low <= value <= high
+    return not isinstance(value, bool) and issubclass(type(value), Integral) and bool(low <= value <= high)
 
 
-def is_real(value: object) -> bool:
+def is_real(value: Any) -> bool:
     """Whether `value` is a finite number (not a bool)."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return not isinstance(value, bool) and issubclass(type(value), Real) and bool(-LARGEST <= value <= LARGEST)
 
 
 def whole(low: int, high: int, wanted: str, *, optional: bool = False) -> Check:
@@ -136,11 +139,16 @@ def to_some_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
     return None if value is None else to_ids(value)
 
 
+def to_id(key: Any) -> Any:
+    """An integer where `key` spells one; anything else is left for the check to refuse."""
+    return int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,10}", key) else key
+
+
 def to_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
     """A copy whose keys are integers where JSON made strings of them; anything else is left for the check to refuse."""
     if not isinstance(value, Mapping):
         return value
-    return {int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key: value[key] for key in value}
+    return {to_id(key): bias for key, bias in value.items()}
 
 
 PENALTY = number(-MAX_PENALTY, MAX_PENALTY, f"between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
@@ -151,10 +159,10 @@ LOGPROBS = whole(0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}, or none
 class SamplingParams:
     """How one request is sampled; a value out of range raises RequestError on construction.
 
-    temperature 0 is greedy; top_k 0 or -1, top_p 1 and min_p 0 are off. `max_tokens` None means until the longest sequence the engine
-    holds; a larger number is cut to that, and the answer then ends with "length". Of `n` answers, answer i is seeded with seed + i;
-    seed None draws one from the engine's own. Stop strings are searched in the text, once `min_tokens` are out; `logprobs` and
-    `prompt_logprobs` count the alternatives reported beside the token itself.
+    temperature 0 is greedy; top_k 0 or -1, top_p 1 and min_p 0 are off. `max_tokens` None means until the longest
+    sequence the engine holds; a larger number is cut to that, and the answer then ends with "length". Of `n` answers,
+    answer i is seeded with seed + i; seed None draws one from the engine's own. Stop strings are searched in the text,
+    once `min_tokens` are out; `logprobs` and `prompt_logprobs` count the alternatives reported beside the token itself.
     raises: RequestError
     """
 

@@ -13,10 +13,10 @@ Message = Mapping[str, Any]
 
 
 def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-    """The prompt that the template makes of `messages`; it names its own special tokens, so encode it without adding any.
+    """The prompt that the template makes of `messages`, in which special tokens are spelled out already.
 
     The template runs in transformers' sandbox.
-    raises: UsageError where the checkpoint has no template, RequestError where these messages do not suit it, ModelError where it is broken
+    raises: UsageError without a template, RequestError where the messages do not suit it, ModelError where it is broken
     """
     turns = [checked(message, index) for index, message in enumerate(checked_list(messages))]
     if tokenizer.whole.chat_template is None:

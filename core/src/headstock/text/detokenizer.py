@@ -10,7 +10,7 @@ from headstock.text.tokenizer import Tokenizer
 REPLACEMENT: Final = "\ufffd"
 
 CONTEXT: Final = 4
-"""Tokens kept when the window is cut: an unfinished character is at most 3 bytes, so at most 3 tokens, behind one more."""
+"""Tokens kept when the window is cut: an unfinished character has at most 3 bytes, so 3 tokens; and one before it."""
 
 WINDOW: Final = 16
 """Tokens at which the window is cut, so that a token costs the decoding of at most this many."""
@@ -19,9 +19,9 @@ WINDOW: Final = 16
 class Detokenizer:
     """Gives the text of a growing row of tokens in pieces whose concatenation is the text of them all.
 
-    What may still change is held back. Bytes: an unfinished character decodes to one U+FFFD at the very end, however many of its bytes
-    are there, and nothing before it can change. Byte fallback: one bad byte spoils its whole run of byte tokens, so a run is decoded
-    when it ends.
+    What may still change is held back. Bytes: an unfinished character decodes to one U+FFFD at the very end, however
+    many of its bytes are there, and nothing before it can change. Byte fallback: one bad byte spoils its whole run of
+    byte tokens, so a run is decoded when it ends.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:

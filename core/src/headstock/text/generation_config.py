@@ -25,7 +25,7 @@ NAMES = {
 
 @frozen
 class GenerationConfig:
-    """The sampling a checkpoint asks for when the user does not, and the ids that end a text (empty: config.json's hold)."""
+    """How to sample when the user does not say, and the ids that end a text (empty: those of config.json do)."""
 
     sampling: SamplingParams
     eos_ids: tuple[int, ...]

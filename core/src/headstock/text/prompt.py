@@ -11,6 +11,7 @@ from headstock.errors import RequestError, shown
 from headstock.sampling_params import MAX_TOKEN_ID, is_int
 from headstock.text.tokenizer import Tokenizer
 
+
 @frozen
 class Prompt:
     """Token ids, and the text they came from if there was one."""
@@ -56,11 +57,13 @@ def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int) -> None
         raise RequestError("prompt is empty; give it at least one token", "prompt")
     if len(tokens) >= max_seq_len:
         raise RequestError(
-            f"prompt has {len(tokens)} tokens, but this engine holds sequences of {max_seq_len} with at least one of output; "
-            "shorten it or raise --max-seq-len",
+            f"prompt has {len(tokens)} tokens, but sequences may have {max_seq_len} here, at least one of them output; "
+            "shorten the prompt or raise --max-seq-len",
             "prompt",
         )
-    for token in tokens:
+    if set(map(type, tokens)) == {int} and 0 <= min(tokens) and max(tokens) < vocab:
+        return
+    for token in tokens:  # one of them is at fault, or all are integers of another type
         if not is_int(token, 0, vocab - 1):
             raise RequestError(f"prompt token ids must be integers from 0 to {vocab - 1}, got {shown(token)}", "prompt")
 

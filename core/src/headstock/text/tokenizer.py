@@ -55,7 +55,9 @@ def load(directory: Path) -> Any:
     raises: ModelError
     """
     if not directory.is_dir():
-        raise ModelError(f"no directory {shown(directory)} to read a tokenizer from; give --model a checkpoint directory")
+        raise ModelError(
+            f"no directory {shown(directory)} to read a tokenizer from; give --model a checkpoint directory"
+        )
     from transformers import AutoTokenizer
 
     open_directory: Callable[..., Any] = AutoTokenizer.from_pretrained
@@ -63,9 +65,13 @@ def load(directory: Path) -> Any:
         tokenizer = open_directory(str(directory), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the library raises whatever its parsers do
         reason = shown(str(error) or type(error).__name__)
-        raise ModelError(f"cannot read the tokenizer in {shown(directory)}: {reason}; is tokenizer.json whole?") from error
+        raise ModelError(
+            f"cannot read the tokenizer in {shown(directory)}: {reason}; is tokenizer.json whole?"
+        ) from error
     if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"the tokenizer in {shown(directory)} has no tokenizer.json; save it with save_pretrained first")
+        raise ModelError(
+            f"the tokenizer in {shown(directory)} has no tokenizer.json; save it with save_pretrained first"
+        )
     return tokenizer
 
 

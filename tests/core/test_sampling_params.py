@@ -1,0 +1,124 @@
+"""Sampling parameters: every limit at its edge and one past it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstock import sampling_params as limits
+from headstock.errors import RequestError
+from headstock.sampling_params import SamplingParams
+
+INT64 = 1 << 63
+
+EDGES: list[tuple[str, list[Any], list[Any]]] = [
+    ("n", [1, 128], [0, 129, 1.0]),
+    ("temperature", [0, 2.0], [-0.001, 2.001]),
+    ("top_p", [1e-9, 1], [0, 1.0001]),
+    ("top_k", [-1, 0, 1, 2**31 - 1], [-2, 2**31, 1.5]),
+    ("min_p", [0, 1], [-0.001, 1.001]),
+    ("presence_penalty", [-2, 2], [-2.01, 2.01]),
+    ("frequency_penalty", [-2, 2], [-2.01, 2.01]),
+    ("repetition_penalty", [1e-6, 10.0], [0, -1]),
+    ("seed", [None, -INT64, INT64 - 1], [-INT64 - 1, INT64, 0.5]),
+    ("stop", [None, "x", ["x" * 128] * 16], ["", "x" * 129, ["x"] * 17, [1], 5]),
+    ("stop_token_ids", [None, [0], [2**31 - 1] * 128], [[-1], [2**31], [0] * 129, ["0"], "12", 3]),
+    ("max_tokens", [None, 1, 2**31 - 1], [0, -1, 2**31, 1.0]),
+    ("min_tokens", [0, 100], [-1, 101]),
+    ("logprobs", [None, 0, 20], [-1, 21]),
+    ("prompt_logprobs", [None, 0, 20], [-1, 21]),
+    ("logit_bias", [None, {}, {0: -100, "7": 100.0}, dict.fromkeys(range(1024), 1.0)],
+     [{0: -100.1}, {0: 100.1}, {-1: 0}, {"x": 0}, dict.fromkeys(range(1025), 1.0), [1]]),
+    ("allowed_token_ids", [None, [0]], [[], [-1], [True]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "inside", "outside"), EDGES, ids=[name for name, _, _ in EDGES])
+def test_each_limit_at_its_edge_and_one_past_it(name: str, inside: list[Any], outside: list[Any]) -> None:
+    for value in inside:
+        SamplingParams(**{name: value})
+    for value in outside:
+        with pytest.raises(RequestError) as caught:
+            SamplingParams(**{name: value})
+        assert caught.value.parameter == name
+        assert str(caught.value).startswith(name) and "\n" not in str(caught.value)
+
+
+def test_every_field_with_a_limit_has_a_row() -> None:
+    named = {name for name, _, _ in EDGES}
+    assert named | {"ignore_eos", "skip_special_tokens", "include_stop_str_in_output"} == {
+        field.name for field in SamplingParams.__attrs_attrs__
+    }
+
+
+NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+WHOLE = ["n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, True, "1", None, [], 10**400], ids=lambda value: str(value)[:8]
+)
+def test_H13_no_number_parameter_takes_what_is_no_finite_number(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("value", [True, math.nan, "1", 10**400], ids=lambda value: str(value)[:8])
+def test_no_whole_parameter_takes_bools_or_numbers_of_other_kinds(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+def test_H11_temperature_outside_0_to_2_is_refused_with_the_value() -> None:
+    with pytest.raises(RequestError, match=r"^temperature must be between 0 and 2, got 2\.5$"):
+        SamplingParams(temperature=2.5)
+
+
+def test_H12_top_p_outside_0_to_1_is_refused_with_the_value() -> None:
+    with pytest.raises(RequestError, match=r"^top_p must be above 0 and at most 1, got 0$"):
+        SamplingParams(top_p=0)
+
+
+@pytest.mark.parametrize("name", ["ignore_eos", "skip_special_tokens", "include_stop_str_in_output"])
+def test_switches_take_only_true_and_false(name: str) -> None:
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**{name: 1})  # type: ignore[arg-type]
+
+
+@given(st.text(min_size=65, max_size=300))
+def test_a_shown_value_is_cut_and_stays_on_one_line(value: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(temperature=value)  # type: ignore[arg-type]
+    assert len(str(caught.value)) <= len("temperature must be between 0 and 2, got ") + 64
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_min_tokens_is_bounded_by_max_tokens_unless_that_is_open() -> None:
+    SamplingParams(max_tokens=None, min_tokens=5000)
+    with pytest.raises(RequestError, match=r"^min_tokens must be at most max_tokens \(3\), got 4$"):
+        SamplingParams(max_tokens=3, min_tokens=4)
+
+
+def test_answers_are_seeded_one_after_another_and_stay_int64() -> None:
+    params = SamplingParams(n=3, prompt_logprobs=2)
+    assert [params.answer(i, 7).seed for i in range(3)] == [7, 8, 9]
+    assert params.answer(1, INT64 - 1).seed == -INT64
+    assert [params.answer(i, 0).prompt_logprobs for i in range(2)] == [2, None]
+    assert params.answer(2, 0).n == 1
+
+
+def test_replace_suggests_the_parameter_that_was_meant() -> None:
+    assert SamplingParams().replace({"top_k": 3, "stop": "x"}) == SamplingParams(top_k=3, stop=("x",))
+    with pytest.raises(RequestError, match="no sampling parameter is called temprature; did you mean temperature"):
+        SamplingParams().replace({"temprature": 1})
+
+
+def test_limits_are_documented_values() -> None:
+    assert (limits.MAX_N, limits.MAX_STOP_STRINGS, limits.MAX_STOP_LENGTH) == (128, 16, 128)
+    assert hash(SamplingParams(logit_bias={1: 2.0})) == hash(SamplingParams(logit_bias={1: 2.0}))
