@@ -1,0 +1,207 @@
+"""Who may import whom, and what no source may do."""
+
+from __future__ import annotations
+
+import ast
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from source_tree import CORE, ROOT, Import, files, imports, packages, plugin_names, tree
+
+WITHOUT_TORCH = ("spi", "schedule", "cli", "registry", "config")
+HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "triton")
+START_SECONDS = 0.3
+LIGHT_SECONDS = 0.05
+MOST_LINES = 300
+
+
+LOADING = f"""
+import sys, time
+from importlib.metadata import entry_points
+import headstock.spi
+for entry in entry_points():
+    if entry.group.startswith("headstock.") and entry.dist.name.startswith("headstock"):
+        start = time.process_time()
+        entry.load()()
+        print(entry.name, time.process_time() - start)
+print("heavy", *[each for each in {HEAVY!r} if each in sys.modules])
+"""
+
+
+def offenders(folder: Path, wrong: Callable[[Import], bool]) -> list[str]:
+    """`file:line name` of every import below `folder` for which `wrong(import)` holds."""
+    return [
+        f"{path.relative_to(ROOT)}:{each.line} {each.name}"
+        for path in files(folder)
+        for each in imports(tree(path))
+        if wrong(each)
+    ]
+
+
+@pytest.mark.parametrize("package", sorted(packages()))
+def test_a_plugin_imports_only_the_contract_nn_and_the_kit_and_no_other_plugin(package: str) -> None:
+    others = [each for each in packages() if each != package]
+
+    def wrong(each: Import) -> bool:
+        of_core = each.inside("headstock") and not each.inside("headstock.spi", "headstock.nn", "headstock.conformance")
+        return of_core or each.inside(*others)
+
+    assert offenders(packages()[package], wrong) == []
+
+
+def test_core_imports_no_plugin() -> None:
+    assert offenders(CORE, lambda each: each.inside(*packages())) == []
+
+
+def test_only_the_registry_imports_stevedore() -> None:
+    importers = offenders(CORE, lambda each: each.inside("stevedore"))
+    assert importers
+    assert [each for each in importers if not each.startswith("core/src/headstock/registry/loading.py")] == []
+    assert [each for folder in packages().values() for each in offenders(folder, lambda i: i.inside("stevedore"))] == []
+
+
+@pytest.mark.parametrize("part", WITHOUT_TORCH)
+def test_a_light_part_of_core_imports_no_torch_when_it_is_imported(part: str) -> None:
+    assert (CORE / part).is_dir()
+    assert offenders(CORE / part, lambda each: each.early and each.inside(*HEAVY)) == []
+
+
+def test_the_scheduler_imports_only_numpy_attrs_the_contract_and_the_standard_library() -> None:
+    allowed = (*sys.stdlib_module_names, "attrs", "numpy", "headstock.spi", "headstock.errors", "headstock.schedule")
+    assert offenders(CORE / "schedule", lambda each: not each.inside(*allowed)) == []
+
+
+@pytest.mark.parametrize(
+    "module", ["headstock.spi", "headstock.schedule.step", "headstock.registry", "headstock.cli.main"]
+)
+def test_importing_a_light_module_leaves_heavy_ones_out(module: str) -> None:
+    script = f"import sys, {module}; print([each for each in {HEAVY!r} if each in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def start_seconds(*arguments: str) -> tuple[float, str]:
+    """Processor seconds and output of the fastest of five starts of `headstock ARGUMENTS`.
+
+    Processor time, because other load on the machine is not ours; a start waits for nothing.
+    """
+    script = (
+        "import sys; from headstock.cli.main import main; code = main(sys.argv[1:]); "
+        f"print('heavy', [each for each in {HEAVY!r} if each in sys.modules]); sys.exit(code)"
+    )
+    seconds = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    return min(seconds), done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("plugins", "list"), ("plugins", "list", "--json")], ids=" ".join)
+def test_the_command_line_starts_fast_and_without_torch(arguments: tuple[str, ...]) -> None:
+    seconds, output = start_seconds(*arguments)
+    assert output.endswith("heavy []\n")
+    assert seconds < START_SECONDS
+
+
+def test_every_entry_point_of_ours_is_light() -> None:
+    fastest: dict[str, float] = {}
+    for _ in range(5):
+        output = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, check=True).stdout
+        *lines, heavy = output.splitlines()
+        assert heavy == "heavy"
+        for name, seconds in (line.split() for line in lines):
+            fastest[name] = min(float(seconds), fastest.get(name, 1.0))
+    assert "eager" in fastest
+    assert {name: seconds for name, seconds in fastest.items() if seconds > LIGHT_SECONDS} == {}
+
+
+def names_compared(module: ast.Module, names: set[str]) -> list[int]:
+    """The lines on which a value is compared with one of the names."""
+    found = []
+    for node in ast.walk(module):
+        match node:
+            case ast.Compare():
+                parts = [each for side in (node.left, *node.comparators) for each in ast.walk(side)]
+            case ast.MatchValue(value=value):
+                parts = [value]
+            case ast.Call(func=ast.Attribute(attr="startswith" | "endswith"), args=args):
+                parts = [each for argument in args for each in ast.walk(argument)]
+            case _:
+                continue
+        found += [node.lineno for each in parts if isinstance(each, ast.Constant) and each.value in names]
+    return found
+
+
+def test_the_search_for_compared_names_finds_them() -> None:
+    sources = [
+        "a == 'radix'",
+        "'radix' in b",
+        "x in ('fa', 'radix')",
+        "match c:\n case 'radix': pass",
+        "d.startswith('radix')",
+    ]
+    assert [names_compared(ast.parse(each), {"radix"}) != [] for each in sources] == [True] * len(sources)
+    assert names_compared(ast.parse("a == 'mixture'; b = 'radix'"), {"radix"}) == []
+
+
+def test_core_never_compares_plugin_names() -> None:
+    names = set(plugin_names())
+    assert {"sdpa", "radix", "mixed"} <= names
+    exempt = CORE / "engine" / "auto.py"  # the one file with the ordered lists behind `auto`
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in files(CORE)
+        if path != exempt and (lines := names_compared(tree(path), names))
+    }
+    assert found == {}
+
+
+UNSAFE_IMPORTS = ("pickle", "marshal", "shelve", "dill", "cloudpickle", "jinja2.Environment")
+UNSAFE_CALLS = {
+    "eval",
+    "exec",
+    "torch.load",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "jinja2.Environment",
+    "object.__setattr__",
+}
+
+
+def unsafe(module: ast.Module) -> list[str]:
+    """What the module does that no source may: untrusted code or data, frozen records written, globals."""
+    found = [each.name for each in imports(module) if each.inside(*UNSAFE_IMPORTS)]
+    for node in ast.walk(module):
+        if isinstance(node, ast.Global):
+            found.append("global")
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
+            found.append(ast.unparse(node.func))
+    return found
+
+
+def test_the_search_for_unsafe_code_finds_it() -> None:
+    sources = ["import pickle", "eval('1')", "torch.load(f)", "object.__setattr__(a, 'b', 1)", "def f():\n global g"]
+    sources += ["from jinja2 import Environment", "from pickle import loads"]
+    assert [unsafe(ast.parse(each)) != [] for each in sources] == [True] * len(sources)
+    assert unsafe(ast.parse("model.eval(); from jinja2.sandbox import ImmutableSandboxedEnvironment")) == []
+
+
+def test_no_source_does_what_is_unsafe() -> None:
+    found = {str(path.relative_to(ROOT)): what for path in all_sources() if (what := unsafe(tree(path)))}
+    assert found == {}
+
+
+def test_files_stay_short() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in all_sources()}
+    assert {path: lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def all_sources() -> list[Path]:
+    """Every Python file that is packaged, the developer's commands and the scripts beside packages."""
+    folders = [CORE, ROOT / "noxfile.py", *packages().values(), *ROOT.glob("models/*/training")]
+    return [path for folder in folders for path in files(folder)]
