@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nox
 
+nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests", "lint", "types", "docs"]
 
@@ -113,7 +114,7 @@ def build(session: nox.Session) -> None:
     for member in MEMBERS:
         folder = wheel_folder() / member.name
         with session.chdir(member):
-            session.run("python", "-m", "hatchling", "-q", "build", "--clean", "-t", "wheel", "-d", str(folder))
+            session.run("python", "-m", "hatchling", "build", "--clean", "-t", "wheel", "-d", str(folder))
     remember(session, needed)
 
 

@@ -88,7 +88,7 @@ def build(folder: Path, dist: Dist) -> None:
             f'[project.entry-points."headstock.scheduler"]\n{dist.plugin} = "{dist.package}:spec"\n'
             f'[tool.hatch.build.targets.wheel]\ninclude = ["{dist.package}.py"]\n'
         )
-        command = [sys.executable, "-m", "hatchling", "-q", "build", "-t", "wheel", "-d", str(folder.absolute())]
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder.absolute())]
         subprocess.run(command, cwd=project, check=True)
 
 

@@ -22,7 +22,7 @@ def test_the_table_is_what_the_members_declare() -> None:
 
 
 def test_an_absent_plugin_of_ours_comes_with_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headstock.registry.installed.entry_points", lambda: _Nothing())
+    monkeypatch.setattr("headstock.registry.entries.entry_points", lambda: _Nothing())
     with pytest.raises(UnknownPlugin) as caught:
         registry.spec("attention", "spda")
     assert "did you mean 'sdpa'?" in str(caught.value)

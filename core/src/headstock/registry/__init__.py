@@ -1,8 +1,8 @@
 """Plugins, found by metadata, loaded when chosen, checked against the contract. Importing it does not import torch."""
 
-from headstock.registry.installed import Installed, find, group, installed, noun, unknown_name
+from headstock.registry.assignments import options, unclaimed
+from headstock.registry.entries import Installed, find, group, installed, noun, unknown_name
 from headstock.registry.loading import implementation, imported, spec, specs
-from headstock.registry.options import options, unclaimed
 from headstock.registry.requirements import missing, require
 
 __all__ = [

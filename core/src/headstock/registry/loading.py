@@ -14,7 +14,7 @@ from stevedore.driver import DriverManager
 from stevedore.extension import Extension
 
 from headstock.errors import HeadstockError, PluginBroken, SpiMismatch, shown
-from headstock.registry.installed import Installed, find, group, in_order, installed, noun, provider
+from headstock.registry.entries import Installed, find, group, in_order, installed, noun, provider
 from headstock.spi import (
     SPI,
     AttentionSpec,

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from headstock.errors import PluginBroken, UsageError, shown
-from headstock.registry.installed import suggestion
+from headstock.registry.entries import suggestion
 from headstock.registry.loading import SPECS, imported, origin
 from headstock.spi import PluginSpec
 
