@@ -73,7 +73,7 @@ def backend(session: nox.Session, name: str) -> None:
 def broken(session: nox.Session) -> None:
     """Install broken plugins beside a sound one, without torch, and check that each shows up as what it is."""
     fixtures = Path(session.create_tmp()) / "wheels"
-    session.run(python_of(BUILD), "tests/broken_plugins.py", str(fixtures), external=True)
+    session.run(python_of(BUILD), "tests/broken_plugins.py", str(fixtures), external=True, silent=True)
     install_light(session)
     session.install("-q", "--no-deps", *map(str, fixtures.glob("*.whl")))
     session.run("pytest", "tests/plugins/broken", *session.posargs, env={"HEADSTOCK_WHEELS": str(wheel_folder())})
@@ -114,7 +114,7 @@ def build(session: nox.Session) -> None:
     for member in MEMBERS:
         folder = wheel_folder() / member.name
         with session.chdir(member):
-            session.run("python", "-m", "hatchling", "build", "--clean", "-t", "wheel", "-d", str(folder))
+            session.run("python", "-m", "hatchling", "build", "--clean", "-t", "wheel", "-d", str(folder), silent=True)
     remember(session, needed)
 
 

@@ -70,4 +70,4 @@ def plugin_names() -> dict[str, str]:
 
 def packages() -> dict[str, Path]:
     """Import name -> source folder, of every member but core."""
-    return {path.name: path for member in PLUGINS for path in (member / "src").iterdir() if path.is_dir()}
+    return {path.name: path for member in PLUGINS for path in (member / "src").glob("*") if path.is_dir()}
