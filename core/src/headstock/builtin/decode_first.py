@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from headstock.builtin.share import share_out
 from headstock.spi.scheduler import NONE, Budget, Choice, View
 
 PATIENCE = 8
-"""Steps that a prompt waits for decoding rows at most."""
+"""Steps that prompts wait for decoding rows at most."""
 
 
 def choose(view: View, budget: Budget) -> Choice:
     """Decoding rows alone while there are any, but in every `PATIENCE`th step prompts get what the budget leaves."""
-    decode = np.flatnonzero((view.want > 0) & view.decoding)
-    prompts = np.flatnonzero((view.want > 0) & ~view.decoding)
+    ready = view.ranked[view.want[view.ranked] > 0]
+    decoding = view.computed[ready] >= view.prompt[ready]
+    decode, prompts = ready[decoding], ready[~decoding]
+    open_door = not len(decode) or view.number % PATIENCE == 0
+    rows, counts = share_out(view, np.concatenate([decode, prompts]) if open_door else decode, budget.tokens)
     new = len(view.waiting_lengths)
-    door_open = not len(decode) or view.number % PATIENCE == 0
-    order = np.concatenate([decode, prompts]) if door_open else decode
-    counts = np.diff(np.minimum(np.cumsum(view.want[order]), budget.tokens), prepend=0).astype(np.int32)
-    some = counts > 0
-    left = budget.tokens - int(counts.sum())
-    admit = np.arange(new, dtype=np.int32) if door_open and left > 0 and new else NONE
-    return Choice(rows=view.rows[order][some], counts=counts[some], admit=admit)
+    admit = open_door and new > 0 and int(counts.sum()) < budget.tokens
+    return Choice(rows=rows, counts=counts, admit=np.arange(new, dtype=np.int32) if admit else NONE)

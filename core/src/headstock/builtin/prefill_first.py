@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from headstock.builtin.share import share_out
 from headstock.spi.scheduler import NONE, Budget, Choice, View
 
 PATIENCE = 4
@@ -11,22 +12,18 @@ PATIENCE = 4
 
 
 def choose(view: View, budget: Budget) -> Choice:
-    """Prompt chunks alone while there are any, but rows that waited `PATIENCE` steps to decode go first.
+    """Prompt chunks alone while there are any, but once a decoding row has waited `PATIENCE` steps, those go first.
 
-    A step of prompts holds no decoding rows at all, so that it stays short of kernels; bounded waiting keeps decoding alive.
+    A step of prompts holds no decoding rows, so that it takes no longer than its prompts; bounded waiting keeps decoding alive.
     """
-    decode = np.flatnonzero((view.want > 0) & view.decoding)
-    prompts = np.flatnonzero((view.want > 0) & ~view.decoding)
+    ready = view.ranked[view.want[view.ranked] > 0]
+    decoding = view.computed[ready] >= view.prompt[ready]
+    decode, prompts = ready[decoding], ready[~decoding]
     starved = len(decode) > 0 and int(view.idle[decode].max()) >= PATIENCE
     new = len(view.waiting_lengths)
+    rows = prompts
     if starved or not (len(prompts) or new):
-        order = np.concatenate([decode, prompts])
-    elif len(prompts):
-        order = prompts
-    else:
-        order = NONE
-    counts = np.diff(np.minimum(np.cumsum(view.want[order]), budget.tokens), prepend=0).astype(np.int32)
-    some = counts > 0
-    left = budget.tokens - int(counts.sum())
-    admit = np.arange(new, dtype=np.int32) if left > 0 and new else NONE
-    return Choice(rows=view.rows[order][some], counts=counts[some], admit=admit)
+        rows = np.concatenate([decode, prompts])
+    rows, counts = share_out(view, rows, budget.tokens)
+    open_door = new > 0 and int(counts.sum()) < budget.tokens
+    return Choice(rows=rows, counts=counts, admit=np.arange(new, dtype=np.int32) if open_door else NONE)

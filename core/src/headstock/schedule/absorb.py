@@ -91,7 +91,7 @@ def end(draft: Draft, row: int, reason: str) -> None:
 def unseat(draft: Draft, row: int) -> None:
     """Free the row's pages and its seat."""
     release(draft, row)
-    draft.writes = [write for write in draft.writes if write[1] != row]
+    draft.writes = [(group, *(part[rows != row] for part in (rows, *rest))) for group, rows, *rest in draft.writes]
     draft.columns[:, row] = 0
     draft.seats[row] = None
     draft.reseated = True
@@ -113,15 +113,18 @@ def sampled(draft: Draft, event: Sampled) -> None:
     A verified row (nothing promised) goes back to its last accepted token: what was computed for rejected drafts does not count.
     """
     columns = draft.columns
-    live = columns[Column.ORDER, event.rows] == event.orders
+    live = columns[Column.ORDER].take(event.rows) == event.orders
+    if live.all() and len(event.tokens) == len(event.rows) and (event.counts == 1).all() and not len(event.drafts):
+        if columns[Column.PROMISED].take(event.rows).all():
+            one_each(draft, event)
+            return
+    rows = event.rows[live]
     grid, counts = padded(event.tokens, event.counts)
-    rows = event.rows
-    if not live.all():
-        rows, grid, counts = rows[live], grid[live], counts[live]
+    grid, counts = grid[live], counts[live]
     known = columns[Column.NUM_KNOWN, rows]
     lengths = known[:, None] + np.arange(1, grid.shape[1] + 1, dtype=np.int32)
     given = lengths <= (known + counts)[:, None]
-    stops = (draft.stop_ids[rows][:, None, :] == grid[:, :, None]).any(2) & (
+    stops = (draft.stop_ids.T[rows][:, None, :] == grid[:, :, None]).any(2) & (
         lengths >= columns[Column.MIN_LEN, rows][:, None]
     )
     ends = given & (stops | (lengths >= columns[Column.MAX_LEN, rows][:, None]))
@@ -139,10 +142,31 @@ def sampled(draft: Draft, event: Sampled) -> None:
         end(draft, row, "stop" if stops[at, counts[at] - 1] else "length")
 
 
+def one_each(draft: Draft, event: Sampled) -> None:
+    """As `sampled` when every row is live and got the one token that it was promised.
+
+    Works on whole columns: at these sizes that is four times as fast as picking the event's rows out of them.
+    """
+    columns, rows = draft.columns, event.rows
+    known = columns[Column.NUM_KNOWN]
+    draft.tokens[rows, known.take(rows)] = event.tokens
+    token = np.full(known.shape, -2, np.int32)  # neither a token nor the padding of stop_ids
+    token[rows] = event.tokens
+    got = token >= 0
+    known += got
+    columns[Column.PROMISED] -= got
+    draft.accepted.append(Accepted(event.orders, event.counts, event.tokens))
+    hits = (draft.stop_ids == token).any(0)
+    hits &= known >= columns[Column.MIN_LEN]
+    done = known >= columns[Column.MAX_LEN]
+    done |= hits
+    done &= got
+    for row in np.flatnonzero(done).tolist():
+        end(draft, row, "stop" if hits[row] else "length")
+
+
 def padded(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:
     """Ragged tokens as a grid.   returns: [n, longest] int32, and the counts"""
-    if len(tokens) == len(counts) and (counts == 1).all():
-        return tokens[:, None], counts
     grid = np.full((len(counts), max(int(counts.max(initial=0)), 1)), -1, np.int32)
     grid[np.arange(grid.shape[1]) < counts[:, None]] = tokens
     return grid, counts

@@ -34,31 +34,27 @@ def make_room(draft: Draft) -> None:
         rank(draft)
 
 
-def admit(draft: Draft, positions: Ints, budget: int) -> tuple[Ints, Ints]:
+def admit(draft: Draft, positions: Ints, budget: int, chosen: Ints) -> None:
     """Seat the waiting requests at `positions`, in that order, while tokens and pages last.
 
-    returns: rows and counts, [n] int32
+    writes: chosen [rows], the tokens that each seated row computes in this step
     """
-    chosen = [draft.waiting[i] for i in positions.tolist()]
-    rows: list[int] = []
-    counts: list[int] = []
+    entries = [draft.waiting[i] for i in positions.tolist()]
     seated: set[int] = set()
     free_rows = np.flatnonzero(draft.columns[Column.ACTIVE] == 0).tolist()
-    for entry, row in zip(chosen, free_rows, strict=False):
+    for entry, row in zip(entries, free_rows, strict=False):
         if budget <= 0:
             break
         count = seat(draft, entry, row, budget)
         if count == 0:
             break
-        rows.append(row)
-        counts.append(count)
+        chosen[row] = count
+        draft.joined.append(row)
         seated.add(id(entry))
         budget -= count
     if seated:
         draft.waiting = tuple(entry for entry in draft.waiting if id(entry) not in seated)
-        draft.joined += rows
         draft.reseated = True
-    return np.array(rows, np.int32), np.array(counts, np.int32)
 
 
 def seat(draft: Draft, entry: Entry, row: int, budget: int) -> int:
@@ -77,7 +73,7 @@ def seat(draft: Draft, entry: Entry, row: int, budget: int) -> int:
     for group in range(len(draft.pages)):
         need = draft.limits.pages_for(cached + count) - len(draft.pages[group][row])
         if need > 0:
-            grow(draft, group, row, need)
+            grow(draft, group, np.array([row]), np.array([need]))
     return count
 
 
@@ -135,9 +131,9 @@ def fill(draft: Draft, entry: Entry, row: int, cached: int) -> None:
 
 def set_stop_ids(draft: Draft, row: int, ids: tuple[int, ...]) -> None:
     """Write the row's stop ids, widening the table when they do not fit."""
-    width = draft.stop_ids.shape[1]
+    width = len(draft.stop_ids)
     if len(ids) > width:
-        draft.stop_ids = np.pad(draft.stop_ids, ((0, 0), (0, len(ids) - width)), constant_values=-1)
+        draft.stop_ids = np.pad(draft.stop_ids, ((0, len(ids) - width), (0, 0)), constant_values=-1)
     draft.stop_ids = writeable(draft.stop_ids)
-    draft.stop_ids[row] = -1
-    draft.stop_ids[row, : len(ids)] = ids
+    draft.stop_ids[:, row] = -1
+    draft.stop_ids[: len(ids), row] = ids

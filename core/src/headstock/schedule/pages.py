@@ -60,16 +60,32 @@ def evict(draft: Draft, count: int) -> Ints:
     return pages
 
 
-def grow(draft: Draft, group: int, row: int, count: int) -> None:
-    """Give the row `count` more pages of `group`."""
-    fresh = take(draft, group, count)
+def grow(draft: Draft, group: int, rows: Ints, counts: Ints) -> None:
+    """Give each of the rows so many more pages of `group`; the caller has made sure that they are available.
+
+    rows, counts: [n], counts at least 1
+    """
+    ends = counts.cumsum()
+    fresh = take(draft, group, int(ends[-1]))
     refs = draft.refs[group] = writeable(draft.refs[group])
     refs[fresh] = 1
-    held = draft.pages[group][row]
-    draft.pages[group][row] = np.concatenate([held, fresh]) if len(held) else fresh
-    span = int(draft.spans[group, row])
-    draft.spans[group, row] = span + count
-    draft.writes.append((group, row, span, fresh))
+    pages, start = draft.pages[group], 0
+    for row, stop in zip(rows.tolist(), ends.tolist(), strict=True):
+        held = pages[row]
+        pages[row] = np.concatenate((held, fresh[start:stop])) if len(held) else fresh[start:stop]
+        start = stop
+    spans = draft.spans[group]
+    columns = spans.take(rows)
+    spans[rows] = columns + counts
+    if start > len(rows):  # some row got several
+        rows, columns = np.repeat(rows, counts), np.repeat(columns - ends + counts, counts) + np.arange(start)
+    draft.writes.append((group, rows, columns, fresh))
+
+
+def write(draft: Draft, group: int, row: int, column: int, pages: Ints) -> None:
+    """Note that the row's page table holds `pages` from `column` on."""
+    count = len(pages)
+    draft.writes.append((group, np.full(count, row), np.arange(column, column + count), pages))
 
 
 def share(draft: Draft, row: int, match: Match) -> None:
@@ -81,7 +97,7 @@ def share(draft: Draft, row: int, match: Match) -> None:
     draft.columns[Column.INDEXED, row] = len(match.pages)
     draft.spans[0, row] = len(match.pages)
     if len(match.pages):
-        draft.writes.append((0, row, 0, match.pages))
+        write(draft, 0, row, 0, match.pages)
 
 
 def release(draft: Draft, row: int) -> None:
@@ -133,7 +149,7 @@ def insert(draft: Draft, policy: CachePolicy, row: int, full: int) -> None:
     pages = draft.pages[0][row].copy()
     pages[start:full] = canonical
     draft.pages[0][row] = pages
-    draft.writes.append((0, row, start, canonical))
+    write(draft, 0, row, start, canonical)
     changed = canonical != own
     refs = draft.refs[0] = writeable(draft.refs[0])
     refs[canonical[changed]] += np.uint16(1)
@@ -156,5 +172,5 @@ def drop_behind(draft: Draft, group: int, rows: Ints) -> None:
         gone, draft.pages[group][row] = draft.pages[group][row][:dropped], draft.pages[group][row][dropped:]
         draft.refs[group][gone] -= np.uint16(1)
         draft.freed[group].append(gone)
-        draft.writes.append((group, row, wanted - dropped, np.zeros(dropped, np.int32)))
+        write(draft, group, row, wanted - dropped, np.zeros(dropped, np.int32))
         draft.first_pages[group, row] = wanted

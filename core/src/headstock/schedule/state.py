@@ -58,7 +58,7 @@ class State:
     """The scheduler's knowledge between two steps. Its arrays are read-only.
 
     columns: [columns, rows] int32, counters by `Column`      ranked: [active] int32, taken seats in rank order
-    stop_ids: [rows, width] int32, padded with -1             seats, handles: by row, None where free or not shared
+    stop_ids: [width, rows] int32, padded with -1             seats, handles: by row, None where free or not shared
     pages: by group and row, [n] int32, the live pages
     first_pages, spans: [groups, rows] int32, page table columns that are behind the window, and that were ever filled
     refs: by group, [pages + 1] uint16, rows that hold each page
@@ -99,7 +99,7 @@ def initial(limits: Limits) -> State:
     return State(
         columns=sealed(np.zeros((len(Column), rows), np.int32)),
         ranked=NO_PAGES,
-        stop_ids=sealed(np.full((rows, 1), -1, np.int32)),
+        stop_ids=sealed(np.full((1, rows), -1, np.int32)),
         seats=(None,) * rows,
         handles=(None,) * rows,
         pages=((NO_PAGES,) * rows,) * groups,
@@ -145,7 +145,7 @@ class Draft:
     ended: list[Ended] = field(factory=list)
     accepted: list[Accepted] = field(factory=list)
     freed: list[list[Ints]] = field(factory=list)
-    writes: list[tuple[int, int, int, Ints]] = field(factory=list)  # (group, row, first column, pages)
+    writes: list[tuple[int, Ints, Ints, Ints]] = field(factory=list)  # (group, rows, columns, pages) of the page tables
     joined: list[int] = field(factory=list)
     reseated: bool = False  # rows joined or left, so `ranked` is stale
 

@@ -34,8 +34,7 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
         if kind.kind == "window":
             drop_behind(draft, group, np.flatnonzero(draft.columns[Column.ACTIVE]))
     make_room(draft)
-    rows, counts = choose(draft)
-    plan = commit(draft, rows, counts)
+    plan = commit(draft, choose(draft))
     for group in range(len(draft.pages)):
         gather(draft, group)
     rank(draft)
@@ -45,8 +44,11 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
     return state, plan
 
 
-def choose(draft: Draft) -> tuple[Ints, Ints]:
-    """Rows to run and how many tokens each, pages already in their tables; waiting requests are seated here."""
+def choose(draft: Draft) -> Ints:
+    """How many tokens each row computes, pages already in their tables; waiting requests are seated here.
+
+    returns: [rows] int32
+    """
     limits = draft.limits
     view = look(draft, draft.waiting[: limits.max_rows - len(draft.ranked)])
     budget = Budget(
@@ -56,71 +58,68 @@ def choose(draft: Draft) -> tuple[Ints, Ints]:
         page_size=limits.page_size,
     )
     choice = limits.choose(view, budget)
-    judge(draft, view, budget, choice)
+    chosen = judge(draft, view, budget, choice)
     for row in choice.victims.tolist():
         preempt(draft, row)
-    rows, counts = provide(draft, choice.rows, choice.counts)
-    if len(choice.admit) == 0 or len(choice.victims):
-        return rows, counts
-    # Rows preempted for want of pages change the queue, so what was chosen of it no longer stands.
-    if draft.num_preempted != draft.old.num_preempted:
-        return rows, counts
-    more_rows, more_counts = admit(draft, choice.admit, limits.max_batch_tokens - int(counts.sum()))
-    if not len(more_rows) and not len(rows) and view.want.any():
-        # It waited for requests that found no room: ask again without them.
-        choice = limits.choose(look(draft, ()), budget)
-        judge(draft, view, budget, choice)
-        return provide(draft, choice.rows, choice.counts)
-    return np.concatenate([rows, more_rows]), np.concatenate([counts, more_counts])
+    chosen = provide(draft, chosen)
+    # Rows preempted since the choice are in the queue now, so positions in it no longer stand.
+    if not len(choice.admit) or draft.num_preempted != draft.old.num_preempted:
+        return chosen
+    admit(draft, choice.admit, limits.max_batch_tokens - int(chosen.sum()), chosen)
+    if chosen.any() or not view.want.any():
+        return chosen
+    # It waited for requests that found no room: ask again without them.
+    choice = limits.choose(look(draft, ()), budget)
+    return provide(draft, judge(draft, view, budget, choice))
 
 
 def look(draft: Draft, waiting: Sequence[Entry]) -> View:
     """What a scheduler may see, `waiting` of the queue."""
-    ranked = draft.ranked
-    columns = draft.columns[:, ranked]
-    computed = columns[Column.NUM_COMPUTED]
-    want = np.minimum(columns[Column.NUM_TOKENS], columns[Column.MAX_LEN] - 1) - computed
-    fenced = (columns[Column.FENCED] > 0) & (columns[Column.PROMISED] > 0)
-    if fenced.any():
-        want[fenced] = 0
+    columns = draft.columns
+    want = np.minimum(columns[Column.NUM_TOKENS], columns[Column.MAX_LEN] - 1) - columns[Column.NUM_COMPUTED]
+    want *= columns[Column.ACTIVE]
+    want[(columns[Column.FENCED] & columns[Column.PROMISED]) > 0] = 0
     return View(
-        rows=ranked,
+        ranked=draft.ranked,
         want=want,
-        computed=computed,
-        rank=np.arange(len(ranked), dtype=np.int32),
+        computed=columns[Column.NUM_COMPUTED],
+        prompt=columns[Column.NUM_PROMPT],
         idle=columns[Column.IDLE],
-        decoding=computed >= columns[Column.NUM_PROMPT],
         waiting_lengths=np.array([len(entry.tokens) for entry in waiting], np.int32) if waiting else NONE,
         waiting_priorities=np.array([entry.request.priority for entry in waiting], np.int32) if waiting else NONE,
         number=draft.old.num_steps,
     )
 
 
-def judge(draft: Draft, view: View, budget: Budget, choice: Choice) -> None:
-    """Refuse a choice that breaks the rules.   raises: PluginBroken, naming the scheduler and the rule"""
-    rows, counts = choice.rows, choice.counts
-    if len(rows) != len(counts):
-        fault = f"{len(rows)} rows but {len(counts)} counts"
-    elif len(rows) and (rows.min() < 0 or rows.max() >= draft.limits.max_rows):
-        fault = "a row that does not exist"
-    else:
-        want = np.zeros(draft.limits.max_rows, np.int32)
-        want[view.rows] = view.want
-        if (counts < 1).any() or (counts > want[rows]).any():
+def judge(draft: Draft, view: View, budget: Budget, choice: Choice) -> Ints:
+    """What was chosen, by row.   returns: [rows] int32, 0 where a row does not run
+
+    raises: PluginBroken, naming the scheduler and the rule, when the choice breaks one
+    """
+    chosen = np.zeros(draft.limits.max_rows, np.int32)
+    fault = ""
+    if len(choice.rows) != len(choice.counts):
+        fault = f"{len(choice.rows)} rows but {len(choice.counts)} counts"
+    elif len(choice.rows):
+        try:
+            chosen[choice.rows] = choice.counts
+        except IndexError:
+            fault = "a row that does not exist"
+        if np.count_nonzero(chosen) != len(choice.rows):
+            fault = fault or "a row twice, or for no tokens"
+        elif (chosen > view.want).any() or int(chosen.min()) < 0:
             fault = "a row that is free or wants fewer tokens"
-        elif np.bincount(rows, minlength=1).max() > 1:
-            fault = "a row twice"
-        elif counts.sum() > budget.tokens:
-            fault = f"{counts.sum()} tokens of {budget.tokens}"
-        elif len(choice.admit) and not legal_positions(choice.admit, len(view.waiting_lengths)):
-            fault = "waiting positions that are not in ascending order or do not exist"
-        elif len(choice.victims) and not np.isin(choice.victims, np.setdiff1d(view.rows, rows)).all():
-            fault = "a victim that is free or chosen to run"
-        else:
-            return
-    raise PluginBroken(
-        f"the scheduler {draft.limits.scheduler!r} chose {fault}; report it to its author or pick another --scheduler"
-    )
+        elif int(chosen.sum()) > budget.tokens:
+            fault = f"{chosen.sum()} tokens of {budget.tokens}"
+    if len(choice.admit) and not legal_positions(choice.admit, len(view.waiting_lengths)):
+        fault = "waiting positions that are not in ascending order or do not exist"
+    if len(choice.victims) and not np.isin(choice.victims, np.setdiff1d(view.ranked, choice.rows)).all():
+        fault = "a victim that is free or chosen to run"
+    if fault:
+        raise PluginBroken(
+            f"the scheduler {draft.limits.scheduler!r} chose {fault}; report it to its author or pick another --scheduler"
+        )
+    return chosen
 
 
 def legal_positions(positions: Ints, count: int) -> bool:
@@ -128,69 +127,75 @@ def legal_positions(positions: Ints, count: int) -> bool:
     return bool((np.diff(positions) > 0).all() and positions[0] >= 0 and positions[-1] < count)
 
 
-def provide(draft: Draft, rows: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Give the chosen rows the pages they need, preempting from the lowest rank up when the pool is full; who runs."""
-    stops = draft.columns[Column.NUM_COMPUTED, rows] + counts
-    pages = -(-stops // draft.limits.page_size)
-    needs = np.maximum(pages - draft.spans[:, rows], 0)
+def provide(draft: Draft, chosen: Ints) -> Ints:
+    """Give the chosen rows the pages they need, preempting from the lowest rank up when the pool is full.
+
+    chosen: [rows]    returns: [rows], what runs after all
+    """
+    stops = draft.columns[Column.NUM_COMPUTED] + chosen
+    needs = -(-stops // draft.limits.page_size) - draft.spans
+    short = needs > 0
+    if not short.any():
+        return chosen
+    needs *= short
     if all(int(need.sum()) <= available(draft, group) for group, need in enumerate(needs)):
-        for group, i in np.argwhere(needs).tolist():
-            grow(draft, group, int(rows[i]), int(needs[group, i]))
-        return rows, counts
-    return squeeze(draft, rows, counts, needs)
+        for group, need in enumerate(needs):
+            rows = np.flatnonzero(need)
+            if len(rows):
+                grow(draft, group, rows, need.take(rows))
+        return chosen
+    return squeeze(draft, chosen, needs)
 
 
-def squeeze(draft: Draft, rows: Ints, counts: Ints, needs: Ints) -> tuple[Ints, Ints]:
+def squeeze(draft: Draft, chosen: Ints, needs: Ints) -> Ints:
     """As `provide`, when pages are short: rows are served in rank order, and each may preempt rows of lower rank only.
 
-    needs: [groups, n]
+    chosen: [rows]    needs: [groups, rows]
     The first in rank can take everyone's pages, and every request fits the pool alone, so some row always goes on.
     """
-    place = {row: i for i, row in enumerate(rows.tolist())}
     running = draft.ranked.tolist()
-    kept: list[int] = []
+    kept = np.zeros_like(chosen)
     while running:
         row = running.pop(0)
-        if row not in place:
+        if not chosen[row]:
             continue
-        need = needs[:, place[row]].tolist()
+        need = needs[:, row].tolist()
         while running and any(count > available(draft, group) for group, count in enumerate(need)):
             preempt(draft, running.pop())
         if any(count > available(draft, group) for group, count in enumerate(need)):
             break  # nobody of lower rank is left, so this was the last row
         for group, count in enumerate(need):
             if count:
-                grow(draft, group, row, count)
-        kept.append(place[row])
-    order = np.array(sorted(kept), np.int64)
-    return rows[order], counts[order]
+                grow(draft, group, np.array([row]), np.array([count]))
+        kept[row] = chosen[row]
+    return kept
 
 
-def commit(draft: Draft, rows: Ints, counts: Ints) -> Plan:
-    """The plan for these rows, with the counters moved on to what will be true once it has run."""
+def commit(draft: Draft, chosen: Ints) -> Plan:
+    """The plan for the chosen rows, with the counters moved on to what will be true once it has run.   chosen: [rows]"""
     columns = draft.columns
-    starts = columns[Column.NUM_COMPUTED, rows]
+    rows = np.flatnonzero(chosen)
+    counts, starts = chosen.take(rows), columns[Column.NUM_COMPUTED].take(rows)
     decode = (counts == 1) & (starts > 0)
     num_decode = int(np.count_nonzero(decode))
     if num_decode not in (0, len(rows)) and not decode[:num_decode].all():
         order = np.concatenate([np.flatnonzero(decode), np.flatnonzero(~decode)])
         rows, counts, starts = rows[order], counts[order], starts[order]
-    stops = starts + counts
-    num_logits, samples = score(columns, rows, starts, stops)
-    columns[Column.NUM_COMPUTED, rows] = stops
-    columns[Column.IDLE] += columns[Column.ACTIVE]
-    columns[Column.IDLE, rows] = 0
-    orders = columns[Column.ORDER, rows]
+    columns[Column.NUM_COMPUTED] += chosen
+    num_logits, samples = score(columns, chosen)
+    columns[Column.IDLE] += 1
+    columns[Column.IDLE] *= columns[Column.ACTIVE]
+    columns[Column.IDLE] *= chosen == 0
     groups, page_rows, page_columns, numbers = flat_writes(draft)
     return Plan(
         number=draft.old.num_steps,
         num_decode=num_decode,
-        rows=rows,
-        orders=orders,
+        rows=rows.astype(np.int32),
+        orders=columns[Column.ORDER].take(rows),
         starts=starts,
-        stops=stops,
-        num_logits=num_logits,
-        samples=samples,
+        stops=starts + counts,
+        num_logits=num_logits.take(rows),
+        samples=samples.take(rows),
         page_groups=groups,
         page_rows=page_rows,
         page_columns=page_columns,
@@ -199,40 +204,38 @@ def commit(draft: Draft, rows: Ints, counts: Ints) -> Plan:
     )
 
 
-def score(columns: Ints, rows: Ints, starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
+def score(columns: Ints, chosen: Ints) -> tuple[Ints, Ints]:
     """How many positions of each row are scored, and which rows get a token; promises are noted in the columns.
 
-    A row whose drafts do not all fit into the step loses the rest of them.
+    A row whose drafts do not all fit into the step loses the rest of them.   chosen, returns: [rows] int32
     """
-    tokens, known = columns[Column.NUM_TOKENS, rows], columns[Column.NUM_KNOWN, rows]
-    promised = columns[Column.PROMISED, rows]
-    drafted = tokens - known - promised
-    if drafted.any():
-        cut = (drafted > 0) & (stops < tokens) & (stops >= known)
-        tokens = np.where(cut, stops, tokens)
-        columns[Column.NUM_TOKENS, rows] = tokens
-        drafted = tokens - known - promised
-    reached = stops == tokens
-    num_logits = np.where(reached, drafted + 1, 0).astype(np.int32)
-    scored = (columns[Column.SCORED, rows] > 0) & (starts < columns[Column.NUM_PROMPT, rows])
-    if scored.any():
-        num_logits = np.where(scored, stops - starts, num_logits)
-    plain = (reached & (drafted == 0)).astype(np.int32)
-    columns[Column.PROMISED, rows] = promised + plain
-    columns[Column.NUM_TOKENS, rows] = tokens + plain
-    return num_logits, reached.astype(np.int32)
+    tokens, stops = columns[Column.NUM_TOKENS], columns[Column.NUM_COMPUTED]
+    reached = ((stops == tokens) & (chosen > 0)).astype(np.int32)
+    if not columns[Column.FENCED : Column.SCORED + 1].any():  # neither drafts nor scored prompts
+        columns[Column.PROMISED] += reached
+        tokens += reached
+        return reached, reached
+    known = columns[Column.NUM_KNOWN]
+    drafted = tokens - known - columns[Column.PROMISED]
+    cut = (chosen > 0) & (drafted > 0) & (stops < tokens) & (stops >= known)
+    tokens[cut] = stops[cut]
+    drafted = tokens - known - columns[Column.PROMISED]
+    reached = ((stops == tokens) & (chosen > 0)).astype(np.int32)
+    scored = (columns[Column.SCORED] > 0) & (stops - chosen < columns[Column.NUM_PROMPT])
+    num_logits = np.where((chosen > 0) & scored, chosen, reached * (drafted + 1))
+    plain = reached * (drafted == 0)
+    columns[Column.PROMISED] += plain
+    tokens += plain
+    return num_logits, reached
 
 
 def flat_writes(draft: Draft) -> tuple[Ints, Ints, Ints, Ints]:
-    """The page table entries to write, as flat arrays."""
-    writes = draft.writes
-    if not writes:
+    """The page table entries to write: groups, rows, columns, pages, each [m] int32."""
+    if not draft.writes:
         return NONE, NONE, NONE, NONE
-    lengths = np.array([len(pages) for *_, pages in writes])
-    groups, rows, firsts = (
-        np.repeat(np.array(part, np.int32), lengths) for part in list(zip(*writes, strict=True))[:3]
-    )
-    within = np.arange(lengths.sum(), dtype=np.int32) - np.repeat(np.cumsum(lengths) - lengths, lengths).astype(
-        np.int32
-    )
-    return groups, rows, firsts + within, np.concatenate([pages for *_, pages in writes])
+    groups = [np.full(len(rows), group, np.int32) for group, rows, *_ in draft.writes]
+    if len(draft.writes) == 1:
+        _, rows, columns, pages = draft.writes[0]
+    else:
+        rows, columns, pages = (np.concatenate(parts) for parts in list(zip(*draft.writes, strict=True))[1:])
+    return np.concatenate(groups), rows.astype(np.int32), columns.astype(np.int32), pages

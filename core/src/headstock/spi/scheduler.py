@@ -17,21 +17,20 @@ NONE.flags.writeable = False
 
 @frozen(kw_only=True, eq=False)
 class View:
-    """What `choose` may look at. All arrays are read-only; the first six have one entry for each running row.
+    """What `choose` may look at; not to be written.
 
-    rows: the row's seat               want: tokens it would like computed (0: waits for a token in flight)
-    computed: tokens already computed  rank: place among running rows, 0 = highest (priority, then arrival)
-    idle: steps since it last ran      decoding: whether its prompt is done
+    ranked: [running] taken rows, highest rank (priority, then arrival) first
+    by row, zero where the row is free: want, tokens it would like computed (0: waits for a token in flight); computed, tokens already
+    computed; prompt, the prompt's length; idle, steps since the row last ran
     waiting_lengths, waiting_priorities: one entry for each of the first `budget.free_rows` waiting requests, in queue order
     `number` counts steps.
     """
 
-    rows: Ints
+    ranked: Ints
     want: Ints
     computed: Ints
-    rank: Ints
+    prompt: Ints
     idle: Ints
-    decoding: Ints
     waiting_lengths: Ints
     waiting_priorities: Ints
     number: int

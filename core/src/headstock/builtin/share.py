@@ -1,0 +1,17 @@
+"""Dealing out a token budget."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headstock.spi.scheduler import Ints, View
+
+
+def share_out(view: View, rows: Ints, tokens: int) -> tuple[Ints, Ints]:
+    """Give the rows, in the order named, what they want until `tokens` are gone.
+
+    returns: rows that got some and how many each, [n] int32
+    """
+    taken = np.minimum(np.cumsum(view.want[rows]), tokens)
+    counts = np.diff(taken, prepend=0).astype(np.int32)
+    return rows[counts > 0], counts[counts > 0]
