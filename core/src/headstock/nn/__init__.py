@@ -1,1 +1,1 @@
-"""Pure functions over tensors that models and operations share. A name that ends in `_` writes to what its docstring names."""
+"""Pure functions over tensors, shared by models and operations. Those whose names end in `_` write in place."""

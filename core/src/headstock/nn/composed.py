@@ -15,7 +15,7 @@ from headstock.spi import Batch, Experts, LayerConfig, ModelConfig, Ops, Params,
 
 @frozen(eq=False)
 class Residual:
-    """The stream of `ComposedOps`: the residual sum, which layers add to in place, and what all layers of the step share.
+    """The stream of `ComposedOps`: the residual sum, which layers add to in place, and what they share in a step.
 
     hidden: [tokens, hidden]    cells: one a KV group, [tokens, 2] int64, where keys and values go
     """
@@ -46,7 +46,7 @@ class ComposedOps(Ops):
 
     @abstractmethod
     def rotate_(self, x: Tensor, turns: Turns, out: Tensor) -> None:
-        """Turn heads by their positions.   x: [tokens, heads, head_dim]    writes: out, of the same shape, which may be `x`"""
+        """Turn heads by their positions.   x: [tokens, heads, head_dim]    writes: out, alike; it may be `x`"""
 
     @abstractmethod
     def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
@@ -54,7 +54,10 @@ class ComposedOps(Ops):
 
     @abstractmethod
     def mix_experts(self, x: Tensor, scores: Tensor, experts: Experts, gate_up: Weight, down: Weight) -> Tensor:
-        """What the experts that `scores` favour make of each token.   x, result: [tokens, hidden]    scores: [tokens, experts]"""
+        """What the experts that `scores` favour make of each token.
+
+        x, result: [tokens, hidden]    scores: [tokens, experts]
+        """
 
     @abstractmethod
     def lookup(self, tokens: Tensor, weight: Weight) -> Tensor:
@@ -78,7 +81,7 @@ class ComposedOps(Ops):
             heads = self.head_norm(qk, params[f"{layer.prefix}qk_norm"], config.norm_eps)
         # Turned in place, so that keys and values stay side by side and are stored by one operation.
         self.rotate_(heads, x.turns, qk)
-        kv = qkv[:, config.heads :].unflatten(1, (2, config.kv_heads))
+        kv = qkv[:, config.heads :].view(-1, 2, config.kv_heads, config.head_dim)
         self.store_kv_(batch.pools[layer.index], x.cells[layer.group], kv)
         return qkv[:, : config.heads]
 

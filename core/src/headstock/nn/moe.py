@@ -34,7 +34,7 @@ def mix_experts(x: Tensor, weights: Tensor, ids: Tensor, gate_up: Tensor, down: 
     counts = ids.flatten().bincount(minlength=len(gate_up)).tolist()
     outputs = [
         F.linear(silu_and_mul(F.linear(part, gate_up[expert])), down[expert])
-        for expert, part in enumerate(grouped.split(counts))
+        for expert, part in enumerate(torch.split(grouped, counts))
         if len(part)
     ]
     # Back to the tokens' order before summing, so that no token's sum depends on its neighbours.

@@ -1,4 +1,4 @@
-"""Noise as a pure function of (seed, position, token): Philox4x32-10 (Salmon et al., SC 2011), exact in 64-bit integers."""
+"""Noise as a pure function of (seed, position, token): Philox4x32-10 (Salmon et al., SC 2011), exact in int64."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from headstock.spi import Sampling
 
 
 def penalize_(logits: Tensor, sampling: Sampling) -> None:
-    """Apply those penalties of `sampling` that are not None: repetition over prompt and output, the others over output alone.
+    """Apply the penalties that are not None: repetition over prompt and output, the others over output alone.
 
     writes: logits [n, vocab] float32
     """

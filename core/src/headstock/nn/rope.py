@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021, arXiv 2104.09864), first and second half of a head turned together (GPT-NeoX order)."""
+"""Rotary positions (Su et al. 2021, arXiv 2104.09864), the halves of a head turned together (GPT-NeoX order)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def llama3(rope: Rope, max_position: int) -> tuple[Tensor, float]:
 
 
 def yarn(rope: Rope, max_position: int) -> tuple[Tensor, float]:
-    """Dimensions that turn rarely divided by `factor`, others kept, with an attention factor (YaRN, arXiv 2309.00071)."""
+    """Frequencies of rare turns divided by `factor`, others kept, and an attention factor (YaRN, arXiv 2309.00071)."""
     numbers = rope.parameters
     original = numbers.get("original_max_position_embeddings") or max_position
     factor = numbers.get("factor") or max_position / original
@@ -89,7 +89,7 @@ def yarn(rope: Rope, max_position: int) -> tuple[Tensor, float]:
 
 
 def yarn_range(rope: Rope, numbers: Mapping[str, Any], original: int) -> tuple[float, float]:
-    """The dimension pairs between which YaRN blends: those that turn `beta_fast` and `beta_slow` times in the original length."""
+    """The pairs between which YaRN blends: those that turn `beta_fast` and `beta_slow` times in the original length."""
 
     def pair(rotations: float) -> float:
         return rope.dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))

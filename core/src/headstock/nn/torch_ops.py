@@ -5,8 +5,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from headstock.nn import kv, mlp, moe, norm, rope, sampling
 from headstock.nn.composed import ComposedOps
+from headstock.nn.kv import store_kv_
+from headstock.nn.mlp import silu_and_mul
+from headstock.nn.moe import mix_experts, route
+from headstock.nn.norm import head_norm, rms_norm
+from headstock.nn.rope import Turns, rotate_
+from headstock.nn.sampling import sample
 from headstock.spi import Experts, Sample, Sampling, Weight
 
 
@@ -14,37 +19,37 @@ class TorchOps(ComposedOps):
     """Every operation on any device that torch knows."""
 
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
-        """See `norm.rms_norm`."""
-        return norm.rms_norm(x, weight.tensor, eps)
+        """See `headstock.nn.norm.rms_norm`."""
+        return rms_norm(x, weight.tensor, eps)
 
     def head_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
-        """See `norm.head_norm`."""
-        return norm.head_norm(x, weight.tensor, eps)
+        """See `headstock.nn.norm.head_norm`."""
+        return head_norm(x, weight.tensor, eps)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """x W^T + b.   x: [tokens, in]    weight: [out, in]    returns: [tokens, out]"""
         return F.linear(x, weight.tensor, weight.bias)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """See `mlp.silu_and_mul`."""
-        return mlp.silu_and_mul(gate_up)
+        """See `headstock.nn.mlp.silu_and_mul`."""
+        return silu_and_mul(gate_up)
 
-    def rotate_(self, x: Tensor, turns: rope.Turns, out: Tensor) -> None:
-        """See `rope.rotate_`."""
-        rope.rotate_(x, turns, out)
+    def rotate_(self, x: Tensor, turns: Turns, out: Tensor) -> None:
+        """See `headstock.nn.rope.rotate_`."""
+        rotate_(x, turns, out)
 
-    def store_kv_(self, pool: Tensor, cells: Tensor, kv_: Tensor) -> None:
-        """See `kv.store_kv_`."""
-        kv.store_kv_(pool, cells, kv_)
+    def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
+        """See `headstock.nn.kv.store_kv_`."""
+        store_kv_(pool, cells, kv)
 
     def mix_experts(self, x: Tensor, scores: Tensor, experts: Experts, gate_up: Weight, down: Weight) -> Tensor:
-        """See `moe.route` and `moe.mix_experts`."""
-        return moe.mix_experts(x, *moe.route(scores, experts), gate_up.tensor, down.tensor)
+        """See `headstock.nn.moe`."""
+        return mix_experts(x, *route(scores, experts), gate_up.tensor, down.tensor)
 
     def lookup(self, tokens: Tensor, weight: Weight) -> Tensor:
         """Rows of the weight.   tokens: [tokens] int64    returns: [tokens, hidden]"""
         return F.embedding(tokens, weight.tensor)
 
-    def sample(self, logits: Tensor, sampling_: Sampling) -> Sample:
-        """See `sampling.sample`."""
-        return sampling.sample(logits, sampling_)
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        """See `headstock.nn.sampling.sample`."""
+        return sample(logits, sampling)

@@ -1,4 +1,4 @@
-"""Cutting the unlikely end off a distribution: top-k, top-p (Holtzman et al. 2019, arXiv 1904.09751), min-p (arXiv 2407.01082)."""
+"""Cutting a distribution's unlikely end off: top-k, top-p (arXiv 1904.09751) and min-p (arXiv 2407.01082)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def keep_top(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tens
         rank = torch.arange(scores.shape[-1], device=scores.device)
         ranked.masked_fill_(rank >= top_k[:, None], OFF)
     if top_p is not None:
-        # In float64, so that rounding of a long sum does not move the edge; a sum that rounds to 1 must not cut at top_p = 1.
+        # In float64, so that rounding of a long sum does not move the edge; even so it must not cut at top_p = 1.
         probabilities = ranked.softmax(-1, dtype=torch.float64)
         before = probabilities.cumsum(-1).sub_(probabilities)
         ranked.masked_fill_(before >= top_p.masked_fill(top_p >= 1, math.inf)[:, None], OFF)

@@ -54,8 +54,8 @@ class OpsSpec(PluginSpec):
 class Ops(ABC):
     """The operations of a decoder. The torch set is their meaning; every other set must agree with it.
 
-    Parameter names used by the coarse tier, after a layer's prefix: attn_norm, qkv, q_norm, k_norm, attn_out, mlp_norm, gate_up, down,
-    router, experts_gate_up, experts_down; outside layers: embed, norm, lm_head, rope.
+    Parameter names used by the coarse tier, after a layer's prefix: attn_norm, qkv, qk_norm (one row a head), attn_out,
+    mlp_norm, gate_up, down, router, experts_gate_up, experts_down; outside layers: embed, norm, lm_head, rope.
     """
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Ops(ABC):
     def attn_in(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Tensor:
         """Queries of the layer: norm, qkv projection, optional q- and k-norm, rope.
 
-        returns: [tokens, heads, head_dim]
+        returns: [tokens, heads, head_dim], each token's part contiguous
         writes: keys and values to batch.pools[layer.index] at batch.slots[layer.group]
         """
 

@@ -1,0 +1,36 @@
+"""The one decoder: every family is this, with its own configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from headstock.nn.parameters import parameters
+from headstock.spi import Attend, Batch, Model, ModelConfig, Ops, Params
+
+
+def decoder(config: Callable[[Mapping[str, Any]], ModelConfig]) -> Model:
+    """The family whose config.json `config` reads."""
+    return Model(config=config, params=parameters, forward=forward, logits=logits)
+
+
+def forward(params: Params, config: ModelConfig, batch: Batch, attend: Attend, ops: Ops) -> Tensor:
+    """The batch's normalized hidden states.
+
+    returns: [tokens, hidden]
+    writes: batch.pools
+    """
+    x = ops.embed(params, config, batch)
+    for layer in config.layers:
+        q = ops.attn_in(x, params, config, layer, batch)
+        x = ops.attn_out(x, attend(q, layer.index), params, config, layer, batch)
+        feed_forward = ops.mlp if layer.experts is None else ops.moe
+        x = feed_forward(x, params, config, layer, batch)
+    return ops.final_norm(x, params, config, batch)
+
+
+def logits(params: Params, config: ModelConfig, hidden: Tensor, ops: Ops) -> Tensor:
+    """Scores of every token.   hidden: [n, hidden]    returns: [n, vocab] float32"""
+    return ops.lm_head(params, config, hidden)

@@ -1,0 +1,142 @@
+"""The decoder's parameters: names, shapes, and the Hugging Face tensors they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from headstock.nn.rope import rope_table
+from headstock.spi import Experts, LayerConfig, ModelConfig, ParamSpec
+
+Named = Iterator[tuple[str, ParamSpec]]
+
+
+def parameters(config: ModelConfig) -> dict[str, ParamSpec]:
+    """Every parameter of the decoder, by name."""
+    specs = dict(outer(config))
+    for layer in config.layers:
+        specs |= attention(config, layer)
+        specs |= dense(config, layer) if layer.experts is None else mixture(config, layer, layer.experts)
+    return specs
+
+
+def outer(config: ModelConfig) -> Named:
+    """Parameters outside layers."""
+    table = ("vocab", "hidden")
+    # Checkpoints with tied embeddings often hold the same matrix twice; older ones the rope frequencies too.
+    twin = ("lm_head.weight",) if config.tied_embeddings else ()
+    yield (
+        "embed",
+        ParamSpec(
+            shape=(config.vocab, config.hidden), axes=table, sources=(("model.embed_tokens.weight",),), ignored=twin
+        ),
+    )
+    if not config.tied_embeddings:
+        yield "lm_head", ParamSpec(shape=(config.vocab, config.hidden), axes=table, sources=(("lm_head.weight",),))
+    yield "norm", norm(config.hidden, "model.norm.weight")
+    yield (
+        "rope",
+        ParamSpec(
+            shape=(config.max_position, 2, config.rope.dim // 2),
+            axes=("positions", "cos_sin", "half_dim"),
+            dtype="float32",
+            compute=compute_rope,
+            ignored=tuple(f"model.layers.{layer.index}.self_attn.rotary_emb.inv_freq" for layer in config.layers),
+        ),
+    )
+
+
+def compute_rope(config: ModelConfig, max_seq_len: int) -> Tensor:
+    """The rope table for `max_seq_len` positions.   returns: [max_seq_len, 2, dim / 2] float32"""
+    return rope_table(config.rope, max_seq_len, config.max_position)
+
+
+def attention(config: ModelConfig, layer: LayerConfig) -> Named:
+    """Parameters of a layer's attention: q, k and v merged in this order."""
+    source = f"model.layers.{layer.index}."
+    width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    parts = (width, kv_width, kv_width)
+    names = tuple(f"{source}self_attn.{name}_proj" for name in "qkv")
+    yield f"{layer.prefix}attn_norm", norm(config.hidden, f"{source}input_layernorm.weight")
+    yield from linear(f"{layer.prefix}qkv", ("heads", "hidden"), config.hidden, names, parts, config.qkv_bias)
+    out = (f"{source}self_attn.o_proj",)
+    yield from linear(f"{layer.prefix}attn_out", ("hidden", "heads"), width, out, (config.hidden,), config.out_bias)
+    if config.qk_norm:
+        # One row a head, so that queries and keys are normalized together.
+        q, k = ((f"{source}self_attn.{name}_norm.weight",) for name in "qk")
+        yield (
+            f"{layer.prefix}qk_norm",
+            ParamSpec(
+                shape=(config.heads + config.kv_heads, config.head_dim),
+                axes=("heads", "head_dim"),
+                sources=(q,) * config.heads + (k,) * config.kv_heads,
+                stacked=True,
+                dummy=1.0,
+            ),
+        )
+
+
+def dense(config: ModelConfig, layer: LayerConfig) -> Named:
+    """Parameters of a dense feed-forward part: gate and up merged in this order."""
+    source, inner = f"model.layers.{layer.index}.mlp.", config.intermediate
+    gate_up = (f"{source}gate_proj", f"{source}up_proj")
+    yield mlp_norm(config, layer)
+    yield from linear(
+        f"{layer.prefix}gate_up", ("intermediate", "hidden"), config.hidden, gate_up, (inner, inner), config.mlp_bias
+    )
+    down = (f"{source}down_proj",)
+    yield from linear(f"{layer.prefix}down", ("hidden", "intermediate"), inner, down, (config.hidden,), config.mlp_bias)
+
+
+def mixture(config: ModelConfig, layer: LayerConfig, experts: Experts) -> Named:
+    """Parameters of a mixture of experts, from one tensor an expert or from one for all."""
+    source, inner = f"model.layers.{layer.index}.mlp.", experts.intermediate
+    each = [f"{source}experts.{expert}." for expert in range(experts.count)]
+    yield mlp_norm(config, layer)
+    router = (f"{source}gate",)
+    yield from linear(f"{layer.prefix}router", ("experts", "hidden"), config.hidden, router, (experts.count,), False)
+    yield (
+        f"{layer.prefix}experts_gate_up",
+        ParamSpec(
+            shape=(experts.count, 2 * inner, config.hidden),
+            axes=("experts", "intermediate", "hidden"),
+            sources=tuple((f"{name}gate_proj.weight", f"{name}up_proj.weight") for name in each),
+            stacked=True,
+            parts=(inner, inner),
+            whole=f"{source}experts.gate_up_proj",
+        ),
+    )
+    yield (
+        f"{layer.prefix}experts_down",
+        ParamSpec(
+            shape=(experts.count, config.hidden, inner),
+            axes=("experts", "hidden", "intermediate"),
+            sources=tuple((f"{name}down_proj.weight",) for name in each),
+            stacked=True,
+            whole=f"{source}experts.down_proj",
+        ),
+    )
+
+
+def mlp_norm(config: ModelConfig, layer: LayerConfig) -> tuple[str, ParamSpec]:
+    """The norm before a layer's feed-forward part."""
+    source = f"model.layers.{layer.index}.post_attention_layernorm.weight"
+    return f"{layer.prefix}mlp_norm", norm(config.hidden, source)
+
+
+def norm(width: int, source: str) -> ParamSpec:
+    """A norm's weight."""
+    return ParamSpec(shape=(width,), axes=("hidden",), sources=((source,),), dummy=1.0)
+
+
+def linear(
+    name: str, axes: tuple[str, str], width: int, sources: tuple[str, ...], parts: tuple[int, ...], bias: bool
+) -> Named:
+    """A linear map of `width` inputs, its sources one above the other, and its bias if it has one."""
+    rows = sum(parts)
+    weights = (tuple(f"{source}.weight" for source in sources),)
+    yield name, ParamSpec(shape=(rows, width), axes=axes, sources=weights, parts=parts)
+    if bias:
+        biases = (tuple(f"{source}.bias" for source in sources),)
+        yield f"{name}.bias", ParamSpec(shape=(rows,), axes=axes[:1], sources=biases, parts=parts)

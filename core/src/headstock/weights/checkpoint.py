@@ -1,0 +1,112 @@
+"""The tensors of a model directory, checked against what the model declares before any is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from attrs import field, frozen
+from safetensors import safe_open
+from torch import Tensor
+
+from headstock.errors import ModelError, shown
+from headstock.spi import ParamSpec
+from headstock.weights.directory import weight_files
+from headstock.weights.header import Entry, read_header
+
+FLOATING = ("F32", "F16", "BF16", "F64")
+NAMED = 5
+"""How many tensor names an error lists before it only counts the rest."""
+
+
+@frozen(eq=False)
+class Checkpoint:
+    """The open files of a model directory. Used in a `with` statement."""
+
+    directory: Path
+    entries: Mapping[str, tuple[Path, Entry]]
+    _stack: ExitStack = field(factory=ExitStack)
+    _files: dict[Path, Any] = field(factory=dict)
+
+    @classmethod
+    def open(cls, directory: Path) -> Checkpoint:
+        """The checkpoint in `directory`; ModelError when a file is not what it says."""
+        entries: dict[str, tuple[Path, Entry]] = {}
+        for path in weight_files(directory):
+            for name, entry in read_header(path).items():
+                if name in entries:
+                    raise ModelError(f"{shown(name)} is in both {entries[name][0].name} and {path.name} of {directory}")
+                entries[name] = path, entry
+        return cls(directory, entries)
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of that name, on the CPU as it is stored."""
+        path, _ = self.entries[name]
+        if path not in self._files:
+            self._files[path] = self._stack.enter_context(safe_open(path, framework="pt"))
+        return self._files[path].get_tensor(name)  # type: ignore[no-any-return]
+
+    def nbytes(self, name: str) -> int:
+        """How many bytes of file the tensor takes."""
+        return self.entries[name][1].nbytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.clear()
+        self._stack.close()
+
+
+@frozen
+class Piece:
+    """A checkpoint tensor and its place in a parameter: `row` of a stack or None, then from `start` on."""
+
+    name: str
+    shape: tuple[int, ...]
+    row: int | None
+    start: int
+
+
+def pieces(spec: ParamSpec, checkpoint: Checkpoint) -> Iterator[Piece]:
+    """The checkpoint tensors that make up a parameter."""
+    if spec.whole is not None and spec.whole in checkpoint.entries:
+        yield Piece(spec.whole, spec.shape, None, 0)
+        return
+    shape = spec.shape[1:] if spec.stacked else spec.shape
+    for row, names in enumerate(spec.sources):
+        start = 0
+        for name, part in zip(names, spec.parts or [shape[0] // len(names)] * len(names), strict=True):
+            yield Piece(name, (part, *shape[1:]), row if spec.stacked else None, start)
+            start += part
+
+
+def plan(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> dict[str, list[Piece]]:
+    """Each parameter's pieces, once every one is there as declared and nothing else is.
+
+    raises: ModelError naming tensors that are missing, unexpected, or of another shape or kind of dtype
+    """
+    plans = {name: list(pieces(spec, checkpoint)) for name, spec in specs.items() if spec.sources}
+    wanted = {piece.name: piece for parts in plans.values() for piece in parts}
+    ignored = {name for spec in specs.values() for name in spec.ignored}
+    where = f"the weights in {checkpoint.directory} do not fit the model: "
+    missing = [name for name in wanted if name not in checkpoint.entries]
+    unexpected = [name for name in checkpoint.entries if name not in wanted and name not in ignored]
+    if missing or unexpected:
+        found = [f"{listed(names)} {how}" for names, how in ((missing, "missing"), (unexpected, "unexpected")) if names]
+        raise ModelError(where + "; ".join(found))
+    for name, piece in wanted.items():
+        entry = checkpoint.entries[name][1]
+        if entry.shape != piece.shape:
+            raise ModelError(f"{where}{name} has shape {list(entry.shape)}, wanted {list(piece.shape)}")
+        if entry.dtype not in FLOATING:
+            raise ModelError(f"{where}{name} has dtype {entry.dtype}, wanted one of {', '.join(FLOATING)}")
+    return plans
+
+
+def listed(names: list[str]) -> str:
+    """The first few names and how many more there are."""
+    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(map(shown, names[:NAMED])) + rest

@@ -1,0 +1,98 @@
+"""The header of a safetensors file, checked against the file before anything is read by it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from headstock.errors import ModelError, shown
+
+ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+
+LONGEST = 100_000_000
+"""The most bytes of a header, as the format's own library has it."""
+
+
+@frozen
+class Entry:
+    """One tensor of a file: its dtype as the format calls it, its shape, and where its bytes are after the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.stop - self.start
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """The tensors of a safetensors file, by name, in the order of their bytes.
+
+    raises: ModelError when the file is truncated, or says of itself what cannot be
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, LONGEST):
+            raise ModelError(
+                f"{path}: a header of {length} bytes cannot be in a file of {size}; the download is damaged"
+            )
+        text = file.read(length)
+    try:
+        header = json.loads(text, object_pairs_hook=no_repeats)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: the header is not JSON: {shown(error)}") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{path}: the header is not a JSON object")
+    entries = {name: entry(path, name, value) for name, value in header.items() if name != "__metadata__"}
+    ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))
+    check_cover(path, ordered, size - 8 - length)
+    return ordered
+
+
+def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs as a mapping; ValueError when a name comes twice."""
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        raise ValueError("a name comes twice")
+    return mapping
+
+
+def entry(path: Path, name: str, value: Any) -> Entry:
+    """One tensor's description, once it agrees with itself."""
+    match value:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]} if all(
+            type(n) is int and n >= 0 for n in shape
+        ):
+            pass
+        case _:
+            raise ModelError(f"{path}: {shown(name)} has no proper dtype, shape and data_offsets in the header")
+    if dtype not in ITEM_BYTES:
+        raise ModelError(f"{path}: {shown(name)} has dtype {shown(dtype)}, wanted one of {', '.join(ITEM_BYTES)}")
+    if stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise ModelError(f"{path}: {shown(name)} is {dtype} {shown(shape)}, but has {stop - start} bytes in the header")
+    return Entry(dtype, tuple(shape), start, stop)
+
+
+def check_cover(path: Path, entries: dict[str, Entry], data: int) -> None:
+    """Raise ModelError unless the tensors lie one after another and fill the file's `data` bytes."""
+    end = 0
+    for name, tensor in entries.items():
+        if tensor.start != end:
+            how = "overlaps another tensor" if tensor.start < end else "leaves a gap before it"
+            raise ModelError(f"{path}: {shown(name)} {how} (it starts at byte {tensor.start}, wanted {end})")
+        end = tensor.stop
+    if end != data:
+        raise ModelError(
+            f"{path}: the tensors take {end} bytes, but the file has {data} for them; the download is damaged"
+        )

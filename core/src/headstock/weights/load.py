@@ -1,0 +1,136 @@
+"""Parameters on their device, from a checkpoint or as noise, by their declaration alone."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from headstock.errors import ModelError, shown
+from headstock.spi import ModelConfig, Params, ParamSpec, Weight
+from headstock.weights.checkpoint import Checkpoint, Piece, plan
+
+Report = Callable[[str, int, int], None]
+
+DUMMY_STD = 0.02
+
+
+def load(
+    directory: Path,
+    specs: Mapping[str, ParamSpec],
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_seq_len: int,
+    dummy: bool = False,
+    report: Report | None = None,
+) -> Params:
+    """Every declared parameter, floating tensors in `dtype` unless their declaration says otherwise.
+
+    `report("weights", done, total)` is told of bytes. Dummy weights read nothing from `directory`.
+    raises: ModelError when files are damaged, do not fit the declaration, or hold NaN or infinities
+    """
+
+    def target(spec: ParamSpec) -> torch.dtype:
+        return dtype if spec.dtype is None else getattr(torch, spec.dtype)
+
+    tensors = {
+        name: spec.compute(config, max_seq_len).to(device, target(spec)) for name, spec in specs.items() if spec.compute
+    }
+    stored = {name: spec for name, spec in specs.items() if name not in tensors}
+    report = report or (lambda stage, done, total: None)
+    if dummy:
+        tensors |= noise(stored, target, device, report)
+    else:
+        tensors |= read(directory, stored, target, device, report)
+    return with_biases(tensors)
+
+
+def weight_bytes(specs: Mapping[str, ParamSpec], dtype: torch.dtype) -> int:
+    """Bytes that the parameters take on the device, as declared."""
+    return sum(
+        math.prod(spec.shape) * (dtype if spec.dtype is None else getattr(torch, spec.dtype)).itemsize
+        for spec in specs.values()
+    )
+
+
+def read(
+    directory: Path,
+    specs: Mapping[str, ParamSpec],
+    target: Callable[[ParamSpec], torch.dtype],
+    device: torch.device,
+    report: Report,
+) -> dict[str, Tensor]:
+    """The parameters as the checkpoint has them."""
+    tensors: dict[str, Tensor] = {}
+    with Checkpoint.open(directory) as checkpoint:
+        plans = plan(specs, checkpoint)
+        total, done = sum(checkpoint.nbytes(piece.name) for parts in plans.values() for piece in parts), 0
+        report("weights", 0, total)
+        for name, parts in plans.items():
+            try:
+                tensors[name] = assemble(specs[name], parts, checkpoint, target(specs[name]), device)
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"cannot read {parts[0].name} in {directory}: {shown(error)}") from error
+            done += sum(checkpoint.nbytes(piece.name) for piece in parts)
+            report("weights", done, total)
+        check_finite({plans[name][0].name: tensor for name, tensor in tensors.items()}, directory)
+    return tensors
+
+
+def assemble(
+    spec: ParamSpec, parts: list[Piece], checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """One parameter, its pieces copied into place; conversion and transfer happen in the copy."""
+    tensor = torch.empty(spec.shape, dtype=dtype, device=device)
+    for piece in parts:
+        row = tensor if piece.row is None else tensor[piece.row]
+        row.narrow(0, piece.start, piece.shape[0]).copy_(checkpoint.read(piece.name))
+    return tensor
+
+
+def check_finite(tensors: Mapping[str, Tensor], directory: Path) -> None:
+    """Raise ModelError when a tensor holds NaN or infinities, with one wait for the device."""
+    # A sum is finite exactly when all its terms are: no weights are so large that float32 overflows.
+    sums = torch.stack([tensor.sum(dtype=torch.float32) for tensor in tensors.values()])
+    broken = [name for name, good in zip(tensors, sums.isfinite().tolist(), strict=True) if not good]
+    if broken:
+        dtype = str(tensors[broken[0]].dtype).removeprefix("torch.")
+        raise ModelError(
+            f"{broken[0]} in {directory} holds NaN or infinite numbers as {dtype}; the file is damaged or wants "
+            "another --dtype"
+        )
+
+
+def noise(
+    specs: Mapping[str, ParamSpec], target: Callable[[ParamSpec], torch.dtype], device: torch.device, report: Report
+) -> dict[str, Tensor]:
+    """Parameters as their `dummy` says, else normal noise that depends on the parameter's name alone."""
+    sizes = {name: math.prod(spec.shape) * target(spec).itemsize for name, spec in specs.items()}
+    total, done = sum(sizes.values()), 0
+    tensors: dict[str, Tensor] = {}
+    for name, spec in specs.items():
+        tensor = torch.empty(spec.shape, dtype=target(spec), device=device)
+        if spec.dummy is None:
+            tensor.normal_(0.0, DUMMY_STD, generator=torch.Generator(device).manual_seed(zlib.crc32(name.encode())))
+        else:
+            tensor.fill_(spec.dummy)
+        tensors[name] = tensor
+        done += sizes[name]
+        report("weights", done, total)
+    return tensors
+
+
+def with_biases(tensors: Mapping[str, Tensor]) -> dict[str, Weight]:
+    """The tensors as weights, each `NAME.bias` inside that of NAME."""
+    return {
+        name: Weight(tensor=tensor, bias=tensors.get(f"{name}.bias"))
+        for name, tensor in tensors.items()
+        if not name.endswith(".bias")
+    }

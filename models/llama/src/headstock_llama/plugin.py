@@ -1,0 +1,25 @@
+"""What headstock's registry reads; importing it imports neither torch nor a model."""
+
+from __future__ import annotations
+
+from headstock.spi import ModelSpec, SpiRange
+
+
+def llama() -> ModelSpec:
+    """Llama 2, 3 and models of their shape."""
+    return ModelSpec(
+        name="LlamaForCausalLM",
+        spi=SpiRange(0, 1),
+        summary="Llama 2, 3 and models of their shape",
+        implementation="headstock_llama.families:LLAMA",
+    )
+
+
+def mistral() -> ModelSpec:
+    """Mistral 7B and models of its shape."""
+    return ModelSpec(
+        name="MistralForCausalLM",
+        spi=SpiRange(0, 1),
+        summary="Mistral 7B and models of its shape, with sliding windows",
+        implementation="headstock_llama.families:MISTRAL",
+    )

@@ -1,0 +1,137 @@
+"""A reference for paged inference: attention written out in plain torch over pages in random order, and a driver around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from headstock.spi import Batch, LayerConfig, Model, ModelConfig, Ops, Params, Sampling
+
+
+def gather_kv(pool: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """A row's keys and values, two of [length, kv_heads, head_dim].   pool: [pages, 2, page_size, kv_heads, head_dim]"""
+    keys, values = pool[pages].transpose(0, 1).flatten(1, 2)[:, :length]
+    return keys, values
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
+    """Causal attention of the last tokens of a row, in float32.
+
+    q, result: [queries, heads, head_dim]    keys, values: [context, kv_heads, head_dim]
+    """
+    queries, heads, _ = q.shape
+    context, kv_heads, _ = keys.shape
+    keys, values = (x.float().repeat_interleave(heads // kv_heads, 1) for x in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    at = torch.arange(context - queries, context)[:, None]
+    other = torch.arange(context)
+    seen = other <= at
+    if window is not None:
+        seen &= other > at - window
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+
+
+@frozen(eq=False)
+class Seated:
+    """One sequence: how many of its tokens are computed, and its pages in each KV group."""
+
+    computed: int
+    pages: tuple[Tensor, ...]
+
+
+@frozen(kw_only=True, eq=False)
+class Paged:
+    """A model over a pool whose pages are handed out in random order. `live` is written by `step`."""
+
+    model: Model
+    config: ModelConfig
+    params: Params
+    ops: Ops
+    page_size: int
+    max_pages: int
+    pools: tuple[Tensor, ...]
+    order: Tensor
+    live: dict[int, Seated] = field(factory=dict)
+
+    @classmethod
+    def new(
+        cls,
+        model: Model,
+        config: ModelConfig,
+        params: Params,
+        ops: Ops,
+        *,
+        page_size: int = 4,
+        sequences: int = 4,
+        length: int = 64,
+        seed: int = 0,
+    ) -> Paged:
+        """Room for some sequences of up to `length` tokens; free pages hold NaN, which shows when one is read."""
+        max_pages = -(-length // page_size)
+        total = 1 + sequences * max_pages
+        order = 1 + torch.randperm(total - 1, generator=torch.Generator().manual_seed(seed))
+        group_of = [config.kv_groups[layer.group] for layer in config.layers]
+        pools = tuple(torch.full((total, *group.page_shape(page_size)), float("nan")) for group in group_of)
+        return cls(
+            model=model,
+            config=config,
+            params=params,
+            ops=ops,
+            page_size=page_size,
+            max_pages=max_pages,
+            pools=pools,
+            order=order,
+        )
+
+    def sequence(self, number: int) -> Seated:
+        """The sequence of that number; a new one gets pages of its own, other ones in each group."""
+        if number not in self.live:
+            taken = self.order.view(-1, self.max_pages)[number]
+            groups = len(self.config.kv_groups)
+            self.live[number] = Seated(0, tuple(taken.roll(group) for group in range(groups)))
+        return self.live[number]
+
+    def step(self, work: Mapping[int, Sequence[int]]) -> Tensor:
+        """Scores after each of the new tokens, sequence by sequence.   returns: [tokens, vocab]"""
+        rows = [(self.sequence(number), list(tokens)) for number, tokens in work.items()]
+        spans = [torch.arange(row.computed, row.computed + len(tokens)) for row, tokens in rows]
+        slots = tuple(
+            torch.cat(
+                [
+                    row.pages[group][at // self.page_size] * self.page_size + at % self.page_size
+                    for (row, _), at in zip(rows, spans, strict=True)
+                ]
+            )
+            for group in range(len(self.config.kv_groups))
+        )
+        batch = Batch(
+            tokens=torch.tensor([token for _, tokens in rows for token in tokens]),
+            positions=torch.cat(spans),
+            slots=slots,
+            pools=self.pools,
+            rows=torch.repeat_interleave(torch.tensor(list(work)), torch.tensor([len(tokens) for _, tokens in rows])),
+            logit_indices=None,
+            sampling=Sampling(),
+        )
+
+        def attend(q: Tensor, index: int) -> Tensor:
+            layer = self.config.layers[index]
+            parts = q.split([len(tokens) for _, tokens in rows])
+            return torch.cat([self.attend_row(part, row, layer) for part, (row, _) in zip(parts, rows, strict=True)])
+
+        with torch.inference_mode():
+            hidden = self.model.forward(self.params, self.config, batch, attend, self.ops)
+            scores = self.model.logits(self.params, self.config, hidden, self.ops)
+        for number, (row, tokens) in zip(work, rows, strict=True):
+            self.live[number] = Seated(row.computed + len(tokens), row.pages)
+        return scores
+
+    def attend_row(self, q: Tensor, row: Seated, layer: LayerConfig) -> Tensor:
+        """Attention of one row's new queries.   q, result: [queries, heads, head_dim]"""
+        length = row.computed + len(q)
+        pages = row.pages[layer.group][: -(-length // self.page_size)]
+        return attention(q, *gather_kv(self.pools[layer.index], pages, length), layer.scale, layer.window)

@@ -1,0 +1,83 @@
+"""Scores equal those of transformers in float32, however the tokens are cut into steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from attrs import frozen
+from headstock_llama import families as llama
+from headstock_qwen import families as qwen
+from torch import Tensor
+
+from headstock.nn.torch_ops import TorchOps
+from headstock.spi import Model, ModelConfig, Params
+from headstock.weights import load, read_config
+from tests.models.checkpoints import VARIANTS, Variant, save
+from tests.models.paged import Paged
+
+MODELS = {
+    "Llama": llama.LLAMA,
+    "Mistral": llama.MISTRAL,
+    "Qwen2": qwen.QWEN2,
+    "Qwen3": qwen.QWEN3,
+    "Qwen3Moe": qwen.QWEN3_MOE,
+}
+LENGTHS = (19, 7, 1)
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+@frozen(eq=False)
+class Loaded:
+    """One variant as headstock loads it, and what transformers makes of some prompts."""
+
+    model: Model
+    config: ModelConfig
+    params: Params
+    prompts: list[list[int]]
+    expected: list[Tensor]
+
+    def paged(self, page_size: int) -> Paged:
+        """A fresh pool."""
+        return Paged.new(self.model, self.config, self.params, TorchOps(), page_size=page_size)
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    variant: Variant = request.param
+    directory: Path = tmp_path_factory.mktemp(variant.name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = save(variant, directory)
+    model = MODELS[variant.family]
+    config = model.config(read_config(directory))
+    params = load(
+        directory, model.params(config), config, dtype=torch.float32, device=torch.device("cpu"), max_seq_len=64
+    )
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, config.vocab, (n,), generator=generator).tolist() for n in LENGTHS]
+    with torch.inference_mode():
+        expected = [theirs(torch.tensor([prompt]), use_cache=False).logits[0] for prompt in prompts]
+    yield Loaded(model, config, params, prompts, expected)
+
+
+def test_whole_prompts_in_one_step(loaded: Loaded) -> None:
+    scores = loaded.paged(4).step(dict(enumerate(loaded.prompts)))
+
+    torch.testing.assert_close(scores, torch.cat(loaded.expected), **TOLERANCE)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_chunks_and_single_tokens_of_several_rows(loaded: Loaded, chunk: int) -> None:
+    paged = loaded.paged(3)
+    found: list[list[Tensor]] = [[] for _ in loaded.prompts]
+    for start in range(0, max(LENGTHS), chunk):
+        work = {i: prompt[start : start + chunk] for i, prompt in enumerate(loaded.prompts) if start < len(prompt)}
+        for i, part in zip(work, paged.step(work).split([len(t) for t in work.values()]), strict=True):
+            found[i].append(part)
+
+    for parts, expected in zip(found, loaded.expected, strict=True):
+        torch.testing.assert_close(torch.cat(parts), expected, **TOLERANCE)
