@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
-from headstock.errors import CapacityError, RequestError
+from headstock.errors import CapacityError, EngineDied, RequestError
 from headstock.job import Job
 from headstock.outputs import RequestOutput
 from headstock.schedule.request import Request
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 
 class EngineLoop(Protocol):
-    """Steps an engine on a thread of its own; a sink hears of one request, on that thread, until its finish reason."""
+    """Steps an engine on a thread of its own; a sink hears of one request, on that thread, until its finish reason.
+
+    `died` is None while the engine can go on.
+    """
+
+    died: EngineDied | None
 
     def submit(self, request: Request, sink: Callable[[Update], None]) -> None:
         """Queue `request`.   raises: RequestError"""
@@ -73,7 +78,12 @@ class Flight:
         self.tell(News(update, time.monotonic()))
 
     def take(self, news: News) -> tuple[Job, RequestOutput] | None:
-        """The job that `news` is of and what it adds; None for late news of a request that has ended."""
+        """The job that `news` is of and what it adds; None for late news of a request that has ended.
+
+        raises: EngineDied
+        """
+        if news.update.finish_reason == "error" and self.loop.died is not None:
+            raise self.loop.died
         name = news.update.id
         job = self.live.get(name)
         if job is None:

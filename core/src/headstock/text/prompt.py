@@ -61,7 +61,7 @@ def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int) -> None
             "shorten the prompt or raise --max-seq-len",
             "prompt",
         )
-    if set(map(type, tokens)) == {int} and 0 <= min(tokens) and max(tokens) < vocab:
+    if set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab:
         return
     for token in tokens:  # one of them is at fault, or all are integers of another type
         if not is_int(token, 0, vocab - 1):

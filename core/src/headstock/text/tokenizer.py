@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -64,6 +65,11 @@ def load(directory: Path) -> Any:
     try:
         tokenizer = open_directory(str(directory), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the library raises whatever its parsers do
+        if has_code(directory):
+            raise ModelError(
+                f"the tokenizer in {shown(directory)} needs Python code of its own, which is never run; "
+                "choose a checkpoint with a plain tokenizer.json"
+            ) from error
         reason = shown(str(error) or type(error).__name__)
         raise ModelError(
             f"cannot read the tokenizer in {shown(directory)}: {reason}; is tokenizer.json whole?"
@@ -73,6 +79,14 @@ def load(directory: Path) -> Any:
             f"the tokenizer in {shown(directory)} has no tokenizer.json; save it with save_pretrained first"
         )
     return tokenizer
+
+
+def has_code(directory: Path) -> bool:
+    """Whether the tokenizer asks for code that comes with the checkpoint."""
+    try:
+        return "auto_map" in json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def byte_fallback_ids(vocabulary: dict[str, int]) -> frozenset[int]:
