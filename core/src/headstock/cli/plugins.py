@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
 
 from headstock import registry
+from headstock.config.flags import FlagParser
 from headstock.errors import HeadstockError, UsageError
 from headstock.registry import Installed
 from headstock.spi import SPI, PluginSpec, Require
 
 EPILOG = "A plugin that is named alike in several kinds is asked for as KIND:NAME, such as cache:radix."
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose complaints are UsageErrors, so that they come out as every other error does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}; try {self.prog} --help")
 
 
 def main(arguments: list[str]) -> int:
@@ -35,11 +28,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def parser() -> Parser:
+def parser() -> FlagParser:
     """The parser of `headstock plugins`."""
-    root = Parser(prog="headstock plugins", description="What is installed, and what one plugin says of itself.")
-    verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
-    listing = verbs.add_parser("list", help="every installed plugin, from metadata alone: no plugin code is run")
+    about = "What is installed, and what one plugin says of itself."
+    root = FlagParser(prog="headstock plugins", usage="%(prog)s VERB ...", description=about)
+    verbs = root.add_subparsers(prog="headstock plugins", dest="verb", required=True, metavar="VERB")
+    about = "every installed plugin, from metadata alone: no plugin code is run"
+    listing = verbs.add_parser("list", usage="%(prog)s [GROUP] [--json]", help=about, description=about)
     listing.add_argument("group", nargs="?", metavar="GROUP", help=f"only one kind: {', '.join(SPI)}")
     inspection = verbs.add_parser(
         "inspect", help="one plugin: spec, capabilities, requirements, options", epilog=EPILOG
@@ -85,7 +80,7 @@ def show_plugin(plugin: Installed, *, as_json: bool) -> None:
             print(f"\n{title}")
             print_table([(f"  {name}", shown(each)) for name, each in value.items()] or [("  none",)])
         else:
-            print(f"{title:14}{shown(value)}")
+            print(f"{title:16}{shown(value)}")
 
 
 def describe(plugin: Installed) -> dict[str, Any]:

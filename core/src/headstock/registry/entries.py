@@ -128,9 +128,10 @@ def unknown_name(name: str) -> UnknownPlugin:
     """The error for a name that no plugin of any kind has."""
     plain = name.rpartition(":")[2]
     absent = [line for kind in SPI for each, line in sources(kind).items() if each == plain]
-    hint = f"; install it with: {absent[0]}" if absent else "; `headstock plugins list` shows what is installed"
+    if absent:
+        return UnknownPlugin(f"no plugin {shown(name)!r} is installed; install it with: {absent[0]}")
     near = suggestion(plain, {each.name for each in installed()})
-    return UnknownPlugin(f"no plugin {shown(name)!r} is installed{near}{hint}")
+    return UnknownPlugin(f"no plugin {shown(name)!r} is installed{near}; 'headstock plugins list' shows what is")
 
 
 def ambiguous(found: list[Installed]) -> str:
@@ -144,7 +145,7 @@ def ambiguous(found: list[Installed]) -> str:
 
 
 def suggestion(name: str, candidates: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the candidate most like `name`, or nothing."""
+    """` (did you mean 'x'?)` for the candidate most like `name`, or nothing."""
     lower = {each.lower(): each for each in candidates}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
-    return f"; did you mean {lower[near[0]]!r}?" if near else ""
+    return f" (did you mean {lower[near[0]]!r}?)" if near else ""

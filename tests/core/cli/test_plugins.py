@@ -1,0 +1,82 @@
+"""`headstock plugins` in this process; tests/plugins/broken runs the installed command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from broken_plugins import Dist, scheduler, unpack
+
+from headstock import registry
+from headstock.cli.plugins import main
+from headstock.errors import PluginBroken, UsageError
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_the_list_is_a_table_with_one_line_a_plugin(capsys: pytest.CaptureFixture[str]) -> None:
+    header, *lines = output(capsys, "list").splitlines()
+    assert header.split() == ["KIND", "NAME", "DISTRIBUTION", "VERSION", "TARGET", "STATUS"]
+    assert len(lines) == len(registry.installed())
+    assert any(line.split()[:3] == ["cache", "radix", "headstock-radix-cache"] for line in lines)
+
+
+def test_the_list_can_be_cut_to_one_kind_and_read_by_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = json.loads(output(capsys, "list", "cache", "--json"))
+    assert {each["kind"] for each in listed} == {"cache"}
+    assert {"naive", "radix"} <= {each["name"] for each in listed}
+
+
+def test_an_unknown_kind_comes_with_a_suggestion() -> None:
+    with pytest.raises(UsageError, match="did you mean 'attention'"):
+        main(["list", "atention"])
+
+
+def test_inspect_shows_spec_capabilities_contract_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(output(capsys, "inspect", "radix", "--json"))
+    assert facts["provided by"].startswith("headstock-radix-cache ")
+    assert facts["contract"] == "cache 0.1, offered 0.1: ok"
+    assert facts["capabilities"] == {"page_sizes": "any", "kinds": ["full"], "reuse": True}
+    assert facts["options"]["max_prefixes"] is None
+    text = output(capsys, "inspect", "radix")
+    assert "  page_sizes  any\n" in text
+    assert "  reuse       yes\n" in text
+
+
+def test_inspect_shows_where_a_checkpoint_is(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(output(capsys, "inspect", "checkpoint:demo", "--json"))
+    assert Path(facts["directory"]).name == "checkpoint"
+
+
+def test_a_name_of_several_kinds_must_be_asked_for_by_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unpack(tmp_path, (Dist(name="other-radix", plugin="radix", module=scheduler("radix")),))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="ask for cache:radix or scheduler:radix"):
+        main(["inspect", "radix"])
+    assert "other-radix 1.0" in output(capsys, "inspect", "scheduler:radix")
+    assert "headstock-radix-cache" in output(capsys, "inspect", "cache:headstock-radix-cache:radix")
+
+
+def test_a_name_of_two_distributions_must_be_asked_for_by_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dists = tuple(Dist(name=name, plugin="twin", module=scheduler("twin")) for name in ("twin-a", "twin-b"))
+    unpack(tmp_path, dists)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="choose with twin-a:twin or twin-b:twin"):
+        main(["inspect", "twin"])
+    assert "twin-b 1.0" in output(capsys, "inspect", "twin-b:twin")
+
+
+def test_a_name_that_nobody_could_ask_for_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpack(tmp_path, (Dist(name="loud", plugin="LOUD", module=scheduler("LOUD")),))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [each.status for each in registry.installed("scheduler") if each.name == "LOUD"] == ["bad name"]
+    with pytest.raises(PluginBroken, match=r"loud 1\.0.*cannot be used"):
+        main(["inspect", "LOUD"])
