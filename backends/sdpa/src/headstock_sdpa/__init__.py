@@ -1,0 +1,1 @@
+"""The attention backend `sdpa`: plain torch, for any device."""

@@ -1,0 +1,75 @@
+"""Attention in plain torch over the paged pool."""
+
+from __future__ import annotations
+
+from attrs import Factory, frozen
+from torch import Tensor
+
+from headstock.spi.attention import AttentionBackend, AttentionContext, AttentionStep, LayerInfo, Phase
+from headstock_sdpa.decode import GatherIndex, gather_decode, gather_index
+from headstock_sdpa.rows import RowsIndex, attend_rows, rows_index
+from headstock_sdpa.slots import visible
+from headstock_sdpa.sparse import SparseIndex, allow_csr, sparse_decode, sparse_index
+
+Index = RowsIndex | GatherIndex | SparseIndex
+
+
+@frozen(eq=False)
+class SdpaPlan:
+    """A step, and the places of its tokens: one index a (group, window), made by the first layer that needs it."""
+
+    step: AttentionStep
+    indexes: dict[tuple[int, int | None], Index] = Factory(dict)
+
+
+class SdpaBackend(AttentionBackend):
+    """Prefill and extend row by row, decode all rows together. Nothing is kept between steps."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        """Nothing is allocated: no buffer outlives a step."""
+        self.pools = context.pools
+        self.is_sparse = context.device.type == "cpu" and context.query.kv_dtype == "float32"
+        if self.is_sparse:
+            allow_csr()
+
+    def plan(self, step: AttentionStep) -> SdpaPlan:
+        """The step; its indexes follow as layers ask for them, without reading the device."""
+        return SdpaPlan(step)
+
+    def forward(self, q: Tensor, layer: LayerInfo, plan: SdpaPlan, out: Tensor, lse: Tensor | None = None) -> None:
+        """Write causal attention of the step's queries over their rows' pages to `out`.
+
+        q: [tokens, heads, head_dim]
+        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
+        """
+        pool = self.pools[layer.index]
+        place = (layer.group, layer.window)
+        index = plan.indexes.get(place)
+        if index is None:
+            index = plan.indexes[place] = self.index(plan.step, pool, layer, q.shape[1])
+        match index:
+            case SparseIndex():
+                sparse_decode(q, pool, index, layer, out, lse)
+            case GatherIndex():
+                gather_decode(q, pool, index, layer, out, lse)
+            case RowsIndex():
+                attend_rows(q, pool, index, layer, out, lse)
+
+    def index(self, step: AttentionStep, pool: Tensor, layer: LayerInfo, heads: int) -> Index:
+        """Where the step's rows find their tokens in the pools of the layer's group, through the layer's window."""
+        page_table = step.page_tables[layer.group]
+        page_size = pool.shape[2]
+        if step.phase is not Phase.DECODE:
+            return rows_index(step, page_table, page_size, layer.window)
+        seen = visible(step, layer.window)
+        if self.is_sparse:
+            return sparse_index(page_table, seen, pool, heads)
+        return gather_index(page_table, seen, page_size)
+
+    def memory_bytes(self) -> int:
+        """0: what a step needs is allocated and given back within it."""
+        return 0
+
+    def close(self) -> None:
+        """Forget the pools."""
+        self.pools = {}

@@ -1,0 +1,37 @@
+"""Attention of padded rows, by torch's own kernels or, for what those cannot do, written out."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool = False) -> Tensor:
+    """Attention where each KV head serves `heads / kv_heads` query heads. `mask` is True where a query may look.
+
+    q: [rows, heads, queries, head_dim]    k, v: [rows, kv_heads, keys, head_dim]
+    mask: broadcasts to [rows, heads, queries, keys], or None
+    returns: [rows, heads, queries, head_dim]
+    """
+    gqa = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=gqa)
+
+
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """The same with scores bounded by `softcap` (0: not), computed in float32, and the logarithm of each query's sum.
+
+    returns: [rows, heads, queries, head_dim], [rows, heads, queries] float32
+    """
+    rows, heads, queries, _ = q.shape
+    kv_heads, keys = k.shape[1:3]
+    grouped = q.float().reshape(rows, kv_heads, heads // kv_heads * queries, -1)
+    scores = (grouped @ k.float().transpose(2, 3)).mul_(scale).view(rows, heads, queries, keys)
+    if softcap:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    if mask is not None:
+        scores.masked_fill_(~mask, float("-inf"))
+    probs = scores.softmax(-1).view(rows, kv_heads, -1, keys)
+    return (probs @ v.float()).view(q.shape).to(q.dtype), torch.logsumexp(scores, -1)

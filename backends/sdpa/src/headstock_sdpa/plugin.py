@@ -1,0 +1,40 @@
+"""What `sdpa` says of itself."""
+
+from __future__ import annotations
+
+from headstock.spi import (
+    AttentionCapabilities,
+    AttentionSpec,
+    DeviceRange,
+    Feature,
+    GraphSupport,
+    IntSet,
+    Phase,
+    Planning,
+    SpiRange,
+)
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def spec() -> AttentionSpec:
+    """The spec of `sdpa`: every phase and shape on CPU and CUDA, never in a graph."""
+    return AttentionSpec(
+        name="sdpa",
+        spi=SpiRange(0, 1),
+        summary="plain torch, for any device; the reference",
+        implementation="headstock_sdpa.backend:SdpaBackend",
+        capabilities=AttentionCapabilities(
+            phases=frozenset(Phase),
+            devices=(DeviceRange("cpu"), DeviceRange("cuda")),
+            dtypes=frozenset((dtype, dtype, dtype) for dtype in DTYPES),
+            head_dims=IntSet.all(),
+            gqa_ratios=IntSet.all(),
+            page_sizes=IntSet.all(),
+            paged=True,
+            contiguous=True,
+            graph=GraphSupport.NEVER,
+            planning=Planning.NONE,
+            features=frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE}),
+        ),
+    )

@@ -1,0 +1,100 @@
+"""Prefill and extend: each row on its own, its visible keys and values gathered once, its queries in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from headstock.spi.attention import AttentionStep, LayerInfo
+from headstock_sdpa.dense import attention, written_out
+from headstock_sdpa.slots import ragged_slots, visible
+
+BLOCK = 256
+"""Queries that share one mask; bounds its size, and no key that only later blocks see is read."""
+
+
+@frozen
+class Row:
+    """One row's intervals: queries in the batch, their first position, and its visible tokens among the gathered ones."""
+
+    query_start: int
+    query_stop: int
+    position: int  # of the first query
+    seen_start: int  # position of the first visible token
+    slot_start: int
+    slot_stop: int
+
+
+@frozen(eq=False)
+class RowsIndex:
+    """Where each row of a step finds its tokens. slots: [visible tokens]"""
+
+    rows: tuple[Row, ...]
+    slots: Tensor
+
+
+def rows_index(step: AttentionStep, page_table: Tensor, page_size: int, window: int | None) -> RowsIndex:
+    """The index of a step's rows for one group and window."""
+    seen = visible(step, window)
+    query_stops = step.host_query_lens.cumsum()
+    slot_stops = seen.lens.cumsum()
+    columns = (
+        query_stops - step.host_query_lens,
+        query_stops,
+        step.host_context_lens - step.host_query_lens,
+        seen.start,
+        slot_stops - seen.lens,
+        slot_stops,
+    )
+    rows = tuple(Row(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
+    return RowsIndex(rows, ragged_slots(page_table, seen, page_size))
+
+
+def attend_rows(q: Tensor, pool: Tensor, index: RowsIndex, layer: LayerInfo, out: Tensor, lse: Tensor | None) -> None:
+    """Write each row's causal attention.
+
+    q: [tokens, heads, head_dim]    pool: [pages, 2, page_size, kv_heads, head_dim]
+    writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, unless None
+    """
+    table = pool.view(-1, *pool.shape[3:])
+    values = table[pool.shape[2] :]
+    for row in index.rows:
+        slots = index.slots[row.slot_start : row.slot_stop]
+        k, v = (rows.index_select(0, slots).transpose(0, 1)[None] for rows in (table, values))
+        plain = lse is None and not layer.softcap
+        if plain and row.position == 0 and (layer.window is None or layer.window >= row.query_stop - row.query_start):
+            places = slice(row.query_start, row.query_stop)
+            out[places] = attention(q[places].transpose(0, 1)[None], k, v, None, scale=layer.scale, causal=True)[
+                0
+            ].transpose(0, 1)
+            continue
+        for places, keys, mask in blocks(row, layer.window, q.device):
+            args = (q[places].transpose(0, 1)[None], k[:, :, keys], v[:, :, keys], mask)
+            if plain:
+                answer = attention(*args, scale=layer.scale)
+            else:
+                answer, sums = written_out(*args, scale=layer.scale, softcap=layer.softcap)
+                if lse is not None:
+                    lse[places] = sums[0].transpose(0, 1)
+            out[places] = answer[0].transpose(0, 1)
+
+
+def blocks(row: Row, window: int | None, device: torch.device) -> Iterator[tuple[slice, slice, Tensor]]:
+    """The row in blocks of queries: their places in the batch, their keys among the row's, and who sees what.
+
+    yields: queries, keys, mask [queries, keys] bool
+    """
+    for start in range(row.query_start, row.query_stop, BLOCK):
+        stop = min(start + BLOCK, row.query_stop)
+        position = row.position + start - row.query_start
+        end = position + stop - start
+        begin = 0 if window is None else max(position - window + 1, 0)
+        queries = torch.arange(position, end, device=device)[:, None]
+        keys = torch.arange(begin, end, device=device)
+        mask = keys <= queries
+        if window is not None:
+            mask &= keys > queries - window
+        yield slice(start, stop), slice(begin - row.seen_start, end - row.seen_start), mask

@@ -1,0 +1,115 @@
+"""Where the tokens that a step may see lie in a layer's pool.
+
+A *slot* is a token's place in `pool.view(-1, kv_heads, head_dim)`. Keys of page p fill the slots from `p * 2 * page_size`, its
+values the `page_size` slots after them. Padding points at slot 0, in the dummy page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from headstock.spi.attention import AttentionStep
+
+SHRINK = 0.75
+"""A bucket ends at a row shorter than this part of its longest one ..."""
+
+
+@frozen(eq=False)
+class Visible:
+    """The context of each row that its queries can see: positions `start` to `stop`, half open. host arrays [rows]"""
+
+    start: np.ndarray
+    stop: np.ndarray
+
+    @property
+    def lens(self) -> np.ndarray:
+        """How many tokens each row sees. [rows]"""
+        return self.stop - self.start
+
+
+def visible(step: AttentionStep, window: int | None) -> Visible:
+    """What the rows of a step see through a window of latest tokens, counted from each row's first query."""
+    stop = step.host_context_lens
+    if window is None:
+        return Visible(np.zeros_like(stop), stop)
+    return Visible(np.maximum(stop - step.host_query_lens - window + 1, 0), stop)
+
+
+def key_slots(page_table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
+    """The key slot of each position of each row; `rows` and `positions` broadcast together.
+
+    page_table: [rows, max_pages] int32
+    """
+    pages = page_table[rows, torch.div(positions, page_size, rounding_mode="floor")]
+    return pages * (2 * page_size) + positions % page_size
+
+
+def ragged_slots(page_table: Tensor, seen: Visible, page_size: int) -> Tensor:
+    """The key slots of all visible tokens, row after row. [sum of lens]"""
+    ends = np.cumsum(seen.lens)
+    rows = np.repeat(np.arange(len(ends)), seen.lens)
+    positions = np.arange(len(rows)) + np.repeat(seen.stop - ends, seen.lens)
+    device = page_table.device
+    return key_slots(page_table, torch.from_numpy(rows).to(device), torch.from_numpy(positions).to(device), page_size)
+
+
+@frozen(eq=False)
+class Bucket:
+    """Decode rows of similar length, padded to the longest: places `first` to `last` of the longest-first order."""
+
+    first: int
+    last: int
+    slots: Tensor  # [rows, longest] key slots, 0 where padded
+    valid: Tensor | None  # [rows, longest] bool; None when nothing is padded
+
+
+def padded_slots(page_table: Tensor, rows: np.ndarray, seen: Visible, page_size: int) -> tuple[Tensor, Tensor | None]:
+    """The key slots of the rows' visible tokens, and which are not padding (None: all).
+
+    returns: [rows, longest] slots, [rows, longest] bool
+    """
+    device = page_table.device
+    lens = seen.lens[rows]
+    longest = int(lens.max())
+    counts = torch.arange(longest, device=device)
+    starts = torch.from_numpy(seen.start[rows]).to(device)
+    index = torch.from_numpy(rows).to(device)
+    if longest == lens.min():
+        return key_slots(page_table, index[:, None], starts[:, None] + counts, page_size), None
+    valid = counts < torch.from_numpy(lens).to(device)[:, None]
+    positions = torch.where(valid, starts[:, None] + counts, 0)
+    return torch.where(valid, key_slots(page_table, index[:, None], positions, page_size), 0), valid
+
+
+def bounds(lens: np.ndarray, least: int, most: int) -> Iterator[tuple[int, int]]:
+    """Where to cut rows of descending lengths: when that saves at least `least` tokens of padding, or a bucket holds `most`."""
+    first = 0
+    for row in range(1, len(lens)):
+        longest = int(lens[first])
+        saved = (longest - int(lens[row])) * (len(lens) - row)
+        if (lens[row] < SHRINK * longest and saved >= least) or (row + 1 - first) * longest > most:
+            yield first, row
+            first = row
+    yield first, len(lens)
+
+
+def decode_buckets(
+    page_table: Tensor, seen: Visible, page_size: int, least: int, most: int
+) -> tuple[np.ndarray, tuple[Bucket, ...]]:
+    """The rows, longest first unless one bucket takes them all, and their buckets.
+
+    returns: order [rows], buckets
+    """
+    lens = seen.lens
+    order = np.argsort(-lens, kind="stable")
+    cuts = tuple(bounds(lens[order], least, most))
+    if len(cuts) == 1:
+        order = np.arange(len(lens))
+    return order, tuple(
+        Bucket(first, last, *padded_slots(page_table, order[first:last], seen, page_size)) for first, last in cuts
+    )
