@@ -10,15 +10,19 @@ from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
 from headstock.config.kinds import Value
 from headstock.config.presets import PRESETS
+from headstock.config.reference import page
 
 
 def main(arguments: list[str]) -> int:
     """Run `headstock config ARGUMENTS` and return the exit code.   raises: UsageError, ModelError"""
     asked = parser().parse_args(arguments)
-    if asked.verb == "presets":
-        show_presets(as_json=asked.json)
-    else:
-        show_settings(resolve(asked, os.environ), as_json=asked.json)
+    match asked.verb:
+        case "show":
+            show_settings(resolve(asked, os.environ), as_json=asked.json)
+        case "presets":
+            show_presets(as_json=asked.json)
+        case "reference":
+            print(page(), end="")
     return 0
 
 
@@ -34,6 +38,7 @@ def parser() -> FlagParser:
     presets = verbs.add_parser("presets", help="what each preset sets")
     for verb in (show, presets):
         verb.add_argument("--json", action="store_true", help="print JSON instead of text")
+    verbs.add_parser("reference", help="all settings as a page in Markdown")
     add_engine_flags(show)
     add_sampling_flags(show)
     return root

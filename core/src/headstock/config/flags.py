@@ -17,7 +17,7 @@ DEST = "setting "
 """Where a parsed namespace keeps settings; no other flag's name has a space."""
 
 TITLES = {
-    "sources": "where settings come from",
+    "sources": "sources",
     "model": "model",
     "parts": "plugins",
     "memory": "memory",

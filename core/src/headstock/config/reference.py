@@ -1,0 +1,93 @@
+"""The page docs/configuration.md, made from the settings themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from string import Template
+
+from headstock.config.catalog import CONFIG, PRESET, engine_settings, sampling_settings
+from headstock.config.flags import TITLES
+from headstock.config.kinds import Choice, Switch
+from headstock.config.presets import PRESETS
+from headstock.config.rules import POOL_SIZES
+from headstock.config.setting import Setting
+
+PAGE = Template("""\
+# Configuration
+
+Every setting is one thing under four names: a flag (`--page-size 32`), an environment variable
+(`HEADSTOCK_PAGE_SIZE=32`), a key of a TOML or JSON file (`page_size = 32`), and a keyword of the Python API
+(`LLM(page_size=32)`). Sampling settings are the exception in Python, where they belong to `SamplingParams`; the keyword
+of `--engine-seed` is `seed` or `engine_seed`.
+
+The order is flag (or keyword), environment, file, preset, default: the first that gives a value wins.
+`headstock config show` takes the same flags as `headstock run` and prints each effective value and where it came from;
+`--json` prints the same for programs.
+
+- A name that no setting has is an error, with a suggestion; a misspelt environment variable is only pointed out.
+- An empty environment variable counts as not set. `LOG_LEVEL` stands for `HEADSTOCK_LOG_LEVEL` where that is not set.
+- Switches take `on`, `off`, `1`, `0`, `true`, `false`; `--no-overlap` is `--overlap off`, and `no_overlap = true`
+  says so in a file.
+- Options of a plugin may also be tables in a file: `[opt.fa]` with `num_splits = 4` is `--opt fa.num_splits=4`.
+- At most one of $sizes
+  may be given. One of a higher rank replaces one of a lower rank.
+- `max_seq_len` must be at least `page_size`. `max_batch_tokens` must be at least `max_running_requests` when both are
+  written down; otherwise the running requests are cut to the budget, and a line says so.
+- The other names are those of mini-sglang, SGLang, vLLM, mistral.rs and Hetero-Paged-Infer. One that means something
+  else there is taken as said below, and a line says so when it is used.
+
+$tables
+## Presets
+
+`--preset NAME` sets several values below file, environment and flags.
+
+$presets
+This page is made by `headstock config reference`; a test compares the two.
+""")
+
+
+def page() -> str:
+    """The whole page."""
+    sizes = ", ".join(f"`{engine_settings()[name].flag}`" for name in POOL_SIZES)
+    settings = (CONFIG, PRESET, *engine_settings().values())
+    groups = {title: [each for each in settings if each.group == group] for group, title in TITLES.items()}
+    groups["sampling"] = list(sampling_settings().values())
+    tables = "\n".join(f"## {title.capitalize()}\n\n{table(group)}" for title, group in groups.items())
+    return PAGE.substitute(sizes=sizes, tables=tables, presets=preset_table())
+
+
+def table(settings: Iterable[Setting]) -> str:
+    """A table of settings, and the notes on their other names."""
+    chosen = list(settings)
+    rows = [("flag", "other names", "values", "default", "meaning"), ("---",) * 5, *map(row, chosen)]
+    notes = [
+        f"`{alias}`: taken as `{each.flag}`, {note}.\n"
+        for each in chosen
+        for alias, note in each.aliases.items()
+        if note
+    ]
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", *notes])
+
+
+def row(setting: Setting) -> tuple[str, ...]:
+    """A setting's cells."""
+    flag = f"`{setting.flag}`" + (f", `{setting.negative}`" if setting.negative else "")
+    match setting.kind:
+        case Choice(names=names):
+            values = ", ".join(f"`{name}`" for name in names)
+        case Switch():
+            values = "switch"
+        case kind:
+            values = kind.describe().replace("|", " or ")
+    aliases = ", ".join(f"`{alias}`" for alias in setting.aliases)
+    return flag, aliases, values, setting.default_text, setting.help
+
+
+def preset_table() -> str:
+    """What each preset sets."""
+    lines = ["| preset | sets |", "| --- | --- |"]
+    for name, values in PRESETS.items():
+        kinds = {key: engine_settings()[key].kind for key in values}
+        shown = ", ".join(f"`{key} = {kinds[key].show(kinds[key].read(raw))}`" for key, raw in values.items())
+        lines.append(f"| `{name}` | {shown} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,155 @@
+"""`headstock doctor`."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headstock import registry
+from headstock.cli import doctor as verb
+from headstock.cli.doctor import show
+from headstock.cli.main import main
+from headstock.doctor import Finding, Status, examine, examine_model, machine, software
+from headstock.doctor import plugins as plugin_checks
+from headstock.doctor.finding import failed, findings, passed, warned
+from headstock.errors import PluginBroken
+from headstock.registry import Installed
+from headstock.spi import OpsCapabilities, OpsSpec, Require, SpiRange
+
+
+def statuses(found: list[Finding]) -> dict[str, str]:
+    """Subject -> status."""
+    return {each.subject: each.status.value for each in found}
+
+
+def test_a_check_that_breaks_off_keeps_what_it_found() -> None:
+    def check() -> Iterator[Finding]:
+        yield passed("first", "fine")
+        raise SystemExit(3)
+
+    found = findings("second", check)
+    assert statuses(found) == {"first": "PASS", "second": "FAIL"}
+    assert "SystemExit" in found[1].text
+
+
+def test_one_failing_check_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Iterator[Finding]:
+        raise OSError("no such thing")
+        yield
+
+    monkeypatch.setattr(machine, "memory", broken)
+    monkeypatch.setattr(plugin_checks, "plugins", broken)
+    found = statuses(list(examine("no-such-model")))
+    assert found["memory"] == found["plugins"] == found["model no-such-model"] == "FAIL"
+    assert {"python", "torch", "encoding"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [([passed("a", "b")], 0), ([warned("a", "b", "c")], 0), ([passed("a", "b"), failed("a", "b", "")], 5)],
+)
+def test_the_exit_code_is_5_when_something_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: list[Finding], code: int
+) -> None:
+    monkeypatch.setattr(verb, "examine", lambda model: iter(found))
+    assert main(["doctor"]) == code
+    assert capsys.readouterr().out.count("\n") == len(found) + 1
+    assert main(["doctor", "--json"]) == code
+    printed = json.loads(capsys.readouterr().out)
+    assert [each["status"] for each in printed] == [each.status.value for each in found]
+    assert set(printed[0]) == {"status", "subject", "text", "hint"}
+
+
+def test_hints_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show([warned("nvcc", "not found", "install it")], as_json=False) == {Status.WARN: 1}
+    assert "WARN  nvcc" in capsys.readouterr().out
+
+
+def spec(**changes: object) -> OpsSpec:
+    """The spec of an ops plugin."""
+    given = {
+        "name": "odd",
+        "spi": SpiRange(0, 1),
+        "summary": "odd",
+        "implementation": "json:loads",
+        "capabilities": OpsCapabilities.__new__(OpsCapabilities),
+    }
+    return OpsSpec(**(given | changes))  # type: ignore[arg-type]
+
+
+ODD = Installed(kind="ops", name="odd", distribution="odd-ops", version="1.0", target="odd:spec", status="ok")
+
+
+def test_S15_plugins_pass_lack_kernels_or_are_broken() -> None:
+    def status(outcome: object) -> list[tuple[str, str]]:
+        return [(each.status.value, each.hint) for each in plugin_checks.one(ODD, outcome)]
+
+    need = Require(import_name="no_such_kernels", distribution="no-such-kernels", hint="pip install no-such-kernels")
+    assert status(spec()) == [("PASS", "")]
+    assert status(spec(requires=(need,))) == [("WARN", "pip install no-such-kernels")]
+    assert status(PluginBroken("it fell apart")) == [("FAIL", "repair it or remove it: pip uninstall odd-ops")]
+
+
+def test_a_kind_without_any_plugin_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "specs", lambda kind: ())
+    found = list(plugin_checks.plugins())
+    assert statuses(found) == dict.fromkeys(plugin_checks.NEEDED, "FAIL")
+    assert all("pip install" in each.hint for each in found)
+
+
+def checkpoint(folder: Path, weights: bytes) -> Path:
+    """A directory with a configuration and one file of weights."""
+    (folder / "config.json").write_text('{"architectures": ["X"]}', encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+HEADER = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+WHOLE = struct.pack("<Q", len(HEADER)) + HEADER + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("weights", "status"),
+    [(WHOLE, "PASS"), (WHOLE[:-1], "FAIL"), (WHOLE[:20], "FAIL"), (b"", "FAIL"), (bytes([255] * 8) + WHOLE, "FAIL")],
+)
+def test_weights_are_read_as_far_as_their_header(tmp_path: Path, weights: bytes, status: str) -> None:
+    found = list(examine_model(str(checkpoint(tmp_path, weights))))
+    by_subject = statuses(found)
+    assert by_subject["config.json"] == "PASS"
+    assert by_subject["weights" if status == "PASS" else "checkpoint"] == status
+    assert by_subject["tokenizer"] == "FAIL"  # there is none
+
+
+def test_no_weights_and_no_directory(tmp_path: Path) -> None:
+    checkpoint(tmp_path, WHOLE).joinpath("model.safetensors").unlink()
+    assert statuses(list(examine_model(str(tmp_path))))["weights"] == "FAIL"
+    found = list(examine_model(str(tmp_path / "none")))
+    assert [each.status for each in found] == [Status.FAIL]
+    assert "no such directory" in found[0].text
+
+
+def test_tools_memory_encoding_and_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert statuses(list(software.tools())) == {"nvcc": "WARN", "ninja": "WARN"}
+    monkeypatch.setattr(machine, "LITTLE_MEMORY", 2**60)
+    assert statuses(list(machine.memory())) == {"memory": "WARN"}
+    monkeypatch.setattr(machine, "LITTLE_MEMORY", 0)
+    assert statuses(list(machine.memory())) == {"memory": "PASS"}
+    monkeypatch.setattr(machine.locale, "getpreferredencoding", lambda change: "ANSI_X3.4-1968")
+    assert statuses(list(machine.encoding())) == {"encoding": "WARN"}
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "a" / "b"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert statuses(list(machine.hub())) == {"cache": "PASS", "hub": "WARN"}
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file" / "b"))
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert statuses(list(machine.hub()))["cache"] == "FAIL"
+
+
+def test_python_and_torch() -> None:
+    found = statuses([*software.python(), *software.torch()])
+    assert found["python"] == found["torch"] == "PASS"

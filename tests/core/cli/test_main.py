@@ -1,0 +1,150 @@
+"""The command line's entry: verbs, errors, speed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from types import ModuleType
+
+import pytest
+
+from headstock.cli import main as entry
+from headstock.cli.main import VERBS, main
+from headstock.errors import (
+    CapacityError,
+    EngineDied,
+    HeadstockError,
+    ModelError,
+    PluginBroken,
+    SpiMismatch,
+    UsageError,
+)
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module behind `headstock run`, replaced."""
+    module = ModuleType("headstock.cli.run")
+    monkeypatch.setitem(sys.modules, "headstock.cli.run", module)
+    monkeypatch.delenv(entry.TRACEBACK, raising=False)
+    return module
+
+
+def failing(module: ModuleType, error: BaseException) -> None:
+    """Make the verb raise `error`."""
+
+    def fail(arguments: list[str]) -> int:
+        raise error
+
+    module.main = fail  # type: ignore[attr-defined]
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {verb}" in text and summary in text for verb, summary in VERBS.items())
+    assert main([]) == 2
+    assert capsys.readouterr().err == text
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("headstock ")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["config", "show"]])
+def test_help_version_and_config_are_fast_and_import_no_torch_and_no_plugin(arguments: list[str]) -> None:
+    script = (
+        "import sys; from headstock.cli.main import main; code = main(sys.argv[1:]);"
+        "print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); sys.exit(code)"
+    )
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert "'torch'" not in done.stderr
+    assert "'stevedore'" not in done.stderr
+    assert "headstock_" not in done.stderr
+    assert min(seconds) < 0.3
+
+
+def test_a_verb_gets_the_rest_and_gives_the_exit_code(verb: ModuleType) -> None:
+    seen = []
+    verb.main = lambda arguments: seen.append(arguments) or 1  # type: ignore[attr-defined]
+    assert main(["run", "--prompt", "a b", "-v"]) == 1
+    assert main(["-v", "run"]) == 1
+    assert seen == [["--prompt", "a b", "-v"], []]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("a"), 2),
+        (PluginBroken("a"), 3),
+        (SpiMismatch("a"), 4),
+        (ModelError("a"), 6),
+        (CapacityError("a"), 1),
+        (EngineDied("a"), 70),
+        (HeadstockError("two\n lines"), 70),
+        (ZeroDivisionError("x\ny"), 70),
+        (MemoryError(), 70),
+    ],
+)
+def test_every_error_is_one_line_and_an_exit_code(
+    verb: ModuleType, capsys: pytest.CaptureFixture[str], error: Exception, code: int
+) -> None:
+    failing(verb, error)
+    assert main(["run"]) == code
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert said.startswith("headstock: ")
+    assert said.count("\n") == 1
+    if not isinstance(error, HeadstockError):
+        assert type(error).__name__ in said
+        assert "HEADSTOCK_TRACEBACK=1" in said
+
+
+def test_a_traceback_only_when_asked_for(
+    verb: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(verb, KeyError("lost"))
+    for value, wanted in {"0": False, "": False, "1": True}.items():
+        monkeypatch.setenv(entry.TRACEBACK, value)
+        assert main(["run"]) == 70
+        assert ("Traceback" in capsys.readouterr().err) is wanted
+    monkeypatch.delenv(entry.TRACEBACK)
+    assert main(["-v", "run"]) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("leaving", "code"), [(SystemExit(), 0), (SystemExit(2), 2), (SystemExit("text"), 70)])
+def test_an_exit_inside_a_verb_is_its_code(verb: ModuleType, leaving: SystemExit, code: int) -> None:
+    failing(verb, leaving)
+    assert main(["run"]) == code
+
+
+def test_an_interrupt_is_130_and_silent(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    failing(verb, KeyboardInterrupt())
+    assert main(["run"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_reader_that_leaves_is_no_noise() -> None:
+    script = "import sys; from headstock.cli.main import main; sys.exit(main(['config', 'show']))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == 1
+
+
+def test_unknown_verbs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, said in [
+        (["rnu"], "headstock: unknown verb 'rnu'; did you mean run?\n"),
+        (["zzzzzz"], "headstock: unknown verb 'zzzzzz'; see 'headstock --help'\n"),
+        (["--hlep"], "headstock: unknown flag '--hlep'; see 'headstock --help'\n"),
+        (["x" * 999], f"headstock: unknown verb '{'x' * 61}...'; see 'headstock --help'\n"),
+    ]:
+        assert main(arguments) == 2
+        assert capsys.readouterr().err == said

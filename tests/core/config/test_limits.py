@@ -1,0 +1,172 @@
+"""Every limit of a setting at its edge and one past it; the rules between settings."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstock.config import EngineConfig
+from headstock.config.kinds import INT32_MAX, Integer, Invalid
+from headstock.config.sampling import SamplingSettings
+from headstock.errors import UsageError
+
+COUNTS = [
+    "page_size",
+    "num_pages",
+    "kv_memory_mb",
+    "kv_context_len",
+    "max_seq_len",
+    "max_running_requests",
+    "max_queued_requests",
+    "max_batch_tokens",
+    "tp",
+]
+
+
+def refused(**values: object) -> str:
+    """What EngineConfig says of the values that it refuses."""
+    with pytest.raises(UsageError) as raised:
+        EngineConfig(**values)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("field", COUNTS)
+def test_H1_H2_H3_H4_counts_must_be_greater_than_0(field: str) -> None:
+    flag = "--" + field.replace("_", "-")
+    room = {"max_batch_tokens": INT32_MAX} if field == "max_running_requests" else {}
+    assert getattr(EngineConfig(**room, **{field: 1}), field) == 1
+    assert getattr(EngineConfig(**room, **{field: INT32_MAX}), field) == INT32_MAX
+    assert refused(**{field: 0}) == f"{flag} 0: {field} must be greater than 0"
+    assert refused(**{field: -1}) == f"{flag} -1: {field} must be greater than 0"
+    assert refused(**{field: INT32_MAX + 1}) == f"{flag} 2147483648: {field} must be at most 2147483647"
+
+
+@pytest.mark.parametrize("value", [1.5, math.nan, math.inf, "x", "", "1e3", True, None, [1], "9" * 5000])
+def test_counts_must_be_whole_numbers(value: object) -> None:
+    said = refused(max_batch_tokens=value)
+    assert said.startswith("--max-batch-tokens ")
+    assert said.endswith(": max_batch_tokens must be a whole number")
+    assert len(said) < 160
+
+
+def test_H5_max_seq_len_must_be_at_least_page_size() -> None:
+    assert EngineConfig(max_seq_len=16, page_size=16).max_seq_len == 16
+    assert refused(max_seq_len=15, page_size=16) == "--max-seq-len 15: max_seq_len must be at least page_size (16)"
+    assert EngineConfig(max_seq_len=1).page_size == "auto"
+    assert EngineConfig(max_seq_len=15, page_size=16, page_size_or_less=True).max_seq_len == 15
+
+
+def test_H6_max_batch_tokens_must_be_at_least_max_running_requests() -> None:
+    assert EngineConfig(max_batch_tokens=8, max_running_requests=8).max_running_requests == 8
+    assert "--max-batch-tokens 7: max_batch_tokens must be at least max_running_requests (8)" in refused(
+        max_batch_tokens=7, max_running_requests=8
+    )
+    assert EngineConfig(max_batch_tokens=7).max_running_requests == 7
+    assert EngineConfig(max_batch_tokens=257).max_running_requests == 256
+
+
+def test_H7_memory_threshold_must_be_between_0_and_1() -> None:
+    for edge in (0, 0.0, 1, 1.0, "0.5"):
+        assert EngineConfig(memory_threshold=edge).memory_threshold == float(edge)  # type: ignore[arg-type]
+    for beyond in (-0.001, 1.001, math.nan, math.inf, -math.inf, "nan", "inf"):
+        assert refused(memory_threshold=beyond).endswith(": memory_threshold must be between 0.0 and 1.0")
+    for wrong in ("x", None, True, [0.5]):
+        assert refused(memory_threshold=wrong).endswith(": memory_threshold must be a number")
+
+
+def test_P3_memory_ratio_must_be_above_0_and_at_most_1() -> None:
+    assert EngineConfig().memory_ratio == 0.9
+    assert EngineConfig(memory_ratio=1.0).memory_ratio == 1.0
+    assert EngineConfig(memory_ratio=5e-324).memory_ratio > 0
+    for beyond in (0, -0.1, 1.0000001, math.nan, math.inf):
+        assert refused(memory_ratio=beyond).endswith(": memory_ratio must be above 0.0 and at most 1.0")
+
+
+def test_T4_two_pool_sizes_in_python() -> None:
+    for sizes in ({"num_pages": 3, "kv_memory_mb": 4}, {"num_pages": 3, "memory_ratio": 0.5}):
+        said = refused(**sizes)
+        assert all(f"--{name.replace('_', '-')} {value}" in said for name, value in sizes.items())
+    assert EngineConfig(num_pages=3).num_pages == 3
+
+
+@pytest.mark.parametrize(("field", "least"), [("prefix_cache_n", 0), ("cuda_graph_max_bs", 0), ("seed", 0)])
+def test_counts_that_may_be_0(field: str, least: int) -> None:
+    assert getattr(EngineConfig(**{field: least}), field) == least
+    assert refused(**{field: least - 1}).endswith(" must be at least 0")
+    assert EngineConfig(seed=2**63 - 1).seed == 2**63 - 1
+    assert "engine_seed must be at most" in refused(seed=2**63)
+
+
+@pytest.mark.parametrize(
+    ("field", "choices"),
+    [
+        ("paged_attn", "auto, on, off"),
+        ("on_pressure", "queue, reject"),
+        ("kv_dtype", "auto, float32, bfloat16, float16, fp8_e4m3"),
+        ("dtype", "auto, float32, bfloat16, float16"),
+        ("device", "auto, cpu, cuda"),
+        ("load_format", "auto, dummy"),
+        ("log_level", "DEBUG, INFO, WARNING, ERROR, CRITICAL"),
+    ],
+)
+def test_P1_P7_S23_a_bad_choice_lists_the_good_ones(field: str, choices: str) -> None:
+    for good in choices.split(", "):
+        assert getattr(EngineConfig(**{field: good}), field) == good
+    for bad in ("maybe", "", 1, None):
+        assert f"{field} must be one of {choices}" in refused(**{field: bad})
+
+
+def test_other_spellings_of_types_and_levels() -> None:
+    assert EngineConfig(dtype="bf16", kv_dtype="fp8", log_level="debug") == EngineConfig(
+        dtype="bfloat16", kv_dtype="fp8_e4m3", log_level="DEBUG"
+    )
+
+
+@pytest.mark.parametrize("value", ["a,b,c", "a,", ",a", "", "a b", "a,,b"])
+def test_S13_attn_takes_one_name_or_two(value: str) -> None:
+    assert EngineConfig(attn="fa,fi").attn == "fa,fi"
+    assert EngineConfig(attn="fa,fa").attn == "fa,fa"
+    assert refused(attn=value).startswith(f"--attn {value}: attn must be")
+
+
+@pytest.mark.parametrize("value", ["fa", "fa.x", ".x=1", "fa.=1", "fa x=1"])
+def test_opt_reads_name_field_value(value: str) -> None:
+    assert EngineConfig(opt=("fa.x=", "fa.y=a=b c")).opt == ("fa.x=", "fa.y=a=b c")
+    assert "opt must read NAME.FIELD=VALUE" in refused(opt=[value])
+
+
+def test_H10_H11_H12_H13_sampling_limits() -> None:
+    edges = {"max_tokens": [1], "temperature": [0, 2], "top_p": [1e-9, 1], "top_k": [-1, 0], "min_p": [0, 1]}
+    for field, values in edges.items():
+        for value in values:
+            assert getattr(SamplingSettings(**{field: value}), field) == value
+    beyond = {
+        "max_tokens": [0],
+        "temperature": [-0.1, 2.001, math.nan, math.inf],
+        "top_p": [0, 1.001, math.nan],
+        "top_k": [-2],
+        "min_p": [-0.1, 1.1, math.nan],
+        "seed": [-1, 2**63],
+        "stop": [("",), 3],
+    }
+    for field, values in beyond.items():
+        for value in values:
+            with pytest.raises(UsageError, match=f"--{field.replace('_', '-')} .*: {field} must be"):
+                SamplingSettings(**{field: value})
+
+
+@given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers())))
+def test_any_value_is_taken_or_refused_with_a_rule(raw: object) -> None:
+    kind = Integer(least=1, word="auto")
+    whole = isinstance(raw, int) and not isinstance(raw, bool) and 1 <= raw <= INT32_MAX
+    if raw is None or whole:
+        assert kind.read(raw) == raw
+    elif not isinstance(raw, str):
+        with pytest.raises(Invalid, match=r"^must be "):
+            kind.read(raw)
+    elif not raw.strip().lstrip("+-").isdecimal() and raw.strip().lower() != "auto":
+        with pytest.raises(Invalid, match=r"^must be a whole number or 'auto'$"):
+            kind.read(raw)

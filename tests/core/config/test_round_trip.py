@@ -1,0 +1,130 @@
+"""Flags, environment variables, file keys and Python keywords are the same settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+
+from headstock.config import EngineConfig, FlagParser, add_engine_flags, add_sampling_flags, from_keywords, resolve
+from headstock.config.catalog import engine_settings, names, sampling_settings
+from headstock.config.flags import DEST
+from headstock.config.sampling import SamplingSettings
+from headstock.config.setting import settings_of
+from headstock.errors import UsageError
+
+OTHER_VALUES: dict[str, object] = {
+    "model": "elsewhere",
+    "dtype": "bfloat16",
+    "device": "cpu",
+    "load_format": "dummy",
+    "max_seq_len": 77,
+    "attn": "fa,fi",
+    "cache_type": "naive",
+    "scheduler": "prefill-first",
+    "runner": "eager",
+    "ops": "torch",
+    "executor": "multiprocess",
+    "opt": ("fa.x=1", "fa.y=2"),
+    "page_size": 8,
+    "page_size_or_less": True,
+    "num_pages": 9,
+    "memory_ratio": 0.5,
+    "kv_memory_mb": 10,
+    "kv_context_len": 11,
+    "kv_dtype": "fp8_e4m3",
+    "paged_attn": "off",
+    "prefix_cache_n": 0,
+    "kv_cache": False,
+    "max_batch_tokens": 4096,
+    "max_running_requests": 12,
+    "max_queued_requests": 13,
+    "on_pressure": "reject",
+    "memory_threshold": 0.25,
+    "cuda_graph_max_bs": 0,
+    "overlap": False,
+    "tp": 2,
+    "engine_seed": 14,
+    "debug_invariants": True,
+    "log_level": "DEBUG",
+}
+
+
+def parser() -> FlagParser:
+    """All flags."""
+    made = FlagParser(prog="headstock run")
+    add_engine_flags(made)
+    add_sampling_flags(made)
+    return made
+
+
+def test_T22_each_field_has_a_value_here_that_is_not_its_default() -> None:
+    assert list(OTHER_VALUES) == list(engine_settings())
+    defaults = EngineConfig()
+    for key, setting in engine_settings().items():
+        assert OTHER_VALUES[key] != getattr(defaults, setting.name)
+
+
+@pytest.mark.parametrize("key", OTHER_VALUES)
+def test_T22_one_setting_by_flag_environment_file_and_keyword(key: str, tmp_path: Path) -> None:
+    setting, value = engine_settings()[key], OTHER_VALUES[key]
+    texts = value if isinstance(value, tuple) else (setting.kind.show(value),)  # type: ignore[arg-type]
+    wanted = EngineConfig(**{setting.name: value})
+    for flag in (setting.flag, *setting.aliases):
+        line = [word for text in texts for word in (flag, str(text))]
+        assert resolve(parser().parse_args(line), {}).engine == wanted
+    by_variable = {f"HEADSTOCK_{key.upper()}": " ".join(map(str, texts))}
+    assert resolve(parser().parse_args([]), by_variable).engine == wanted
+    (tmp_path / "a.json").write_text(json.dumps({key: value}), encoding="utf-8")
+    assert resolve(parser().parse_args(["--config", str(tmp_path / "a.json")]), {}).engine == wanted
+    for word in {setting.name, key, *(flag[2:].replace("-", "_") for flag in setting.aliases if flag != "-m")}:
+        assert from_keywords({word: value}, {}).engine == wanted
+
+
+def test_T22_the_flags_are_the_fields() -> None:
+    dests = {action.dest for action in parser()._actions if action.dest.startswith(DEST)}
+    fields = {*engine_settings(), *sampling_settings(), "config", "preset"}
+    assert dests == {DEST + key for key in fields}
+    names_of_fields = [field.name for field in attrs.fields(EngineConfig)]
+    assert [setting.name for setting in engine_settings().values()] == names_of_fields
+    assert {s.name: s.key for s in engine_settings().values() if s.name != s.key} == {"seed": "engine_seed"}
+    assert [field.name for field in attrs.fields(SamplingSettings)] == list(sampling_settings())
+
+
+def test_T22_no_name_means_two_settings() -> None:
+    flags = [
+        flag
+        for setting in (*engine_settings().values(), *sampling_settings().values())
+        for flag in (setting.flag, *setting.aliases)
+    ]
+    assert len(flags) == len(set(flags))
+    for word, name in names().items():
+        assert word == word.lower(), word
+        assert name.setting.key in {*engine_settings(), *sampling_settings(), "config", "preset"}
+
+
+def test_T22_the_text_of_every_value_reads_back() -> None:
+    for config in (EngineConfig(), *(EngineConfig(**{engine_settings()[k].name: v}) for k, v in OTHER_VALUES.items())):
+        for field, setting in settings_of(EngineConfig).items():
+            value = getattr(config, field)
+            assert setting.kind.read(value) == value
+            assert setting.kind.read(setting.kind.show(value)) == value
+
+
+def test_keywords_of_python() -> None:
+    assert from_keywords({"preset": "debug"}, {}).engine.runner == "eager"
+    assert from_keywords({"no_overlap": True}, {}).engine.overlap is False
+    assert from_keywords({}, {"HEADSTOCK_TP": "3"}).engine.tp == 3
+    found = from_keywords({"tp": 2}, {"HEADSTOCK_TP": "3"})
+    assert (found.engine.tp, found.origins["tp"]) == (2, "keyword tp")
+    assert EngineConfig.from_keywords(model=Path("some") / "where").model == "some/where"
+    for keywords, said in [
+        ({"page_sise": 4}, "page_sise=4: unknown setting 'page_sise'; did you mean page_size?"),
+        ({"temperature": 1}, "temperature: a sampling value"),
+        ({"tp": 1, "tp_size": 1}, "tp=1 and tp_size=1 set the same value"),
+        ({"tp": 0}, "tp=0: tp must be greater than 0"),
+    ]:
+        with pytest.raises(UsageError, match=said.replace("?", r"\?")):
+            EngineConfig.from_keywords(**keywords)

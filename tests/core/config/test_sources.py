@@ -1,0 +1,259 @@
+"""Where values come from, and which one wins."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstock.config import PRESETS, FlagParser, Resolved, add_engine_flags, add_sampling_flags, resolve
+from headstock.config.catalog import engine_settings
+from headstock.errors import HeadstockError, ModelError, UsageError
+
+
+def settled(line: str = "", environ: dict[str, str] | None = None) -> Resolved:
+    """What is in effect for the flags of a command line."""
+    parser = FlagParser(prog="headstock run")
+    add_engine_flags(parser)
+    add_sampling_flags(parser)
+    return resolve(parser.parse_args(line.split()), environ or {})
+
+
+def refused(line: str = "", environ: dict[str, str] | None = None, kind: type[HeadstockError] = UsageError) -> str:
+    """What is said of flags that are refused: always one line."""
+    with pytest.raises(kind) as raised:
+        settled(line, environ)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def written(folder: Path, text: str, name: str = "engine.toml") -> str:
+    """The path of a file with the text."""
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+def test_H8_a_partial_file_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = written(tmp_path, "page_size = 32\nmax-queued-requests = 9\n")
+    found = settled(f"--config {path} --page-size 8")
+    assert (found.engine.page_size, found.engine.max_queued_requests, found.engine.tp) == (8, 9, 1)
+    assert found.origins["page_size"] == "flag --page-size"
+    assert found.origins["max_queued_requests"] == f"file {path}"
+    assert found.origins["tp"] == "default"
+
+
+RANKS = ("flag", "environment", "file", "preset")
+
+
+@given(st.sets(st.sampled_from(RANKS)), st.sampled_from(["TOML", "JSON"]))
+def test_H8_the_highest_rank_wins(present: set[str], form: str) -> None:
+    line, environ, values = "", {}, {"flag": 11, "environment": 22, "file": 33, "preset": 64}
+    with tempfile.TemporaryDirectory() as folder:
+        if "flag" in present:
+            line += " --max-queued-requests 11"
+        if "environment" in present:
+            environ["HEADSTOCK_MAX_QUEUED_REQUESTS"] = "22"
+        if "file" in present:
+            text = "max_queued_requests = 33" if form == "TOML" else '{"max_queued_requests": 33}'
+            line += f" --config {written(Path(folder), text, f'engine.{form.lower()}')}"
+        if "preset" in present:
+            line += " --preset low-latency"
+        found = settled(line, environ)
+    winner = next((rank for rank in RANKS if rank in present), None)
+    assert found.engine.max_queued_requests == (1024 if winner is None else values[winner])
+    assert found.origins["max_queued_requests"].split()[0] == (winner or "default")
+
+
+VALUES = {
+    "page_size": st.integers(1, 64),
+    "tp": st.integers(1, 8),
+    "overlap": st.booleans(),
+    "dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
+    "memory_threshold": st.floats(0, 1),
+    "cuda_graph_max_bs": st.integers(0, 64),
+}
+
+
+@given(*[st.fixed_dictionaries({}, optional=VALUES) for _ in range(3)], st.sampled_from([None, *PRESETS]))
+def test_H8_each_setting_is_merged_on_its_own(
+    flags: dict[str, object], environ: dict[str, object], file: dict[str, object], preset: str | None
+) -> None:
+    def shown(value: object) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    line = " ".join(f"--{key.replace('_', '-')} {shown(value)}" for key, value in flags.items())
+    with tempfile.TemporaryDirectory() as folder:
+        path = written(Path(folder), json.dumps(file), "engine.json")
+        line += f" --config {path}" + (f" --preset {preset}" if preset else "")
+        found = settled(line, {f"HEADSTOCK_{key.upper()}": shown(value) for key, value in environ.items()})
+    for key, setting in engine_settings().items():
+        if key not in VALUES:
+            continue
+        ranked = (flags, environ, file, PRESETS[preset] if preset else {})
+        expected = next((source[key] for source in ranked if key in source), setting.default)
+        assert getattr(found.engine, setting.name) == expected
+
+
+@pytest.mark.parametrize("text", ["on", "1", "true", "TRUE", "off", "0", "false", "Off"])
+def test_T19_G1_switches_by_flag_and_environment(text: str) -> None:
+    wanted = text.lower() in ("on", "1", "true")
+    for name in ("overlap", "kv_cache", "debug_invariants"):
+        flag, variable = "--" + name.replace("_", "-"), f"HEADSTOCK_{name.upper()}"
+        assert getattr(settled(f"{flag} {text}").engine, name) is wanted
+        assert getattr(settled(f"{flag}={text}").engine, name) is wanted
+        assert getattr(settled("", {variable: text}).engine, name) is wanted
+        assert getattr(settled(flag).engine, name) is True
+        assert getattr(settled(f"--no-{flag[2:]}").engine, name) is False
+
+
+def test_T19_G1_other_words_are_errors() -> None:
+    words = "on, 1, true, off, 0, false"
+    assert refused("--overlap maybe") == f"--overlap maybe: overlap must be one of {words}"
+    assert refused("", {"HEADSTOCK_OVERLAP": "yes"}) == f"HEADSTOCK_OVERLAP=yes: overlap must be one of {words}"
+
+
+def test_T4_P5_two_pool_sizes_are_one_error() -> None:
+    sizes = {"--num-pages": "8", "--memory-ratio": "0.9", "--kv-memory-mb": "5", "--kv-context-len": "99"}
+    for first in sizes:
+        for second in sizes:
+            if first < second:
+                said = refused(f"{first} {sizes[first]} {second} {sizes[second]}")
+                assert f"{first} {sizes[first]}" in said
+                assert f"{second} {sizes[second]}" in said
+                assert "at most one of" in said
+    assert "HEADSTOCK_NUM_PAGES=8 and HEADSTOCK_KV_MEMORY_MB=5" in refused(
+        "", {"HEADSTOCK_NUM_PAGES": "8", "HEADSTOCK_KV_MEMORY_MB": "5"}
+    )
+
+
+def test_S25_a_size_of_a_higher_rank_replaces_the_presets() -> None:
+    found = settled("--preset long-context --num-pages 8 --page-size 32")
+    assert (found.engine.num_pages, found.engine.memory_ratio, found.engine.page_size) == (8, 0.9, 32)
+    assert found.engine.page_size_or_less is False
+    assert found.origins["memory_ratio"] == "default"
+    assert found.notes == ("preset long-context (memory_ratio = 0.95): replaced by --num-pages 8",)
+    found = settled("--kv-memory-mb 64", {"HEADSTOCK_NUM_PAGES": "8"})
+    assert (found.engine.kv_memory_mb, found.engine.num_pages) == (64, None)
+    assert settled("--num-pages auto", {"HEADSTOCK_KV_MEMORY_MB": "64"}).engine.kv_memory_mb == 64
+
+
+def test_H6_running_requests_are_cut_aloud_unless_both_are_written() -> None:
+    found = settled("--max-batch-tokens 7")
+    assert found.engine.max_running_requests == 7
+    assert "max_running_requests 256 is cut to max_batch_tokens 7" in found.notes[0]
+    found = settled("--max-running-requests 8193")
+    assert (found.engine.max_running_requests, found.engine.max_batch_tokens) == (8192, 8192)
+    assert found.origins["max_running_requests"] == "flag --max-running-requests (cut to max_batch_tokens)"
+    assert settled("--max-running-requests 8192").notes == ()
+    assert "max_batch_tokens must be at least" in refused(
+        "--max-batch-tokens 7", {"HEADSTOCK_MAX_RUNNING_REQUESTS": "8"}
+    )
+    assert settled("--preset low-latency --max-batch-tokens 5").engine.max_running_requests == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value", "note"),
+    [
+        ("--gpu-memory-utilization 0.8", "memory_ratio", 0.8, "taken as --memory-ratio 0.8,"),
+        ("--max-total-tokens 999", "max_batch_tokens", 999, "taken as --max-batch-tokens 999,"),
+        ("--graph 4", "cuda_graph_max_bs", 4, "taken as --cuda-graph-max-bs 4,"),
+        ("--max-num-seqs 4", "max_running_requests", 4, "taken as --max-running-requests 4,"),
+    ],
+)
+def test_an_alias_that_means_something_else_elsewhere_is_said(line: str, field: str, value: object, note: str) -> None:
+    found = settled(line)
+    assert getattr(found.engine, field) == value
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith(f"{line}: {note}")
+
+
+def test_G1_overlap_off_by_environment() -> None:
+    found = settled("", {"HEADSTOCK_OVERLAP": "0"})
+    assert found.engine.overlap is False
+    assert found.origins["overlap"] == "environment HEADSTOCK_OVERLAP"
+
+
+def test_S24_log_level_by_environment() -> None:
+    assert settled("", {"LOG_LEVEL": "debug"}).engine.log_level == "DEBUG"
+    both = settled("", {"LOG_LEVEL": "DEBUG", "HEADSTOCK_LOG_LEVEL": "ERROR"})
+    assert both.engine.log_level == "ERROR"
+    assert settled("--log-level WARNING", {"LOG_LEVEL": "DEBUG"}).engine.log_level == "WARNING"
+    assert "LOG_LEVEL=loud: log_level must be one of" in refused("", {"LOG_LEVEL": "loud"})
+
+
+def test_a_misspelt_variable_is_pointed_out() -> None:
+    notes = settled("", {"HEADSTOCK_OVERLP": "0", "HEADSTOCK_TRACEBACK": "1", "HEADSTOCK_": "", "OTHER": "1"}).notes
+    assert notes == ("HEADSTOCK_OVERLP is not a setting and has no effect; did you mean HEADSTOCK_OVERLAP?",)
+    assert settled("", {"HEADSTOCK_TP": ""}).engine.tp == 1
+
+
+def test_file_with_tables_lists_aliases_and_sampling(tmp_path: Path) -> None:
+    text = (
+        'block_size = 4\nno_kv_cache = true\ntemperature = 0\nstop = ["a b", "c"]\n[opt.fa]\nnum_splits = 4\nx = "y"\n'
+    )
+    found = settled(f"--config {written(tmp_path, text)}")
+    assert (found.engine.page_size, found.engine.kv_cache) == (4, False)
+    assert found.engine.opt == ("fa.num_splits=4", "fa.x=y")
+    assert found.sampling == {"temperature": 0.0, "stop": ("a b", "c")}
+    assert settled("", {"HEADSTOCK_CONFIG": str(tmp_path / "engine.toml")}).engine.page_size == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("page_sise = 4", "a.toml", "unknown setting 'page_sise'; did you mean page_size?"),
+        ("page_size = 0", "a.toml", "page_size = 0: page_size must be greater than 0"),
+        ("page_size = 4\nblock_size = 4", "a.toml", "set the same value; keep one of them"),
+        ("config = 'b.toml'", "a.toml", "a file cannot name another file"),
+        ("opt = 3", "a.toml", "opt must be a text or a list of texts"),
+        ("[opt]\nfa = 3", "a.toml", "opt must be tables of options"),
+        ('{"memory_threshold": NaN}', "a.json", "memory_threshold must be between 0.0 and 1.0"),
+        ('{"tp": true}', "a.json", "tp must be a whole number"),
+        ("preset = 'low-latancy'", "a.toml", "preset must be one of max-throughput"),
+    ],
+)
+def test_H8_a_wrong_entry_is_a_usage_error(tmp_path: Path, text: str, name: str, said: str) -> None:
+    assert said in refused(f"--config {written(tmp_path, text, name)}")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("page_size =", "a.toml"),
+        ("{", "a.json"),
+        ("[1]", "a.json"),
+        ('{"tp": 1, "tp": 2}', "a.json"),
+        ("[" * 100000, "a.json"),
+        ("page_size = " + "9" * 5000, "a.toml"),
+    ],
+)
+def test_H8_a_file_that_cannot_be_read_is_a_model_error(tmp_path: Path, text: str, name: str) -> None:
+    said = refused(f"--config {written(tmp_path, text, name)}", kind=ModelError)
+    assert said.startswith("--config ")
+    assert len(said) < 220
+
+
+def test_H8_no_file_a_folder_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "bytes.toml").write_bytes(b"tp = \xff")
+    for path in (tmp_path / "none.toml", tmp_path, tmp_path / "bytes.toml"):
+        assert "--config" in refused(f"--config {path}", kind=ModelError)
+
+
+def test_unknown_flags_and_missing_values() -> None:
+    assert refused("--page-sizes 4") == "unknown flag --page-sizes; did you mean --page-size?"
+    assert refused("--zzz") == "unknown flag --zzz; see 'headstock run --help'"
+    assert refused("--page-s 4").startswith("unknown flag --page-s")
+    assert refused("word") == "unexpected argument word; see 'headstock run --help'"
+    assert refused("--page-size").startswith("argument --page-size: expected one argument")
+
+
+def test_sampling_flags_hold_only_what_was_given() -> None:
+    assert settled().sampling == {}
+    found = settled("--max-tokens 5 --top-k -1 --seed 3 --stop a --stop b", {"HEADSTOCK_TEMPERATURE": "0"})
+    assert found.sampling == {"max_tokens": 5, "temperature": 0.0, "top_k": -1, "seed": 3, "stop": ("a", "b")}
+    assert found.engine.seed == 0
+    assert settled("--temperature auto", {"HEADSTOCK_TEMPERATURE": "0"}).sampling == {}

@@ -1,0 +1,71 @@
+"""Log lines."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from headstock.logs import ROOT, Stderr, event, show_logs
+
+LOG = logging.getLogger("headstock.somewhere")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """The logger is put back afterwards."""
+    logger = logging.getLogger(ROOT)
+    level, propagate, handlers = logger.level, logger.propagate, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.propagate = propagate
+    logger.handlers[:] = handlers
+
+
+def test_S24_debug_lines_appear_at_level_debug(capsys: pytest.CaptureFixture[str]) -> None:
+    show_logs("INFO")
+    LOG.debug(event("quiet"))
+    assert capsys.readouterr().err == ""
+    show_logs("DEBUG")
+    LOG.debug(event("loud"))
+    assert capsys.readouterr().err.endswith("level=debug logger=headstock.somewhere event=loud\n")
+
+
+def test_S24_lines_are_structured(capsys: pytest.CaptureFixture[str]) -> None:
+    show_logs("INFO")
+    LOG.info(event("pool ready", pages=10, ratio=0.5, note='two\nlines "quoted"', empty=""))
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert re.match(r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=info ", line)
+    pairs = dict(word.split("=", 1) for word in shlex.split(line))
+    assert (pairs["event"], pairs["pages"], pairs["ratio"], pairs["empty"]) == ("pool ready", "10", "0.5", "")
+    assert pairs["note"] == 'two\\nlines "quoted"'
+
+
+def test_plain_messages_and_exceptions(capsys: pytest.CaptureFixture[str]) -> None:
+    show_logs("INFO")
+    LOG.info("%d rows", 3)
+    assert 'event="3 rows"' in capsys.readouterr().err
+    try:
+        raise ValueError("bad\nvalue")
+    except ValueError:
+        LOG.exception(event("step failed"))
+        line = capsys.readouterr().err
+        assert line.endswith('event="step failed" error="ValueError: bad\\nvalue"\n')
+        show_logs("DEBUG")
+        LOG.exception(event("step failed"))
+    line = capsys.readouterr().err
+    assert "traceback=" in line
+    assert line.count("\n") == 1
+
+
+def test_only_headstocks_own_logger_is_touched() -> None:
+    root = logging.getLogger()
+    before = (root.level, list(root.handlers))
+    show_logs("DEBUG")
+    show_logs("INFO")
+    assert (root.level, list(root.handlers)) == before
+    assert len([each for each in logging.getLogger(ROOT).handlers if isinstance(each, Stderr)]) == 1
