@@ -18,7 +18,7 @@ BLOCK = 256
 
 @frozen
 class Row:
-    """One row's intervals: queries in the batch, their first position, and its visible tokens among the gathered ones."""
+    """One row's intervals: its queries in the batch, and its visible tokens among the gathered ones."""
 
     query_start: int
     query_stop: int
@@ -64,37 +64,37 @@ def attend_rows(q: Tensor, pool: Tensor, index: RowsIndex, layer: LayerInfo, out
     for row in index.rows:
         slots = index.slots[row.slot_start : row.slot_stop]
         k, v = (rows.index_select(0, slots).transpose(0, 1)[None] for rows in (table, values))
-        plain = lse is None and not layer.softcap
-        if plain and row.position == 0 and (layer.window is None or layer.window >= row.query_stop - row.query_start):
-            places = slice(row.query_start, row.query_stop)
-            out[places] = attention(q[places].transpose(0, 1)[None], k, v, None, scale=layer.scale, causal=True)[
-                0
-            ].transpose(0, 1)
-            continue
-        for places, keys, mask in blocks(row, layer.window, q.device):
-            args = (q[places].transpose(0, 1)[None], k[:, :, keys], v[:, :, keys], mask)
-            if plain:
-                answer = attention(*args, scale=layer.scale)
+        for queries, keys, mask in blocks(row, layer, lse is not None, q.device):
+            args = (q[queries].transpose(0, 1)[None], k[:, :, keys], v[:, :, keys], mask)
+            if lse is None and not layer.softcap:
+                answer = attention(*args, scale=layer.scale, causal=mask is None)
             else:
                 answer, sums = written_out(*args, scale=layer.scale, softcap=layer.softcap)
                 if lse is not None:
-                    lse[places] = sums[0].transpose(0, 1)
-            out[places] = answer[0].transpose(0, 1)
+                    lse[queries] = sums[0].transpose(0, 1)
+            out[queries] = answer[0].transpose(0, 1)
 
 
-def blocks(row: Row, window: int | None, device: torch.device) -> Iterator[tuple[slice, slice, Tensor]]:
+def blocks(
+    row: Row, layer: LayerInfo, with_lse: bool, device: torch.device
+) -> Iterator[tuple[slice, slice, Tensor | None]]:
     """The row in blocks of queries: their places in the batch, their keys among the row's, and who sees what.
+
+    A row that is fresh and wholly within the window is one block without a mask: torch's causal kernel does it.
 
     yields: queries, keys, mask [queries, keys] bool
     """
+    tokens = row.query_stop - row.query_start
+    window = layer.window or row.position + tokens
+    if row.position == 0 and window >= tokens and not with_lse and not layer.softcap:
+        yield slice(row.query_start, row.query_stop), slice(None), None
+        return
     for start in range(row.query_start, row.query_stop, BLOCK):
         stop = min(start + BLOCK, row.query_stop)
         position = row.position + start - row.query_start
         end = position + stop - start
-        begin = 0 if window is None else max(position - window + 1, 0)
+        begin = max(position - window + 1, 0)
         queries = torch.arange(position, end, device=device)[:, None]
         keys = torch.arange(begin, end, device=device)
-        mask = keys <= queries
-        if window is not None:
-            mask &= keys > queries - window
+        mask = (keys <= queries) & (keys > queries - window)
         yield slice(start, stop), slice(begin - row.seen_start, end - row.seen_start), mask

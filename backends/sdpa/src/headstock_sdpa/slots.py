@@ -1,7 +1,7 @@
 """Where the tokens that a step may see lie in a layer's pool.
 
-A *slot* is a token's place in `pool.view(-1, kv_heads, head_dim)`. Keys of page p fill the slots from `p * 2 * page_size`, its
-values the `page_size` slots after them. Padding points at slot 0, in the dummy page.
+A *slot* is a token's place in `pool.view(-1, kv_heads, head_dim)`. Keys of page p fill the slots from
+`p * 2 * page_size`, its values the `page_size` slots after them. Padding points at slot 0, in the dummy page.
 """
 
 from __future__ import annotations
@@ -16,28 +16,25 @@ from torch import Tensor
 from headstock.spi.attention import AttentionStep
 
 SHRINK = 0.75
-"""A bucket ends at a row shorter than this part of its longest one ..."""
+"""A bucket ends only at a row shorter than this part of its longest."""
 
 
 @frozen(eq=False)
 class Visible:
-    """The context of each row that its queries can see: positions `start` to `stop`, half open. host arrays [rows]"""
+    """The positions of each row that its queries can see, `start` to `stop`, half open, and how many. Each [rows]."""
 
     start: np.ndarray
     stop: np.ndarray
-
-    @property
-    def lens(self) -> np.ndarray:
-        """How many tokens each row sees. [rows]"""
-        return self.stop - self.start
+    lens: np.ndarray
 
 
 def visible(step: AttentionStep, window: int | None) -> Visible:
     """What the rows of a step see through a window of latest tokens, counted from each row's first query."""
     stop = step.host_context_lens
     if window is None:
-        return Visible(np.zeros_like(stop), stop)
-    return Visible(np.maximum(stop - step.host_query_lens - window + 1, 0), stop)
+        return Visible(np.zeros_like(stop), stop, stop)
+    start = np.maximum(stop - step.host_query_lens - window + 1, 0)
+    return Visible(start, stop, stop - start)
 
 
 def key_slots(page_table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
@@ -87,7 +84,7 @@ def padded_slots(page_table: Tensor, rows: np.ndarray, seen: Visible, page_size:
 
 
 def bounds(lens: np.ndarray, least: int, most: int) -> Iterator[tuple[int, int]]:
-    """Where to cut rows of descending lengths: when that saves at least `least` tokens of padding, or a bucket holds `most`."""
+    """Where to cut rows of descending lengths: where it saves `least` tokens of padding, or before `most` tokens."""
     first = 0
     for row in range(1, len(lens)):
         longest = int(lens[first])

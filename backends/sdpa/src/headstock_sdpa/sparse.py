@@ -1,8 +1,8 @@
 """Decode in float32 on a CPU: one pass over keys and one over values, without gathering them.
 
-Scores are a sampled matrix product: queries by all vectors of the pool, computed only where a CSR pattern says that a query
-sees a vector. The weighted sum of values is an embedding bag over the same vectors. A copy of keys and values, which costs more
-than the arithmetic, is never made.
+Scores are a sampled matrix product: queries by all vectors of the pool, computed only where a CSR pattern says that a
+query sees a vector. The weighted sum of values is an embedding bag over the same vectors. A copy of keys and values,
+which costs more than the arithmetic, is never made.
 """
 
 from __future__ import annotations
