@@ -1,0 +1,92 @@
+"""The documentation says what is there, and what it says to type can be typed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from source_tree import PLUGINS, ROOT
+
+from headstock.cli.main import VERBS, main
+from headstock.spi import RESERVED, SPI
+
+README = ROOT / "README.md"
+PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*/README.md")])
+DIMENSIONS = "tokens rows layers heads kv_heads head_dim hidden vocab pages page_size experts groups".split()
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def commands(page: Path, program: str) -> list[str]:
+    """The lines of a page, indented or fenced as code, that begin with a program's name."""
+    lines, fenced = [], False
+    for line in page.read_text().splitlines():
+        fenced ^= line.startswith("```")
+        if fenced or line.startswith("    "):
+            lines.append(line.strip().removeprefix("$ "))
+    return [line for line in lines if line.startswith(f"{program} ")]
+
+
+def headings(page: Path) -> list[str]:
+    return [line.lstrip("# ") for line in page.read_text().splitlines() if line.startswith("#")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    local = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_the_readme_has_the_two_commands() -> None:
+    assert [line for line in commands(README, "python3") if "nox" in line] == [
+        'python3 -m pip install -q nox && python3 -m nox -s run -- --prompt "Once upon a time"',
+        "python3 -m pip install -q nox && python3 -m nox",
+    ]
+
+
+def test_the_readme_installs_every_member() -> None:
+    (line,) = [line for line in commands(README, "pip") if "./core" in line]
+    assert sorted(line.split()[2:]) == sorted(["./core", *(f"./{relative(member)}" for member in PLUGINS)])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_headstock_command_has_a_verb_and_flags_that_exist(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in commands(page, "headstock"):
+        words = list(itertools.takewhile(lambda word: not word.startswith("-"), command.split()[1:]))
+        assert words[0] in VERBS, command
+        assert main([*words, "--help"]) == 0
+        known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
+        assert [flag for flag in re.findall(r"(?<=\s)--[a-z][a-z-]*", command) if flag not in known] == [], command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_nox_session_named_exists(page: Path) -> None:
+    defined = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+    named = re.findall(r"nox -s '?(\w+)", page.read_text())
+    assert [name for name in named if name not in defined] == []
+
+
+def test_the_glossary_has_every_dimension_word() -> None:
+    rows = re.findall(r"^\| (\w+) \|", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert [word for word in DIMENSIONS if word not in rows] == []
+
+
+def test_every_entry_point_group_has_a_heading_and_every_reserved_one_is_named() -> None:
+    page = ROOT / "docs" / "plugins.md"
+    assert [kind for kind in SPI if f"`headstock.{kind}`" not in headings(page)] == []
+    assert [kind for kind in RESERVED if f"`headstock.{kind}`" not in page.read_text()] == []
+
+
+@pytest.mark.parametrize("member", PLUGINS, ids=relative)
+def test_every_member_has_a_readme_that_says_what_it_provides(member: Path) -> None:
+    groups = tomllib.loads((member / "pyproject.toml").read_text())["project"]["entry-points"]
+    text = (member / "README.md").read_text()
+    assert [name for group in groups.values() for name in group if name not in text] == []
