@@ -76,7 +76,7 @@ def spec(**changes: object) -> OpsSpec:
         "spi": SpiRange(0, 1),
         "summary": "odd",
         "implementation": "json:loads",
-        "capabilities": OpsCapabilities.__new__(OpsCapabilities),
+        "capabilities": OpsCapabilities(devices=(), dtypes=frozenset()),
     }
     return OpsSpec(**(given | changes))  # type: ignore[arg-type]
 

@@ -113,6 +113,14 @@ def test_T22_the_text_of_every_value_reads_back() -> None:
             assert setting.kind.read(setting.kind.show(value)) == value
 
 
+def test_what_is_said_of_flags_is_logged_of_keywords(caplog: pytest.LogCaptureFixture) -> None:
+    assert EngineConfig.from_keywords(gpu_memory_utilization=0.5).memory_ratio == 0.5
+    assert "gpu_memory_utilization=0.5: taken as --memory-ratio 0.5" in caplog.text
+    caplog.clear()
+    EngineConfig.from_keywords(tp=2)
+    assert caplog.text == ""
+
+
 def test_keywords_of_python() -> None:
     assert from_keywords({"preset": "debug"}, {}).engine.runner == "eager"
     assert from_keywords({"no_overlap": True}, {}).engine.overlap is False

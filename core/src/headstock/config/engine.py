@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from attrs import Factory, frozen
@@ -9,6 +10,9 @@ from attrs import Factory, frozen
 from headstock.config.kinds import Choice, Integer, Number, Switch, Text, Texts
 from headstock.config.rules import DEFAULT_MEMORY_RATIO, check_lengths, check_pool_sizes
 from headstock.config.setting import setting
+from headstock.logs import event
+
+LOG = logging.getLogger(__name__)
 
 DEFAULT_RUNNING = 256
 
@@ -282,8 +286,12 @@ class EngineConfig:
     def from_keywords(cls, **keywords: Any) -> EngineConfig:
         """The configuration for Python keywords, over the environment, `config=FILE`, `preset=NAME` and the defaults.
 
+        What the user should know of them is logged as warnings.
         raises: UsageError, for an unknown keyword with a suggestion
         """
         from headstock.config.effective import from_keywords  # resolving builds this class, so it is imported late
 
-        return from_keywords(keywords).engine
+        resolved = from_keywords(keywords)
+        for note in resolved.notes:
+            LOG.warning(event("configuration", note=note))
+        return resolved.engine
