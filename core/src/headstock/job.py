@@ -67,12 +67,12 @@ class Job:
         piece = self.answers[update.id].absorb(update)
         self.pieces[update.id].append(piece)
         if update.cached_tokens is not None:
-            self.metrics = evolve(self.metrics, cached_tokens=update.cached_tokens)
+            self.metrics = evolve(self.metrics, cached_tokens=update.cached_tokens, preemptions=update.preemptions)
         if update.tokens and self.metrics.first_token is None:
             self.metrics = evolve(self.metrics, first_token=at)
         if self.ended:
             self.metrics = evolve(self.metrics, end=at)
-        fresh = prompt_table(update.prompt_logprobs, self.tokenizer)
+        fresh = prompt_table(update.prompt_logprobs, self.params.prompt_logprobs or 0, self.tokenizer)
         self.prompt_logprobs = fresh or self.prompt_logprobs
         return evolve(self.output((piece,)), prompt_logprobs=fresh)
 

@@ -1,0 +1,90 @@
+"""How `headstock run` shows answers: text as it comes, text under headings, or JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from headstock.errors import shown
+from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+
+
+def show_text(number: int, output: RequestOutput) -> None:
+    """Print the answers to a prompt, each under a heading."""
+    for answer in output.outputs:
+        which = f"{number}" if len(output.outputs) == 1 else f"{number}.{answer.index + 1}"
+        heading = "token ids" if output.prompt is None else shown(output.prompt)
+        print(f"==> {which}: {heading} <==\n{answer.text}\n", flush=True)
+
+
+def show_json(where: str, number: int, output: RequestOutput) -> None:
+    """Print one JSON line for each answer to a prompt."""
+    for answer in output.outputs:
+        head = {"request": number, "answer": answer.index + 1, "where": where}
+        print(json.dumps(head | record(output, answer), ensure_ascii=False), flush=True)
+
+
+def show_json_error(where: str, number: int, reason: str) -> None:
+    """Print the JSON line of a prompt that could not be run."""
+    print(json.dumps({"request": number, "where": where, "error": reason}, ensure_ascii=False), flush=True)
+
+
+def record(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
+    """One answer for JSON; times are in seconds."""
+    values: dict[str, Any] = {
+        "prompt": output.prompt,
+        "text": answer.text,
+        "token_ids": list(answer.token_ids),
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+        "timings": timings(output.metrics, count(output)),
+        "usage": {
+            "prompt_tokens": len(output.prompt_token_ids),
+            "completion_tokens": len(answer.token_ids),
+            "cached_tokens": output.metrics.cached_tokens,
+        },
+    }
+    if answer.logprobs is not None:
+        values["cumulative_logprob"] = answer.cumulative_logprob
+        values["logprobs"] = [table(entries) for entries in answer.logprobs]
+    if output.prompt_logprobs is not None:
+        values["prompt_logprobs"] = [None if each is None else table(each) for each in output.prompt_logprobs]
+    if answer.error is not None:
+        values["error"] = answer.error
+    return values
+
+
+def table(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
+    """The alternatives at one position for JSON."""
+    return [
+        {"token_id": token, "token": entry.decoded_token, "logprob": entry.logprob, "rank": entry.rank}
+        for token, entry in entries.items()
+    ]
+
+
+def count(output: RequestOutput) -> int:
+    """Tokens in all answers."""
+    return sum(len(answer.token_ids) for answer in output.outputs)
+
+
+def timings(metrics: RequestMetrics, tokens: int) -> dict[str, float | None]:
+    """Seconds to the first token and to the end, and tokens a second over all of it."""
+    total = metrics.total
+    rounded = [None if value is None else round(value, 6) for value in (metrics.ttft, total)]
+    rate = round(tokens / total, 3) if total else None
+    return {"ttft": rounded[0], "total": rounded[1], "tokens_per_second": rate}
+
+
+def footer(output: RequestOutput, tokens: int) -> str:
+    """One line about a finished request."""
+    times = timings(output.metrics, tokens)
+    reason = output.outputs[-1].finish_reason or "Ctrl-C"
+    first = "-" if times["ttft"] is None else f"{1000 * times['ttft']:.0f} ms"
+    rate = "-" if times["tokens_per_second"] is None else f"{times['tokens_per_second']:.1f}"
+    return f"{tokens} tokens, first after {first}, {rate} tokens/s, ended by {reason}"
+
+
+def note(text: str) -> None:
+    """Print one line on standard error."""
+    print(" ".join(text.split()), file=sys.stderr, flush=True)
