@@ -52,19 +52,26 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["config", "show"]])
-def test_help_version_and_config_are_fast_and_import_no_torch_and_no_plugin(arguments: list[str]) -> None:
+def test_help_version_and_config_import_neither_torch_nor_plugins(arguments: list[str]) -> None:
     script = (
         "import sys; from headstock.cli.main import main; code = main(sys.argv[1:]);"
         "print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); sys.exit(code)"
     )
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - start)
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+    assert "'headstock'" in done.stderr
     assert "'torch'" not in done.stderr
     assert "'stevedore'" not in done.stderr
     assert "headstock_" not in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_answer_in_less_than_300_ms(flag: str) -> None:
+    script = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", script, flag], capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.3
 
 

@@ -7,6 +7,18 @@ from typing import Any
 
 from attrs import Factory, frozen
 
+from headstock.config.forms import (
+    ATTN,
+    DTYPES,
+    FP8,
+    GRAPH_BATCH,
+    LEVELS,
+    NAME,
+    OPTION,
+    SGLANG_TOKENS,
+    VLLM_RATIO,
+    VLLM_SEQS,
+)
 from headstock.config.kinds import Choice, Integer, Number, Switch, Text, Texts
 from headstock.config.rules import DEFAULT_MEMORY_RATIO, check_lengths, check_pool_sizes
 from headstock.config.setting import setting
@@ -15,21 +27,6 @@ from headstock.logs import event
 LOG = logging.getLogger(__name__)
 
 DEFAULT_RUNNING = 256
-
-DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
-FP8 = {"fp8": "fp8_e4m3", "f8e4m3": "fp8_e4m3"}
-LEVELS = {"warn": "WARNING", "WARN": "WARNING"}
-
-VLLM_RATIO = "a share of the memory free before loading; vLLM's flag means a share of the device's total memory"
-SGLANG_TOKENS = "the tokens computed in one step; SGLang's flag means the pool's size in tokens"
-VLLM_SEQS = "the most running requests, as in vLLM; Hetero-Paged-Infer's flag counts the waiting ones too"
-GRAPH_BATCH = "the largest batch size that gets a CUDA graph, 0 for none; it is no on/off switch"
-
-NAME = Text(pattern=r"[^\s,]+", rule="must be one name without spaces or commas", form="NAME")
-ATTN = Text(
-    pattern=r"[^\s,]+(,[^\s,]+)?", rule="must be one name, or two as PREFILL,DECODE (one comma at most)", form="P[,D]"
-)
-OPTION = Text(pattern=r"(?s)[^\s.=]+\.[^\s.=]+=.*", rule="must read NAME.FIELD=VALUE", form="NAME.FIELD=VALUE")
 
 
 @frozen(kw_only=True)
