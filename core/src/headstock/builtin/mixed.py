@@ -18,4 +18,6 @@ def choose(view: View, budget: Budget) -> Choice:
         rows, counts = share_out(view, np.concatenate([view.ranked[want == 1], view.ranked[want > 1]]), budget.tokens)
         total = int(counts.sum())
     new = len(view.waiting_lengths)
-    return Choice(rows=rows, counts=counts, admit=np.arange(new, dtype=np.int32) if new and total < budget.tokens else NONE)
+    return Choice(
+        rows=rows, counts=counts, admit=np.arange(new, dtype=np.int32) if new and total < budget.tokens else NONE
+    )

@@ -136,6 +136,8 @@ def sampled(draft: Draft, event: Sampled) -> None:
     draft.tokens[rows[where[0]], lengths[where] - 1] = grid[where]
     draft.accepted.append(Accepted(columns[Column.ORDER, rows], counts, grid[where]))
     settle(columns, rows, known + counts)
+    if draft.limits.recompute:
+        columns[Column.NUM_COMPUTED, rows] = 0
     if len(event.drafts):
         note_drafts(draft, event, live, done)
     for row, at in zip(rows[done].tolist(), np.flatnonzero(done).tolist(), strict=True):
@@ -154,6 +156,8 @@ def one_each(draft: Draft, event: Sampled) -> None:
     token[rows] = event.tokens
     got = token >= 0
     known += got
+    if draft.limits.recompute:
+        columns[Column.NUM_COMPUTED] *= ~got
     columns[Column.PROMISED] -= got
     draft.accepted.append(Accepted(event.orders, event.counts, event.tokens))
     hits = (draft.stop_ids == token).any(0)

@@ -15,7 +15,7 @@ class Limits:
     """The sizes and policies of one engine.
 
     `num_pages` counts usable pages of each KV group (page 0, the dummy page, comes on top); `max_len` is the longest sequence.
-    `policy` is None when nothing is shared. `scheduler` names the choosing plugin in errors.
+    `policy` is None when nothing is shared. With `recompute` every token is computed again in every step. `scheduler` names the choosing plugin in errors.
     """
 
     max_rows: int
@@ -27,6 +27,7 @@ class Limits:
     choose: Choose
     scheduler: str
     policy: CachePolicy | None = None
+    recompute: bool = False
     check: bool = False
 
     def pages_for(self, num_tokens: int) -> int:

@@ -1,0 +1,80 @@
+"""What core's own plugins say of themselves; importing it imports no torch."""
+
+from __future__ import annotations
+
+from headstock.spi import (
+    DeviceRange,
+    ExecutorSpec,
+    GraphSupport,
+    OpsCapabilities,
+    OpsSpec,
+    RunnerCapabilities,
+    RunnerSpec,
+    SchedulerSpec,
+    SpiRange,
+)
+
+DEVICES = (DeviceRange("cpu"), DeviceRange("cuda"))
+SPI = SpiRange(0, 1)
+
+
+def mixed() -> SchedulerSpec:
+    """The default scheduler."""
+    return SchedulerSpec(
+        name="mixed",
+        spi=SPI,
+        summary="decode rows in every step, prompts in what the token budget leaves",
+        implementation="headstock.builtin.mixed:choose",
+    )
+
+
+def prefill_first() -> SchedulerSpec:
+    """The scheduler for short times to first tokens."""
+    return SchedulerSpec(
+        name="prefill-first",
+        spi=SPI,
+        summary="prompts before generation, with bounded waiting",
+        implementation="headstock.builtin.prefill_first:choose",
+    )
+
+
+def decode_first() -> SchedulerSpec:
+    """The scheduler for even gaps between tokens."""
+    return SchedulerSpec(
+        name="decode-first",
+        spi=SPI,
+        summary="generation before prompts, with bounded waiting",
+        implementation="headstock.builtin.decode_first:choose",
+    )
+
+
+def eager() -> RunnerSpec:
+    """The runner that records nothing."""
+    return RunnerSpec(
+        name="eager",
+        spi=SPI,
+        summary="launches every operation as it comes",
+        implementation="headstock.builtin.eager:EagerRunner",
+        capabilities=RunnerCapabilities(devices=DEVICES, needs_graph=GraphSupport.NEVER),
+    )
+
+
+def torch_ops() -> OpsSpec:
+    """The reference operations."""
+    return OpsSpec(
+        name="torch",
+        spi=SPI,
+        summary="plain torch; what the other sets must agree with",
+        implementation="headstock.nn.torch_ops:TorchOps",
+        capabilities=OpsCapabilities(devices=DEVICES, dtypes=frozenset({"float32", "bfloat16", "float16"})),
+    )
+
+
+def inline() -> ExecutorSpec:
+    """The executor of one process."""
+    return ExecutorSpec(
+        name="inline",
+        spi=SPI,
+        summary="runs every step in this process",
+        implementation="headstock.engine.inline:InlineExecutor",
+    )

@@ -1,0 +1,1 @@
+"""The edge: where plans meet the device, and the loop that drives them."""

@@ -1,0 +1,26 @@
+"""What `auto` means: lists that the engine owns, so that installing a package changes nothing until it is named."""
+
+from __future__ import annotations
+
+from headstock.spi import DeviceRange
+
+ATTENTION: tuple[tuple[DeviceRange, tuple[str, ...]], ...] = (
+    (DeviceRange("cpu"), ("sdpa",)),
+    (DeviceRange("cuda", (10, 0), (10, 3)), ("trtllm", "fi", "fa,fi", "sdpa")),
+    (DeviceRange("cuda", (9, 0), (9, 0)), ("fa,fi", "fa", "fi", "sdpa")),
+    (DeviceRange("cuda", (8, 0), (8, 9)), ("fa,fi", "fi", "sdpa")),
+    (DeviceRange("cuda"), ("sdpa",)),
+)
+"""Device -> what `--attn auto` tries, best first; the first range that has the device counts."""
+
+RUNNERS = ("cudagraph", "eager")
+"""What `--runner auto` tries, best first."""
+
+OPS = ("triton", "torch")
+"""What `--ops auto` tries, best first."""
+
+PAGE_SIZES = {"cuda": 64, "cpu": 16}
+"""What `--page-size auto` begins with, by kind of device."""
+
+OTHER_PAGE_SIZES = (64, 32, 16, 128, 256, 8, 4, 2, 1)
+"""What it goes on with when a plugin does not serve that size."""

@@ -1,0 +1,101 @@
+"""From a plan to tensors, without a loop over tokens or rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from headstock.engine.buffers import Buffers
+from headstock.engine.sampling import SamplingTable
+from headstock.schedule import Plan
+from headstock.spi import AttentionStep, Batch, Phase
+
+Ints = np.ndarray
+
+
+@frozen(kw_only=True, eq=False)
+class Step:
+    """A plan's tensors: the batch, what attention is told of its decode rows and of the others, and where logits come from.
+
+    logit_rows, logit_positions: [n] int64 numpy, the row and token position of each logit
+    last_logits: [rows of the plan] int64 numpy, each row's last logit; of no meaning where `plan.samples` is 0
+    """
+
+    batch: Batch
+    decode: AttentionStep | None
+    extend: AttentionStep | None
+    logit_rows: Ints
+    logit_positions: Ints
+    last_logits: Ints
+
+
+def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> Step:
+    """The tensors of a plan whose news the buffers have taken in."""
+    counts = plan.stops - plan.starts
+    ends = np.cumsum(counts)
+    rows = plan.rows.astype(np.int64)
+    token_rows, positions = rows, plan.starts.astype(np.int64)
+    if plan.num_decode < len(rows):
+        token_rows = np.repeat(rows, counts)
+        positions = np.arange(ends[-1]) + np.repeat(positions - (ends - counts), counts)
+    logits, logit_ends = logit_indices(plan, ends)
+    device_rows, device_positions = buffers.put(token_rows), buffers.put(positions)
+    logit_rows, logit_positions = token_rows[logits], positions[logits]
+    batch = Batch(
+        tokens=buffers.tokens[device_rows, device_positions],
+        positions=device_positions,
+        slots=slots(buffers, device_rows, device_positions),
+        pools=buffers.pools,
+        rows=device_rows,
+        logit_indices=None if len(logits) == len(token_rows) else buffers.put(logits),
+        sampling=sampling.select(logit_rows, logit_positions, buffers),
+    )
+    split = plan.num_decode
+    return Step(
+        batch=batch,
+        decode=attention_step(plan, buffers, slice(0, split), Phase.DECODE) if split else None,
+        extend=attention_step(plan, buffers, slice(split, None), None) if split < len(rows) else None,
+        logit_rows=logit_rows,
+        logit_positions=logit_positions,
+        last_logits=logit_ends - 1,
+    )
+
+
+def logit_indices(plan: Plan, ends: Ints) -> tuple[Ints, Ints]:
+    """Which tokens of the batch are scored, and where each row's logits end among them.   ends: [rows] where its tokens end"""
+    wanted = plan.num_logits.astype(np.int64)
+    logit_ends = np.cumsum(wanted)
+    if (wanted == 1).all():
+        return ends.astype(np.int64) - 1, logit_ends
+    within = np.arange(logit_ends[-1]) - np.repeat(logit_ends - wanted, wanted)
+    return np.repeat(ends - wanted, wanted) + within, logit_ends
+
+
+def slots(buffers: Buffers, rows: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+    """Where each token's keys and values go, by group.   rows, positions, returns: [tokens] int64"""
+    size = buffers.page_size
+    columns = positions // size
+    offsets = positions - columns * size
+    return tuple(table[rows, columns].to(torch.int64).mul_(size).add_(offsets) for table in buffers.page_tables)
+
+
+def attention_step(plan: Plan, buffers: Buffers, part: slice, phase: Phase | None) -> AttentionStep:
+    """What a backend is told of some of the plan's rows."""
+    starts, stops = plan.starts[part], plan.stops[part]
+    if phase is None:
+        phase = Phase.EXTEND if starts.any() else Phase.PREFILL
+    lens = stops - starts
+    query_start = np.zeros(len(lens) + 1, np.int32)
+    np.cumsum(lens, out=query_start[1:])
+    columns = -(-int(stops.max()) // buffers.page_size)
+    rows = buffers.put(plan.rows[part].astype(np.int64))
+    return AttentionStep(
+        phase=phase,
+        query_start=buffers.put(query_start),
+        context_lens=buffers.put(stops),
+        page_tables=tuple(table[rows, :columns] for table in buffers.page_tables),
+        host_query_lens=lens,
+        host_context_lens=stops,
+    )

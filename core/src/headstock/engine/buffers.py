@@ -1,0 +1,81 @@
+"""The device's buffers: allocated once, written in place here and by the step alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from headstock.schedule import Plan
+from headstock.spi import KVGroup
+
+Ints = np.ndarray
+
+
+@frozen(kw_only=True, eq=False)
+class Buffers:
+    """What lives on the device between steps.
+
+    pools: by layer, [pages + 1, 2, page_size, kv_heads, head_dim]; page 0 is the dummy page, finite for ever
+    page_tables: by group, [rows, columns] int32, 0 past a row's last page
+    tokens: [rows, max_len] int64, every token known or sampled so far
+    """
+
+    device: torch.device
+    page_size: int
+    pools: tuple[Tensor, ...]
+    page_tables: tuple[Tensor, ...]
+    tokens: Tensor
+
+    def put(self, array: np.ndarray) -> Tensor:
+        """The array on the device."""
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def take_in(self, plan: Plan, joined: dict[int, Ints]) -> None:
+        """Bring the tables up to date with a plan that is about to run.
+
+        joined: the tokens of each row that the plan seats
+        writes: page_tables, tokens
+        """
+        for row, tokens in joined.items():
+            for table in self.page_tables:
+                table[row] = 0
+            self.tokens[row, : len(tokens)] = self.put(tokens.astype(np.int64))
+        for group, table in enumerate(self.page_tables):
+            rows, columns, pages = plan.page_rows, plan.page_columns, plan.page_numbers
+            if len(self.page_tables) > 1:
+                mine = plan.page_groups == group
+                rows, columns, pages = rows[mine], columns[mine], pages[mine]
+            if len(rows):
+                table[self.put(rows.astype(np.int64)), self.put(columns.astype(np.int64))] = self.put(pages)
+
+    def close(self) -> None:
+        """Nothing to do: dropping the record frees the memory."""
+
+
+def allocate(
+    groups: tuple[KVGroup, ...],
+    *,
+    device: torch.device,
+    kv_dtype: torch.dtype,
+    page_size: int,
+    num_pages: int,
+    rows: int,
+    max_len: int,
+) -> Buffers:
+    """Buffers for `num_pages` usable pages of each group, all zero."""
+    layers = {
+        layer: torch.zeros((num_pages + 1, *group.page_shape(page_size)), dtype=kv_dtype, device=device)
+        for group in groups
+        for layer in group.layers
+    }
+    columns = -(-max_len // page_size)
+    return Buffers(
+        device=device,
+        page_size=page_size,
+        pools=tuple(layers[layer] for layer in range(len(layers))),
+        page_tables=tuple(torch.zeros((rows, columns), dtype=torch.int32, device=device) for _ in groups),
+        tokens=torch.zeros((rows, max_len), dtype=torch.int64, device=device),
+    )

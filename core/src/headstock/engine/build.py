@@ -1,0 +1,261 @@
+"""From a configuration to the parts of a running engine, in the order in which memory is spent."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from attrs import frozen
+
+from headstock import registry, weights
+from headstock.config import EngineConfig
+from headstock.engine.buffers import Buffers, allocate
+from headstock.engine.device import describe, free_bytes
+from headstock.engine.memory import MemoryPlan, plan_memory
+from headstock.engine.negotiate import Agreement, model_dtype, negotiate, pool_dtype
+from headstock.engine.resolve import AttentionQuestion
+from headstock.engine.router import PhaseRouter
+from headstock.engine.selection import Choice, Parts, select
+from headstock.errors import CannotRun, ModelError, UsageError
+from headstock.schedule import Limits
+from headstock.spi import (
+    AttentionContext,
+    CachePolicy,
+    DeviceEnv,
+    Executor,
+    LayerInfo,
+    Model,
+    ModelConfig,
+    Params,
+    Phase,
+    PluginSpec,
+    Program,
+)
+
+LOG = logging.getLogger(__name__)
+
+Report = Callable[[str, int, int], None]
+
+
+@frozen(kw_only=True, eq=False)
+class Build:
+    """An engine's parts and what was decided on the way; `notes` are lines that the user should see."""
+
+    config: EngineConfig
+    env: DeviceEnv
+    directory: Path
+    model: ModelConfig
+    parts: Parts
+    agreement: Agreement
+    memory: MemoryPlan
+    limits: Limits
+    executor: Executor
+    notes: tuple[str, ...]
+
+
+def build(config: EngineConfig, report: Report | None = None) -> Build:
+    """The parts for `config`, weights loaded.   raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError"""
+    if config.tp > 1:
+        raise CannotRun(f"--tp {config.tp}: this version runs on one device; use --tp 1")
+    env = describe(config.device)
+    device = torch.device(env.device)
+    directory = locate(config.model)
+    family, model = read_model(directory)
+    notes: list[str] = []
+    dtype = model_dtype(config.dtype, model, env)
+    max_len = longest(config, model, notes)
+    parts = select(config, env, question(config, model, dtype, max_len))
+    check_options(config, parts)
+    agreement = negotiate(config, parts, model, dtype, env)
+    free = free_bytes(device)
+    params = load(config, directory, family, model, dtype, device, max_len, report)
+    taken = sum(tensor_bytes(weight) for weight in params.values())
+    page_size = agreement.page_size or max_len
+    if agreement.contiguous and config.num_pages is None:
+        config = attrs.evolve(config, num_pages=config.max_running_requests, memory_ratio=0.9)
+    memory = plan_memory(
+        config,
+        model=model,
+        page_size=page_size,
+        kv_dtype=getattr(torch, agreement.kv_dtype),
+        weights=taken,
+        workspaces=0,
+        itemsize=getattr(torch, dtype).itemsize,
+        free=free,
+        most_tokens=config.max_running_requests * max_len,
+    )
+    if memory.kv_tokens < max_len:
+        notes.append(f"max_seq_len is cut from {max_len} to {memory.kv_tokens} tokens, all that the KV pool can hold")
+        max_len = memory.kv_tokens
+    buffers = allocate(
+        model.kv_groups,
+        device=device,
+        kv_dtype=getattr(torch, agreement.kv_dtype),
+        page_size=page_size,
+        num_pages=memory.num_pages,
+        rows=config.max_running_requests,
+        max_len=max_len,
+    )
+    program = Program(config=model, params=params, model=family, ops=registry.implementation(parts.ops)())
+    return Build(
+        config=config,
+        env=env,
+        directory=directory,
+        model=model,
+        parts=parts,
+        agreement=agreement,
+        memory=memory,
+        limits=limits(config, parts, agreement, memory, model, max_len),
+        executor=registry.implementation(parts.executor)(
+            buffers=buffers,
+            runner=registry.implementation(parts.runner)(program),
+            router=router(config, parts, question(config, model, dtype, max_len), buffers, model),
+            vocab=model.vocab,
+        ),
+        notes=tuple(notes),
+    )
+
+
+def locate(name: str) -> Path:
+    """The directory of a model: an installed checkpoint's, or the one named.   raises: ModelError"""
+    if any(found.name == name for found in registry.installed("checkpoint")):
+        return Path(registry.spec("checkpoint", name).directory)
+    return weights.resolve_directory(name)
+
+
+def read_model(directory: Path) -> tuple[Model, ModelConfig]:
+    """The family that serves the directory, and its configuration.   raises: ModelError, UnknownPlugin"""
+    hf = weights.read_config(directory)
+    architectures = hf.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ModelError(
+            f"config.json in {directory} names no architecture; wanted a list such as ['Qwen3ForCausalLM']"
+        )
+    spec = registry.spec("model", architectures[0])
+    registry.require(spec)
+    family: Model = registry.implementation(spec)
+    try:
+        return family, family.config(hf)
+    except ValueError as error:
+        raise ModelError(f"config.json in {directory}: {error}") from error
+
+
+def longest(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:
+    """The longest sequence that the configuration and the model allow; a cut is noted."""
+    if config.max_seq_len is None:
+        return model.max_position
+    if config.max_seq_len > model.max_position:
+        notes.append(f"--max-seq-len {config.max_seq_len} is cut to {model.max_position}, the model's longest")
+    return min(config.max_seq_len, model.max_position)
+
+
+def question(config: EngineConfig, model: ModelConfig, dtype: str, max_len: int) -> AttentionQuestion:
+    """What the model asks of attention under this configuration."""
+    exact = isinstance(config.page_size, int) and not config.page_size_or_less
+    return AttentionQuestion(
+        model=model,
+        dtype=dtype,
+        kv_dtype=pool_dtype(config.kv_dtype, dtype),
+        page_size=int(config.page_size) if exact else None,
+        contiguous=config.paged_attn == "off",
+        max_rows=config.max_running_requests,
+        max_seq_len=max_len,
+    )
+
+
+def check_options(config: EngineConfig, parts: Parts) -> None:
+    """Raise UsageError for an `--opt` that no chosen plugin owns."""
+    specs: list[PluginSpec] = [choice.spec for choice in parts.attention]
+    specs += [parts.cache, parts.scheduler, parts.runner, parts.ops, parts.executor]
+    stray = registry.unclaimed(config.opt, specs)
+    if stray:
+        raise UsageError(
+            f"--opt {stray[0]}: no chosen plugin has that name; chosen: {', '.join(s.name for s in specs)}"
+        )
+
+
+def load(
+    config: EngineConfig,
+    directory: Path,
+    family: Model,
+    model: ModelConfig,
+    dtype: str,
+    device: torch.device,
+    max_len: int,
+    report: Report | None,
+) -> Params:
+    """The model's parameters on the device."""
+    return weights.load(
+        directory,
+        family.params(model),
+        model,
+        dtype=getattr(torch, dtype),
+        device=device,
+        max_seq_len=max_len,
+        dummy=config.load_format == "dummy",
+        report=report,
+    )
+
+
+def tensor_bytes(weight: Any) -> int:
+    """Bytes of a parameter's tensors."""
+    tensors = (weight.tensor, weight.scales, weight.bias)
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def router(
+    config: EngineConfig, parts: Parts, asked: AttentionQuestion, buffers: Buffers, model: ModelConfig
+) -> PhaseRouter:
+    """The attention backends, built; one instance when one serves all phases."""
+
+    def make(choice: Choice) -> Any:
+        context = AttentionContext(
+            query=asked.query(choice.phases),
+            capabilities=choice.capabilities,
+            device=buffers.device,
+            page_size=buffers.page_size,
+            pools=dict(enumerate(buffers.pools)),
+            max_tokens=config.max_batch_tokens,
+            options=registry.options(choice.spec, config.opt),
+        )
+        return registry.implementation(choice.spec)(context)
+
+    built = {phase: backend for choice in parts.attention for backend in [make(choice)] for phase in choice.phases}
+    layers = tuple(
+        LayerInfo(index=layer.index, group=layer.group, scale=layer.scale, window=layer.window, softcap=layer.softcap)
+        for layer in model.layers
+    )
+    return PhaseRouter(built[Phase.PREFILL], built[Phase.DECODE], layers)
+
+
+def limits(
+    config: EngineConfig, parts: Parts, agreement: Agreement, memory: MemoryPlan, model: ModelConfig, max_len: int
+) -> Limits:
+    """The scheduler's limits."""
+    policy: CachePolicy | None = None
+    if agreement.reuse:
+        options = registry.options(parts.cache, config.opt)
+        if config.prefix_cache_n is not None:
+            if options is None or "max_prefixes" not in attrs.fields_dict(type(options)):
+                raise CannotRun(
+                    f"--prefix-cache-n: --cache-type {parts.cache.name} cannot bound its prefixes; leave it out"
+                )
+            options = attrs.evolve(options, max_prefixes=config.prefix_cache_n)
+        policy = registry.implementation(parts.cache)(memory.page_size, options)
+    return Limits(
+        max_rows=config.max_running_requests,
+        max_batch_tokens=config.max_batch_tokens,
+        max_len=max_len,
+        page_size=memory.page_size,
+        num_pages=(memory.num_pages,) * len(model.kv_groups),
+        groups=model.kv_groups,
+        choose=registry.implementation(parts.scheduler),
+        scheduler=parts.scheduler.name,
+        policy=policy,
+        recompute=not config.kv_cache,
+        check=config.debug_invariants,
+    )

@@ -1,0 +1,57 @@
+"""The device that the engine runs on."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import distributions
+
+import torch
+
+from headstock.errors import CannotRun
+from headstock.spi import DeviceEnv
+
+
+def describe(asked: str) -> DeviceEnv:
+    """The machine for `asked` ("auto", "cpu" or "cuda").
+
+    raises: CannotRun when CUDA is asked for and there is none
+    """
+    installed = {dist.name: dist.version for dist in distributions() if dist.name}
+    cuda = asked != "cpu" and torch.cuda.is_available()
+    if asked == "cuda" and not cuda:
+        raise CannotRun(
+            f"--device cuda: torch {torch.__version__} finds no CUDA device; use --device cpu, or install a CUDA build "
+            "of torch (see the README)"
+        )
+    if not cuda:
+        return DeviceEnv(
+            device="cpu",
+            name=f"CPU, {torch.get_num_threads()} threads",
+            memory_bytes=free_bytes(torch.device("cpu")),
+            torch=torch.__version__,
+            distributions=installed,
+        )
+    properties = torch.cuda.get_device_properties(0)
+    return DeviceEnv(
+        device="cuda",
+        capability=(properties.major, properties.minor),
+        name=properties.name,
+        memory_bytes=properties.total_memory,
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        distributions=installed,
+    )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on the device now, in bytes; on a CPU what the system says is available."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

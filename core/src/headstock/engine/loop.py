@@ -1,0 +1,106 @@
+"""A thread that steps an engine, so that any thread may hand requests in and hear of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from headstock.engine.engine import Engine
+from headstock.engine.update import Update
+from headstock.errors import EngineDied, HeadstockError
+from headstock.logs import event
+from headstock.schedule import Request
+
+LOG = logging.getLogger(__name__)
+
+Sink = Callable[[Update], None]
+
+
+class Loop:
+    """Owns the thread. A sink is called on it, for one request, until the update with a finish reason; then never again."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.sinks: dict[str, Sink] = {}
+        self.failure: HeadstockError | None = None
+        self.heartbeat = time.monotonic()
+        self.closing = False
+        self.wake = threading.Condition()
+        self.thread = threading.Thread(target=self.drive, name="headstock-engine", daemon=True)
+        self.thread.start()
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Queue a request.   raises: RequestError, EngineDied"""
+        with self.wake:
+            self.check_alive()
+            self.engine.submit(request)
+            self.sinks[request.id] = sink
+            self.wake.notify()
+
+    def abort(self, id: str) -> None:
+        """End a request; its sink hears of it. Nothing happens when there is none of that id."""
+        with self.wake:
+            if id in self.sinks and self.failure is None:
+                self.engine.abort(id)
+                self.wake.notify()
+
+    def check_alive(self) -> None:
+        """Raise EngineDied when no request can be served any more."""
+        if self.failure is not None:
+            raise EngineDied(f"the engine stopped: {self.failure}")
+        if self.closing:
+            raise EngineDied("the engine is closed; make a new one")
+
+    def drive(self) -> None:
+        """Step while there is work; sleep otherwise."""
+        try:
+            while self.wait():
+                self.tell(self.engine.step())
+                self.heartbeat = time.monotonic()
+        except Exception as error:
+            LOG.critical(event("engine died"), exc_info=error)
+            self.fail(error)
+
+    def wait(self) -> bool:
+        """Whether there is work; False when the loop is closing."""
+        with self.wake:
+            while not self.closing and not self.engine.has_work:
+                self.wake.wait(timeout=1.0)
+                self.heartbeat = time.monotonic()
+            return not self.closing
+
+    def tell(self, updates: tuple[Update, ...]) -> None:
+        """Pass updates on; a sink that raises loses its request and disturbs nobody else."""
+        for update in updates:
+            sink = self.sinks.get(update.id)
+            if sink is None:
+                continue
+            if update.finish_reason is not None:
+                self.sinks.pop(update.id, None)
+            try:
+                sink(update)
+            except Exception as error:
+                LOG.error(event("a sink raised", request=update.id), exc_info=error)
+                self.sinks.pop(update.id, None)
+                self.engine.abort(update.id)
+
+    def fail(self, error: Exception) -> None:
+        """Tell everyone that the engine is gone."""
+        with self.wake:
+            self.failure = error if isinstance(error, HeadstockError) else EngineDied(type(error).__name__)
+            sinks, self.sinks = self.sinks, {}
+        for id, sink in sinks.items():
+            sink(Update(id=id, finish_reason="error", error=f"the engine stopped: {self.failure}"))
+
+    def close(self) -> None:
+        """Stop after the step in flight; requests that are left end with reason "abort"."""
+        with self.wake:
+            self.closing = True
+            self.wake.notify()
+        if threading.current_thread() is not self.thread:
+            self.thread.join()
+        sinks, self.sinks = self.sinks, {}
+        for id, sink in sinks.items():
+            sink(Update(id=id, finish_reason="abort"))

@@ -1,0 +1,124 @@
+"""How the memory of a device is shared out."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from attrs import frozen
+
+from headstock.config import EngineConfig
+from headstock.errors import CannotRun
+from headstock.spi import ModelConfig
+
+
+@frozen(kw_only=True)
+class MemoryPlan:
+    """Bytes by use, and the pages they give. `budget` is what all may take together; `pool` counts the dummy page too."""
+
+    free: int
+    budget: int
+    weights: int
+    activations: int
+    workspaces: int
+    page: int
+    pool: int
+    num_pages: int
+    page_size: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the pool holds."""
+        return self.num_pages * self.page_size
+
+    def lines(self) -> list[str]:
+        """The arithmetic, and one bar."""
+        used = self.weights + self.activations + self.workspaces + self.pool
+        return [
+            f"memory    {size(self.free)} free; weights {size(self.weights)} + activations {size(self.activations)} + "
+            f"workspaces {size(self.workspaces)} + KV {size(self.pool)} = {size(used)} of {size(self.budget)}",
+            f"          {bar((self.weights, self.activations + self.workspaces, self.pool), self.free)}",
+            f"KV pool   {self.num_pages} pages of {self.page_size} = {self.kv_tokens} tokens, {size(self.page)} a page",
+        ]
+
+
+def page_bytes(model: ModelConfig, page_size: int, kv_dtype: torch.dtype) -> int:
+    """Bytes of one page over all layers: K and V of `page_size` tokens."""
+    return sum(prod(group.page_shape(page_size)) * len(group.layers) for group in model.kv_groups) * kv_dtype.itemsize
+
+
+def activation_bytes(model: ModelConfig, tokens: int, rows: int, itemsize: int) -> int:
+    """The most that one step's activations take at once, estimated: the widest layer's tensors, and float32 logits twice."""
+    heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
+    width = 2 * model.hidden + max(heads, 3 * model.intermediate)
+    return tokens * width * itemsize + rows * model.vocab * 4 * 2
+
+
+def plan_memory(
+    config: EngineConfig,
+    *,
+    model: ModelConfig,
+    page_size: int,
+    kv_dtype: torch.dtype,
+    weights: int,
+    workspaces: int,
+    itemsize: int,
+    free: int,
+    most_tokens: int,
+) -> MemoryPlan:
+    """The pool's size, by the one size that was asked for or else from the memory ratio.
+
+    `free` is what was free before loading; `most_tokens` is what all rows could fill at their longest: more is never of use.
+    raises: CannotRun naming both numbers when it does not fit
+    """
+    page = page_bytes(model, page_size, kv_dtype)
+    activations = activation_bytes(model, config.max_batch_tokens, config.max_running_requests, itemsize)
+    budget = int(free * config.memory_ratio)
+    left = budget - weights - activations - workspaces
+    if config.num_pages is not None:
+        pages, flag = config.num_pages, f"--num-pages {config.num_pages}"
+    elif config.kv_memory_mb is not None:
+        pages, flag = config.kv_memory_mb * 2**20 // page - 1, f"--kv-memory-mb {config.kv_memory_mb}"
+    elif config.kv_context_len is not None:
+        pages, flag = -(-config.kv_context_len // page_size), f"--kv-context-len {config.kv_context_len}"
+    else:
+        pages, flag = min(left // page - 1, -(-most_tokens // page_size)), f"--memory-ratio {config.memory_ratio}"
+    if pages < 1:
+        raise CannotRun(
+            f"{flag}: the KV pool needs at least 2 pages of {size(page)}, and {size(max(left, 0))} are left after weights "
+            f"({size(weights)}) and activations ({size(activations)}); raise it or lower --max-batch-tokens"
+        )
+    if (pages + 1) * page > free - weights:
+        raise CannotRun(
+            f"{flag}: the KV pool would take {size((pages + 1) * page)}, and {size(free - weights)} are free after weights; "
+            "ask for less"
+        )
+    return MemoryPlan(
+        free=free,
+        budget=budget,
+        weights=weights,
+        activations=activations,
+        workspaces=workspaces,
+        page=page,
+        pool=(pages + 1) * page,
+        num_pages=pages,
+        page_size=page_size,
+    )
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that gives at least 1."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
+
+
+def bar(parts: tuple[int, ...], total: int, width: int = 50) -> str:
+    """The parts of `total` as one line of marks: weights #, activations =, KV pool +, rest ."""
+    marks = ""
+    for mark, part in zip("#=+", parts, strict=True):
+        marks += mark * round(width * part / max(total, 1))
+    return f"[{marks[:width].ljust(width, '.')}]  # weights  = activations  + KV  . free"

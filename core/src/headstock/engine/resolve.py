@@ -1,0 +1,134 @@
+"""Whether an attention backend can serve a model on a machine, and if not, why not."""
+
+from __future__ import annotations
+
+from attrs import fields, frozen
+
+from headstock import registry
+from headstock.errors import CannotRun, PluginBroken
+from headstock.spi import (
+    AttentionCapabilities,
+    AttentionQuery,
+    AttentionSpec,
+    DeviceEnv,
+    Feature,
+    ModelConfig,
+    Phase,
+    Rejection,
+)
+
+
+@frozen(kw_only=True)
+class AttentionQuestion:
+    """What a model asks of attention, before phases are shared out."""
+
+    model: ModelConfig
+    dtype: str
+    kv_dtype: str
+    page_size: int | None
+    contiguous: bool
+    max_rows: int
+    max_seq_len: int
+
+    def query(self, phases: frozenset[Phase]) -> AttentionQuery:
+        """The question for one backend."""
+        window = any(layer.window is not None for layer in self.model.layers)
+        softcap = any(layer.softcap for layer in self.model.layers)
+        features = self.model.features
+        features |= {Feature.SLIDING_WINDOW} if window else set()
+        features |= {Feature.SOFTCAP} if softcap else set()
+        return AttentionQuery(
+            phases=phases,
+            heads=self.model.heads,
+            kv_heads=self.model.kv_heads,
+            head_dim=self.model.head_dim,
+            q_dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            page_size=self.page_size,
+            contiguous=self.contiguous,
+            features=features,
+            max_rows=self.max_rows,
+            max_seq_len=self.max_seq_len,
+        )
+
+
+def resolve(spec: AttentionSpec, query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities:
+    """The backend's capabilities here, no wider than those it declares.
+
+    raises: CannotRun with every reason; PluginBroken when its own `resolve` widens or raises
+    """
+    capabilities = spec.capabilities
+    reasons = [*rejections(capabilities, query, env)]
+    if not reasons and spec.resolve is not None:
+        function = registry.imported(spec, spec.resolve)
+        try:
+            answer = function(query, env)
+        except Exception as error:
+            raise PluginBroken(
+                f"attention plugin {spec.name!r}: its resolve raised {type(error).__name__}: {error}"
+            ) from error
+        if isinstance(answer, AttentionCapabilities):
+            check_narrower(spec, answer)
+            capabilities = answer
+            reasons = [*rejections(capabilities, query, env)]
+        else:
+            reasons = list(answer)
+    if reasons:
+        phases = "/".join(sorted(phase.value for phase in query.phases))
+        text = "; ".join(reason.message for reason in reasons)
+        hints = " ".join(dict.fromkeys(reason.hint for reason in reasons if reason.hint))
+        raise CannotRun(f"--attn {spec.name} cannot serve {phases} here: {text}. {hints}".strip())
+    return capabilities
+
+
+def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: DeviceEnv) -> list[Rejection]:
+    """Every reason why these capabilities do not meet the query on this machine."""
+    found: list[Rejection] = []
+
+    def reject(code: str, message: str, hint: str = "") -> None:
+        found.append(Rejection(code=code, message=message, hint=hint))
+
+    if not any(env in range for range in capabilities.devices):
+        reject(
+            "device", f"it runs on {', '.join(map(str, capabilities.devices))}, and this is {env}", "Use --attn sdpa."
+        )
+    lacking = query.phases - capabilities.phases
+    if lacking:
+        reject("phase", f"it does not do {', '.join(sorted(phase.value for phase in lacking))}", "Name two backends.")
+    dtypes = {(q, kv) for q, kv, _ in capabilities.dtypes}
+    if (query.q_dtype, query.kv_dtype) not in dtypes:
+        known = ", ".join(sorted(f"{q} with {kv} KV" for q, kv in dtypes))
+        reject(
+            "dtype", f"it takes {known}, not {query.q_dtype} with {query.kv_dtype} KV", "Change --dtype or --kv-dtype."
+        )
+    if query.head_dim not in capabilities.head_dims:
+        reject("head_dim", f"heads of {query.head_dim} are not among {capabilities.head_dims}")
+    ratio = query.heads // query.kv_heads
+    if ratio not in capabilities.gqa_ratios:
+        reject("gqa_ratio", f"{ratio} query heads a KV head are not among {capabilities.gqa_ratios}")
+    missing = query.features - capabilities.features
+    if missing:
+        reject("feature", f"the model needs {', '.join(sorted(feature.value for feature in missing))}")
+    if query.contiguous and not capabilities.contiguous:
+        reject("contiguous", "it reads pages only", "Use --paged-attn on.")
+    if not query.contiguous and not capabilities.paged:
+        reject("paged", "it reads contiguous regions only", "Use --paged-attn off.")
+    if not query.contiguous and query.page_size is not None and query.page_size not in capabilities.page_sizes:
+        reject(
+            "page_size", f"pages of {query.page_size} are not among {capabilities.page_sizes}", "Change --page-size."
+        )
+    return found
+
+
+def check_narrower(spec: AttentionSpec, answer: AttentionCapabilities) -> None:
+    """Raise PluginBroken when `resolve` claimed more than the spec declares."""
+    declared = spec.capabilities
+    for name in (f.name for f in fields(AttentionCapabilities)):
+        new, old = getattr(answer, name), getattr(declared, name)
+        wider = (
+            (isinstance(old, frozenset) and not new <= old)
+            or (isinstance(old, bool) and new and not old)
+            or (name == "graph" and new > old)
+        )
+        if wider:
+            raise PluginBroken(f"attention plugin {spec.name!r}: its resolve claims more {name} than its spec declares")

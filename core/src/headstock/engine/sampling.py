@@ -1,0 +1,120 @@
+"""The sampling settings of the seated requests, and their tensors for a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstock.schedule import Request
+from headstock.spi import Sampling
+
+if TYPE_CHECKING:
+    from headstock.engine.buffers import Buffers
+
+Ints = np.ndarray
+
+FLOATS = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "presence": 0.0, "frequency": 0.0}
+"""Column -> the value at which it does nothing."""
+
+
+class SamplingTable:
+    """One row a seat; a row is written when a request takes the seat."""
+
+    def __init__(self, rows: int, vocab: int) -> None:
+        self.vocab = vocab
+        self.floats = {name: np.full(rows, value, np.float32) for name, value in FLOATS.items()}
+        self.top_k = np.full(rows, vocab, np.int64)
+        self.seeds = np.zeros(rows, np.int64)
+        self.logprobs = np.full(rows, -1, np.int64)
+        self.prompt_lens = np.zeros(rows, np.int64)
+        self.min_lens = np.zeros(rows, np.int64)
+        self.scored = np.zeros(rows, bool)
+        self.requests: dict[int, Request] = {}
+        self.ruled: set[int] = set()
+
+    def join(self, row: int, request: Request) -> None:
+        """Write the request's settings to its seat."""
+        params: Any = request.params
+        given = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repetition": params.repetition_penalty,
+            "presence": params.presence_penalty,
+            "frequency": params.frequency_penalty,
+        }
+        for name, value in given.items():
+            self.floats[name][row] = value
+        self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab else self.vocab
+        self.seeds[row] = params.seed or 0
+        asked = [count for count in (params.logprobs, params.prompt_logprobs) if count is not None]
+        self.logprobs[row] = max(asked, default=-1)
+        self.prompt_lens[row] = len(request.prompt)
+        self.min_lens[row] = len(request.prompt) + request.min_tokens
+        self.scored[row] = request.prompt_logprobs
+        self.requests[row] = request
+        ruled = request.min_tokens > 0 or params.logit_bias or params.allowed_token_ids is not None
+        (self.ruled.add if ruled else self.ruled.discard)(row)
+
+    def select(self, rows: Ints, positions: Ints, buffers: Buffers) -> Sampling:
+        """The settings for logits of `rows` at token `positions`; what no row needs is left out.
+
+        rows, positions: [n] int64
+        """
+        floats = {name: column[rows] for name, column in self.floats.items()}
+        used: dict[str, Any] = {
+            name: buffers.put(floats[name]) for name, neutral in FLOATS.items() if (floats[name] != neutral).any()
+        }
+        top_k = self.top_k[rows]
+        if "temperature" not in used:
+            used.pop("top_p", None), used.pop("min_p", None)
+        else:
+            # The token to come sits one past the position that is scored.
+            used |= {"seeds": buffers.put(self.seeds[rows]), "positions": buffers.put(positions + 1)}
+            if (top_k < self.vocab).any():
+                used["top_k"] = buffers.put(top_k)
+        if used.keys() & {"repetition", "presence", "frequency"}:
+            used |= self.history(rows, positions, buffers, floats)
+        if self.ruled and not self.ruled.isdisjoint(rows.tolist()):
+            used |= self.rules(rows, positions, buffers)
+        if self.scored[rows].any():
+            used["targets"] = self.targets(rows, positions, buffers)
+        return Sampling(**used, top_logprobs=int(self.logprobs[rows].max(initial=-1)))
+
+    def history(self, rows: Ints, positions: Ints, buffers: Buffers, floats: dict[str, Any]) -> dict[str, Tensor]:
+        """What penalties look at: each row's tokens up to its position."""
+        longest = int(positions.max()) + 1
+        penalties = {name: buffers.put(floats[name]) for name in ("repetition", "presence", "frequency")}
+        return penalties | {
+            "history": buffers.tokens[buffers.put(rows), :longest],
+            "history_lens": buffers.put(positions + 1),
+            "prompt_lens": buffers.put(self.prompt_lens[rows]),
+        }
+
+    def rules(self, rows: Ints, positions: Ints, buffers: Buffers) -> dict[str, Tensor]:
+        """Bans (stop ids before the minimum length, tokens outside an allowed set) and biases.   each: [n, vocab]"""
+        banned = torch.zeros((len(rows), self.vocab), dtype=torch.bool)
+        bias = torch.zeros((len(rows), self.vocab))
+        for i, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
+            if row not in self.ruled:
+                continue
+            request = self.requests[row]
+            params: Any = request.params
+            if params.allowed_token_ids is not None:
+                banned[i] = True
+                banned[i, list(params.allowed_token_ids)] = False
+            if position + 1 < self.min_lens[row]:
+                banned[i, list(request.stop_ids)] = True
+            for token, value in (params.logit_bias or {}).items():
+                bias[i, token] = value
+        return {"banned": banned.to(buffers.device), "bias": bias.to(buffers.device)}
+
+    def targets(self, rows: Ints, positions: Ints, buffers: Buffers) -> Tensor:
+        """The prompt token that follows each scored position, -1 where that is the token to be sampled.   returns: [n] int64"""
+        inside = self.scored[rows] & (positions + 1 < self.prompt_lens[rows])
+        device_rows = buffers.put(rows)
+        following = buffers.tokens[device_rows, buffers.put(np.where(inside, positions + 1, 0))]
+        return following.masked_fill(buffers.put(~inside), -1)

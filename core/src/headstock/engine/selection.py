@@ -1,0 +1,135 @@
+"""Which plugins an engine is made of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from attrs import frozen
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.engine import auto
+from headstock.engine.resolve import AttentionQuestion, resolve
+from headstock.errors import CannotRun, HeadstockError, UsageError
+from headstock.logs import event
+from headstock.spi import (
+    AttentionCapabilities,
+    AttentionSpec,
+    CacheSpec,
+    DeviceEnv,
+    ExecutorSpec,
+    OpsSpec,
+    Phase,
+    RunnerSpec,
+    SchedulerSpec,
+)
+
+T = TypeVar("T")
+
+LOG = logging.getLogger(__name__)
+
+
+@frozen(kw_only=True)
+class Choice:
+    """An attention backend for the phases it serves, with its capabilities on this machine."""
+
+    spec: AttentionSpec
+    phases: frozenset[Phase]
+    capabilities: AttentionCapabilities
+
+
+@frozen(kw_only=True)
+class Parts:
+    """The plugins of an engine. `attention` has one entry when one backend serves all phases, else prefill and decode."""
+
+    attention: tuple[Choice, ...]
+    cache: CacheSpec
+    scheduler: SchedulerSpec
+    runner: RunnerSpec
+    ops: OpsSpec
+    executor: ExecutorSpec
+
+    @property
+    def attention_name(self) -> str:
+        """The backends as `--attn` names them."""
+        return ",".join(choice.spec.name for choice in self.attention)
+
+
+def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) -> Parts:
+    """The plugins that `config` names, `auto` decided; each can run here.
+
+    raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun with the reasons
+    """
+    attention = attention_for(config.attn, env, question)
+    decode = attention[-1].capabilities
+
+    def runner(name: str) -> RunnerSpec:
+        found: RunnerSpec = ready("runner", name)
+        if not any(env in range for range in found.capabilities.devices):
+            raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
+        if decode.graph < found.capabilities.needs_graph:
+            raise CannotRun(
+                f"--runner {name} needs graph support {found.capabilities.needs_graph.name} of the decode backend, and "
+                f"{attention[-1].spec.name!r} has {decode.graph.name}; use --runner eager"
+            )
+        return found
+
+    def ops(name: str) -> OpsSpec:
+        found: OpsSpec = ready("ops", name)
+        if not any(env in range for range in found.capabilities.devices):
+            raise CannotRun(f"--ops {name} cannot run on {env}; use --ops torch")
+        if question.dtype not in found.capabilities.dtypes:
+            raise CannotRun(f"--ops {name} does not serve {question.dtype}; use --ops torch or another --dtype")
+        return found
+
+    return Parts(
+        attention=attention,
+        cache=ready("cache", config.cache_type),
+        scheduler=ready("scheduler", config.scheduler),
+        runner=first(config.runner, auto.RUNNERS, runner, "--runner"),
+        ops=first(config.ops, auto.OPS, ops, "--ops"),
+        executor=ready("executor", config.executor),
+    )
+
+
+def ready(kind: str, name: str) -> Any:
+    """The plugin's spec, what it requires being installed."""
+    spec = registry.spec(kind, name)
+    registry.require(spec)
+    return spec
+
+
+def first(asked: str, names: Sequence[str], make: Callable[[str], T], flag: str) -> T:
+    """What `make` gives for the name asked for, or for the first of `names` that it does not refuse."""
+    if asked != "auto":
+        return make(asked)
+    reasons = []
+    for name in names:
+        try:
+            return make(name)
+        except HeadstockError as error:
+            reasons.append(f"{name}: {error}")
+            LOG.debug(event("auto rejected", flag=flag, candidate=name, reason=str(error)))
+    raise CannotRun(f"{flag} auto: nothing can run here. " + "; ".join(reasons))
+
+
+def attention_for(asked: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Choice, ...]:
+    """The attention backends for `--attn`, each narrowed to this machine."""
+    names = next((names for range, names in auto.ATTENTION if env in range), ())
+    return first(asked, names, lambda pair: backends(pair, env, question), "--attn")
+
+
+def backends(pair: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Choice, ...]:
+    """One backend for every phase, or one for prompts and one for decoding.   raises: UsageError, CannotRun"""
+    names = pair.split(",")
+    if len(names) > 2:
+        raise UsageError(f"--attn {pair}: wanted one backend, or two as PREFILL,DECODE; got {len(names)}")
+    prompts, decode = frozenset({Phase.PREFILL, Phase.EXTEND}), frozenset({Phase.DECODE})
+    wanted = {names[0]: prompts | decode} if len(set(names)) == 1 else dict(zip(names, (prompts, decode), strict=True))
+    choices = []
+    for name, phases in wanted.items():
+        spec: AttentionSpec = ready("attention", name)
+        choices.append(Choice(spec=spec, phases=phases, capabilities=resolve(spec, question.query(phases), env)))
+    return tuple(choices)

@@ -1,0 +1,80 @@
+"""What an engine says of itself."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from headstock.engine.build import Build
+
+
+@frozen(kw_only=True)
+class EngineSummary:
+    """What was chosen at start, for people."""
+
+    model: str
+    architecture: str
+    attention: str
+    cache: str
+    scheduler: str
+    runner: str
+    ops: str
+    page_size: int
+    kv_tokens: int
+    max_seq_len: int
+    max_running_requests: int
+    table: tuple[tuple[str, str, str], ...]
+    memory: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The start-up print."""
+        parts = f"attn {self.attention} | cache {self.cache} | scheduler {self.scheduler} | runner {self.runner} | ops {self.ops}"
+        wide = max(len(what) for what, *_ in self.table)
+        value = max(len(text) for _, text, _ in self.table)
+        return [
+            f"model     {self.model} ({self.architecture}), sequences up to {self.max_seq_len} tokens, "
+            f"{self.max_running_requests} at once",
+            f"plugins   {parts}",
+            *(f"          {what:{wide}}  {text:{value}}  ({who})" for what, text, who in self.table),
+            *self.memory,
+            *(f"note      {note}" for note in self.notes),
+        ]
+
+
+@frozen(kw_only=True)
+class EngineStats:
+    """Counts since the start, and what is the case now."""
+
+    running: int
+    waiting: int
+    steps: int
+    preemptions: int
+    free_pages: int
+    cached_pages: int
+    total_pages: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    failed: int
+    peak_held_pages: int
+
+
+def summarize(build: Build) -> EngineSummary:
+    """The summary of an engine made of these parts."""
+    parts = build.parts
+    return EngineSummary(
+        model=build.config.model,
+        architecture=build.model.architecture,
+        attention=parts.attention_name,
+        cache=parts.cache.name,
+        scheduler=parts.scheduler.name,
+        runner=parts.runner.name,
+        ops=parts.ops.name,
+        page_size=build.memory.page_size,
+        kv_tokens=build.memory.kv_tokens,
+        max_seq_len=build.limits.max_len,
+        max_running_requests=build.limits.max_rows,
+        table=build.agreement.table,
+        memory=tuple(build.memory.lines()),
+        notes=build.notes,
+    )
