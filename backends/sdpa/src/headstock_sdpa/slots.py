@@ -73,23 +73,29 @@ def padded_slots(page_table: Tensor, rows: np.ndarray, seen: Visible, page_size:
     device = page_table.device
     lens = seen.lens[rows]
     longest = int(lens.max())
-    counts = torch.arange(longest, device=device)
-    starts = torch.from_numpy(seen.start[rows]).to(device)
+    counts = torch.arange(longest, dtype=torch.int32, device=device)
     index = torch.from_numpy(rows).to(device)
-    if longest == lens.min():
-        return key_slots(page_table, index[:, None], starts[:, None] + counts, page_size), None
-    valid = counts < torch.from_numpy(lens).to(device)[:, None]
-    positions = torch.where(valid, starts[:, None] + counts, 0)
-    return torch.where(valid, key_slots(page_table, index[:, None], positions, page_size), 0), valid
+    valid = None
+    if longest > lens.min():
+        valid = counts < torch.from_numpy(lens).to(device)[:, None]
+    if seen.start.any():
+        positions = torch.from_numpy(seen.start[rows]).to(device)[:, None] + counts
+        if valid is not None:
+            positions *= valid
+        slots = key_slots(page_table, index[:, None], positions, page_size)
+    else:
+        pages = page_table[:, : -(-longest // page_size)].index_select(0, index)
+        slots = ((pages * (2 * page_size))[:, :, None] + counts[:page_size]).flatten(1)[:, :longest]
+    return (slots if valid is None else slots * valid), valid
 
 
-def bounds(lens: np.ndarray, least: int, most: int) -> Iterator[tuple[int, int]]:
+def bounds(lens: list[int], least: int, most: int) -> Iterator[tuple[int, int]]:
     """Where to cut rows of descending lengths: where it saves `least` tokens of padding, or before `most` tokens."""
     first = 0
-    for row in range(1, len(lens)):
-        longest = int(lens[first])
-        saved = (longest - int(lens[row])) * (len(lens) - row)
-        if (lens[row] < SHRINK * longest and saved >= least) or (row + 1 - first) * longest > most:
+    for row, tokens in enumerate(lens):
+        longest = lens[first]
+        saved = (longest - tokens) * (len(lens) - row)
+        if (tokens < SHRINK * longest and saved >= least) or (row > first and (row + 1 - first) * longest > most):
             yield first, row
             first = row
     yield first, len(lens)
@@ -102,11 +108,10 @@ def decode_buckets(
 
     returns: order [rows], buckets
     """
-    lens = seen.lens
-    order = np.argsort(-lens, kind="stable")
-    cuts = tuple(bounds(lens[order], least, most))
+    order = np.argsort(-seen.lens, kind="stable")
+    cuts = tuple(bounds(seen.lens[order].tolist(), least, most))
     if len(cuts) == 1:
-        order = np.arange(len(lens))
+        order = np.arange(len(order))
     return order, tuple(
         Bucket(first, last, *padded_slots(page_table, order[first:last], seen, page_size)) for first, last in cuts
     )

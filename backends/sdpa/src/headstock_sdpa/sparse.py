@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -24,17 +25,31 @@ MOST = 1 << 62
 
 
 @frozen(eq=False)
+class Part:
+    """One bucket's entries, `start` to `stop`, as [rows * heads, longest].
+
+    mask: [rows, 1, longest], 0 or -inf; None when nothing is padded
+    """
+
+    start: int
+    stop: int
+    longest: int
+    mask: Tensor | None
+
+
+@frozen(eq=False)
 class SparseIndex:
     """Which vectors of `pool.view(-1, head_dim)` each query sees, in the order of `order` (None: the batch's own).
 
-    order: [rows]    pattern: CSR [rows * heads, vectors]    mask: [entries], 0 or -inf; None when nothing is padded
-    `spans` are the buckets' (start, stop, longest) among the entries.
+    order: [rows]    pattern: CSR [rows * heads, vectors]
+    starts: [rows * heads + 1] first entry of each query    columns: [entries] vectors; both are the pattern's own
     """
 
     order: Tensor | None
     pattern: Tensor
-    mask: Tensor | None
-    spans: tuple[tuple[int, int, int], ...]
+    starts: Tensor
+    columns: Tensor
+    parts: tuple[Part, ...]
 
 
 def allow_csr() -> None:
@@ -49,49 +64,39 @@ def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) ->
     page_size, kv_heads, head_dim = pool.shape[2:]
     order, buckets = decode_buckets(page_table, seen, page_size, max(ENTRIES // heads, 1), MOST)
     vectors = pool.numel() // head_dim
-    columns = torch.cat([entries(bucket, heads, kv_heads) for bucket in buckets])
-    counts = torch.cat([torch.full((len(bucket.slots) * heads,), bucket.slots.shape[1]) for bucket in buckets])
-    starts = torch.zeros(len(counts) + 1, dtype=torch.int64)
-    torch.cumsum(counts, 0, out=starts[1:])
-    small = torch.int32 if max(vectors, len(columns)) < 1 << 31 else torch.int64
+    counts = np.concatenate([np.repeat(bucket.slots.shape[1], len(bucket.slots) * heads) for bucket in buckets])
+    starts = np.concatenate([[0], counts.cumsum()])
+    # torch wants both arrays of a pattern in one integer type; half the size is half the traffic.
+    small = torch.int32 if max(vectors, starts[-1]) < 1 << 31 else torch.int64
+    first = torch.from_numpy(starts).to(small)
+    columns = torch.cat([entries(bucket.slots.to(small), heads, kv_heads) for bucket in buckets])
     size = (len(counts), vectors)
+    pattern = torch.sparse_csr_tensor(first, columns, torch.zeros(len(columns)), size, check_invariants=False)
     return SparseIndex(
-        torch.from_numpy(order) if len(buckets) > 1 else None,
-        torch.sparse_csr_tensor(
-            starts.to(small), columns.to(small), torch.zeros(len(columns)), size, check_invariants=False
-        ),
-        masks(buckets, heads),
-        tuple(spans(buckets, heads)),
+        torch.from_numpy(order) if len(buckets) > 1 else None, pattern, first, columns, tuple(parts(buckets, heads))
     )
 
 
-def entries(bucket: Bucket, heads: int, kv_heads: int) -> Tensor:
-    """The key vectors that the bucket's queries see, padding included. [rows * heads * longest]"""
-    vectors = bucket.slots[:, None, :] * kv_heads + torch.arange(kv_heads, dtype=bucket.slots.dtype)[:, None]
-    rows, _, longest = vectors.shape
-    return vectors[:, :, None].expand(rows, kv_heads, heads // kv_heads, longest).flatten()
+def entries(slots: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """The key vectors that each query sees, padding included. [rows * heads * longest]
+
+    slots: [rows, longest]
+    """
+    rows, longest = slots.shape
+    vectors = (slots * kv_heads)[:, None] + torch.arange(kv_heads, dtype=slots.dtype)[:, None]
+    return vectors[:, :, None].expand(rows, kv_heads, heads // kv_heads, longest).reshape(-1)
 
 
-def masks(buckets: tuple[Bucket, ...], heads: int) -> Tensor | None:
-    """0 at the entries that are seen and -inf at padding, or None without padding. [entries]"""
-    if all(bucket.valid is None for bucket in buckets):
-        return None
-    parts = []
-    for bucket in buckets:
-        valid = torch.ones_like(bucket.slots, dtype=torch.bool) if bucket.valid is None else bucket.valid
-        part = torch.zeros(valid.shape).masked_fill_(~valid, float("-inf"))
-        parts.append(part[:, None].expand(-1, heads, -1).flatten())
-    return torch.cat(parts)
-
-
-def spans(buckets: tuple[Bucket, ...], heads: int) -> Iterator[tuple[int, int, int]]:
-    """Where each bucket's entries start and stop, and how long its rows are."""
+def parts(buckets: tuple[Bucket, ...], heads: int) -> Iterator[Part]:
+    """Where each bucket's entries are, and what is padding among them."""
     start = 0
     for bucket in buckets:
         rows, longest = bucket.slots.shape
-        stop = start + rows * heads * longest
-        yield start, stop, longest
-        start = stop
+        mask = None
+        if bucket.valid is not None:
+            mask = torch.zeros(rows, 1, longest).masked_fill_(~bucket.valid[:, None], float("-inf"))
+        yield Part(start, start + rows * heads * longest, longest, mask)
+        start += rows * heads * longest
 
 
 def sparse_decode(
@@ -110,19 +115,23 @@ def sparse_decode(
     scores = found.values()
     if layer.softcap:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
-    if index.mask is not None:
-        scores.add_(index.mask)
-    parts = [scores[start:stop].view(-1, longest) for start, stop, longest in index.spans]
-    probs = torch.cat([part.softmax(-1).flatten() for part in parts]) if len(parts) > 1 else parts[0].softmax(-1)
-    columns, starts = index.pattern.col_indices(), index.pattern.crow_indices()
-    answer = torch.embedding_bag(values, columns, starts, False, 0, False, probs.view(-1), True)[0]
-    put(out, index.order, answer)
+    rows = [masked(scores, part, q.shape[1]) for part in index.parts]
+    probs = torch.cat([part.softmax(-1).view(-1) for part in rows]) if len(rows) > 1 else rows[0].softmax(-1).view(-1)
+    put(out, index.order, torch.embedding_bag(values, index.columns, index.starts, False, 0, False, probs, True)[0])
     if lse is not None:
-        put(lse, index.order, torch.cat([part.logsumexp(-1) for part in parts]))
+        put(lse, index.order, torch.cat([part.logsumexp(-1) for part in rows]))
+
+
+def masked(scores: Tensor, part: Part, heads: int) -> Tensor:
+    """A part's scores with -inf at padding. [rows * heads, longest]   writes: scores"""
+    rows = scores[part.start : part.stop]
+    if part.mask is not None:
+        rows.view(-1, heads, part.longest).add_(part.mask)
+    return rows.view(-1, part.longest)
 
 
 def put(target: Tensor, order: Tensor | None, rows: Tensor) -> None:
-    """Write `rows`, which are in `order` and may be flat, to their places in `target`.   writes: target"""
+    """Write `rows`, which are in `order` and flat, to their places in `target`.   writes: target"""
     if order is None:
         target.copy_(rows.view(target.shape))
     else:
