@@ -86,7 +86,13 @@ def imports(session: nox.Session) -> None:
     session.run("pytest", "tests/test_imports.py", *session.posargs)
 
 
-@nox.session(venv_backend="none", requires=["dev"], default=False)
+@nox.session(venv_backend="none", requires=["dev"])
+def bench(session: nox.Session) -> None:
+    """Measure what a scheduling step costs; arguments after `--` go to the script."""
+    in_dev(session, "python", "tests/benchmarks/scheduler.py", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"])
 def full(session: nox.Session) -> None:
     """Run the long tests too (soak, all pairs, several seeds); by hand, before a release."""
     in_dev(session, "pytest", "-m", "full or not full", "--durations=20", *session.posargs)

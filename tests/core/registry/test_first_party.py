@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 
 import pytest
 from source_tree import PLUGINS, ROOT
 
 from headstock import registry
 from headstock.errors import UnknownPlugin
+from headstock.registry import Installed
 from headstock.registry.first_party import FOLDERS
+from headstock.spi import PluginSpec
 
 
 def test_the_table_is_what_the_members_declare() -> None:
@@ -28,6 +31,21 @@ def test_an_absent_plugin_of_ours_comes_with_its_pip_line(monkeypatch: pytest.Mo
     assert "did you mean 'sdpa'?" in str(caught.value)
     assert "installed: none" in str(caught.value)
     assert "pip install headstock-sdpa (in a checkout: pip install ./backends/sdpa)" in str(caught.value)
+
+
+OURS = [each for each in registry.installed() if each.distribution.startswith("headstock")]
+
+
+@pytest.mark.parametrize("plugin", OURS, ids=lambda each: f"{each.kind}:{each.name}")
+def test_every_plugin_of_ours_can_be_chosen_here(plugin: Installed) -> None:
+    spec = registry.spec(plugin.kind, plugin.name)
+    assert spec.summary
+    if isinstance(spec, PluginSpec):
+        registry.require(spec)
+        assert registry.implementation(spec) is not None
+        assert (registry.options(spec) is None) == (spec.options is None)
+    else:
+        assert Path(spec.directory).is_absolute()
 
 
 class _Nothing:
