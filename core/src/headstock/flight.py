@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
-from headstock.errors import CapacityError, EngineDied, RequestError
+from headstock.errors import CapacityError, RequestError
 from headstock.job import Job
 from headstock.outputs import RequestOutput
 from headstock.schedule.request import Request
@@ -22,15 +22,13 @@ if TYPE_CHECKING:
 
 
 class EngineLoop(Protocol):
-    """Steps an engine on a thread of its own; a sink hears of one request, on that thread, until its finish reason.
-
-    `died` is None while the engine can go on.
-    """
-
-    died: EngineDied | None
+    """Steps an engine on a thread of its own; a sink hears of one request, on that thread, until its finish reason."""
 
     def submit(self, request: Request, sink: Callable[[Update], None]) -> None:
         """Queue `request`.   raises: RequestError"""
+
+    def check_alive(self) -> None:
+        """Raise EngineDied when the engine cannot go on."""
 
     def abort(self, name: str, /) -> None:
         """End the request of that id; nothing happens when there is none."""
@@ -82,8 +80,8 @@ class Flight:
 
         raises: EngineDied
         """
-        if news.update.finish_reason == "error" and self.loop.died is not None:
-            raise self.loop.died
+        if news.update.finish_reason == "error":
+            self.loop.check_alive()
         name = news.update.id
         job = self.live.get(name)
         if job is None:

@@ -72,7 +72,7 @@ class Job:
             self.metrics = evolve(self.metrics, first_token=at)
         if self.ended:
             self.metrics = evolve(self.metrics, end=at)
-        fresh = prompt_table(update.prompt_logprobs, self.params.prompt_logprobs or 0, self.tokenizer)
+        fresh = prompt_table(update.prompt_logprobs, self.tokenizer)
         self.prompt_logprobs = fresh or self.prompt_logprobs
         return evolve(self.output((piece,)), prompt_logprobs=fresh)
 

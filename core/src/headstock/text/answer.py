@@ -74,14 +74,14 @@ class Answer:
             return None
         entries = (update.logprobs or ())[:taken]
         self.cumulative += sum(entry.logprob for entry in entries)
-        return tuple(table(entry, self.params.logprobs or 0, self.tokenizer) for entry in entries)
+        return tuple(table(entry, self.tokenizer) for entry in entries)
 
 
-def table(entry: TokenLogprob, most: int, tokenizer: Tokenizer) -> dict[int, Logprob]:
-    """Up to `most` alternatives of one position and the token that stands there, by id."""
+def table(entry: TokenLogprob, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    """The alternatives of one position and the token that stands there, by id."""
     entries = {
         token: Logprob(logprob, rank, tokenizer.decode([token], skip_special_tokens=False))
-        for rank, (token, logprob) in enumerate(entry.top[:most], start=1)
+        for rank, (token, logprob) in enumerate(entry.top, start=1)
     }
     if entry.token not in entries:
         text = tokenizer.decode([entry.token], skip_special_tokens=False)
@@ -90,12 +90,12 @@ def table(entry: TokenLogprob, most: int, tokenizer: Tokenizer) -> dict[int, Log
 
 
 def prompt_table(
-    entries: Sequence[TokenLogprob | None] | None, most: int, tokenizer: Tokenizer
+    entries: Sequence[TokenLogprob | None] | None, tokenizer: Tokenizer
 ) -> tuple[dict[int, Logprob] | None, ...] | None:
     """As `table`, of every prompt position; the first has none."""
     if entries is None:
         return None
-    return tuple(None if entry is None else table(entry, most, tokenizer) for entry in entries)
+    return tuple(None if entry is None else table(entry, tokenizer) for entry in entries)
 
 
 def joined(pieces: Sequence[CompletionOutput]) -> CompletionOutput:

@@ -1,0 +1,222 @@
+"""Small tokenizers, and a scripted engine whose next token is known, to test everything between text and engine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from attrs import define, field
+from tokenizers import Tokenizer as Inner
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from headstock.config import EngineConfig
+from headstock.engine.update import TokenLogprob, Update
+from headstock.errors import EngineDied, RequestError
+from headstock.llm import LLM
+from headstock.schedule.request import Request
+from headstock.text.tokenizer import Tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<|im|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im|>assistant: {% endif %}"
+)
+
+
+def write_byte_level(directory: Path) -> None:
+    """A byte-level BPE tokenizer with all 256 bytes, an end token (0), a special token (1) and a chat template."""
+    inner = Inner(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=["<|end|>", "<|im|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(["hello world, the quick brown fox", "Übermut tut selten gut", "日本語 😀"] * 3, trainer)
+    inner.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_byte_fallback(directory: Path) -> None:
+    """A tokenizer in the manner of Llama 2: ▁ for spaces, bytes as <0xNN>, the first space of a text dropped."""
+    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁b", "▁▁", "é", "日"]
+    inner = Inner(
+        models.BPE({piece: number for number, piece in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>")
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence(steps)
+    inner.add_special_tokens(["</s>"])
+    inner.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture(scope="session")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a byte-level tokenizer."""
+    directory = tmp_path_factory.mktemp("byte_level")
+    write_byte_level(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a byte-fallback tokenizer."""
+    directory = tmp_path_factory.mktemp("byte_fallback")
+    write_byte_fallback(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tokenizer(byte_level: Path) -> Tokenizer:
+    """The byte-level tokenizer."""
+    return Tokenizer(byte_level)
+
+
+def next_token(history: list[int], vocab: int) -> int:
+    """A token that depends on every token before it; 2 and above, so never a special one."""
+    digest = hashlib.blake2b(",".join(map(str, history)).encode(), digest_size=8).digest()
+    return 2 + int.from_bytes(digest, "big") % (vocab - 2)
+
+
+@define
+class Row:
+    """A live request of the scripted loop."""
+
+    request: Request
+    sink: Callable[[Update], None]
+    out: list[int] = field(factory=list)
+
+
+@define(eq=False)
+class ScriptedLoop:
+    """Steps every live request on its own thread, `pace` tokens at once, as `engine.loop.Loop` would.
+
+    `script(request)` gives the tokens to say; without one the next token is a hash of all before. `hold` stops the
+    stepping while set.
+    """
+
+    vocab: int
+    script: Callable[[Request], list[int]] | None = None
+    pace: int = 1
+    refuse: set[str] = field(factory=set)
+    rows: dict[str, Row] = field(factory=dict)
+    seen: list[Request] = field(factory=list)
+    aborted: list[str] = field(factory=list)
+    most: int = 0
+    closed: int = 0
+    died: EngineDied | None = None
+    lock: threading.Condition = field(factory=threading.Condition)
+    hold: threading.Event = field(factory=threading.Event)
+    thread: threading.Thread | None = None
+
+    def submit(self, request: Request, sink: Callable[[Update], None]) -> None:
+        with self.lock:
+            self.check_alive()
+            if request.id in self.refuse:
+                raise RequestError("refused by the script")
+            self.seen.append(request)
+            self.rows[request.id] = Row(request, sink)
+            self.most = max(self.most, len(self.rows))
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.drive, daemon=True)
+                self.thread.start()
+            self.lock.notify()
+
+    def abort(self, name: str) -> None:
+        with self.lock:
+            self.aborted.append(name)
+            row = self.rows.pop(name, None)
+        if row is not None:
+            row.sink(Update(id=name, finish_reason="abort"))
+
+    def check_alive(self) -> None:
+        if self.died is not None:
+            raise self.died
+
+    def die(self) -> None:
+        """End every request as a dead engine does."""
+        with self.lock:
+            self.died = EngineDied("the engine died: scripted")
+            rows, self.rows = self.rows, {}
+        for row in rows.values():
+            row.sink(Update(id=row.request.id, finish_reason="error", error="the engine died: scripted"))
+
+    def close(self) -> None:
+        with self.lock:
+            self.closed += 1
+            self.lock.notify()
+        if self.thread is not None:
+            self.thread.join()
+
+    def drive(self) -> None:
+        while True:
+            with self.lock:
+                self.lock.wait_for(lambda: self.closed or (self.rows and not self.hold.is_set()), timeout=0.01)
+                if self.closed:
+                    return
+                rows = [] if self.hold.is_set() else list(self.rows.values())
+                news = [self.advance(row) for row in rows]
+            for row, update in zip(rows, news, strict=True):
+                row.sink(update)
+
+    def advance(self, row: Row) -> Update:
+        request, tokens, stop, reason = row.request, [], None, None
+        script = self.script(request) if self.script else None
+        while len(tokens) < self.pace and reason is None:
+            history = [*map(int, request.prompt), *row.out]
+            token = next_token(history, self.vocab) if script is None else script[len(row.out)]
+            row.out.append(token)
+            tokens.append(token)
+            if token in request.stop_ids and len(row.out) > request.min_tokens:
+                stop, reason = token, "stop"
+            elif len(row.out) == request.max_tokens or (script is not None and len(row.out) == len(script)):
+                reason = "length"
+        if reason is not None:
+            del self.rows[request.id]
+        first = len(row.out) == len(tokens)
+        asked = request.params.logprobs
+        scores = [TokenLogprob(token=token, logprob=-0.5, top=((token, -0.5), (5, -2.0))[:asked]) for token in tokens]
+        prompt = [None, *(TokenLogprob(token=int(t), logprob=-1.0, top=()) for t in request.prompt[1:])]
+        return Update(
+            id=request.id,
+            tokens=tuple(tokens),
+            logprobs=None if asked is None else tuple(scores),
+            prompt_logprobs=tuple(prompt) if first and request.prompt_logprobs else None,
+            finish_reason=reason,
+            stop_token=stop,
+            cached_tokens=0 if reason else None,
+        )
+
+
+@pytest.fixture
+def scripted(byte_level: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[LLM, ScriptedLoop]]]:
+    """Makes LLMs over scripted engines; they are closed afterwards."""
+    made: list[LLM] = []
+
+    def make(
+        directory: Path = byte_level, max_seq_len: int = 256, running: int = 4, **options: object
+    ) -> tuple[LLM, ScriptedLoop]:
+        loop = ScriptedLoop(tokenizer.vocab_size, **options)  # type: ignore[arg-type]
+        engine = SimpleNamespace(
+            directory=directory,
+            model=SimpleNamespace(vocab=tokenizer.vocab_size),
+            max_seq_len=max_seq_len,
+            eos_ids=(0,),
+            close=lambda: None,
+            summary=SimpleNamespace(lines=lambda: ["model: scripted"]),
+        )
+        llm = LLM(config=EngineConfig(max_running_requests=running), start=lambda config, report: (engine, loop))
+        made.append(llm)
+        return llm, loop
+
+    yield make
+    for llm in made:
+        llm.close()

@@ -1,0 +1,69 @@
+"""Conversations through chat templates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headstock.errors import HeadstockError, ModelError, RequestError, UsageError
+from headstock.text.chat import chat_prompt
+from headstock.text.tokenizer import Tokenizer
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def with_template(byte_level: Path, directory: Path, template: str) -> Tokenizer:
+    settings = json.loads((byte_level / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (directory / "tokenizer.json").write_bytes((byte_level / "tokenizer.json").read_bytes())
+    return Tokenizer(directory)
+
+
+def test_the_template_makes_the_prompt(tokenizer: Tokenizer) -> None:
+    assert chat_prompt(tokenizer, HELLO) == "<|im|>user: hello\n<|im|>assistant: "
+    assert chat_prompt(tokenizer, HELLO, add_generation_prompt=False) == "<|im|>user: hello\n"
+
+
+def test_content_may_be_a_list_of_text_parts(tokenizer: Tokenizer) -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    assert chat_prompt(tokenizer, [{"role": "user", "content": parts}]) == chat_prompt(tokenizer, HELLO)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], "hello", {}, None, ["hello"], [{"content": "x"}], [{"role": 1, "content": "x"}],
+     [{"role": "user", "content": 5}],
+     [{"role": "user", "content": [{"type": "image_url"}]}], [{"role": "user", "content": ["x"]}]],
+)  # fmt: skip
+def test_bad_messages_are_request_errors(tokenizer: Tokenizer, messages: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat_prompt(tokenizer, messages)
+    assert caught.value.parameter == "messages"
+
+
+def test_a_model_without_template_says_what_to_do(byte_fallback: Path) -> None:
+    with pytest.raises(UsageError, match="no chat template; give it a plain prompt"):
+        chat_prompt(Tokenizer(byte_fallback), HELLO)
+
+
+@pytest.mark.parametrize(
+    ("template", "kind"),
+    [
+        ("{% if %}", ModelError),
+        ("{{ 1 / 0 }}", ModelError),
+        ("{{ raise_exception('no system\nplease') }}", RequestError),
+        ("{{ messages[0].a.b }}", RequestError),
+        ("{{ ().__class__.__bases__ }}", RequestError),
+        ("{% for i in range(10000000) %}{% endfor %}", ModelError),
+    ],
+)
+def test_bad_templates_are_one_line(
+    byte_level: Path, tmp_path: Path, template: str, kind: type[HeadstockError]
+) -> None:
+    tokenizer = with_template(byte_level, tmp_path, template)
+    with pytest.raises(kind) as caught:
+        chat_prompt(tokenizer, HELLO)
+    assert len(str(caught.value).splitlines()) == 1

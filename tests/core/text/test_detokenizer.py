@@ -1,0 +1,65 @@
+"""The incremental detokenizer against decoding all tokens at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstock.text.detokenizer import Detokenizer
+from headstock.text.tokenizer import Tokenizer
+
+TEXTS = ["😀", "日本語", "é", "a", " ", "<|im|>", "\ufffd", "👨‍👩‍👧", "ab"]
+
+
+@pytest.fixture(scope="module", params=["byte_level", "byte_fallback"])
+def either(request: pytest.FixtureRequest) -> Tokenizer:
+    directory: Path = request.getfixturevalue(request.param)
+    return Tokenizer(directory)
+
+
+def streamed(tokenizer: Tokenizer, tokens: list[int], skip: bool) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    return [*(detokenizer.feed_one(token) for token in tokens), detokenizer.finish()]
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), skip=st.booleans())
+def test_stream_equals_decode_of_all_tokens(either: Tokenizer, data: st.DataObject, skip: bool) -> None:
+    tokens = data.draw(st.lists(st.integers(0, either.vocab_size + 2), max_size=60))
+    assert "".join(streamed(either, tokens, skip)) == either.decode(tokens, skip_special_tokens=skip)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), texts=st.lists(st.sampled_from(TEXTS), max_size=12))
+def test_stream_of_cut_texts_equals_decode(either: Tokenizer, data: st.DataObject, texts: list[str]) -> None:
+    tokens = either.encode("".join(texts))
+    start = data.draw(st.integers(0, len(tokens)))
+    stop = data.draw(st.integers(start, len(tokens)))
+    for skip in (True, False):
+        pieces = streamed(either, tokens[start:stop], skip)
+        assert "".join(pieces) == either.decode(tokens[start:stop], skip_special_tokens=skip)
+
+
+def test_C8_emoji_halves_are_held_back_and_no_replacement_leaks(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("\U000f5678")  # shares no two bytes with the training text: one token a byte
+    assert len(tokens) == 4
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.feed_one(token) for token in tokens] == ["", "", "", "\U000f5678"]
+    assert detokenizer.finish() == ""
+
+
+def test_a_long_invalid_run_does_not_hold_the_text_back(tokenizer: Tokenizer) -> None:
+    lead = tokenizer.encode("🦜")[0]
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.feed_one(lead) for _ in range(100)]
+    assert pieces == ["", *["\ufffd"] * 99]
+    assert len(detokenizer.window) <= 16
+    assert detokenizer.finish() == "\ufffd"
+
+
+def test_special_tokens_are_shown_when_asked_for(tokenizer: Tokenizer) -> None:
+    assert "".join(streamed(tokenizer, [1, 2], skip=True)) == tokenizer.decode([2])
+    assert "".join(streamed(tokenizer, [1, 2], skip=False)).startswith("<|im|>")

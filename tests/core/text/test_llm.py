@@ -1,0 +1,171 @@
+"""The LLM object over a scripted engine: prompts and parameters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headstock import LLM, EngineConfig, SamplingParams
+from headstock.errors import RequestError, UsageError
+from headstock.outputs import CompletionOutput, RequestOutput
+
+Make = Callable[..., tuple[LLM, Any]]
+SHORT = SamplingParams(max_tokens=8, temperature=0)
+
+
+def test_generate_answers_in_order_with_vllm_names(scripted: Make) -> None:
+    llm, loop = scripted()
+    prompts = [f"hello {number}" for number in range(20)]
+    outputs = llm.generate(prompts, SHORT)
+    assert [output.prompt for output in outputs] == prompts
+    for output in outputs:
+        (answer,) = output.outputs
+        assert isinstance(output, RequestOutput) and isinstance(answer, CompletionOutput)
+        assert (answer.finish_reason, answer.stop_reason, len(answer.token_ids)) == ("length", None, 8)
+        assert answer.text == llm.tokenizer.decode(answer.token_ids)
+        assert output.finished and output.metrics.ttft is not None and output.metrics.total is not None
+        assert 0 <= output.metrics.ttft <= output.metrics.total
+    assert loop.most <= 2 * llm.config.max_running_requests
+    assert [request.id for request in loop.seen] == [str(number) for number in range(20)]
+
+
+def test_an_answer_does_not_depend_on_its_neighbours(scripted: Make) -> None:
+    llm, _ = scripted()
+    together = llm.generate(["a", "b", "c"], SHORT)
+    alone = [llm.generate(prompt, SHORT)[0] for prompt in ("a", "b", "c")]
+    assert [output.outputs for output in together] == [output.outputs for output in alone]
+
+
+def test_token_ids_are_prompts_too(scripted: Make) -> None:
+    llm, _ = scripted()
+    ids = llm.tokenizer.encode("hello")
+    for given_ids in (ids, [ids], {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}]):
+        (output,) = llm.generate(given_ids, SHORT)
+        assert (output.prompt, output.prompt_token_ids) == (None, tuple(ids))
+    assert llm.generate([ids, "hello"], SHORT)[0].outputs == llm.generate({"prompt": "hello"}, SHORT)[0].outputs
+    assert llm.generate([], SHORT) == []
+
+
+def test_n_answers_are_requests_seeded_one_after_another(scripted: Make) -> None:
+    llm, loop = scripted()
+    (output,) = llm.generate("hello", SamplingParams(n=3, seed=5, max_tokens=4))
+    assert [answer.index for answer in output.outputs] == [0, 1, 2]
+    assert [request.params.seed for request in loop.seen] == [5, 6, 7]
+    assert len({request.id for request in loop.seen}) == 3
+
+
+def test_unseeded_requests_get_seeds_of_their_own_that_the_engine_seed_repeats(scripted: Make) -> None:
+    seeds = []
+    for _ in range(2):
+        llm, loop = scripted()
+        llm.generate(["a", "a"], SamplingParams(max_tokens=1))
+        seeds.append([request.params.seed for request in loop.seen])
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == 2
+
+
+def test_one_params_or_one_for_each_prompt(scripted: Make) -> None:
+    llm, _ = scripted()
+    params = [SamplingParams(max_tokens=number) for number in (1, 2)]
+    assert [len(output.outputs[0].token_ids) for output in llm.generate(["a", "b"], params)] == [1, 2]
+    with pytest.raises(RequestError, match=r"one for each prompt \(3\), got 2"):
+        llm.generate(["a", "b", "c"], params)
+
+
+def test_default_params_come_from_the_checkpoint(scripted: Make, byte_level: Any, tmp_path: Any) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((byte_level / name).read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 3, "eos_token_id": [7]}')
+    llm, loop = scripted(directory=tmp_path)
+    assert len(llm.generate("hello")[0].outputs[0].token_ids) == 3
+    assert loop.seen[0].stop_ids == (7, 0)
+    assert llm.get_default_sampling_params().max_tokens == 3
+
+
+BAD: list[tuple[Any, str]] = [
+    ("", "prompt is empty"),
+    ([[]], "prompt is empty"),
+    ([[5, 9999]], "prompt token ids must be integers from 0 to"),
+    ([[5, True]], "prompt token ids must be integers"),
+    ([[5, -1]], "prompt token ids must be integers"),
+    ([5.5], "must be text or a list of token ids"),
+    ({"text": "x"}, "must have one key"),
+    ("x\ud83d", "not valid Unicode"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "message"), BAD)
+def test_H10_bad_prompts_are_refused_before_anything_runs(scripted: Make, prompt: Any, message: str) -> None:
+    llm, loop = scripted()
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompt, SHORT)
+    assert loop.seen == []
+
+
+def test_a_bad_prompt_among_several_is_named_by_its_index_and_none_runs(scripted: Make) -> None:
+    llm, loop = scripted()
+    with pytest.raises(RequestError, match=r"^prompts\[2\]: prompt is empty") as caught:
+        llm.generate(["a", "b", "", "c"], SHORT)
+    assert caught.value.parameter == "prompt" and loop.seen == []
+
+
+def test_S22_a_prompt_too_long_is_refused_with_both_numbers_and_one_shorter_is_served(scripted: Make) -> None:
+    llm, _ = scripted(max_seq_len=16)
+    with pytest.raises(RequestError, match="prompt has 16 tokens, but sequences may have 16 here"):
+        llm.generate([[5] * 16], SHORT)
+    (output,) = llm.generate([[5] * 15], SHORT)
+    assert len(output.outputs[0].token_ids) == 1 and output.outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "logit_bias"])
+def test_token_ids_past_the_model_are_refused(scripted: Make, name: str) -> None:
+    llm, _ = scripted()
+    vocab = llm.tokenizer.vocab_size
+    for token, good in ((vocab - 1, True), (vocab, False)):
+        params = SamplingParams(max_tokens=1, **{name: {token: 1.0} if name == "logit_bias" else [token]})
+        if good:
+            llm.generate("a", params)
+        else:
+            with pytest.raises(RequestError, match=f"{name} must hold token ids from 0 to {vocab - 1}"):
+                llm.generate("a", params)
+
+
+def test_chat_goes_through_the_template(scripted: Make) -> None:
+    llm, loop = scripted()
+    talk = [{"role": "user", "content": "hello"}]
+    (one,) = llm.chat(talk, SHORT)
+    assert one.prompt == "<|im|>user: hello\n<|im|>assistant: "
+    assert loop.seen[0].prompt[0] == 1
+    assert [each.outputs for each in llm.chat([talk, talk], SHORT)] == [one.outputs] * 2
+    with pytest.raises(RequestError, match=r"prompts\[1\]: messages must be"):
+        llm.chat([talk, []], SHORT)
+
+
+def test_keywords_are_the_configuration() -> None:
+    class Reached(Exception):
+        pass
+
+    seen: list[EngineConfig] = []
+
+    def start(config: EngineConfig, report: object) -> tuple[Any, Any]:
+        seen.append(config)
+        raise Reached
+
+    with pytest.raises(Reached):
+        LLM("demo", page_size=16, attn="sdpa", start=start)
+    assert (seen[0].model, seen[0].page_size, seen[0].attn) == ("demo", 16, "sdpa")
+    with pytest.raises(UsageError, match="page_size"):
+        LLM("demo", page_sise=16, start=start)
+    with pytest.raises(UsageError, match="not both"):
+        LLM("demo", config=EngineConfig(), start=start)
+
+
+def test_importing_headstock_imports_no_torch() -> None:
+    code = (
+        "import sys, headstock as h; h.SamplingParams(); h.EngineConfig(); h.LLM; h.RequestOutput;"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'rich')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,119 @@
+"""Interrupts, cancellation, failures and closing of the LLM object."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from headstock import LLM, SamplingParams
+from headstock.errors import EngineDied, UsageError
+from headstock.outputs import RequestOutput
+
+Make = Callable[..., tuple[LLM, Any]]
+SHORT = SamplingParams(max_tokens=8, temperature=0)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_closing_a_stream_aborts_its_request(scripted: Make) -> None:
+    llm, loop = scripted(max_seq_len=1 << 20)
+    stream = llm.stream("x", SamplingParams(max_tokens=None))
+    next(stream)
+    assert list(loop.rows) == ["0"]
+    stream.close()  # type: ignore[attr-defined]
+    assert loop.aborted == ["0"] and loop.rows == {}
+
+
+def test_an_interrupt_aborts_everything_and_the_llm_lives_on(scripted: Make) -> None:
+    llm, loop = scripted(max_seq_len=1 << 20)
+    threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b", "c"], SamplingParams(max_tokens=None))
+    wait_for(lambda: loop.rows == {})
+    assert sorted(loop.aborted) == ["0", "1", "2"]
+    assert len(llm.generate("a", SHORT)) == 1
+
+
+async def gather(llm: LLM, count: int) -> list[RequestOutput]:
+    return await asyncio.gather(*(llm.generate_async(f"hello {number}", SHORT) for number in range(count)))
+
+
+def test_async_answers_equal_the_others(scripted: Make) -> None:
+    llm, _ = scripted()
+    found = asyncio.run(gather(llm, 10))
+    assert [each.outputs for each in found] == [
+        each.outputs for each in llm.generate([f"hello {number}" for number in range(10)], SHORT)
+    ]
+
+
+async def first_pieces(llm: LLM, count: int) -> list[RequestOutput]:
+    pieces: list[RequestOutput] = []
+    async with aclosing(llm.astream("x", SamplingParams(max_tokens=None))) as stream:  # type: ignore[type-var]
+        async for piece in stream:
+            pieces.append(piece)
+            if len(pieces) == count:
+                break
+    return pieces
+
+
+def test_leaving_an_async_stream_aborts_its_request(scripted: Make) -> None:
+    llm, loop = scripted(max_seq_len=1 << 20)
+    assert len(asyncio.run(first_pieces(llm, 3))) == 3
+    assert loop.aborted == ["0"] and loop.rows == {}
+
+
+async def cancelled(llm: LLM, loop: Any) -> None:
+    task = asyncio.create_task(llm.generate_async("x", SamplingParams(max_tokens=None)))
+    while not loop.rows:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_cancelling_an_async_request_aborts_it(scripted: Make) -> None:
+    llm, loop = scripted(max_seq_len=1 << 20)
+    asyncio.run(cancelled(llm, loop))
+    assert loop.aborted == ["0"] and loop.rows == {}
+
+
+def test_a_request_that_the_engine_refuses_fails_alone(scripted: Make) -> None:
+    llm, _ = scripted(refuse={"1"})
+    outputs = llm.generate(["a", "b", "c"], SHORT)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length"]
+    assert outputs[1].outputs[0].error == "refused by the script"
+
+
+def test_a_dead_engine_raises(scripted: Make) -> None:
+    llm, loop = scripted(max_seq_len=1 << 20)
+    stream = llm.stream("x", SamplingParams(max_tokens=None))
+    next(stream)
+    loop.die()
+    with pytest.raises(EngineDied, match="the engine died"):
+        list(stream)
+    with pytest.raises(EngineDied):
+        llm.generate("x", SHORT)
+
+
+def test_close_is_idempotent_and_two_live_side_by_side(scripted: Make) -> None:
+    first, loop = scripted()
+    second, _ = scripted()
+    with first:
+        assert first.generate("a", SHORT)[0].outputs == second.generate("a", SHORT)[0].outputs
+    first.close()
+    assert loop.closed == 1
+    with pytest.raises(UsageError, match="this LLM is closed"):
+        first.generate("a", SHORT)
+    assert second.generate("a", SHORT)

@@ -1,0 +1,80 @@
+"""Tokenizers of directories, good and bad."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headstock.errors import ModelError, RequestError
+from headstock.text.generation_config import read_generation_config
+from headstock.text.tokenizer import Tokenizer
+
+
+def test_encode_and_decode_are_inverse(tokenizer: Tokenizer) -> None:
+    text = "hello world 😀 日本"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.eos_ids == (0,)
+    assert tokenizer.special_ids == {0, 1}
+    assert tokenizer.byte_ids == frozenset()
+    assert not tokenizer.known(tokenizer.vocab_size)
+
+
+def test_byte_fallback_vocabularies_are_recognized(byte_fallback: Path) -> None:
+    tokenizer = Tokenizer(byte_fallback)
+    assert len(tokenizer.byte_ids) == 256
+    assert tokenizer.decode(tokenizer.encode("日")) == "日"
+
+
+def test_half_a_surrogate_pair_is_a_request_error(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="not valid Unicode"):
+        tokenizer.encode("x\ud83d")
+
+
+def test_a_missing_directory_is_a_model_error_with_a_next_move(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="give --model a checkpoint directory"):
+        Tokenizer(tmp_path / "none")
+
+
+@pytest.mark.parametrize("content", [None, "{bad", "[]", '{"version": "1.0"}'])
+def test_an_unreadable_tokenizer_is_one_line(tmp_path: Path, content: str | None) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelError) as caught:
+        Tokenizer(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_code_in_a_checkpoint_is_not_run(byte_level: Path, tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')\nclass T: pass\n")
+    settings = json.loads((byte_level / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "tokenizer.json").write_bytes((byte_level / "tokenizer.json").read_bytes())
+    with pytest.raises(ModelError, match="needs Python code of its own, which is never run"):
+        Tokenizer(tmp_path)
+
+
+def test_generation_config_gives_defaults_and_ends(tmp_path: Path) -> None:
+    assert read_generation_config(tmp_path).sampling.temperature == 1.0
+    values = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 7, "eos_token_id": [3, 4], "x": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    found = read_generation_config(tmp_path)
+    chosen = found.sampling
+    assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.max_tokens) == (0.6, 20, 0.95, 7)
+    assert found.eos_ids == (3, 4)
+    (tmp_path / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.6, "eos_token_id": 5}')
+    assert read_generation_config(tmp_path).sampling.temperature == 0.0
+    assert read_generation_config(tmp_path).eos_ids == (5,)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"temperature": 5}', '{"temperature": NaN}', '{"eos_token_id": "x"}', "\xff"]
+)
+def test_a_bad_generation_config_is_one_line_that_names_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "generation_config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match="correct or remove the file") as caught:
+        read_generation_config(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
