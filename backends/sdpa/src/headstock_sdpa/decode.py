@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from attrs import frozen
 from torch import Tensor
 
 from headstock.spi.attention import LayerInfo
-from headstock_sdpa.dense import attention, written_out
+from headstock_sdpa.dense import attention, put, written_out
 from headstock_sdpa.slots import Bucket, Visible, decode_buckets
 
 LEAST = 4096
@@ -18,16 +17,15 @@ MOST = 1 << 17
 
 @frozen(eq=False)
 class GatherIndex:
-    """The rows of a decode step in buckets. order: [rows] batch row of each place in the buckets"""
+    """The rows of a decode step in buckets. order: [rows] batch row of each place in them (None: the same)"""
 
-    order: Tensor
+    order: Tensor | None
     buckets: tuple[Bucket, ...]
 
 
 def gather_index(page_table: Tensor, seen: Visible, page_size: int) -> GatherIndex:
     """The index of a decode step's rows for one group and window."""
-    order, buckets = decode_buckets(page_table, seen, page_size, LEAST, MOST)
-    return GatherIndex(torch.from_numpy(order).to(page_table.device), buckets)
+    return GatherIndex(*decode_buckets(page_table, seen, page_size, LEAST, MOST))
 
 
 def gather_decode(
@@ -41,16 +39,16 @@ def gather_decode(
     table = pool.view(-1, *pool.shape[3:])
     values = table[pool.shape[2] :]
     for bucket in index.buckets:
-        rows = index.order[bucket.first : bucket.last]
         slots = bucket.slots.flatten()
         shape = (*bucket.slots.shape, *pool.shape[3:])
         k, v = (tokens.index_select(0, slots).view(shape).transpose(1, 2) for tokens in (table, values))
         mask = None if bucket.valid is None else bucket.valid[:, None, None]
-        args = (q.index_select(0, rows)[:, :, None], k, v, mask)
+        rows = None if index.order is None else index.order[bucket.first : bucket.last]
+        args = ((q if rows is None else q.index_select(0, rows))[:, :, None], k, v, mask)
         if lse is None and not layer.softcap:
             answer = attention(*args, scale=layer.scale)
         else:
             answer, sums = written_out(*args, scale=layer.scale, softcap=layer.softcap)
             if lse is not None:
-                lse.index_copy_(0, rows, sums[:, :, 0])
-        out.index_copy_(0, rows, answer[:, :, 0])
+                put(lse, rows, sums[:, :, 0])
+        put(out, rows, answer[:, :, 0])

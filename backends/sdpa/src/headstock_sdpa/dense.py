@@ -35,3 +35,11 @@ def written_out(
         scores.masked_fill_(~mask, float("-inf"))
     probs = scores.softmax(-1).view(rows, kv_heads, -1, keys)
     return (probs @ v.float()).view(q.shape).to(q.dtype), torch.logsumexp(scores, -1)
+
+
+def put(target: Tensor, order: Tensor | None, rows: Tensor) -> None:
+    """Write `rows` to the rows of `target` that `order` names (None: all, as they stand).   writes: target"""
+    if order is None:
+        target.copy_(rows)
+    else:
+        target.index_copy_(0, order, rows)

@@ -65,27 +65,26 @@ class Bucket:
     valid: Tensor | None  # [rows, longest] bool; None when nothing is padded
 
 
-def padded_slots(page_table: Tensor, rows: np.ndarray, seen: Visible, page_size: int) -> tuple[Tensor, Tensor | None]:
+def padded_slots(page_table: Tensor, seen: Visible, page_size: int) -> tuple[Tensor, Tensor | None]:
     """The key slots of the rows' visible tokens, and which are not padding (None: all).
 
     returns: [rows, longest] slots, [rows, longest] bool
     """
     device = page_table.device
-    lens = seen.lens[rows]
-    longest = int(lens.max())
+    longest = int(seen.lens.max())
     counts = torch.arange(longest, dtype=torch.int32, device=device)
-    index = torch.from_numpy(rows).to(device)
     valid = None
-    if longest > lens.min():
-        valid = counts < torch.from_numpy(lens).to(device)[:, None]
+    if longest > seen.lens.min():
+        valid = counts < torch.from_numpy(seen.lens).to(device)[:, None]
     if seen.start.any():
-        positions = torch.from_numpy(seen.start[rows]).to(device)[:, None] + counts
+        positions = torch.from_numpy(seen.start).to(device)[:, None] + counts
         if valid is not None:
             positions *= valid
-        slots = key_slots(page_table, index[:, None], positions, page_size)
+        rows = torch.arange(len(seen.lens), device=device)[:, None]
+        slots = key_slots(page_table, rows, positions, page_size)
     else:
-        pages = page_table[:, : -(-longest // page_size)].index_select(0, index)
-        slots = ((pages * (2 * page_size))[:, :, None] + counts[:page_size]).flatten(1)[:, :longest]
+        pages = page_table[:, : -(-longest // page_size), None]
+        slots = (pages * (2 * page_size) + counts[:page_size]).flatten(1)[:, :longest]
     return (slots if valid is None else slots * valid), valid
 
 
@@ -103,15 +102,20 @@ def bounds(lens: list[int], least: int, most: int) -> Iterator[tuple[int, int]]:
 
 def decode_buckets(
     page_table: Tensor, seen: Visible, page_size: int, least: int, most: int
-) -> tuple[np.ndarray, tuple[Bucket, ...]]:
-    """The rows, longest first unless one bucket takes them all, and their buckets.
+) -> tuple[Tensor | None, tuple[Bucket, ...]]:
+    """The rows in buckets, longest first; in the batch's own order (None) when one bucket takes them all.
 
     returns: order [rows], buckets
     """
-    order = np.argsort(-seen.lens, kind="stable")
-    cuts = tuple(bounds(seen.lens[order].tolist(), least, most))
+    longest_first = np.argsort(-seen.lens, kind="stable")
+    cuts = tuple(bounds(seen.lens[longest_first].tolist(), least, most))
     if len(cuts) == 1:
-        order = np.arange(len(order))
-    return order, tuple(
-        Bucket(first, last, *padded_slots(page_table, order[first:last], seen, page_size)) for first, last in cuts
-    )
+        return None, (Bucket(*cuts[0], *padded_slots(page_table, seen, page_size)),)
+    order = torch.from_numpy(longest_first).to(page_table.device)
+    buckets = []
+    for first, last in cuts:
+        rows = longest_first[first:last]
+        some = Visible(seen.start[rows], seen.stop[rows], seen.lens[rows])
+        table = page_table.index_select(0, order[first:last])
+        buckets.append(Bucket(first, last, *padded_slots(table, some, page_size)))
+    return order, tuple(buckets)

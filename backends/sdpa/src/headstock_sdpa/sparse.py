@@ -16,6 +16,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi.attention import LayerInfo
+from headstock_sdpa.dense import put
 from headstock_sdpa.slots import Bucket, Visible, decode_buckets
 
 ENTRIES = 4096
@@ -64,17 +65,17 @@ def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) ->
     page_size, kv_heads, head_dim = pool.shape[2:]
     order, buckets = decode_buckets(page_table, seen, page_size, max(ENTRIES // heads, 1), MOST)
     vectors = pool.numel() // head_dim
-    counts = np.concatenate([np.repeat(bucket.slots.shape[1], len(bucket.slots) * heads) for bucket in buckets])
-    starts = np.concatenate([[0], counts.cumsum()])
+    rows, lengths = zip(*(bucket.slots.shape for bucket in buckets), strict=True)
+    counts = np.repeat(lengths, rows).repeat(heads)
     # torch wants both arrays of a pattern in one integer type; half the size is half the traffic.
-    small = torch.int32 if max(vectors, starts[-1]) < 1 << 31 else torch.int64
-    first = torch.from_numpy(starts).to(small)
-    columns = torch.cat([entries(bucket.slots.to(small), heads, kv_heads) for bucket in buckets])
-    size = (len(counts), vectors)
-    pattern = torch.sparse_csr_tensor(first, columns, torch.zeros(len(columns)), size, check_invariants=False)
-    return SparseIndex(
-        torch.from_numpy(order) if len(buckets) > 1 else None, pattern, first, columns, tuple(parts(buckets, heads))
-    )
+    is_small = max(vectors, int(counts.sum())) < 1 << 31
+    starts = np.zeros(len(counts) + 1, np.int32 if is_small else np.int64)
+    counts.cumsum(out=starts[1:])
+    first = torch.from_numpy(starts)
+    columns = torch.cat([entries(bucket.slots.to(first.dtype), heads, kv_heads) for bucket in buckets])
+    zeros = torch.zeros(columns.shape)
+    pattern = torch.sparse_csr_tensor(first, columns, zeros, (len(counts), vectors), check_invariants=False)
+    return SparseIndex(order, pattern, first, columns, tuple(parts(buckets, heads)))
 
 
 def entries(slots: Tensor, heads: int, kv_heads: int) -> Tensor:
@@ -117,9 +118,10 @@ def sparse_decode(
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
     rows = [masked(scores, part, q.shape[1]) for part in index.parts]
     probs = torch.cat([part.softmax(-1).view(-1) for part in rows]) if len(rows) > 1 else rows[0].softmax(-1).view(-1)
-    put(out, index.order, torch.embedding_bag(values, index.columns, index.starts, False, 0, False, probs, True)[0])
+    answer = torch.embedding_bag(values, index.columns, index.starts, False, 0, False, probs, True)[0]
+    put(out, index.order, answer.view(q.shape))
     if lse is not None:
-        put(lse, index.order, torch.cat([part.logsumexp(-1) for part in rows]))
+        put(lse, index.order, torch.cat([part.logsumexp(-1) for part in rows]).view(lse.shape))
 
 
 def masked(scores: Tensor, part: Part, heads: int) -> Tensor:
@@ -128,11 +130,3 @@ def masked(scores: Tensor, part: Part, heads: int) -> Tensor:
     if part.mask is not None:
         rows.view(-1, heads, part.longest).add_(part.mask)
     return rows.view(-1, part.longest)
-
-
-def put(target: Tensor, order: Tensor | None, rows: Tensor) -> None:
-    """Write `rows`, which are in `order` and flat, to their places in `target`.   writes: target"""
-    if order is None:
-        target.copy_(rows.view(target.shape))
-    else:
-        target.index_copy_(0, order, rows.view(target.shape))
