@@ -17,6 +17,7 @@ from headstock.spi import AttentionContext, AttentionQuery, AttentionStep, Layer
 from headstock_sdpa.backend import SdpaBackend
 from headstock_sdpa.plugin import spec
 
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -95,7 +96,7 @@ def backend(*pools: Tensor, heads: int, contiguous: bool = False) -> SdpaBackend
         AttentionContext(
             query=query,
             capabilities=spec().capabilities,
-            device=torch.device("cpu"),
+            device=pools[0].device,
             page_size=page_size,
             pools=dict(enumerate(pools)),
             max_tokens=4096,
@@ -123,20 +124,23 @@ def expected(made: Case, layer: LayerInfo) -> tuple[Tensor, Tensor]:
     return torch.stack(answers), torch.stack(sums)
 
 
-def attend(made: Case, layer: LayerInfo, with_lse: bool = False) -> tuple[Tensor, Tensor | None]:
-    """What the backend writes for a case, its pool checked to be as before."""
+def attend(made: Case, layer: LayerInfo, with_lse: bool = False, device: str = "cpu") -> tuple[Tensor, Tensor | None]:
+    """What the backend writes for a case on a device, its pool checked to be as before."""
     before = made.pool.clone()
-    one = backend(made.pool, heads=made.q.shape[1])
-    out = torch.full_like(made.q, math.nan)
-    lse = torch.full(made.q.shape[:2], math.nan) if with_lse else None
-    one.forward(made.q, layer, one.plan(made.step), out, lse)
-    assert torch.equal(made.pool.view(torch.uint8), before.view(torch.uint8))
-    return out, lse
+    pool, q, start, lens = (t.to(device) for t in (made.pool, made.q, made.step.query_start, made.step.context_lens))
+    tables = tuple(table.to(device) for table in made.step.page_tables)
+    one = backend(pool, heads=q.shape[1])
+    out = torch.full_like(q, math.nan)
+    lse = torch.full(q.shape[:2], math.nan, device=device) if with_lse else None
+    plan = one.plan(evolve(made.step, query_start=start, context_lens=lens, page_tables=tables))
+    one.forward(q, layer, plan, out, lse)
+    assert torch.equal(pool.cpu().view(torch.uint8), before.view(torch.uint8))
+    return out.cpu(), None if lse is None else lse.cpu()
 
 
-def check(made: Case, layer: LayerInfo, with_lse: bool = False) -> None:
+def check(made: Case, layer: LayerInfo, with_lse: bool = False, device: str = "cpu") -> None:
     """Assert that the backend's answer is the expected one."""
-    out, lse = attend(made, layer, with_lse)
+    out, lse = attend(made, layer, with_lse, device)
     answer, sums = expected(made, layer)
     tolerance = TOLERANCE[made.q.dtype]
     torch.testing.assert_close(out.double(), answer, atol=tolerance, rtol=tolerance)
@@ -156,13 +160,14 @@ def row_lengths(draw: st.DrawFn, phase: Phase, page_size: int) -> list[tuple[int
     return rows
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("page_size", [1, 3, 16, 128])
 @pytest.mark.parametrize("phase", list(Phase), ids=lambda phase: phase.value)
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_every_shape_agrees_with_attention_written_out(
-    phase: Phase, page_size: int, dtype: torch.dtype, data: st.DataObject
+    phase: Phase, page_size: int, dtype: torch.dtype, device: str, data: st.DataObject
 ) -> None:
     def one(name: str, *values: Any) -> Any:
         return data.draw(st.sampled_from(values), name)
@@ -185,18 +190,20 @@ def test_every_shape_agrees_with_attention_written_out(
         window=one("window", None, 1, 2, 16, 100),
         softcap=one("softcap", 0.0, 0.0, 0.7),
     )
-    check(made, layer, with_lse=data.draw(st.booleans(), "lse"))
+    check(made, layer, with_lse=data.draw(st.booleans(), "lse"), device=device)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 def test_decode_rows_of_very_different_lengths_keep_their_places(
-    dtype: torch.dtype, window: int | None, softcap: float
+    dtype: torch.dtype, window: int | None, softcap: float, device: str
 ) -> None:
     lengths = [5, 900, 17, 850, *range(1, 30), 400, 390, 2]
     made = case([(1, length) for length in lengths], phase=Phase.DECODE, kv_heads=1, ratio=4, dtype=dtype)
-    check(made, LayerInfo(index=0, group=0, scale=0.25, window=window, softcap=softcap), with_lse=dtype.itemsize == 4)
+    layer = LayerInfo(index=0, group=0, scale=0.25, window=window, softcap=softcap)
+    check(made, layer, with_lse=dtype.itemsize == 4, device=device)
 
 
 @pytest.mark.parametrize("window", [None, 40, 256, 300])

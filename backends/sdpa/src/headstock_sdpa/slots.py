@@ -37,6 +37,11 @@ def visible(step: AttentionStep, window: int | None) -> Visible:
     return Visible(start, stop, stop - start)
 
 
+def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """The numbers on the device, without waiting for it."""
+    return torch.from_numpy(numbers).to(device, non_blocking=True)
+
+
 def key_slots(page_table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
     """The key slot of each position of each row; `rows` and `positions` broadcast together.
 
@@ -52,7 +57,7 @@ def ragged_slots(page_table: Tensor, seen: Visible, page_size: int) -> Tensor:
     rows = np.repeat(np.arange(len(ends)), seen.lens)
     positions = np.arange(len(rows)) + np.repeat(seen.stop - ends, seen.lens)
     device = page_table.device
-    return key_slots(page_table, torch.from_numpy(rows).to(device), torch.from_numpy(positions).to(device), page_size)
+    return key_slots(page_table, to_device(rows, device), to_device(positions, device), page_size)
 
 
 @frozen(eq=False)
@@ -75,9 +80,9 @@ def padded_slots(page_table: Tensor, seen: Visible, page_size: int) -> tuple[Ten
     counts = torch.arange(longest, dtype=torch.int32, device=device)
     valid = None
     if longest > seen.lens.min():
-        valid = counts < torch.from_numpy(seen.lens).to(device)[:, None]
+        valid = counts < to_device(seen.lens, device)[:, None]
     if seen.start.any():
-        positions = torch.from_numpy(seen.start).to(device)[:, None] + counts
+        positions = to_device(seen.start, device)[:, None] + counts
         if valid is not None:
             positions *= valid
         rows = torch.arange(len(seen.lens), device=device)[:, None]
@@ -111,7 +116,7 @@ def decode_buckets(
     cuts = tuple(bounds(seen.lens[longest_first].tolist(), least, most))
     if len(cuts) == 1:
         return None, (Bucket(*cuts[0], *padded_slots(page_table, seen, page_size)),)
-    order = torch.from_numpy(longest_first).to(page_table.device)
+    order = to_device(longest_first, page_table.device)
     buckets = []
     for first, last in cuts:
         rows = longest_first[first:last]
