@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
 from headstock.errors import shown
 from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+
+
+def show_prompt(prompt: str | None) -> None:
+    """Print the prompt, dimmed, before its text; on a terminal only, so that other readers get text alone."""
+    if prompt is not None and sys.stdout.isatty():
+        begin, end = ("", "") if os.environ.get("NO_COLOR") else ("\033[2m", "\033[0m")
+        print(f"{begin}{prompt}{end}", end="", flush=True)
 
 
 def show_text(number: int, output: RequestOutput) -> None:

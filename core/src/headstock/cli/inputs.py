@@ -64,7 +64,7 @@ def from_file(path: str) -> list[Ask | Bad]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or shown(error)
         raise ModelError(f"cannot read {shown(path)}: {reason}; give --input a file of JSON lines") from error
-    asks = list(parsed(shown(path), lines))
+    asks = list(parsed(Path(path).name, lines))
     if not asks:
         raise UsageError(f'{shown(path)} holds no prompts; give one JSON object a line, such as {{"prompt": "Hello"}}')
     return asks

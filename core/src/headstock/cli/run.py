@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from headstock.cli.answers import footer, note, show_json, show_json_error, show_text
+from headstock.cli.answers import footer, note, show_json, show_json_error, show_prompt, show_text
 from headstock.cli.inputs import Ask, Bad, from_file, from_flags, from_stdin
 from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
@@ -162,6 +162,7 @@ class Batch:
     def stream(self, job: Job) -> int:
         """Print one answer as it comes; 1 when it failed, else 0."""
         tokens = 0
+        show_prompt(job.prompt.text)
         try:
             for _, piece in self.llm.events([job]):
                 tokens += len(piece.outputs[0].token_ids)

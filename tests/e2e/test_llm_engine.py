@@ -1,0 +1,111 @@
+"""The LLM object over the real engine and the bundled model."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from headstock import LLM, RequestOutput, SamplingParams
+
+PROMPTS = ["Once upon a time", "One morning, Anna", "12 + 30 =", "The boat", "Once upon a time, in a village"]
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+ENDLESS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", num_pages=256) as llm:
+        yield llm
+
+
+def drained(llm: LLM) -> bool:
+    """Whether every request ends, and every page is free or cached, within some seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        stats = llm.engine.stats()
+        if stats.running == stats.waiting == 0 and stats.free_pages + stats.cached_pages == stats.total_pages:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_batch_equals_its_prompts_alone(llm: LLM) -> None:
+    together = llm.generate(PROMPTS, GREEDY)
+    assert [output.outputs for output in together] == [llm.generate(prompt, GREEDY)[0].outputs for prompt in PROMPTS]
+    assert all(output.outputs[0].text for output in together)
+
+
+def test_I1_I24_streamed_text_equals_final_text(llm: LLM) -> None:
+    for prompt in PROMPTS:
+        pieces = [piece.outputs[0] for piece in llm.stream(prompt, GREEDY)]
+        (whole,) = llm.generate(prompt, GREEDY)[0].outputs
+        assert "".join(piece.text for piece in pieces) == whole.text
+        assert tuple(token for piece in pieces for token in piece.token_ids) == whole.token_ids
+
+
+def test_a_stop_string_cuts_the_text_where_it_begins(llm: LLM) -> None:
+    (whole,) = llm.generate(PROMPTS[0], GREEDY)[0].outputs
+    stop = whole.text[11:17]
+    (cut,) = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=24, stop=stop))[0].outputs
+    assert (cut.text, cut.finish_reason, cut.stop_reason) == (whole.text[: whole.text.index(stop)], "stop", stop)
+    assert drained(llm)
+
+
+def test_answer_i_of_n_is_the_answer_to_seed_plus_i(llm: LLM) -> None:
+    (several,) = llm.generate(PROMPTS[0], SamplingParams(n=3, seed=5, max_tokens=12))
+    alone = [llm.generate(PROMPTS[0], SamplingParams(seed=5 + i, max_tokens=12))[0].outputs[0] for i in range(3)]
+    assert [answer.token_ids for answer in several.outputs] == [answer.token_ids for answer in alone]
+    assert len({answer.text for answer in several.outputs}) > 1
+
+
+def test_logprobs_rank_the_greedy_token_first(llm: LLM) -> None:
+    (output,) = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=5, logprobs=2, prompt_logprobs=1))
+    (answer,) = output.outputs
+    assert answer.logprobs is not None and answer.cumulative_logprob is not None
+    chosen = [entries[token] for entries, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+    assert [entry.rank for entry in chosen] == [1] * 5 and all(len(entries) == 2 for entries in answer.logprobs)
+    assert answer.cumulative_logprob == pytest.approx(sum(entry.logprob for entry in chosen))
+    assert "".join(entry.decoded_token for entry in chosen) == answer.text
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(output.prompt_token_ids)
+
+
+def test_chat_answers_in_the_template(llm: LLM) -> None:
+    (output,) = llm.chat([{"role": "user", "content": "What is 2 + 3?"}], GREEDY)
+    assert output.outputs[0].finish_reason == "stop" and "5" in output.outputs[0].text
+
+
+def test_closing_a_stream_frees_its_pages(llm: LLM) -> None:
+    stream = llm.stream(PROMPTS[0], ENDLESS)
+    next(stream)
+    assert llm.engine.stats().running == 1
+    stream.close()  # type: ignore[attr-defined]
+    assert drained(llm)
+
+
+def test_an_interrupt_frees_everything_and_the_engine_lives_on(llm: LLM) -> None:
+    threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS * 8, ENDLESS)
+    assert drained(llm)
+    assert llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].text
+
+
+async def all_at_once(llm: LLM) -> list[RequestOutput]:
+    return await asyncio.gather(*(llm.generate_async(prompt, GREEDY) for prompt in PROMPTS))
+
+
+def test_async_answers_equal_the_others(llm: LLM) -> None:
+    found = asyncio.run(all_at_once(llm))
+    assert [output.outputs for output in found] == [output.outputs for output in llm.generate(PROMPTS, GREEDY)]
+
+
+def test_two_engines_live_in_one_process_and_agree(llm: LLM) -> None:
+    with LLM("demo", num_pages=64, page_size=4, cache_type="naive") as second:
+        for one, other in zip(second.generate(PROMPTS, GREEDY), llm.generate(PROMPTS, GREEDY), strict=True):
+            assert one.outputs == other.outputs
+    assert llm.generate(PROMPTS[0], GREEDY)

@@ -1,0 +1,110 @@
+"""`headstock run` as a real process with the bundled model."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headstock import LLM, SamplingParams
+
+COMMAND = [sys.executable, "-c", "import sys; from headstock.cli.main import main; sys.exit(main())", "run"]
+SMALL = ["--num-pages", "256", "--temperature", "0"]
+STORY = "Once upon a time"
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=120, check=False)
+
+
+def text_of(llm: LLM, prompt: str, tokens: int) -> str:
+    return llm.generate(prompt, SamplingParams(temperature=0, max_tokens=tokens))[0].outputs[0].text
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", num_pages=256) as llm:
+        yield llm
+
+
+def test_one_prompt_prints_the_text_of_the_python_api(llm: LLM) -> None:
+    done = run("--prompt", STORY, "--max-tokens", "30", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == text_of(llm, STORY, 30) + "\n" and len(done.stdout) > 30
+    assert "demo" in done.stderr and "KV pool" in done.stderr and "ended by length" in done.stderr
+    assert "\x1b" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_standard_input_and_quiet(llm: LLM) -> None:
+    done = run("--quiet", "--max-tokens", "10", *SMALL, stdin=STORY + "\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, text_of(llm, STORY, 10) + "\n", "")
+
+
+def test_a_file_with_a_bad_line_answers_the_others_and_exits_1(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    prompts = [f"{STORY}, {name}" for name in ("Anna", "a boat", "the king")]
+    lines = [json.dumps({"prompt": prompt, "max_tokens": 12}) for prompt in prompts]
+    lines[1:1] = ["{bad", json.dumps({"prompt": "x" * 10_000})]
+    file.write_text("\n".join(lines))
+    done = run("--input", str(file), "--json", "--quiet", *SMALL)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 1
+    assert [entry["text"] for entry in found if "text" in entry] == [text_of(llm, prompt, 12) for prompt in prompts]
+    bad, long = done.stderr.splitlines()
+    assert f"{file.name}:2: not valid JSON" in bad and f"{file.name}:3: prompt has" in long
+    assert "sequences may have 4096 here" in long
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--input", "/no/such/file.jsonl"], 6, "cannot read /no/such/file.jsonl"),
+        (["--prompt", "x", "--model", "/no/such/model"], 6, "/no/such/model"),
+        (["--prompt", "x", "--temperature", "nan"], 2, "temperature"),
+        ([], 2, "no prompt"),
+    ],
+)
+def test_each_error_is_one_clear_line_with_its_exit_code(arguments: list[str], code: int, said: str) -> None:
+    done = run(*arguments, "--num-pages", "256", "--quiet")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_text_streams_and_an_interrupt_exits_130() -> None:
+    arguments = ["--prompt", STORY, "--max-tokens", "4000", "--num-pages", "256", "--temperature", "1", "--seed", "1"]
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    first = os.read(process.stdout.fileno(), 1)
+    alive = process.poll() is None
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    _, err = process.communicate(timeout=30)
+    assert first and alive
+    assert process.returncode == 130, err
+    assert b"Traceback" not in err and time.monotonic() - begun < 10
+
+
+def test_a_terminal_begins_a_chat() -> None:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *SMALL],
+        stdin=slave,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    os.close(slave)
+    os.write(master, b"What is 2 + 3?\n/stats\n/exit\n")
+    out, err = process.communicate(timeout=120)
+    os.close(master)
+    assert process.returncode == 0, err
+    assert "5" in out and "chat: 1 answers" in err and "/help lists the commands" in err
