@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from attrs import frozen
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+BYTES = ("weights",)
+"""Stages that are reported in bytes."""
+
+
+@frozen
+class Stage:
+    """A bar and when it began, in seconds."""
+
+    bar: TaskID
+    began: float
 
 
 class Bars:
@@ -15,20 +29,24 @@ class Bars:
 
     def __init__(self, *, shown: bool = True) -> None:
         self.progress: Progress | None = None
-        self.stages: dict[str, TaskID] = {}
+        self.stages: dict[str, Stage] = {}
         if shown and sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import Progress
+            from rich.progress import BarColumn, Progress, TextColumn
 
-            self.progress = Progress(console=Console(stderr=True), transient=True)
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
+            self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Set the bar of `stage` to `done` of `total`."""
         if self.progress is None:
             return
         if stage not in self.stages:
-            self.stages[stage] = self.progress.add_task(stage, total=total)
-        self.progress.update(self.stages[stage], completed=done, total=total)
+            bar = self.progress.add_task(stage, total=total, amount="")
+            self.stages[stage] = Stage(bar, time.monotonic())
+        seconds = time.monotonic() - self.stages[stage].began
+        text = amount(stage, done, total, seconds)
+        self.progress.update(self.stages[stage].bar, completed=done, total=total, amount=text)
 
     def __enter__(self) -> Bars:
         if self.progress is not None:
@@ -38,3 +56,11 @@ class Bars:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.progress is not None:
             self.progress.stop()
+
+
+def amount(stage: str, done: int, total: int, seconds: float) -> str:
+    """How much of a stage is done, in words; bytes with their rate over `seconds`."""
+    if stage not in BYTES:
+        return f"{done} of {total}"
+    rate = f", {done / seconds / 1e9:.2f} GB/s" if seconds > 0 else ""
+    return f"{done / 1e9:.2f} of {total / 1e9:.2f} GB{rate}"
