@@ -23,8 +23,9 @@ LOADING = f"""
 import sys, time
 from importlib.metadata import entry_points
 import headstock.spi
-for entry in entry_points():
-    if entry.group.startswith("headstock.") and entry.dist.name.startswith("headstock"):
+ours = [entry for kind in headstock.spi.SPI for entry in entry_points(group=f"headstock.{{kind}}")]
+for entry in ours:
+    if entry.dist.name.startswith("headstock"):
         start = time.process_time()
         entry.load()()
         print(entry.name, time.process_time() - start)
