@@ -1,0 +1,44 @@
+"""Broken schedulers chosen on the command line: one line on standard error and the exit code of what is the matter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headstock.cli.main import main
+
+CHOSEN = [
+    ("soumd", 2, "did you mean 'sound'?"),
+    ("twin", 2, "choose with twin-first:twin or twin-second:twin"),
+    ("import-error", 3, "raises-import-error 1.0"),
+    ("assertion", 3, "raises-assertion 1.0"),
+    ("system-exit", 3, "raises-system-exit 1.0"),
+    ("wrong-type", 3, "wrong-type 1.0"),
+    ("late", 3, "breaks-late 1.0"),
+    ("future", 4, "from-the-future 1.0"),
+    ("past", 4, "from-the-past 1.0"),
+    ("needy", 5, "install with: pip install kernels"),
+]
+
+
+@pytest.mark.parametrize(("name", "code", "said"), CHOSEN, ids=[name for name, _, _ in CHOSEN])
+def test_run_with_a_broken_plugin_ends_with_one_line_and_its_code(
+    broken: Path, capsys: pytest.CaptureFixture[str], name: str, code: int, said: str
+) -> None:
+    assert main(["run", "--scheduler", name, "--prompt", "Hello", "--quiet"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_run_works_beside_broken_plugins(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "--prompt", "Once upon a time", "--max-tokens", "4", "--num-pages", "8", "--quiet"]
+    assert main(command) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_an_option_for_a_plugin_that_was_not_chosen_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--opt", "fi.x=1", "--prompt", "Hello", "--quiet"]) == 2
+    assert "fi.x=1" in capsys.readouterr().err
