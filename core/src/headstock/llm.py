@@ -136,6 +136,14 @@ class LLM:
         """The checkpoint's tokenizer."""
         return self.intake.tokenizer
 
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes of finished requests, so that what is submitted next finds none; for measurements.
+
+        raises: UsageError after `close`, EngineDied
+        """
+        self.check_open()
+        self.loop.reset_prefix_cache()
+
     def run(self, jobs: Sequence[Job], *, use_tqdm: bool = False) -> list[RequestOutput]:
         """The results of `jobs`, in their order.   raises: EngineDied"""
         ended = 0

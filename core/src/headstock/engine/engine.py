@@ -16,7 +16,7 @@ from headstock.engine.summary import EngineStats, EngineSummary, summarize
 from headstock.engine.update import Update
 from headstock.errors import CapacityError, EngineDied, HeadstockError, RequestError, shown
 from headstock.logs import event
-from headstock.schedule import Aborted, Arrived, Event, Failed, Plan, Request, Sampled, initial, refusal, step
+from headstock.schedule import Aborted, Arrived, Cleared, Event, Failed, Plan, Request, Sampled, initial, refusal, step
 from headstock.spi import Pending
 
 LOG = logging.getLogger(__name__)
@@ -93,6 +93,11 @@ class Engine:
     def abort(self, id: str) -> None:
         """End a request; nothing happens when there is none of that id."""
         self.inbox.append(Aborted(id))
+
+    def reset_prefix_cache(self) -> None:
+        """Free the pages that only the prefix index keeps, before anything submitted later; the peak counts anew."""
+        self.ledger.peak_held_pages = 0
+        self.inbox.append(Cleared())
 
     def step(self) -> tuple[Update, ...]:
         """Run the plan that was made last, tell what came of it, and plan what is next."""

@@ -46,6 +46,13 @@ class Loop:
                 self.engine.abort(id)
                 self.wake.notify()
 
+    def reset_prefix_cache(self) -> None:
+        """As `Engine.reset_prefix_cache`.   raises: EngineDied"""
+        with self.wake:
+            self.check_alive()
+            self.engine.reset_prefix_cache()
+            self.wake.notify()
+
     def check_alive(self) -> None:
         """Raise EngineDied when no request can be served any more."""
         if self.failure is not None:

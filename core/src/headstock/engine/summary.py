@@ -13,6 +13,10 @@ class EngineSummary:
 
     model: str
     architecture: str
+    device: str
+    device_name: str
+    dtype: str
+    kv_dtype: str
     attention: str
     cache: str
     scheduler: str
@@ -65,6 +69,10 @@ def summarize(build: Build) -> EngineSummary:
     return EngineSummary(
         model=build.config.model,
         architecture=build.model.architecture,
+        device=build.env.device,
+        device_name=build.env.name,
+        dtype=build.agreement.dtype,
+        kv_dtype=build.agreement.kv_dtype,
         attention=parts.attention_name,
         cache=parts.cache.name,
         scheduler=parts.scheduler.name,

@@ -1,6 +1,6 @@
 """The functional core: scheduling as a pure function over frozen records. Knows numpy, never torch."""
 
-from headstock.schedule.events import Aborted, Arrived, Ended, Event, Failed, Sampled
+from headstock.schedule.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
 from headstock.schedule.limits import Limits, refusal
 from headstock.schedule.plan import Plan
 from headstock.schedule.request import Entry, Request
@@ -11,6 +11,7 @@ __all__ = [
     "Aborted",
     "Accepted",
     "Arrived",
+    "Cleared",
     "Column",
     "Ended",
     "Entry",

@@ -6,9 +6,9 @@ from bisect import insort
 
 import numpy as np
 
-from headstock.schedule.events import Aborted, Arrived, Ended, Event, Failed, Sampled
+from headstock.schedule.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
 from headstock.schedule.limits import refusal
-from headstock.schedule.pages import release
+from headstock.schedule.pages import clear_index, release
 from headstock.schedule.request import Entry, Request
 from headstock.schedule.state import Accepted, Column, Draft
 
@@ -28,6 +28,8 @@ def absorb(draft: Draft, event: Event) -> None:
             live = draft.columns[Column.ORDER, event.rows] == event.orders
             for row in event.rows[live].tolist():
                 end(draft, row, "error")
+        case Cleared():
+            clear_index(draft)
 
 
 def arrived(draft: Draft, request: Request) -> None:

@@ -53,7 +53,12 @@ class Failed:
     orders: Ints
 
 
-Event = Arrived | Sampled | Aborted | Failed
+@frozen
+class Cleared:
+    """The prefix index is to forget every page that no row holds."""
+
+
+Event = Arrived | Sampled | Aborted | Failed | Cleared
 
 
 @frozen(kw_only=True)

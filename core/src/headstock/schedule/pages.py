@@ -49,15 +49,30 @@ def evict(draft: Draft, count: int) -> Ints:
     policy = draft.limits.policy
     assert policy is not None, "evict without a cache policy"
     pages = policy.evict(draft.index, count)
-    if draft.refs[0][pages].any():
-        raise PluginBroken(
-            f"the cache plugin {type(policy).__name__} evicted a page that a running row holds; report it there"
-        )
+    check_unheld(draft, policy, pages)
     if len(pages) < count:
         raise PluginBroken(
             f"the cache plugin {type(policy).__name__} promised {count} evictable pages and gave {len(pages)}; report it there"
         )
     return pages
+
+
+def clear_index(draft: Draft) -> None:
+    """Free every page that only the index keeps."""
+    policy = draft.limits.policy
+    if policy is None:
+        return
+    pages = policy.reset(draft.index)
+    check_unheld(draft, policy, pages)
+    draft.freed[0].append(pages)
+
+
+def check_unheld(draft: Draft, policy: CachePolicy, pages: Ints) -> None:
+    """Raise PluginBroken when a row holds one of the pages that the index gave up."""
+    if draft.refs[0][pages].any():
+        raise PluginBroken(
+            f"the cache plugin {type(policy).__name__} evicted a page that a running row holds; report it there"
+        )
 
 
 def grow(draft: Draft, group: int, rows: Ints, counts: Ints) -> None:
