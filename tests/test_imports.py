@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 import resource
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from source_tree import CORE, ROOT, Import, files, imports, packages, plugin_names, tree
+from source_tree import CORE, PLUGINS, ROOT, Import, files, imports, packages, plugin_names, tree
 
 WITHOUT_TORCH = ("spi", "schedule", "cli", "registry", "config")
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "triton")
@@ -206,3 +208,12 @@ def all_sources() -> list[Path]:
     """Every Python file that is packaged, the developer's commands and the scripts beside packages."""
     folders = [CORE, ROOT / "noxfile.py", *packages().values(), *ROOT.glob("models/*/training")]
     return [path for folder in folders for path in files(folder)]
+
+
+@pytest.mark.parametrize("member", [ROOT / "core", *PLUGINS], ids=lambda each: str(each.relative_to(ROOT)))
+def test_a_member_declares_what_it_imports(member: Path) -> None:
+    project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
+    declared = {re.match(r"[\w.-]+", each).group().replace("-", "_").lower() for each in project["dependencies"]}
+    known = {*sys.stdlib_module_names, *declared, "headstock", *(path.name for path in (member / "src").iterdir())}
+    found = {each.name.split(".")[0] for path in files(member / "src") for each in imports(tree(path))}
+    assert sorted(found - known) == []
