@@ -19,7 +19,7 @@ from headstock.spi.attention import LayerInfo
 from headstock_sdpa.dense import put
 from headstock_sdpa.slots import Bucket, Visible, decode_buckets
 
-ENTRIES = 4096
+ENTRIES = 2048
 """Padded entries (tokens times heads) that are worth one more softmax."""
 MOST = 1 << 62
 """Buckets need no bound on their tokens here: nothing is gathered."""
