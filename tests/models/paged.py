@@ -1,4 +1,4 @@
-"""A reference for paged inference: attention written out in plain torch over pages in random order, and a driver around it."""
+"""A reference for paged inference: attention in plain torch over pages in random order, and a driver around it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from headstock.spi import Batch, LayerConfig, Model, ModelConfig, Ops, Params, S
 
 
 def gather_kv(pool: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """A row's keys and values, two of [length, kv_heads, head_dim].   pool: [pages, 2, page_size, kv_heads, head_dim]"""
+    """A row's keys and values, each [length, kv_heads, head_dim].
+
+    pool: [pages, 2, page_size, kv_heads, head_dim]    pages: [n] int64, the row's
+    """
     keys, values = pool[pages].transpose(0, 1).flatten(1, 2)[:, :length]
     return keys, values
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from attrs import frozen
-from headstock_llama import families as llama
-from headstock_qwen import families as qwen
-from torch import Tensor
-
-from headstock.nn.torch_ops import TorchOps
-from headstock.spi import Model, ModelConfig, Params
-from headstock.weights import load, read_config
 from tests.models.checkpoints import VARIANTS, Variant, save
 from tests.models.paged import Paged
+from torch import Tensor
+
+from headstock.nn.onednn_ops import OneDnnOps
+from headstock.nn.torch_ops import TorchOps
+from headstock.spi import Model, ModelConfig, Ops, Params
+from headstock.weights import load, read_config
+from headstock_llama import families as llama
+from headstock_qwen import families as qwen
 
 MODELS = {
     "Llama": llama.LLAMA,
@@ -40,13 +40,14 @@ class Loaded:
     prompts: list[list[int]]
     expected: list[Tensor]
 
-    def paged(self, page_size: int) -> Paged:
+    def paged(self, page_size: int, ops: Ops) -> Paged:
         """A fresh pool."""
-        return Paged.new(self.model, self.config, self.params, TorchOps(), page_size=page_size)
+        params = {name: ops.prepare(name, weight) for name, weight in self.params.items()}
+        return Paged.new(self.model, self.config, params, ops, page_size=page_size)
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     variant: Variant = request.param
     directory: Path = tmp_path_factory.mktemp(variant.name)
     with warnings.catch_warnings():
@@ -61,18 +62,19 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     prompts = [torch.randint(0, config.vocab, (n,), generator=generator).tolist() for n in LENGTHS]
     with torch.inference_mode():
         expected = [theirs(torch.tensor([prompt]), use_cache=False).logits[0] for prompt in prompts]
-    yield Loaded(model, config, params, prompts, expected)
+    return Loaded(model, config, params, prompts, expected)
 
 
-def test_whole_prompts_in_one_step(loaded: Loaded) -> None:
-    scores = loaded.paged(4).step(dict(enumerate(loaded.prompts)))
+@pytest.mark.parametrize("ops", [TorchOps, OneDnnOps])
+def test_whole_prompts_in_one_step(loaded: Loaded, ops: type[Ops]) -> None:
+    scores = loaded.paged(4, ops()).step(dict(enumerate(loaded.prompts)))
 
     torch.testing.assert_close(scores, torch.cat(loaded.expected), **TOLERANCE)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8])
 def test_chunks_and_single_tokens_of_several_rows(loaded: Loaded, chunk: int) -> None:
-    paged = loaded.paged(3)
+    paged = loaded.paged(3, TorchOps())
     found: list[list[Tensor]] = [[] for _ in loaded.prompts]
     for start in range(0, max(LENGTHS), chunk):
         work = {i: prompt[start : start + chunk] for i, prompt in enumerate(loaded.prompts) if start < len(prompt)}

@@ -18,14 +18,13 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
     """
     shape = (2, *[1] * (counter.dim() - 1))
     multipliers = torch.tensor(MULTIPLIERS, device=counter.device).view(shape)
-    weyl = torch.tensor(WEYL, device=counter.device).view(shape)
+    rounds = torch.tensor([[number * word for word in WEYL] for number in range(ROUNDS)], device=counter.device)
     even, odd = counter[0::2], counter[1::2]
-    for _ in range(ROUNDS):
+    for round_key in (rounds.view(ROUNDS, *shape) + key).bitwise_and_(MASK):
         # Products wrap modulo 2^64; the mask after the shift removes the sign that wrapping may leave.
         product = (even * multipliers).flip(0)
-        even = (product >> 32).bitwise_and_(MASK).bitwise_xor_(odd).bitwise_xor_(key)
+        even = (product >> 32).bitwise_and_(MASK).bitwise_xor_(odd).bitwise_xor_(round_key)
         odd = product.bitwise_and_(MASK)
-        key = (key + weyl) & MASK
     return torch.stack((even, odd), 1).flatten(0, 1)
 
 

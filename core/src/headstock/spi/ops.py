@@ -33,7 +33,9 @@ class Weight:
 Params = Mapping[str, Weight]
 
 Stream = Any
-"""The residual stream: whatever `embed` returned. A model only hands it on, so an ops plugin may keep parts of a sum apart in it."""
+"""The residual stream: whatever `embed` returned. A model only hands it on, so an ops plugin may keep parts of a sum
+apart in it.
+"""
 
 
 @frozen(kw_only=True)
@@ -57,6 +59,10 @@ class Ops(ABC):
     Parameter names used by the coarse tier, after a layer's prefix: attn_norm, qkv, qk_norm (one row a head), attn_out,
     mlp_norm, gate_up, down, router, experts_gate_up, experts_down; outside layers: embed, norm, lm_head, rope.
     """
+
+    def prepare(self, name: str, weight: Weight) -> Weight:
+        """The parameter as these operations want it (packed, transposed); called once for each, when it is loaded."""
+        return weight
 
     @abstractmethod
     def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:

@@ -1,0 +1,149 @@
+"""What config.json may say, and what is refused with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from headstock.nn.rope import SCALINGS
+from headstock.spi import Feature, KVGroup
+from headstock_llama.families import LLAMA, MISTRAL
+from headstock_qwen.families import QWEN2, QWEN3, QWEN3_MOE
+
+HF: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1000,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}
+
+
+def test_fields_and_defaults() -> None:
+    config = LLAMA.config({**HF, "eos_token_id": [7, 9, 7], "torch_dtype": "bfloat16"})
+
+    assert (config.head_dim, config.heads, config.kv_heads, config.rope.theta) == (8, 4, 2, 10000.0)
+    assert (config.eos_ids, config.dtype, config.norm_eps) == ((7, 9), "bfloat16", 1e-6)
+    assert config.kv_groups == (KVGroup(layers=(0, 1, 2, 3), kind="full", kv_heads=2, head_dim=8),)
+    assert config.features == frozenset()
+    assert QWEN3.config(HF).head_dim == 128
+
+
+def test_rope_before_and_after_transformers_5() -> None:
+    old = {"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    new = {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}}
+
+    before, after = (LLAMA.config({**HF, **rope}).rope for rope in (old, new))
+
+    assert (before.theta, before.scaling, before.parameters["factor"]) == (5000.0, "linear", 2.0)
+    assert (after.theta, after.scaling, after.parameters["factor"]) == (5000.0, "linear", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "windows", "kinds"),
+    [
+        (MISTRAL, {}, [None] * 4, ["full"]),  # its default of 4096 is past the last position
+        (MISTRAL, {"sliding_window": 99}, [99] * 4, ["window"]),
+        (MISTRAL, {"sliding_window": None}, [None] * 4, ["full"]),
+        (QWEN2, {"sliding_window": 99}, [None] * 4, ["full"]),
+        (
+            QWEN2,
+            {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 3},
+            [None] * 3 + [99],
+            ["full", "window"],
+        ),
+        (
+            QWEN3,
+            {
+                "sliding_window": 99,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            [99, None, 99, None],
+            ["full", "window"],
+        ),
+    ],
+)
+def test_windows_and_groups(family: Any, changes: dict[str, Any], windows: list[int | None], kinds: list[str]) -> None:
+    config = family.config({**HF, **changes})
+
+    assert [layer.window for layer in config.layers] == windows
+    assert [group.kind for group in config.kv_groups] == kinds
+    assert (Feature.SLIDING_WINDOW in config.features) == any(windows)
+    for layer in config.layers:
+        assert layer.index in config.kv_groups[layer.group].layers
+        assert config.kv_groups[layer.group].window == layer.window
+
+
+def test_yarn_stretches_the_longest_sequence() -> None:
+    assert LLAMA.config({**HF, "rope_scaling": YARN}).max_position == 4000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": None}, "vocab_size is missing"),
+        ({"hidden_size": "32"}, "hidden_size is '32', wanted a whole number"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, wanted a number above 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, wanted at most 1024"),
+        ({"num_key_value_heads": 3}, "num_attention_heads is 4, which 3 num_key_value_heads do not divide"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is 'nan', wanted a number above 0"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic', wanted one of default, linear"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": "x"}}, "factor is 'x', wanted a number above 0"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "wanted one flat table"),
+        ({"rope_theta": 0.5}, "rope_theta is 0.5"),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
+        ({"dtype": "int8"}, "dtype is 'int8', wanted one of float32"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is '1', wanted true or false"),
+        ({"layer_types": ["linear_attention"] * 4}, "layer_types is"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
+        QWEN2.config({**HF, **changes})
+
+    assert message in str(error.value)
+
+
+def test_more_experts_a_token_than_there_are() -> None:
+    with pytest.raises(ValueError, match="num_experts_per_tok is 8, wanted at most the 4"):
+        QWEN3_MOE.config({**HF, "num_experts": 4})
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {**YARN, "beta_fast": 16, "beta_slow": 2},
+        {**YARN, "truncate": False},
+        {**YARN, "attention_factor": 1.5},
+        {"rope_type": "yarn", "factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 500,
+        },
+        {"rope_type": "linear", "factor": 3.0},
+    ],
+)
+def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
+    rope = {"rope_theta": 10000.0, **rope}
+    ours = QWEN3.config({**HF, "rope_parameters": rope})
+    theirs = Qwen3Config(**{**HF, "max_position_embeddings": ours.max_position, "rope_parameters": dict(rope)})
+
+    frequencies, factor = SCALINGS[ours.rope.scaling](ours.rope, ours.max_position)
+    expected, expected_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, torch.device("cpu"))
+
+    torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)
+    assert factor == pytest.approx(expected_factor)

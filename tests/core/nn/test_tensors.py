@@ -1,0 +1,86 @@
+"""Norms, rotary positions, the pool and experts against plain definitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from headstock.nn.kv import kv_cells, store_kv_
+from headstock.nn.moe import mix_experts, route
+from headstock.nn.norm import head_norm, rms_norm
+from headstock.nn.rope import Turns, rope_table, rotate_
+from headstock.spi import Experts, Rope
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_rms_norm_is_its_formula() -> None:
+    x, weight = noise(5, 12), noise(12, seed=1)
+
+    expected = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), expected)
+
+
+def test_head_norm_weighs_each_head_by_its_row() -> None:
+    x, weight = noise(5, 3, 12), noise(3, 12, seed=1)
+
+    found = head_norm(x, weight, 1e-5)
+
+    for head in range(3):
+        torch.testing.assert_close(found[:, head], rms_norm(x[:, head], weight[head], 1e-5))
+
+
+@pytest.mark.parametrize("dim", [8, 6])
+def test_rotation_turns_pairs_and_passes_the_rest(dim: int) -> None:
+    x, positions = noise(4, 2, 8), torch.tensor([0, 1, 5, 90])
+    table = rope_table(Rope(theta=100.0, dim=dim), 91, 91)
+    out = torch.empty_like(x)
+
+    rotate_(x, Turns.at(table, positions, x.dtype), out)
+
+    angles = positions[:, None, None] / 100.0 ** (torch.arange(0, dim, 2) / dim)
+    pairs = torch.complex(x[..., : dim // 2], x[..., dim // 2 : dim]) * torch.polar(torch.ones_like(angles), angles)
+    torch.testing.assert_close(out, torch.cat((pairs.real, pairs.imag, x[..., dim:]), -1))
+
+
+def test_rotation_in_place() -> None:
+    x = noise(3, 2, 8)
+    turns = Turns.at(rope_table(Rope(theta=100.0, dim=8), 10, 10), torch.tensor([1, 2, 9]), x.dtype)
+    out = torch.empty_like(x)
+    rotate_(x, turns, out)
+
+    rotate_(x, turns, x)
+
+    assert torch.equal(x, out)
+
+
+def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
+    pool, kv = torch.zeros(5, 2, 4, 2, 3), noise(3, 2, 2, 3)
+    slots = torch.tensor([4, 19, 10])
+
+    store_kv_(pool, kv_cells(slots, 4), kv)
+
+    for slot, token in zip(slots.tolist(), kv, strict=True):
+        assert torch.equal(pool[slot // 4, :, slot % 4], token)
+    assert pool.count_nonzero() == kv.numel()
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_experts_token_by_token(renormalize: bool) -> None:
+    experts = Experts(count=5, per_token=2, intermediate=6, renormalize=renormalize)
+    x, scores = noise(7, 4), noise(7, 5, seed=1)
+    gate_up, down = noise(5, 12, 4, seed=2), noise(5, 4, 6, seed=3)
+
+    found = mix_experts(x, *route(scores, experts), gate_up, down)
+
+    for token in range(7):
+        best = scores[token].softmax(-1).topk(2)
+        weights = best.values / best.values.sum() if renormalize else best.values
+        expected = torch.zeros(4)
+        for weight, expert in zip(weights, best.indices, strict=True):
+            gate, up = (gate_up[expert] @ x[token]).chunk(2)
+            expected += weight * (down[expert] @ (F.silu(gate) * up))
+        torch.testing.assert_close(found[token], expected)
