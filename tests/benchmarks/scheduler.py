@@ -1,4 +1,6 @@
-"""What a scheduling step costs in steady decode: 256 rows, prefix index on, one request ending and one arriving every 8 steps."""
+"""What a scheduling step costs in steady decode: 256 rows, prefix index on, one request ending and one arriving every
+8 steps.
+"""
 
 from __future__ import annotations
 

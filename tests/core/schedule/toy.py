@@ -1,6 +1,10 @@
-"""A model one can work out by hand: the next token is a hash of the whole history, so that any mistake shows as a wrong token."""
+"""A model one can work out by hand: the next token is a hash of the whole history, so that any mistake shows as a
+wrong token.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from attrs import define, field
@@ -10,12 +14,14 @@ from headstock.schedule import Arrived, Column, Event, Limits, Plan, Request, Sa
 VOCAB = 50
 
 
-def next_token(history: list[int]) -> int:
-    """The toy model."""
-    value = 17
-    for token in history:
-        value = (value * 31 + token + 7) % 1_000_003
-    return value % VOCAB
+PRIME = 1_000_003
+POWERS = np.array([pow(31, exponent, PRIME) for exponent in range(4096)], np.int64)
+
+
+def next_token(history: Sequence[int] | np.ndarray) -> int:
+    """The toy model: a polynomial in all tokens, so that order counts too."""
+    tokens = np.asarray(history, np.int64)
+    return int(((tokens + 7) * POWERS[: len(tokens)][::-1]).sum() % PRIME) % VOCAB
 
 
 def alone(request: Request) -> list[int]:
@@ -33,8 +39,8 @@ def alone(request: Request) -> list[int]:
 class ToyDevice:
     """Carries out plans against a pool of tokens in place of keys and values, and checks what it reads.
 
-    A token's slot holds the token and its position; "attention" gathers the row's context through the page table, so a page that was
-    handed out twice or freed too early yields a wrong history.
+    A token's slot holds the token and its position; "attention" gathers the row's context through the page table, so
+    a page that was handed out twice or freed too early yields a wrong history.
     """
 
     limits: Limits
@@ -54,10 +60,8 @@ class ToyDevice:
         entries = zip(plan.page_groups, plan.page_rows, plan.page_columns, plan.page_numbers, strict=True)
         for group, row, column, page in entries:
             self.tables[group][row, column] = page
-        for row, start, stop in zip(plan.rows, plan.starts, plan.stops, strict=True):
-            for position in range(start, stop):
-                for group in range(len(self.tables)):
-                    self.store(group, row, position, int(state.tokens[row, position]))
+        for row, start, stop in zip(plan.rows.tolist(), plan.starts.tolist(), plan.stops.tolist(), strict=True):
+            self.store(state, row, np.arange(start, stop))
         rows, counts, tokens, draft_counts, drafts = [], [], [], [], []
         for row, stop, num_logits, samples in zip(plan.rows, plan.stops, plan.num_logits, plan.samples, strict=True):
             if not samples:
@@ -75,26 +79,25 @@ class ToyDevice:
         arrays = (np.array(part, np.int32) for part in (counts, tokens, draft_counts, drafts))
         return Sampled(np.array(rows, np.int32), orders, *arrays)
 
-    def store(self, group: int, row: int, position: int, token: int) -> None:
-        """Write one token to its slot."""
-        page = self.tables[group][row, position // self.limits.page_size]
-        assert page > 0, f"row {row} writes position {position} to the dummy page"
-        self.pools[group][page, position % self.limits.page_size] = (token, position)
+    def store(self, state: State, row: int, positions: np.ndarray) -> None:
+        """Write the row's tokens to their slots in every group."""
+        size = self.limits.page_size
+        for table, pool in zip(self.tables, self.pools, strict=True):
+            pages = table[row, positions // size]
+            assert (pages > 0).all(), f"row {row} writes to the dummy page"
+            pool[pages, positions % size] = np.stack([state.tokens[row, positions], positions], 1)
 
-    def history(self, row: int, length: int) -> list[int]:
-        """The row's context, read back through the page tables of every group."""
-        window = [group.window if group.kind == "window" else None for group in self.limits.groups]
-        full = window.index(None)
-        result: list[int] = []
-        for position in range(length):
-            for group in range(len(self.tables)):
-                if window[group] is not None and position <= length - 1 - window[group]:
-                    continue
-                page = self.tables[group][row, position // self.limits.page_size]
-                token, at = self.pools[group][page, position % self.limits.page_size]
-                assert page > 0 and at == position, f"row {row} reads position {position} and finds {at} on page {page}"
-                if group == full:
-                    result.append(int(token))
+    def history(self, row: int, length: int) -> np.ndarray:
+        """The row's context, read back through the page tables; what is behind a group's window is not read there."""
+        size = self.limits.page_size
+        for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
+            first = max(length - group.window, 0) if group.kind == "window" and group.window else 0
+            positions = np.arange(first, length)
+            pages = table[row, positions // size]
+            found = pool[pages, positions % size]
+            assert (pages > 0).all() and (found[:, 1] == positions).all(), f"row {row} reads pages that are not its own"
+            if first == 0 and len(positions) == length:
+                result = found[:, 0]
         return result
 
     def accept(self, state: State, row: int, known: int, stop: int) -> list[int]:
@@ -109,7 +112,7 @@ class ToyDevice:
 
     def guess(self, state: State, row: int, known: int, accepted: list[int], rng: np.random.Generator) -> list[int]:
         """Up to three guesses at what follows."""
-        history = [int(token) for token in state.tokens[row, :known]] + accepted
+        history = state.tokens[row, :known].tolist() + accepted
         guesses: list[int] = []
         for _ in range(int(rng.integers(0, 4))):
             right = next_token(history + guesses)
@@ -171,4 +174,6 @@ class Drive:
             if not self.busy:
                 return
             self.step()
-        raise AssertionError(f"still busy after {most} steps: {self.state.num_running} running, {len(self.state.waiting)} waiting")
+        raise AssertionError(
+            f"still busy after {most} steps: {self.state.num_running} running, {len(self.state.waiting)} waiting"
+        )

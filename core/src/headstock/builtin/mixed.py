@@ -9,7 +9,9 @@ from headstock.spi.scheduler import NONE, Budget, Choice, View
 
 
 def choose(view: View, budget: Budget) -> Choice:
-    """Rows that want one token first, then longer wants by rank, cut to the budget; new requests when tokens are left."""
+    """Rows that want one token first, then longer wants by rank, cut to the budget; new requests when tokens are
+    left.
+    """
     rows = np.flatnonzero(view.want)
     counts = view.want.take(rows)
     total = int(counts.sum())

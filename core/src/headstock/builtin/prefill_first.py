@@ -14,7 +14,8 @@ PATIENCE = 4
 def choose(view: View, budget: Budget) -> Choice:
     """Prompt chunks alone while there are any, but once a decoding row has waited `PATIENCE` steps, those go first.
 
-    A step of prompts holds no decoding rows, so that it takes no longer than its prompts; bounded waiting keeps decoding alive.
+    A step of prompts holds no decoding rows, so that it takes no longer than its prompts; bounded waiting keeps
+    decoding alive.
     """
     ready = view.ranked[view.want[view.ranked] > 0]
     decoding = view.computed[ready] >= view.prompt[ready]

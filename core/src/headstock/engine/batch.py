@@ -17,7 +17,8 @@ Ints = np.ndarray
 
 @frozen(kw_only=True, eq=False)
 class Step:
-    """A plan's tensors: the batch, what attention is told of its decode rows and of the others, and where logits come from.
+    """A plan's tensors: the batch, what attention is told of its decode rows and of the others, and where logits come
+    from.
 
     logit_rows, logit_positions: [n] int64 numpy, the row and token position of each logit
     last_logits: [rows of the plan] int64 numpy, each row's last logit; of no meaning where `plan.samples` is 0
@@ -64,7 +65,10 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> Step:
 
 
 def logit_indices(plan: Plan, ends: Ints) -> tuple[Ints, Ints]:
-    """Which tokens of the batch are scored, and where each row's logits end among them.   ends: [rows] where its tokens end"""
+    """Which tokens of the batch are scored, and where each row's logits end among them.
+
+    ends: [rows] where its tokens end
+    """
     wanted = plan.num_logits.astype(np.int64)
     logit_ends = np.cumsum(wanted)
     if (wanted == 1).all():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import torch
 from attrs import frozen
@@ -30,7 +32,7 @@ class Buffers:
 
     def put(self, array: np.ndarray) -> Tensor:
         """The array on the device."""
-        tensor = torch.from_numpy(array)
+        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
         return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
 
     def take_in(self, plan: Plan, joined: dict[int, Ints]) -> None:
@@ -67,7 +69,7 @@ def allocate(
 ) -> Buffers:
     """Buffers for `num_pages` usable pages of each group, all zero."""
     layers = {
-        layer: torch.zeros((num_pages + 1, *group.page_shape(page_size)), dtype=kv_dtype, device=device)
+        layer: zeros((num_pages + 1, *group.page_shape(page_size)), kv_dtype, device)
         for group in groups
         for layer in group.layers
     }
@@ -79,3 +81,10 @@ def allocate(
         page_tables=tuple(torch.zeros((rows, columns), dtype=torch.int32, device=device) for _ in groups),
         tokens=torch.zeros((rows, max_len), dtype=torch.int64, device=device),
     )
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros. On a CPU its memory is taken only as it is first written: a pool is large and seldom full."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

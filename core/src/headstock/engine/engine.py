@@ -10,8 +10,8 @@ import numpy as np
 
 from headstock.config import EngineConfig
 from headstock.engine.build import Report, build
-from headstock.engine.ledger import Ledger
 from headstock.engine.inline import Outcome
+from headstock.engine.ledger import Ledger
 from headstock.engine.summary import EngineStats, EngineSummary, summarize
 from headstock.engine.update import Update
 from headstock.errors import CapacityError, EngineDied, HeadstockError, RequestError, shown
@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 class Engine:
     """The one stateful object: it owns the device through its executor, and the scheduler's state as a value.
 
-    Not thread-safe; `headstock.engine.loop.Loop` is.
+    `submit` and `abort` may be called from any thread, the rest from one (`headstock.engine.loop.Loop` does so).
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
 
@@ -58,7 +58,10 @@ class Engine:
         return bool(self.inbox or self.state.waiting or self.state.num_running)
 
     def submit(self, request: Request) -> None:
-        """Queue a request.   raises: RequestError; CapacityError when it can never fit, or not now under `--on-pressure reject`"""
+        """Queue a request.
+
+        raises: RequestError; CapacityError when it can never fit, or not now under `--on-pressure reject`
+        """
         self.check(request)
         self.ledger.open(request)
         self.inbox.append(Arrived(request))
@@ -76,8 +79,8 @@ class Engine:
             raise CapacityError(reason, "prompt")
         if self.config.on_pressure == "reject" and self.pressure >= self.config.memory_threshold:
             raise CapacityError(
-                f"{self.pressure:.0%} of the KV pool is in use and --memory-threshold is {self.config.memory_threshold}; "
-                "try again when running requests have ended",
+                f"{self.pressure:.0%} of the KV pool is in use and --memory-threshold is "
+                f"{self.config.memory_threshold}; try again when running requests have ended",
                 "prompt",
             )
 

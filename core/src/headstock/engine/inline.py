@@ -23,7 +23,8 @@ Ints = np.ndarray
 class Outcome:
     """What a step sampled, on the host.
 
-    tokens, healthy, logprobs: [n], one entry a logit position; logprobs, top_ids and top_logprobs [n, k] are None when nobody asked
+    tokens, healthy, logprobs: [n], one entry a logit position; logprobs, top_ids and top_logprobs [n, k] are None
+    when nobody asked
     rows, positions: [n] int64, where each logit was    last_logits: [rows of the plan], as in `Step`
     """
 

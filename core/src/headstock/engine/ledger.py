@@ -21,6 +21,8 @@ class Account:
     request: Request
     prompt_scores: dict[int, TokenLogprob] = field(factory=dict)
     told_prompt: bool = False
+    cached: int | None = None
+    told_first: bool = False
     last_token: int | None = None
 
 
@@ -50,7 +52,9 @@ class Ledger:
         for row in plan.joined.tolist():
             entry = state.seats[row]
             assert entry is not None, f"row {row} joined without a request"
-            self.by_order[int(state.columns[Column.ORDER, row])] = self.accounts[entry.request.id]
+            account = self.by_order[int(state.columns[Column.ORDER, row])] = self.accounts[entry.request.id]
+            if account.cached is None:  # what a preempted request finds later is its own
+                account.cached = int(state.columns[Column.CACHED, row])
 
     def settle(self, plan: Plan | None, outcome: Outcome | None, state: State) -> tuple[Update, ...]:
         """What is to be told of the step that ran `plan` and led to `state`."""
@@ -66,6 +70,8 @@ class Ledger:
             offset += count
             account.last_token = tokens[-1] if tokens else account.last_token
             news = updates[account.request.id] = {"tokens": tokens}
+            if not account.told_first:
+                news["cached_tokens"], account.told_first = account.cached, True
             if order in scores and account.request.params.logprobs is not None:
                 news["logprobs"] = (trimmed(scores[order], account.request.params.logprobs),)
             if account.request.prompt_logprobs and not account.told_prompt:
@@ -80,11 +86,10 @@ class Ledger:
         account = self.accounts.pop(ended.id)
         self.by_order.pop(ended.order, None)
         self.prompt_tokens += len(account.request.prompt)
-        self.cached_tokens += ended.cached
+        self.cached_tokens += account.cached or 0
         self.failed += ended.reason == "error"
         news: dict[str, Any] = {
             "finish_reason": ended.reason,
-            "cached_tokens": ended.cached,
             "preemptions": ended.preemptions,
         }
         if ended.reason == "stop":

@@ -19,7 +19,9 @@ Sink = Callable[[Update], None]
 
 
 class Loop:
-    """Owns the thread. A sink is called on it, for one request, until the update with a finish reason; then never again."""
+    """Owns the thread. A sink is called on it, for one request, until the update with a finish reason; then never
+    again.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -35,8 +37,10 @@ class Loop:
         """Queue a request.   raises: RequestError, EngineDied"""
         with self.wake:
             self.check_alive()
-            self.engine.submit(request)
+            # Checked first and known before it is queued: the thread may tell of it at once.
+            self.engine.check(request)
             self.sinks[request.id] = sink
+            self.engine.submit(request)
             self.wake.notify()
 
     def abort(self, id: str) -> None:

@@ -14,7 +14,9 @@ from headstock.spi import ModelConfig
 
 @frozen(kw_only=True)
 class MemoryPlan:
-    """Bytes by use, and the pages they give. `budget` is what all may take together; `pool` counts the dummy page too."""
+    """Bytes by use, and the pages they give. `budget` is what all may take together; `pool` counts the dummy page
+    too.
+    """
 
     free: int
     budget: int
@@ -48,7 +50,9 @@ def page_bytes(model: ModelConfig, page_size: int, kv_dtype: torch.dtype) -> int
 
 
 def activation_bytes(model: ModelConfig, tokens: int, rows: int, itemsize: int) -> int:
-    """The most that one step's activations take at once, estimated: the widest layer's tensors, and float32 logits twice."""
+    """The most that one step's activations take at once, estimated: the widest layer's tensors, and float32 logits
+    twice.
+    """
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
     width = 2 * model.hidden + max(heads, 3 * model.intermediate)
     return tokens * width * itemsize + rows * model.vocab * 4 * 2
@@ -68,7 +72,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """The pool's size, by the one size that was asked for or else from the memory ratio.
 
-    `free` is what was free before loading; `most_tokens` is what all rows could fill at their longest: more is never of use.
+    `free` is what was free before loading; `most_tokens` is what all rows could fill at their longest: more is never
+    of use.
     raises: CannotRun naming both numbers when it does not fit
     """
     page = page_bytes(model, page_size, kv_dtype)
@@ -85,13 +90,13 @@ def plan_memory(
         pages, flag = min(left // page - 1, -(-most_tokens // page_size)), f"--memory-ratio {config.memory_ratio}"
     if pages < 1:
         raise CannotRun(
-            f"{flag}: the KV pool needs at least 2 pages of {size(page)}, and {size(max(left, 0))} are left after weights "
-            f"({size(weights)}) and activations ({size(activations)}); raise it or lower --max-batch-tokens"
+            f"{flag}: the KV pool needs at least 2 pages of {size(page)}, and {size(max(left, 0))} are left after "
+            f"weights ({size(weights)}) and activations ({size(activations)}); raise it or lower --max-batch-tokens"
         )
     if (pages + 1) * page > free - weights:
         raise CannotRun(
-            f"{flag}: the KV pool would take {size((pages + 1) * page)}, and {size(free - weights)} are free after weights; "
-            "ask for less"
+            f"{flag}: the KV pool would take {size((pages + 1) * page)}, and {size(free - weights)} are free after "
+            "weights; ask for less"
         )
     return MemoryPlan(
         free=free,

@@ -24,7 +24,9 @@ class Agreement:
 
 
 def model_dtype(asked: str, model: ModelConfig, env: DeviceEnv) -> str:
-    """The type of weights and activations: float32 on a CPU whatever the checkpoint; on CUDA the checkpoint's, float16 for float32."""
+    """The type of weights and activations: float32 on a CPU whatever the checkpoint; on CUDA the checkpoint's,
+    float16 for float32.
+    """
     if asked != "auto":
         return asked
     if env.device == "cpu":

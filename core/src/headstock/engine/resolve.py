@@ -88,7 +88,7 @@ def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: 
     def reject(code: str, message: str, hint: str = "") -> None:
         found.append(Rejection(code=code, message=message, hint=hint))
 
-    if not any(env in range for range in capabilities.devices):
+    if not any(env in served for served in capabilities.devices):
         reject(
             "device", f"it runs on {', '.join(map(str, capabilities.devices))}, and this is {env}", "Use --attn sdpa."
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-
 import torch
 from attrs import frozen
 from torch import Tensor
 
 from headstock.engine.batch import Step
-from headstock.spi import AttentionBackend, Attend, LayerInfo
+from headstock.spi import Attend, AttentionBackend, LayerInfo
 
 
 @frozen(eq=False)

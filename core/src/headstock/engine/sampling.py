@@ -113,7 +113,10 @@ class SamplingTable:
         return {"banned": banned.to(buffers.device), "bias": bias.to(buffers.device)}
 
     def targets(self, rows: Ints, positions: Ints, buffers: Buffers) -> Tensor:
-        """The prompt token that follows each scored position, -1 where that is the token to be sampled.   returns: [n] int64"""
+        """The prompt token that follows each scored position, -1 where that is the token to be sampled.
+
+        returns: [n] int64
+        """
         inside = self.scored[rows] & (positions + 1 < self.prompt_lens[rows])
         device_rows = buffers.put(rows)
         following = buffers.tokens[device_rows, buffers.put(np.where(inside, positions + 1, 0))]

@@ -42,7 +42,9 @@ class Choice:
 
 @frozen(kw_only=True)
 class Parts:
-    """The plugins of an engine. `attention` has one entry when one backend serves all phases, else prefill and decode."""
+    """The plugins of an engine. `attention` has one entry when one backend serves all phases, else prefill and
+    decode.
+    """
 
     attention: tuple[Choice, ...]
     cache: CacheSpec
@@ -67,7 +69,7 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
 
     def runner(name: str) -> RunnerSpec:
         found: RunnerSpec = ready("runner", name)
-        if not any(env in range for range in found.capabilities.devices):
+        if not any(env in served for served in found.capabilities.devices):
             raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
         if decode.graph < found.capabilities.needs_graph:
             raise CannotRun(
@@ -78,7 +80,7 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
 
     def ops(name: str) -> OpsSpec:
         found: OpsSpec = ready("ops", name)
-        if not any(env in range for range in found.capabilities.devices):
+        if not any(env in served for served in found.capabilities.devices):
             raise CannotRun(f"--ops {name} cannot run on {env}; use --ops torch")
         if question.dtype not in found.capabilities.dtypes:
             raise CannotRun(f"--ops {name} does not serve {question.dtype}; use --ops torch or another --dtype")
@@ -117,7 +119,7 @@ def first(asked: str, names: Sequence[str], make: Callable[[str], T], flag: str)
 
 def attention_for(asked: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Choice, ...]:
     """The attention backends for `--attn`, each narrowed to this machine."""
-    names = next((names for range, names in auto.ATTENTION if env in range), ())
+    names = next((names for served, names in auto.ATTENTION if env in served), ())
     return first(asked, names, lambda pair: backends(pair, env, question), "--attn")
 
 

@@ -32,7 +32,8 @@ class EngineSummary:
 
     def lines(self) -> list[str]:
         """The start-up print."""
-        parts = f"attn {self.attention} | cache {self.cache} | scheduler {self.scheduler} | runner {self.runner} | ops {self.ops}"
+        names = ("attention", "cache", "scheduler", "runner", "ops")
+        parts = " | ".join(f"{name} {getattr(self, name)}" for name in names)
         wide = max(len(what) for what, *_ in self.table)
         value = max(len(text) for _, text, _ in self.table)
         return [

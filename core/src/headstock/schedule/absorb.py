@@ -112,14 +112,15 @@ def preempt(draft: Draft, row: int) -> None:
 def sampled(draft: Draft, event: Sampled) -> None:
     """Write the accepted tokens, end rows that reached a stop id or their length, and note drafts.
 
-    A verified row (nothing promised) goes back to its last accepted token: what was computed for rejected drafts does not count.
+    A verified row (nothing promised) goes back to its last accepted token: what was computed for rejected drafts does
+    not count.
     """
     columns = draft.columns
     live = columns[Column.ORDER].take(event.rows) == event.orders
-    if live.all() and len(event.tokens) == len(event.rows) and (event.counts == 1).all() and not len(event.drafts):
-        if columns[Column.PROMISED].take(event.rows).all():
-            one_each(draft, event)
-            return
+    plain = live.all() and len(event.tokens) == len(event.rows) and not len(event.drafts)
+    if plain and (event.counts == 1).all() and columns[Column.PROMISED].take(event.rows).all():
+        one_each(draft, event)
+        return
     rows = event.rows[live]
     grid, counts = padded(event.tokens, event.counts)
     grid, counts = grid[live], counts[live]

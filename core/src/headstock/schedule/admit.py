@@ -63,9 +63,7 @@ def seat(draft: Draft, entry: Entry, row: int, budget: int) -> int:
     match = find(draft, entry)
     cached = len(match.pages) * draft.limits.page_size if match else 0
     count = min(length - cached, budget)
-    if not has_room(draft, cached, length):
-        if match and draft.limits.policy:
-            draft.limits.policy.release(draft.index, match.handle)
+    if not has_room(draft, match, length):
         return 0
     fill(draft, entry, row, cached)
     if match:
@@ -78,25 +76,25 @@ def seat(draft: Draft, entry: Entry, row: int, budget: int) -> int:
 
 
 def find(draft: Draft, entry: Entry) -> Match | None:
-    """The longest cached prefix, held; never the last token, which must be computed to be scored."""
+    """The longest cached prefix; never the last token, which must be computed to be scored."""
     policy = draft.limits.policy
     if policy is None:
         return None
     searched = entry.tokens[:0] if entry.request.prompt_logprobs else entry.tokens[:-1]
-    match = policy.match(draft.index, searched, entry.request.namespace)
-    if match.handle is not None:
-        policy.hold(draft.index, match.handle)
-    return match
+    return policy.match(draft.index, searched, entry.request.namespace)
 
 
-def has_room(draft: Draft, cached: int, length: int) -> bool:
+def has_room(draft: Draft, match: Match | None, length: int) -> bool:
     """Whether pages are left for all known tokens, with one spare for each running row so that it can grow.
 
     Without the spare pages a request seated in the last gap would be preempted again at once.
     """
     spare = int(np.count_nonzero(draft.columns[Column.ACTIVE]))
     for group in range(len(draft.pages)):
-        need = draft.limits.most_pages(group, length) - cached // draft.limits.page_size
+        need = draft.limits.most_pages(group, length)
+        if match and group == 0:
+            # Matched pages that someone holds cost nothing; the others stop being evictable.
+            need -= int(np.count_nonzero(draft.refs[0][match.pages]))
         if need + spare > available(draft, group) and not (spare == 0 and need <= available(draft, group)):
             return False
     return True

@@ -24,7 +24,8 @@ class Arrived:
 class Sampled:
     """Tokens of rows whose plan had logits, ragged: row i got `counts[i]` accepted tokens, laid end to end in `tokens`.
 
-    rows, orders, counts: [n] int32; `orders` are the admission numbers of the plan, so that late news of a released row is dropped
+    rows, orders, counts: [n] int32; `orders` are the admission numbers of the plan, so that late news of a released
+    row is dropped
     tokens: [sum of counts] int32
     draft_counts: [n] int32 and drafts: [their sum] int32, guesses to be verified next (none by default)
     """
@@ -63,9 +64,11 @@ Event = Arrived | Sampled | Aborted | Failed | Cleared
 
 @frozen(kw_only=True)
 class Ended:
-    """A request that ended in this step, and why: "stop", "length", "abort", "error", or what an abort gave as its reason.
+    """A request that ended in this step, and why: "stop", "length", "abort", "error", or what an abort gave as its
+    reason.
 
-    `num_tokens` counts prompt and output; `row` is the seat it had, -1 when it never sat; `cached` the prompt tokens taken from the index.
+    `num_tokens` counts prompt and output; `row` is the seat it had, -1 when it never sat; `cached` the prompt tokens
+    taken from the index.
     """
 
     id: str

@@ -14,8 +14,9 @@ from headstock.spi.scheduler import Choose
 class Limits:
     """The sizes and policies of one engine.
 
-    `num_pages` counts usable pages of each KV group (page 0, the dummy page, comes on top); `max_len` is the longest sequence.
-    `policy` is None when nothing is shared. With `recompute` every token is computed again in every step. `scheduler` names the choosing plugin in errors.
+    `num_pages` counts usable pages of each KV group (page 0, the dummy page, comes on top); `max_len` is the longest
+    sequence. `policy` is None when nothing is shared. With `recompute` every token is computed again in every step.
+    `scheduler` names the choosing plugin in errors.
     """
 
     max_rows: int
@@ -35,7 +36,9 @@ class Limits:
         return -(-num_tokens // self.page_size)
 
     def most_pages(self, group: int, num_tokens: int) -> int:
-        """Pages of `group` that a sequence of `num_tokens` ever holds at once: a window group frees what lies behind its window."""
+        """Pages of `group` that a sequence of `num_tokens` ever holds at once: a window group frees what lies behind
+        its window.
+        """
         pages = self.pages_for(num_tokens)
         window = self.groups[group].window
         if self.groups[group].kind != "window" or window is None:
@@ -57,8 +60,8 @@ def refusal(request: Request, limits: Limits) -> str | None:
         )
     if request.max_len > limits.max_len:
         return (
-            f"{length} prompt tokens and {request.max_tokens} to generate make {request.max_len}, but a sequence may have "
-            f"{limits.max_len}; lower max_tokens or raise --max-seq-len"
+            f"{length} prompt tokens and {request.max_tokens} to generate make {request.max_len}, but a sequence may "
+            f"have {limits.max_len}; lower max_tokens or raise --max-seq-len"
         )
     for group, total in enumerate(limits.num_pages):
         # The last token is never computed, so it needs no slot.

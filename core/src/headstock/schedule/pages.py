@@ -1,7 +1,7 @@
 """Who has which page. The only module that moves pages between the free list, the rows and the prefix index.
 
-A page is *free*, *held* (`refs` counts the rows that hold it) or *cached* (the index knows it and no row holds it). Only the index makes
-rows share pages, so a held page that the index does not know belongs to one row.
+A page is *free*, *held* (`refs` counts the rows that hold it) or *cached* (the index knows it and no row holds it).
+Only the index makes rows share pages, so a held page that the index does not know belongs to one row.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def evict(draft: Draft, count: int) -> Ints:
     check_unheld(draft, policy, pages)
     if len(pages) < count:
         raise PluginBroken(
-            f"the cache plugin {type(policy).__name__} promised {count} evictable pages and gave {len(pages)}; report it there"
+            f"the cache plugin {type(policy).__name__} promised {count} evictable pages and gave {len(pages)}; "
+            "report it there"
         )
     return pages
 
@@ -104,7 +105,9 @@ def write(draft: Draft, group: int, row: int, column: int, pages: Ints) -> None:
 
 
 def share(draft: Draft, row: int, match: Match) -> None:
-    """Let the row start on matched pages; the row holds the match's handle already."""
+    """Let the row start on matched pages."""
+    if draft.limits.policy is not None and match.handle is not None:
+        draft.limits.policy.hold(draft.index, match.handle)
     refs = draft.refs[0] = writeable(draft.refs[0])
     refs[match.pages] += np.uint16(1)
     draft.pages[0][row] = match.pages
@@ -147,7 +150,9 @@ def index_full(draft: Draft) -> None:
 
 
 def insert(draft: Draft, policy: CachePolicy, row: int, full: int) -> None:
-    """Insert the row's pages up to `full`; where the index has the same tokens already, the row changes over to its page."""
+    """Insert the row's pages up to `full`; where the index has the same tokens already, the row changes over to its
+    page.
+    """
     size = draft.limits.page_size
     start = int(draft.columns[Column.INDEXED, row])
     own = draft.pages[0][row][start:full]

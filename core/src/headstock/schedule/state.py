@@ -64,7 +64,8 @@ class State:
     refs: by group, [pages + 1] uint16, rows that hold each page
     free: by group, [n] int32; taken from its end             waiting: in rank order
     `ended` and `accepted` tell what the events of the last step came to.
-    Owned values, handed from state to state and written in place: `index` (by the cache policy), `tokens` [rows, max_len] int32.
+    Owned values, handed from state to state and written in place: `index` (by the cache policy), `tokens` [rows,
+    max_len] int32.
     """
 
     columns: Ints
@@ -122,7 +123,9 @@ def sealed(array: np.ndarray) -> np.ndarray:
 
 @define(eq=False)
 class Draft:
-    """A state in the making: the step's own copies, which it may write. What is not copied here is copied before its first write."""
+    """A state in the making: the step's own copies, which it may write. What is not copied here is copied before its
+    first write.
+    """
 
     limits: Limits
     old: State
@@ -151,7 +154,8 @@ class Draft:
 
     def column(self, which: Column) -> Ints:
         """The writeable counters of one kind.   returns: [rows]"""
-        return self.columns[which]
+        column: Ints = self.columns[which]
+        return column
 
 
 def draft_of(state: State, limits: Limits) -> Draft:

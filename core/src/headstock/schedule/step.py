@@ -117,7 +117,8 @@ def judge(draft: Draft, view: View, budget: Budget, choice: Choice) -> Ints:
         fault = "a victim that is free or chosen to run"
     if fault:
         raise PluginBroken(
-            f"the scheduler {draft.limits.scheduler!r} chose {fault}; report it to its author or pick another --scheduler"
+            f"the scheduler {draft.limits.scheduler!r} chose {fault}; report it to its author or pick another "
+            "--scheduler"
         )
     return chosen
 
@@ -172,7 +173,10 @@ def squeeze(draft: Draft, chosen: Ints, needs: Ints) -> Ints:
 
 
 def commit(draft: Draft, chosen: Ints) -> Plan:
-    """The plan for the chosen rows, with the counters moved on to what will be true once it has run.   chosen: [rows]"""
+    """The plan for the chosen rows, with the counters moved on to what will be true once it has run.
+
+    chosen: [rows]
+    """
     columns = draft.columns
     rows = np.flatnonzero(chosen)
     counts, starts = chosen.take(rows), columns[Column.NUM_COMPUTED].take(rows)

@@ -28,6 +28,8 @@ from headstock.spi.sets import IntSet
 from headstock.spi.versions import RESERVED, SPI, SpiRange
 
 __all__ = [
+    "RESERVED",
+    "SPI",
     "Attend",
     "AttentionBackend",
     "AttentionCapabilities",
@@ -71,14 +73,12 @@ __all__ = [
     "Planning",
     "PluginSpec",
     "Program",
-    "RESERVED",
     "Rejection",
     "Require",
     "Rope",
     "Runner",
     "RunnerCapabilities",
     "RunnerSpec",
-    "SPI",
     "Sample",
     "Sampling",
     "SchedulerSpec",

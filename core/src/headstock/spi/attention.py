@@ -58,7 +58,8 @@ class AttentionCapabilities:
     """What a backend can do. Nothing here has a default: what is left out cannot be claimed by accident.
 
     `dtypes` are (query, KV, output) triples by torch name ("bfloat16"); `gqa_ratios` are query heads per KV head;
-    `page_sizes` are pool page sizes; `contiguous` says whether one region per sequence can be read, `paged` whether pages can.
+    `page_sizes` are pool page sizes; `contiguous` says whether one region per sequence can be read, `paged` whether
+    pages can.
     """
 
     phases: frozenset[Phase]
@@ -182,7 +183,8 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def forward(self, q: Tensor, layer: LayerInfo, plan: Any, out: Tensor, lse: Tensor | None = None) -> None:
-        """Write causal attention of the step's queries over their rows' pages to `out`: no sync, no device-to-host read.
+        """Write causal attention of the step's queries over their rows' pages to `out`: no sync, no device-to-host
+        read.
 
         q: [tokens, heads, head_dim]
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm, only with Feature.LSE

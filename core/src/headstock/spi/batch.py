@@ -15,7 +15,8 @@ class Sampling:
     """How the rows with logits are sampled, one entry a logit position; None where no row of the step needs it.
 
     temperature, top_p, min_p: [n] float32         top_k: [n] int64, vocab for off       seeds, positions: [n] int64
-    repetition, presence, frequency: [n] float32   history: [n, max_len] int64 tokens    history_lens, prompt_lens: [n] int64
+    repetition, presence, frequency: [n] float32   history: [n, max_len] int64 tokens
+    history_lens, prompt_lens: [n] int64
     banned: [n, vocab] bool, tokens that may not be sampled       bias: [n, vocab] float32 added to the logits
     targets: [n] int64, the token whose log-probability is reported; -1 for the sampled one
     `top_logprobs` is the most alternatives that any row asks for; -1 when none asks for log-probabilities.

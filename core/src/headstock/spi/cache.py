@@ -16,7 +16,9 @@ Ints = np.ndarray
 
 @frozen(kw_only=True)
 class CacheCapabilities:
-    """What a policy can do. `kinds` are the kinds of KV group it may index ("full"); `reuse` is whether it ever shares."""
+    """What a policy can do. `kinds` are the kinds of KV group it may index ("full"); `reuse` is whether it ever
+    shares.
+    """
 
     page_sizes: IntSet
     kinds: frozenset[str]
@@ -65,9 +67,9 @@ class CacheStats:
 class CachePolicy(ABC):
     """Policy over an index that it alone understands.
 
-    The index is an *owned value*: core passes it in, the policy may write it in place, and core keeps no older one. Whoever holds a
-    handle keeps all pages from the root to that handle from being evicted. `namespace` keeps tenants apart:
-    tokens of one namespace are never matched in another. Handles are opaque to core.
+    The index is an *owned value*: core passes it in, the policy may write it in place, and core keeps no older one.
+    Whoever holds a handle keeps all pages from the root to that handle from being evicted. `namespace` keeps tenants
+    apart: tokens of one namespace are never matched in another. Handles are opaque to core.
     """
 
     @abstractmethod

@@ -37,7 +37,9 @@ class KVGroup:
 
 @frozen(kw_only=True)
 class Rope:
-    """Rotary positions: `theta`, the dimensions turned, and the scaling's name with its own numbers (as in config.json)."""
+    """Rotary positions: `theta`, the dimensions turned, and the scaling's name with its own numbers (as in
+    config.json).
+    """
 
     theta: float
     dim: int
@@ -47,7 +49,9 @@ class Rope:
 
 @frozen(kw_only=True)
 class Experts:
-    """A mixture of experts: how many there are, how many each token uses, their width, and whether weights are renormalized."""
+    """A mixture of experts: how many there are, how many each token uses, their width, and whether weights are
+    renormalized.
+    """
 
     count: int
     per_token: int
@@ -57,7 +61,9 @@ class Experts:
 
 @frozen(kw_only=True)
 class LayerConfig:
-    """One decoder layer. `prefix` begins its parameters' names; `window` as in `LayerInfo`; `experts` is None for a dense layer."""
+    """One decoder layer. `prefix` begins its parameters' names; `window` as in `LayerInfo`; `experts` is None for a
+    dense layer.
+    """
 
     index: int
     prefix: str
@@ -105,7 +111,8 @@ class ParamSpec:
     `whole`, where the checkpoint has it, is one tensor that is used in place of the sources. `ignored` are checkpoint
     names that may also be there and are not read. `dtype` is a torch name, None for the model's. `compute`, in place of
     sources, makes the tensor from the configuration and the length of the longest sequence (rope tables). Dummy weights
-    hold `dummy` everywhere, or noise where it is None. A parameter named `NAME.bias` becomes the bias in NAME's `Weight`.
+    hold `dummy` everywhere, or noise where it is None. A parameter named `NAME.bias` becomes the bias in NAME's
+    `Weight`.
     """
 
     shape: tuple[int, ...]
@@ -121,16 +128,18 @@ class ParamSpec:
 
 
 Attend = Callable[["Tensor", int], "Tensor"]
-"""`attend(q, layer_index)`: attention of this step's queries over their rows' KV. q, result: [tokens, heads, head_dim]"""
+"""`attend(q, layer_index)`: attention of this step's queries over their rows' KV. q, result: [tokens, heads,
+head_dim]
+"""
 
 
 @frozen(kw_only=True)
 class Model:
     """A family of models, as functions.
 
-    `config(hf)` reads a parsed config.json and raises ValueError with a reason when it cannot be served; `params(config)` declares the
-    parameters; `forward(params, config, batch, attend, ops)` gives hidden states [tokens, hidden]; `logits(params, config, hidden, ops)`
-    gives float32 scores [n, vocab].
+    `config(hf)` reads a parsed config.json and raises ValueError with a reason when it cannot be served;
+    `params(config)` declares the parameters; `forward(params, config, batch, attend, ops)` gives hidden states
+    [tokens, hidden]; `logits(params, config, hidden, ops)` gives float32 scores [n, vocab].
     """
 
     config: Callable[[Mapping[str, Any]], ModelConfig]
@@ -141,4 +150,6 @@ class Model:
 
 @frozen(kw_only=True)
 class ModelSpec(PluginSpec):
-    """A model family as its entry point returns it; the entry point's name is the architecture; `implementation` names a `Model`."""
+    """A model family as its entry point returns it; the entry point's name is the architecture; `implementation`
+    names a `Model`.
+    """

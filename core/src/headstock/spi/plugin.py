@@ -22,8 +22,8 @@ def check_path(instance: object, attribute: object, value: str) -> None:
 class Require:
     """A distribution that a plugin needs at run time.
 
-    `import_name` is looked up without importing it; `version` is a PEP 440 specifier ("" = any); `hint` is the command that helps.
-    With `any_of`, one of those is enough and the fields beside it describe the need as a whole.
+    `import_name` is looked up without importing it; `version` is a PEP 440 specifier ("" = any); `hint` is the
+    command that helps. With `any_of`, one of those is enough and the fields beside it describe the need as a whole.
     """
 
     import_name: str

@@ -20,10 +20,10 @@ class View:
     """What `choose` may look at; not to be written.
 
     ranked: [running] taken rows, highest rank (priority, then arrival) first
-    by row, zero where the row is free: want, tokens it would like computed (0: waits for a token in flight); computed, tokens already
-    computed; prompt, the prompt's length; idle, steps since the row last ran
-    waiting_lengths, waiting_priorities: one entry for each of the first `budget.free_rows` waiting requests, in queue order
-    `number` counts steps.
+    by row, zero where the row is free: want, tokens it would like computed (0: waits for a token in flight);
+    computed, tokens already computed; prompt, the prompt's length; idle, steps since the row last ran
+    waiting_lengths, waiting_priorities: one entry for each of the first `budget.free_rows` waiting requests, in queue
+    order `number` counts steps.
     """
 
     ranked: Ints

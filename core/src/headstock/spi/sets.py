@@ -14,7 +14,9 @@ def to_sorted(values: Iterable[int]) -> tuple[int, ...]:
 
 @frozen
 class IntSet:
-    """A set of positive integers: those in `values`, or, when `values` is empty, the multiples of `step` up to `most`."""
+    """A set of positive integers: those in `values`, or, when `values` is empty, the multiples of `step` up to
+    `most`.
+    """
 
     values: tuple[int, ...] = field(default=(), converter=to_sorted)
     step: int = 1

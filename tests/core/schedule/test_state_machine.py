@@ -1,0 +1,93 @@
+"""Arrivals, steps, aborts and failures in any order: the invariants hold after every step, and every request ends
+once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from headstock.schedule import Aborted, Failed, refusal
+
+from .toy import VOCAB, Drive, alone
+from .workloads import SCHEDULERS, limits, request
+
+TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
+
+
+class Scheduling(RuleBasedStateMachine):
+    """An engine of the toy model under any treatment. `limits.check` looks at every state."""
+
+    @initialize(
+        size=st.sampled_from([1, 4, 16]),
+        pages=st.integers(5, 40),
+        rows=st.integers(1, 5),
+        tokens=st.sampled_from([1, 5, 30]),
+        reuse=st.booleans(),
+        scheduler=st.sampled_from(sorted(SCHEDULERS)),
+        drafts=st.booleans(),
+    )
+    def start(self, size: int, pages: int, rows: int, tokens: int, reuse: bool, scheduler: str, drafts: bool) -> None:
+        changes = {} if reuse else {"policy": None}
+        bounds = limits(
+            page_size=size, num_pages=pages, max_rows=rows, max_batch_tokens=tokens, scheduler=scheduler, **changes
+        )
+        self.drive = Drive(bounds, np.random.default_rng(0) if drafts else None)
+        self.fenced = drafts
+        self.requests = {}
+
+    @rule(
+        tokens=TOKENS, most=st.integers(1, 20), priority=st.integers(0, 2), shared=st.booleans(), stop=st.integers(0, 9)
+    )
+    def arrive(self, tokens: list[int], most: int, priority: int, shared: bool, stop: int) -> None:
+        head = list(range(20)) if shared else []
+        name = str(len(self.requests))
+        one = request(name, head + tokens, most, priority=priority, fenced=self.fenced, stop_ids=(stop,))
+        self.requests[name] = one
+        self.drive.submit(one)
+
+    @rule(times=st.integers(1, 4))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.drive.step()
+
+    @rule(which=st.integers(0, 30))
+    def abort(self, which: int) -> None:
+        self.drive.events.append(Aborted(str(which)))
+
+    @rule(which=st.integers(0, 4))
+    def fail(self, which: int) -> None:
+        plan = self.drive.plans[-1] if self.drive.plans else None
+        if plan is not None and which < len(plan.rows):
+            self.drive.events.insert(0, Failed(plan.rows[which : which + 1], plan.orders[which : which + 1]))
+
+    @invariant()
+    def caps_hold(self) -> None:
+        if hasattr(self, "drive"):
+            bounds, state = self.drive.limits, self.drive.state
+            assert state.num_running <= bounds.max_rows
+            assert all(plan.num_tokens <= bounds.max_batch_tokens for plan in self.drive.plans[-4:])
+            ids = [entry.request.id for entry in (*state.seats, *state.waiting) if entry is not None]
+            assert len(ids) == len(set(ids)) and not set(ids) & set(self.drive.reasons)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "drive"):
+            return
+        self.drive.drain()
+        assert set(self.drive.reasons) == set(self.requests)
+        for name, reason in self.drive.reasons.items():
+            one = self.requests[name]
+            if reason in ("stop", "length"):
+                assert self.drive.outputs[name] == alone(one)
+            else:
+                assert alone(one)[: len(self.drive.outputs[name])] == self.drive.outputs[name]
+                assert reason == "abort" or reason == "error"
+            if refusal(one, self.drive.limits):
+                assert reason == "error" and not self.drive.outputs[name]
+        assert not np.count_nonzero(self.drive.state.refs[0])
+
+
+TestScheduling = Scheduling.TestCase
+TestScheduling.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
