@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ def resolve_directory(model: str) -> Path:
 
     raises: ModelError when there is no such directory and it cannot be fetched
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    path = os.path.expanduser(model)
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.exists(path):
         raise ModelError(f"{shown(model)} is a file; --model wants the directory that holds config.json")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model):
         raise ModelError(
@@ -91,15 +92,15 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 
 def file_inside(directory: Path, name: str) -> Path:
     """The real path of a file that lies in the directory, also after links are followed."""
-    real = directory.resolve()
+    real = Path(os.path.realpath(directory))
     # The hub's own cache keeps files in models--NAME/blobs and links to them from models--NAME/snapshots/REVISION.
     cached = real.parent.name == "snapshots" and real.parent.parent.name.startswith("models--")
     root = real.parent.parent if cached else real
-    path = (real / name).resolve()
+    path = Path(os.path.realpath(real / name))
     if Path(name).name != name or not path.is_relative_to(root):
         raise ModelError(
             f"{shown(name)} in {directory} leads out of the directory, which is not followed; copy the file in"
         )
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ModelError(f"{directory / name} is missing; is {directory} a complete model directory?")
     return path

@@ -40,24 +40,30 @@ def read_header(path: Path) -> dict[str, Entry]:
 
     raises: ModelError when the file is truncated, or says of itself what cannot be
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, LONGEST):
-            raise ModelError(
-                f"{path}: a header of {length} bytes cannot be in a file of {size}; the download is damaged"
-            )
-        text = file.read(length)
     try:
+        size, text = read_text(path)
         header = json.loads(text, object_pairs_hook=no_repeats)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {shown(error.strerror)}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: the header is not JSON: {shown(error)}") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path}: the header is not a JSON object")
     entries = {name: entry(path, name, value) for name, value in header.items() if name != "__metadata__"}
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))
-    check_cover(path, ordered, size - 8 - length)
+    check_cover(path, ordered, size - 8 - len(text))
     return ordered
+
+
+def read_text(path: Path) -> tuple[int, bytes]:
+    """The file's size and the bytes of its header."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, LONGEST):
+            damaged = f"a header of {length} bytes cannot be in a file of {size}; the download is damaged"
+            raise ModelError(f"{path}: {damaged}")
+        return size, file.read(length)
 
 
 def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -43,12 +43,11 @@ def load(
     tensors = {
         name: spec.compute(config, max_seq_len).to(device, target(spec)) for name, spec in specs.items() if spec.compute
     }
-    stored = {name: spec for name, spec in specs.items() if name not in tensors}
     report = report or (lambda stage, done, total: None)
     if dummy:
-        tensors |= noise(stored, target, device, report)
+        tensors |= noise({name: spec for name, spec in specs.items() if spec.sources}, target, device, report)
     else:
-        tensors |= read(directory, stored, target, device, report)
+        tensors |= read(directory, specs, target, device, report)
     return with_biases(tensors)
 
 
