@@ -1,0 +1,56 @@
+"""headstock as a contestant."""
+
+from __future__ import annotations
+
+import time
+
+from headstock.bench.timing import Run
+from headstock.bench.workloads import SEED, Workload
+from headstock.errors import EngineDied, UsageError
+from headstock.llm import LLM
+from headstock.sampling_params import SamplingParams
+
+
+class Ours:
+    """An LLM at the work; the prefix index is empty when a run begins.
+
+    After a run, `cached_tokens` and `peak_pages` tell how many prompt tokens came from the index and how many pages
+    requests held at once.
+    """
+
+    engine = "headstock"
+    mode = "generate"
+
+    def __init__(self, llm: LLM, version: str) -> None:
+        self.llm = llm
+        self.version = version
+        self.cached_tokens = 0
+        self.peak_pages = 0
+
+    def run(self, workload: Workload) -> Run:
+        """Do the work once.   raises: UsageError when it does not fit the engine, EngineDied"""
+        self.check(workload)
+        params = [
+            SamplingParams(temperature=workload.temperature, seed=SEED + number, max_tokens=count, ignore_eos=True)
+            for number, count in enumerate(workload.outputs)
+        ]
+        self.llm.reset_prefix_cache()
+        begin = time.perf_counter()
+        outputs = self.llm.generate([list(prompt) for prompt in workload.prompts], params)
+        seconds = time.perf_counter() - begin
+        answers = [output.outputs[0] for output in outputs]
+        for number, answer in enumerate(answers):
+            if answer.error is not None:
+                raise EngineDied(f"{workload.name}: request {number} failed, so there is no figure: {answer.error}")
+        self.cached_tokens = sum(output.metrics.cached_tokens or 0 for output in outputs)
+        self.peak_pages = self.llm.engine.stats().peak_held_pages
+        return Run(seconds, tuple(answer.token_ids for answer in answers))
+
+    def check(self, workload: Workload) -> None:
+        """Raise UsageError when a request is too long: cut to what fits, it would be another workload."""
+        longest = self.llm.engine.max_seq_len
+        if workload.longest > longest:
+            raise UsageError(
+                f"{workload.name} has requests of {workload.longest} tokens, but sequences may have {longest} here; "
+                "raise --max-seq-len or the pool, or choose another workload or model"
+            )

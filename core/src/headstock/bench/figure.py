@@ -1,0 +1,156 @@
+"""A measured figure with everything that it depends on."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from attrs import asdict, evolve, field, frozen
+
+from headstock.bench.timing import Difference, Timing
+from headstock.bench.workloads import Workload
+
+
+@frozen(kw_only=True)
+class Setting:
+    """What all figures of one engine have in common.
+
+    `shape` is the architecture's name (the model's, where a checkpoint was loaded), `weights` "checkpoint" or "dummy",
+    `batch` the most requests that run at once, `gpu` None on a CPU, `commit` None outside a checkout.
+    """
+
+    engine: str = "headstock"
+    version: str
+    commit: str | None
+    gpu: str | None
+    cpu: str
+    threads: int
+    torch: str
+    python: str
+    shape: str
+    weights: str
+    dtype: str
+    attn: str
+    cache: str
+    scheduler: str
+    runner: str
+    ops: str
+    batch: int
+    page_size: int
+    kv_dtype: str
+
+
+@frozen(kw_only=True)
+class Peer:
+    """Another engine at the same work in the same process; `ratio` is our tokens a second over its own.
+
+    `mode` says how it went about the work.
+    """
+
+    engine: str
+    mode: str
+    version: str
+    error: str | None = None
+    runs_s: tuple[float, ...] = ()
+    median_s: float | None = None
+    out_tok_s: float | None = None
+    ratio: float | None = None
+    difference: Difference | None = None
+
+
+@frozen(kw_only=True)
+class Figure:
+    """One workload on one engine. Times are in seconds, rates in tokens a second over the median run.
+
+    `cached_tokens` are prompt tokens that the last run took from the prefix index, `peak_kv_pages` the most pages that
+    its requests held at once.
+    """
+
+    setting: Setting
+    workload: Workload
+    date: str = field(factory=lambda: datetime.now(UTC).date().isoformat())
+    timing: Timing
+    peak_kv_pages: int
+    cached_tokens: int
+    seed: int
+    peers: tuple[Peer, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def in_tok_s(self) -> float:
+        """Prompt tokens a second."""
+        return self.workload.tokens_in / self.timing.median
+
+    @property
+    def out_tok_s(self) -> float:
+        """Generated tokens a second."""
+        return self.workload.tokens_out / self.timing.median
+
+    def record(self) -> dict[str, Any]:
+        """The figure as one JSON object."""
+        work = self.workload
+        return {
+            **asdict(self.setting),
+            "date": self.date,
+            "workload": work.name,
+            "requests": len(work.prompts),
+            "tokens_in": work.tokens_in,
+            "tokens_out": work.tokens_out,
+            "lengths": work.lengths,
+            "temperature": work.temperature,
+            "seed": self.seed,
+            "runs_s": [round(seconds, 4) for seconds in self.timing.seconds],
+            "median_s": round(self.timing.median, 4),
+            "in_tok_s": round(self.in_tok_s, 1),
+            "out_tok_s": round(self.out_tok_s, 1),
+            "peak_kv_pages": self.peak_kv_pages,
+            "cached_tokens": self.cached_tokens,
+            "notes": list(self.notes),
+            **{f"ratio_{peer.mode}": peer.ratio for peer in self.peers},
+            **({"peers": [asdict(peer) for peer in self.peers]} if self.peers else {}),
+        }
+
+    def lines(self) -> list[str]:
+        """The figure for people."""
+        s, work, times = self.setting, self.workload, self.timing.seconds
+        commit = f" ({s.commit})" if s.commit else ""
+        pool = f"pages of {s.page_size}, {self.peak_kv_pages} held at most; {self.cached_tokens} cached tokens"
+        return [
+            f"{work.name}: {self.out_tok_s:,.1f} output tok/s, {self.in_tok_s:,.1f} input tok/s, "
+            f"median {self.timing.median:.3f} s of {len(times)} runs ({min(times):.3f} to {max(times):.3f})",
+            f"  work      {work.lengths}, temperature {work.temperature:g}, EOS ignored, seed {self.seed}",
+            f"  model     {s.shape}, {s.weights} weights, {s.dtype}, KV {s.kv_dtype}, batch up to {s.batch}",
+            f"  plugins   attn {s.attn} | cache {s.cache} | scheduler {s.scheduler} | runner {s.runner} | ops {s.ops}",
+            f"  KV pool   {pool}",
+            f"  versions  headstock {s.version}{commit}, torch {s.torch}, Python {s.python}, {self.date}",
+            f"  machine   {s.gpu or s.cpu}, {s.threads} threads",
+            *(f"  peer      {peer_line(peer)}" for peer in self.peers),
+            *(f"  note      {note}" for note in self.notes),
+        ]
+
+
+def peer_line(peer: Peer) -> str:
+    """A peer's result for people."""
+    name = f"{peer.engine} {peer.version}, {peer.mode}:"
+    if peer.error is not None or peer.out_tok_s is None:
+        return f"{name} could not run: {peer.error}"
+    text = f"{name} {peer.out_tok_s:,.1f} output tok/s, median {peer.median_s:.3f} s, ours is {peer.ratio:.2f}x"
+    if peer.difference is None:
+        return text
+    where = f", the first at output token {peer.difference.first}" if peer.difference.requests else ""
+    return f"{text}; {peer.difference.requests} requests with other tokens{where}"
+
+
+def peer_of(ours: Timing, theirs: Timing, workload: Workload, found: Difference | None) -> Peer:
+    """What a peer's timing comes to beside ours."""
+    peer = Peer(engine=theirs.engine, mode=theirs.mode, version=theirs.version, error=theirs.error)
+    if theirs.error is not None:
+        return peer
+    return evolve(
+        peer,
+        runs_s=tuple(round(seconds, 4) for seconds in theirs.seconds),
+        median_s=round(theirs.median, 4),
+        out_tok_s=round(workload.tokens_out / theirs.median, 1),
+        ratio=round(theirs.median / ours.median, 3),
+        difference=found,
+    )

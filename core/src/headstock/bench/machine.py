@@ -1,0 +1,67 @@
+"""What is measured on, and which source."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from pathlib import Path
+
+from headstock.bench.figure import Setting
+from headstock.engine.summary import EngineSummary
+
+
+def setting(summary: EngineSummary, *, version: str, shape: str, weights: str) -> Setting:
+    """The setting of an engine that summarizes itself so, in this process."""
+    import torch
+
+    return Setting(
+        version=version,
+        commit=commit(Path(__file__)),
+        gpu=None if summary.device == "cpu" else summary.device_name,
+        cpu=processor(),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        python=platform.python_version(),
+        shape=shape,
+        weights=weights,
+        dtype=summary.dtype,
+        attn=summary.attention,
+        cache=summary.cache,
+        scheduler=summary.scheduler,
+        runner=summary.runner,
+        ops=summary.ops,
+        batch=summary.max_running_requests,
+        page_size=summary.page_size,
+        kv_dtype=summary.kv_dtype,
+    )
+
+
+def processor() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []  # not Linux
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit(file: Path) -> str | None:
+    """The commit that `file` is at, with "-dirty" where the checkout has changes; None where git does not track it.
+
+    A package installed into an environment inside some checkout is not tracked by it.
+    """
+    if git(file, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    return git(file, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+
+
+def git(file: Path, *arguments: str) -> str | None:
+    """What git says in the folder of `file`; None when it fails or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(file.parent), *arguments], capture_output=True, text=True, check=False, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,101 @@
+"""Published architectures to measure without a download: the speed does not depend on what the weights are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class Shape:
+    """The sizes of a Qwen3 model, as its publisher's config.json has them."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    tied: bool
+    vocab: int = 151_936
+    words: int = 151_643  # entries of the tokenizer without its special tokens; the rest of the vocabulary is padding
+    max_position: int = 40_960
+    rope_theta: float = 1_000_000
+
+
+SHAPES: Mapping[str, Shape] = MappingProxyType(
+    {
+        "demo": Shape(
+            hidden=256,
+            layers=6,
+            heads=4,
+            kv_heads=2,
+            intermediate=704,
+            tied=True,
+            vocab=768,
+            words=765,
+            max_position=4096,
+            rope_theta=10_000,
+        ),
+        "qwen3-0.6b": Shape(hidden=1024, layers=28, heads=16, kv_heads=8, intermediate=3072, tied=True),
+        "qwen3-8b": Shape(hidden=4096, layers=36, heads=32, kv_heads=8, intermediate=12_288, tied=False),
+        "qwen3-14b": Shape(hidden=5120, layers=40, heads=40, kv_heads=8, intermediate=17_408, tied=False),
+    }
+)
+
+
+def write(shape: Shape, folder: Path) -> None:
+    """Put a config.json and a byte-level tokenizer of the shape into the folder; it has no weights.
+
+    writes: config.json, tokenizer.json, tokenizer_config.json
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config(shape)))
+    write_tokenizer(shape.words, folder)
+
+
+def config(shape: Shape) -> dict[str, Any]:
+    """The shape as a Hugging Face configuration."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "bos_token_id": shape.words,
+        "eos_token_id": shape.words + 2,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": shape.intermediate,
+        "max_position_embeddings": shape.max_position,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "num_key_value_heads": shape.kv_heads,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": shape.rope_theta,
+        "tie_word_embeddings": shape.tied,
+        "torch_dtype": "bfloat16",
+        "vocab_size": shape.vocab,
+    }
+
+
+def write_tokenizer(words: int, folder: Path) -> None:
+    """A byte-level vocabulary of `words` entries and three special tokens, without merges."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {char: index for index, char in enumerate(alphabet)}
+    vocab |= {f"<t{index}>": index for index in range(len(vocab), words)}
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    vocab |= {text: words + index for index, text in enumerate(special)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": special[2], "pad_token": special[0]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -1,0 +1,114 @@
+"""Contestants at the same work, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Protocol
+
+from attrs import field, frozen
+
+from headstock.bench.workloads import Workload
+from headstock.errors import shown
+
+Tokens = tuple[tuple[int, ...], ...]
+"""The requested output tokens of every request, in order."""
+
+
+@frozen
+class Run:
+    """One contestant at one workload once: wall seconds from the first request handed over to the last token."""
+
+    seconds: float
+    tokens: Tokens = field(repr=False)
+
+
+class Contestant(Protocol):
+    """Somebody who can do the work."""
+
+    engine: str
+    mode: str
+    version: str
+
+    def run(self, workload: Workload) -> Run:
+        """Do it once. Whatever makes a second run easier than the first is undone before the clock starts."""
+
+
+@frozen(kw_only=True)
+class Timing:
+    """What a contestant needed; `error` says why it could not do the work at all, and then there are no runs.
+
+    seconds: one a run, the warm-up left out    tokens: of the last run
+    """
+
+    engine: str
+    mode: str
+    version: str
+    seconds: tuple[float, ...] = ()
+    tokens: Tokens = field(default=(), repr=False)
+    error: str | None = None
+
+    @property
+    def median(self) -> float:
+        """The median of the runs, in seconds."""
+        return median(self.seconds)
+
+
+Report = Callable[[str, int, int], None]
+
+
+def alternate(
+    contestants: Sequence[Contestant], workload: Workload, runs: int, report: Report | None = None
+) -> list[Timing]:
+    """The timings, in the contestants' order: one warm-up each, then `runs` rounds in which everyone runs once, in order.
+
+    A contestant other than the first that fails in its warm-up is left out, and its timing says why.
+    """
+    errors = [None, *(warm_up(each, workload) for each in contestants[1:])]
+    contestants[0].run(workload)
+    done: list[list[Run]] = [[] for _ in contestants]
+    for count in range(runs):
+        for each, error, mine in zip(contestants, errors, done, strict=True):
+            if error is None:
+                mine.append(each.run(workload))
+        if report is not None:
+            report(f"runs of {workload.name}", count + 1, runs)
+    return [timing(*one) for one in zip(contestants, errors, done, strict=True)]
+
+
+def warm_up(contestant: Contestant, workload: Workload) -> str | None:
+    """Let it run once; why it cannot, if it cannot."""
+    try:
+        contestant.run(workload)
+    except Exception as error:
+        return f"{type(error).__name__}: {shown(error)}"
+    return None
+
+
+def timing(contestant: Contestant, error: str | None, runs: Sequence[Run]) -> Timing:
+    """What the contestant's runs come to."""
+    return Timing(
+        engine=contestant.engine,
+        mode=contestant.mode,
+        version=contestant.version,
+        seconds=tuple(run.seconds for run in runs),
+        tokens=runs[-1].tokens if runs else (),
+        error=error,
+    )
+
+
+@frozen
+class Difference:
+    """Where two contestants' tokens part: how many requests differ, and the earliest output position of all."""
+
+    requests: int
+    first: int | None
+
+
+def difference(ours: Tokens, theirs: Tokens) -> Difference:
+    """Where the tokens part.   raises: ValueError when the numbers of requests or of their tokens differ"""
+    firsts = []
+    for left, right in zip(ours, theirs, strict=True):
+        unequal = [position for position, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
+        firsts += unequal[:1]
+    return Difference(len(firsts), min(firsts, default=None))

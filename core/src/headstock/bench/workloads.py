@@ -1,0 +1,119 @@
+"""The work that speed is measured on: seeded prompts of token ids and output lengths, the same for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from types import MappingProxyType
+
+from attrs import evolve, field, frozen
+
+SEED = 0
+WORDS = 10_000
+"""The largest token id that is drawn."""
+
+
+@frozen(kw_only=True)
+class Workload:
+    """Requests that are all handed over at once; end-of-sequence tokens do not end them.
+
+    prompts: one tuple of token ids a request    outputs: tokens to generate, by request
+    """
+
+    name: str
+    prompts: tuple[tuple[int, ...], ...] = field(repr=False)
+    outputs: tuple[int, ...] = field(repr=False)
+    temperature: float
+
+    @property
+    def tokens_in(self) -> int:
+        """Prompt tokens of all requests."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def tokens_out(self) -> int:
+        """Tokens that all requests generate."""
+        return sum(self.outputs)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of one request, prompt and output together."""
+        return max(len(prompt) + output for prompt, output in zip(self.prompts, self.outputs, strict=True))
+
+    @property
+    def lengths(self) -> str:
+        """How long prompts and outputs are, for people."""
+        spans = [span(list(map(len, self.prompts)), "in"), span(list(self.outputs), "out")]
+        count = f"{len(self.prompts)} request{'s' * (len(self.prompts) > 1)}"
+        return f"{count}, {spans[0]} ({self.tokens_in}), {spans[1]} ({self.tokens_out})"
+
+    def within(self, vocab: int) -> Workload:
+        """The same work with ids taken modulo the vocabulary, which changes no length and so no speed."""
+        return evolve(self, prompts=tuple(tuple(token % vocab for token in prompt) for prompt in self.prompts))
+
+
+def span(counts: list[int], way: str) -> str:
+    """The least and the most of `counts`."""
+    low, high = min(counts), max(counts)
+    return f"{low} {way}" if low == high else f"{low}-{high} {way}"
+
+
+def tokens(rng: Random, count: int) -> tuple[int, ...]:
+    """So many random ids."""
+    return tuple(rng.randint(0, WORDS) for _ in range(count))
+
+
+def lengths(rng: Random, count: int, low: int, high: int) -> list[int]:
+    """So many lengths, uniform from `low` to `high`."""
+    return [rng.randint(low, high) for _ in range(count)]
+
+
+def for_gpu() -> dict[str, Workload]:
+    """The four that engines are compared by on a GPU; one generator draws them all, in this order."""
+    rng = Random(SEED)
+    varied = tuple(tokens(rng, rng.randint(100, 1024)) for _ in range(256)), lengths(rng, 256, 100, 1024)
+    single = (tokens(rng, 128),), [512]
+    shared = tokens(rng, 2048)
+    prefix = tuple(shared + tokens(rng, 128) for _ in range(256)), [64] * 256
+    prefill = tuple(tokens(rng, 4000) for _ in range(32)), [1] * 32
+    drawn = {"offline256": varied, "single": single, "prefix256": prefix, "prefill32x4k": prefill}
+    return {
+        name: Workload(name=name, prompts=prompts, outputs=tuple(outputs), temperature=0.6)
+        for name, (prompts, outputs) in drawn.items()
+    }
+
+
+def cpu32() -> Workload:
+    """A batch of the size that a small model on a CPU can bear."""
+    rng = Random(SEED)
+    prompts = tuple(tokens(rng, length) for length in lengths(rng, 32, 16, 512))
+    return Workload(name="cpu32", prompts=prompts, outputs=tuple(lengths(rng, 32, 16, 256)), temperature=0.0)
+
+
+def cpu1() -> Workload:
+    """One stream."""
+    return Workload(name="cpu1", prompts=(tokens(Random(SEED), 128),), outputs=(200,), temperature=0.0)
+
+
+def shared_prefix() -> Workload:
+    """Requests that begin alike: what a prefix index is for. More than one step admits, so that later ones can hit."""
+    rng = Random(SEED)
+    shared = tokens(rng, 512)
+    prompts = tuple(shared + tokens(rng, 16) for _ in range(64))
+    return Workload(name="shared-prefix", prompts=prompts, outputs=(8,) * 64, temperature=0.0)
+
+
+def of_gpu(name: str) -> Callable[[], Workload]:
+    """Draws the one of the four that is called `name`."""
+    return lambda: for_gpu()[name]
+
+
+WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
+    {name: of_gpu(name) for name in ("offline256", "single", "prefix256", "prefill32x4k")}
+    | {"cpu32": cpu32, "cpu1": cpu1, "shared-prefix": shared_prefix}
+)
+
+USUAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"cpu": ("cpu32", "cpu1"), "cuda": ("offline256", "single", "prefix256", "prefill32x4k")}
+)
+"""Device -> what is measured when no workload is named."""

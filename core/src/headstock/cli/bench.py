@@ -1,0 +1,150 @@
+"""`headstock bench`: speed, with everything that a figure depends on beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from headstock.bench.shapes import SHAPES, write
+from headstock.bench.workloads import USUAL, WORKLOADS
+from headstock.cli.answers import note
+from headstock.cli.main import version
+from headstock.config import EngineConfig, FlagParser, Resolved, add_engine_flags, resolve
+from headstock.config.kinds import suggestion
+from headstock.errors import ModelError, UsageError, shown
+from headstock.logs import show_logs
+from headstock.progress import Bars
+
+if TYPE_CHECKING:
+    from headstock.bench.figure import Figure
+
+PEERS = ("transformers",)
+
+EPILOG = """
+Workloads: offline256, single, prefix256 and prefill32x4k (for a GPU), cpu32, cpu1 and shared-prefix (for a CPU). The
+prompts are seeded token ids and end-of-sequence tokens are ignored, so the work is the same for every model and engine.
+One run warms up; the prefix cache is empty when a run begins; a figure is the median.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run `headstock bench ARGUMENTS`; 0 when everything was measured.   raises: HeadstockError"""
+    asked = parser().parse_args(arguments)
+    check(asked)
+    resolved = resolve(asked, os.environ)
+    for line in resolved.notes:
+        note(f"note: {line}")
+    show_logs(resolved.engine.log_level)
+    with configured(asked.shape, resolved) as config, open_output(asked.output):
+        for figure in figures(asked, config):
+            show(figure, asked)
+    return 0
+
+
+def parser() -> FlagParser:
+    """The parser of `headstock bench`."""
+    root = FlagParser(
+        prog="headstock bench",
+        usage="%(prog)s [WORKLOAD ...] [options]",
+        description="Measure speed, with everything that a figure depends on beside it.",
+        epilog=EPILOG,
+    )
+    root.add_argument("workloads", nargs="*", metavar="WORKLOAD", help="what to measure (default: by the device)")
+    section = root.add_argument_group("measuring and output")
+    section.add_argument(
+        "--shape", metavar="|".join(SHAPES), help="measure this architecture with random weights, without a download"
+    )
+    section.add_argument(
+        "--runs", type=int, default=3, metavar="N", help="runs after a first that warms up (default: 3)"
+    )
+    section.add_argument(
+        "--compare", metavar="|".join(PEERS), help="the same work in this process with another engine, in turns"
+    )
+    section.add_argument("--json", action="store_true", help="print one JSON object a workload in place of text")
+    section.add_argument("--output", metavar="FILE", help="append the JSON objects to a file, one a line")
+    section.add_argument("--quiet", action="store_true", help="no summary and no progress on standard error")
+    add_engine_flags(root)
+    return root
+
+
+def check(asked: Namespace) -> None:
+    """Raise UsageError for a name or a number that cannot be meant."""
+    for what, given, known in (
+        ("workload", asked.workloads, WORKLOADS),
+        ("--shape", [asked.shape], SHAPES),
+        ("--compare", [asked.compare], PEERS),
+    ):
+        for name in given:
+            if name is not None and name not in known:
+                close = suggestion(name, known) or f"; known are {', '.join(known)}"
+                raise UsageError(f"unknown {what} {shown(name)}{close}")
+    if asked.runs < 1:
+        raise UsageError(f"--runs must be at least 1, got {asked.runs}")
+
+
+@contextlib.contextmanager
+def configured(shape: str | None, resolved: Resolved) -> Iterator[EngineConfig]:
+    """The configuration to measure; a shape's model directory is there as long as the context lasts."""
+    if shape is None:
+        yield resolved.engine
+        return
+    if resolved.origins["model"] != "default":
+        raise UsageError(f"--shape {shape} and a model by {resolved.origins['model']} name two models; keep one")
+    with tempfile.TemporaryDirectory(prefix="headstock-") as folder:
+        write(SHAPES[shape], Path(folder))
+        yield evolve(resolved.engine, model=folder, load_format="dummy")
+
+
+@contextlib.contextmanager
+def open_output(path: str | None) -> Iterator[None]:
+    """Fail before anything is measured when the file cannot be appended to.   raises: ModelError"""
+    if path is not None:
+        try:
+            with open(path, "a"):
+                pass
+        except OSError as error:
+            raise ModelError(f"--output {shown(path)}: cannot be written: {error.strerror}") from error
+    yield
+
+
+def figures(asked: Namespace, config: EngineConfig) -> Iterator[Figure]:
+    """A figure for each workload asked for, or usual on the device."""
+    from headstock.bench.measure import Bench
+    from headstock.llm import LLM
+
+    with Bars() as bars:
+        llm = LLM(config=config, report=bars.report)
+    with llm:
+        if not asked.quiet:
+            print(*llm.engine.summary.lines(), sep="\n", file=sys.stderr, flush=True)
+        names: Sequence[str] = asked.workloads or USUAL[llm.engine.summary.device]
+        shape = asked.shape or Path(config.model).name
+        bench = Bench(llm, version=version(), shape=shape, runs=asked.runs, report=None if asked.quiet else progress)
+        if asked.compare is not None:
+            bench.compare()
+        works = [bench.fitted(WORKLOADS[name]()) for name in names]
+        for work, notes in works:
+            yield bench.figure(work, notes)
+
+
+def progress(stage: str, done: int, total: int) -> None:
+    """Say how far it is, between two runs: a bar would draw itself while the clock runs."""
+    note(f"{stage}: {done} of {total}")
+
+
+def show(figure: Figure, asked: Namespace) -> None:
+    """Print the figure, and append it to `--output`."""
+    line = json.dumps(figure.record(), ensure_ascii=False)
+    print(line if asked.json else "\n".join(figure.lines()), flush=True)
+    if asked.output is not None:
+        with open(asked.output, "a") as file:
+            file.write(line + "\n")
