@@ -22,11 +22,12 @@ def spec():
 
 @frozen(kw_only=True)
 class Dist:
-    """A distribution with one scheduler plugin. `module` is the text of its only module."""
+    """A distribution with one plugin. `module` is the text of its only module."""
 
     name: str
     plugin: str
     module: str
+    kind: str = "scheduler"
 
     @property
     def package(self) -> str:
@@ -46,6 +47,19 @@ NEEDS_EITHER = """, requires=(Require(import_name="any", distribution="any", any
     Require(import_name="no_such_kernels", distribution="no-such-kernels"),
     Require(import_name="attrs", distribution="attrs", version=">=9999"),
 )),)"""
+KERNELLESS = """
+from headstock.spi import *
+def spec():
+    return AttentionSpec(
+        name="kernelless", spi=SpiRange(0, 1), summary="test", implementation="no_such_kernels:Backend",
+        requires=(Require(import_name="no_such_kernels", distribution="no-such-kernels", hint="pip install kernels"),),
+        capabilities=AttentionCapabilities(
+            phases=frozenset(Phase), devices=(DeviceRange("cpu"),), dtypes=frozenset({("float32",) * 3}),
+            head_dims=IntSet.all(), gqa_ratios=IntSet.all(), page_sizes=IntSet.all(), paged=True, contiguous=True,
+            graph=GraphSupport.NEVER, planning=Planning.NONE, features=frozenset(),
+        ),
+    )
+"""
 IMPORT = "from headstock.spi import Require\n"
 
 DISTS = (
@@ -63,6 +77,7 @@ DISTS = (
     Dist(name="from-the-past", plugin="past", module=scheduler("past", minor=0)),
     Dist(name="needs-kernels", plugin="needy", module=IMPORT + scheduler("needy", more=NEEDS_KERNELS)),
     Dist(name="needs-either", plugin="choosy", module=IMPORT + scheduler("choosy", more=NEEDS_EITHER)),
+    Dist(name="no-kernels", plugin="kernelless", module=KERNELLESS, kind="attention"),
     Dist(name="breaks-late", plugin="late", module=scheduler("late", path="breaks_late_inside:choose")),
 )
 
@@ -74,7 +89,7 @@ def unpack(folder: Path, dists: tuple[Dist, ...] = DISTS) -> None:
         info = folder / f"{dist.package}-1.0.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist.name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[headstock.scheduler]\n{dist.plugin} = {dist.package}:spec\n")
+        (info / "entry_points.txt").write_text(f"[headstock.{dist.kind}]\n{dist.plugin} = {dist.package}:spec\n")
 
 
 def build(folder: Path, dist: Dist) -> None:
@@ -85,7 +100,7 @@ def build(folder: Path, dist: Dist) -> None:
         (project / "pyproject.toml").write_text(
             '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
             f'[project]\nname = "{dist.name}"\nversion = "1.0"\n'
-            f'[project.entry-points."headstock.scheduler"]\n{dist.plugin} = "{dist.package}:spec"\n'
+            f'[project.entry-points."headstock.{dist.kind}"]\n{dist.plugin} = "{dist.package}:spec"\n'
             f'[tool.hatch.build.targets.wheel]\ninclude = ["{dist.package}.py"]\n'
         )
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder.absolute())]

@@ -42,3 +42,24 @@ def test_run_works_beside_broken_plugins(broken: Path, capsys: pytest.CaptureFix
 def test_an_option_for_a_plugin_that_was_not_chosen_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--opt", "fi.x=1", "--prompt", "Hello", "--quiet"]) == 2
     assert "fi.x=1" in capsys.readouterr().err
+
+
+def test_S11_an_unknown_backend_is_told_the_installed_ones_and_a_suggestion(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", "--attn", "spda", "--prompt", "Hello", "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean 'sdpa'?" in error
+    assert "installed: sdpa (headstock-sdpa" in error
+
+
+def test_S15_a_backend_without_its_kernels_says_what_to_install_and_the_others_work(
+    broken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugins", "inspect", "kernelless"]) == 0
+    assert "no-such-kernels is not installed  pip install kernels" in capsys.readouterr().out
+    assert main(["run", "--attn", "kernelless", "--prompt", "Hello", "--quiet"]) == 5
+    assert "no-such-kernels is not installed, install with: pip install kernels" in capsys.readouterr().err
+    command = ["run", "--attn", "sdpa", "--prompt", "Once upon a time", "--max-tokens", "4", "--num-pages", "8"]
+    assert main([*command, "--quiet"]) == 0
+    assert capsys.readouterr().out.strip()

@@ -22,6 +22,7 @@ INSPECTED = [
     ("choosy", 0, ["one of: no-such-kernels"]),
     ("late", 0, ["breaks_late_inside:choose"]),
     ("mixed", 0, ["headstock "]),
+    ("kernelless", 0, ["no-kernels 1.0", "found nothing", "pip install kernels"]),
     ("twin-second:twin", 0, ["twin-second 1.0"]),
     ("twin", 2, ["twin-first 1.0", "twin-second 1.0", "twin-first:twin or twin-second:twin"]),
     ("soumd", 2, ["did you mean 'sound'?"]),
@@ -76,7 +77,7 @@ def test_this_environment_has_no_torch() -> None:
 
 
 def test_every_plugin_is_listed_with_what_it_is() -> None:
-    done = headstock("plugins", "list", "scheduler", "--json")
+    done = headstock("plugins", "list", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     listed = {(each["distribution"], each["name"]): each["status"] for each in json.loads(done.stdout)}
     ours = {(dist.name, dist.plugin): "duplicate" if dist.plugin == "twin" else "ok" for dist in DISTS}
