@@ -70,6 +70,17 @@ def torch_ops() -> OpsSpec:
     )
 
 
+def onednn_ops() -> OpsSpec:
+    """The operations with weights packed for CPUs."""
+    return OpsSpec(
+        name="onednn",
+        spi=SPI,
+        summary="torch with the weights of linear maps packed for a CPU",
+        implementation="headstock.nn.onednn_ops:OneDnnOps",
+        capabilities=OpsCapabilities(devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"})),
+    )
+
+
 def inline() -> ExecutorSpec:
     """The executor of one process."""
     return ExecutorSpec(

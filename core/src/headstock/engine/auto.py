@@ -16,7 +16,7 @@ ATTENTION: tuple[tuple[DeviceRange, tuple[str, ...]], ...] = (
 RUNNERS = ("cudagraph", "eager")
 """What `--runner auto` tries, best first."""
 
-OPS = ("triton", "torch")
+OPS = ("triton", "onednn", "torch")
 """What `--ops auto` tries, best first."""
 
 PAGE_SIZES = {"cuda": 64, "cpu": 16}

@@ -73,6 +73,7 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     agreement = negotiate(config, parts, model, dtype, env)
     free = free_bytes(device)
     params = load(config, directory, family, model, dtype, device, max_len, report)
+    params = {name: parts.operations.prepare(name, weight) for name, weight in params.items()}
     taken = sum(tensor_bytes(weight) for weight in params.values())
     page_size = agreement.page_size or max_len
     if agreement.contiguous and config.num_pages is None:
@@ -100,7 +101,7 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
         rows=config.max_running_requests,
         max_len=max_len,
     )
-    program = Program(config=model, params=params, model=family, ops=registry.implementation(parts.ops)())
+    program = Program(config=model, params=params, model=family, ops=parts.operations)
     return Build(
         config=config,
         env=env,

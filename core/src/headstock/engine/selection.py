@@ -12,7 +12,7 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.engine import auto
 from headstock.engine.resolve import AttentionQuestion, resolve
-from headstock.errors import CannotRun, HeadstockError, UsageError
+from headstock.errors import CannotRun, HeadstockError, UnknownPlugin, UsageError
 from headstock.logs import event
 from headstock.spi import (
     AttentionCapabilities,
@@ -20,6 +20,7 @@ from headstock.spi import (
     CacheSpec,
     DeviceEnv,
     ExecutorSpec,
+    Ops,
     OpsSpec,
     Phase,
     RunnerSpec,
@@ -42,8 +43,10 @@ class Choice:
 
 @frozen(kw_only=True)
 class Parts:
-    """The plugins of an engine. `attention` has one entry when one backend serves all phases, else prefill and
-    decode.
+    """The plugins of an engine.
+
+    `attention` has one entry when one backend serves all phases, else prefill and decode; `operations` are those of
+    `ops`.
     """
 
     attention: tuple[Choice, ...]
@@ -51,6 +54,7 @@ class Parts:
     scheduler: SchedulerSpec
     runner: RunnerSpec
     ops: OpsSpec
+    operations: Ops
     executor: ExecutorSpec
 
     @property
@@ -78,20 +82,22 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
             )
         return found
 
-    def ops(name: str) -> OpsSpec:
+    def ops(name: str) -> tuple[OpsSpec, Ops]:
         found: OpsSpec = ready("ops", name)
         if not any(env in served for served in found.capabilities.devices):
             raise CannotRun(f"--ops {name} cannot run on {env}; use --ops torch")
         if question.dtype not in found.capabilities.dtypes:
             raise CannotRun(f"--ops {name} does not serve {question.dtype}; use --ops torch or another --dtype")
-        return found
+        return found, registry.implementation(found)()
 
+    ops_spec, operations = first(config.ops, auto.OPS, ops, "--ops")
     return Parts(
         attention=attention,
         cache=ready("cache", config.cache_type),
         scheduler=ready("scheduler", config.scheduler),
         runner=first(config.runner, auto.RUNNERS, runner, "--runner"),
-        ops=first(config.ops, auto.OPS, ops, "--ops"),
+        ops=ops_spec,
+        operations=operations,
         executor=ready("executor", config.executor),
     )
 
@@ -113,7 +119,8 @@ def first(asked: str, names: Sequence[str], make: Callable[[str], T], flag: str)
             return make(name)
         except HeadstockError as error:
             reasons.append(f"{name}: {error}")
-            LOG.debug(event("auto rejected", flag=flag, candidate=name, reason=str(error)))
+            level = logging.DEBUG if isinstance(error, UnknownPlugin) else logging.INFO
+            LOG.log(level, event("auto rejected", flag=flag, candidate=name, reason=str(error)))
     raise CannotRun(f"{flag} auto: nothing can run here. " + "; ".join(reasons))
 
 

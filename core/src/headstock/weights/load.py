@@ -16,6 +16,7 @@ from headstock.spi import ModelConfig, Params, ParamSpec, Weight
 from headstock.weights.checkpoint import Checkpoint, Piece, plan
 
 Report = Callable[[str, int, int], None]
+Prepare = Callable[[str, Weight], Weight]
 
 DUMMY_STD = 0.02
 
@@ -30,10 +31,12 @@ def load(
     max_seq_len: int,
     dummy: bool = False,
     report: Report | None = None,
+    prepare: Prepare | None = None,
 ) -> Params:
     """Every declared parameter, floating tensors in `dtype` unless their declaration says otherwise.
 
-    `report("weights", done, total)` is told of bytes. Dummy weights read nothing from `directory`.
+    `report("weights", done, total)` is told of bytes. Dummy weights read nothing from `directory`. `prepare` is that
+    of the operations that will use the weights; each plain tensor is freed as soon as it is prepared.
     raises: ModelError when files are damaged, do not fit the declaration, or hold NaN or infinities
     """
 
@@ -48,7 +51,7 @@ def load(
         tensors |= noise({name: spec for name, spec in specs.items() if spec.sources}, target, device, report)
     else:
         tensors |= read(directory, specs, target, device, report)
-    return with_biases(tensors)
+    return prepared(tensors, prepare or (lambda name, weight: weight))
 
 
 def weight_bytes(specs: Mapping[str, ParamSpec], dtype: torch.dtype) -> int:
@@ -126,10 +129,9 @@ def noise(
     return tensors
 
 
-def with_biases(tensors: Mapping[str, Tensor]) -> dict[str, Weight]:
-    """The tensors as weights, each `NAME.bias` inside that of NAME."""
+def prepared(tensors: dict[str, Tensor], prepare: Prepare) -> dict[str, Weight]:
+    """The tensors as weights, each `NAME.bias` inside that of NAME, prepared.   writes: tensors, emptied"""
+    biases = {name: tensors.pop(name) for name in list(tensors) if name.endswith(".bias")}
     return {
-        name: Weight(tensor=tensor, bias=tensors.get(f"{name}.bias"))
-        for name, tensor in tensors.items()
-        if not name.endswith(".bias")
+        name: prepare(name, Weight(tensor=tensors.pop(name), bias=biases.get(f"{name}.bias"))) for name in list(tensors)
     }
