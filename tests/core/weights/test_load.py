@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from headstock.errors import ModelError
+from headstock.spi import Weight
 from headstock.weights import weight_bytes
 from headstock_qwen.families import QWEN3
 
@@ -113,6 +114,24 @@ def test_biases_join_their_weights(write: Any, loading: Any, tensors: Any) -> No
     expected = torch.cat([tensors[f"{LAYER}self_attn.{name}_proj.bias"] for name in "qkv"])
     assert torch.equal(params["layers.1.qkv"].bias, expected)
     assert not any(name.endswith(".bias") for name in params)
+
+
+def test_each_weight_is_prepared_with_its_bias(write: Any, loading: Any, tensors: Any) -> None:
+    for layer in range(2):
+        for name, size in (("q", 8), ("k", 4), ("v", 4), ("o", 8)):
+            tensors[f"model.layers.{layer}.self_attn.{name}_proj.bias"] = torch.randn(size)
+    seen: dict[str, Weight] = {}
+
+    def double(name: str, weight: Weight) -> Weight:
+        seen[name] = weight
+        return Weight(tensor=weight.tensor * 2, bias=weight.bias)
+
+    params = loading(write(tensors, attention_bias=True), prepare=double)
+
+    assert params.keys() == seen.keys()
+    assert torch.equal(params["embed"].tensor, 2 * tensors["model.embed_tokens.weight"])
+    assert seen["layers.0.qkv"].bias is not None
+    assert seen["layers.0.down"].bias is None
 
 
 def shards(directory: Path, tensors: Any) -> dict[str, str]:
