@@ -1,0 +1,1 @@
+"""The demo checkpoint's own text, tokenizer, training and measurement; nothing is downloaded."""
