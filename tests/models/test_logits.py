@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import frozen
-from tests.models.checkpoints import VARIANTS, Variant, save
-from tests.models.paged import Paged
+from checkpoints import VARIANTS, Variant, save
+from paged import Paged
 from torch import Tensor
 
 from headstock.nn.onednn_ops import OneDnnOps
