@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import nox
@@ -90,8 +91,16 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def bench(session: nox.Session) -> None:
-    """Measure what a scheduling step costs; arguments after `--` go to the script."""
-    in_dev(session, "python", "tests/benchmarks/scheduler.py", *session.posargs)
+    """Record in docs/benchmarks what a scheduling step costs, and the demo model's speed beside transformers.
+
+    Arguments after `--` go to `headstock bench`. The machine must be idle.
+    """
+    today = datetime.now(UTC).date().isoformat()
+    folder = ROOT / "docs" / "benchmarks"
+    with session.chdir("tests"):
+        in_dev(session, "python", "-m", "benchmarks.scheduler", "--output", str(folder / f"{today}-scheduler.jsonl"))
+    work = ("cpu32", "cpu1", "--compare", "transformers", "--runs", "5", "--output", str(folder / f"{today}-cpu.jsonl"))
+    in_dev(session, "headstock", "bench", *work, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["dev"])

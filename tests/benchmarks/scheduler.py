@@ -7,11 +7,17 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import platform
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks import columns
 
+import headstock
+from headstock.bench.machine import commit, processor
 from headstock.builtin.mixed import choose
 from headstock.schedule import Arrived, Column, Event, Limits, Plan, Request, Sampled, State, initial, step
 from headstock.spi import KVGroup
@@ -19,6 +25,8 @@ from headstock.spi import KVGroup
 GROUP = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)
 ROWS = 256
 STOP_IDS = (2, 3)
+WARM_UP = 100
+"""Steps that are not timed."""
 
 
 def limits(page_size: int, rows: int) -> Limits:
@@ -56,8 +64,8 @@ def sampled(state: State, plan: Plan, ending: int | None, rng: np.random.Generat
     return Sampled(rows, plan.orders[plan.samples > 0], np.ones(len(rows), np.int32), tokens)
 
 
-def measure(page_size: int, steps: int, rows: int = ROWS) -> dict[str, Any]:
-    """Median and 99th percentile of one step, in microseconds."""
+def measure(page_size: int, steps: int, rows: int = ROWS) -> list[float]:
+    """Seconds of each step, ascending."""
     rng = np.random.default_rng(0)
     bounds = limits(page_size, rows)
     state = initial(bounds)
@@ -66,7 +74,7 @@ def measure(page_size: int, steps: int, rows: int = ROWS) -> dict[str, Any]:
     events: list[Event] = [Arrived(request(i, rng, 7000)) for i in range(rows)]
     state, plan = step(state, events, bounds)
     times = []
-    for count in range(steps + 100):
+    for count in range(steps + WARM_UP):
         ending = int(state.ranked[0]) if count % 8 == 0 else None
         events = [sampled(state, plan, ending, rng)]
         if count % 8 == 0:
@@ -75,26 +83,42 @@ def measure(page_size: int, steps: int, rows: int = ROWS) -> dict[str, Any]:
         start = time.perf_counter()
         state, plan = step(state, events, bounds)
         times.append(time.perf_counter() - start)
-    times = sorted(times[100:])
     assert state.num_running == rows and int(state.columns[Column.ACTIVE].sum()) == rows
+    return sorted(times[WARM_UP:])
+
+
+def record(what: str, page_size: int, times: list[float]) -> dict[str, Any]:
+    """The figure, in microseconds, with what it depends on."""
     return {
-        "rows": rows,
+        "what": what,
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit(Path(headstock.__file__)),
+        "cpu": processor(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "rows": ROWS,
         "page_size": page_size,
-        "steps": steps,
+        "steps": len(times),
         "median_us": round(times[len(times) // 2] * 1e6, 1),
         "p99_us": round(times[int(len(times) * 0.99)] * 1e6, 1),
     }
 
 
 def main() -> None:
-    """Print one JSON object for each page size."""
+    """Print one JSON object for the measure of the machine (columns.py) and one for each page size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=5000)
-    arguments = parser.parse_args()
+    parser.add_argument("--output", metavar="FILE", help="append the objects to a file, one a line")
+    asked = parser.parse_args()
     gc.collect()
     gc.freeze()
-    for page_size in (64, 16):
-        print(json.dumps(measure(page_size, arguments.steps)), flush=True)
+    records = [record("columns alone", 16, columns.measure(ROWS, asked.steps))]
+    records += [record("scheduler step", size, measure(size, asked.steps)) for size in (64, 16)]
+    text = "".join(json.dumps(one) + "\n" for one in records)
+    print(text, end="")
+    if asked.output is not None:
+        with open(asked.output, "a") as file:
+            file.write(text)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,12 @@ from __future__ import annotations
 import platform
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headstock.bench.figure import Setting
-from headstock.engine.summary import EngineSummary
+
+if TYPE_CHECKING:
+    from headstock.engine.summary import EngineSummary
 
 
 def setting(summary: EngineSummary, *, version: str, shape: str, weights: str) -> Setting:

@@ -60,7 +60,7 @@ Report = Callable[[str, int, int], None]
 def alternate(
     contestants: Sequence[Contestant], workload: Workload, runs: int, report: Report | None = None
 ) -> list[Timing]:
-    """The timings, in the contestants' order: one warm-up each, then `runs` rounds in which everyone runs once, in order.
+    """The timings, in the contestants' order: one warm-up each, then `runs` rounds in which everyone runs once.
 
     A contestant other than the first that fails in its warm-up is left out, and its timing says why.
     """
