@@ -68,6 +68,15 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
     assert pool.count_nonzero() == kv.numel()
 
 
+def test_eight_bit_pools_saturate() -> None:
+    pool = torch.zeros(2, 2, 4, 1, 2, dtype=torch.float8_e4m3fn)
+
+    store_kv_(pool, kv_cells(torch.tensor([5]), 4), torch.tensor([1.0, 1e4, -1e4, 0.3]).view(1, 2, 1, 2))
+
+    assert pool[1, :, 1].float().flatten().tolist() == [1.0, 448.0, -448.0, 0.3125]
+    assert pool.float().count_nonzero() == 4
+
+
 @pytest.mark.parametrize("renormalize", [False, True])
 def test_experts_token_by_token(renormalize: bool) -> None:
     experts = Experts(count=5, per_token=2, intermediate=6, renormalize=renormalize)

@@ -22,4 +22,8 @@ def store_kv_(pool: Tensor, cells: Tensor, kv: Tensor) -> None:
     cells: [tokens, 2] int64 from `kv_cells`    kv: [tokens, 2, kv_heads, head_dim]
     writes: pool [pages, 2, page_size, kv_heads, head_dim]
     """
+    if pool.dtype.itemsize == 1:
+        # Conversion to 8-bit floats does not saturate by itself, and indexing knows them only as bytes.
+        largest = torch.finfo(pool.dtype).max
+        kv, pool = kv.clamp(-largest, largest).to(pool.dtype).view(torch.uint8), pool.view(torch.uint8)
     pool.view(-1, *pool.shape[3:]).index_put_((cells,), kv.to(pool.dtype))
