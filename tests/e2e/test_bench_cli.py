@@ -1,0 +1,140 @@
+"""`headstock bench` over the real engine and the bundled model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import headstock.cli.bench as bench
+from headstock import LLM
+from headstock.bench.measure import Bench
+from headstock.bench.workloads import Workload, lengths, tokens
+from headstock.cli.main import main
+
+FORMAT = (
+    "engine version commit date gpu torch shape workload attn cache runner page_size kv_dtype runs_s median_s "
+    "in_tok_s out_tok_s"
+).split()
+"""What every recorded figure has (docs/benchmarks)."""
+
+
+def small(count: int, shared: int, own: int, out: int, name: str = "small") -> Workload:
+    """Requests with a shared prefix and ids of the demo model."""
+    rng = Random(0)
+    prefix = tokens(rng, shared)
+    prompts = tuple(prefix + tokens(rng, length) for length in lengths(rng, count, own, own + 8))
+    return Workload(name=name, prompts=prompts, outputs=(out,) * count, temperature=0.0).within(768)
+
+
+SMALL: Mapping[str, Callable[[], Workload]] = {"small": lambda: small(3, 0, 20, 6)}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `headstock bench` in this process with one small workload; exit code, output, errors."""
+    monkeypatch.setattr(bench, "WORKLOADS", SMALL)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main(["bench", "--num-pages", "256", *arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_T20_G14_a_figure_has_everything_that_it_depends_on(run: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "figures.jsonl"
+    code, out, err = run("small", "--json", "--runs", "2", "--output", str(file), "--page-size", "8")
+    assert code == 0, err
+    (record,) = [json.loads(line) for line in out.splitlines()]
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [record]
+    assert [key for key in FORMAT if key not in record] == []
+    assert (record["engine"], record["shape"], record["workload"]) == ("headstock", "demo", "small")
+    assert (record["attn"], record["cache"], record["runner"], record["page_size"]) == ("sdpa", "radix", "eager", 8)
+    assert (record["requests"], record["tokens_out"], record["batch"], record["seed"]) == (3, 18, 256, 0)
+    assert len(record["runs_s"]) == 2 and min(record["runs_s"]) <= record["median_s"] <= max(record["runs_s"])
+    assert record["out_tok_s"] == pytest.approx(18 / record["median_s"], rel=0.01)
+    assert record["threads"] >= 1 and record["peak_kv_pages"] >= 3 and record["cached_tokens"] == 0
+
+
+def test_T20_G14_people_read_the_same_facts(run: Callable[..., Any]) -> None:
+    code, out, _ = run("small", "--runs", "1")
+    assert code == 0
+    for fact in ("small: ", "3 requests", "demo", "batch up to 256", "attn sdpa", "pages of 16", "torch 2", "seed 0"):
+        assert fact in out
+
+
+def test_T20_G14_two_benches_do_the_same_work() -> None:
+    found = []
+    for _ in range(2):
+        with LLM("demo", num_pages=256) as llm:
+            work = small(3, 0, 20, 6)
+            found.append(figure(llm, work).timing.tokens)
+    assert found[0] == found[1]
+
+
+def test_transformers_does_the_same_work_and_finds_the_same_tokens(run: Callable[..., Any]) -> None:
+    code, out, err = run("small", "--json", "--runs", "1", "--compare", "transformers", "--quiet")
+    assert code == 0, err
+    record = json.loads(out)
+    assert [(peer["mode"], peer["error"]) for peer in record["peers"]] == [("generate", None), ("continuous", None)]
+    for peer in record["peers"]:
+        assert peer["difference"] == {"requests": 0, "first": None}
+        assert record[f"ratio_{peer['mode']}"] == pytest.approx(peer["median_s"] / record["median_s"], rel=0.01)
+
+
+def test_a_shape_is_measured_with_random_weights(run: Callable[..., Any]) -> None:
+    code, out, err = run("small", "--shape", "demo", "--json", "--runs", "1", "--quiet")
+    assert (code, err) == (0, "")
+    assert (json.loads(out)["shape"], json.loads(out)["weights"]) == ("demo", "dummy")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["smal"], 2, "did you mean small?"),
+        (["small", "--runs", "0"], 2, "--runs must be at least 1"),
+        (["small", "--shape", "qwen3-0.6"], 2, "did you mean qwen3-0.6b?"),
+        (["small", "--shape", "demo", "--model", "demo"], 2, "name two models"),
+        (["small", "--compare", "vllm"], 2, "known are transformers"),
+        (["small", "--output", "/no/such/folder/file"], 6, "cannot be written"),
+        (["small", "--max-seq-len", "30"], 2, "small has requests of "),
+    ],
+)
+def test_each_error_is_one_clear_line(run: Callable[..., Any], arguments: list[str], code: int, said: str) -> None:
+    found, out, err = run(*arguments, "--quiet")
+    assert (found, out) == (code, "")
+    assert said in err and len(err.splitlines()) == 1
+
+
+def figure(llm: LLM, work: Workload) -> Any:
+    """The figure of one run."""
+    return Bench(llm, version="0", shape="demo", runs=1).figure(work)
+
+
+def test_T3_more_at_once_is_more_throughput_and_more_pages() -> None:
+    work = small(64, 0, 24, 12)
+    found = {}
+    for cap in (1, 64):
+        with LLM("demo", num_pages=1024, max_running_requests=cap) as llm:
+            found[cap] = figure(llm, work)
+    assert found[64].timing.tokens == found[1].timing.tokens
+    assert found[64].out_tok_s > 2 * found[1].out_tok_s
+    assert found[64].peak_kv_pages > 16 * found[1].peak_kv_pages
+
+
+def test_S16_S17_radix_reuses_a_shared_prefix_and_naive_never_does() -> None:
+    work = small(24, 96, 8, 8)
+    found = {}
+    for cache in ("radix", "naive"):
+        with LLM("demo", num_pages=512, cache_type=cache, max_batch_tokens=256) as llm:
+            found[cache] = figure(llm, work)
+    assert found["naive"].cached_tokens == 0
+    # Two prompts fill the first step; every later one finds the prefix.
+    assert found["radix"].cached_tokens >= 20 * 96
+    assert found["radix"].timing.tokens == found["naive"].timing.tokens
+    assert found["radix"].peak_kv_pages < found["naive"].peak_kv_pages

@@ -1,0 +1,114 @@
+"""Greedy tokens do not depend on neighbours, page size, chunks, preemption, hits or the scheduler (demo model, float32)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headstock import LLM, SamplingParams
+
+TIE = 1e-4
+"""A margin between the two best tokens, in logits, under which float32 may fall on either side."""
+
+MAX_TOKENS = 20
+
+
+def prompts() -> list[str]:
+    """32 prompts of the demo model's world, many with a common beginning."""
+    names = ("Anna", "Ben", "Mia", "Theo", "Sara", "Hugo", "Lena", "Otto")
+    facts = " ".join(f"Remember: the number of the boat of {name} is {1234 + 7 * i}." for i, name in enumerate(names))
+    return [
+        *(f"{facts} What is the number of the boat of {name}?" for name in names),
+        *(f"{12 + i} + {31 + 2 * i} =" for i in range(8)),
+        *(f"Once upon a time, there was a little {kind}" for kind in ("girl", "boy", "fox", "cat", "owl", "bear", "dog", "hen")),
+        *(f"{name} had a boat." for name in names),
+    ]  # fmt: skip
+
+
+def generate(**settings: Any) -> tuple[list[tuple[int, ...]], LLM]:
+    """The greedy tokens of all prompts at once, and the engine that made them (closed)."""
+    settings = {"num_pages": 2048, "page_size": 16, "max_seq_len": 1024} | settings
+    with LLM("demo", debug_invariants=True, **settings) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=2)
+        outputs = llm.generate(prompts(), params)
+        tokens = [output.outputs[0].token_ids for output in outputs]
+        llm.margins = [[margin(table) for table in output.outputs[0].logprobs] for output in outputs]
+    return tokens, llm
+
+
+def margin(table: dict[int, Any]) -> float:
+    """How far the best token is ahead of the second."""
+    best, second = sorted((entry.logprob for entry in table.values()), reverse=True)[:2]
+    return float(best - second)
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[tuple[int, ...]]:
+    """Each prompt by itself, nothing shared."""
+    tokens, llm = generate(cache_type="naive", max_running_requests=1)
+    assert llm.engine.stats().cached_tokens == 0
+    return tokens
+
+
+def assert_same(tokens: Sequence[tuple[int, ...]], llm: LLM, reference: Sequence[tuple[int, ...]]) -> None:
+    """Equal, but for what follows a margin under TIE, which is printed."""
+    for number, (ours, theirs) in enumerate(zip(tokens, reference, strict=True)):
+        if ours == theirs:
+            continue
+        at = int(np.flatnonzero(np.array(ours) != np.array(theirs))[0])
+        found = llm.margins[number][at]
+        assert found < TIE, f"prompt {number}: {ours} instead of {theirs}"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cache_type": "radix"},
+        {"cache_type": "naive"},
+        {"page_size": 1, "num_pages": 8192},
+        {"page_size": 128},
+        {"max_batch_tokens": 7},
+        {"max_batch_tokens": 64, "max_running_requests": 5},
+        {"scheduler": "prefill-first"},
+        {"scheduler": "decode-first"},
+        {"ops": "torch"},
+        {"ops": "onednn"},
+        {"attn": "sdpa,sdpa"},
+    ],
+    ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()),
+)
+def test_P8_P11_I_the_same_tokens_for_32_prompts_at_once(settings: dict[str, Any], reference: list[Any]) -> None:
+    tokens, llm = generate(**settings)
+
+    assert_same(tokens, llm, reference)
+
+
+@pytest.mark.parametrize("cache", ["radix", "naive"])
+def test_T6_the_same_tokens_under_preemption(cache: str, reference: list[Any]) -> None:
+    tokens, llm = generate(page_size=4, num_pages=104, max_seq_len=400, cache_type=cache)
+
+    assert llm.engine.stats().preemptions > 0, "the pool is not tight enough to force preemption"
+    assert_same(tokens, llm, reference)
+
+
+def test_T14_no_kv_cache_gives_the_same_tokens(reference: list[Any]) -> None:
+    tokens, llm = generate(kv_cache=False)
+
+    assert llm.engine.stats().cached_tokens == 0
+    assert_same(tokens, llm, reference)
+
+
+def test_T8_contiguous_regions_give_the_same_tokens(reference: list[Any]) -> None:
+    tokens, llm = generate(paged_attn="off", num_pages=None, page_size="auto", max_running_requests=6)
+
+    assert_same(tokens, llm, reference)
+
+
+def test_S16_S17_radix_hits_on_shared_prefixes_and_naive_never(reference: list[Any]) -> None:
+    for cache, hits in (("radix", True), ("naive", False)):
+        tokens, llm = generate(cache_type=cache, max_running_requests=4)
+        assert (llm.engine.stats().cached_tokens > 0) is hits
+        assert_same(tokens, llm, reference)
