@@ -117,7 +117,7 @@ def figure(llm: LLM, work: Workload) -> Any:
 
 
 def test_T3_more_at_once_is_more_throughput_and_more_pages() -> None:
-    work = small(64, 0, 24, 12)
+    work = small(64, 0, 16, 4)
     found = {}
     for cap in (1, 64):
         with LLM("demo", num_pages=1024, max_running_requests=cap) as llm:

@@ -1,0 +1,36 @@
+"""Which source a figure was measured with."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from headstock.bench.machine import commit, processor
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_a_tracked_file_has_a_commit_and_changes_show(tmp_path: Path) -> None:
+    file, other = tmp_path / "source.py", tmp_path / "installed.py"
+    file.write_text("1")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "source.py")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    assert commit(file) == head[:12]
+    other.write_text("not part of the repository around it")
+    assert commit(other) is None
+    file.write_text("2")
+    assert commit(file) == f"{head[:12]}-dirty"
+
+
+def test_a_file_outside_any_repository_has_no_commit(tmp_path: Path) -> None:
+    assert commit(tmp_path / "source.py") is None
+
+
+def test_the_processor_has_a_name() -> None:
+    assert processor()
