@@ -61,7 +61,7 @@ def sampled(state: State, plan: Plan, ending: int | None, rng: np.random.Generat
     tokens = rng.integers(10, 50_000, len(rows)).astype(np.int32)
     if ending is not None:
         tokens[rows == ending] = STOP_IDS[0]
-    return Sampled(rows, plan.orders[plan.samples > 0], np.ones(len(rows), np.int32), tokens)
+    return Sampled(rows, plan.orders[plan.samples > 0], None, tokens)
 
 
 def measure(page_size: int, steps: int, rows: int = ROWS) -> list[float]:

@@ -21,12 +21,12 @@ def test_an_idle_engine_has_every_page_free_afterwards() -> None:
         drive.submit(request(str(number), prompt(rng, 30)))
     drive.drain()
     cached = bounds.policy.stats(drive.state.index).pages
-    assert cached > 0 and len(drive.state.free[0]) == 100 - cached
+    assert cached > 0 and drive.state.num_free[0] == 100 - cached
 
     drive.events.append(Cleared())
     drive.step()
     check(drive.state, bounds)
-    assert len(drive.state.free[0]) == 100 and bounds.policy.stats(drive.state.index).pages == 0
+    assert drive.state.num_free[0] == 100 and bounds.policy.stats(drive.state.index).pages == 0
 
 
 def test_a_request_that_arrives_with_it_finds_no_prefix() -> None:
@@ -47,7 +47,7 @@ def test_it_does_nothing_without_an_index() -> None:
     bounds = limits(policy=None)
     state, plan = step(initial(bounds), (Cleared(),), bounds)
     check(state, bounds)
-    assert len(state.free[0]) == 100 and not len(plan.rows)
+    assert state.num_free[0] == 100 and not len(plan.rows)
 
 
 @settings(max_examples=25, deadline=None)

@@ -20,7 +20,7 @@ def choose(view: View, budget: Budget) -> Choice:
     ready = view.ranked[view.want[view.ranked] > 0]
     decoding = view.computed[ready] >= view.prompt[ready]
     decode, prompts = ready[decoding], ready[~decoding]
-    starved = len(decode) > 0 and int(view.idle[decode].max()) >= PATIENCE
+    starved = len(decode) > 0 and view.number - int(view.last_run[decode].min()) > PATIENCE
     new = len(view.waiting_lengths)
     rows = prompts
     if starved or not (len(prompts) or new):

@@ -30,6 +30,7 @@ from headstock.spi import (
     LayerInfo,
     Model,
     ModelConfig,
+    Ops,
     Params,
     Phase,
     PluginSpec,
@@ -72,8 +73,7 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     check_options(config, parts)
     agreement = negotiate(config, parts, model, dtype, env)
     free = free_bytes(device)
-    params = load(config, directory, family, model, dtype, device, max_len, report)
-    params = {name: parts.operations.prepare(name, weight) for name, weight in params.items()}
+    params = load(config, directory, family, model, dtype, device, max_len, parts.operations, report)
     taken = sum(tensor_bytes(weight) for weight in params.values())
     page_size = agreement.page_size or max_len
     if agreement.contiguous and config.num_pages is None:
@@ -187,6 +187,7 @@ def load(
     dtype: str,
     device: torch.device,
     max_len: int,
+    ops: Ops,
     report: Report | None,
 ) -> Params:
     """The model's parameters on the device."""
@@ -199,6 +200,7 @@ def load(
         max_seq_len=max_len,
         dummy=config.load_format == "dummy",
         report=report,
+        prepare=ops.prepare,
     )
 
 

@@ -148,13 +148,13 @@ class Engine:
             events.append(Failed(rows[sick], orders[sick]))
             rows, orders, tokens = rows[healthy], orders[healthy], tokens[healthy]
         if len(rows):
-            events.append(Sampled(rows, orders, np.ones(len(rows), np.int32), tokens))
+            events.append(Sampled(rows, orders, None, tokens))
         return events
 
     def stats(self) -> EngineStats:
         """Counts since the start, and what is the case now."""
         state, total = self.state, self.limits.num_pages[0]
-        free = len(state.free[0])
+        free = state.num_free[0]
         held = int(np.count_nonzero(state.refs[0]))
         return EngineStats(
             running=state.num_running,

@@ -10,7 +10,7 @@ from headstock.schedule.events import Aborted, Arrived, Cleared, Ended, Event, F
 from headstock.schedule.limits import refusal
 from headstock.schedule.pages import clear_index, release
 from headstock.schedule.request import Entry, Request
-from headstock.schedule.state import Accepted, Column, Draft
+from headstock.schedule.state import Accepted, Column, Draft, every, some
 
 Ints = np.ndarray
 
@@ -117,12 +117,11 @@ def sampled(draft: Draft, event: Sampled) -> None:
     """
     columns = draft.columns
     live = columns[Column.ORDER].take(event.rows) == event.orders
-    plain = live.all() and len(event.tokens) == len(event.rows) and not len(event.drafts)
-    if plain and (event.counts == 1).all() and columns[Column.PROMISED].take(event.rows).all():
+    if event.counts is None and every(live):
         one_each(draft, event)
         return
     rows = event.rows[live]
-    grid, counts = padded(event.tokens, event.counts)
+    grid, counts = padded(event.tokens, np.ones_like(event.rows) if event.counts is None else event.counts)
     grid, counts = grid[live], counts[live]
     known = columns[Column.NUM_KNOWN, rows]
     lengths = known[:, None] + np.arange(1, grid.shape[1] + 1, dtype=np.int32)
@@ -154,22 +153,24 @@ def one_each(draft: Draft, event: Sampled) -> None:
     """
     columns, rows = draft.columns, event.rows
     known = columns[Column.NUM_KNOWN]
-    draft.tokens[rows, known.take(rows)] = event.tokens
-    token = np.full(known.shape, -2, np.int32)  # neither a token nor the padding of stop_ids
-    token[rows] = event.tokens
-    got = token >= 0
+    lengths = known.take(rows)
+    draft.tokens[rows, lengths] = event.tokens
+    lengths += 1
+    got = np.zeros_like(known)
+    got[rows] = 1
     known += got
-    if draft.limits.recompute:
-        columns[Column.NUM_COMPUTED] *= ~got
     columns[Column.PROMISED] -= got
-    draft.accepted.append(Accepted(event.orders, event.counts, event.tokens))
-    hits = (draft.stop_ids == token).any(0)
-    hits &= known >= columns[Column.MIN_LEN]
-    done = known >= columns[Column.MAX_LEN]
-    done |= hits
-    done &= got
-    for row in np.flatnonzero(done).tolist():
-        end(draft, row, "stop" if hits[row] else "length")
+    if draft.limits.recompute:
+        columns[Column.NUM_COMPUTED] *= 1 - got
+    draft.accepted.append(Accepted(event.orders, np.ones_like(lengths), event.tokens))
+    stops = draft.stop_ids.take(rows, axis=1) == event.tokens
+    done = lengths >= columns[Column.MAX_LEN].take(rows)
+    if some(stops):
+        hits = stops.any(0) & (lengths >= columns[Column.MIN_LEN].take(rows))
+        done |= hits
+    if some(done):
+        for at in np.flatnonzero(done).tolist():
+            end(draft, int(rows[at]), "stop" if stops[:, at].any() and hits[at] else "length")
 
 
 def padded(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:

@@ -119,6 +119,7 @@ def fill(draft: Draft, entry: Entry, row: int, cached: int) -> None:
         (Column.SCORED, request.prompt_logprobs),
         (Column.CACHED, min(cached, prompt)),
         (Column.PRIORITY, request.priority),
+        (Column.LAST_RUN, draft.old.num_steps),
         (Column.ARRIVAL, entry.arrival),
     ):
         draft.columns[column, row] = value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.schedule.limits import Limits
-from headstock.schedule.state import Column, State
+from headstock.schedule.state import NO_PAGES, Column, State
 
 
 def check(state: State, limits: Limits) -> None:
@@ -25,7 +25,8 @@ def check_pages(state: State, limits: Limits, group: int) -> None:
     held = np.concatenate(state.pages[group])
     refs = np.bincount(held, minlength=total + 1)
     assert (refs == state.refs[group]).all(), f"group {group}: reference counts do not match the rows"
-    free = np.bincount(state.free[group], minlength=total + 1)
+    free = np.bincount(np.concatenate([NO_PAGES, *state.free[group]]), minlength=total + 1)
+    assert free.sum() == state.num_free[group], f"group {group}: the free pages are miscounted"
     indexed = np.zeros(total + 1, np.int64)
     if limits.policy is not None and group == 0:
         indexed = np.bincount(limits.policy.pages(state.index), minlength=total + 1)

@@ -24,6 +24,8 @@ class Arrived:
 class Sampled:
     """Tokens of rows whose plan had logits, ragged: row i got `counts[i]` accepted tokens, laid end to end in `tokens`.
 
+    `counts` None: each row got the one token that it was promised.
+
     rows, orders, counts: [n] int32; `orders` are the admission numbers of the plan, so that late news of a released
     row is dropped
     tokens: [sum of counts] int32
@@ -32,7 +34,7 @@ class Sampled:
 
     rows: Ints
     orders: Ints
-    counts: Ints
+    counts: Ints | None
     tokens: Ints
     draft_counts: Ints = NONE
     drafts: Ints = NONE

@@ -14,10 +14,13 @@ from headstock.spi.cache import CachePolicy, Match
 
 Ints = np.ndarray
 
+MOST_PARTS = 256
+"""Arrays that a free list may consist of before they are joined."""
+
 
 def available(draft: Draft, group: int) -> int:
     """Pages of `group` that could be handed out now: free ones and evictable ones."""
-    count = len(draft.free[group]) + sum(map(len, draft.freed[group]))
+    count = draft.num_free[group]
     if draft.limits.policy is not None and group == 0:
         count += draft.limits.policy.evictable(draft.index)
     return count
@@ -25,23 +28,30 @@ def available(draft: Draft, group: int) -> int:
 
 def take(draft: Draft, group: int, count: int) -> Ints:
     """`count` pages off the free list; the caller has made sure that they are available.   returns: [count] int32"""
-    if count > len(draft.free[group]):
-        gather(draft, group)
-    short = count - len(draft.free[group])
+    short = count - draft.num_free[group]
     if short > 0:
-        draft.freed[group].append(evict(draft, short))
-        gather(draft, group)
-    free = draft.free[group]
-    assert count <= len(free), f"{count} pages asked of group {group}, {len(free)} free"
-    draft.free[group] = free[: len(free) - count]
-    return free[len(free) - count :]
+        give_back(draft, group, evict(draft, short))
+    draft.num_free[group] -= count
+    stack, parts = draft.free[group], []
+    while count:
+        top = stack.pop()
+        if len(top) > count:
+            stack.append(top[: len(top) - count])
+            top = top[len(top) - count :]
+        parts.append(top)
+        count -= len(top)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def gather(draft: Draft, group: int) -> None:
-    """Put what was freed during this step on the free list."""
-    if draft.freed[group]:
-        draft.free[group] = np.concatenate([draft.free[group], *draft.freed[group]])
-        draft.freed[group] = []
+def give_back(draft: Draft, group: int, pages: Ints) -> None:
+    """Put pages on the free list, a stack of arrays: joining them to one would copy the whole list each time."""
+    if not len(pages):
+        return
+    stack = draft.free[group]
+    stack.append(pages)
+    draft.num_free[group] += len(pages)
+    if len(stack) > MOST_PARTS:
+        draft.free[group] = [np.concatenate(stack)]
 
 
 def evict(draft: Draft, count: int) -> Ints:
@@ -65,7 +75,7 @@ def clear_index(draft: Draft) -> None:
         return
     pages = policy.reset(draft.index)
     check_unheld(draft, policy, pages)
-    draft.freed[0].append(pages)
+    give_back(draft, 0, pages)
 
 
 def check_unheld(draft: Draft, policy: CachePolicy, pages: Ints) -> None:
@@ -126,8 +136,7 @@ def release(draft: Draft, row: int) -> None:
         refs = draft.refs[group] = writeable(draft.refs[group])
         refs[pages] -= np.uint16(1)
         private = pages[indexed:] if group == 0 else pages
-        if len(private):
-            draft.freed[group].append(private)
+        give_back(draft, group, private)
         rows[row] = NO_PAGES
     if draft.handles[row] is not None and draft.limits.policy is not None:
         draft.limits.policy.release(draft.index, draft.handles[row])
@@ -143,38 +152,40 @@ def index_full(draft: Draft) -> None:
     policy = draft.limits.policy
     if policy is None:
         return
-    columns = draft.columns
-    full = np.minimum(columns[Column.NUM_COMPUTED], columns[Column.NUM_KNOWN]) // draft.limits.page_size
-    for row in np.flatnonzero(full > columns[Column.INDEXED]).tolist():
-        insert(draft, policy, row, int(full[row]))
+    columns, size = draft.columns, draft.limits.page_size
+    full = np.minimum(columns[Column.NUM_COMPUTED], columns[Column.NUM_KNOWN]) // size
+    indexed = columns[Column.INDEXED]
+    rows = np.flatnonzero(full > indexed)
+    if not len(rows):
+        return
+    starts, stops = indexed.take(rows).tolist(), full.take(rows).tolist()
+    indexed[rows] = stops
+    for row, start, stop in zip(rows.tolist(), starts, stops, strict=True):
+        insert(draft, policy, row, start, stop)
 
 
-def insert(draft: Draft, policy: CachePolicy, row: int, full: int) -> None:
-    """Insert the row's pages up to `full`; where the index has the same tokens already, the row changes over to its
-    page.
-    """
+def insert(draft: Draft, policy: CachePolicy, row: int, start: int, stop: int) -> None:
+    """Insert the row's pages from `start` to `stop`; the row changes over to pages that the index has already."""
     size = draft.limits.page_size
-    start = int(draft.columns[Column.INDEXED, row])
-    own = draft.pages[0][row][start:full]
+    own = draft.pages[0][row][start:stop]
     entry = draft.seats[row]
     assert entry is not None, f"row {row} has pages but no request"
-    tokens = draft.tokens[row, start * size : full * size]
+    tokens = draft.tokens[row, start * size : stop * size]
     inserted = policy.insert(draft.index, draft.handles[row], tokens, own, entry.request.namespace)
     draft.handles[row] = inserted.handle
-    draft.columns[Column.INDEXED, row] = full
     canonical = inserted.canonical
     if canonical is own or (canonical == own).all():
         return
     # The table is rewritten before the duplicates are freed: nothing points at a free page, at no time.
     pages = draft.pages[0][row].copy()
-    pages[start:full] = canonical
+    pages[start:stop] = canonical
     draft.pages[0][row] = pages
     write(draft, 0, row, start, canonical)
     changed = canonical != own
     refs = draft.refs[0] = writeable(draft.refs[0])
     refs[canonical[changed]] += np.uint16(1)
     refs[own[changed]] -= np.uint16(1)
-    draft.freed[0].append(own[changed])
+    give_back(draft, 0, own[changed])
 
 
 def drop_behind(draft: Draft, group: int, rows: Ints) -> None:
@@ -191,6 +202,6 @@ def drop_behind(draft: Draft, group: int, rows: Ints) -> None:
         draft.first_pages, draft.refs[group] = writeable(draft.first_pages), writeable(draft.refs[group])
         gone, draft.pages[group][row] = draft.pages[group][row][:dropped], draft.pages[group][row][dropped:]
         draft.refs[group][gone] -= np.uint16(1)
-        draft.freed[group].append(gone)
+        give_back(draft, group, gone)
         write(draft, group, row, wanted - dropped, np.zeros(dropped, np.int32))
         draft.first_pages[group, row] = wanted

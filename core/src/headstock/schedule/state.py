@@ -28,7 +28,7 @@ class Column(IntEnum):
     MAX_LEN = 7  # length at which the row ends
     MIN_LEN = 8  # length before which no stop id counts
     INDEXED = 9  # leading pages that the prefix index holds
-    IDLE = 10  # steps since the row last ran
+    LAST_RUN = 10  # number of the step that the row last ran in, or was seated in
     FENCED = 11  # 1: wait for promised tokens before planning on
     SCORED = 12  # 1: every prompt position is scored
     CACHED = 13  # prompt tokens taken from the index
@@ -62,7 +62,7 @@ class State:
     pages: by group and row, [n] int32, the live pages
     first_pages, spans: [groups, rows] int32, page table columns that are behind the window, and that were ever filled
     refs: by group, [pages + 1] uint16, rows that hold each page
-    free: by group, [n] int32; taken from its end             waiting: in rank order
+    free: by group, a stack of [n] int32, taken from its end; `num_free` counts them    waiting: in rank order
     `ended` and `accepted` tell what the events of the last step came to.
     Owned values, handed from state to state and written in place: `index` (by the cache policy), `tokens` [rows,
     max_len] int32.
@@ -77,7 +77,8 @@ class State:
     first_pages: Ints
     spans: Ints
     refs: tuple[np.ndarray, ...]
-    free: tuple[Ints, ...]
+    free: tuple[tuple[Ints, ...], ...]
+    num_free: tuple[int, ...]
     waiting: tuple[Entry, ...]
     index: Any
     tokens: Ints
@@ -108,7 +109,8 @@ def initial(limits: Limits) -> State:
         spans=sealed(np.zeros((groups, rows), np.int32)),
         refs=tuple(sealed(np.zeros(count + 1, np.uint16)) for count in limits.num_pages),
         # Descending, so that low pages go out first.
-        free=tuple(sealed(np.arange(count, 0, -1, dtype=np.int32)) for count in limits.num_pages),
+        free=tuple((sealed(np.arange(count, 0, -1, dtype=np.int32)),) for count in limits.num_pages),
+        num_free=limits.num_pages,
         waiting=(),
         index=limits.policy.new() if limits.policy else None,
         tokens=np.zeros((rows, limits.max_len), np.int32),
@@ -138,7 +140,8 @@ class Draft:
     first_pages: Ints
     spans: Ints
     refs: list[np.ndarray]
-    free: list[Ints]
+    free: list[list[Ints]]
+    num_free: list[int]
     waiting: tuple[Entry, ...]
     index: Any
     tokens: Ints
@@ -147,15 +150,9 @@ class Draft:
     num_preempted: int
     ended: list[Ended] = field(factory=list)
     accepted: list[Accepted] = field(factory=list)
-    freed: list[list[Ints]] = field(factory=list)
     writes: list[tuple[int, Ints, Ints, Ints]] = field(factory=list)  # (group, rows, columns, pages) of the page tables
     joined: list[int] = field(factory=list)
     reseated: bool = False  # rows joined or left, so `ranked` is stale
-
-    def column(self, which: Column) -> Ints:
-        """The writeable counters of one kind.   returns: [rows]"""
-        column: Ints = self.columns[which]
-        return column
 
 
 def draft_of(state: State, limits: Limits) -> Draft:
@@ -172,21 +169,21 @@ def draft_of(state: State, limits: Limits) -> Draft:
         state.first_pages,
         state.spans.copy(),
         list(state.refs),
-        list(state.free),
+        [list(stack) for stack in state.free],
+        list(state.num_free),
         state.waiting,
         state.index,
         state.tokens,
         state.num_admitted,
         state.num_arrived,
         state.num_preempted,
-        freed=[[] for _ in state.pages],
     )
 
 
 def seal(draft: Draft) -> State:
     """The state that the draft became."""
     draft.columns.flags.writeable = False
-    for array in (*draft.refs, *draft.free, draft.ranked, draft.stop_ids, draft.first_pages, draft.spans):
+    for array in (*draft.refs, draft.ranked, draft.stop_ids, draft.first_pages, draft.spans):
         array.flags.writeable = False
     return State(
         columns=draft.columns,
@@ -198,7 +195,8 @@ def seal(draft: Draft) -> State:
         first_pages=draft.first_pages,
         spans=draft.spans,
         refs=tuple(draft.refs),
-        free=tuple(draft.free),
+        free=tuple([tuple(stack) for stack in draft.free]),
+        num_free=tuple(draft.num_free),
         waiting=draft.waiting,
         index=draft.index,
         tokens=draft.tokens,
@@ -225,3 +223,13 @@ def joined_up(parts: list[Accepted]) -> Accepted:
         np.concatenate([part.counts for part in parts]),
         np.concatenate([part.tokens for part in parts]),
     )
+
+
+def some(mask: np.ndarray) -> bool:
+    """Whether any entry of the mask is set; five times as fast as `mask.any()` at these sizes."""
+    return np.count_nonzero(mask) > 0
+
+
+def every(mask: np.ndarray) -> bool:
+    """Whether all entries of the mask are set."""
+    return np.count_nonzero(mask) == mask.size

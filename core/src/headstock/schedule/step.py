@@ -12,10 +12,10 @@ from headstock.schedule.admit import admit, make_room, rank
 from headstock.schedule.check import check
 from headstock.schedule.events import NONE, Event
 from headstock.schedule.limits import Limits
-from headstock.schedule.pages import available, drop_behind, gather, grow, index_full
+from headstock.schedule.pages import available, drop_behind, grow, index_full
 from headstock.schedule.plan import Plan
 from headstock.schedule.request import Entry
-from headstock.schedule.state import Column, Draft, State, draft_of, seal
+from headstock.schedule.state import Column, Draft, State, draft_of, every, seal, some
 from headstock.spi.scheduler import Budget, Choice, View
 
 Ints = np.ndarray
@@ -35,8 +35,6 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
             drop_behind(draft, group, np.flatnonzero(draft.columns[Column.ACTIVE]))
     make_room(draft)
     plan = commit(draft, choose(draft))
-    for group in range(len(draft.pages)):
-        gather(draft, group)
     rank(draft)
     state = seal(draft)
     if limits.check:
@@ -66,7 +64,7 @@ def choose(draft: Draft) -> Ints:
     if not len(choice.admit) or draft.num_preempted != draft.old.num_preempted:
         return chosen
     admit(draft, choice.admit, limits.max_batch_tokens - int(chosen.sum()), chosen)
-    if chosen.any() or not view.want.any():
+    if some(chosen) or not some(view.want):
         return chosen
     # It waited for requests that found no room: ask again without them.
     choice = limits.choose(look(draft, ()), budget)
@@ -78,13 +76,14 @@ def look(draft: Draft, waiting: Sequence[Entry]) -> View:
     columns = draft.columns
     want = np.minimum(columns[Column.NUM_TOKENS], columns[Column.MAX_LEN] - 1) - columns[Column.NUM_COMPUTED]
     want *= columns[Column.ACTIVE]
-    want[(columns[Column.FENCED] & columns[Column.PROMISED]) > 0] = 0
+    if special(columns):
+        want[(columns[Column.FENCED] & columns[Column.PROMISED]) > 0] = 0
     return View(
         ranked=draft.ranked,
         want=want,
         computed=columns[Column.NUM_COMPUTED],
         prompt=columns[Column.NUM_PROMPT],
-        idle=columns[Column.IDLE],
+        last_run=columns[Column.LAST_RUN],
         waiting_lengths=np.array([len(entry.tokens) for entry in waiting], np.int32) if waiting else NONE,
         waiting_priorities=np.array([entry.request.priority for entry in waiting], np.int32) if waiting else NONE,
         number=draft.old.num_steps,
@@ -107,7 +106,7 @@ def judge(draft: Draft, view: View, budget: Budget, choice: Choice) -> Ints:
             fault = "a row that does not exist"
         if np.count_nonzero(chosen) != len(choice.rows):
             fault = fault or "a row twice, or for no tokens"
-        elif (chosen > view.want).any() or int(chosen.min()) < 0:
+        elif some(chosen.view(np.uint32) > view.want.view(np.uint32)):  # a negative count is a huge one
             fault = "a row that is free or wants fewer tokens"
         elif int(chosen.sum()) > budget.tokens:
             fault = f"{chosen.sum()} tokens of {budget.tokens}"
@@ -136,7 +135,7 @@ def provide(draft: Draft, chosen: Ints) -> Ints:
     stops = draft.columns[Column.NUM_COMPUTED] + chosen
     needs = -(-stops // draft.limits.page_size) - draft.spans
     short = needs > 0
-    if not short.any():
+    if not some(short):
         return chosen
     needs *= short
     if all(int(need.sum()) <= available(draft, group) for group, need in enumerate(needs)):
@@ -182,14 +181,12 @@ def commit(draft: Draft, chosen: Ints) -> Plan:
     counts, starts = chosen.take(rows), columns[Column.NUM_COMPUTED].take(rows)
     decode = (counts == 1) & (starts > 0)
     num_decode = int(np.count_nonzero(decode))
-    if num_decode not in (0, len(rows)) and not decode[:num_decode].all():
+    if num_decode not in (0, len(rows)) and not every(decode[:num_decode]):
         order = np.concatenate([np.flatnonzero(decode), np.flatnonzero(~decode)])
         rows, counts, starts = rows[order], counts[order], starts[order]
     columns[Column.NUM_COMPUTED] += chosen
     num_logits, samples = score(columns, chosen)
-    columns[Column.IDLE] += 1
-    columns[Column.IDLE] *= columns[Column.ACTIVE]
-    columns[Column.IDLE] *= chosen == 0
+    np.copyto(columns[Column.LAST_RUN], draft.old.num_steps, where=chosen > 0)
     groups, page_rows, page_columns, numbers = flat_writes(draft)
     return Plan(
         number=draft.old.num_steps,
@@ -208,6 +205,11 @@ def commit(draft: Draft, chosen: Ints) -> Plan:
     )
 
 
+def special(columns: Ints) -> bool:
+    """Whether any row is fenced (and so may have drafts) or has its prompt scored."""
+    return some(columns[Column.FENCED : Column.SCORED + 1])
+
+
 def score(columns: Ints, chosen: Ints) -> tuple[Ints, Ints]:
     """How many positions of each row are scored, and which rows get a token; promises are noted in the columns.
 
@@ -215,7 +217,7 @@ def score(columns: Ints, chosen: Ints) -> tuple[Ints, Ints]:
     """
     tokens, stops = columns[Column.NUM_TOKENS], columns[Column.NUM_COMPUTED]
     reached = ((stops == tokens) & (chosen > 0)).astype(np.int32)
-    if not columns[Column.FENCED : Column.SCORED + 1].any():  # neither drafts nor scored prompts
+    if not special(columns):
         columns[Column.PROMISED] += reached
         tokens += reached
         return reached, reached

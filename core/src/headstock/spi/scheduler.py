@@ -21,7 +21,8 @@ class View:
 
     ranked: [running] taken rows, highest rank (priority, then arrival) first
     by row, zero where the row is free: want, tokens it would like computed (0: waits for a token in flight);
-    computed, tokens already computed; prompt, the prompt's length; idle, steps since the row last ran
+    computed, tokens already computed; prompt, the prompt's length; last_run, the number of
+    the step that the row last ran in
     waiting_lengths, waiting_priorities: one entry for each of the first `budget.free_rows` waiting requests, in queue
     order `number` counts steps.
     """
@@ -30,7 +31,7 @@ class View:
     want: Ints
     computed: Ints
     prompt: Ints
-    idle: Ints
+    last_run: Ints
     waiting_lengths: Ints
     waiting_priorities: Ints
     number: int
