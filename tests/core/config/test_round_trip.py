@@ -48,6 +48,8 @@ OTHER_VALUES: dict[str, object] = {
     "tp": 2,
     "engine_seed": 14,
     "debug_invariants": True,
+    "record": "steps.recording",
+    "record_prompts": True,
     "log_level": "DEBUG",
 }
 

@@ -15,6 +15,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
     {
         "run": "generate text: one prompt, a file of prompts, or a chat",
         "bench": "measure speed, with everything that a figure depends on beside it",
+        "replay": "run a recorded schedule again, without a device; draw it",
         "plugins": "what is installed, and what one plugin says of itself",
         "config": "the settings in effect and where each came from; the presets",
         "doctor": "what works on this machine, and what to do about the rest",

@@ -267,6 +267,12 @@ class EngineConfig:
         negative="--no-debug-invariants",
         group="running",
     )
+    record: str | None = setting(
+        "--record", Text(form="FILE", word="off"), None, "file to write the schedule to, for replay", group="running"
+    )
+    record_prompts: bool = setting(
+        "--record-prompts", Switch(), False, "record token ids too", negative="--no-record-prompts", group="running"
+    )
     log_level: str = setting(
         "--log-level",
         Choice(names=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), spellings=LEVELS),

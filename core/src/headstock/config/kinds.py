@@ -148,13 +148,19 @@ class Switch(Kind):
 
 @frozen(kw_only=True)
 class Text(Kind):
-    """A text that is not empty and, when `pattern` is given, matches all of it; `rule` says what that means."""
+    """A text that is not empty and, when `pattern` is given, matches all of it; `rule` says what that means.
+
+    `word` is the text for giving none, which is None then.
+    """
 
     pattern: str = r"(?s).*\S.*"
     rule: str = "must not be empty"
     form: str = "TEXT"
+    word: str | None = None
 
     def read(self, raw: object) -> Value:
+        if self.word is not None and (raw is None or raw == self.word):
+            return None
         text = str(raw) if isinstance(raw, PurePath) else raw
         if not isinstance(text, str) or not text:
             raise Invalid("must be a text that is not empty")
@@ -163,7 +169,10 @@ class Text(Kind):
         return text
 
     def describe(self) -> str:
-        return self.form
+        return self.form + (f", or '{self.word}'" if self.word else "")
+
+    def show(self, value: Value) -> str:
+        return str(self.word) if value is None else str(value)
 
 
 @frozen(kw_only=True)

@@ -16,6 +16,9 @@ from headstock.engine.summary import EngineStats, EngineSummary, summarize
 from headstock.engine.update import Update
 from headstock.errors import CapacityError, EngineDied, HeadstockError, RequestError, shown
 from headstock.logs import event
+from headstock.record.file import check_writable
+from headstock.record.header import describe
+from headstock.record.recorder import Recorder
 from headstock.schedule import Aborted, Arrived, Cleared, Event, Failed, Plan, Request, Sampled, initial, refusal, step
 from headstock.spi import Pending
 
@@ -30,6 +33,7 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, report: Report | None = None) -> None:
+        check_writable(config.record)
         parts = build(config, report)
         self.config = parts.config
         self.model = parts.model
@@ -39,6 +43,9 @@ class Engine:
         self.summary: EngineSummary = summarize(parts)
         self.state = initial(self.limits)
         self.ledger = Ledger()
+        self.recorder = Recorder(
+            describe(self.config, self.limits), self.limits, config.record, prompts=config.record_prompts
+        )
         self.inbox: deque[Event] = deque()
         self.plan: Plan | None = None
 
@@ -113,10 +120,13 @@ class Engine:
             events.append(self.inbox.popleft())
         try:
             state, plan = step(self.state, tuple(events), self.limits)
-        except HeadstockError:
+        except HeadstockError as error:
+            LOG.error(event("the scheduler failed", recording=self.recorder.died(events, error)))
             raise
         except Exception as error:
-            raise EngineDied(f"the scheduler failed: {type(error).__name__}; report it with --record") from error
+            said = self.recorder.died(events, error)
+            raise EngineDied(f"the scheduler failed: {type(error).__name__}; {said}") from error
+        self.recorder.step(events, state, plan)
         updates = self.ledger.settle(self.plan, outcome, state)
         self.state, self.plan = state, plan
         self.ledger.seat(plan, state)
@@ -130,7 +140,8 @@ class Engine:
             outcome: Outcome = pending.wait()
             return outcome
         except Exception as error:
-            LOG.error(event("step failed", step=plan.number, rows=len(plan.rows)), exc_info=error)
+            said = self.recorder.report()
+            LOG.error(event("step failed", step=plan.number, rows=len(plan.rows), recording=said), exc_info=error)
             return None
 
     def news(self, plan: Plan, outcome: Outcome | None) -> list[Event]:
@@ -173,4 +184,5 @@ class Engine:
 
     def close(self) -> None:
         """Free the device. The engine is not used afterwards."""
+        self.recorder.close()
         self.executor.close()

@@ -1,0 +1,168 @@
+"""The file of a recording: a line with the version, a header as JSON, blocks of steps, an end mark.
+
+Each part is a frame: four letters, the length of the data, a checksum over all of it, the data. A block begins anew
+(nothing in it refers to an earlier one), so what was written before an engine was killed can be read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from attrs import define
+
+from headstock.errors import ModelError, shown
+from headstock.record.block import BlockReader, BlockWriter
+from headstock.record.moment import Moment, Noted
+from headstock.record.names import PageNames
+from headstock.record.steps import get_step, put_step, shape
+
+VERSION = 1
+FIRST = b"headstock recording "
+FRAME = struct.Struct("<4sII")
+HEADER, STEPS, END = b"head", b"step", b"end."
+MOST_BYTES = 1 << 30
+"""No block is larger, packed or unpacked."""
+
+
+def write_start(file: BinaryIO, header: Mapping[str, Any]) -> None:
+    """Write what comes before the steps."""
+    file.write(FIRST + b"%d\n" % VERSION)
+    write_frame(file, HEADER, json.dumps({**header, "shape": shape()}).encode())
+
+
+def write_frame(file: BinaryIO, kind: bytes, data: bytes) -> None:
+    """Write one frame."""
+    file.write(FRAME.pack(kind, len(data), checksum(kind, data)))
+    file.write(data)
+
+
+def write_steps(file: BinaryIO, block: BlockWriter, count: int) -> None:
+    """Write a block of `count` steps."""
+    write_frame(file, STEPS, zlib.compress(count.to_bytes(4, "little") + block.bytes(), 1))
+
+
+def write_end(file: BinaryIO) -> None:
+    """Write the mark of a recording that was closed."""
+    write_frame(file, END, b"")
+
+
+def write_all(file: BinaryIO, header: Mapping[str, Any], steps: Sequence[Noted], names: PageNames | None) -> None:
+    """Write a whole recording."""
+    write_start(file, header)
+    block = BlockWriter()
+    for noted in steps:
+        put_step(block, noted, names)
+    write_steps(file, block, len(steps))
+    write_end(file)
+
+
+def checksum(kind: bytes, data: bytes) -> int:
+    """CRC-32 over a frame's kind, length and data."""
+    return zlib.crc32(data, zlib.crc32(kind + len(data).to_bytes(4, "little")))
+
+
+def opened(path: str | Path) -> BinaryIO:
+    """The file to record into, empty.   raises: ModelError"""
+    try:
+        return open(path, "wb")
+    except OSError as error:
+        raise ModelError(f"--record {shown(path)}: cannot be written: {error.strerror}") from error
+
+
+def check_writable(path: str | None) -> None:
+    """Raise ModelError when there is a path and no file can be written there; what it held is gone."""
+    if path is not None:
+        opened(path).close()
+
+
+@define
+class Recording:
+    """A recording being read. `whole` is False when it broke off and that was to be accepted."""
+
+    name: str
+    file: BinaryIO
+    partial: bool
+    header: Mapping[str, Any]
+    whole: bool = True
+
+    @property
+    def first(self) -> int:
+        """The number of its first step: 0 unless it holds only the last steps before a crash."""
+        return int(self.header["first"])
+
+    def moments(self) -> Iterator[Moment]:
+        """The steps in their order.   raises: ModelError"""
+        number = self.first
+        while True:
+            try:
+                kind, data = read_frame(self.file, self.name, number)
+            except Truncated as error:
+                if self.partial:
+                    self.whole = False
+                    return
+                raise ModelError(f"{error}; --partial replays the steps before it") from None
+            if kind == END:
+                return
+            for moment in steps_of(data, self.name, number):
+                yield moment
+                number += 1
+
+
+class Truncated(Exception):
+    """The file ends in the middle."""
+
+
+def read(path: str | Path, *, partial: bool = False) -> Recording:
+    """The recording in a file, its header read.   raises: ModelError"""
+    name = shown(path)
+    try:
+        file = io.BytesIO(Path(path).read_bytes())
+    except OSError as error:
+        raise ModelError(f"{name}: cannot be read: {error.strerror}") from error
+    line = file.readline(64)
+    if not line.startswith(FIRST) or not line.endswith(b"\n"):
+        raise ModelError(f"{name} is not a recording; headstock run --record FILE makes one")
+    if line != FIRST + b"%d\n" % VERSION:
+        found = shown(line.removeprefix(FIRST).decode(errors="replace"))
+        raise ModelError(f"{name} is a recording of version {found} and this headstock reads {VERSION}; use the other")
+    try:
+        kind, data = read_frame(file, name, 0)
+    except Truncated as error:
+        raise ModelError(str(error)) from None
+    header = json.loads(data) if kind == HEADER else {}
+    if header.get("shape") != shape():
+        made = shown(header.get("headstock", "another"))
+        raise ModelError(f"{name} was made by headstock {made}, whose steps consist of other fields; replay it there")
+    return Recording(name, file, partial, header)
+
+
+def read_frame(file: BinaryIO, name: str, number: int) -> tuple[bytes, bytes]:
+    """The next frame's kind and data; `number` is that of the step it begins with.   raises: ModelError, Truncated"""
+    at = file.tell()
+    head = file.read(FRAME.size)
+    kind, length, wanted = FRAME.unpack(head) if len(head) == FRAME.size else (b"", 0, 0)
+    data = file.read(min(length, MOST_BYTES))
+    if len(head) < FRAME.size or len(data) < length:
+        raise Truncated(f"{name} breaks off in the part at byte {at}, which begins with step {number}")
+    if checksum(kind, data) != wanted:
+        raise ModelError(f"{name} is damaged in the part at byte {at}, which begins with step {number}")
+    return kind, data
+
+
+def steps_of(data: bytes, name: str, number: int) -> Iterator[Moment]:
+    """The steps of a block, the first of which is `number`.   raises: ModelError"""
+    try:
+        unpacked = zlib.decompressobj().decompress(data, MOST_BYTES)
+        count, block = int.from_bytes(unpacked[:4], "little"), BlockReader(unpacked[4:])
+        for offset in range(count):
+            yield get_step(block, number + offset)
+        if not block.ended:
+            raise ValueError("more data than steps")
+    except (ValueError, TypeError, LookupError, zlib.error) as error:
+        raise ModelError(f"{name}: a block after step {number} is not as this version writes it: {error}") from error

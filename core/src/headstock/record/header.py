@@ -1,0 +1,74 @@
+"""What a recording says of its engine, and the scheduler's limits made from it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import attrs
+from attrs import evolve
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.errors import HeadstockError, ModelError
+from headstock.schedule import Limits
+from headstock.spi import CachePolicy, KVGroup
+
+PARTS = frozenset({"groups", "choose", "policy"})
+"""The limits that are no plain values."""
+
+
+def describe(config: EngineConfig, limits: Limits) -> dict[str, Any]:
+    """The header of what an engine of these limits does, for JSON."""
+    plain = {each.name: getattr(limits, each.name) for each in attrs.fields(Limits) if each.name not in PARTS}
+    return {
+        "headstock": version(),
+        "model": PurePath(config.model).name,
+        "limits": plain,
+        "groups": [attrs.asdict(group) for group in limits.groups],
+        "scheduler": config.scheduler,
+        "cache": config.cache_type if limits.policy is not None else None,
+        "options": list(config.opt),
+        "prefix_cache_n": config.prefix_cache_n,
+    }
+
+
+def version() -> str:
+    """The installed version of core."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("headstock")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def limits_of(header: Mapping[str, Any], *, check: bool = False) -> Limits:
+    """The limits that the header describes, with the installed plugins of those names.
+
+    raises: ModelError when the header lacks something, and whatever choosing a plugin may raise
+    """
+    try:
+        plain = dict(header["limits"]) | {"check": check}
+        plain["num_pages"] = tuple(plain["num_pages"])
+        groups = tuple(KVGroup(**group | {"layers": tuple(group["layers"])}) for group in header["groups"])
+        choose = registry.implementation(registry.spec("scheduler", header["scheduler"]))
+        return Limits(**plain, groups=groups, choose=choose, policy=policy(header, int(plain["page_size"])))
+    except HeadstockError:
+        raise
+    except (TypeError, ValueError, KeyError) as error:
+        raise ModelError(f"the recording's header is not as this version writes it: {error}") from error
+
+
+def policy(header: Mapping[str, Any], page_size: int) -> CachePolicy | None:
+    """The cache policy with the options it had."""
+    if header["cache"] is None:
+        return None
+    spec = registry.spec("cache", header["cache"])
+    registry.require(spec)
+    options = registry.options(spec, header["options"])
+    if header["prefix_cache_n"] is not None:
+        options = evolve(options, max_prefixes=header["prefix_cache_n"])
+    made: CachePolicy = registry.implementation(spec)(page_size, options)
+    return made

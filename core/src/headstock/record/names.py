@@ -1,0 +1,118 @@
+"""Names in place of tokens, which keep what a schedule depends on and nothing else (docs/decisions/0009)."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from attrs import evolve
+
+from headstock.schedule import Arrived, Entry, Event, Limits, Plan, Request, Sampled
+
+Ints = np.ndarray
+
+STOP = 1 << 30
+"""The first stop id of each request is written as STOP, its second as STOP + 1, and so on; other names are smaller."""
+
+
+class PageNames:
+    """Renames the tokens of a run, step by step.
+
+    The last two tokens of a page are written as names for all tokens up to and including them; every other token is
+    written as 0. Two pages get the same names when they and all before them are the same, in one namespace, which is
+    what a cache policy asks; a token that ends its request gets the name of that stop id. A name is cut from a hash
+    under a secret that is never written, so it cannot be turned back or looked up.
+    """
+
+    def __init__(self, limits: Limits, secret: bytes) -> None:
+        rows, self.unit = limits.max_rows, limits.page_size
+        self.secret = secret
+        self.orders = np.zeros(rows, np.int32)
+        self.known = np.zeros(rows, np.int64)
+        self.least = np.zeros(rows, np.int64)  # length before which no stop id counts
+        self.stops = np.full((rows, 1), -1, np.int64)
+        self.tails = np.zeros((rows, self.unit), np.int32)  # the tokens of each row's last page
+        self.parents = [b""] * rows  # the hash of all pages before it
+
+    def hide(self, event: Event) -> Event:
+        """The event with names for tokens, stop ids and namespace."""
+        match event:
+            case Arrived(request):
+                return Arrived(self.renamed(request))
+            case Sampled():
+                return evolve(event, tokens=self.sampled(event), drafts=np.zeros_like(event.drafts))
+        return event
+
+    def renamed(self, request: Request) -> Request:
+        """The request without its tokens."""
+        space = request.namespace
+        return evolve(
+            request,
+            prompt=self.pages(request.prompt, space)[0],
+            stop_ids=tuple(range(STOP, STOP + len(request.stop_ids))),
+            namespace=space and self.hash(b"namespace", space.encode()).hex()[:8],
+        )
+
+    def seat(self, plan: Plan, joined: tuple[Entry, ...]) -> None:
+        """Take note of the requests that the plan seated."""
+        orders = dict(zip(plan.rows.tolist(), plan.orders.tolist(), strict=True)) if joined else {}
+        for row, entry in zip(plan.joined.tolist(), joined, strict=True):
+            request, rest = entry.request, len(entry.tokens) % self.unit
+            self.orders[row], self.known[row] = orders[row], len(entry.tokens)
+            self.least[row] = len(request.prompt) + request.min_tokens
+            self.parents[row] = self.pages(entry.tokens, request.namespace)[1]
+            self.tails[row, :rest] = entry.tokens[len(entry.tokens) - rest :]
+            more = len(request.stop_ids) - self.stops.shape[1]
+            if more > 0:
+                self.stops = np.pad(self.stops, ((0, 0), (0, more)), constant_values=-1)
+            self.stops[row] = -1
+            self.stops[row, : len(request.stop_ids)] = request.stop_ids
+
+    def sampled(self, event: Sampled) -> Ints:
+        """Names of sampled tokens; 0 for tokens of rows that were not seated under this eye, or are gone."""
+        counts = np.ones_like(event.rows) if event.counts is None else event.counts
+        starts = np.cumsum(counts) - counts
+        live = self.orders[event.rows] == event.orders
+        names = np.zeros(len(event.tokens), np.int32)
+        for turn in range(int(counts.max(initial=0))):
+            at = np.flatnonzero(live & (counts > turn))
+            names[starts[at] + turn] = self.append(event.rows[at], event.tokens[starts[at] + turn])
+        return names
+
+    def append(self, rows: Ints, tokens: Ints) -> Ints:
+        """Names of one more token for each row.   rows, tokens, returns: [n]"""
+        known, names = self.known[rows], np.zeros(len(rows), np.int64)
+        offsets = known % self.unit
+        self.tails[rows, offsets] = tokens
+        self.known[rows] = known + 1
+        for at in np.flatnonzero(offsets >= self.unit - 2).tolist():
+            row, offset = int(rows[at]), int(offsets[at])
+            digest = self.hash(self.parents[row], self.tails[row, : offset + 1].tobytes())
+            names[at] = name(digest)
+            if offset == self.unit - 1:
+                self.parents[row] = digest
+        stops = (self.stops[rows] == tokens[:, None]) & (known + 1 >= self.least[rows])[:, None]
+        return np.where(stops.any(1), STOP + stops.argmax(1), names)
+
+    def pages(self, tokens: Ints, namespace: str) -> tuple[Ints, bytes]:
+        """Names of tokens from a sequence's start on, and the hash of its full pages."""
+        names, unit = np.zeros(len(tokens), np.int32), self.unit
+        data, width = np.ascontiguousarray(tokens, np.int32).tobytes(), 4
+        parent = self.hash(b"start", namespace.encode())
+        for start in range(0, len(tokens), unit):
+            for stop in (start + unit - 1, start + unit):
+                if start < stop <= len(tokens):
+                    digest = self.hash(parent, data[start * width : stop * width])
+                    names[stop - 1] = name(digest)
+            if start + unit <= len(tokens):
+                parent = digest
+        return names, parent
+
+    def hash(self, before: bytes, data: bytes) -> bytes:
+        """The hash of `data` after what hashed to `before`."""
+        return hashlib.blake2b(before + data, key=self.secret, digest_size=16).digest()
+
+
+def name(digest: bytes) -> int:
+    """30 bits of a hash."""
+    return int.from_bytes(digest[:4], "little") % STOP

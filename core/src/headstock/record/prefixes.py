@@ -1,0 +1,83 @@
+"""The prefix tree, as it can be seen from outside of any cache policy: by the pages of rows, and which are indexed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headstock.schedule import Column, Limits, State
+
+Ints = np.ndarray
+
+MOST_SEGMENTS = 400
+"""Segments of a tree that are kept; those with fewest tokens below them are counted only."""
+GONE = -1
+
+
+class Prefixes:
+    """Follows which page comes after which. A page's place is noted when a row shows it among its indexed pages."""
+
+    def __init__(self, limits: Limits) -> None:
+        pages = limits.num_pages[0] + 1
+        self.page_size = limits.page_size
+        self.parents = np.zeros(pages, np.int32)  # 0: begins a sequence
+        self.depths = np.zeros(pages, np.int32)
+        self.used = np.zeros(pages, np.int64)  # number of the last step in which a row held the page
+        self.shown = np.zeros((2, limits.max_rows), np.int32)  # admission number and indexed pages noted, by row
+
+    def see(self, before: State, after: State, number: int) -> None:
+        """Note the pages of rows whose indexed pages changed."""
+        self.used[after.refs[0] > 0] = number
+        now = after.columns[[Column.ORDER, Column.INDEXED]]
+        changed = (now != self.shown).any(0)
+        left = changed & (now[0] != self.shown[0]) & (self.shown[0] > 0)
+        for row in np.flatnonzero(left).tolist():  # it may have indexed pages just before it was preempted
+            self.path(before.pages[0][row])
+        for row in np.flatnonzero(changed & (now[1] > 0)).tolist():
+            self.path(after.pages[0][row][: now[1, row]])
+        self.shown = now
+
+    def path(self, pages: Ints) -> None:
+        """Note that these pages follow each other from a sequence's start."""
+        if len(pages):
+            self.parents[pages[0]] = 0
+            self.parents[pages[1:]] = pages[:-1]
+            self.depths[pages] = np.arange(1, len(pages) + 1)
+
+    def tree(self, indexed: Ints, refs: Ints) -> list[list[int]]:
+        """The tree of the indexed pages, pages in a chain with as many holders as one segment, parents first.
+
+        returns: [parent segment or -1, tokens, rows that hold it, step of last use] of each; the last one is
+        [GONE, tokens, segments, 0] of what was left out
+        """
+        pages = indexed[np.argsort(self.depths[indexed], kind="stable")]
+        known = np.zeros(len(refs), bool)
+        known[pages] = True
+        parents = np.where(known[self.parents[pages]], self.parents[pages], 0)
+        children = np.bincount(parents, minlength=len(refs))
+        alone = (parents > 0) & (children[parents] == 1) & (refs[pages] == refs[parents])
+        segment_of = np.full(len(refs), GONE)
+        segments: list[list[int]] = []
+        for page, parent, follows in zip(pages.tolist(), parents.tolist(), alone.tolist(), strict=True):
+            if follows:
+                at = int(segment_of[parent])
+                segments[at][1] += self.page_size
+                segments[at][3] = max(segments[at][3], int(self.used[page]))
+            else:
+                at = len(segments)
+                segments.append([int(segment_of[parent]), self.page_size, int(refs[page]), int(self.used[page])])
+            segment_of[page] = at
+        return largest(segments)
+
+
+def largest(segments: list[list[int]]) -> list[list[int]]:
+    """The segments with the most tokens in and below them, renumbered, and one for the rest."""
+    below = [segment[1] for segment in segments]
+    for at in range(len(segments) - 1, -1, -1):
+        if segments[at][0] != GONE:
+            below[segments[at][0]] += below[at]
+    # A parent has more below it than its child, so it is kept whenever the child is.
+    kept = sorted(sorted(range(len(segments)), key=lambda at: -below[at])[:MOST_SEGMENTS])
+    place = {at: new for new, at in enumerate(kept)} | {GONE: GONE}
+    rest = [segment for at, segment in enumerate(segments) if at not in place]
+    chosen = [[place[segments[at][0]], *segments[at][1:]] for at in kept]
+    return [*chosen, [GONE, sum(segment[1] for segment in rest), len(rest), 0]]

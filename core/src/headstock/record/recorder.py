@@ -1,0 +1,156 @@
+"""What a running engine remembers of its schedule, and writes when asked or when it dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
+
+from headstock.errors import shown
+from headstock.logs import event
+from headstock.record.block import BlockWriter
+from headstock.record.file import opened, write_all, write_end, write_start, write_steps
+from headstock.record.moment import Noted
+from headstock.record.names import PageNames
+from headstock.record.steps import put_step
+from headstock.schedule import Event, Limits, Plan, State
+
+LOG = logging.getLogger(__name__)
+
+REMEMBERED = 256
+"""Steps that a crash report holds."""
+MOST_REPORTS = 4
+"""Crash reports that one engine writes at most: a step that fails may fail again."""
+PAUSE = 0.25
+"""Seconds between two writes to the file."""
+BLOCK = 256
+"""Steps in a block at most."""
+
+
+class Recorder:
+    """Keeps the last steps always, and all of them in a file when there is a `path`.
+
+    `step` only notes references; a thread of its own names, packs and writes them, a quarter of a second later at most.
+    `prompts`: tokens are written as they are. raises: ModelError when the file cannot be written
+    """
+
+    def __init__(
+        self, header: Mapping[str, Any], limits: Limits, path: str | None = None, *, prompts: bool = False
+    ) -> None:
+        self.header = {**header, "tokens": "ids" if prompts else "page names", "first": 0}
+        self.limits = limits
+        self.prompts = prompts
+        self.ring: deque[Noted] = deque(maxlen=REMEMBERED)
+        self.count = 0
+        self.reports = 0
+        self.writer = None if path is None else Writer(path, self.header, self.names())
+
+    def names(self) -> PageNames | None:
+        """New names for tokens; None when they are recorded as they are."""
+        return None if self.prompts else PageNames(self.limits, secrets.token_bytes(32))
+
+    def step(self, events: Sequence[Event], state: State, plan: Plan) -> None:
+        """Remember what the scheduler was told and what it planned; `state` is the one that came with the plan."""
+        joined = tuple([entry for row in plan.joined.tolist() if (entry := state.seats[row]) is not None])
+        self.note(Noted(time.perf_counter_ns(), events, plan, joined))
+
+    def note(self, noted: Noted) -> None:
+        """Remember a step."""
+        self.count += 1
+        self.ring.append(noted)
+        if self.writer is not None:
+            self.writer.pending.append(noted)
+
+    def died(self, events: Sequence[Event], error: BaseException) -> str:
+        """Remember the step that raised, and write down what is remembered: what to tell the user of it."""
+        self.note(Noted(time.perf_counter_ns(), events, None, error=f"{type(error).__name__}: {shown(error)}"))
+        return self.report()
+
+    def report(self) -> str:
+        """Write down what is remembered: what to tell the user of it."""
+        if self.writer is not None and self.writer.file is not None:
+            self.writer.write()
+            return f"the recording {self.writer.path} shows it: headstock replay {self.writer.path}"
+        if self.reports >= MOST_REPORTS:
+            return "the earlier recordings show the like"
+        self.reports += 1
+        try:
+            handle, path = tempfile.mkstemp(prefix="headstock-", suffix=".recording")
+            with os.fdopen(handle, "wb") as file:
+                first = {"first": self.count - len(self.ring)}
+                write_all(file, self.header | first, list(self.ring), self.names())
+        except OSError as error:
+            return f"no recording could be written: {error.strerror}"
+        return f"the last {len(self.ring)} steps are in {path}: headstock replay {path}"
+
+    def close(self) -> None:
+        """Write what is left to the file and end it."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+class Writer:
+    """A thread that writes what is appended to `pending`."""
+
+    def __init__(self, path: str, header: Mapping[str, Any], names: PageNames | None) -> None:
+        self.path = path
+        self.names = names
+        self.pending: deque[Noted] = deque()
+        self.file: BinaryIO | None = opened(path)
+        self.lock = threading.Lock()
+        self.closing = threading.Event()
+        write_start(self.file, header)
+        self.thread = threading.Thread(target=self.run, name="headstock-recorder", daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
+        """Write now and then until the end."""
+        while not self.closing.wait(PAUSE):
+            self.write()
+
+    def write(self) -> None:
+        """Write all that is pending; a file that fails is given up, with a line in the log."""
+        with self.lock:
+            try:
+                while self.pending and self.file is not None:
+                    self.write_block(self.file)
+            except Exception as error:  # whatever it is, requests are served on
+                LOG.error(event("recording stopped", file=self.path), exc_info=error)
+                self.give_up()
+
+    def write_block(self, file: BinaryIO) -> None:
+        """Write the oldest pending steps."""
+        block = BlockWriter()
+        count = 0
+        while self.pending and count < BLOCK:
+            put_step(block, self.pending.popleft(), self.names)
+            count += 1
+            time.sleep(0)  # lets the engine's thread go on at once, not at the interpreter's next switch (5 ms)
+        write_steps(file, block, count)
+        file.flush()
+
+    def give_up(self) -> None:
+        """Write nothing more, and let nothing pile up."""
+        self.pending = deque(maxlen=0)
+        file, self.file = self.file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError:
+                LOG.debug(event("recording not closed", file=self.path))
+
+    def close(self) -> None:
+        """Write what is left and the end mark."""
+        self.closing.set()
+        self.thread.join()
+        self.write()
+        with self.lock:
+            if self.file is not None:
+                write_end(self.file)
+                self.give_up()

@@ -1,0 +1,151 @@
+"""A recording as a trace that Perfetto and chrome://tracing open: a track of steps, and one for each request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TextIO
+
+from attrs import define, field
+
+from headstock.record.moment import Moment
+from headstock.schedule import Aborted, Arrived, Plan
+
+ENGINE, REQUESTS = 1, 2
+"""The two processes of the trace."""
+
+
+@define
+class Track:
+    """One request: what it is doing since when, in nanoseconds."""
+
+    number: int
+    doing: str = ""
+    since: int = 0
+    until: int = 0
+    tokens: int = 0
+    steps: int = 0
+    first: int = 0
+
+
+@define
+class Timeline:
+    """Writes the trace as steps come. A step lasts until the next one is planned.
+
+    A request is *queued* until it is seated, then in a *prefill chunk* or *decoding* (steps in a row are one slice),
+    and *preempted* from its last step until it is seated again.
+    """
+
+    file: TextIO
+    start: int | None = None
+    previous: Moment | None = None
+    tracks: dict[str, Track] = field(factory=dict)
+    by_order: dict[int, str] = field(factory=dict)
+    written: int = 0
+
+    def see(self, moment: Moment) -> None:
+        """Take the next step in."""
+        if self.start is None:
+            self.start = moment.at
+            self.file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+            self.name("process_name", ENGINE, 0, "engine")
+            self.name("thread_name", ENGINE, 0, "steps")
+            self.name("process_name", REQUESTS, 0, "requests")
+        if self.previous is not None and self.previous.plan is not None:
+            self.run(self.previous, self.previous.plan, moment.at)
+        self.hear(moment)
+        self.previous = moment
+
+    def hear(self, moment: Moment) -> None:
+        """Note who came, left and was seated."""
+        for event in moment.events:
+            match event:
+                case Arrived(request):
+                    track = self.track(request.id)
+                    self.slice(track, track.until)
+                    track.doing, track.since = "queued", moment.at
+                case Aborted(id):
+                    if id in self.tracks and self.tracks[id].doing == "queued":
+                        self.slice(self.tracks[id], moment.at)
+        if moment.error:
+            self.put("i", ENGINE, 0, moment.at, f"failed: {moment.error}", s="g")
+        if moment.plan is None:
+            return
+        orders = dict(zip(moment.plan.rows.tolist(), moment.plan.orders.tolist(), strict=True))
+        for seat in moment.seated:
+            track = self.track(seat.id)
+            if seat.again:
+                self.slice(track, track.until)
+                track.doing, track.since = "preempted", track.until
+            self.slice(track, moment.at)
+            track.doing = ""
+            self.by_order[orders[seat.row]] = seat.id
+
+    def run(self, moment: Moment, plan: Plan, end: int) -> None:
+        """Draw a step that lasted until `end`."""
+        if not len(plan.rows):
+            return
+        counts = plan.stops - plan.starts
+        facts = {"step": moment.number, "tokens": int(counts.sum()), "rows": len(counts), "decode": plan.num_decode}
+        self.put("X", ENGINE, 0, moment.at, f"step {moment.number}", dur=(end - moment.at) / 1000, args=facts)
+        self.put("C", ENGINE, 0, moment.at, "tokens", args={"tokens": facts["tokens"]})
+        self.put(
+            "C",
+            ENGINE,
+            0,
+            moment.at,
+            "rows",
+            args={"decode": plan.num_decode, "prefill": len(counts) - plan.num_decode},
+        )
+        for i, (order, count) in enumerate(zip(plan.orders.tolist(), counts.tolist(), strict=True)):
+            id = self.by_order.setdefault(order, f"seated earlier, {order}")
+            self.act(self.track(id), "decode" if i < plan.num_decode else "prefill chunk", moment, end, count)
+
+    def act(self, track: Track, doing: str, moment: Moment, end: int, count: int) -> None:
+        """Note that a request did something in a step."""
+        goes_on = doing == "decode" and track.doing == doing and track.until == moment.at
+        if not goes_on:
+            self.slice(track, track.until)
+            track.doing, track.since, track.tokens, track.steps = doing, moment.at, 0, 0
+            track.first = moment.number
+        track.until = end
+        track.tokens += count
+        track.steps += 1
+
+    def track(self, id: str) -> Track:
+        """The request's track, begun when it is new."""
+        if id not in self.tracks:
+            self.tracks[id] = Track(len(self.tracks) + 1)
+            self.name("thread_name", REQUESTS, len(self.tracks), id)
+        return self.tracks[id]
+
+    def slice(self, track: Track, end: int) -> None:
+        """Draw what the request has been doing until `end`."""
+        if track.doing and end > track.since:
+            facts = {"tokens": track.tokens, "steps": track.steps, "first step": track.first} if track.steps else {}
+            span = (end - track.since) / 1000
+            self.put("X", REQUESTS, track.number, track.since, track.doing, dur=span, args=facts)
+        track.doing, track.since, track.tokens, track.steps = "", end, 0, 0
+
+    def end(self) -> None:
+        """Draw what is unfinished and close the trace."""
+        for track in self.tracks.values():
+            last = self.previous.at if self.previous is not None else track.until
+            self.slice(track, last if track.doing in ("queued", "preempted") else track.until)
+        self.file.write(("" if self.start is not None else '{"traceEvents":[') + "\n]}\n")
+
+    def name(self, what: str, process: int, thread: int, name: str) -> None:
+        """Name a process or a thread of the trace."""
+        self.put("M", process, thread, self.start or 0, what, args={"name": name})
+
+    def put(self, phase: str, process: int, thread: int, at: int, name: str, **more: Any) -> None:
+        """Write one event of the trace; times are microseconds since the first step."""
+        event = {
+            "ph": phase,
+            "pid": process,
+            "tid": thread,
+            "ts": (at - (self.start or 0)) / 1000,
+            "name": name,
+            **more,
+        }
+        self.file.write((",\n" if self.written else "") + json.dumps(event, separators=(",", ":")))
+        self.written += 1

@@ -1,0 +1,134 @@
+"""What a replay shows of pages and prefixes, thinned out so that any number of steps fits into one picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+
+from headstock.record.prefixes import Prefixes
+from headstock.record.replay import Replayed
+from headstock.schedule import Limits, Plan, State
+
+MOST_COLUMNS = 1024
+"""Page maps kept at most; half of them at least, once there are so many steps."""
+MOST_TREES = 96
+MOST_ROWS = 384
+"""Rows of the page map at most; a row stands for several pages when there are more."""
+FINE_ROWS = 4096
+"""Rows kept until the map's height is known."""
+FREE, CACHED, LIVE, SHARED = range(4)
+
+SERIES = ("at", "prefill", "decode", "running", "waiting", "preempted", "free", "cached", "live", "shared")
+"""What is kept of every step: microseconds, tokens of prompts, decode rows, requests, preemptions so far, pages."""
+
+
+@define
+class Thinned:
+    """Values of some steps: at most `most`, evenly spread however many steps there are."""
+
+    most: int
+    stride: int = 1
+    steps: list[int] = field(factory=list)
+    values: list[Any] = field(factory=list)
+
+    def wants(self, number: int) -> bool:
+        """Whether the step is one to keep."""
+        return number % self.stride == 0
+
+    def add(self, number: int, value: Any) -> None:
+        """Keep a value; every second one goes when there are too many."""
+        self.steps.append(number)
+        self.values.append(value)
+        if len(self.steps) > self.most:
+            self.stride *= 2
+            self.steps, self.values = self.steps[::2], self.values[::2]
+
+
+@define
+class Watch:
+    """Looks at each replayed step before the next one is run."""
+
+    limits: Limits
+    series: list[tuple[int, ...]] = field(factory=list)
+    maps: Thinned = field(factory=lambda: Thinned(MOST_COLUMNS))
+    trees: Thinned = field(factory=lambda: Thinned(MOST_TREES))
+    prefixes: Prefixes = field(init=False)
+    highest: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        self.prefixes = Prefixes(self.limits)
+
+    def see(self, replayed: Replayed) -> None:
+        """Take a step in."""
+        state, plan = replayed.after, replayed.moment.plan
+        if state is None or plan is None:
+            return
+        number = replayed.moment.number
+        self.series.append(self.numbers(replayed.moment.at, state, plan))
+        self.prefixes.see(replayed.before, state, number)
+        if not self.maps.wants(number) and not self.trees.wants(number):
+            return
+        indexed = self.indexed(state)
+        if self.maps.wants(number):
+            self.maps.add(number, self.page_map(state, indexed))
+        if self.trees.wants(number):
+            self.trees.add(number, self.prefixes.tree(indexed, state.refs[0]))
+
+    def numbers(self, at: int, state: State, plan: Plan) -> tuple[int, ...]:
+        """The step's entries of SERIES."""
+        refs, total = state.refs[0], self.limits.num_pages[0]
+        held, shared = int(np.count_nonzero(refs)), int(np.count_nonzero(refs > 1))
+        cached = 0
+        if self.limits.policy is not None:
+            stats = self.limits.policy.stats(state.index)
+            cached = stats.pages - stats.held
+        free = total - held - cached
+        prefill = plan.num_tokens - plan.num_decode
+        rows = (prefill, plan.num_decode, state.num_running, len(state.waiting), state.num_preempted)
+        return (at // 1000, *rows, free, cached, held - shared, shared)
+
+    def indexed(self, state: State) -> np.ndarray:
+        """The pages that the prefix index holds.   returns: [n] int32"""
+        return np.zeros(0, np.int32) if self.limits.policy is None else self.limits.policy.pages(state.index)
+
+    def page_map(self, state: State, indexed: np.ndarray) -> np.ndarray:
+        """What each page is, or most of the pages that make a row.   returns: [at most FINE_ROWS] uint8"""
+        refs = state.refs[0]
+        kinds = np.zeros(len(refs), np.uint8)
+        kinds[indexed] = CACHED
+        kinds[refs > 0] = LIVE
+        kinds[refs > 1] = SHARED
+        used = np.flatnonzero(kinds)
+        self.highest = max(self.highest, int(used[-1]) if len(used) else 0)
+        return mostly(kinds[1:], self.per_fine_row)
+
+    @property
+    def per_fine_row(self) -> int:
+        """Pages in a row as it is kept."""
+        return -(-self.limits.num_pages[0] // FINE_ROWS)
+
+    @property
+    def height(self) -> tuple[int, int]:
+        """Rows of the finished map, and pages in each: up to the highest page that was ever used."""
+        fine = -(-self.highest // self.per_fine_row)
+        each = -(-fine // MOST_ROWS)
+        return -(-fine // each), each * self.per_fine_row
+
+    def picture(self) -> np.ndarray:
+        """The page map over time.   returns: [steps kept, rows] uint8"""
+        rows, pages = self.height
+        each = pages // self.per_fine_row
+        columns = [mostly(column, each)[:rows] for column in self.maps.values]
+        return np.array(columns, np.uint8).reshape(len(columns), rows)
+
+
+def mostly(kinds: np.ndarray, each: int) -> np.ndarray:
+    """The most frequent kind among `each` neighbours, the busier one when two are equally frequent."""
+    if each == 1:
+        return kinds
+    grid = np.pad(kinds, (0, -len(kinds) % each)).reshape(-1, each)
+    counts = np.stack([(grid == kind).sum(1) for kind in (SHARED, LIVE, CACHED, FREE)])
+    kept: np.ndarray = (SHARED - counts.argmax(0)).astype(np.uint8)
+    return kept
