@@ -101,7 +101,6 @@ def test_the_python_of_a_page_runs_and_says_what_the_page_shows(page: Path, caps
     shown = page.read_text()
     for code in codes:
         exec(compile(code, page.name, "exec"), {})
-    printed = capsys.readouterr().out
-    assert " 71." in printed
-    for line in printed.splitlines():
-        assert not line.startswith(("radix", "naive")) or line in shown, f"{page.name} shows something else than {line}"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed
+    assert [line for line in printed if f"    {line}\n" not in shown] == []
