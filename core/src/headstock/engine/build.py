@@ -225,7 +225,10 @@ def router(
             max_tokens=config.max_batch_tokens,
             options=registry.options(choice.spec, config.opt),
         )
-        return registry.implementation(choice.spec)(context)
+        try:
+            return registry.implementation(choice.spec)(context)
+        except ValueError as error:  # by contract: the options or the machine do not suit it
+            raise CannotRun(f"--attn {choice.spec.name}: {error}") from error
 
     built = {phase: backend for choice in parts.attention for backend in [make(choice)] for phase in choice.phases}
     layers = tuple(

@@ -7,6 +7,8 @@ from types import MappingProxyType
 
 FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyType(
     {
+        "backends/flash-attn": ("headstock-flash-attn", {"attention": ("fa",)}),
+        "backends/flashinfer": ("headstock-flashinfer", {"attention": ("fi",)}),
         "backends/sdpa": ("headstock-sdpa", {"attention": ("sdpa",)}),
         "plugins/naive-cache": ("headstock-naive-cache", {"cache": ("naive",)}),
         "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),

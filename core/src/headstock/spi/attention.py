@@ -175,7 +175,10 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def __init__(self, context: AttentionContext) -> None:
-        """Allocate what the backend needs for steps up to `context.max_tokens` tokens."""
+        """Allocate what the backend needs for steps up to `context.max_tokens` tokens.
+
+        raises: ValueError when the options or the machine do not suit it, with the next move
+        """
 
     @abstractmethod
     def plan(self, step: AttentionStep) -> Any:

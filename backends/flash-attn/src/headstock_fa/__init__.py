@@ -1,0 +1,1 @@
+"""The attention backend `fa`: FlashAttention over pages, for CUDA."""

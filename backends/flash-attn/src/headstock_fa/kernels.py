@@ -1,0 +1,189 @@
+"""The providers' functions behind one face: `kernel(q, k, v, plan, layer, out, lse)`.
+
+q: [tokens, heads, head_dim]    k, v: [pages, page_size, kv_heads, head_dim], views of the pool
+writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm, unless None
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headstock.spi import LayerInfo
+from headstock_fa.step import FlashPlan
+
+Kernel = Callable[[Tensor, Tensor, Tensor, FlashPlan, LayerInfo, Tensor, Tensor | None], None]
+
+VLLM_LIBRARY = "vllm_flash_attn/_vllm_fa3_C.abi3.so"
+
+VLLM_NEUTRAL = {
+    "is_causal": True,
+    "softcap": 0.0,
+    "is_rotary_interleaved": False,
+    "window_size_right": 0,
+    "num_splits": 0,
+    "sm_margin": 0,
+    "cp_world_size": 1,
+    "cp_rank": 0,
+}
+"""Arguments of vLLM's operator that are neither None nor set by a call."""
+
+
+def left(layer: LayerInfo) -> int:
+    """How many tokens before itself a query sees, -1 for all."""
+    return -1 if layer.window is None else layer.window - 1
+
+
+def load_interface() -> Kernel:
+    """FlashAttention-3 as its own package has it."""
+    attend = import_module("flash_attn_interface").flash_attn_with_kvcache
+
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, plan: FlashPlan, layer: LayerInfo, out: Tensor, lse: Tensor | None
+    ) -> None:
+        answer = attend(
+            q,
+            k,
+            v,
+            cache_seqlens=plan.context_lens,
+            page_table=plan.page_tables[layer.group],
+            cu_seqlens_q=plan.query_start,
+            max_seqlen_q=plan.max_query_len,
+            softmax_scale=layer.scale,
+            causal=True,
+            window_size=(left(layer), 0),
+            softcap=layer.softcap,
+            num_splits=plan.num_splits,
+            return_softmax_lse=lse is not None,
+        )
+        out.copy_(answer if lse is None else answer[0])
+        if lse is not None:
+            lse.copy_(answer[1].t())
+
+    return kernel
+
+
+def load_vllm() -> Kernel:
+    """FlashAttention-3 out of an installed vLLM, which is not imported.
+
+    raises: ValueError when that vLLM was built without it
+    """
+    found = find_spec("vllm")
+    folders = [] if found is None else found.submodule_search_locations or []
+    libraries = [path for folder in folders if (path := Path(folder) / VLLM_LIBRARY).exists()]
+    if not libraries:
+        raise ValueError(
+            f"the installed vllm has no {VLLM_LIBRARY}; install a build of vllm for CUDA, or use --attn fi"
+        )
+    torch.ops.load_library(str(libraries[0]))
+    return vllm_kernel(torch.ops._vllm_fa3_C.fwd.default)
+
+
+def vllm_kernel(operator: Any) -> Kernel:
+    """vLLM's operator, called by the places that its schema gives to the arguments."""
+    names = [argument.name for argument in operator._schema.arguments]
+    places = {name: place for place, name in enumerate(names)}
+    neutral = [VLLM_NEUTRAL.get(name) for name in names]
+
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, plan: FlashPlan, layer: LayerInfo, out: Tensor, lse: Tensor | None
+    ) -> None:
+        arguments = neutral.copy()
+        given = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "out": out,
+            "cu_seqlens_q": plan.query_start,
+            "seqused_k": plan.context_lens,
+            "max_seqlen_q": plan.max_query_len,
+            "max_seqlen_k": plan.max_context_len,
+            "page_table": plan.page_tables[layer.group],
+            "softmax_scale": layer.scale,
+            "window_size_left": left(layer),
+            "softcap": layer.softcap,
+            "num_splits": plan.num_splits,
+        }
+        for name, value in given.items():
+            arguments[places[name]] = value
+        answer = operator(*arguments)
+        if lse is not None:
+            lse.copy_(answer[1].t())
+
+    return kernel
+
+
+def load_flash_attn() -> Kernel:
+    """FlashAttention-2 as its own package has it: one function for ragged queries, one for decode."""
+    library = import_module("flash_attn")
+    ragged, decode = library.flash_attn_varlen_func, library.flash_attn_with_kvcache
+
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, plan: FlashPlan, layer: LayerInfo, out: Tensor, lse: Tensor | None
+    ) -> None:
+        page_table = plan.page_tables[layer.group]
+        shared: dict[str, Any] = {
+            "softmax_scale": layer.scale,
+            "causal": True,
+            "window_size": (left(layer), 0),
+            "softcap": layer.softcap,
+            "block_table": page_table,
+        }
+        if plan.is_decode:
+            answer, sums = decode(
+                q[:, None],
+                k,
+                v,
+                cache_seqlens=plan.context_lens,
+                num_splits=plan.num_splits,
+                return_softmax_lse=True,
+                **shared,
+            )
+            out.copy_(answer[:, 0])
+            if lse is not None:
+                lse.copy_(sums[:, :, 0])
+            return
+        lengths = (plan.query_start, plan.context_start, plan.max_query_len, plan.max_context_len)
+        answer, sums, _ = ragged(q, k, v, *lengths, return_attn_probs=True, **shared)
+        out.copy_(answer)
+        if lse is not None:
+            lse.copy_(sums.t())
+
+    return kernel
+
+
+def load_torch() -> Kernel:
+    """FlashAttention-2 inside torch."""
+    library = import_module("torch.nn.attention.varlen")
+    attend, aux = library.varlen_attn_out, library.AuxRequest(lse=True)
+
+    def kernel(
+        q: Tensor, k: Tensor, v: Tensor, plan: FlashPlan, layer: LayerInfo, out: Tensor, lse: Tensor | None
+    ) -> None:
+        answer = attend(
+            out,
+            q,
+            k,
+            v,
+            plan.query_start,
+            plan.context_start,
+            plan.max_query_len,
+            plan.max_context_len,
+            return_aux=None if lse is None else aux,
+            scale=layer.scale,
+            window_size=(left(layer), 0),
+            enable_gqa=q.shape[1] != k.shape[2],
+            seqused_k=plan.context_lens,
+            block_table=plan.page_tables[layer.group],
+            num_splits=plan.num_splits or None,
+        )
+        if lse is not None:
+            lse.copy_(answer[1].t())
+
+    return kernel

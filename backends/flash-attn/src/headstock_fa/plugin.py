@@ -1,0 +1,95 @@
+"""What `fa` says of itself."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from headstock.spi import (
+    AttentionCapabilities,
+    AttentionQuery,
+    AttentionSpec,
+    DeviceEnv,
+    DeviceRange,
+    Feature,
+    GraphSupport,
+    IntSet,
+    Phase,
+    Planning,
+    Rejection,
+    SpiRange,
+)
+from headstock_fa.providers import ALL_FEATURES, PROVIDERS, REQUIRE, Provider, choose, installed
+
+
+def spec() -> AttentionSpec:
+    """The spec of `fa`: what any provider can do; `resolve` narrows it to the one that is here."""
+    return AttentionSpec(
+        name="fa",
+        spi=SpiRange(0, 1),
+        summary=f"FlashAttention, for CUDA; found here: {found()}",
+        implementation="headstock_fa.backend:FlashAttentionBackend",
+        requires=(REQUIRE,),
+        options="headstock_fa.options:FlashOptions",
+        resolve="headstock_fa.plugin:resolve",
+        capabilities=CAPABILITIES,
+    )
+
+
+CAPABILITIES = AttentionCapabilities(
+    phases=frozenset(Phase),
+    devices=(DeviceRange("cuda", (8, 0)),),
+    dtypes=frozenset((dtype, dtype, dtype) for dtype in ("bfloat16", "float16")),
+    head_dims=IntSet.multiples(8, 256),
+    gqa_ratios=IntSet.all(),
+    page_sizes=IntSet.all(),
+    paged=True,
+    contiguous=True,
+    graph=GraphSupport.DECODE,
+    planning=Planning.NONE,
+    features=ALL_FEATURES,
+)
+
+
+def found() -> str:
+    """The installed providers in order of preference; the first one that serves the device is used."""
+    here = installed()
+    named = [(each, here.get(each.require.distribution)) for each in PROVIDERS]
+    said = [f"{each.require.distribution} {number} (FA{each.generation})" for each, number in named if number]
+    return ", ".join(said) or "none"
+
+
+def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]:
+    """The capabilities of the first provider that serves this machine, or why none meets the query."""
+    provider, passed = choose(env.distributions, env)
+    if provider is None:
+        return (
+            Rejection(
+                code="provider", message=f"no FlashAttention serves here: {'; '.join(passed)}", hint=REQUIRE.hint
+            ),
+        )
+    capabilities = narrowed(provider)
+    label = f"{provider.require.distribution} (FlashAttention-{provider.generation})"
+    reasons = []
+    if not query.contiguous and query.page_size is not None and query.page_size not in capabilities.page_sizes:
+        reasons.append(
+            Rejection(
+                code="page_size",
+                message=f"{label} reads pages of {capabilities.page_sizes}, not {query.page_size}",
+                hint=f"Use --page-size {provider.page_step}, or install a FlashAttention-3: {REQUIRE.hint}.",
+            )
+        )
+    if Feature.SOFTCAP in query.features - capabilities.features:
+        reasons.append(
+            Rejection(code="feature", message=f"{label} has no soft-cap", hint="Install flash-attn, or use --attn fi.")
+        )
+    return tuple(reasons) or capabilities
+
+
+def narrowed(provider: Provider) -> AttentionCapabilities:
+    """What `fa` can do with this provider."""
+    return evolve(
+        CAPABILITIES,
+        page_sizes=IntSet.multiples(provider.page_step),
+        contiguous=provider.page_step == 1,
+        features=provider.features,
+    )

@@ -1,0 +1,120 @@
+"""Where FlashAttention comes from. Importing this imports neither torch nor a kernel library."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+from attrs import frozen
+
+from headstock.spi import DeviceEnv, DeviceRange, Feature, Require
+
+ALL_FEATURES = frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE})
+
+
+@frozen(kw_only=True)
+class Provider:
+    """A library with paged FlashAttention.
+
+    `generation`: 3 reads pages of any size, 2 of multiples of 256 only; `least`: the first version that is known to
+    serve, `require` says the same in words; `loader` names the function of `kernels` that loads it.
+    """
+
+    name: str
+    generation: int
+    require: Require
+    least: tuple[int, int]
+    devices: DeviceRange
+    features: frozenset[Feature]
+    loader: str
+
+    @property
+    def page_step(self) -> int:
+        """What a page size must be a multiple of."""
+        return 1 if self.generation == 3 else 256
+
+
+PROVIDERS = (
+    Provider(
+        name="flash_attn_interface",
+        generation=3,
+        require=Require(import_name="flash_attn_interface", distribution="flash-attn-3"),
+        least=(3, 0),
+        devices=DeviceRange("cuda", (9, 0), (9, 0)),
+        features=ALL_FEATURES,
+        loader="load_interface",
+    ),
+    Provider(
+        name="vllm",
+        generation=3,
+        require=Require(import_name="vllm", distribution="vllm", version=">=0.20", hint="pip install 'vllm>=0.20'"),
+        least=(0, 20),
+        devices=DeviceRange("cuda", (9, 0), (9, 0)),
+        features=ALL_FEATURES,
+        loader="load_vllm",
+    ),
+    Provider(
+        name="flash_attn",
+        generation=2,
+        require=Require(import_name="flash_attn", distribution="flash-attn", version=">=2.7"),
+        least=(2, 7),
+        devices=DeviceRange("cuda", (8, 0)),
+        features=ALL_FEATURES,
+        loader="load_flash_attn",
+    ),
+    Provider(
+        name="torch",
+        generation=2,
+        require=Require(import_name="torch", distribution="torch", version=">=2.13", hint="pip install 'torch>=2.13'"),
+        least=(2, 13),
+        devices=DeviceRange("cuda", (8, 0)),
+        features=ALL_FEATURES - {Feature.SOFTCAP},
+        loader="load_torch",
+    ),
+)
+"""In order of preference: the first that is installed and serves the device is used."""
+
+REQUIRE = Require(
+    import_name="flash_attn",
+    distribution="flash-attn",
+    hint="pip install 'vllm>=0.20' (Hopper) or pip install 'torch>=2.13'",
+    any_of=tuple(provider.require for provider in PROVIDERS),
+)
+
+
+def installed() -> dict[str, str]:
+    """Distribution -> version, of those that provide FlashAttention here."""
+    found = {}
+    for provider in PROVIDERS:
+        try:
+            found[provider.require.distribution] = version(provider.require.distribution)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def choose(distributions: Mapping[str, str], env: DeviceEnv) -> tuple[Provider | None, tuple[str, ...]]:
+    """The provider to use, and why each one before it is passed over.
+
+    distributions: name -> version of what is installed
+    """
+    normal = {name.lower().replace("_", "-"): number for name, number in distributions.items()}
+    passed = []
+    for provider in PROVIDERS:
+        found = normal.get(provider.require.distribution)
+        if found is None:
+            passed.append(f"{provider.require.distribution} is not installed")
+        elif leading(found) < provider.least:
+            passed.append(f"{provider.require.distribution} is {found}, wanted {provider.require.version}")
+        elif env not in provider.devices:
+            passed.append(f"{provider.require.distribution} {found} serves {provider.devices}, and this is {env}")
+        else:
+            return provider, tuple(passed)
+    return None, tuple(passed)
+
+
+def leading(number: str) -> tuple[int, int]:
+    """The first two numbers of a version: (2, 13) of "2.13.0+cu130"."""
+    major, minor, *_ = [*map(int, re.findall(r"\d+", number)), 0, 0]
+    return major, minor

@@ -1,0 +1,1 @@
+"""The attention backend `fi`: FlashInfer over pages, for CUDA."""

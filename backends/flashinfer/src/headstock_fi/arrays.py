@@ -1,0 +1,53 @@
+"""What FlashInfer's planner is told of a step: numpy arrays from lengths that the host knows."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+
+Ints = np.ndarray
+
+
+@frozen(eq=False)
+class PageArrays:
+    """A step's rows as FlashInfer counts them.
+
+    query_start: [rows + 1] int32, where each row's queries start    page_start: [rows + 1] int32, likewise its pages
+    last_page_lens: [rows] int32, tokens in each row's last page, 1 to page_size
+    """
+
+    query_start: Ints
+    page_start: Ints
+    last_page_lens: Ints
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of all rows."""
+        return int(self.page_start[-1])
+
+
+def page_arrays(query_lens: Ints, context_lens: Ints, page_size: int) -> PageArrays:
+    """The arrays of rows with these lengths.   query_lens, context_lens: [rows] int32"""
+    pages = -(-context_lens // page_size)
+    return PageArrays(starts(query_lens), starts(pages), (context_lens - (pages - 1) * page_size).astype(np.int32))
+
+
+def starts(lens: Ints) -> Ints:
+    """0 and the running sum. [n + 1] int32"""
+    found = np.zeros(len(lens) + 1, np.int32)
+    np.cumsum(lens, out=found[1:])
+    return found
+
+
+def table_places(page_start: Ints, columns: int) -> Ints:
+    """Where each row's pages stand in a page table of `columns` columns laid end to end. [pages] int32"""
+    counts = np.diff(page_start)
+    firsts = np.arange(len(counts), dtype=np.int32) * np.int32(columns) - page_start[:-1]
+    return np.arange(page_start[-1], dtype=np.int32) + np.repeat(firsts, counts)
+
+
+def padded(lens: Ints, rows: int) -> Ints:
+    """The lengths, with rows of one token after them up to `rows`. [rows] int32"""
+    found = np.ones(rows, np.int32)
+    found[: len(lens)] = lens
+    return found

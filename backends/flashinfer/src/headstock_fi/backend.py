@@ -1,0 +1,197 @@
+"""FlashInfer over the paged pool."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+from headstock.spi import AttentionBackend, AttentionContext, AttentionStep, LayerInfo, Phase
+from headstock_fi.arrays import PageArrays, padded, page_arrays, table_places
+from headstock_fi.library import Library, Shape
+from headstock_fi.staging import TURNS, Ring, Slot
+
+LOG = logging.getLogger(__name__)
+
+INT_WORKSPACE = 8 << 20
+"""Bytes that each wrapper takes for its schedule, on the device and pinned on the host."""
+
+
+@frozen(eq=False)
+class FlashInferPlan:
+    """A planned step: one slot a KV group, with the turn in which it was planned."""
+
+    slots: tuple[Slot, ...]
+    turns: tuple[int, ...]
+
+
+class FlashInferBackend(AttentionBackend):
+    """Two wrappers a kind of step and KV group take turns, so that a step is planned while the one before computes."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        """Allocate the workspace and compile what is not compiled yet.
+
+        raises: ValueError when the device lacks the kernels that the options ask for
+        """
+        query, options = context.query, context.options
+        self.device = context.device
+        self.pools = dict(context.pools)
+        self.page_size = context.page_size
+        self.max_rows = query.max_rows
+        self.columns = -(-query.max_seq_len // context.page_size)
+        self.prefill_backend = checked(options.prefill, context.device)
+        self.tensor_cores = options.use_tensor_cores(query.heads // query.kv_heads)
+        self.shape = Shape(
+            heads=query.heads,
+            kv_heads=query.kv_heads,
+            head_dim=query.head_dim,
+            page_size=context.page_size,
+            q_dtype=getattr(torch, query.q_dtype),
+            kv_dtype=getattr(torch, query.kv_dtype),
+        )
+        self.library = Library.load()
+        self.workspace = torch.zeros(options.workspace_mb << 20, dtype=torch.uint8, device=context.device)
+        self.rings: dict[tuple[bool, int], Ring] = {}
+        self.buckets: dict[tuple[int, int], Slot] = {}
+        self.static_pages: dict[int, Tensor] = {}
+        self.warm_up(query.phases)
+
+    def warm_up(self, phases: frozenset[Phase]) -> None:
+        """Plan and run one token on the dummy page for each kind of step, which compiles the kernels."""
+        began = time.monotonic()
+        one = np.ones(1, np.int32)
+        page_table = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
+        q = torch.zeros((1, self.shape.heads, self.shape.head_dim), dtype=self.shape.q_dtype, device=self.device)
+        for is_decode in sorted({phase is Phase.DECODE for phase in phases}):
+            slot = self.ring(is_decode, 0).next()
+            self.bind(slot, page_table, page_arrays(one, one, self.page_size), 0 if is_decode else 1)
+            self.library.run(slot.wrapper, q, next(iter(self.pools.values())), torch.empty_like(q), None)
+        LOG.info("flashinfer kernels ready after %.1f s", time.monotonic() - began)
+
+    def ring(self, is_decode: bool, group: int) -> Ring:
+        """The wrappers for a kind of step and a KV group, made when first asked for."""
+        if (is_decode, group) not in self.rings:
+            wrappers = [
+                self.library.decode(self.workspace, self.tensor_cores)
+                if is_decode
+                else self.library.prefill(self.workspace, self.prefill_backend)
+                for _ in range(TURNS)
+            ]
+            self.rings[is_decode, group] = Ring([self.slot(wrapper) for wrapper in wrappers])
+        return self.rings[is_decode, group]
+
+    def slot(self, wrapper: object) -> Slot:
+        """A slot with room for as many rows as may run."""
+        return Slot(wrapper, self.max_rows, self.columns, self.device)
+
+    def plan(self, step: AttentionStep) -> FlashInferPlan:
+        """The step planned for each KV group, from the lengths that the host knows."""
+        is_decode = step.phase is Phase.DECODE
+        arrays = page_arrays(step.host_query_lens, step.host_context_lens, self.page_size)
+        slots = []
+        for group, page_table in enumerate(step.page_tables):
+            slot = self.ring(is_decode, group).next()
+            self.bind(slot, page_table, arrays, 0 if is_decode else step.max_query_len)
+            slots.append(slot)
+        return FlashInferPlan(tuple(slots), tuple(slot.turn for slot in slots))
+
+    def bind(self, slot: Slot, page_table: Tensor, arrays: PageArrays, max_query_len: int, padding: int = 0) -> None:
+        """Plan a step in a slot; `max_query_len` is 0 for decode, `padding` counts rows beyond the page table's."""
+        slot.begin()
+        query_start, page_start, last_page_lens = slot.stage(arrays)
+        owned = arrays.page_start[: len(arrays.page_start) - padding]
+        pages = slot.pages(page_table, table_places(owned, page_table.shape[1]))
+        if padding:
+            pages = F.pad(pages, (0, padding))  # one dummy page each
+        if max_query_len == 0:
+            lists = (page_start, pages, last_page_lens)
+            slot.wrapper.plan(*lists, head_dim=self.shape.head_dim, **self.shape.arguments)
+        else:
+            slot.wrapper.plan(
+                query_start,
+                page_start,
+                pages,
+                last_page_lens,
+                head_dim_qk=self.shape.head_dim,
+                causal=True,
+                max_token_per_sequence=max_query_len,
+                **self.shape.arguments,
+            )
+        slot.end()
+
+    def forward(
+        self, q: Tensor, layer: LayerInfo, plan: FlashInferPlan, out: Tensor, lse: Tensor | None = None
+    ) -> None:
+        """Write causal attention of the step's queries over their rows' pages to `out`.
+
+        q: [tokens, heads, head_dim]
+        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
+        raises: RuntimeError when as many later steps have been planned as there are turns
+        """
+        slot = plan.slots[layer.group]
+        if slot.turn != plan.turns[layer.group]:
+            raise RuntimeError(f"this plan was overwritten: only the last {TURNS} plans of a kind are kept")
+        scales = {"q_scale": layer.scale} | {
+            name: scale for name, scale in (("k_scale", layer.k_scale), ("v_scale", layer.v_scale)) if scale != 1.0
+        }
+        self.library.run(slot.wrapper, q, self.pools[layer.index], out, lse, **scales)
+
+    def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
+        """Make room for graphs of these sizes; a bucket's wrapper is made when it is first planned."""
+        self.columns = max(self.columns, -(-max_seq_len // self.page_size))
+        self.max_rows = max(self.max_rows, *buckets)
+
+    def graph_plan(self, bucket: int, step: AttentionStep) -> FlashInferPlan:
+        """The step planned in the static buffers of a bucket; its rows may be fewer."""
+        slots = tuple(self.bucket(bucket, group) for group in range(len(step.page_tables)))
+        plan = FlashInferPlan(slots, tuple(slot.turn for slot in slots))
+        self.graph_update(plan, step)
+        return plan
+
+    def bucket(self, rows: int, group: int) -> Slot:
+        """The slot whose wrapper serves graphs of so many rows. Buckets of a group share the list of pages."""
+        if (rows, group) not in self.buckets:
+            if group not in self.static_pages:
+                self.static_pages[group] = self.zeros(self.max_rows * self.columns)
+            buffers = (self.zeros(rows + 1), self.static_pages[group][: rows * self.columns], self.zeros(rows))
+            self.buckets[rows, group] = Slot(
+                self.library.decode(self.workspace, self.tensor_cores, buffers), rows, self.columns, self.device
+            )
+        return self.buckets[rows, group]
+
+    def zeros(self, size: int) -> Tensor:
+        """Numbers on the device. [size] int32"""
+        return torch.zeros(size, dtype=torch.int32, device=self.device)
+
+    def graph_update(self, plan: FlashInferPlan, step: AttentionStep) -> None:
+        """Plan the step anew in the same buffers; rows that it lacks become one token in the dummy page."""
+        for slot, page_table in zip(plan.slots, step.page_tables, strict=True):
+            rows = slot.rows
+            lens = padded(step.host_context_lens, rows)
+            self.bind(slot, page_table, page_arrays(np.ones_like(lens), lens, self.page_size), 0, rows - step.num_rows)
+
+    def memory_bytes(self) -> int:
+        """The workspaces and the static buffers."""
+        wrappers = len(self.buckets) + sum(len(ring.slots) for ring in self.rings.values())
+        static = sum(pages.nbytes for pages in self.static_pages.values()) + sum(
+            8 * rows + 4 for rows, _ in self.buckets
+        )
+        return self.workspace.nbytes + wrappers * INT_WORKSPACE + static
+
+    def close(self) -> None:
+        """Forget the pools, the wrappers and their memory."""
+        self.pools, self.rings, self.buckets, self.static_pages = {}, {}, {}, {}
+        self.workspace = self.workspace.new_empty(0)
+
+
+def checked(backend: str, device: torch.device) -> str:
+    """The library's name for the prompt kernels.   raises: ValueError for fa3 on another GPU than Hopper"""
+    if backend == "fa3" and device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
+        raise ValueError("fi.prefill=fa3 needs sm_90; use fi.prefill=auto")
+    return backend

@@ -1,0 +1,83 @@
+"""FlashInfer's wrappers, made alike for every version that serves."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from importlib import import_module
+from typing import Any
+
+from attrs import frozen
+from torch import Tensor
+
+LAYOUT = "NHD"
+"""The pool is [pages, 2, page_size, kv_heads, head_dim]."""
+
+
+@frozen(kw_only=True)
+class Shape:
+    """What all plans of a backend have in common. The types are torch's."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    q_dtype: Any
+    kv_dtype: Any
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As keyword arguments of a plan. The scale is 1 here because each layer brings its own to `run`."""
+        return {
+            "num_qo_heads": self.heads,
+            "num_kv_heads": self.kv_heads,
+            "page_size": self.page_size,
+            "q_data_type": self.q_dtype,
+            "kv_data_type": self.kv_dtype,
+            "o_data_type": self.q_dtype,
+            "sm_scale": 1.0,
+        }
+
+
+@frozen(eq=False)
+class Library:
+    """The two wrapper classes, and whether the library can give natural logarithms itself (0.7 and later, prompts)."""
+
+    prefill_class: Any
+    decode_class: Any
+    has_lse_base: bool
+
+    @classmethod
+    def load(cls) -> Library:
+        """FlashInfer as it is installed; its signature is asked here, once."""
+        module = import_module("flashinfer")
+        prefill = module.BatchPrefillWithPagedKVCacheWrapper
+        has_lse_base = "lse_base" in inspect.signature(prefill.run).parameters
+        return cls(prefill, module.BatchDecodeWithPagedKVCacheWrapper, has_lse_base)
+
+    def prefill(self, workspace: Tensor, backend: str) -> Any:
+        """A wrapper for prompts."""
+        return self.prefill_class(workspace, LAYOUT, backend=backend)
+
+    def decode(self, workspace: Tensor, tensor_cores: bool, graph_buffers: tuple[Tensor, ...] = ()) -> Any:
+        """A wrapper for decode; with static buffers (page_start, pages, last_page_lens) one for a graph."""
+        names = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+        static = dict(zip(names, graph_buffers, strict=True)) if graph_buffers else {}
+        return self.decode_class(
+            workspace, LAYOUT, use_cuda_graph=bool(graph_buffers), use_tensor_cores=tensor_cores, **static
+        )
+
+    def run(
+        self, wrapper: Any, q: Tensor, pool: Tensor, out: Tensor, lse: Tensor | None, **scales: float | None
+    ) -> None:
+        """Attention as the wrapper was planned.
+
+        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm, unless None
+        """
+        if lse is None:
+            wrapper.run(q, pool, out=out, **scales)
+        elif self.has_lse_base and isinstance(wrapper, self.prefill_class):
+            wrapper.run(q, pool, out=out, lse=lse, return_lse=True, lse_base="ln", **scales)
+        else:
+            wrapper.run(q, pool, out=out, lse=lse, return_lse=True, **scales)
+            lse.mul_(math.log(2))  # the library's are binary logarithms

@@ -1,0 +1,32 @@
+"""The options of `fi`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import field, frozen
+from attrs.validators import ge, in_, instance_of
+
+CUDA_CORE_RATIOS = (1, 2, 3, 4, 8)
+"""Query heads per KV head for which the library has a decode kernel on CUDA cores."""
+
+
+@frozen(kw_only=True)
+class FlashInferOptions:
+    """Which of the library's kernels serve.
+
+    `prefill`: FlashAttention-2 or -3 templates for prompts; auto: as the library chooses for the device and the types.
+    `tensor_cores`: whether decode uses them; auto: when several query heads share a KV head. With a number of heads for
+    which CUDA cores have no kernel they are used in any case.
+    `workspace_mb`: room for partial results, MiB.
+    """
+
+    prefill: Literal["auto", "fa2", "fa3"] = field(default="auto", validator=in_(("auto", "fa2", "fa3")))
+    tensor_cores: Literal["auto", "on", "off"] = field(default="auto", validator=in_(("auto", "on", "off")))
+    workspace_mb: int = field(default=128, validator=[instance_of(int), ge(16)])
+
+    def use_tensor_cores(self, ratio: int) -> bool:
+        """Whether decode with so many query heads per KV head uses tensor cores."""
+        if ratio not in CUDA_CORE_RATIOS:
+            return True
+        return ratio > 1 if self.tensor_cores == "auto" else self.tensor_cores == "on"

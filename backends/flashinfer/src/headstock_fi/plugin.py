@@ -1,0 +1,70 @@
+"""What `fi` says of itself."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from headstock.spi import (
+    AttentionCapabilities,
+    AttentionQuery,
+    AttentionSpec,
+    DeviceEnv,
+    DeviceRange,
+    Feature,
+    GraphSupport,
+    IntSet,
+    Phase,
+    Planning,
+    Rejection,
+    Require,
+    SpiRange,
+)
+
+DISTRIBUTION = "flashinfer-python"
+REQUIRE = Require(import_name="flashinfer", distribution=DISTRIBUTION, version=">=0.6.18.post1,<0.8")
+
+CAPABILITIES = AttentionCapabilities(
+    phases=frozenset(Phase),
+    devices=(DeviceRange("cuda", (8, 0)),),
+    dtypes=frozenset(
+        {
+            ("bfloat16", "bfloat16", "bfloat16"),
+            ("float16", "float16", "float16"),
+            ("bfloat16", "float8_e4m3fn", "bfloat16"),
+        }
+    ),
+    head_dims=IntSet.of(64, 128, 256),
+    gqa_ratios=IntSet.all(),
+    page_sizes=IntSet.all(),
+    paged=True,
+    contiguous=True,
+    graph=GraphSupport.DECODE,
+    planning=Planning.PER_STEP,
+    features=frozenset({Feature.LSE}),
+)
+
+
+def spec() -> AttentionSpec:
+    """The spec of `fi`."""
+    return AttentionSpec(
+        name="fi",
+        spi=SpiRange(0, 1),
+        summary="FlashInfer, for CUDA; plans each step on the host",
+        implementation="headstock_fi.backend:FlashInferBackend",
+        requires=(REQUIRE,),
+        options="headstock_fi.options:FlashInferOptions",
+        resolve="headstock_fi.plugin:resolve",
+        capabilities=CAPABILITIES,
+    )
+
+
+def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]:
+    """The capabilities on this machine: 8-bit KV needs the conversions of sm_89 and later."""
+    normal = {name.lower().replace("_", "-") for name in env.distributions}
+    if DISTRIBUTION not in normal:
+        hint = f"pip install '{DISTRIBUTION}{REQUIRE.version}'"
+        return (Rejection(code="missing", message=f"{DISTRIBUTION} is not installed", hint=hint),)
+    if env.capability is not None and env.capability < (8, 9):
+        wide = frozenset(triple for triple in CAPABILITIES.dtypes if triple[0] == triple[1])
+        return evolve(CAPABILITIES, dtypes=wide)
+    return CAPABILITIES

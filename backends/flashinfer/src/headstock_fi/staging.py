@@ -1,0 +1,104 @@
+"""Host memory from which a plan's arrays are copied to the device, and who may write it when.
+
+A copy from pinned memory runs later than the call that asks for it, so a buffer that is written again too early sends
+the wrong step. Each wrapper of the library therefore has buffers of its own (so has the library inside each), wrappers
+take turns, and a wrapper's turn begins when its last upload is over.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from headstock_fi.arrays import Ints, PageArrays
+
+TURNS = 2
+"""Wrappers that take turns: one step computes while the next is planned."""
+
+
+class Fence(Protocol):
+    """A point in the device's work."""
+
+    def record(self) -> None:
+        """Set it after all work asked for so far."""
+
+    def synchronize(self) -> None:
+        """Wait until the device is past it; nothing to wait for when it was never set."""
+
+
+class NoFence:
+    """For a device that copies at once."""
+
+    def record(self) -> None:
+        """Nothing runs later."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+def fence(device: torch.device) -> Fence:
+    """A fence for the device."""
+    return torch.cuda.Event() if device.type == "cuda" else NoFence()
+
+
+class Slot:
+    """A wrapper with staging buffers for up to `rows` rows of `columns` pages.
+
+    `turn` counts how often the ring came round to it, so that a plan that has been overwritten is found out.
+    """
+
+    def __init__(self, wrapper: Any, rows: int, columns: int, device: torch.device) -> None:
+        self.wrapper = wrapper
+        self.rows = rows
+        self.device = device
+        self.fence = fence(device)
+        self.turn = 0
+        self.query_start, self.page_start, self.last_page_lens, self.places = (
+            torch.empty(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+            for size in (rows + 1, rows + 1, rows, rows * columns)
+        )
+
+    def begin(self) -> None:
+        """Start a plan: wait until the last one's upload is over."""
+        self.fence.synchronize()
+
+    def end(self) -> None:
+        """All of the plan's uploads have been asked for."""
+        self.fence.record()
+
+    def stage(self, arrays: PageArrays) -> tuple[Tensor, Tensor, Tensor]:
+        """The arrays in this slot's host memory: query_start, page_start, last_page_lens."""
+        return (
+            put(self.query_start, arrays.query_start),
+            put(self.page_start, arrays.page_start),
+            put(self.last_page_lens, arrays.last_page_lens),
+        )
+
+    def pages(self, table: Tensor, places: Ints) -> Tensor:
+        """The pages at these places of the table, row after row. [pages] int32, on the device"""
+        index = put(self.places, places).to(self.device, non_blocking=True)
+        return table.reshape(-1).index_select(0, index)
+
+
+class Ring:
+    """Slots that take turns."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self.slots = slots
+        self.turns = 0
+
+    def next(self) -> Slot:
+        """The slot that was planned longest ago."""
+        slot = self.slots[self.turns % len(self.slots)]
+        self.turns += 1
+        slot.turn += 1
+        return slot
+
+
+def put(buffer: Tensor, array: Ints) -> Tensor:
+    """The array in the first part of a host buffer.   writes: buffer"""
+    part = buffer[: len(array)]
+    part.numpy()[:] = array
+    return part

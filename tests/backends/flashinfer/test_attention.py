@@ -1,0 +1,191 @@
+"""The fi backend over FlashInfer's wrappers, replaced by torch code of the same signatures."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import attention_cases as cases
+import pytest
+import torch
+from attention_cases import Case
+from attrs import evolve
+from backends.flashinfer import fakes
+
+from headstock.spi import LayerInfo, Phase
+from headstock_fi.backend import INT_WORKSPACE, FlashInferBackend
+from headstock_fi.options import FlashInferOptions
+from headstock_fi.plugin import CAPABILITIES
+from headstock_fi.staging import TURNS, Slot
+
+PHASES = list(Phase)
+LAYER = LayerInfo(index=0, group=0, scale=0.25)
+
+
+@pytest.fixture(params=["0.6.18", "0.7.2"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    module = fakes.flashinfer(request.param)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    return module
+
+
+def backend(case: Case, layers: int = 1, **options: Any) -> FlashInferBackend:
+    made = FlashInferOptions(**({"workspace_mb": 16} | options))
+    return FlashInferBackend(cases.context_of(case, CAPABILITIES, made, layers))
+
+
+def decode(lens: list[int], **shape: Any) -> Case:
+    return cases.make(Phase.DECODE, [(1, n) for n in lens], **({"head_dim": 16, "dtype": torch.float16} | shape))
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (7, 1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_phase_agrees_with_attention_written_out(
+    library: SimpleNamespace, phase: Phase, heads: int, kv_heads: int, dtype: torch.dtype
+) -> None:
+    for page_size in (16, 64, 40):
+        lens = cases.around(phase, page_size)[:5]
+        case = cases.make(phase, lens, page_size=page_size, heads=heads, kv_heads=kv_heads, head_dim=16, dtype=dtype)
+        one = backend(case)
+        cases.check(one, case, LAYER, with_lse=True)
+        cases.check(one, case, evolve(LAYER, scale=0.4))
+
+
+def test_8_bit_keys_and_values_are_scaled_by_layer(library: SimpleNamespace) -> None:
+    for phase, lens in ((Phase.DECODE, [(1, 33), (1, 2)]), (Phase.EXTEND, [(5, 33), (2, 2)])):
+        case = cases.make(phase, lens, head_dim=16, dtype=torch.bfloat16)
+        narrow = case.pool.to(torch.float8_e4m3fn)
+        sides = [tuple(each.to(torch.float8_e4m3fn).float() for each in side) for side in (case.keys, case.values)]
+        layer = evolve(LAYER, k_scale=0.5, v_scale=2.0)
+        one = backend(evolve(case, pool=narrow))
+        out = torch.empty_like(case.q)
+        one.forward(case.q, layer, one.plan(case.step), out)
+        scaled = evolve(case, keys=tuple(k * 0.5 for k in sides[0]), values=tuple(v * 2.0 for v in sides[1]))
+        cases.compare(out, cases.expected(scaled, LAYER)[0])
+
+
+def test_a_plan_serves_many_layers_and_each_brings_its_scale(library: SimpleNamespace) -> None:
+    case = decode([20, 9])
+    one = backend(case, layers=3)
+    plan = one.plan(case.step)
+    for index, scale in enumerate((0.1, 0.25, 0.5)):
+        out = torch.empty_like(case.q)
+        layer = LayerInfo(index=index, group=0, scale=scale)
+        one.forward(case.q, layer, plan, out)
+        cases.compare(out, cases.expected(case, layer)[0])
+
+
+def test_a_layer_reads_the_page_table_of_its_group(library: SimpleNamespace) -> None:
+    case = decode([20, 9])
+    table = case.step.page_tables[0]
+    one = backend(case)
+    plan = one.plan(evolve(case.step, page_tables=(torch.zeros_like(table), table)))
+    out = torch.empty_like(case.q)
+    one.forward(case.q, evolve(LAYER, group=1), plan, out)
+    cases.compare(out, cases.expected(case, LAYER)[0])
+
+
+def test_the_next_step_is_planned_while_one_is_in_flight(library: SimpleNamespace) -> None:
+    made = [decode([20, 9], seed=1), decode([3, 30, 17], seed=2)]
+    one = backend(made[0])
+    plans = [one.plan(case.step) for case in made]  # the fake uploads as late as its first run
+    for case, plan in zip(made, plans, strict=True):
+        one.pools = {0: case.pool}
+        out = torch.empty_like(case.q)
+        one.forward(case.q, LAYER, plan, out)
+        cases.compare(out, cases.expected(case, LAYER)[0])
+
+
+def test_a_plan_that_was_overwritten_is_found_out(library: SimpleNamespace) -> None:
+    case = decode([20, 9])
+    one = backend(case)
+    plan = one.plan(case.step)
+    for _ in range(TURNS - 1):
+        one.plan(case.step)
+    one.forward(case.q, LAYER, plan, torch.empty_like(case.q))
+    one.plan(case.step)
+    with pytest.raises(RuntimeError, match="overwritten"):
+        one.forward(case.q, LAYER, plan, torch.empty_like(case.q))
+
+
+class Recorded:
+    """A fence that notes what happens."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def record(self) -> None:
+        self.notes.append("record")
+
+    def synchronize(self) -> None:
+        self.notes.append("synchronize")
+
+
+def test_host_buffers_are_written_only_after_their_last_upload(
+    library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr("headstock_fi.staging.fence", lambda device: Recorded(notes))
+    stage = Slot.stage
+    monkeypatch.setattr(Slot, "stage", lambda slot, arrays: notes.append("write") or stage(slot, arrays))
+    case = decode([20, 9])
+    one = backend(case)
+    notes.clear()
+    for _ in range(3):
+        one.plan(case.step)
+    one.graph_init([2], cases.MAX_SEQ_LEN)
+    one.graph_update(one.graph_plan(2, case.step), case.step)
+    assert notes == ["synchronize", "write", "record"] * 5
+
+
+def test_a_replayed_plan_reads_the_new_step_at_the_old_addresses(library: SimpleNamespace) -> None:
+    made = [decode(lens, seed=9) for lens in ([5, 90, 33], [17, 1], [16, 17, 15, 2])]
+    one = backend(made[0])
+    one.graph_init([1, 4], cases.MAX_SEQ_LEN)
+    plan = one.graph_plan(4, made[0].step)
+    addresses = [tensor.data_ptr() for tensor in plan.slots[0].wrapper.static]
+    for case in made:
+        one.pools = {0: case.pool}
+        one.graph_update(plan, case.step)
+        rows = case.step.num_rows
+        q = torch.cat([case.q, case.q.new_ones(4 - rows, *case.q.shape[1:])])
+        out = torch.full_like(q, torch.nan)
+        one.forward(q, LAYER, plan, out)
+        cases.compare(out[:rows], cases.expected(case, LAYER)[0])
+        assert out.isfinite().all()
+        assert [tensor.data_ptr() for tensor in plan.slots[0].wrapper.static] == addresses
+
+
+@pytest.mark.parametrize(
+    ("ratio", "option", "used"),
+    [(1, "auto", False), (2, "auto", True), (7, "auto", True), (7, "off", True), (4, "off", False), (1, "on", True)],
+)
+def test_tensor_cores_by_ratio_or_option(library: SimpleNamespace, ratio: int, option: str, used: bool) -> None:
+    one = backend(decode([3], heads=ratio, kv_heads=1), tensor_cores=option)
+    assert {slot.wrapper.use_tensor_cores for slot in one.rings[True, 0].slots} == {used}
+
+
+@pytest.mark.parametrize("name", ["auto", "fa2", "fa3"])
+def test_the_templates_for_prompts_by_option(library: SimpleNamespace, name: str) -> None:
+    one = backend(decode([3]), prefill=name)
+    assert {slot.wrapper.backend for slot in one.rings[False, 0].slots} == {name}
+
+
+def test_only_what_serves_the_phases_is_made(library: SimpleNamespace) -> None:
+    case = decode([3])
+    context = cases.context_of(case, CAPABILITIES, FlashInferOptions(workspace_mb=16))
+    one = FlashInferBackend(evolve(context, query=evolve(context.query, phases=frozenset({Phase.DECODE}))))
+    assert list(one.rings) == [(True, 0)]
+    assert one.memory_bytes() == (16 << 20) + TURNS * INT_WORKSPACE
+    one.close()
+    assert one.memory_bytes() == 0
+
+
+def test_building_it_runs_every_kind_of_step_once(library: SimpleNamespace) -> None:
+    one = backend(decode([3]))
+    assert [[getattr(slot.wrapper, "plans", 0) for slot in one.rings[kind, 0].slots] for kind in (True, False)] == [
+        [1, 0],
+        [1, 0],
+    ]
