@@ -1,0 +1,76 @@
+"""Runs of the scheduler alone, recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from core.schedule.workloads import limits as small_limits
+
+from headstock.config import EngineConfig
+from headstock.record.header import describe
+from headstock.record.recorder import Recorder
+from headstock.schedule import Arrived, Event, Limits, Plan, Request, Sampled, State, initial, step
+
+VOCAB = 1000
+STOPS = (7, 8)
+
+
+def header(limits: Limits) -> dict[str, Any]:
+    """The header of the engine that these limits would be of."""
+    cache = "radix" if limits.policy is not None else "naive"
+    return describe(EngineConfig(cache_type=cache, scheduler=limits.scheduler), limits)
+
+
+def recorder(limits: Limits, path: Path | None, *, prompts: bool = False) -> Recorder:
+    """A recorder of an engine of these limits."""
+    return Recorder(header(limits), limits, None if path is None else str(path), prompts=prompts)
+
+
+def bounds(**changes: Any) -> Limits:
+    """An engine of 64 seats and 300 pages."""
+    sizes = {"max_rows": 64, "num_pages": 300, "page_size": 8, "max_batch_tokens": 256, "max_len": 400, "check": False}
+    return small_limits(**(sizes | changes))
+
+
+def requests(count: int, seed: int = 0) -> list[Request]:
+    """Requests in families that share long beginnings, as chats with a system prompt and turns do."""
+    rng = np.random.default_rng(seed)
+    systems = [rng.integers(10, VOCAB, 16 * (2 + family)) for family in range(5)]
+    turns: list[np.ndarray] = list(systems)
+    made = []
+    for number in range(count):
+        start = turns[int(rng.integers(0, len(turns)))] if rng.random() < 0.5 else systems[int(rng.integers(0, 5))]
+        prompt = np.concatenate([start, rng.integers(10, VOCAB, int(rng.integers(4, 60)))])[:250].astype(np.int32)
+        turns = [*turns[-40:], prompt]
+        made.append(Request(id=f"request {number}", prompt=prompt, max_tokens=int(rng.integers(4, 80)), stop_ids=STOPS))
+    return made
+
+
+def run(limits: Limits, asked: list[Request], most: int, seed: int = 1) -> Iterator[tuple[list[Event], State, Plan]]:
+    """Steps with random tokens, requests coming in bursts, until all are done or there were `most` steps."""
+    rng, state, waiting = np.random.default_rng(seed), initial(limits), list(asked)
+    events: list[Event] = []
+    for number in range(most):
+        burst = int(rng.integers(0, 12)) if number % 300 < 150 and rng.random() < 0.15 else 0
+        events += [Arrived(waiting.pop()) for _ in range(min(burst, len(waiting)))]
+        state, plan = step(state, tuple(events), limits)
+        yield events, state, plan
+        if not waiting and not state.num_running and not state.waiting:
+            return
+        sampled = plan.samples > 0
+        tokens = rng.integers(0, VOCAB, int(sampled.sum())).astype(np.int32)
+        events = [Sampled(plan.rows[sampled], plan.orders[sampled], None, tokens)] if len(tokens) else []
+
+
+def record(path: Path, limits: Limits, asked: list[Request], most: int, *, prompts: bool = False) -> int:
+    """Record a run to its end; how many steps it had."""
+    kept = recorder(limits, path, prompts=prompts)
+    count = 0
+    for events, state, plan in run(limits, asked, most):
+        kept.step(events, state, plan)
+        count += 1
+    kept.close()
+    return count
