@@ -1,0 +1,231 @@
+"""Each backend on the GPU against attention in float32; `kernels.py build ...` compiles what FlashInfer needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attention_cases as cases
+import torch
+from attention_cases import Case
+from attrs import evolve, field, frozen
+
+from headstock import registry
+from headstock.spi import AttentionBackend, GraphSupport, LayerInfo, Phase
+
+DEVICE = "cuda"
+PAGE_SIZES = (16, 32, 64, 128)
+RATIOS = (1, 2, 4, 7)
+TYPES = (torch.bfloat16, torch.float16)
+LAYER = LayerInfo(index=0, group=0, scale=128**-0.5)
+
+
+@frozen
+class Contestant:
+    """A backend with options, and the types to try it with."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    types: tuple[torch.dtype, ...] = TYPES
+
+    def __str__(self) -> str:
+        return " ".join((self.name, *self.options))
+
+    def make(self, case: Case) -> AttentionBackend:
+        """The backend over the case's pool."""
+        spec = registry.spec("attention", self.name)
+        registry.require(spec)
+        options = registry.options(spec, self.options)
+        return registry.implementation(spec)(cases.context_of(case, spec.capabilities, options))
+
+
+@frozen
+class Findings:
+    """What was tried: how often it was right, the largest error, and what went wrong."""
+
+    passed: dict[str, int] = field(factory=dict)
+    largest_error: dict[str, float] = field(factory=dict)
+    failed: list[str] = field(factory=list)
+
+    def attempt(self, who: object, what: str, work: Callable[[], float]) -> None:
+        """Do one piece of work and count it.   writes: self"""
+        who = str(who)
+        try:
+            error = work()
+            torch.cuda.synchronize()
+        except Exception as problem:
+            self.failed.append(f"{who}: {what}: {type(problem).__name__}: {' '.join(str(problem).split())[:300]}")
+            return
+        self.passed[who] = self.passed.get(who, 0) + 1
+        self.largest_error[who] = max(error, self.largest_error.get(who, 0.0))
+
+
+FIRST = (Contestant("sdpa"), Contestant("fa"), Contestant("fa", ("fa.num_splits=5",)))
+COMPILED = (
+    Contestant("fi", (), (torch.bfloat16,)),
+    Contestant("fi", ("fi.prefill=fa2", "fi.tensor_cores=off")),
+    Contestant("fi", ("fi.prefill=fa2", "fi.tensor_cores=on")),
+)
+
+
+def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
+    """All cases; FlashInfer's when it is compiled."""
+    found, began = Findings(), time.monotonic()
+    for who in FIRST:
+        matrix(who, found)
+    fa = Contestant("fa")
+    for page_size, head_dim in ((64, 64), (64, 96), (64, 256), (1000, 128), (256, 128)):
+        shape(fa, found, page_size=page_size, head_dim=head_dim)
+    for layer in (evolve(LAYER, window=1), evolve(LAYER, window=100), evolve(LAYER, softcap=5.0)):
+        shape(fa, found, layer=layer)
+    codes = [build.wait() for build in builds]
+    compiled = time.monotonic() - began
+    for who in COMPILED:
+        matrix(who, found)
+        shape(who, found, page_size=1000)
+    eight_bit(Contestant("fi", ("fi.prefill=fa2",)), found)
+    for who in (fa, *COMPILED):
+        for attempt in (replay, no_sync, three_steps_in_flight):
+            found.attempt(who, attempt.__name__, lambda who=who, attempt=attempt: attempt(who))
+    return {
+        "ok": not found.failed and not any(codes),
+        "builds": codes,
+        "seconds_until_compiled": round(compiled, 1),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "fa": registry.spec("attention", "fa").summary,
+        "passed": found.passed,
+        "largest_error": found.largest_error,
+        "failed": found.failed,
+    }
+
+
+def matrix(who: Contestant, found: Findings) -> None:
+    """Phases, page sizes, query heads a KV head and types; what no row owns is NaN."""
+    for phase, page_size, ratio, dtype in combinations(who):
+
+        def work(phase: Phase = phase, page_size: int = page_size, ratio: int = ratio, dtype: Any = dtype) -> float:
+            case = made(phase, page_size=page_size, heads=2 * ratio, dtype=dtype)
+            return cases.check(who.make(case), case, LAYER, with_lse=ratio % 2 == 0)
+
+        found.attempt(who, f"{phase.value}, pages of {page_size}, {ratio} heads, {dtype}", work)
+
+
+def combinations(who: Contestant) -> Iterator[tuple[Phase, int, int, torch.dtype]]:
+    """What `matrix` goes through."""
+    for dtype in who.types:
+        for phase in Phase:
+            for page_size in PAGE_SIZES:
+                yield from ((phase, page_size, ratio, dtype) for ratio in RATIOS)
+
+
+def made(
+    phase: Phase, *, page_size: int = 64, heads: int = 4, dtype: torch.dtype = torch.bfloat16, **more: Any
+) -> Case:
+    """A case of rows around page ends, on the GPU."""
+    lens = cases.around(phase, page_size)
+    lens = [each for each in lens if each[1] <= cases.MAX_SEQ_LEN]
+    return cases.make(phase, lens, page_size=page_size, heads=heads, dtype=dtype, device=DEVICE, **more)
+
+
+def shape(who: Contestant, found: Findings, layer: LayerInfo = LAYER, **more: Any) -> None:
+    """Every phase of one shape."""
+    for phase in Phase:
+
+        def work(phase: Phase = phase) -> float:
+            case = made(phase, **more)
+            return cases.check(who.make(case), case, layer)
+
+        found.attempt(who, f"{phase.value}, {more}, {layer}", work)
+
+
+def eight_bit(who: Contestant, found: Findings) -> None:
+    """KV in 8-bit floats with scales, finite where no row owns it (a NaN of 8 bits is as good as any)."""
+    for phase in Phase:
+
+        def work(phase: Phase = phase) -> float:
+            case = made(phase)
+            sides = [
+                tuple(each.to(torch.float8_e4m3fn).float() * scale for each in side)
+                for side, scale in ((case.keys, 0.5), (case.values, 2.0))
+            ]
+            narrow = evolve(case, pool=case.pool.to(torch.float8_e4m3fn), keys=sides[0], values=sides[1])
+            return cases.check(who.make(narrow), narrow, evolve(LAYER, k_scale=0.5, v_scale=2.0))
+
+        found.attempt(f"{who} 8-bit KV", phase.value, work)
+
+
+def replay(who: Contestant) -> float:
+    """A captured decode step gives the right answer for other lengths, tables and fewer rows."""
+    assert registry.spec("attention", who.name).capabilities.graph >= GraphSupport.DECODE
+    bucket, layer = 16, LAYER
+    first = cases.make(Phase.DECODE, [(1, 1500)] * 12, page_size=64, dtype=torch.bfloat16, device=DEVICE)
+    backend = who.make(first)
+    backend.graph_init([1, bucket], cases.MAX_SEQ_LEN)
+    plan = backend.graph_plan(bucket, first.step)
+    q = torch.zeros(bucket, *first.q.shape[1:], dtype=first.q.dtype, device=DEVICE)
+    out = torch.full_like(q, torch.nan)
+    backend.forward(q, layer, plan, out)  # libraries load code when first used, which no capture allows
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        backend.forward(q, layer, plan, out)
+    errors = []
+    for seed, count in ((1, 12), (2, 12), (3, 5), (4, 1)):
+        lens = [(1, 1 + (seed * 131 + row * 97) % 1500) for row in range(count)]
+        case = cases.make(Phase.DECODE, lens, page_size=64, dtype=q.dtype, device=DEVICE, seed=seed)
+        first.pool[: len(case.pool)].copy_(case.pool)
+        q[:count].copy_(case.q)
+        backend.graph_update(plan, case.step)
+        out.fill_(torch.nan)
+        graph.replay()
+        assert out.isfinite().all(), "padding rows are not finite"
+        errors.append(cases.compare(out[:count], cases.expected(case, layer)[0]))
+    return max(errors)
+
+
+def no_sync(who: Contestant) -> float:
+    """Planning and attention ask the device nothing."""
+    case = made(Phase.EXTEND)
+    backend = who.make(case)
+    cases.check(backend, case, LAYER)
+    out = torch.empty_like(case.q)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        backend.forward(case.q, LAYER, backend.plan(case.step), out)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return cases.compare(out, cases.expected(case, LAYER)[0])
+
+
+def three_steps_in_flight(who: Contestant) -> float:
+    """Steps planned while the device is busy with other work are not mixed up by their uploads."""
+    case = made(Phase.DECODE)
+    backend = who.make(case)
+    cases.check(backend, case, LAYER)
+    lens, table = case.step.host_context_lens, case.step.page_tables[0]
+    orders = [torch.randperm(len(lens), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    steps = [cases.step_of(Phase.DECODE, [(1, n) for n in lens[each].tolist()], (table[each],)) for each in orders]
+    queries = [case.q[order] for order in orders]
+    outs = [torch.empty_like(case.q) for _ in orders]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)  # cycles, about 0.1 s
+    for step, q, out in zip(steps, queries, outs, strict=True):
+        backend.forward(q, LAYER, backend.plan(step), out)
+    answer = cases.expected(case, LAYER)[0]
+    return max(cases.compare(out, answer[order]) for out, order in zip(outs, orders, strict=True))
+
+
+def build(q_dtype: str, kv_dtype: str, prefill: str, tensor_cores: str) -> None:
+    """Compile the kernels of one kind of FlashInfer backend, by making it."""
+    case = cases.make(Phase.DECODE, [(1, 5)], dtype=getattr(torch, q_dtype), device=DEVICE, unused=0.0)
+    case = evolve(case, pool=case.pool.to(getattr(torch, kv_dtype)))
+    Contestant("fi", (f"fi.prefill={prefill}", f"fi.tensor_cores={tensor_cores}")).make(case)
+
+
+if __name__ == "__main__" and sys.argv[1:2] == ["build"]:
+    build(*sys.argv[2:])

@@ -1,0 +1,105 @@
+"""Everything that needs a GPU, in one call, on a host that may have no network.
+
+    python tests/gpu/run.py --pack .gpu --out OUT     a bare host: installs what pack.py made, then does all the work
+    python tests/gpu/run.py --out OUT                 a host on which headstock and the kernel libraries are installed
+
+Parts (`--parts a,b`): kernels (each backend against float32), tokens (the demo model's answers for each pair of
+backends), speed (attention alone, and the 0.6B shape). Each writes OUT/PART.json; one that fails does not stop the
+others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+
+PARTS = ("kernels", "tokens", "speed")
+HERE = Path(__file__).parent
+BUILDS = (
+    ("bfloat16", "bfloat16", "auto", "auto"),
+    ("bfloat16", "bfloat16", "fa2", "off"),
+    ("float16", "float16", "fa2", "auto"),
+    ("float16", "float16", "fa2", "off"),
+    ("bfloat16", "float8_e4m3fn", "fa2", "auto"),
+)
+"""The FlashInfer kernels that are used: types of queries and KV, prompt templates, tensor cores for decode."""
+
+
+def install(pack: Path, site: Path) -> None:
+    """Put the kernel libraries and this project's wheels into `site`, without a network."""
+    site.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(pack / "pack.tar.xz") as archive:
+        archive.extractall(site.parent, filter="data")
+    kept = pack / "kernels.tar.xz"
+    if kept.exists():  # compiled on an earlier run; see `keep_kernels`
+        with tarfile.open(kept) as archive:
+            archive.extractall(site / "flashinfer" / "data" / "aot", filter="data")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*command, "--target", str(site), *map(str, (pack / "wheels").glob("*.whl"))], check=True)
+
+
+def environment(site: Path) -> dict[str, str]:
+    """The environment in which what `install` put there is found."""
+    paths = os.pathsep.join([str(site), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": paths, "FLASHINFER_CUDA_ARCH_LIST": "9.0a", "MAX_JOBS": "16"}
+
+
+def start_builds(site: Path) -> list[subprocess.Popen[bytes]]:
+    """Compile FlashInfer's kernels in the background, each kind in a process of its own."""
+    command = [sys.executable, str(HERE / "kernels.py"), "build"]
+    return [subprocess.Popen([*command, *names], env=environment(site)) for names in BUILDS]
+
+
+def keep_kernels(out: Path) -> None:
+    """Write the compiled kernels to OUT/kernels.tar.xz; beside pack.tar.xz it spares the next run the compiler."""
+    built = sorted((Path.home() / ".cache" / "flashinfer").glob("*/*/cached_ops/*/*.so"))
+    if not built:
+        return
+    with tarfile.open(out / "kernels.tar.xz", "w:xz", preset=1) as archive:
+        for library in built:
+            archive.add(library, f"{library.parent.name}/{library.name}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pack", type=Path, help="the folder that pack.py made")
+    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--site", type=Path, default=Path("/tmp/headstock-gpu/site"), help="where to install")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    if asked.pack is not None:
+        install(asked.pack, asked.site)
+        again = [sys.executable, __file__, "--out", str(asked.out), "--parts", asked.parts]
+        return subprocess.run(again, env=environment(asked.site), check=False).returncode
+    sys.path.insert(0, str(HERE.parent))
+    builds = start_builds(asked.site)
+    failed = [part for part in asked.parts.split(",") if not run(part, asked.out, builds)]
+    keep_kernels(asked.out)
+    return 1 if failed else 0
+
+
+def run(part: str, out: Path, builds: list[subprocess.Popen[bytes]]) -> bool:
+    """Whether a part ran and found nothing wrong; its findings are in OUT/PART.json."""
+    began = time.monotonic()
+    try:
+        found = import_module(f"gpu.{part}").main(builds)
+    except Exception:
+        found = {"ok": False, "error": traceback.format_exc()}
+        sys.stderr.write(found["error"])
+    found["seconds"] = round(time.monotonic() - began, 1)
+    (out / f"{part}.json").write_text(json.dumps(found, indent=1))
+    sys.stderr.write(f"{part}: {'ok' if found['ok'] else 'FAILED'} after {found['seconds']} s\n")
+    return bool(found["ok"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""How fast attention is by itself, and the engine on the 0.6B shape with random weights."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attention_cases as cases
+import torch
+from attrs import evolve
+from gpu.kernels import LAYER, Contestant
+
+from headstock import LLM
+from headstock.bench.engine import Ours
+from headstock.bench.shapes import SHAPES, write
+from headstock.bench.workloads import WORKLOADS
+from headstock.spi import Phase
+
+SHAPE = {"page_size": 64, "heads": 16, "kv_heads": 8, "dtype": torch.bfloat16, "device": "cuda"}
+DECODERS = (
+    *(Contestant("fa", (f"fa.num_splits={number}",)) for number in (0, 1, 2, 4, 8, 16, 32)),
+    Contestant("fi", ("fi.prefill=fa2", "fi.tensor_cores=on")),
+    Contestant("fi", ("fi.prefill=fa2", "fi.tensor_cores=off")),
+)
+PAIRS = ("fa", "fa,fi")
+
+
+def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
+    """Microseconds of attention, host microseconds of planning, and tokens a second."""
+    lens = [300 + (row * 131) % 1100 for row in range(256)]
+    found: dict[str, Any] = {"ok": True, "decode_us": {}, "prefill_us": {}, "plan_host_us": {}, "engine": {}}
+    for rows in (1, 8, 64, 256):
+        case = cases.make(Phase.DECODE, [(1, n) for n in lens[:rows]], **SHAPE)
+        for who in DECODERS:
+            found["decode_us"][f"{who}, {rows} rows"] = attend(who, case, found["plan_host_us"])
+    prompts = {Phase.PREFILL: [(1024, 1024)] * 16, Phase.EXTEND: [(1 + 19 * i, 300 + 100 * i) for i in range(16)]}
+    for phase, rows in prompts.items():
+        case = cases.make(phase, rows, **SHAPE)
+        for who in (Contestant("fa"), Contestant("fi"), Contestant("fi", ("fi.prefill=fa2",))):
+            found["prefill_us"][f"{who}, {phase.value}"] = attend(who, case, found["plan_host_us"])
+    for attn in PAIRS:
+        found["engine"][attn] = offline(attn)
+    return found
+
+
+def attend(who: Contestant, case: cases.Case, plans: dict[str, float]) -> float | str:
+    """Microseconds of one layer's attention on the device."""
+    try:
+        backend = who.make(case)
+        plan = backend.plan(case.step)
+        out = torch.empty_like(case.q)
+        plans[f"{who}, {case.step.num_rows} rows, {case.step.phase.value}"] = host_us(lambda: backend.plan(case.step))
+        plan = backend.plan(case.step)
+        return device_us(lambda: backend.forward(case.q, LAYER, plan, out))
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def device_us(work: Callable[[], object], launches: int = 20, times: int = 7) -> float:
+    """The median over some times of what one launch takes on the device, queued behind a sleep."""
+    work()
+    found = []
+    for _ in range(times):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(10_000_000)
+        start.record()
+        for _ in range(launches):
+            work()
+        stop.record()
+        torch.cuda.synchronize()
+        found.append(start.elapsed_time(stop) * 1000 / launches)
+    return round(statistics.median(found), 1)
+
+
+def host_us(work: Callable[[], object], times: int = 15) -> float:
+    """The median of what the host spends."""
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        found.append((time.perf_counter() - began) * 1e6)
+        torch.cuda.synchronize()
+    return round(statistics.median(found), 1)
+
+
+def offline(attn: str) -> dict[str, Any]:
+    """One run of 64 of `offline256`'s requests, greedy, with the eager runner."""
+    full = WORKLOADS["offline256"]()
+    outputs = tuple(min(count, 128) for count in full.outputs[:64])
+    work = evolve(full, prompts=full.prompts[:64], outputs=outputs, temperature=0.0)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            write(SHAPES["qwen3-0.6b"], Path(folder))
+            with LLM(folder, device="cuda", load_format="dummy", attn=attn, runner="eager", max_seq_len=2200) as llm:
+                ours = Ours(llm, "")
+                ours.run(work)
+                run = ours.run(work)
+                return {
+                    "out_tok_s": round(work.tokens_out / run.seconds, 1),
+                    "in_tok_s": round(work.tokens_in / run.seconds, 1),
+                    "seconds": round(run.seconds, 2),
+                    "steps": llm.engine.stats().steps,
+                }
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}

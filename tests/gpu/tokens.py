@@ -1,0 +1,62 @@
+"""The demo model on the GPU: each pair of backends must give the right answers to sums and questions."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import Any
+
+from headstock import LLM, SamplingParams
+
+PAIRS = ("sdpa", "fa", "fi", "fa,fi", "fi,fa", "sdpa,fa", "fi,sdpa")
+NAMES = ("Anna", "Ben", "Mia", "Theo", "Sara", "Hugo", "Lena", "Otto")
+SETTINGS: dict[str, Any] = {"device": "cuda", "runner": "eager", "num_pages": 4096, "max_seq_len": 2048}
+
+
+def questions() -> dict[str, str]:
+    """Prompt -> the only right beginning of its answer."""
+    sums = {f"{12 + i} + {31 + 2 * i} =": f" {43 + 3 * i}." for i in range(16)}
+    facts = [f"Remember: the number of the boat of {name} is {1234 + 707 * i}." for i, name in enumerate(NAMES)]
+    filler = [f"{a} + {b} = {a + b}." for a in range(20, 30) for b in range(5, 9)]
+    told = "\n".join([*facts, *filler])
+    asked = "Question: what is the number of the boat of {}? Answer:"
+    recalled = {f"{told}\n{asked.format(name)}": f" {1234 + 707 * i}." for i, name in enumerate(NAMES)}
+    return sums | recalled
+
+
+def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
+    """Every pair, with pages of 16 and 64, both caches, and chunks small enough for mixed steps."""
+    runs = {}
+    for attn in PAIRS:
+        for more in ({"page_size": 16, "cache_type": "naive"}, {"page_size": 64, "max_batch_tokens": 256}):
+            runs[f"{attn} {more}"] = answer(attn, **more)
+    return {"ok": all(run["wrong"] == [] for run in runs.values()), "runs": runs}
+
+
+def answer(attn: str, **more: Any) -> dict[str, Any]:
+    """How a pair does at the questions, all at once."""
+    asked = questions()
+    began = time.monotonic()
+    try:
+        with LLM("demo", attn=attn, **SETTINGS | more) as llm:
+            ready = time.monotonic()
+            outputs = llm.generate(list(asked), SamplingParams(temperature=0, max_tokens=16))
+            seconds = time.monotonic() - ready
+            summary = str(llm.engine.summary)
+    except Exception as error:
+        return {"wrong": [f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"]}
+    answers = [output.outputs[0] for output in outputs]
+    wrong = [
+        f"{prompt[-40:]!r} wanted {right!r}, got {each.text!r} {each.error or ''}"
+        for (prompt, right), each in zip(asked.items(), answers, strict=True)
+        if not each.text.startswith(right)
+    ]
+    tokens = sum(len(each.token_ids) for each in answers)
+    return {
+        "wrong": wrong,
+        "right": len(asked) - len(wrong),
+        "tokens": tokens,
+        "ready_s": round(ready - began, 2),
+        "seconds": round(seconds, 3),
+        "summary": summary[:600],
+    }
