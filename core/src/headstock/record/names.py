@@ -58,7 +58,7 @@ class PageNames:
         orders = dict(zip(plan.rows.tolist(), plan.orders.tolist(), strict=True)) if joined else {}
         for row, entry in zip(plan.joined.tolist(), joined, strict=True):
             request, rest = entry.request, len(entry.tokens) % self.unit
-            self.orders[row], self.known[row] = orders[row], len(entry.tokens)
+            self.orders[row], self.known[row] = orders.get(row, 0), len(entry.tokens)
             self.least[row] = len(request.prompt) + request.min_tokens
             self.parents[row] = self.pages(entry.tokens, request.namespace)[1]
             self.tails[row, :rest] = entry.tokens[len(entry.tokens) - rest :]
@@ -69,11 +69,17 @@ class PageNames:
             self.stops[row, : len(request.stop_ids)] = request.stop_ids
 
     def sampled(self, event: Sampled) -> Ints:
-        """Names of sampled tokens; 0 for tokens of rows that were not seated under this eye, or are gone."""
+        """Names of sampled tokens; 0 for tokens of rows that were not seated under this eye, or are gone.
+
+        An event that makes no sense, which may be what a scheduler died of, gets zeros alone.
+        """
         counts = np.ones_like(event.rows) if event.counts is None else event.counts
+        names = np.zeros(len(event.tokens), np.int32)
+        known = (event.rows >= 0) & (event.rows < len(self.orders))
+        if not known.all() or int(counts.sum()) != len(names):
+            return names
         starts = np.cumsum(counts) - counts
         live = self.orders[event.rows] == event.orders
-        names = np.zeros(len(event.tokens), np.int32)
         for turn in range(int(counts.max(initial=0))):
             at = np.flatnonzero(live & (counts > turn))
             names[starts[at] + turn] = self.append(event.rows[at], event.tokens[starts[at] + turn])

@@ -19,7 +19,7 @@ from headstock.record.file import opened, write_all, write_end, write_start, wri
 from headstock.record.moment import Noted
 from headstock.record.names import PageNames
 from headstock.record.steps import put_step
-from headstock.schedule import Event, Limits, Plan, State
+from headstock.schedule import Entry, Event, Limits, Plan, State
 
 LOG = logging.getLogger(__name__)
 
@@ -57,7 +57,9 @@ class Recorder:
 
     def step(self, events: Sequence[Event], state: State, plan: Plan) -> None:
         """Remember what the scheduler was told and what it planned; `state` is the one that came with the plan."""
-        joined = tuple([entry for row in plan.joined.tolist() if (entry := state.seats[row]) is not None])
+        joined: tuple[Entry, ...] = ()
+        if len(plan.joined):
+            joined = tuple([entry for row in plan.joined.tolist() if (entry := state.seats[row]) is not None])
         self.note(Noted(time.perf_counter_ns(), events, plan, joined))
 
     def note(self, noted: Noted) -> None:
@@ -85,8 +87,8 @@ class Recorder:
             with os.fdopen(handle, "wb") as file:
                 first = {"first": self.count - len(self.ring)}
                 write_all(file, self.header | first, list(self.ring), self.names())
-        except OSError as error:
-            return f"no recording could be written: {error.strerror}"
+        except Exception as error:  # the failure that is being reported matters more
+            return f"no recording could be written: {shown(error)}"
         return f"the last {len(self.ring)} steps are in {path}: headstock replay {path}"
 
     def close(self) -> None:

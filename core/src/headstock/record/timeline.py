@@ -78,7 +78,7 @@ class Timeline:
                 track.doing, track.since = "preempted", track.until
             self.slice(track, moment.at)
             track.doing = ""
-            self.by_order[orders[seat.row]] = seat.id
+            self.by_order[orders.get(seat.row, 0)] = seat.id
 
     def run(self, moment: Moment, plan: Plan, end: int) -> None:
         """Draw a step that lasted until `end`."""

@@ -1,0 +1,125 @@
+"""A recording that cannot be read says so in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from core.record.runs import bounds, record, recorder, requests, run
+
+from headstock.cli.main import main
+from headstock.config import EngineConfig
+from headstock.engine.engine import Engine
+from headstock.errors import ModelError
+from headstock.record.file import HEADER, write_frame
+from headstock.record.recorder import BLOCK, MOST_REPORTS
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> bytes:
+    """A recording of 600 steps."""
+    path = tmp_path / "whole.recording"
+    record(path, bounds(), requests(300), 600)
+    return path.read_bytes()
+
+
+def said(data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
+    """The exit code of replaying the bytes, and the one line that it prints on standard error."""
+    path = tmp_path / "it"
+    path.write_bytes(data)
+    code = main(["replay", str(path), *flags])
+    error = capsys.readouterr().err
+    assert error.count("\n") == (code != 0)
+    return code, error
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0005, 0.003, 0.01, 0.2, 0.5, 0.7, 0.9, 0.9995])
+def test_a_flipped_byte_is_found(
+    whole: bytes, share: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = int(len(whole) * share)
+    code, line = said(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :], tmp_path, capsys)
+    assert code == 6
+    assert any(words in line for words in ("is damaged", "breaks off", "is not a recording"))
+
+
+def test_every_flipped_byte_of_the_beginning_is_found(
+    whole: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for at in range(60):
+        code, _ = said(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], tmp_path, capsys)
+        assert code == 6, at
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.999])
+def test_a_truncated_file_says_where_and_partial_replays_what_is_there(
+    whole: bytes, share: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = whole[: int(len(whole) * share)]
+    code, line = said(cut, tmp_path, capsys)
+    assert code == 6 and "breaks off in the part at byte" in line and "--partial" in line
+    path = tmp_path / "it"
+    assert main(["replay", str(path), "--partial"]) == 0
+    assert "the recording breaks off there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is not a recording"),
+        (b"{}", "is not a recording"),
+        (b"headstock recording 99\n", "is a recording of version 99 and this headstock reads 1"),
+        (b"headstock recording 1\n", "breaks off in the part at byte 22"),
+    ],
+)
+def test_what_is_no_recording_of_this_version(
+    data: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, line = said(data, tmp_path, capsys)
+    assert code == 6 and words in line
+
+
+def test_steps_of_another_shape_are_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "old"
+    with path.open("wb") as file:
+        file.write(b"headstock recording 1\n")
+        write_frame(file, HEADER, json.dumps({"headstock": "0.0.1", "shape": {"Plan": ["rows"]}}).encode())
+    code, line = said(path.read_bytes(), tmp_path, capsys)
+    assert code == 6 and "was made by headstock 0.0.1, whose steps consist of other fields" in line
+
+
+def test_a_missing_file_and_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(tmp_path / "none")]) == 6
+    assert "No such file" in capsys.readouterr().err
+    with pytest.raises(ModelError, match=r"--record .* cannot be written: No such file"):
+        Engine(EngineConfig(record=str(tmp_path / "no" / "file")))
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limits = bounds()
+    kept = recorder(limits, tmp_path / "run.recording")
+    assert kept.writer is not None and kept.writer.file is not None
+    kept.writer.file.close()
+    steps = run(limits, requests(50), 3 * BLOCK)
+    for events, state, plan in steps:
+        kept.step(events, state, plan)
+    kept.writer.write()
+    kept.close()
+    assert [record.message.split()[0] for record in caplog.records] == ['event="recording']
+    assert len(kept.writer.pending) == 0
+
+
+def test_reports_go_to_the_temporary_folder_and_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kept = recorder(bounds(), None)
+    for events, state, plan in run(bounds(), requests(5), 10):
+        kept.step(events, state, plan)
+    lines = [kept.report() for _ in range(MOST_REPORTS + 1)]
+    assert all("headstock replay" in line for line in lines[:-1]) and "earlier" in lines[-1]
+    assert len(list(tmp_path.glob("headstock-*.recording"))) == MOST_REPORTS
+
+
+def test_a_report_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert recorder(bounds(), None).report().startswith("no recording could be written: [Errno 2] No such file")

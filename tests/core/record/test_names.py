@@ -1,0 +1,127 @@
+"""What a recording says of tokens: which beginnings are equal, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from core.record.runs import bounds, record, requests
+from core.schedule.workloads import request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstock.record.file import read
+from headstock.record.names import STOP, PageNames
+from headstock.schedule import Arrived, Entry, Plan, Sampled
+
+SECRET = b"s" * 32
+TOKENS = st.lists(st.integers(0, 3), min_size=0, max_size=24)
+
+
+def names(unit: int, secret: bytes = SECRET) -> PageNames:
+    """Names for pages of `unit` tokens."""
+    return PageNames(bounds(page_size=unit), secret)
+
+
+def array(tokens: list[int]) -> np.ndarray:
+    """Tokens as the scheduler has them."""
+    return np.array(tokens, np.int32)
+
+
+@given(TOKENS, TOKENS, TOKENS, st.sampled_from([1, 2, 3, 4, 8]), st.booleans())
+def test_pages_get_equal_names_exactly_when_they_and_all_before_them_are_equal(
+    start: list[int], one: list[int], other: list[int], unit: int, same_space: bool
+) -> None:
+    made = names(unit)
+    a, b = array(start + one), array(start + other)
+    hidden_a = made.pages(a, "x")[0]
+    hidden_b = made.pages(b, "x" if same_space else "y")[0]
+    for stop in range(unit, min(len(a), len(b)) + 1, unit):
+        equal = same_space and a[:stop].tolist() == b[:stop].tolist()
+        assert (hidden_a[:stop].tolist() == hidden_b[:stop].tolist()) == equal
+
+
+def seated(made: PageNames, tokens: list[int], **changes: object) -> None:
+    """Seat a request in row 0 as number 1."""
+    one = request("a", tokens, 50, **changes)
+    zeros = np.zeros(1, np.int32)
+    ones = zeros + 1
+    plan = Plan(number=0, num_decode=0, rows=zeros, orders=ones, starts=zeros, stops=ones, num_logits=zeros,
+                samples=zeros, joined=zeros)  # fmt: skip
+    made.seat(plan, (Entry(request=one, tokens=one.prompt, arrival=1),))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20), TOKENS, st.sampled_from([1, 2, 3, 4, 8]), st.booleans())
+@settings(max_examples=60)
+def test_sampled_tokens_get_the_names_that_a_prompt_with_them_gets(
+    prompt: list[int], output: list[int], unit: int, drafted: bool
+) -> None:
+    made = names(unit)
+    seated(made, prompt)
+    row = np.zeros(1, np.int32)
+    if drafted and output:
+        events = [Sampled(row, row + 1, row + len(output), array(output))]
+    else:
+        events = [Sampled(row, row + 1, None, array([token])) for token in output]
+    hidden = np.concatenate([array([]), *(made.sampled(event) for event in events)])
+    assert hidden.tolist() == made.pages(array(prompt + output), "")[0][len(prompt) :].tolist()
+
+
+def test_a_token_that_ends_its_request_is_named_after_the_stop_id_and_an_early_one_is_not() -> None:
+    made = names(4)
+    seated(made, [5, 5, 5], stop_ids=(9, 7), min_tokens=2)
+    row = np.zeros(1, np.int32)
+    hidden = [int(made.sampled(Sampled(row, row + 1, None, array([token])))[0]) for token in (7, 7, 9)]
+    assert hidden[0] not in (0, STOP, STOP + 1)  # the page's last token, under its name although it is a stop id
+    assert hidden[1:] == [STOP + 1, STOP]
+
+
+def test_late_news_of_a_row_that_is_gone_counts_for_nothing() -> None:
+    made = names(1)
+    seated(made, [5])
+    row = np.zeros(1, np.int32)
+    assert made.sampled(Sampled(row, row + 99, None, array([3]))).tolist() == [0]
+    assert (
+        made.sampled(Sampled(row, row + 1, None, array([3]))).tolist() == made.pages(array([5, 3]), "")[0][1:].tolist()
+    )
+
+
+def test_another_recording_has_other_names() -> None:
+    tokens = array(list(range(64)))
+    one, other = (names(4, secret).pages(tokens, "")[0] for secret in (b"a" * 32, b"b" * 32))
+    used = one > 0
+    assert used.sum() == 32 and (one[used] != other[used]).all()
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+def test_no_token_of_a_prompt_is_in_a_recording_unless_asked_for(prompts: bool, tmp_path: Path) -> None:
+    path = tmp_path / "run.recording"
+    asked = requests(40)
+    record(path, bounds(), asked, 200, prompts=prompts)
+    recording = read(path)
+    arrived = {}
+    sampled: list[int] = []
+    for moment in recording.moments():
+        for event in moment.events:
+            match event:
+                case Arrived(one):
+                    arrived[one.id] = one
+                case Sampled():
+                    sampled += event.tokens.tolist()
+    assert recording.header["tokens"] == ("ids" if prompts else "page names")
+    assert len(arrived) > 10
+    for one in asked:
+        if one.id not in arrived:
+            continue
+        found = arrived[one.id]
+        assert (found.prompt.tolist() == one.prompt.tolist()) == prompts
+        assert (found.stop_ids == one.stop_ids) == prompts
+        if not prompts:
+            pairs = set(zip(one.prompt.tolist(), found.prompt.tolist(), strict=True))
+            inner = [position for position in range(len(one.prompt)) if position % 8 < 6]
+            assert not found.prompt[inner].any()
+            assert not any(real == written for real, written in pairs if written)
+    if not prompts:
+        small = [token for token in sampled if 0 < token < 1000]  # the vocabulary has 1000 tokens, names 2**30
+        assert len(small) <= 2 and max(sampled) >= STOP

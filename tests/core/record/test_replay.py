@@ -1,0 +1,227 @@
+"""A recording replays to the same plans, and a replay that differs says where."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import define, evolve, field
+from core.record.runs import bounds, header, record, recorder, requests, run
+from core.schedule.toy import Drive, alone
+from core.schedule.workloads import random_limits, random_requests
+from core.schedule.workloads import request as toy_request
+
+from headstock.cli.main import main
+from headstock.record.block import BlockReader, BlockWriter
+from headstock.record.file import read
+from headstock.record.header import limits_of
+from headstock.record.moment import Moment, Noted
+from headstock.record.recorder import Recorder
+from headstock.record.replay import replay
+from headstock.record.steps import KINDS, get_step, put_step
+from headstock.schedule import Aborted, Arrived, Cleared, Event, Failed, Limits, Plan, Request, Sampled, step
+
+RNG = np.random.default_rng(11)
+
+
+@define
+class Recorded(Drive):
+    """A drive that records."""
+
+    recorder: Recorder = field(kw_only=True)
+
+    def step(self) -> Plan:
+        """One step: launch what was planned last, tell what has landed, plan, and record that."""
+        landed, self.flying = self.flying, None
+        if self.made is not None and len(self.made[0].rows):
+            self.flying = self.device.run(*self.made, self.rng)
+        if not self.limits.overlap:
+            landed, self.flying = self.flying, None
+        events = [*([landed] if landed else []), *self.events]
+        self.events = []
+        self.state, plan = step(self.state, tuple(events), self.limits)
+        self.recorder.step(events, self.state, plan)
+        self.plans.append(plan)
+        self.note()
+        joined = {row: self.state.seats[row] for row in plan.joined.tolist()}
+        self.made = plan, {row: entry for row, entry in joined.items() if entry is not None}
+        return plan
+
+
+def drive(path: Path, limits: Limits, asked: list[Request], rng: np.random.Generator | None = None) -> Drive:
+    """The requests run with the toy model to their end, recorded."""
+    driven = Recorded(limits, rng, recorder=recorder(limits, path))
+    for each in asked:
+        driven.submit(each)
+    driven.drain()
+    driven.recorder.close()
+    return driven
+
+
+def replayed(path: Path) -> tuple[list[Plan | None], str | None]:
+    """The recorded plans, and what is said of the first that differs."""
+    recording = read(path)
+    steps = list(replay(recording.moments(), limits_of(recording.header, check=True)))
+    return [each.moment.plan for each in steps], str(steps[-1].divergence) if steps[-1].divergence else None
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_run_of_256_requests_with_preemption_replays_to_the_same_plans(
+    overlap: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = RNG.integers(0, 50, 24)
+    asked = [
+        toy_request(
+            f"r{number}",
+            np.concatenate([shared[: int(RNG.integers(0, 24))], RNG.integers(0, 50, int(RNG.integers(1, 60)))]),
+            int(RNG.integers(1, 40)),
+            stop_ids=tuple(RNG.integers(0, 50, number % 3).tolist()),
+            min_tokens=0,
+            priority=int(RNG.integers(0, 2)),
+            namespace=("", "tenant")[number % 5 == 0],
+        )
+        for number in range(256)
+    ]
+    path = tmp_path / "run.recording"
+    driven = drive(path, bounds(max_rows=32, num_pages=90, page_size=4, overlap=overlap), asked)
+
+    assert driven.state.num_preempted > 0
+    assert all(driven.outputs[each.id] == alone(each) for each in asked)
+    plans, said = replayed(path)
+    assert said is None
+    assert [plan.encode() for plan in plans if plan is not None] == [plan.encode() for plan in driven.plans]
+    assert main(["replay", str(path), "--check"]) == 0
+    assert capsys.readouterr().out == f"{len(driven.plans)} steps, identical\n"
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("scheduler", ["mixed", "prefill-first", "decode-first"])
+def test_any_engine_and_workload_replays(seed: int, scheduler: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    limits = random_limits(rng, scheduler)
+    fenced = seed % 3 == 0
+    path = tmp_path / "run.recording"
+    driven = drive(path, limits, random_requests(rng, fenced), rng if fenced else None)
+
+    plans, said = replayed(path)
+    assert said is None
+    assert [plan.encode() for plan in plans if plan is not None] == [plan.encode() for plan in driven.plans]
+
+
+def changed(moments: list[Moment], at: int, **changes: np.ndarray) -> list[Moment]:
+    """The steps, the plan of one of them changed."""
+    plan = moments[at].plan
+    assert plan is not None
+    return [*moments[:at], evolve(moments[at], plan=evolve(plan, **changes)), *moments[at + 1 :]]
+
+
+def test_the_first_step_that_differs_is_named_with_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "run.recording"
+    record(path, bounds(), requests(20), 60)
+    recording = read(path)
+    moments = list(recording.moments())
+    plan = moments[30].plan
+    assert plan is not None
+    other = changed(moments, 30, stops=plan.stops + np.eye(1, len(plan.stops), 2, dtype=np.int32)[0])
+    steps = list(replay(iter(other), limits_of(recording.header)))
+
+    assert len(steps) == 31
+    divergence = steps[-1].divergence
+    assert divergence is not None and (divergence.step, divergence.field) == (30, "stops")
+    assert f"from entry 2 of {len(plan.stops)}" in divergence.recorded
+    assert f"[{plan.stops[2] + 1} " in divergence.recorded and f"[{plan.stops[2]} " in divergence.replayed
+
+
+def test_another_scheduler_than_recorded_is_found_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = bounds()
+    path = tmp_path / "run.recording"
+    kept = recorder(limits, path)
+    kept.close()
+    lying = recorder(evolve(bounds(scheduler="prefill-first"), scheduler="mixed"), path)
+    for events, state, plan in run(bounds(scheduler="prefill-first"), requests(200), 300):
+        lying.step(events, state, plan)
+    lying.close()
+
+    assert main(["replay", str(path)]) == 1
+    assert capsys.readouterr().out.startswith("step ")
+
+
+def test_a_scheduler_that_failed_fails_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.recording"
+    kept = recorder(bounds(), path)
+    for events, state, plan in run(bounds(), requests(5), 20):
+        kept.step(events, state, plan)
+    bad: list[Event] = [Sampled(np.array([9999]), np.array([1]), None, np.array([1]))]
+    kept.died(bad, IndexError("index 9999 is out of bounds"))
+    kept.close()
+
+    assert main(["replay", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "identical; the last one fails as recorded: IndexError" in out
+
+
+def test_a_recorded_failure_that_does_not_come_back_is_a_difference(tmp_path: Path) -> None:
+    path = tmp_path / "run.recording"
+    kept = recorder(bounds(), path)
+    kept.died([], MemoryError("no memory"))
+    kept.close()
+
+    _, said = replayed(path)
+    assert said == "step 0 differs in outcome: recorded MemoryError: no memory, replayed a plan"
+
+
+def test_every_event_keeps_its_fields() -> None:
+    one = toy_request("a", [1, 2, 3], 4, stop_ids=(2, 3), priority=5, namespace="x", fenced=True, prompt_logprobs=True)
+    ints = np.arange(3, dtype=np.int32)
+    events: list[Event] = [
+        Arrived(one),
+        Sampled(ints, ints, None, ints),
+        Sampled(ints, ints, ints, ints, ints, ints),
+        Aborted("b", "stop"),
+        Failed(ints, ints),
+        Cleared(),
+    ]
+    assert {type(event) for event in events} == set(KINDS)
+    plan = Plan(number=3, num_decode=1, rows=ints, orders=ints, starts=ints, stops=ints, num_logits=ints, samples=ints)
+    block = BlockWriter()
+    put_step(block, Noted(17, events, plan), None)
+    put_step(block, Noted(18, [], plan), None)
+    reader = BlockReader(block.bytes())
+    first, second = get_step(reader, 3), get_step(reader, 4)
+
+    assert reader.ended and (first.at, second.at) == (17, 18)
+    assert first.plan is not None and second.plan is not None
+    assert first.plan.encode() == second.plan.encode() == plan.encode()
+    for ours, theirs in zip(events, first.events, strict=True):
+        assert type(ours) is type(theirs)
+    back = first.events[0].request  # type: ignore[union-attr]
+    assert back.prompt.tolist() == [1, 2, 3]
+    assert (back.id, back.stop_ids, back.priority, back.namespace) == ("a", (2, 3), 5, "x")
+    assert back.fenced and back.prompt_logprobs and (back.max_tokens, back.min_tokens) == (4, 0)
+    assert first.events[1].counts is None and first.events[2].counts.tolist() == [0, 1, 2]  # type: ignore[union-attr]
+    assert first.events[3] == Aborted("b", "stop")
+
+
+def test_replaying_imports_no_torch(tmp_path: Path) -> None:
+    path = tmp_path / "run.recording"
+    record(path, bounds(), requests(10), 50)
+    script = (
+        "import sys; from headstock.cli.main import main; code = main(sys.argv[1:]); "
+        "print('torch' in sys.modules); sys.exit(code)"
+    )
+    page, trace = str(tmp_path / "a.html"), str(tmp_path / "a.json")
+    command = [sys.executable, "-c", script, "replay", str(path), "--html", page, "--timeline", trace]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("identical\nFalse\n")
+
+
+def test_the_header_makes_the_same_limits() -> None:
+    limits = bounds(recompute=True)
+    made = limits_of(header(limits))
+
+    assert type(made.policy) is type(limits.policy) and made.choose is limits.choose
+    for name in ("max_rows", "max_len", "page_size", "num_pages", "groups", "recompute", "scheduler"):
+        assert getattr(made, name) == getattr(limits, name)
