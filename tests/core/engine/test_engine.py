@@ -40,7 +40,7 @@ def request(name: str, length: int = 20, max_tokens: int = 8, **params: Any) -> 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     """A small engine that checks every step."""
-    made = Engine(EngineConfig(**SMALL, debug_invariants=True))
+    made = Engine(EngineConfig(**SMALL, debug_invariants=True, overlap=False))
     yield made
     made.close()
 
@@ -85,7 +85,7 @@ def test_H12_temperature_0_is_deterministic_and_seeds_repeat(engine: Engine) -> 
     assert tokens(other["c"]) != tokens(first["b"])
 
 
-def test_P6_features_in_one_batch_do_not_touch_neighbours(engine: Engine) -> None:
+def test_features_in_one_batch_do_not_touch_neighbours(engine: Engine) -> None:
     plain = request("plain", 25, 10)
     alone = tokens(drain(engine, plain)["plain"])
     kinds = [

@@ -28,9 +28,12 @@ class Scheduling(RuleBasedStateMachine):
         reuse=st.booleans(),
         scheduler=st.sampled_from(sorted(SCHEDULERS)),
         drafts=st.booleans(),
+        overlap=st.booleans(),
     )
-    def start(self, size: int, pages: int, rows: int, tokens: int, reuse: bool, scheduler: str, drafts: bool) -> None:
-        changes = {} if reuse else {"policy": None}
+    def start(
+        self, size: int, pages: int, rows: int, tokens: int, reuse: bool, scheduler: str, drafts: bool, overlap: bool
+    ) -> None:
+        changes = {"overlap": overlap} if reuse else {"overlap": overlap, "policy": None}
         bounds = limits(
             page_size=size, num_pages=pages, max_rows=rows, max_batch_tokens=tokens, scheduler=scheduler, **changes
         )

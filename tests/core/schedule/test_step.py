@@ -96,7 +96,7 @@ def test_two_equal_prompts_at_once_end_up_on_one_set_of_pages() -> None:
     assert drive.outputs["a"] == drive.outputs["b"] == alone(request("x", tokens, 20))
 
 
-def test_P2_a_partial_page_is_never_shared() -> None:
+def test_a_partial_page_is_never_shared() -> None:
     head = prompt(RNG, 18)
     one, other = (np.concatenate([head, tail]) for tail in (prompt(RNG, 9), prompt(RNG, 9)))
     drive = run(Drive(limits()), request("a", one, 5))
@@ -245,16 +245,49 @@ def test_C4_abort_takes_the_whole_id() -> None:
 
 
 def test_failed_rows_end_alone_and_late_news_is_dropped() -> None:
-    drive = Drive(limits())
+    drive = Drive(limits(overlap=True))
     for name in "ab":
         drive.submit(request(name, prompt(RNG, 6), 8))
     plan = drive.step()
-    sampled = drive.events[0]
-    drive.events = [Failed(plan.rows[:1], plan.orders[:1]), sampled]
-    drive.step()
+    drive.events = [Failed(plan.rows[:1], plan.orders[:1])]
+    drive.step()  # the plan flies while its first row fails
     drive.drain()
 
     assert drive.reasons == {"a": "error", "b": "length"} and drive.outputs["a"] == []
+
+
+def test_S18_overlap_gives_the_same_tokens_and_wastes_at_most_a_step_a_request() -> None:
+    requests = [
+        request(str(i), prompt(RNG, 5 + i % 40), 30, stop_ids=(i % 7, 7 + i % 9), priority=i % 2) for i in range(48)
+    ]
+    plain = run(Drive(limits(num_pages=70)), *requests)
+    overlapped = run(Drive(limits(num_pages=70, overlap=True)), *requests)
+
+    assert overlapped.outputs == plain.outputs == {one.id: alone(one) for one in requests}
+    assert overlapped.state.num_preempted > 0
+    computed = [sum(plan.num_tokens for plan in drive.plans) for drive in (plain, overlapped)]
+    redone = overlapped.state.num_preempted * 160 + plain.state.num_preempted * 160
+    assert computed[1] <= computed[0] + len(requests) + redone
+
+
+def test_S18_the_next_plan_is_made_before_the_last_token_is_known() -> None:
+    drive = Drive(limits(overlap=True))
+    drive.submit(request("a", prompt(RNG, 6), 8))
+    first, second = drive.step(), drive.step()
+
+    assert (first.starts.tolist(), first.stops.tolist()) == ([0], [6])
+    assert (second.starts.tolist(), second.stops.tolist()) == ([6], [7]) and not drive.outputs["a"]
+
+
+def test_a_fenced_row_waits_for_its_token_and_others_go_on() -> None:
+    drive = Drive(limits(overlap=True))
+    drive.submit(request("fenced", prompt(RNG, 6), 8, fenced=True))
+    drive.submit(request("free", prompt(RNG, 6), 8))
+    plans = [drive.step() for _ in range(6)]
+
+    assert [len(plan.rows) for plan in plans] == [2, 1, 2, 1, 2, 1]
+    drive.drain()
+    assert drive.outputs["fenced"] == alone(request("x", drive.device.requests[0].prompt, 8))
 
 
 def test_C3_what_can_never_fit_is_refused_with_both_numbers() -> None:

@@ -60,6 +60,7 @@ def random_limits(rng: np.random.Generator, scheduler: str) -> Limits:
         groups=groups,
         scheduler=scheduler,
         policy=RadixCache(size) if reuse else None,
+        overlap=bool(rng.random() < 0.5),
         check=False,
     )
 

@@ -263,5 +263,6 @@ def limits(
         scheduler=parts.scheduler.name,
         policy=policy,
         recompute=not config.kv_cache,
+        overlap=config.overlap,
         check=config.debug_invariants,
     )

@@ -14,15 +14,33 @@ from headstock.engine.inline import Outcome
 from headstock.engine.ledger import Ledger
 from headstock.engine.summary import EngineStats, EngineSummary, summarize
 from headstock.engine.update import Update
+from headstock.engine.worker import WorkerThread
 from headstock.errors import CapacityError, EngineDied, HeadstockError, RequestError, shown
 from headstock.logs import event
 from headstock.record.file import check_writable
 from headstock.record.header import describe
 from headstock.record.recorder import Recorder
-from headstock.schedule import Aborted, Arrived, Cleared, Event, Failed, Plan, Request, Sampled, initial, refusal, step
+from headstock.schedule import (
+    Aborted,
+    Arrived,
+    Cleared,
+    Entry,
+    Event,
+    Failed,
+    Plan,
+    Request,
+    Sampled,
+    State,
+    initial,
+    refusal,
+    step,
+)
 from headstock.spi import Pending
 
 LOG = logging.getLogger(__name__)
+
+Flight = tuple[Plan, Pending | None]
+"""A plan given to the device, and its result to come; None when it could not even be launched."""
 
 
 class Engine:
@@ -38,7 +56,8 @@ class Engine:
         self.config = parts.config
         self.model = parts.model
         self.limits = parts.limits
-        self.executor = parts.executor
+        on_cpu = parts.env.device == "cpu"
+        self.executor = WorkerThread(parts.executor) if self.config.overlap and on_cpu else parts.executor
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize(parts)
         self.state = initial(self.limits)
@@ -48,6 +67,8 @@ class Engine:
         )
         self.inbox: deque[Event] = deque()
         self.plan: Plan | None = None
+        self.joined: dict[int, Entry | None] = {}
+        self.flight: Flight | None = None
 
     @property
     def max_seq_len(self) -> int:
@@ -62,7 +83,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.inbox or self.state.waiting or self.state.num_running)
+        return bool(self.inbox or self.state.waiting or self.state.num_running or self.flight)
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -110,14 +131,28 @@ class Engine:
         self.inbox.append(Cleared())
 
     def step(self) -> tuple[Update, ...]:
-        """Run the plan that was made last, tell what came of it, and plan what is next."""
-        events: list[Event] = []
-        outcome: Outcome | None = None
-        if self.plan is not None and len(self.plan.rows):
-            outcome = self.run(self.plan)
-            events += self.news(self.plan, outcome)
+        """Launch the plan that was made last, tell what came of a step that is done, and plan what is next.
+
+        Without overlap that is the step just launched. With overlap it is the one before: the device works on the plan
+        made last while this one is made, and what it samples is read one step late.
+        """
+        done = self.land() if self.config.overlap else None
+        self.launch()
+        if not self.config.overlap:
+            done = self.land()
+        plan, outcome = done or (None, None)
+        events = self.news(plan, outcome) if plan is not None else []
         while self.inbox:
             events.append(self.inbox.popleft())
+        state, next_plan = self.schedule(events)
+        updates = self.ledger.settle(plan, outcome, state)
+        self.state, self.plan = state, next_plan
+        self.joined = {row: state.seats[row] for row in next_plan.joined.tolist()}
+        self.ledger.seat(next_plan, state)
+        return updates
+
+    def schedule(self, events: list[Event]) -> tuple[State, Plan]:
+        """The state after `events` and the next plan, recorded.   raises: EngineDied, PluginBroken"""
         try:
             state, plan = step(self.state, tuple(events), self.limits)
         except HeadstockError as error:
@@ -127,22 +162,37 @@ class Engine:
             said = self.recorder.died(events, error)
             raise EngineDied(f"the scheduler failed: {type(error).__name__}; {said}") from error
         self.recorder.step(events, state, plan)
-        updates = self.ledger.settle(self.plan, outcome, state)
-        self.state, self.plan = state, plan
-        self.ledger.seat(plan, state)
-        return updates
+        return state, plan
 
-    def run(self, plan: Plan) -> Outcome | None:
-        """What the plan sampled; None when its step failed, which fails its requests and leaves the engine alive."""
-        joined = {row: self.state.seats[row] for row in plan.joined.tolist()}
+    def launch(self) -> None:
+        """Give the plan that was made last to the device."""
+        if self.plan is None or not len(self.plan.rows):
+            return
+        plan, self.plan = self.plan, None
         try:
-            pending: Pending = self.executor.execute(plan, joined)
-            outcome: Outcome = pending.wait()
-            return outcome
+            self.flight = plan, self.executor.execute(plan, self.joined)
         except Exception as error:
-            said = self.recorder.report()
-            LOG.error(event("step failed", step=plan.number, rows=len(plan.rows), recording=said), exc_info=error)
+            self.flight = plan, None
+            self.report(plan, error)
+
+    def land(self) -> tuple[Plan, Outcome | None] | None:
+        """The plan in flight with what it sampled, None when nothing flies.
+
+        The outcome is None when the step failed, which fails its requests and leaves the engine alive.
+        """
+        if self.flight is None:
             return None
+        (plan, pending), self.flight = self.flight, None
+        try:
+            return plan, pending.wait() if pending is not None else None
+        except Exception as error:
+            self.report(plan, error)
+            return plan, None
+
+    def report(self, plan: Plan, error: Exception) -> None:
+        """Log a step that failed, with a recording of how it came to that."""
+        said = self.recorder.report()
+        LOG.error(event("step failed", step=plan.number, rows=len(plan.rows), recording=said), exc_info=error)
 
     def news(self, plan: Plan, outcome: Outcome | None) -> list[Event]:
         """What the scheduler is told of a step that ran: tokens of healthy rows, failure of the others."""

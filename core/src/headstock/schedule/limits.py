@@ -10,12 +10,17 @@ from headstock.spi.model import KVGroup
 from headstock.spi.scheduler import Choose
 
 
+IN_FLIGHT = 16
+"""Tokens, promised or drafted, by which a row may be ahead of what is known of it."""
+
+
 @frozen(kw_only=True, eq=False)
 class Limits:
     """The sizes and policies of one engine.
 
     `num_pages` counts usable pages of each KV group (page 0, the dummy page, comes on top); `max_len` is the longest
-    sequence. `policy` is None when nothing is shared. With `recompute` every token is computed again in every step.
+    sequence. `policy` is None when nothing is shared. With `overlap` the plan before last may still be running
+    when the next is made. With `recompute` every token is computed again in every step.
     `scheduler` names the choosing plugin in errors.
     """
 
@@ -29,6 +34,7 @@ class Limits:
     scheduler: str
     policy: CachePolicy | None = None
     recompute: bool = False
+    overlap: bool = False
     check: bool = False
 
     def pages_for(self, num_tokens: int) -> int:
@@ -43,7 +49,7 @@ class Limits:
         window = self.groups[group].window
         if self.groups[group].kind != "window" or window is None:
             return pages
-        return min(pages, self.pages_for(window + self.max_batch_tokens) + 1)
+        return min(pages, self.pages_for(window + self.max_batch_tokens + IN_FLIGHT) + 1)
 
 
 def refusal(request: Request, limits: Limits) -> str | None:

@@ -148,12 +148,18 @@ def release(draft: Draft, row: int) -> None:
 
 
 def index_full(draft: Draft) -> None:
-    """Insert into the prefix index every page that has become full of known, computed tokens."""
+    """Insert into the prefix index every page that has become full of known tokens, by steps that are known to be done.
+
+    Under overlap the plan made last still runs: should it fail, nothing of it may be in the index.
+    """
     policy = draft.limits.policy
     if policy is None:
         return
     columns, size = draft.columns, draft.limits.page_size
-    full = np.minimum(columns[Column.NUM_COMPUTED], columns[Column.NUM_KNOWN]) // size
+    full = np.minimum(columns[Column.NUM_COMPUTED], columns[Column.NUM_KNOWN])
+    if draft.limits.overlap:
+        full = np.minimum(full, columns[Column.BEFORE])
+    full //= size
     indexed = columns[Column.INDEXED]
     rows = np.flatnonzero(full > indexed)
     if not len(rows):
@@ -192,8 +198,10 @@ def drop_behind(draft: Draft, group: int, rows: Ints) -> None:
     """Free pages that lie wholly behind the window of `group` for whatever the rows compute next."""
     window = draft.limits.groups[group].window
     assert window is not None, f"group {group} has no window"
-    # The next query sits at `computed` and sees the latest `window` positions, itself included.
-    computed = draft.columns[Column.NUM_COMPUTED, rows]
+    # The next query sees the latest `window` positions, itself included. It sits at `computed`, or where the known
+    # tokens end when drafts in flight may yet be rejected.
+    columns = draft.columns
+    computed = np.minimum(columns[Column.NUM_COMPUTED, rows], columns[Column.NUM_KNOWN, rows])
     first = np.maximum(computed - window + 1, 0) // draft.limits.page_size
     for row, wanted in zip(rows.tolist(), first.tolist(), strict=True):
         dropped = wanted - int(draft.first_pages[group, row])

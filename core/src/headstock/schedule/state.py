@@ -34,6 +34,7 @@ class Column(IntEnum):
     CACHED = 13  # prompt tokens taken from the index
     PRIORITY = 14  # the request's; higher goes first
     ARRIVAL = 15  # number of the request in the order they came
+    BEFORE = 16  # tokens computed before the plan that was made last
 
 
 @frozen(eq=False)
@@ -53,6 +54,10 @@ NO_PAGES.flags.writeable = False
 NOTHING = Accepted(NO_PAGES, NO_PAGES, NO_PAGES)
 
 
+Write = tuple[int, Ints, Ints, Ints]
+"""Entries of a page table: the group, and rows, columns and pages, each [n]."""
+
+
 @frozen(kw_only=True, eq=False)
 class State:
     """The scheduler's knowledge between two steps. Its arrays are read-only.
@@ -63,7 +68,7 @@ class State:
     first_pages, spans: [groups, rows] int32, page table columns that are behind the window, and that were ever filled
     refs: by group, [pages + 1] uint16, rows that hold each page
     free: by group, a stack of [n] int32, taken from its end; `num_free` counts them    waiting: in rank order
-    `ended` and `accepted` tell what the events of the last step came to.
+    `writes` are page table entries that no plan has carried yet; `ended` and `accepted` tell what the events of the last step came to.
     Owned values, handed from state to state and written in place: `index` (by the cache policy), `tokens` [rows,
     max_len] int32.
     """
@@ -82,6 +87,7 @@ class State:
     waiting: tuple[Entry, ...]
     index: Any
     tokens: Ints
+    writes: tuple[Write, ...] = ()
     ended: tuple[Ended, ...] = ()
     accepted: Accepted = NOTHING
     num_admitted: int = 0
@@ -150,7 +156,7 @@ class Draft:
     num_preempted: int
     ended: list[Ended] = field(factory=list)
     accepted: list[Accepted] = field(factory=list)
-    writes: list[tuple[int, Ints, Ints, Ints]] = field(factory=list)  # (group, rows, columns, pages) of the page tables
+    writes: list[Write] = field(factory=list)
     joined: list[int] = field(factory=list)
     reseated: bool = False  # rows joined or left, so `ranked` is stale
 
@@ -177,6 +183,7 @@ def draft_of(state: State, limits: Limits) -> Draft:
         state.num_admitted,
         state.num_arrived,
         state.num_preempted,
+        writes=list(state.writes),
     )
 
 
@@ -200,6 +207,7 @@ def seal(draft: Draft) -> State:
         waiting=draft.waiting,
         index=draft.index,
         tokens=draft.tokens,
+        writes=tuple(draft.writes),
         ended=tuple(draft.ended),
         accepted=joined_up(draft.accepted),
         num_admitted=draft.num_admitted,
@@ -227,9 +235,9 @@ def joined_up(parts: list[Accepted]) -> Accepted:
 
 def some(mask: np.ndarray) -> bool:
     """Whether any entry of the mask is set; five times as fast as `mask.any()` at these sizes."""
-    return np.count_nonzero(mask) > 0
+    return bool(np.count_nonzero(mask))
 
 
 def every(mask: np.ndarray) -> bool:
     """Whether all entries of the mask are set."""
-    return np.count_nonzero(mask) == mask.size
+    return int(np.count_nonzero(mask)) == mask.size

@@ -184,10 +184,12 @@ def commit(draft: Draft, chosen: Ints) -> Plan:
     if num_decode not in (0, len(rows)) and not every(decode[:num_decode]):
         order = np.concatenate([np.flatnonzero(decode), np.flatnonzero(~decode)])
         rows, counts, starts = rows[order], counts[order], starts[order]
+    columns[Column.BEFORE] = columns[Column.NUM_COMPUTED]
     columns[Column.NUM_COMPUTED] += chosen
     num_logits, samples = score(columns, chosen)
     np.copyto(columns[Column.LAST_RUN], draft.old.num_steps, where=chosen > 0)
-    groups, page_rows, page_columns, numbers = flat_writes(draft)
+    # A plan without rows is not carried out, so what it would write waits for the next one.
+    groups, page_rows, page_columns, numbers = flat_writes(draft) if len(rows) else (NONE, NONE, NONE, NONE)
     return Plan(
         number=draft.old.num_steps,
         num_decode=num_decode,
@@ -239,9 +241,10 @@ def flat_writes(draft: Draft) -> tuple[Ints, Ints, Ints, Ints]:
     """The page table entries to write: groups, rows, columns, pages, each [m] int32."""
     if not draft.writes:
         return NONE, NONE, NONE, NONE
-    groups = [np.full(len(rows), group, np.int32) for group, rows, *_ in draft.writes]
-    if len(draft.writes) == 1:
-        _, rows, columns, pages = draft.writes[0]
+    writes, draft.writes = draft.writes, []
+    groups = [np.full(len(rows), group, np.int32) for group, rows, *_ in writes]
+    if len(writes) == 1:
+        _, rows, columns, pages = writes[0]
     else:
-        rows, columns, pages = (np.concatenate(parts) for parts in list(zip(*draft.writes, strict=True))[1:])
+        rows, columns, pages = (np.concatenate(parts) for parts in list(zip(*writes, strict=True))[1:])
     return np.concatenate(groups), rows.astype(np.int32), columns.astype(np.int32), pages
