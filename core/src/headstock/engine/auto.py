@@ -16,7 +16,7 @@ ATTENTION: tuple[tuple[DeviceRange, tuple[str, ...]], ...] = (
 RUNNERS = ("cudagraph", "eager")
 """What `--runner auto` tries, best first."""
 
-OPS = ("triton", "onednn", "torch")
+OPS = ("triton", "fbgemm", "onednn", "torch")
 """What `--ops auto` tries, best first."""
 
 PAGE_SIZES = {"cuda": 64, "cpu": 16}

@@ -92,6 +92,7 @@ def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: 
         reject(
             "device", f"it runs on {', '.join(map(str, capabilities.devices))}, and this is {env}", "Use --attn sdpa."
         )
+        return found  # nothing else could be mended by a flag
     lacking = query.phases - capabilities.phases
     if lacking:
         reject("phase", f"it does not do {', '.join(sorted(phase.value for phase in lacking))}", "Name two backends.")

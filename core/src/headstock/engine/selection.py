@@ -12,7 +12,7 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.engine import auto
 from headstock.engine.resolve import AttentionQuestion, resolve
-from headstock.errors import CannotRun, HeadstockError, UnknownPlugin, UsageError
+from headstock.errors import CannotRun, HeadstockError, PluginBroken, SpiMismatch, UsageError
 from headstock.logs import event
 from headstock.spi import (
     AttentionCapabilities,
@@ -118,8 +118,8 @@ def first(asked: str, names: Sequence[str], make: Callable[[str], T], flag: str)
         try:
             return make(name)
         except HeadstockError as error:
-            reasons.append(f"{name}: {error}")
-            level = logging.DEBUG if isinstance(error, UnknownPlugin) else logging.INFO
+            reasons.append(str(error))
+            level = logging.WARNING if isinstance(error, PluginBroken | SpiMismatch) else logging.DEBUG
             LOG.log(level, event("auto rejected", flag=flag, candidate=name, reason=str(error)))
     raise CannotRun(f"{flag} auto: nothing can run here. " + "; ".join(reasons))
 

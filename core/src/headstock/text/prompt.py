@@ -58,7 +58,7 @@ def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int) -> None
     if len(tokens) >= max_seq_len:
         raise RequestError(
             f"prompt has {len(tokens)} tokens, but sequences may have {max_seq_len} here, at least one of them output; "
-            "shorten the prompt or raise --max-seq-len",
+            "shorten the prompt or raise --max-seq-len (--num-pages, where the KV pool is what limits it)",
             "prompt",
         )
     if set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab:
