@@ -128,7 +128,7 @@ def mostly(kinds: np.ndarray, each: int) -> np.ndarray:
     """The most frequent kind among `each` neighbours, the busier one when two are equally frequent."""
     if each == 1:
         return kinds
-    grid = np.pad(kinds, (0, -len(kinds) % each)).reshape(-1, each)
+    grid = np.pad(kinds, (0, -len(kinds) % each), constant_values=255).reshape(-1, each)  # 255: no page
     counts = np.stack([(grid == kind).sum(1) for kind in (SHARED, LIVE, CACHED, FREE)])
     kept: np.ndarray = (SHARED - counts.argmax(0)).astype(np.uint8)
     return kept

@@ -1,0 +1,218 @@
+"""The trace and the page of a recording."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core.record.runs import bounds, record, recorder, requests
+
+from headstock.cli.main import main
+from headstock.record.file import read
+from headstock.record.header import limits_of
+from headstock.record.page import differences, packed, render
+from headstock.record.prefixes import GONE, MOST_SEGMENTS, largest
+from headstock.record.replay import replay
+from headstock.record.watch import FREE, MOST_COLUMNS, MOST_TREES, SERIES, SHARED, Thinned, Watch, mostly
+from headstock.schedule import Aborted, Arrived, initial, step
+
+REQUESTS = 2
+MOST_BYTES = 10_000_000
+
+
+def trace(path: Path, folder: Path) -> list[dict[str, Any]]:
+    """The events of the recording's trace."""
+    out = folder / "trace.json"
+    assert main(["replay", str(path), "--timeline", str(out)]) == 0
+    found: list[dict[str, Any]] = json.loads(out.read_text())["traceEvents"]
+    return found
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    """What a page shows."""
+    (text,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@pytest.fixture
+def pressed(tmp_path: Path) -> Path:
+    """A recording with preemptions."""
+    path = tmp_path / "run.recording"
+    record(path, bounds(num_pages=80), requests(150), 900)
+    return path
+
+
+def test_every_event_of_a_trace_has_what_the_format_wants(pressed: Path, tmp_path: Path) -> None:
+    wanted = {"X": {"dur"}, "C": {"args"}, "M": {"args"}, "i": {"s"}}
+    for event in trace(pressed, tmp_path):
+        assert {"ph", "pid", "tid", "ts", "name"} | wanted[event["ph"]] <= set(event)
+        assert event["ts"] >= 0 and event.get("dur", 0) >= 0
+
+
+def test_slices_of_a_track_follow_each_other(pressed: Path, tmp_path: Path) -> None:
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in trace(pressed, tmp_path):
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert len(tracks) > 100
+    for spans in tracks.values():
+        for (_, end), (start, _) in pairwise(spans):
+            assert start >= end - 1e-3  # nanoseconds, written as microseconds with three places
+
+
+def test_a_trace_tells_what_each_request_did(pressed: Path, tmp_path: Path) -> None:
+    events = trace(pressed, tmp_path)
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == REQUESTS}
+    slices: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X" and event["pid"] == REQUESTS:
+            slices[names[event["tid"]]].append(event)
+    computed: dict[str, dict[str, int]] = defaultdict(lambda: {"prefill chunk": 0, "decode": 0})
+    preempted: dict[str, int] = defaultdict(int)
+    owner: dict[int, str] = {}
+    at_once: set[str] = set()
+    for moment in [*read(pressed).moments()][:-1]:  # when the last step ended is not known, so it is not drawn
+        plan = moment.plan
+        assert plan is not None
+        new = {event.request.id for event in moment.events if isinstance(event, Arrived)}
+        at_once |= new & {seat.id for seat in moment.seated}
+        for seat in moment.seated:
+            owner[int(plan.orders[plan.rows == seat.row][0])] = seat.id
+            preempted[seat.id] += seat.again > 0
+        for i, order in enumerate(plan.orders.tolist()):
+            what = "decode" if i < plan.num_decode else "prefill chunk"
+            computed[owner[order]][what] += int(plan.stops[i] - plan.starts[i])
+    assert sum(preempted.values()) > 0 and 0 < len(at_once) < len(slices)
+    for id, ours in slices.items():
+        assert (ours[0]["name"] == "queued") == (id not in at_once)
+        assert sum(each["name"] == "preempted" for each in ours) == preempted[id]
+        for what in ("prefill chunk", "decode"):
+            assert sum(each["args"]["tokens"] for each in ours if each["name"] == what) == computed[id][what]
+
+
+def test_a_request_aborted_in_the_queue_is_queued_until_then(tmp_path: Path) -> None:
+    limits, path = bounds(max_rows=1), tmp_path / "run.recording"
+    kept = recorder(limits, path)
+    first, second = requests(2)
+    state = initial(limits)
+    for events in ([Arrived(first), Arrived(second)], [Aborted(second.id)], []):
+        state, plan = step(state, tuple(events), limits)
+        kept.step(events, state, plan)
+    kept.close()
+    moments = list(read(path).moments())
+    (tid,) = [e["tid"] for e in trace(path, tmp_path) if e["ph"] == "M" and e["args"]["name"] == second.id]
+    (queued,) = [e for e in trace(path, tmp_path) if e["ph"] == "X" and (e["pid"], e["tid"]) == (REQUESTS, tid)]
+    assert queued["name"] == "queued"
+    assert queued["dur"] * 1000 == pytest.approx(moments[1].at - moments[0].at, abs=1)
+
+
+def test_an_empty_recording_draws_nothing_and_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, page = tmp_path / "run.recording", tmp_path / "page.html"
+    recorder(bounds(), path).close()
+    assert trace(path, tmp_path) == []
+    assert main(["replay", str(path), "--html", str(page)]) == 0
+    assert "0 steps, identical" in capsys.readouterr().out
+    assert data_of(page)["series"]["at"] == []
+
+
+def test_a_page_of_10000_steps_stays_small_and_loads_nothing(tmp_path: Path) -> None:
+    path, page = tmp_path / "run.recording", tmp_path / "page.html"
+    assert record(path, bounds(max_rows=16), requests(6000), 10_000) == 10_000
+    assert main(["replay", str(path), "--html", str(page)]) == 0
+    text = page.read_text()
+    assert len(text) < MOST_BYTES
+    assert not re.search(r"https?:|src=|@import|<link|url\(|import\(|fetch\(", text)
+    data = data_of(page)
+    assert {len(column) for column in data["series"].values()} == {10_000}
+    assert MOST_COLUMNS / 2 <= len(data["map"]["steps"]) <= MOST_COLUMNS
+    assert MOST_TREES / 2 <= len(data["trees"]["steps"]) <= MOST_TREES
+
+
+def test_text_of_a_recording_cannot_end_the_script(tmp_path: Path) -> None:
+    limits = bounds()
+    header = {"model": "</script><script>alert(1)", "headstock": "1", "scheduler": "mixed", "cache": None}
+    text = render(Watch(limits), header, "<b>mine")
+    assert text.count("</script>") == 2 and "alert(1)" in text and "<b>mine" not in text
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_pages_are_counted_and_drawn_as_the_state_has_them(reuse: bool, tmp_path: Path) -> None:
+    limits, path = bounds(num_pages=80), tmp_path / "run.recording"
+    if not reuse:
+        limits = bounds(num_pages=80, policy=None)
+    record(path, limits, requests(60), 400)
+    recording = read(path)
+    watch = Watch(limits_of(recording.header))
+    seen = 0
+    for replayed in replay(recording.moments(), watch.limits):
+        watch.see(replayed)
+        state, entry = replayed.after, dict(zip(SERIES, watch.series[-1], strict=True))
+        assert state is not None
+        assert entry["free"] == state.num_free[0]
+        assert entry["live"] + entry["shared"] == np.count_nonzero(state.refs[0])
+        assert sum(entry[kind] for kind in ("free", "cached", "live", "shared")) == 80
+        counts = np.bincount(watch.maps.values[-1], minlength=4)
+        assert counts.tolist() == [entry[kind] for kind in ("free", "cached", "live", "shared")]
+        seen += entry["shared"]
+    assert (seen > 0) == reuse
+
+
+def test_the_tree_is_that_of_the_policy(tmp_path: Path) -> None:
+    limits, path = bounds(num_pages=80), tmp_path / "run.recording"
+    record(path, limits, requests(150), 900)
+    recording = read(path)
+    watch = Watch(limits_of(recording.header))
+    trees = 0
+    for replayed in replay(recording.moments(), watch.limits):
+        watch.see(replayed)
+        state = replayed.after
+        assert state is not None
+        nodes = list(state.index.nodes())
+        for node in nodes:
+            parent = max(node.parent.page, 0)
+            assert watch.prefixes.parents[node.page] == parent and watch.prefixes.depths[node.page] == node.depth
+        tree = watch.prefixes.tree(watch.indexed(state), state.refs[0])
+        assert sum(segment[1] for segment in tree) == len(nodes) * limits.page_size
+        assert sum(segment[0] == GONE for segment in tree[:-1]) == len({n.page for n in nodes if n.depth == 1})
+        assert all(parent < at for at, (parent, *_) in enumerate(tree))
+        held = sum(tokens for _, tokens, refs, _ in tree if refs)
+        assert held == sum(limits.page_size for node in nodes if state.refs[0][node.page])
+        trees += len(tree)
+    assert trees > 1000
+
+
+def test_a_large_tree_keeps_its_heaviest_branches() -> None:
+    segments = [[GONE, 8, 1, 0], *([0 if at % 2 else GONE, 8 + at % 100, 0, 0] for at in range(2000))]
+    kept = largest(segments)
+    assert len(kept) == MOST_SEGMENTS + 1
+    assert sum(segment[1] for segment in kept) == sum(segment[1] for segment in segments)
+    assert kept[0] == [GONE, 8, 1, 0] and kept[-1][2] == len(segments) - MOST_SEGMENTS
+    assert min(segment[1] for segment in kept[1:-1]) >= 87
+
+
+def test_thinning_keeps_steps_evenly_spread() -> None:
+    thin = Thinned(most=10)
+    for number in range(1000):
+        if thin.wants(number):
+            thin.add(number, -number)
+    assert 5 <= len(thin.steps) <= 10
+    assert len(set(np.diff(thin.steps))) == 1 and thin.values == [-step for step in thin.steps]
+    assert thin.steps[-1] + thin.stride >= 1000
+
+
+def test_a_row_of_several_pages_shows_what_most_are() -> None:
+    kinds = np.array([0, 0, 3, 1, 1, 2, 2, 2, 0, 3], np.uint8)
+    assert mostly(kinds, 3).tolist() == [FREE, 1, 2, SHARED]  # the last of one page and two that are not there
+    assert mostly(kinds, 1) is kinds
+
+
+def test_the_page_map_is_packed_four_to_a_byte() -> None:
+    assert packed(np.array([[0, 1, 2, 3], [3, 0, 0, 0]], np.uint8)) == "5AM="
+    assert differences([5, 7, 7]) == [5, 2, 0]

@@ -1,0 +1,144 @@
+"""The engine records itself, and leaves a recording behind when it dies."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from headstock import LLM, SamplingParams
+from headstock.cli.main import main
+from headstock.config import EngineConfig
+from headstock.engine.engine import Engine
+from headstock.errors import EngineDied, PluginBroken
+from headstock.record.file import read
+from headstock.schedule import Arrived, Request
+from headstock.spi import Choice
+
+TIGHT = {"num_pages": 60, "page_size": 4, "max_running_requests": 16, "max_batch_tokens": 64}
+
+
+def prompts(count: int) -> list[dict[str, list[int]]]:
+    """Random prompts, every second one with a common beginning."""
+    rng = np.random.default_rng(3)
+    shared = rng.integers(5, 500, 16).tolist()
+    return [
+        {"prompt_token_ids": shared * (number % 2) + rng.integers(5, 500, int(rng.integers(3, 40))).tolist()}
+        for number in range(count)
+    ]
+
+
+SETTINGS = [{}, {"overlap": False}, {"cache_type": "naive"}, {"record_prompts": True}, {"prefix_cache_n": 2}]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_recording_of_the_engine_replays(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.recording"
+    with LLM(record=str(path), **TIGHT, **settings) as llm:
+        llm.generate(prompts(32), SamplingParams(max_tokens=24, temperature=0.0))
+        stats = llm.engine.stats()
+    assert stats.preemptions > 0
+
+    capsys.readouterr()
+    assert main(["replay", str(path), "--check"]) == 0
+    assert capsys.readouterr().out == f"{stats.steps} steps, identical\n"
+
+
+def test_bench_and_run_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.recording"
+    assert (
+        main(["run", "--prompt", "Once", "--max-tokens", "5", "--quiet", "--record", str(path), "--num-pages", "64"])
+        == 0
+    )
+    capsys.readouterr()
+    assert main(["replay", str(path)]) == 0
+    assert re.fullmatch(r"\d+ steps, identical\n", capsys.readouterr().out)
+    recording = read(path)
+    (one,) = [e.request for m in recording.moments() for e in m.events if isinstance(e, Arrived)]
+    assert not one.prompt.any()  # shorter than a page, so nothing of it is there
+
+
+def dying(after: int, error: Exception) -> Any:
+    """A scheduler that fails in a step."""
+    from headstock.builtin.mixed import choose
+
+    def fail(view: Any, budget: Any) -> Choice:
+        if view.number >= after:
+            raise error
+        return choose(view, budget)
+
+    return fail
+
+
+def finish(engine: Engine) -> None:
+    """Step until there is nothing left to do."""
+    while engine.has_work:
+        engine.step()
+
+
+def submitted(engine: Engine, count: int) -> None:
+    """Hand in requests of 60 tokens each."""
+    for number in range(count):
+        prompt = np.arange(5, 35, dtype=np.int32) + number
+        engine.submit(Request(id=str(number), prompt=prompt, max_tokens=30, params=SamplingParams(temperature=0.0)))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_scheduler_that_fails_names_a_recording_that_shows_it(
+    recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine = Engine(EngineConfig(**TIGHT, record=str(tmp_path / "mine") if recorded else None))
+    engine.limits = evolve(engine.limits, choose=dying(9, ZeroDivisionError("oh")))
+    submitted(engine, 3)
+    with pytest.raises(EngineDied, match=r"ZeroDivisionError; .*headstock replay (\S+)") as raised:
+        finish(engine)
+    engine.close()
+
+    named = str(raised.value).rpartition(" ")[2]
+    assert (named == str(tmp_path / "mine")) == recorded
+    # The installed scheduler does not fail, which the replay tells: the fault lies in what was chosen in this engine.
+    assert main(["replay", named]) == 1
+    assert "step 9 differs in outcome: recorded ZeroDivisionError: oh, replayed a plan" in capsys.readouterr().out
+
+
+def test_a_broken_scheduler_plugin_leaves_a_recording_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine = Engine(EngineConfig(**TIGHT))
+    engine.limits = evolve(engine.limits, choose=lambda view, budget: Choice(rows=np.array([99]), counts=np.array([1])))
+    submitted(engine, 1)
+    with pytest.raises(PluginBroken, match="a row that does not exist"):
+        engine.step()
+    engine.close()
+    (left,) = tmp_path.glob("*.recording")
+    assert [moment.error.split(":")[0] for moment in read(left).moments()] == ["PluginBroken"]
+
+
+def test_a_tail_cannot_be_replayed_but_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    engine = Engine(EngineConfig(num_pages=200, page_size=4, max_running_requests=2))
+    prompt = np.arange(5, 15, dtype=np.int32)
+    engine.submit(Request(id="long", prompt=prompt, max_tokens=300, params=SamplingParams(temperature=0.0)))
+    engine.limits = evolve(engine.limits, choose=dying(290, ZeroDivisionError("oh")))
+    with pytest.raises(EngineDied, match="the last 256 steps are in") as raised:
+        finish(engine)
+    engine.close()
+
+    named, trace = str(raised.value).rpartition(" ")[2], tmp_path / "trace.json"
+    assert main(["replay", named]) == 5
+    assert "begins with step 35, and a schedule can be run again from step 0 only" in capsys.readouterr().err
+    assert main(["replay", named, "--timeline", str(trace)]) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert [each["name"] for each in events if each["ph"] == "i"] == ["failed: ZeroDivisionError: oh"]
+    (decode,) = [each for each in events if each["name"] == "decode"]
+    assert decode["args"]["steps"] == 255
+    assert all(not e.tokens.any() for m in read(named).moments() for e in m.events if hasattr(e, "tokens"))
