@@ -76,6 +76,7 @@ def assert_same(tokens: Sequence[tuple[int, ...]], llm: LLM, reference: Sequence
         {"scheduler": "decode-first"},
         {"ops": "torch"},
         {"ops": "onednn"},
+        {"ops": "fbgemm"},
         {"attn": "sdpa,sdpa"},
     ],
     ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()),

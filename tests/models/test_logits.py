@@ -12,6 +12,7 @@ from checkpoints import VARIANTS, Variant, save
 from paged import Paged
 from torch import Tensor
 
+from headstock.nn.fbgemm_ops import FbgemmOps
 from headstock.nn.onednn_ops import OneDnnOps
 from headstock.nn.torch_ops import TorchOps
 from headstock.spi import Model, ModelConfig, Ops, Params
@@ -65,7 +66,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Loaded(model, config, params, prompts, expected)
 
 
-@pytest.mark.parametrize("ops", [TorchOps, OneDnnOps])
+@pytest.mark.parametrize("ops", [TorchOps, OneDnnOps, FbgemmOps])
 def test_whole_prompts_in_one_step(loaded: Loaded, ops: type[Ops]) -> None:
     scores = loaded.paged(4, ops()).step(dict(enumerate(loaded.prompts)))
 

@@ -81,6 +81,17 @@ def onednn_ops() -> OpsSpec:
     )
 
 
+def fbgemm_ops() -> OpsSpec:
+    """The operations with weights in half the bytes for CPUs."""
+    return OpsSpec(
+        name="fbgemm",
+        spi=SPI,
+        summary="onednn, with linear maps kept in float16 where that loses nothing",
+        implementation="headstock.nn.fbgemm_ops:FbgemmOps",
+        capabilities=OpsCapabilities(devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"})),
+    )
+
+
 def inline() -> ExecutorSpec:
     """The executor of one process."""
     return ExecutorSpec(

@@ -1,0 +1,69 @@
+"""Linear maps are kept in half the bytes only where float32 would not tell the difference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headstock.nn.fbgemm_ops import FbgemmOps, HalfWeight, fits
+from headstock.nn.torch_ops import TorchOps
+from headstock.spi import Weight
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rounded(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return weight.to(dtype).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_half_precision_fit(dtype: torch.dtype) -> None:
+    assert fits(rounded(noise(96, 64) * 0.02, dtype))
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        noise(96, 64) * 0.02,  # a fraction of 24 bits
+        rounded(noise(96, 64) * 1e-6, torch.bfloat16),  # below what float16 holds
+        rounded(noise(96, 64) * 1e5, torch.bfloat16),  # above it
+    ],
+    ids=["float32", "tiny", "huge"],
+)
+def test_others_do_not_fit_and_stay_in_float32(weight: torch.Tensor) -> None:
+    assert not fits(weight)
+    assert not isinstance(FbgemmOps().prepare("layers.0.qkv", Weight(tensor=weight)), HalfWeight)
+
+
+def test_one_bad_row_is_enough_not_to_fit() -> None:
+    weight = rounded(noise(96, 64) * 0.02, torch.bfloat16)
+    weight[7] *= 1 / 3
+
+    assert not fits(weight)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 32, 200])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_products_are_those_of_the_plain_weight(tokens: int, with_bias: bool) -> None:
+    ops, x = FbgemmOps(), noise(tokens, 192, seed=1)
+    weight = Weight(
+        tensor=rounded(noise(320, 192) * 0.02, torch.bfloat16), bias=noise(320, seed=2) if with_bias else None
+    )
+    packed = ops.prepare("layers.0.gate_up", weight)
+
+    assert isinstance(packed, HalfWeight)
+    torch.testing.assert_close(ops.linear(x, packed), TorchOps().linear(x, weight), atol=2e-6, rtol=1e-5)
+
+
+def test_a_packed_weight_counts_half_the_bytes() -> None:
+    weight = Weight(tensor=rounded(noise(96, 64), torch.bfloat16))
+
+    assert FbgemmOps().prepare("layers.0.down", weight).tensor.nbytes == weight.tensor.nbytes // 2
+
+
+def test_an_embedding_stays_to_be_looked_up() -> None:
+    weight = Weight(tensor=rounded(noise(96, 64), torch.bfloat16))
+
+    assert FbgemmOps().prepare("embed", weight) is weight
