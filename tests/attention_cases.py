@@ -70,8 +70,12 @@ def make(
     device: str = "cpu",
     seed: int = 0,
     unused: float = math.nan,
+    tail: float | None = None,
 ) -> Case:
-    """A case whose pages lie about the pool in random order; slots that no row owns hold `unused`."""
+    """A case whose pages lie about the pool in random order.
+
+    Pages that no row owns hold `unused`; what is left over of a row's last page holds `tail` (None: the same).
+    """
     noise = torch.Generator().manual_seed(seed)
     counts = [-(-context // page_size) for _, context in lens]
     order = (torch.randperm(sum(counts) + 3, generator=noise) + 1).to(torch.int32)
@@ -84,6 +88,7 @@ def make(
         pages = order[first : first + count]
         first += count
         table[row, :count] = pages
+        pool[pages.long()] = unused if tail is None else tail
         kept = torch.randn(2, context, kv_heads, head_dim, generator=noise).to(dtype).float()
         places = torch.arange(context)
         pool[pages[places // page_size].long(), :, places % page_size] = kept.transpose(0, 1)
@@ -112,7 +117,9 @@ def expected(case: Case, layer: LayerInfo) -> tuple[Tensor, Tensor]:
     return torch.cat(answers), torch.cat(sums)
 
 
-def context_of(case: Case, capabilities: AttentionCapabilities, options: Any, layers: int = 1) -> AttentionContext:
+def context_of(
+    case: Case, capabilities: AttentionCapabilities, options: Any, layers: int = 1, max_rows: int = MAX_ROWS
+) -> AttentionContext:
     """What a backend for the case is built from; every layer has the case's pool."""
     _, _, page_size, kv_heads, head_dim = case.pool.shape
     query = AttentionQuery(
@@ -125,7 +132,7 @@ def context_of(case: Case, capabilities: AttentionCapabilities, options: Any, la
         page_size=page_size,
         contiguous=False,
         features=frozenset(),
-        max_rows=MAX_ROWS,
+        max_rows=max_rows,
         max_seq_len=MAX_SEQ_LEN,
     )
     return AttentionContext(

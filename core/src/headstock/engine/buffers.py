@@ -53,6 +53,25 @@ class Buffers:
             if len(rows):
                 table[self.put(rows.astype(np.int64)), self.put(columns.astype(np.int64))] = self.put(pages)
 
+    @torch.inference_mode()
+    def clean(self, rows: Ints) -> None:
+        """Put 0 for every number that is not finite in the pages of these rows.
+
+        Some kernels read the whole last page of a row, and NaN times a weight of 0 is NaN: what a failed row leaves
+        behind would spoil the row that gets its page next.
+        rows: [n] int64
+        writes: pools
+        """
+        device_rows = self.put(rows)
+        pages = torch.cat([table[device_rows].flatten() for table in self.page_tables]).to(torch.int64)
+        for pool in self.pools:
+            if pool.dtype.itemsize == 1:  # torch indexes 8-bit floats as bytes only; NaN is 0x7F with either sign
+                held = pool.view(torch.uint8)
+                part = held[pages]
+                held[pages] = part.masked_fill_((part & 0x7F) == 0x7F, 0)
+            else:
+                pool[pages] = pool[pages].nan_to_num_(0.0, 0.0, 0.0)
+
     def close(self) -> None:
         """Nothing to do: dropping the record frees the memory."""
 

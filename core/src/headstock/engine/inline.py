@@ -41,16 +41,20 @@ class Outcome:
 class Launched(Pending):
     """A step whose kernels have been launched."""
 
-    def __init__(self, step: Step, sample: Sample) -> None:
+    def __init__(self, step: Step, sample: Sample, buffers: Buffers) -> None:
         self.step = step
         self.sample = sample
+        self.buffers = buffers
 
     def wait(self) -> Outcome:
-        """What was sampled; blocks until the device is done."""
+        """What was sampled; blocks until the device is done. The pages of rows that failed are finite afterwards."""
         sample = self.sample
+        healthy = host(sample.healthy)
+        if not healthy.all():
+            self.buffers.clean(np.unique(self.step.logit_rows[~healthy]))
         return Outcome(
             tokens=host(sample.tokens),
-            healthy=host(sample.healthy),
+            healthy=healthy,
             logprobs=None if sample.logprobs is None else host(sample.logprobs),
             top_ids=None if sample.top_ids is None else host(sample.top_ids),
             top_logprobs=None if sample.top_logprobs is None else host(sample.top_logprobs),
@@ -83,7 +87,7 @@ class InlineExecutor(Executor):
         step = make_step(plan, self.buffers, self.sampling)
         sample = self.runner.run(step.batch, self.router.attend(step))
         self.keep(plan, step, sample)
-        return Launched(step, sample)
+        return Launched(step, sample, self.buffers)
 
     def keep(self, plan: Plan, step: Step, sample: Sample) -> None:
         """Write the sampled tokens to the token table, one past what was computed; a row at its end writes nothing."""
