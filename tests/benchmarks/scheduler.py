@@ -51,7 +51,7 @@ def limits(page_size: int, rows: int) -> Limits:
 
 def request(number: int, rng: np.random.Generator, max_tokens: int) -> Request:
     """A request of about a thousand prompt tokens that shares nothing."""
-    prompt = rng.integers(10, 50_000, 1000 + number % 16).astype(np.int32)
+    prompt = rng.integers(10, 50_000, 1000 + number * 7 % 64).astype(np.int32)
     return Request(id=str(number), prompt=prompt, max_tokens=max_tokens, stop_ids=STOP_IDS)
 
 
@@ -70,7 +70,7 @@ def measure(page_size: int, steps: int, rows: int = ROWS) -> list[float]:
     bounds = limits(page_size, rows)
     state = initial(bounds)
     number = rows
-    # Staggered lengths, so that pages fill in different steps.
+    # Lengths are spread, so that about as many pages fill in every step.
     events: list[Event] = [Arrived(request(i, rng, 7000)) for i in range(rows)]
     state, plan = step(state, events, bounds)
     times = []

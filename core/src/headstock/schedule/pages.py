@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.errors import PluginBroken
-from headstock.schedule.state import NO_PAGES, Column, Draft, writeable
+from headstock.schedule.state import NO_PAGES, Column, Draft, some, writeable
 from headstock.spi.cache import CachePolicy, Match
 
 Ints = np.ndarray
@@ -166,28 +166,28 @@ def index_full(draft: Draft) -> None:
         return
     starts, stops = indexed.take(rows).tolist(), full.take(rows).tolist()
     indexed[rows] = stops
+    held, seats, handles, insert = draft.pages[0], draft.seats, draft.handles, policy.insert
     for row, start, stop in zip(rows.tolist(), starts, stops, strict=True):
-        insert(draft, policy, row, start, stop)
+        own = held[row][start:stop]
+        entry = seats[row]
+        assert entry is not None, f"row {row} has pages but no request"
+        tokens = draft.tokens[row, start * size : stop * size]
+        inserted = insert(draft.index, handles[row], tokens, own, entry.request.namespace)
+        handles[row] = inserted.handle
+        if inserted.canonical is not own:
+            change_over(draft, row, start, own, inserted.canonical)
 
 
-def insert(draft: Draft, policy: CachePolicy, row: int, start: int, stop: int) -> None:
-    """Insert the row's pages from `start` to `stop`; the row changes over to pages that the index has already."""
-    size = draft.limits.page_size
-    own = draft.pages[0][row][start:stop]
-    entry = draft.seats[row]
-    assert entry is not None, f"row {row} has pages but no request"
-    tokens = draft.tokens[row, start * size : stop * size]
-    inserted = policy.insert(draft.index, draft.handles[row], tokens, own, entry.request.namespace)
-    draft.handles[row] = inserted.handle
-    canonical = inserted.canonical
-    if canonical is own or (canonical == own).all():
+def change_over(draft: Draft, row: int, start: int, own: Ints, canonical: Ints) -> None:
+    """Move the row from its own pages to those that the index had for the same tokens already."""
+    changed = canonical != own
+    if not some(changed):
         return
     # The table is rewritten before the duplicates are freed: nothing points at a free page, at no time.
     pages = draft.pages[0][row].copy()
-    pages[start:stop] = canonical
+    pages[start : start + len(canonical)] = canonical
     draft.pages[0][row] = pages
     write(draft, 0, row, start, canonical)
-    changed = canonical != own
     refs = draft.refs[0] = writeable(draft.refs[0])
     refs[canonical[changed]] += np.uint16(1)
     refs[own[changed]] -= np.uint16(1)
