@@ -1,4 +1,4 @@
-"""Greedy tokens do not depend on neighbours, page size, chunks, preemption, hits or the scheduler (demo model, float32)."""
+"""Greedy tokens of the demo model in float32 do not depend on neighbours, page size, chunks, preemption or hits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ MAX_TOKENS = 20
 
 def prompts() -> list[str]:
     """32 prompts of the demo model's world, many with a common beginning."""
+    kinds = ("girl", "boy", "fox", "cat", "owl", "bear", "dog", "hen")
     names = ("Anna", "Ben", "Mia", "Theo", "Sara", "Hugo", "Lena", "Otto")
     facts = " ".join(f"Remember: the number of the boat of {name} is {1234 + 7 * i}." for i, name in enumerate(names))
     return [
         *(f"{facts} What is the number of the boat of {name}?" for name in names),
         *(f"{12 + i} + {31 + 2 * i} =" for i in range(8)),
-        *(f"Once upon a time, there was a little {kind}" for kind in ("girl", "boy", "fox", "cat", "owl", "bear", "dog", "hen")),
+        *(f"Once upon a time, there was a little {kind}" for kind in kinds),
         *(f"{name} had a boat." for name in names),
     ]  # fmt: skip
 

@@ -9,7 +9,6 @@ from headstock.spi.cache import CachePolicy
 from headstock.spi.model import KVGroup
 from headstock.spi.scheduler import Choose
 
-
 IN_FLIGHT = 16
 """Tokens, promised or drafted, by which a row may be ahead of what is known of it."""
 

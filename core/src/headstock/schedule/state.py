@@ -68,7 +68,8 @@ class State:
     first_pages, spans: [groups, rows] int32, page table columns that are behind the window, and that were ever filled
     refs: by group, [pages + 1] uint16, rows that hold each page
     free: by group, a stack of [n] int32, taken from its end; `num_free` counts them    waiting: in rank order
-    `writes` are page table entries that no plan has carried yet; `ended` and `accepted` tell what the events of the last step came to.
+    `writes` are page table entries that no plan has carried yet; `ended` and `accepted` tell what the events of the
+    last step came to.
     Owned values, handed from state to state and written in place: `index` (by the cache policy), `tokens` [rows,
     max_len] int32.
     """
