@@ -1,4 +1,4 @@
-"""Names in place of tokens, which keep what a schedule depends on and nothing else (docs/decisions/0009)."""
+"""Names in place of tokens, which keep what a schedule depends on and nothing else (docs/decisions/0010)."""
 
 from __future__ import annotations
 
