@@ -25,6 +25,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far an element may be off, absolute and relative, by type."""
 
 MAX_SEQ_LEN = 2048
+"""What backends are built for."""
 MAX_ROWS = 64
 
 
@@ -118,7 +119,12 @@ def expected(case: Case, layer: LayerInfo) -> tuple[Tensor, Tensor]:
 
 
 def context_of(
-    case: Case, capabilities: AttentionCapabilities, options: Any, layers: int = 1, max_rows: int = MAX_ROWS
+    case: Case,
+    capabilities: AttentionCapabilities,
+    options: Any,
+    layers: int = 1,
+    max_rows: int = MAX_ROWS,
+    max_seq_len: int = MAX_SEQ_LEN,
 ) -> AttentionContext:
     """What a backend for the case is built from; every layer has the case's pool."""
     _, _, page_size, kv_heads, head_dim = case.pool.shape
@@ -133,7 +139,7 @@ def context_of(
         contiguous=False,
         features=frozenset(),
         max_rows=max_rows,
-        max_seq_len=MAX_SEQ_LEN,
+        max_seq_len=max_seq_len,
     )
     return AttentionContext(
         query=query,

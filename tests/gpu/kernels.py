@@ -44,7 +44,9 @@ class Contestant:
         spec = registry.spec("attention", self.name)
         registry.require(spec)
         options = registry.options(spec, self.options)
-        return registry.implementation(spec)(cases.context_of(case, spec.capabilities, options, max_rows=256))
+        return registry.implementation(spec)(
+            cases.context_of(case, spec.capabilities, options, max_rows=256, max_seq_len=16_384)
+        )
 
 
 @frozen

@@ -4,8 +4,8 @@
     python tests/gpu/run.py --out OUT                 a host on which headstock and the kernel libraries are installed
 
 Parts (`--parts a,b`): kernels (each backend against float32), tokens (the demo model's answers for each pair of
-backends), speed (attention alone, and the 0.6B shape). Each writes OUT/PART.json; one that fails does not stop the
-others.
+backends), speed (attention alone, and the 0.6B shape), tests (pytest of tests/backends). Each writes OUT/PART.json; one
+that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import time
 import traceback
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-PARTS = ("kernels", "tokens", "speed")
+PARTS = ("kernels", "tokens", "speed", "tests")
 HERE = Path(__file__).parent
 BUILDS = (
     ("bfloat16", "bfloat16", "auto", "auto"),
@@ -91,7 +92,7 @@ def run(part: str, out: Path, builds: list[subprocess.Popen[bytes]]) -> bool:
     """Whether a part ran and found nothing wrong; its findings are in OUT/PART.json."""
     began = time.monotonic()
     try:
-        found = import_module(f"gpu.{part}").main(builds)
+        found = tests() if part == "tests" else import_module(f"gpu.{part}").main(builds)
     except Exception:
         found = {"ok": False, "error": traceback.format_exc()}
         sys.stderr.write(found["error"])
@@ -99,6 +100,13 @@ def run(part: str, out: Path, builds: list[subprocess.Popen[bytes]]) -> bool:
     (out / f"{part}.json").write_text(json.dumps(found, indent=1))
     sys.stderr.write(f"{part}: {'ok' if found['ok'] else 'FAILED'} after {found['seconds']} s\n")
     return bool(found["ok"])
+
+
+def tests() -> dict[str, Any]:
+    """The backends' own tests, which run on CUDA where they can."""
+    folders = [str(HERE.parent / "backends"), "-p", "no:cacheprovider", "--tb=short"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *folders], capture_output=True, text=True, check=False)
+    return {"ok": done.returncode == 0, "code": done.returncode, "output": done.stdout[-6000:] + done.stderr[-1000:]}
 
 
 if __name__ == "__main__":

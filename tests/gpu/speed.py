@@ -27,24 +27,29 @@ DECODERS = (
     Contestant("fi", ("fi.prefill=fa2", "fi.tensor_cores=on")),
     Contestant("fi", ("fi.prefill=fa2", "fi.tensor_cores=off")),
 )
-PAIRS = ("fa", "fa,fi")
+RUNS = (("fa", 0.0), ("fa,fi", 0.0), ("fi", 0.0), ("fa", 0.6))
+"""Backends and temperature of the runs of the whole engine."""
 
 
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
     """Microseconds of attention, host microseconds of planning, and tokens a second."""
     lens = [300 + (row * 131) % 1100 for row in range(256)]
     found: dict[str, Any] = {"ok": True, "decode_us": {}, "prefill_us": {}, "plan_host_us": {}, "engine": {}}
-    for rows in (1, 8, 64, 256):
-        case = cases.make(Phase.DECODE, [(1, n) for n in lens[:rows]], **SHAPE)
+    contexts = {f"{rows} rows": lens[:rows] for rows in (1, 8, 64, 256)} | {
+        "1 long row": [16_000],
+        "8 long rows": [4_000] * 8,
+    }
+    for what, lengths in contexts.items():
+        case = cases.make(Phase.DECODE, [(1, length) for length in lengths], **SHAPE)
         for who in DECODERS:
-            found["decode_us"][f"{who}, {rows} rows"] = attend(who, case, found["plan_host_us"])
+            found["decode_us"][f"{who}, {what}"] = attend(who, case, found["plan_host_us"])
     prompts = {Phase.PREFILL: [(1024, 1024)] * 16, Phase.EXTEND: [(1 + 19 * i, 300 + 100 * i) for i in range(16)]}
     for phase, rows in prompts.items():
         case = cases.make(phase, rows, **SHAPE)
         for who in (Contestant("fa"), Contestant("fi"), Contestant("fi", ("fi.prefill=fa2",))):
             found["prefill_us"][f"{who}, {phase.value}"] = attend(who, case, found["plan_host_us"])
-    for attn in PAIRS:
-        found["engine"][attn] = offline(attn)
+    for attn, temperature in RUNS:
+        found["engine"][f"{attn}, temperature {temperature}"] = offline(attn, temperature)
     return found
 
 
@@ -88,23 +93,23 @@ def host_us(work: Callable[[], object], times: int = 15) -> float:
     return round(statistics.median(found), 1)
 
 
-def offline(attn: str) -> dict[str, Any]:
-    """One run of 64 of `offline256`'s requests, greedy, with the eager runner."""
-    full = WORKLOADS["offline256"]()
-    outputs = tuple(min(count, 128) for count in full.outputs[:64])
-    work = evolve(full, prompts=full.prompts[:64], outputs=outputs, temperature=0.0)
+def offline(attn: str, temperature: float) -> dict[str, Any]:
+    """One run of `offline256` with the eager runner, after a shorter one that warms up."""
+    work = evolve(WORKLOADS["offline256"](), temperature=temperature)
+    short = evolve(work, outputs=(8,) * len(work.prompts))
     try:
         with tempfile.TemporaryDirectory() as folder:
             write(SHAPES["qwen3-0.6b"], Path(folder))
             with LLM(folder, device="cuda", load_format="dummy", attn=attn, runner="eager", max_seq_len=2200) as llm:
                 ours = Ours(llm, "")
-                ours.run(work)
+                ours.run(short)
+                steps = llm.engine.stats().steps
                 run = ours.run(work)
                 return {
                     "out_tok_s": round(work.tokens_out / run.seconds, 1),
                     "in_tok_s": round(work.tokens_in / run.seconds, 1),
                     "seconds": round(run.seconds, 2),
-                    "steps": llm.engine.stats().steps,
+                    "steps": llm.engine.stats().steps - steps,
                 }
     except Exception as error:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}

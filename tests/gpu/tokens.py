@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from typing import Any
 
@@ -10,6 +11,11 @@ from headstock import LLM, SamplingParams
 
 PAIRS = ("sdpa", "fa", "fi", "fa,fi", "fi,fa", "sdpa,fa", "fi,sdpa")
 NAMES = ("Anna", "Ben", "Mia", "Theo", "Sara", "Hugo", "Lena", "Otto")
+COMMANDS = (
+    ("plugins", "inspect", "fa"),
+    ("run", "--attn", "fa,fi", "--cache-type", "radix", "--prompt", "12 + 30 =", "--temperature", "0"),
+    ("run", "--prompt", "Once upon a time", "--temperature", "0", "--max-tokens", "60"),
+)
 SETTINGS: dict[str, Any] = {"device": "cuda", "runner": "eager", "num_pages": 4096, "max_seq_len": 2048}
 
 
@@ -30,7 +36,18 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
     for attn in PAIRS:
         for more in ({"page_size": 16, "cache_type": "naive"}, {"page_size": 64, "max_batch_tokens": 256}):
             runs[f"{attn} {more}"] = answer(attn, **more)
-    return {"ok": all(run["wrong"] == [] for run in runs.values()), "runs": runs}
+    commands = {" ".join(words): command(*words) for words in COMMANDS}
+    ok = all(run["wrong"] == [] for run in runs.values()) and all(each["code"] == 0 for each in commands.values())
+    return {"ok": ok, "runs": runs, "commands": commands}
+
+
+def command(*words: str) -> dict[str, Any]:
+    """What `headstock WORDS` does in a process of its own, and how long that takes."""
+    began = time.monotonic()
+    start = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", start, *words], capture_output=True, text=True, check=False)
+    seconds = round(time.monotonic() - began, 2)
+    return {"code": done.returncode, "seconds": seconds, "out": done.stdout[-2000:], "error": done.stderr[-2500:]}
 
 
 def answer(attn: str, **more: Any) -> dict[str, Any]:
