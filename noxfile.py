@@ -103,6 +103,15 @@ def bench(session: nox.Session) -> None:
     in_dev(session, "headstock", "bench", *work, *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """Run all that needs a GPU, in the Python that starts nox, where headstock and the kernel libraries are installed.
+
+    Findings go to .gpu/ as JSON; arguments after `--` go to tests/gpu/run.py. For a bare host see tests/gpu/pack.py.
+    """
+    session.run("python3", "tests/gpu/run.py", "--out", ".gpu/out", *session.posargs, external=True)
+
+
 @nox.session(venv_backend="none", requires=["dev"])
 def full(session: nox.Session) -> None:
     """Run the long tests too (soak, all pairs, several seeds); by hand, before a release."""

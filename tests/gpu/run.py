@@ -50,7 +50,7 @@ def install(pack: Path, site: Path) -> None:
 def environment(site: Path) -> dict[str, str]:
     """The environment in which what `install` put there is found."""
     paths = os.pathsep.join([str(site), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    return os.environ | {"PYTHONPATH": paths, "FLASHINFER_CUDA_ARCH_LIST": "9.0a", "MAX_JOBS": "16"}
+    return {"FLASHINFER_CUDA_ARCH_LIST": "9.0a", "MAX_JOBS": "16"} | os.environ | {"PYTHONPATH": paths}
 
 
 def start_builds(site: Path) -> list[subprocess.Popen[bytes]]:
