@@ -69,7 +69,7 @@ def backend(session: nox.Session, name: str) -> None:
     """Run one backend's tests in a clean environment with the wheels of core, that backend and what its tests serve."""
     served = ("core", f"backends/{name}", "plugins/naive-cache", "models/qwen", "models/demo")
     install_wheels(session, [ROOT / each for each in served], "tests")
-    session.run("pytest", f"tests/backends/{name}", *session.posargs, env=ONE_THREAD)
+    session.run("pytest", f"tests/backends/{name.replace('-', '_')}", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session(requires=["build"], reuse_venv=False)

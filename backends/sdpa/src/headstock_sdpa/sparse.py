@@ -57,6 +57,7 @@ def allow_csr() -> None:
     """CSR tensors can be made from here on without a warning: torch says once in a process that they are in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state", UserWarning)
+        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled", UserWarning)  # torch 2.11
         torch.sparse_csr_tensor([0, 0], [], torch.empty(0), (1, 1), check_invariants=False)
 
 
