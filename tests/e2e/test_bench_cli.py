@@ -134,7 +134,7 @@ def test_S16_S17_radix_reuses_a_shared_prefix_and_naive_never_does() -> None:
         with LLM("demo", num_pages=512, cache_type=cache, max_batch_tokens=256) as llm:
             found[cache] = figure(llm, work)
     assert found["naive"].cached_tokens == 0
-    # Two prompts fill the first step; every later one finds the prefix.
-    assert found["radix"].cached_tokens >= 20 * 96
+    # Two prompts fill a step, and a page is in the index once its step is known to be done: later ones find the prefix.
+    assert found["radix"].cached_tokens >= 18 * 96
     assert found["radix"].timing.tokens == found["naive"].timing.tokens
     assert found["radix"].peak_kv_pages < found["naive"].peak_kv_pages
