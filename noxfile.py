@@ -22,7 +22,12 @@ CONSTRAINTS = ROOT / "constraints.txt"
 DEV = ROOT / ".nox" / "dev"
 BUILD = ROOT / ".nox" / "build"
 MEMBERS = [ROOT / "core", *sorted(path.parent for path in ROOT.glob("[!.]*/*/pyproject.toml"))]
-BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/*/pyproject.toml"))
+# The name that --attn knows a backend by -> its folder.
+BACKENDS = {
+    name: path.parent
+    for path in sorted(ROOT.glob("backends/*/pyproject.toml"))
+    for name in nox.project.load_toml(path)["project"]["entry-points"]["headstock.attention"]
+}
 GROUPS = nox.project.load_toml("pyproject.toml")
 
 # Tests use small tensors, for which a second thread costs more than it brings (140 s against 25 s for sdpa's).
@@ -67,9 +72,9 @@ def docs(session: nox.Session) -> None:
 @nox.parametrize("name", [nox.param(name, id=name) for name in BACKENDS])
 def backend(session: nox.Session, name: str) -> None:
     """Run one backend's tests in a clean environment with the wheels of core, that backend and what its tests serve."""
-    served = ("core", f"backends/{name}", "plugins/naive-cache", "models/qwen", "models/demo")
-    install_wheels(session, [ROOT / each for each in served], "tests")
-    session.run("pytest", f"tests/backends/{name.replace('-', '_')}", *session.posargs, env=ONE_THREAD)
+    served = [ROOT / each for each in ("core", "plugins/naive-cache", "models/qwen", "models/demo")]
+    install_wheels(session, [BACKENDS[name], *served], "tests")
+    session.run("pytest", f"tests/backends/{BACKENDS[name].name.replace('-', '_')}", *session.posargs, env=ONE_THREAD)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
