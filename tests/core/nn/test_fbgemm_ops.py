@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headstock.nn.fbgemm_ops import FbgemmOps, HalfWeight, fits
+from headstock.nn.fbgemm_ops import SMALL, FbgemmOps, HalfWeight, fits
 from headstock.nn.torch_ops import TorchOps
 from headstock.spi import Weight
 
@@ -57,13 +57,31 @@ def test_products_are_those_of_the_plain_weight(tokens: int, with_bias: bool) ->
     torch.testing.assert_close(ops.linear(x, packed), TorchOps().linear(x, weight), atol=2e-6, rtol=1e-5)
 
 
+def test_small_products_are_made_by_one_thread_and_large_maps_have_none() -> None:
+    small = FbgemmOps().prepare("layers.0.down", Weight(tensor=rounded(noise(96, 64), torch.bfloat16)))
+    large = FbgemmOps().prepare("layers.0.down", Weight(tensor=rounded(noise(2048, 1025), torch.bfloat16)))
+
+    assert isinstance(small, HalfWeight) and small.alone is not None and small.few == SMALL // (96 * 64)
+    assert isinstance(large, HalfWeight) and large.alone is None and large.few == 0
+
+
 def test_a_packed_weight_counts_half_the_bytes() -> None:
     weight = Weight(tensor=rounded(noise(96, 64), torch.bfloat16))
 
     assert FbgemmOps().prepare("layers.0.down", weight).tensor.nbytes == weight.tensor.nbytes // 2
 
 
-def test_an_embedding_stays_to_be_looked_up() -> None:
-    weight = Weight(tensor=rounded(noise(96, 64), torch.bfloat16))
+def test_a_tied_embedding_is_looked_up_and_multiplied_by() -> None:
+    ops, weight = FbgemmOps(), Weight(tensor=rounded(noise(96, 64), torch.bfloat16))
+    packed, x, tokens = ops.prepare("embed", weight), noise(5, 64, seed=1), torch.tensor([3, 95, 3])
 
-    assert FbgemmOps().prepare("embed", weight) is weight
+    torch.testing.assert_close(ops.lookup(tokens, packed), weight.tensor[tokens], atol=1e-7, rtol=0)
+    torch.testing.assert_close(ops.linear(x, packed), x @ weight.tensor.T, atol=2e-5, rtol=1e-5)
+
+
+def test_an_embedding_of_float32_stays_as_it_is() -> None:
+    ops, weight = FbgemmOps(), Weight(tensor=noise(96, 64))
+    tokens = torch.tensor([3, 95, 3])
+
+    assert ops.prepare("embed", weight) is weight
+    torch.testing.assert_close(ops.lookup(tokens, weight), weight.tensor[tokens], atol=0, rtol=0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
+import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
@@ -13,15 +16,21 @@ from headstock.spi import Weight
 LOSS = 4 * 2.0**-24
 """Four roundings of float32, in which a sum of n products may be off by n of them."""
 
+SMALL = 1 << 21
+"""Multiplications of a product that one thread has done before several have come to an agreement."""
+
 
 @frozen(kw_only=True, eq=False)
 class HalfWeight(Weight):
-    """A linear map in float16. `tensor` is on the meta device and has its shape; the numbers are in `packed`.
+    """A linear map in float16. `tensor` is on the meta device but for a tied embedding, which is looked up, too.
 
-    packed: FBGEMM's own object, with the bias
+    packed: FBGEMM's own object, with the bias    few: tokens whose product is small
+    alone: the same for one thread, as torch wraps it; None when no product is small
     """
 
     packed: torch.ScriptObject
+    alone: Tensor | None
+    few: int
 
 
 class FbgemmOps(OneDnnOps):
@@ -34,22 +43,40 @@ class FbgemmOps(OneDnnOps):
     def __init__(self) -> None:
         super().__init__()
         engine: str = torch.backends.quantized.engine
-        if engine not in ("x86", "fbgemm"):
-            raise CannotRun(f"torch's quantized engine is {engine}, not x86 or fbgemm; use --ops onednn or --ops torch")
+        if engine not in ("x86", "fbgemm") or not hasattr(torch, "fbgemm_linear_fp16_weight_fp32_activation"):
+            raise CannotRun(f"this torch has no FBGEMM (quantized engine {engine}); use --ops onednn or --ops torch")
+        with warnings.catch_warnings():  # torch says once in a process that this will move to another package
+            warnings.filterwarnings("ignore", "fbgemm_.* is deprecated", UserWarning)
+            packed = torch.fbgemm_pack_gemm_matrix_fp16(torch.zeros(1, 1))
+            torch.fbgemm_linear_fp16_weight_fp32_activation(torch.zeros(1, 1), packed, None)
 
     def prepare(self, name: str, weight: Weight) -> Weight:
-        """Linear maps that fit in float16 packed so; others as `OneDnnOps` has them."""
-        if name.rpartition(".")[2] not in LINEAR or not fits(weight.tensor):
+        """Linear maps, and an embedding that may be one, packed in float16 if they fit; others as `OneDnnOps` does."""
+        plain, part = weight.tensor, name.rpartition(".")[2]
+        if part not in (*LINEAR, "embed") or not fits(plain):
             return super().prepare(name, weight)
-        packed = torch.ops.quantized.linear_prepack_fp16(weight.tensor, weight.bias)
-        return HalfWeight(tensor=weight.tensor.to("meta", torch.float16), bias=weight.bias, packed=packed)
+        few = SMALL // plain.numel()
+        return HalfWeight(
+            tensor=plain.to("cpu" if part == "embed" else "meta", torch.float16),
+            bias=weight.bias,
+            packed=torch.ops.quantized.linear_prepack_fp16(plain, weight.bias),
+            alone=torch.fbgemm_pack_gemm_matrix_fp16(plain) if few else None,
+            few=few,
+        )
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """x W^T + b, by the packed weight where it is one."""
         if not isinstance(weight, HalfWeight):
             return super().linear(x, weight)
+        if x.shape[0] <= weight.few:
+            assert weight.alone is not None, "small products need the weight for one thread"
+            return torch.fbgemm_linear_fp16_weight_fp32_activation(x, weight.alone, weight.bias)
         out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, weight.packed)
         return out
+
+    def lookup(self, tokens: Tensor, weight: Weight) -> Tensor:
+        """Rows of the weight.   tokens: [tokens] int64    returns: [tokens, hidden]"""
+        return F.embedding(tokens, weight.tensor).float()
 
 
 def fits(weight: Tensor) -> bool:
