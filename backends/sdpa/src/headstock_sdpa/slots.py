@@ -105,6 +105,18 @@ def bounds(lens: list[int], least: int, most: int) -> Iterator[tuple[int, int]]:
     yield first, len(lens)
 
 
+def cut(lens: np.ndarray, least: int, most: int) -> tuple[np.ndarray | None, list[np.ndarray]]:
+    """Rows longest first, and the same in buckets as `bounds` cuts them.
+
+    The order is None, and the bucket in the batch's own order, when one takes them all.
+    """
+    longest_first = np.argsort(-lens, kind="stable")
+    cuts = tuple(bounds(lens[longest_first].tolist(), least, most))
+    if len(cuts) == 1:
+        return None, [np.arange(len(lens))]
+    return longest_first, [longest_first[first:last] for first, last in cuts]
+
+
 def decode_buckets(
     page_table: Tensor, seen: Visible, page_size: int, least: int, most: int
 ) -> tuple[Tensor | None, tuple[Bucket, ...]]:
@@ -112,15 +124,15 @@ def decode_buckets(
 
     returns: order [rows], buckets
     """
-    longest_first = np.argsort(-seen.lens, kind="stable")
-    cuts = tuple(bounds(seen.lens[longest_first].tolist(), least, most))
-    if len(cuts) == 1:
-        return None, (Bucket(*cuts[0], *padded_slots(page_table, seen, page_size)),)
+    longest_first, cuts = cut(seen.lens, least, most)
+    if longest_first is None:
+        return None, (Bucket(0, len(seen.lens), *padded_slots(page_table, seen, page_size)),)
     order = to_device(longest_first, page_table.device)
-    buckets = []
-    for first, last in cuts:
-        rows = longest_first[first:last]
+    buckets, first = [], 0
+    for rows in cuts:
+        last = first + len(rows)
         some = Visible(seen.start[rows], seen.stop[rows], seen.lens[rows])
         table = page_table.index_select(0, order[first:last])
         buckets.append(Bucket(first, last, *padded_slots(table, some, page_size)))
+        first = last
     return order, tuple(buckets)

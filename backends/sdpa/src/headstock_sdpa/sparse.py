@@ -17,12 +17,15 @@ from torch import Tensor
 
 from headstock.spi.attention import LayerInfo
 from headstock_sdpa.dense import put
-from headstock_sdpa.slots import Bucket, Visible, decode_buckets
+from headstock_sdpa.slots import Visible, cut
+
+Ints = np.ndarray
 
 ENTRIES = 2048
 """Padded entries (tokens times heads) that are worth one more softmax."""
 MOST = 1 << 62
 """Buckets need no bound on their tokens here: nothing is gathered."""
+ZERO, INF = np.float32(0), np.float32("inf")
 
 
 @frozen(eq=False)
@@ -62,43 +65,65 @@ def allow_csr() -> None:
 
 
 def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) -> SparseIndex:
-    """The index of a decode step's rows for one group and window."""
+    """The index of a decode step's rows for one group and window, made by numpy: for few rows torch takes longer."""
     page_size, kv_heads, head_dim = pool.shape[2:]
-    order, buckets = decode_buckets(page_table, seen, page_size, max(ENTRIES // heads, 1), MOST)
+    order, cuts = cut(seen.lens, max(ENTRIES // heads, 1), MOST)
+    buckets = [slots(page_table.numpy(), rows, seen, page_size) for rows in cuts]
+    sizes = np.array([places.shape for places, _ in buckets])
+    counts = np.repeat(sizes[:, 1], sizes[:, 0] * heads)
     vectors = pool.numel() // head_dim
-    rows, lengths = zip(*(bucket.slots.shape for bucket in buckets), strict=True)
-    counts = np.repeat(lengths, rows).repeat(heads)
     # torch wants both arrays of a pattern in one integer type; half the size is half the traffic.
-    is_small = max(vectors, int(counts.sum())) < 1 << 31
-    starts = np.zeros(len(counts) + 1, np.int32 if is_small else np.int64)
+    dtype = np.int32 if max(vectors, int(counts.sum())) < 1 << 31 else np.int64
+    starts = np.zeros(len(counts) + 1, dtype)
     counts.cumsum(out=starts[1:])
-    first = torch.from_numpy(starts)
-    columns = torch.cat([entries(bucket.slots.to(first.dtype), heads, kv_heads) for bucket in buckets])
-    zeros = torch.zeros(columns.shape)
-    pattern = torch.sparse_csr_tensor(first, columns, zeros, (len(counts), vectors), check_invariants=False)
-    return SparseIndex(order, pattern, first, columns, tuple(parts(buckets, heads)))
+    columns = [entries(places.astype(dtype, copy=False), heads, kv_heads) for places, _ in buckets]
+    first, second = torch.from_numpy(starts), torch.from_numpy(np.concatenate(columns))
+    zeros = torch.zeros(len(second))
+    pattern = torch.sparse_csr_tensor(first, second, zeros, (len(counts), vectors), check_invariants=False)
+    return SparseIndex(
+        order=None if order is None else torch.from_numpy(order),
+        pattern=pattern,
+        starts=first,
+        columns=second,
+        parts=tuple(parts(buckets, heads)),
+    )
 
 
-def entries(slots: Tensor, heads: int, kv_heads: int) -> Tensor:
+def slots(page_table: Ints, rows: Ints, seen: Visible, page_size: int) -> tuple[Ints, Ints | None]:
+    """The key slots of what some rows see, 0 where padded, and what is not padding (None: all).
+
+    returns: [rows, longest] int32, [rows, longest] bool
+    """
+    start, lens = seen.start[rows], seen.lens[rows]
+    longest = int(lens.max())
+    counts = np.arange(longest, dtype=np.int32)
+    valid = counts < lens[:, None] if lens.min() < longest else None
+    pages = page_table[rows, : -(-int(seen.stop[rows].max()) // page_size), None]
+    places = (pages * (2 * page_size) + np.arange(page_size, dtype=np.int32)).reshape(len(rows), -1)
+    if start.any():
+        positions = start[:, None] + counts
+        places = np.take_along_axis(places, positions if valid is None else positions * valid, 1)
+    places = places[:, :longest]
+    return (places if valid is None else places * valid), valid
+
+
+def entries(slots: Ints, heads: int, kv_heads: int) -> Ints:
     """The key vectors that each query sees, padding included. [rows * heads * longest]
 
     slots: [rows, longest]
     """
-    rows, longest = slots.shape
-    vectors = (slots * kv_heads)[:, None] + torch.arange(kv_heads, dtype=slots.dtype)[:, None]
-    return vectors[:, :, None].expand(rows, kv_heads, heads // kv_heads, longest).reshape(-1)
+    vectors = (slots * kv_heads)[:, None] + np.arange(kv_heads, dtype=slots.dtype)[:, None]
+    return vectors.repeat(heads // kv_heads, axis=1).ravel()
 
 
-def parts(buckets: tuple[Bucket, ...], heads: int) -> Iterator[Part]:
+def parts(buckets: list[tuple[Ints, Ints | None]], heads: int) -> Iterator[Part]:
     """Where each bucket's entries are, and what is padding among them."""
     start = 0
-    for bucket in buckets:
-        rows, longest = bucket.slots.shape
-        mask = None
-        if bucket.valid is not None:
-            mask = torch.zeros(rows, 1, longest).masked_fill_(~bucket.valid[:, None], float("-inf"))
-        yield Part(start, start + rows * heads * longest, longest, mask)
-        start += rows * heads * longest
+    for places, valid in buckets:
+        mask = None if valid is None else torch.from_numpy(np.where(valid, ZERO, -INF)[:, None])
+        stop = start + places.size * heads
+        yield Part(start, stop, places.shape[1], mask)
+        start = stop
 
 
 def sparse_decode(
