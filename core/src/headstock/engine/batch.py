@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -21,7 +22,7 @@ class Step:
     from.
 
     logit_rows, logit_positions: [n] int64 numpy, the row and token position of each logit
-    last_logits: [rows of the plan] int64 numpy, each row's last logit; of no meaning where `plan.samples` is 0
+    last_logits: [rows of the plan] int64 numpy, each row's last logit
     """
 
     batch: Batch
@@ -42,14 +43,14 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> Step:
         token_rows = np.repeat(rows, counts)
         positions = np.arange(ends[-1]) + np.repeat(positions - (ends - counts), counts)
     logits, logit_ends = logit_indices(plan, ends)
-    device_rows, device_positions = buffers.put(token_rows), buffers.put(positions)
+    at_rows, at_positions = buffers.native(token_rows), buffers.native(positions)
     logit_rows, logit_positions = token_rows[logits], positions[logits]
     batch = Batch(
-        tokens=buffers.tokens[device_rows, device_positions],
-        positions=device_positions,
-        slots=slots(buffers, device_rows, device_positions),
+        tokens=buffers.put(buffers.native(buffers.tokens)[at_rows, at_positions]),
+        positions=buffers.put(at_positions),
+        slots=slots(buffers, at_rows, at_positions),
         pools=buffers.pools,
-        rows=device_rows,
+        rows=buffers.put(at_rows),
         logit_indices=None if len(logits) == len(token_rows) else buffers.put(logits),
         sampling=sampling.select(logit_rows, logit_positions, buffers),
     )
@@ -77,12 +78,16 @@ def logit_indices(plan: Plan, ends: Ints) -> tuple[Ints, Ints]:
     return np.repeat(ends - wanted, wanted) + within, logit_ends
 
 
-def slots(buffers: Buffers, rows: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-    """Where each token's keys and values go, by group.   rows, positions, returns: [tokens] int64"""
+def slots(buffers: Buffers, rows: Any, positions: Any) -> tuple[Tensor, ...]:
+    """Where each token's keys and values go, by group.   returns: [tokens] int64
+
+    rows, positions: [tokens] int64, native
+    """
     size = buffers.page_size
     columns = positions // size
     offsets = positions - columns * size
-    return tuple(table[rows, columns].to(torch.int64).mul_(size).add_(offsets) for table in buffers.page_tables)
+    tables = map(buffers.native, buffers.page_tables)
+    return tuple(buffers.put(table[rows, columns] * size + offsets) for table in tables)
 
 
 def attention_step(plan: Plan, buffers: Buffers, part: slice, phase: Phase | None) -> AttentionStep:
@@ -94,12 +99,13 @@ def attention_step(plan: Plan, buffers: Buffers, part: slice, phase: Phase | Non
     query_start = np.zeros(len(lens) + 1, np.int32)
     np.cumsum(lens, out=query_start[1:])
     columns = -(-int(stops.max()) // buffers.page_size)
-    rows = buffers.put(plan.rows[part].astype(np.int64))
+    rows = buffers.native(plan.rows[part].astype(np.int64))
+    tables = map(buffers.native, buffers.page_tables)
     return AttentionStep(
         phase=phase,
         query_start=buffers.put(query_start),
         context_lens=buffers.put(stops),
-        page_tables=tuple(table[rows, :columns] for table in buffers.page_tables),
+        page_tables=tuple(buffers.put(table[rows, :columns]) for table in tables),
         host_query_lens=lens,
         host_context_lens=stops,
     )

@@ -98,7 +98,8 @@ class InlineExecutor(Executor):
         tokens = sample.tokens
         if len(step.logit_rows) != len(rows):
             tokens = tokens[self.buffers.put(step.last_logits[samples])]
-        self.buffers.tokens[self.buffers.put(rows), self.buffers.put(positions)] = tokens
+        native = self.buffers.native
+        native(self.buffers.tokens)[native(rows), native(positions)] = native(tokens)
 
     def close(self) -> None:
         """Free the device."""

@@ -25,7 +25,8 @@ class SamplingTable:
 
     def __init__(self, rows: int, vocab: int) -> None:
         self.vocab = vocab
-        self.floats = {name: np.full(rows, value, np.float32) for name, value in FLOATS.items()}
+        self.neutral = np.array(list(FLOATS.values()), np.float32)[:, None]
+        self.floats = self.neutral.repeat(rows, 1)
         self.top_k = np.full(rows, vocab, np.int64)
         self.seeds = np.zeros(rows, np.int64)
         self.logprobs = np.full(rows, -1, np.int64)
@@ -46,8 +47,7 @@ class SamplingTable:
             "presence": params.presence_penalty,
             "frequency": params.frequency_penalty,
         }
-        for name, value in given.items():
-            self.floats[name][row] = value
+        self.floats[:, row] = [given[name] for name in FLOATS]
         self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab else self.vocab
         self.seeds[row] = params.seed or 0
         asked = [count for count in (params.logprobs, params.prompt_logprobs) if count is not None]
@@ -64,10 +64,9 @@ class SamplingTable:
 
         rows, positions: [n] int64
         """
-        floats = {name: column[rows] for name, column in self.floats.items()}
-        used: dict[str, Any] = {
-            name: buffers.put(floats[name]) for name, neutral in FLOATS.items() if (floats[name] != neutral).any()
-        }
+        floats = self.floats[:, rows]
+        told = zip(FLOATS, (floats != self.neutral).any(1).tolist(), floats, strict=True)
+        used: dict[str, Any] = {name: buffers.put(values) for name, is_used, values in told if is_used}
         top_k = self.top_k[rows]
         if "temperature" not in used:
             used.pop("top_p", None), used.pop("min_p", None)
@@ -77,7 +76,7 @@ class SamplingTable:
             if (top_k < self.vocab).any():
                 used["top_k"] = buffers.put(top_k)
         if used.keys() & {"repetition", "presence", "frequency"}:
-            used |= self.history(rows, positions, buffers, floats)
+            used |= self.history(rows, positions, buffers, dict(zip(FLOATS, floats, strict=True)))
         if self.ruled and not self.ruled.isdisjoint(rows.tolist()):
             used |= self.rules(rows, positions, buffers)
         if self.scored[rows].any():
