@@ -48,6 +48,8 @@ OTHER_VALUES: dict[str, object] = {
     "tp": 2,
     "engine_seed": 14,
     "debug_invariants": True,
+    "debug_canary": True,
+    "faults": ("nan@7:2", "slow@3:0.5"),
     "record": "steps.recording",
     "record_prompts": True,
     "log_level": "DEBUG",

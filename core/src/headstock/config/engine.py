@@ -10,6 +10,7 @@ from attrs import Factory, frozen
 from headstock.config.forms import (
     ATTN,
     DTYPES,
+    FAULT,
     FP8,
     GRAPH_BATCH,
     LEVELS,
@@ -120,7 +121,6 @@ class EngineConfig:
         Switch(),
         False,
         "take the largest page size up to --page-size that the plugins allow, in place of an error",
-        negative="--no-page-size-or-less",
         group="memory",
     )
     num_pages: int | None = setting(
@@ -186,7 +186,6 @@ class EngineConfig:
         Switch(),
         True,
         "off: every token is computed again at every step, and no prefix is kept (for debugging)",
-        negative="--no-kv-cache",
         group="memory",
     )
     max_batch_tokens: int = setting(
@@ -237,12 +236,7 @@ class EngineConfig:
         group="running",
     )
     overlap: bool = setting(
-        "--overlap",
-        Switch(),
-        True,
-        "schedule the next step while the device computes",
-        negative="--no-overlap",
-        group="running",
+        "--overlap", Switch(), True, "schedule the next step while the device computes", group="running"
     )
     tp: int = setting(
         "--tp",
@@ -260,19 +254,23 @@ class EngineConfig:
         group="running",
     )
     debug_invariants: bool = setting(
-        "--debug-invariants",
-        Switch(),
-        False,
-        "check the scheduler's invariants after every step",
-        negative="--no-debug-invariants",
+        "--debug-invariants", Switch(), False, "check the scheduler's invariants after every step", group="running"
+    )
+    debug_canary: bool = setting(
+        "--debug-canary", Switch(), False, "fill free pages with a pattern, die when one is written", group="running"
+    )
+    faults: tuple[str, ...] = setting(
+        "--faults",
+        Texts(each=FAULT, spaced=True),
+        (),
+        "for tests: what is to go wrong, such as nan@7:2",
+        default_text="none",
         group="running",
     )
     record: str | None = setting(
         "--record", Text(form="FILE", word="off"), None, "file to write the schedule to, for replay", group="running"
     )
-    record_prompts: bool = setting(
-        "--record-prompts", Switch(), False, "record token ids too", negative="--no-record-prompts", group="running"
-    )
+    record_prompts: bool = setting("--record-prompts", Switch(), False, "record token ids too", group="running")
     log_level: str = setting(
         "--log-level",
         Choice(names=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), spellings=LEVELS),

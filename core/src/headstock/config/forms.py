@@ -18,3 +18,8 @@ ATTN = Text(
     pattern=r"[^\s,]+(,[^\s,]+)?", rule="must be one name, or two as PREFILL,DECODE (one comma at most)", form="P[,D]"
 )
 OPTION = Text(pattern=r"(?s)[^\s.=]+\.[^\s.=]+=.*", rule="must read NAME.FIELD=VALUE", form="NAME.FIELD=VALUE")
+FAULT = Text(
+    pattern=r"(execute|wait|schedule)@\d+|nan@\d+:\d+|slow@\d+:\d+(\.\d+)?|allocate|capture",
+    rule="must be one of nan@STEP:ROW, execute@STEP, wait@STEP, schedule@STEP, slow@STEP:SECONDS, allocate, capture",
+    form="KIND[@STEP[:VALUE]]",
+)

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from headstock.config.kinds import Choice, Invalid, Kind, Value
+from headstock.config.kinds import Choice, Invalid, Kind, Switch, Value
 from headstock.errors import UsageError, shown
 
 
@@ -56,7 +56,6 @@ def setting(
     *,
     aliases: Mapping[str, str] | tuple[str, ...] = (),
     default_text: str = "",
-    negative: str | None = None,
     group: str = "",
 ) -> Any:
     """An attrs field that converts and checks what it is given, and carries all of this in its metadata."""
@@ -68,7 +67,7 @@ def setting(
         "aliases": noted,
         "choices": kind.names if isinstance(kind, Choice) else None,
         "default_text": default_text,
-        "negative": negative,
+        "negative": f"--no-{flag.removeprefix('--')}" if isinstance(kind, Switch) else None,
         "group": group,
     }
 

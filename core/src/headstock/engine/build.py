@@ -14,8 +14,10 @@ from attrs import frozen
 from headstock import registry, weights
 from headstock.config import EngineConfig
 from headstock.engine.buffers import Buffers, allocate
+from headstock.engine.canary import Canary
 from headstock.engine.device import describe, free_bytes
-from headstock.engine.memory import MemoryPlan, plan_memory
+from headstock.engine.faults import Faults
+from headstock.engine.memory import MemoryPlan, plan_memory, size
 from headstock.engine.negotiate import Agreement, model_dtype, negotiate, pool_dtype
 from headstock.engine.resolve import AttentionQuestion
 from headstock.engine.router import PhaseRouter
@@ -27,6 +29,7 @@ from headstock.spi import (
     CachePolicy,
     DeviceEnv,
     Executor,
+    GraphSupport,
     LayerInfo,
     Model,
     ModelConfig,
@@ -92,8 +95,11 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     if memory.kv_tokens < max_len:
         notes.append(f"max_seq_len is cut from {max_len} to {memory.kv_tokens} tokens, all that the KV pool can hold")
         max_len = memory.kv_tokens
-    buffers = allocate(
-        model.kv_groups,
+    faults = Faults.of(config.faults)
+    buffers = reserve(
+        memory,
+        faults.around_allocation(allocate),
+        groups=model.kv_groups,
         device=device,
         kv_dtype=getattr(torch, agreement.kv_dtype),
         page_size=page_size,
@@ -102,6 +108,13 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
         max_len=max_len,
     )
     program = Program(config=model, params=params, model=family, ops=parts.operations)
+    bounds = limits(config, parts, agreement, memory, model, max_len)
+    executor = registry.implementation(parts.executor)(
+        buffers=buffers,
+        runner=faults.around_runner(registry.implementation(parts.runner)(program)),
+        router=router(config, parts, question(config, model, dtype, max_len), buffers, model),
+        vocab=model.vocab,
+    )
     return Build(
         config=config,
         env=env,
@@ -110,15 +123,29 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
         parts=parts,
         agreement=agreement,
         memory=memory,
-        limits=limits(config, parts, agreement, memory, model, max_len),
-        executor=registry.implementation(parts.executor)(
-            buffers=buffers,
-            runner=registry.implementation(parts.runner)(program),
-            router=router(config, parts, question(config, model, dtype, max_len), buffers, model),
-            vocab=model.vocab,
-        ),
+        limits=attrs.evolve(bounds, choose=faults.around_choice(bounds.choose)),
+        executor=watched(config, parts, buffers, model, faults.around_executor(executor)),
         notes=tuple(notes),
     )
+
+
+def reserve(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:
+    """The buffers that `allocate` makes of `sizes`.   raises: CannotRun when there is no memory for them after all"""
+    try:
+        return allocate(**sizes)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise CannotRun(
+            f"the KV pool needs {size(memory.pool)} of {size(memory.free)} that were free at the start, and could not "
+            "be allocated; lower --memory-ratio or --num-pages, or end what else uses the device"
+        ) from error
+
+
+def watched(config: EngineConfig, parts: Parts, buffers: Buffers, model: ModelConfig, executor: Executor) -> Executor:
+    """The executor, its free pages watched under `--debug-canary`."""
+    if not config.debug_canary:
+        return executor
+    padded = parts.runner.capabilities.needs_graph > GraphSupport.NEVER
+    return Canary(executor, buffers, model.kv_groups, padded=padded)
 
 
 def locate(name: str) -> Path:

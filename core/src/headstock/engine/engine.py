@@ -10,6 +10,7 @@ import numpy as np
 
 from headstock.config import EngineConfig
 from headstock.engine.build import Report, build
+from headstock.engine.canary import Canary
 from headstock.engine.inline import Outcome
 from headstock.engine.ledger import Ledger
 from headstock.engine.summary import EngineStats, EngineSummary, summarize
@@ -35,6 +36,7 @@ from headstock.schedule import (
     refusal,
     step,
 )
+from headstock.schedule.check import check_idle
 from headstock.spi import Pending
 
 LOG = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Engine:
         self.config = parts.config
         self.model = parts.model
         self.limits = parts.limits
+        self.canary = parts.executor if isinstance(parts.executor, Canary) else None
         on_cpu = parts.env.device == "cpu"
         self.executor = WorkerThread(parts.executor) if self.config.overlap and on_cpu else parts.executor
         self.directory: Path = parts.directory
@@ -149,7 +152,18 @@ class Engine:
         self.state, self.plan = state, next_plan
         self.joined = {row: state.seats[row] for row in next_plan.joined.tolist()}
         self.ledger.seat(next_plan, state)
+        if self.canary is not None:
+            self.canary.expect(next_plan, state)
+        if not self.has_work:
+            self.check_idle()
         return updates
+
+    def check_idle(self) -> None:
+        """Raise EngineDied when something is left behind though no request is there: it would be lost for ever."""
+        try:
+            check_idle(self.state, self.limits)
+        except AssertionError as error:
+            raise EngineDied(f"idle, yet {error}; {self.recorder.died((), error)}") from error
 
     def schedule(self, events: list[Event]) -> tuple[State, Plan]:
         """The state after `events` and the next plan, recorded.   raises: EngineDied, PluginBroken"""
@@ -158,6 +172,9 @@ class Engine:
         except HeadstockError as error:
             LOG.error(event("the scheduler failed", recording=self.recorder.died(events, error)))
             raise
+        except AssertionError as error:
+            said = self.recorder.died(events, error)
+            raise EngineDied(f"the scheduler contradicts itself: {error}; {said}") from error
         except Exception as error:
             said = self.recorder.died(events, error)
             raise EngineDied(f"the scheduler failed: {type(error).__name__}; {said}") from error
@@ -190,26 +207,29 @@ class Engine:
             return plan, None
 
     def report(self, plan: Plan, error: Exception) -> None:
-        """Log a step that failed, with a recording of how it came to that."""
+        """Log a step that failed, with a recording of how it came to that.
+
+        raises: the error itself when it says that the engine cannot go on
+        """
         said = self.recorder.report()
         LOG.error(event("step failed", step=plan.number, rows=len(plan.rows), recording=said), exc_info=error)
+        if isinstance(error, EngineDied):
+            raise error
 
     def news(self, plan: Plan, outcome: Outcome | None) -> list[Event]:
         """What the scheduler is told of a step that ran: tokens of healthy rows, failure of the others."""
         if outcome is None:
             return [Failed(plan.rows, plan.orders)]
-        sampled = plan.samples > 0
-        last = outcome.last_logits[sampled]
-        rows, orders = plan.rows[sampled], plan.orders[sampled]
-        healthy, tokens = outcome.healthy[last], outcome.tokens[last].astype(np.int32)
+        healthy = outcome.healthy[outcome.last_logits]
         events: list[Event] = []
         if not healthy.all():
             sick = ~healthy
             LOG.error(event("logits are not finite", step=plan.number, rows=int(sick.sum())))
-            events.append(Failed(rows[sick], orders[sick]))
-            rows, orders, tokens = rows[healthy], orders[healthy], tokens[healthy]
-        if len(rows):
-            events.append(Sampled(rows, orders, None, tokens))
+            events.append(Failed(plan.rows[sick], plan.orders[sick]))
+        told = healthy & (plan.samples > 0)
+        if told.any():
+            tokens = outcome.tokens[outcome.last_logits[told]].astype(np.int32)
+            events.append(Sampled(plan.rows[told], plan.orders[told], None, tokens))
         return events
 
     def stats(self) -> EngineStats:

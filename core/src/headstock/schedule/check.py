@@ -58,3 +58,24 @@ def check_rows(state: State, limits: Limits) -> None:
             assert span >= limits.pages_for(computed), f"row {row} computed tokens without a page"
         assert int(values[Column.INDEXED]) <= len(state.pages[0][row]), f"row {row} indexed more pages than it holds"
     assert set(state.ranked.tolist()) == set(np.flatnonzero(columns[Column.ACTIVE]).tolist()), "ranked rows are stale"
+
+
+def check_idle(state: State, limits: Limits) -> None:
+    """Raise AssertionError with a reason unless nothing is held while no request is there; no loop over the index."""
+    seats = [row for row, entry in enumerate(state.seats) if entry is not None]
+    assert not seats, f"row {seats[0]} still has a seat"
+    assert not state.columns.any(), f"row {int(np.nonzero(state.columns)[1][0])} still counts something"
+    for group, total in enumerate(limits.num_pages):
+        held = np.flatnonzero(state.refs[group])
+        assert not len(held), f"group {group}: page {held[0]} is still held, one of {len(held)}"
+        free = np.concatenate([NO_PAGES, *state.free[group]])
+        assert len(free) == state.num_free[group], f"group {group}: the free pages are miscounted"
+        assert not len(free) or 0 < free.min() <= free.max() <= total, f"group {group}: a free page is not in the pool"
+        assert len(free) == np.count_nonzero(np.bincount(free)), f"group {group}: a page is free twice"
+        cached = 0
+        if limits.policy is not None and group == 0:
+            cached, evictable = limits.policy.stats(state.index).pages, limits.policy.evictable(state.index)
+            assert cached == evictable, f"{cached - evictable} of {cached} indexed pages cannot be evicted"
+        assert len(free) + cached == total, (
+            f"group {group}: {len(free)} free and {cached} cached pages are not the {total} of the pool"
+        )

@@ -19,7 +19,7 @@ class Plan:
 
     rows, orders: [n] seats in batch order (decode rows first) and their admission numbers
     starts, stops: [n] the half-open interval of token positions that each row computes
-    num_logits: [n] how many of the last positions are scored (0: an inner chunk; k + 1: k drafts to verify)
+    num_logits: [n] how many of the last positions are scored, at least 1 (k + 1: k drafts to verify)
     samples: [n] 1 where the row gets a token from its last scored position
     page_groups, page_rows, page_columns, page_numbers: [m] entries to write to the page tables, in order
     joined: rows seated by this step      copies: [m, 2] pages to copy before the step (source, destination)

@@ -151,7 +151,8 @@ def squeeze(draft: Draft, chosen: Ints, needs: Ints) -> Ints:
     """As `provide`, when pages are short: rows are served in rank order, and each may preempt rows of lower rank only.
 
     chosen: [rows]    needs: [groups, rows]
-    The first in rank can take everyone's pages, and every request fits the pool alone, so some row always goes on.
+    The first in rank can take everyone's pages, and every request fits the pool alone, so some row always goes on. A
+    scheduler may have chosen rows of low rank alone: the lowest is preempted then, for those that were not chosen.
     """
     running = draft.ranked.tolist()
     kept = np.zeros_like(chosen)
@@ -163,6 +164,8 @@ def squeeze(draft: Draft, chosen: Ints, needs: Ints) -> Ints:
         while running and any(count > available(draft, group) for group, count in enumerate(need)):
             preempt(draft, running.pop())
         if any(count > available(draft, group) for group, count in enumerate(need)):
+            if not some(kept):
+                preempt(draft, row)
             break  # nobody of lower rank is left, so this was the last row
         for group, count in enumerate(need):
             if count:
@@ -215,22 +218,25 @@ def special(columns: Ints) -> bool:
 def score(columns: Ints, chosen: Ints) -> tuple[Ints, Ints]:
     """How many positions of each row are scored, and which rows get a token; promises are noted in the columns.
 
+    The last position is scored even of an inner chunk, which gets no token: only logits tell that what was computed
+    is sound, and the prefix index must not learn of pages that are not.
     A row whose drafts do not all fit into the step loses the rest of them.   chosen, returns: [rows] int32
     """
     tokens, stops = columns[Column.NUM_TOKENS], columns[Column.NUM_COMPUTED]
-    reached = ((stops == tokens) & (chosen > 0)).astype(np.int32)
+    running = (chosen > 0).astype(np.int32)
+    reached = (stops == tokens) * running
     if not special(columns):
         columns[Column.PROMISED] += reached
         tokens += reached
-        return reached, reached
+        return running, reached
     known = columns[Column.NUM_KNOWN]
     drafted = tokens - known - columns[Column.PROMISED]
     cut = (chosen > 0) & (drafted > 0) & (stops < tokens) & (stops >= known)
     tokens[cut] = stops[cut]
     drafted = tokens - known - columns[Column.PROMISED]
-    reached = ((stops == tokens) & (chosen > 0)).astype(np.int32)
+    reached = (stops == tokens) * running
     scored = (columns[Column.SCORED] > 0) & (stops - chosen < columns[Column.NUM_PROMPT])
-    num_logits = np.where((chosen > 0) & scored, chosen, reached * (drafted + 1))
+    num_logits = np.where((chosen > 0) & scored, chosen, np.maximum(reached * (drafted + 1), running))
     plain = reached * (drafted == 0)
     columns[Column.PROMISED] += plain
     tokens += plain

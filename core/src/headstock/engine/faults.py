@@ -1,0 +1,168 @@
+"""Faults on demand: what may go wrong in an engine, made to go wrong in a test (`--faults`, `HEADSTOCK_FAULTS`).
+
+    nan@STEP:ROW        the row's activations become NaN
+    execute@STEP        launching the step raises
+    wait@STEP           reading what the step sampled raises
+    schedule@STEP       the scheduler raises
+    slow@STEP:SECONDS   the device is slow
+    allocate            there is no memory for the KV pool
+    capture             the runner cannot capture
+
+Steps have the numbers that logs and recordings give them. A fault happens once: in the first step, from its own on, in
+which it can. (A replayed graph does not call attention, so NaN waits for a step that does.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import define, frozen
+from torch import Tensor
+
+from headstock.schedule import Plan
+from headstock.spi import Attend, Batch, Budget, Choice, Choose, Executor, Pending, Runner, Sample, View
+
+
+class Injected(RuntimeError):
+    """A fault that was asked for."""
+
+
+@frozen
+class Fault:
+    """One fault; `value` is a row or seconds."""
+
+    kind: str
+    step: int = 0
+    value: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """The fault that a text of the forms above stands for."""
+        kind, _, rest = text.partition("@")
+        step, _, value = rest.partition(":")
+        return cls(kind, int(step or 0), float(value or 0))
+
+
+@define
+class Faults:
+    """The faults that have not happened yet, and the step that runs now. They are put around an engine's parts, which
+    know nothing of them; a part that no fault concerns stays as it is.
+    """
+
+    left: list[Fault]
+    step: int = 0
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Faults:
+        """The faults of these texts."""
+        return cls([Fault.parse(text) for text in texts])
+
+    def concern(self, *kinds: str) -> bool:
+        """Whether a fault of one of these kinds is to come."""
+        return any(fault.kind in kinds for fault in self.left)
+
+    def due(self, kind: str, step: int) -> Iterator[Fault]:
+        """The faults of `kind` that may happen in `step`; whoever makes one happen removes it from `left`."""
+        yield from [fault for fault in self.left if fault.kind == kind and fault.step <= step]
+
+    def strike(self, kind: str, step: int = 0) -> None:
+        """Raise Injected when a fault of `kind` is due."""
+        for fault in self.due(kind, step):
+            self.left.remove(fault)
+            raise Injected(f"{kind}@{fault.step}, as asked for")
+
+    def around_allocation(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
+        """`allocate`, failing for want of memory when that was asked for."""
+
+        def failing(*arguments: Any, **keywords: Any) -> Any:
+            raise MemoryError("allocate, as asked for")
+
+        return failing if self.concern("allocate") else allocate
+
+    def around_choice(self, choose: Choose) -> Choose:
+        """`choose`, raising in its step."""
+
+        def raising(view: View, budget: Budget) -> Choice:
+            self.strike("schedule", view.number)
+            return choose(view, budget)
+
+        return raising if self.concern("schedule") else choose
+
+    def around_runner(self, runner: Runner) -> Runner:
+        """`runner`, with the faults of forward passes and captures."""
+        return FaultyRunner(runner, self) if self.concern("nan", "execute", "capture") else runner
+
+    def around_executor(self, executor: Executor) -> Executor:
+        """`executor`, with the faults of steps. Faults of the runner need it too: it tells which step runs."""
+        return FaultyExecutor(executor, self) if self.left else executor
+
+
+class FaultyExecutor(Executor):
+    """Carries out plans as `inner` does, late or not at all where that was asked for."""
+
+    def __init__(self, inner: Executor, faults: Faults) -> None:
+        self.inner = inner
+        self.faults = faults
+
+    def execute(self, plan: Plan, joined: Mapping[int, Any]) -> Pending:
+        """Launch `plan`."""
+        self.faults.step = plan.number
+        for fault in self.faults.due("slow", plan.number):
+            self.faults.left.remove(fault)
+            time.sleep(fault.value)
+        return FaultyStep(self.inner.execute(plan, joined), self.faults, plan.number)
+
+    def close(self) -> None:
+        """Free the device."""
+        self.inner.close()
+
+
+@frozen(eq=False)
+class FaultyStep(Pending):
+    """A step whose result may be lost."""
+
+    inner: Pending
+    faults: Faults
+    number: int
+
+    def wait(self) -> Any:
+        """What the step sampled."""
+        outcome = self.inner.wait()
+        self.faults.strike("wait", self.number)
+        return outcome
+
+
+class FaultyRunner(Runner):
+    """Runs batches as `inner` does, with NaN in the rows that were asked for."""
+
+    def __init__(self, inner: Runner, faults: Faults) -> None:
+        self.inner = inner
+        self.faults = faults
+
+    def run(self, batch: Batch, attend: Attend) -> Sample:
+        """What the batch's logit positions sample.   writes: batch.pools"""
+        faults = self.faults
+        faults.strike("execute", faults.step)
+
+        def poisoned(q: Tensor, layer: int) -> Tensor:
+            out = attend(q, layer)
+            for fault in faults.due("nan", faults.step):
+                hit = batch.rows == int(fault.value)
+                if hit.any():
+                    faults.left.remove(fault)
+                    out[hit] = torch.nan
+            return out
+
+        return self.inner.run(batch, poisoned)
+
+    def capture(self, report: Callable[[str], None]) -> int:
+        """Record what can be replayed later; the bytes of device memory that this took."""
+        self.faults.strike("capture")
+        return self.inner.capture(report)
+
+    def close(self) -> None:
+        """Give back what was recorded."""
+        self.inner.close()

@@ -1,0 +1,150 @@
+"""What goes wrong on demand goes wrong where it was asked for, and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_engine import Toys, Trial, random_requests, request
+
+from headstock import SamplingParams
+from headstock.config import EngineConfig
+from headstock.engine.engine import Engine
+from headstock.engine.faults import Faults, Injected
+from headstock.engine.loop import Loop
+from headstock.errors import CannotRun, EngineDied, UsageError
+from headstock.spi import Batch, Runner, Sample
+
+SAMPLED = SamplingParams(temperature=0.0, frequency_penalty=0.1)  # not judged as the toy model is
+RNG = np.random.default_rng(3)
+PROMPTS = [RNG.integers(0, 50, 20 + i) for i in range(4)]
+
+
+@pytest.fixture(params=[True, False], ids=["overlap", "in turn"])
+def overlap(request: pytest.FixtureRequest) -> bool:
+    """Whether planning and computing overlap."""
+    return bool(request.param)
+
+
+def faulty(toys: Toys, *faults: str, **settings: Any) -> Trial:
+    """Four requests on an engine with these faults, drained; whoever ends well has said what it says alone."""
+    trial = Trial(toys.engine(faults=faults, **settings))
+    trial.run(request(str(i), prompt, 12) for i, prompt in enumerate(PROMPTS))
+    again = Trial(trial.engine).run([request("after", PROMPTS[0], 12)])
+    trial.engine.close()
+    assert again.reasons == {"after": "length"}, "the engine did not live on"
+    return trial
+
+
+def test_R9_a_row_of_nan_fails_alone_and_is_counted(toys: Toys, overlap: bool) -> None:
+    trial = faulty(toys, "nan@4:2", overlap=overlap)
+
+    assert trial.reasons == {"0": "length", "1": "length", "2": "error", "3": "length"}
+    assert 0 < len(trial.outputs["2"]) < 12 and trial.engine.stats().failed == 1
+
+
+@pytest.mark.parametrize("stage", ["execute", "wait"])
+def test_a_step_that_raises_fails_its_rows_and_nobody_who_waits(toys: Toys, overlap: bool, stage: str) -> None:
+    trial = faulty(toys, f"{stage}@5", overlap=overlap, max_running_requests=2)
+
+    assert trial.reasons == {"0": "error", "1": "error", "2": "length", "3": "length"}
+    assert trial.engine.stats().failed == 2
+
+
+def test_a_scheduler_that_raises_ends_the_engine_and_everyone_is_told(toys: Toys, overlap: bool) -> None:
+    loop = Loop(toys.engine(faults=("schedule@4",), overlap=overlap))
+    told: list[Any] = []
+    loop.submit(request("a", PROMPTS[0], 12), told.append)
+    loop.thread.join(10)
+
+    assert told[-1].finish_reason == "error" and "Injected" in told[-1].error and "headstock replay" in told[-1].error
+    with pytest.raises(EngineDied, match="the engine stopped: the scheduler failed"):
+        loop.submit(request("b", PROMPTS[0], 12), told.append)
+    loop.close()
+    loop.engine.close()
+
+
+def test_a_slow_step_delays_and_changes_nothing(toys: Toys, overlap: bool) -> None:
+    started = time.perf_counter()
+    trial = faulty(toys, "slow@3:0.3", overlap=overlap)
+
+    assert time.perf_counter() - started > 0.3 and set(trial.reasons.values()) == {"length"}
+
+
+def test_no_memory_for_the_pool_says_how_much_was_wanted(toys: Toys) -> None:
+    with pytest.raises(CannotRun, match=r"the KV pool needs .*KiB of .*GiB that were free.*--num-pages"):
+        toys.engine(faults=("allocate",))
+
+
+def test_a_capture_fails_once() -> None:
+    class Capturing(Runner):
+        """Captures five bytes."""
+
+        def __init__(self) -> None: ...
+
+        def run(self, batch: Batch, attend: Any) -> Sample:
+            raise NotImplementedError
+
+        def capture(self, report: Any) -> int:
+            return 5
+
+        def close(self) -> None: ...
+
+    runner = Faults.of(["capture"]).around_runner(Capturing())
+
+    with pytest.raises(Injected, match="capture"):
+        runner.capture(print)
+    assert runner.capture(print) == 5
+
+
+def test_without_faults_the_parts_stay_as_they_are() -> None:
+    faults = Faults.of([])
+    parts = [object() for _ in range(4)]
+    around = [faults.around_runner, faults.around_executor, faults.around_choice, faults.around_allocation]
+
+    assert [wrap(part) for wrap, part in zip(around, parts, strict=True)] == parts  # type: ignore[operator,arg-type]
+
+
+@pytest.mark.parametrize("text", ["nan@3", "nan", "execute", "slow@2", "explode@3", "nan@-1:2", "allocate@3"])
+def test_a_fault_that_does_not_exist_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="must be one of nan@STEP:ROW"):
+        EngineConfig(faults=(text,))
+
+
+def test_faults_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADSTOCK_FAULTS", "nan@4:1 slow@2:0.5")
+
+    assert EngineConfig.from_keywords().faults == ("nan@4:1", "slow@2:0.5")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_faults_in_a_random_mix_hurt_only_whom_they_hit(
+    toys: Toys, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    rng = np.random.default_rng(seed)
+    kinds = ("nan@{}:{}", "execute@{}", "wait@{}")
+    faults = [str(rng.choice(kinds)).format(rng.integers(1, 60), rng.integers(0, 6)) for _ in range(6)]
+    trial = Trial(toys.engine(faults=faults, num_pages=70, max_running_requests=6, debug_canary=True))
+    trial.run(random_requests(rng, 40, greedy=True))
+    trial.engine.close()
+    failed = sum(reason == "error" for reason in trial.reasons.values())
+
+    assert 0 < failed == trial.engine.stats().failed <= 36
+    assert set(trial.reasons.values()) == {"stop", "length", "error"}
+
+
+def test_a_prefix_computed_with_nan_is_found_by_nobody() -> None:
+    engine = Engine(EngineConfig(num_pages=64, max_batch_tokens=32, max_running_requests=4, faults=("nan@0:0",)))
+    prompt = np.random.default_rng(1).integers(5, 500, 100)
+    first = Trial(engine).run([request("a", prompt, 4, params=SAMPLED)])
+    hit = Trial(engine).run([request("b", prompt, 4, params=SAMPLED)])
+    engine.reset_prefix_cache()
+    fresh = Trial(engine).run([request("c", prompt, 4, params=SAMPLED)])
+    engine.close()
+
+    assert first.reasons == {"a": "error"}
+    assert (hit.reasons["b"], hit.outputs["b"]) == (fresh.reasons["c"], fresh.outputs["c"])

@@ -1,0 +1,69 @@
+"""Tokens do not depend on overlap, concurrency, chunks, neighbours or hits: exactly, on the toy model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_engine import Toys, Trial, random_requests
+
+from headstock import LLM, SamplingParams
+from headstock.schedule import Request
+
+
+def run(toys: Toys, requests: list[Request], **settings: Any) -> Trial:
+    """All requests through one engine."""
+    engine = toys.engine(debug_invariants=False, **settings)
+    try:
+        return Trial(engine).run(requests)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32, 128])
+def test_S18_tokens_do_not_depend_on_overlap_at_any_concurrency(toys: Toys, rows: int) -> None:
+    requests = random_requests(np.random.default_rng(rows), 2 * rows + 20)
+    alone = run(toys, requests, max_running_requests=1, overlap=False, cache_type="naive")
+    sizes = {"max_running_requests": rows, "max_batch_tokens": rows + 30, "page_size": 1, "num_pages": 150 + 8 * rows}
+    on, off = (run(toys, requests, overlap=overlap, **sizes) for overlap in (True, False))
+
+    assert on.outputs == off.outputs == alone.outputs
+    assert on.reasons == off.reasons == alone.reasons and set(on.reasons.values()) == {"stop", "length"}
+    assert rows == 1 or on.engine.stats().cached_tokens > 0
+    assert rows == 1 or on.engine.state.num_preempted > 0, "the pool is too large to put anything to the test"
+
+
+@pytest.mark.parametrize("rows", [8, 128])
+def test_S18_aborts_that_come_a_step_late_leave_the_others_their_tokens(toys: Toys, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    requests = random_requests(rng, rows + rows // 2, greedy=True)
+    trial = Trial(toys.engine(max_running_requests=rows, max_batch_tokens=rows + 20, num_pages=12 * rows))
+    for one in requests:
+        trial.submit(one)
+    while trial.engine.has_work:
+        trial.step()  # judges each request as it ends
+        for name in rng.choice(list(trial.requests), 2):
+            if rng.random() < 0.2:
+                trial.engine.abort(str(name))
+    trial.drain()
+    trial.engine.close()
+
+    assert set(trial.reasons.values()) >= {"length", "abort"}
+
+
+def test_S18_overlap_changes_nothing_on_the_demo_model() -> None:
+    prompts = ["Once upon a time", "Once upon a time, there was a fox", "12 + 31 =", "Anna had a boat."]
+    kinds = [
+        SamplingParams(temperature=0.0, max_tokens=24, frequency_penalty=0.7, ignore_eos=True),
+        SamplingParams(temperature=1.0, max_tokens=24, seed=3, n=3),
+        SamplingParams(temperature=0.0, max_tokens=24, min_tokens=12, stop=[" the"]),
+        SamplingParams(temperature=0.8, max_tokens=24, top_k=8, repetition_penalty=1.1, seed=9, n=2),
+    ]
+    answers = []
+    for overlap in (True, False):
+        with LLM("demo", overlap=overlap, num_pages=200, max_batch_tokens=16, max_running_requests=16) as llm:
+            answers.append(llm.generate(prompts * 4, [kind for kind in kinds for _ in prompts]))
+    texts = [[output.text for answer in each for output in answer.outputs] for each in answers]
+
+    assert texts[0] == texts[1] and len(texts[0]) == 4 * (1 + 3 + 1 + 2)

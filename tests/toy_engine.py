@@ -1,0 +1,180 @@
+"""The real engine on the toy model: random engines, random requests, and what must come out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import toy_plugins
+from attrs import define, evolve, field, frozen
+from core.schedule.toy import VOCAB, next_token
+
+from headstock import SamplingParams
+from headstock.config import EngineConfig
+from headstock.engine.engine import Engine
+from headstock.schedule import Request
+from headstock.schedule.check import check
+
+GREEDY = SamplingParams(temperature=0.0)
+LONGEST = 160
+"""Tokens of a request at most."""
+
+
+@frozen
+class Toys:
+    """A folder on `sys.path` with the toy plugins."""
+
+    folder: Path
+
+    def engine(self, *, window: int | None = None, **settings: Any) -> Engine:
+        """A small engine; every step is checked unless `settings` say otherwise."""
+        small = {"num_pages": 100, "page_size": 4, "max_running_requests": 8, "max_batch_tokens": 64}
+        parts = {"attn": "toy", "ops": "toy", "runner": "eager", "load_format": "dummy", "max_seq_len": LONGEST}
+        model = str(toy_plugins.install(self.folder, window))
+        return Engine(EngineConfig(model=model, **({"debug_invariants": True} | parts | small | settings)))
+
+
+@contextmanager
+def installed(folder: Path) -> Iterator[Toys]:
+    """The toys, installed in `folder` as long as the context lasts."""
+    toy_plugins.install(folder)
+    sys.path.insert(0, str(folder))
+    try:
+        yield Toys(folder)
+    finally:
+        sys.path.remove(str(folder))
+
+
+def request(name: str, prompt: Sequence[int] | np.ndarray, max_tokens: int = 8, **changes: Any) -> Request:
+    """A greedy request."""
+    return Request(
+        id=name, prompt=np.asarray(prompt, np.int32), max_tokens=max_tokens, **({"params": GREEDY} | changes)
+    )
+
+
+def expected(request: Request) -> list[int]:
+    """The output of a greedy request: a stop id that comes too early gives way to the next best token."""
+    history = [int(token) for token in request.prompt]
+    for count in range(request.max_tokens):
+        token = next_token(history)
+        while count < request.min_tokens and token in request.stop_ids:
+            token = (token + 1) % VOCAB
+        history.append(token)
+        if token in request.stop_ids:
+            break
+    return history[len(request.prompt) :]
+
+
+@define
+class Trial:
+    """An engine and all that it was asked and has told. What a finished request said is judged at once."""
+
+    engine: Engine
+    requests: dict[str, Request] = field(factory=dict)
+    outputs: dict[str, list[int]] = field(factory=dict)
+    reasons: dict[str, str] = field(factory=dict)
+    preemptions: dict[str, int] = field(factory=dict)
+    steps: int = 0
+
+    def submit(self, one: Request) -> None:
+        """Hand a request in."""
+        self.requests[one.id], self.outputs[one.id] = one, []
+        self.engine.submit(one)
+
+    def step(self) -> None:
+        """Step the engine and note its news."""
+        self.steps += 1
+        for update in self.engine.step():
+            self.outputs[update.id] += update.tokens
+            if update.finish_reason is not None:
+                assert update.id not in self.reasons, f"{update.id} ended twice"
+                self.reasons[update.id], self.preemptions[update.id] = update.finish_reason, update.preemptions
+                self.judge(self.requests[update.id])
+
+    def judge(self, one: Request) -> None:
+        """Raise AssertionError unless what the request said is what it says alone; sampled tokens are not judged."""
+        if one.params != GREEDY:
+            return
+        said, wanted = self.outputs[one.id], expected(one)
+        if self.reasons[one.id] in ("stop", "length"):
+            assert said == wanted, f"{one.id} said {said} and not {wanted}"
+        else:
+            assert said == wanted[: len(said)], f"{one.id} had said {said} of {wanted}"
+
+    def drain(self, most: int = 20_000) -> Trial:
+        """Step to the end, where nothing may be left behind."""
+        for _ in range(most):
+            if not self.engine.has_work:
+                break
+            self.step()
+        stats = self.engine.stats()
+        assert not self.engine.has_work, f"{stats.running} running and {stats.waiting} waiting after {most} steps"
+        assert self.reasons.keys() == self.requests.keys()
+        check(self.engine.state, self.engine.limits)
+        assert stats.free_pages + stats.cached_pages == stats.total_pages
+        return self
+
+    def run(self, requests: Iterable[Request]) -> Trial:
+        """Submit all at once and drain."""
+        for one in requests:
+            self.submit(one)
+        return self.drain()
+
+
+def random_settings(rng: np.random.Generator) -> dict[str, Any]:
+    """An engine of any shape that can serve every request of `random_requests`, often with too few pages for all."""
+    size = int(rng.choice([1, 4, 16]))
+    rows = int(rng.integers(1, 17))
+    return {
+        "page_size": size,
+        "num_pages": int(rng.integers(LONGEST // size, 400 // size)),
+        "max_running_requests": rows,
+        "max_batch_tokens": int(rng.choice([rows, 17, 64, 512])) + rows,
+        "scheduler": str(rng.choice(["mixed", "prefill-first", "decode-first"])),
+        "cache_type": str(rng.choice(["radix", "radix", "naive"])),
+        "overlap": bool(rng.random() < 0.7),
+        "window": int(rng.integers(1, 40)) if rng.random() < 0.2 else None,
+    }
+
+
+def random_requests(rng: np.random.Generator, count: int, *, greedy: bool = False) -> list[Request]:
+    """Requests of all kinds, half of which share a prefix of some length and some of which come several times over."""
+    shared = rng.integers(0, VOCAB, 60)
+    requests: list[Request] = []
+    while len(requests) < count:
+        tokens = rng.integers(0, VOCAB, int(rng.integers(1, 90)))
+        if rng.random() < 0.5:
+            tokens = np.concatenate([shared[: int(rng.integers(1, 60))], tokens[:40]])
+        most = int(rng.integers(1, 40))
+        one = request(
+            str(len(requests)),
+            tokens,
+            most,
+            min_tokens=int(rng.integers(0, most + 1)) if rng.random() < 0.5 else 0,
+            stop_ids=tuple(rng.integers(0, VOCAB, int(rng.integers(0, 4))).tolist()),
+            priority=int(rng.integers(0, 3)) if rng.random() < 0.3 else 0,
+            namespace="other" if rng.random() < 0.1 else "",
+            params=GREEDY if greedy else random_params(rng),
+        )
+        requests += [evolve(one, id=f"{one.id}.{i}", params=again(one.params, i)) for i in range(rng.choice([1, 1, 3]))]
+    return requests[:count]
+
+
+def random_params(rng: np.random.Generator) -> SamplingParams:
+    """Greedy half of the time, else sampled, penalized or both."""
+    if rng.random() < 0.5:
+        return GREEDY
+    warm = (
+        {"temperature": float(rng.choice([0.5, 1.5])), "seed": int(rng.integers(0, 99))} if rng.random() < 0.7 else {}
+    )
+    penalties = {"frequency_penalty": 1.5, "repetition_penalty": 1.2} if rng.random() < 0.5 else {}
+    return SamplingParams(**({"temperature": 0.0} | warm | penalties))
+
+
+def again(params: SamplingParams, number: int) -> SamplingParams:
+    """The parameters of one of several answers to a prompt: as `n` makes them, each with a seed of its own."""
+    return params if params.seed is None else evolve(params, seed=params.seed + number)
