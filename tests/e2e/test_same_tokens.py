@@ -75,6 +75,7 @@ def assert_same(tokens: Sequence[tuple[int, ...]], llm: LLM, reference: Sequence
         {"max_batch_tokens": 64, "max_running_requests": 5},
         {"scheduler": "prefill-first"},
         {"scheduler": "decode-first"},
+        {"scheduler": "equal-length"},
         {"ops": "torch"},
         {"ops": "onednn"},
         {"ops": "fbgemm"},

@@ -10,15 +10,15 @@ import pytest
 from headstock.schedule.check import check
 
 from .toy import Drive, alone
-from .workloads import random_limits, random_requests
+from .workloads import SCHEDULERS, random_limits, random_requests
 
-NAMES = ("mixed", "prefill-first", "decode-first")
+NAMES = tuple(SCHEDULERS)
 
 
 def simulate(seed: int) -> int:
     """Run one workload; how often it preempted."""
     rng = np.random.default_rng(seed)
-    limits = random_limits(rng, NAMES[seed % 3])
+    limits = random_limits(rng, NAMES[seed % len(NAMES)])
     drafting = rng.random() < 0.4
     drive = Drive(limits, rng if drafting else None)
     todo = requests = random_requests(rng, fenced=drafting)

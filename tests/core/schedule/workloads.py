@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from headstock.builtin import decode_first, mixed, prefill_first
+from headstock.builtin import decode_first, equal_length, mixed, prefill_first
 from headstock.schedule import Limits, Request
 from headstock.spi import CachePolicy, Choose, KVGroup
 from headstock_radix_cache.policy import RadixCache
@@ -17,6 +17,7 @@ SCHEDULERS: dict[str, Choose] = {
     "mixed": mixed.choose,
     "prefill-first": prefill_first.choose,
     "decode-first": decode_first.choose,
+    "equal-length": equal_length.choose,
 }
 FULL = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)
 

@@ -48,6 +48,16 @@ def decode_first() -> SchedulerSpec:
     )
 
 
+def equal_length() -> SchedulerSpec:
+    """The scheduler for batches without padding."""
+    return SchedulerSpec(
+        name="equal-length",
+        spi=SPI,
+        summary="rows of equal length together, with bounded waiting",
+        implementation="headstock.builtin.equal_length:choose",
+    )
+
+
 def eager() -> RunnerSpec:
     """The runner that records nothing."""
     return RunnerSpec(
