@@ -1,0 +1,144 @@
+"""What may not be written is watched, and what may not be left behind is looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from toy_engine import Toys, Trial, random_requests, random_settings, request
+
+from headstock.engine.canary import PATTERN, Canary
+from headstock.engine.engine import Engine
+from headstock.engine.loop import Loop
+from headstock.errors import EngineDied
+from headstock.schedule import State
+
+PROMPT = np.arange(20)
+
+
+def touch(engine: Any, page: int, value: float = 1.0) -> None:
+    """Write one number to a page."""
+    engine.canary.buffers.pools[0][page, 1, 2, 0, 1] = value
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_step_writes_to_a_free_page(toys: Toys, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    engine = toys.engine(debug_canary=True, **random_settings(rng))
+    Trial(engine).run(random_requests(rng, 25))
+    pools = engine.canary.pools(0)
+    engine.close()
+
+    assert (pools[0][0] == PATTERN).all(), "the dummy page was written"
+
+
+@pytest.mark.parametrize(("page", "said"), [(90, "page 90 of layer 0"), (0, "the dummy page of layer 0")])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_stray_write_ends_the_engine_before_the_next_step(toys: Toys, page: int, said: str, overlap: bool) -> None:
+    engine = toys.engine(debug_canary=True, overlap=overlap)
+    engine.submit(request("a", PROMPT, 30))
+    for _ in range(5):
+        engine.step()
+    touch(engine, page)
+    with pytest.raises(EngineDied, match=f"{said} had been written though it was free"):
+        step_on(engine)
+    engine.close()
+
+
+def test_everyone_is_told_of_a_stray_write(toys: Toys) -> None:
+    loop = Loop(toys.engine(debug_canary=True))
+    told: list[Any] = []
+
+    def tell(update: Any) -> None:
+        told.append(update)
+        touch(loop.engine, 77)
+
+    loop.submit(request("a", PROMPT, 30), tell)
+    loop.thread.join(10)
+    loop.close()
+    loop.engine.close()
+
+    assert told[-1].finish_reason == "error" and "page 77" in told[-1].error
+
+
+def test_padding_may_write_the_dummy_page_but_no_nan(toys: Toys) -> None:
+    engine = toys.engine(overlap=False, num_pages=50)
+    engine.executor = engine.canary = Canary(
+        engine.executor, engine.executor.buffers, engine.limits.groups, padded=True
+    )
+    engine.submit(request("a", PROMPT, 30))
+    for _ in range(4):
+        engine.step()
+    touch(engine, 0, 5.0)
+    engine.step()
+    touch(engine, 0, torch.nan)
+    with pytest.raises(EngineDied, match="the dummy page of layer 0 is not finite"):
+        engine.step()
+    engine.close()
+
+
+def step_on(engine: Engine) -> None:
+    """Step to the end."""
+    while engine.has_work:
+        engine.step()
+
+
+LEFT_BEHIND: dict[str, Callable[[State], State]] = {
+    "row 2 still counts something": lambda state: evolve(state, columns=put(state.columns, (5, 2), 1)),
+    "page 7 is still held, one of 1": lambda state: evolve(state, refs=(put(state.refs[0], 7, 1),)),
+    "the free pages are miscounted": lambda state: evolve(state, num_free=(state.num_free[0] - 1,)),
+    "a free page is not in the pool": lambda state: evolve(state, free=((np.array([200]), *state.free[0][1:]),)),
+    "a page is free twice": lambda state: evolve(
+        state, free=((*state.free[0], state.free[0][0][:1]),), num_free=(state.num_free[0] + 1,)
+    ),
+    "95 free and 4 cached pages are not the 100": lambda state: evolve(
+        state, free=((*state.free[0][:-1], state.free[0][-1][:-1]),), num_free=(state.num_free[0] - 1,)
+    ),
+}
+
+
+def put(array: np.ndarray, where: Any, value: int) -> np.ndarray:
+    """A copy with one other number in it."""
+    copy = array.copy()
+    copy[where] = value
+    return copy
+
+
+@pytest.mark.parametrize("said", LEFT_BEHIND)
+def test_an_idle_engine_that_kept_something_says_what(toys: Toys, said: str) -> None:
+    engine = toys.engine(debug_invariants=False)
+    Trial(engine).run([request("a", PROMPT[:18], 2)])
+    kept = LEFT_BEHIND[said](engine.state)
+    if "not in the pool" in said:
+        kept = evolve(kept, num_free=(sum(len(part) for part in kept.free[0]),))
+    engine.state = kept
+    engine.abort("nobody")
+    with pytest.raises(EngineDied, match=f"idle, yet .*{said}.*headstock replay"):
+        step_on(engine)
+    engine.close()
+
+
+def test_an_index_that_keeps_a_hold_is_noticed_when_idle(toys: Toys) -> None:
+    engine = toys.engine(debug_invariants=False)
+    Trial(engine).run([request("a", PROMPT, 2)])
+    policy, index = engine.limits.policy, engine.state.index
+    policy.hold(index, policy.match(index, PROMPT.astype(np.int32), "").handle)
+    engine.abort("nobody")
+    with pytest.raises(EngineDied, match="idle, yet 5 of 5 indexed pages cannot be evicted"):
+        engine.step()
+    engine.close()
+
+
+def test_an_invariant_that_breaks_in_a_step_is_named(toys: Toys) -> None:
+    engine = toys.engine(overlap=False)
+    engine.submit(request("a", PROMPT, 30))
+    engine.step()
+    engine.step()
+    engine.state = evolve(engine.state, free=((*engine.state.free[0], engine.state.pages[0][0][:1]),))
+    with pytest.raises(EngineDied, match="the scheduler contradicts itself: group 0: the free pages are miscounted"):
+        engine.step()
+    engine.close()
