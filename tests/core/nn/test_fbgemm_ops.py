@@ -65,10 +65,15 @@ def test_small_products_are_made_by_one_thread_and_large_maps_have_none() -> Non
     assert isinstance(large, HalfWeight) and large.alone is None and large.few == 0
 
 
-def test_a_packed_weight_counts_half_the_bytes() -> None:
-    weight = Weight(tensor=rounded(noise(96, 64), torch.bfloat16))
+@pytest.mark.parametrize(
+    ("name", "shape", "forms"),
+    [("layers.0.down", (96, 64), 2), ("layers.0.down", (2048, 1025), 1), ("embed", (96, 64), 3)],
+)
+def test_the_bytes_of_every_form_count(name: str, shape: tuple[int, int], forms: int) -> None:
+    found = FbgemmOps().prepare(name, Weight(tensor=rounded(noise(*shape), torch.bfloat16)))
 
-    assert FbgemmOps().prepare("layers.0.down", weight).tensor.nbytes == weight.tensor.nbytes // 2
+    counted = found.tensor.nbytes + (0 if found.scales is None else found.scales.nbytes)
+    assert counted == forms * 2 * shape[0] * shape[1]
 
 
 def test_a_tied_embedding_is_looked_up_and_multiplied_by() -> None:

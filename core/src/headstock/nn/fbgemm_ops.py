@@ -22,8 +22,10 @@ SMALL = 1 << 21
 
 @frozen(kw_only=True, eq=False)
 class HalfWeight(Weight):
-    """A linear map in float16. `tensor` is on the meta device but for a tied embedding, which is looked up, too.
+    """A linear map in float16, in one form or more; `tensor` and `scales` have the bytes of them all.
 
+    tensor: [out, in], on the meta device but for an embedding, which is looked up, too
+    scales: None, or [further forms, out, in] on the meta device
     packed: FBGEMM's own object, with the bias    few: tokens whose product is small
     alone: the same for one thread, as torch wraps it; None when no product is small
     """
@@ -55,9 +57,11 @@ class FbgemmOps(OneDnnOps):
         plain, part = weight.tensor, name.rpartition(".")[2]
         if part not in (*LINEAR, "embed") or not fits(plain):
             return super().prepare(name, weight)
-        few = SMALL // plain.numel()
+        few, is_looked_up = SMALL // plain.numel(), part == "embed"
+        further = is_looked_up + (few > 0)
         return HalfWeight(
-            tensor=plain.to("cpu" if part == "embed" else "meta", torch.float16),
+            tensor=plain.to("cpu" if is_looked_up else "meta", torch.float16),
+            scales=torch.empty(further, *plain.shape, dtype=torch.float16, device="meta") if further else None,
             bias=weight.bias,
             packed=torch.ops.quantized.linear_prepack_fp16(plain, weight.bias),
             alone=torch.fbgemm_pack_gemm_matrix_fp16(plain) if few else None,
