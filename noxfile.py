@@ -123,6 +123,19 @@ def full(session: nox.Session) -> None:
     in_dev(session, "pytest", "-m", "full or not full", "--durations=20", *session.posargs)
 
 
+@nox.session(venv_backend="none", requires=["dev"])
+def mutants(session: nox.Session) -> None:
+    """Break the engine in many ways, one at a time, and check that the tests notice each."""
+    in_dev(session, "pytest", "tests/core/mutants", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def soak(session: nox.Session) -> None:
+    """Run requests, aborts and faults at random for half an hour, or as `-- --seconds 60 --seed 1` says."""
+    with session.chdir("tests"):
+        in_dev(session, "python", "-m", "core.faults.soak", *session.posargs)
+
+
 @nox.session(default=False)
 def dev(session: nox.Session) -> None:
     """Bring .nox/dev up to date: every member editable, with the tools. Activate it for daily work."""

@@ -114,6 +114,8 @@ class Trial:
         stats = self.engine.stats()
         assert not self.engine.has_work, f"{stats.running} running and {stats.waiting} waiting after {most} steps"
         assert self.reasons.keys() == self.requests.keys()
+        pages = sum(self.engine.limits.pages_for(one.max_len) for one in self.requests.values())
+        assert max(self.preemptions.values(), default=0) <= pages, "a request was preempted over and over"
         check(self.engine.state, self.engine.limits)
         assert stats.free_pages + stats.cached_pages == stats.total_pages
         return self

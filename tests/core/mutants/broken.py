@@ -1,0 +1,235 @@
+"""Engines that are each broken in one way, as engines have been, and what it takes to notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import toy_plugins
+from attrs import evolve, frozen
+
+from headstock.engine import buffers, engine, inline, sampling
+from headstock.schedule import Column, Failed, absorb, admit, pages
+from headstock.spi import Match
+from headstock_radix_cache.policy import RadixCache
+
+from . import hunts
+
+step = import_module("headstock.schedule.step")  # the package exports a function of that name
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@frozen
+class Mutant:
+    """A way to break the engine, the search that notices it, and what that says (a regular expression).
+
+    `bugs` are the classes of failure that it stands for.
+    """
+
+    bugs: str
+    apply: Patch
+    hunt: hunts.Hunt
+    said: str
+
+
+def around(owner: Any, name: str, wrap: Callable[..., Any]) -> Patch:
+    """Puts `wrap(original, *arguments)` in the place of a function."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        original = getattr(owner, name)
+        patch.setattr(owner, name, lambda *arguments, **keywords: wrap(original, *arguments, **keywords))
+
+    return apply
+
+
+def free_twice(release: Any, draft: Any, row: int) -> None:
+    """The row's private pages go back twice."""
+    private = draft.pages[0][row][int(draft.columns[Column.INDEXED, row]) :]
+    release(draft, row)
+    pages.give_back(draft, 0, private)
+
+
+def lose_one(give_back: Any, draft: Any, group: int, given: np.ndarray) -> None:
+    """The last page is forgotten."""
+    give_back(draft, group, given[:-1])
+
+
+def without_writing(change_over: Any, draft: Any, *arguments: Any) -> None:
+    """A row moves to other pages and its page table is not told."""
+    writes = list(draft.writes)
+    change_over(draft, *arguments)
+    draft.writes = writes
+
+
+def with_part(match: Any, policy: RadixCache, index: Any, tokens: np.ndarray, namespace: str) -> Match:
+    """A page counts as found when its first token is right."""
+    found = match(policy, index, tokens, namespace)
+    node, rest = found.handle or index.roots.get(namespace), tokens[len(found.pages) * policy.page_size :]
+    if node is None or len(rest) < policy.page_size:
+        return found
+    child = next((child for child in node.children.values() if child.key[:4] == rest[:1].tobytes()), None)
+    return found if child is None else Match(np.append(found.pages, np.int32(child.page)), child)
+
+
+def whole_prompt(find: Any, draft: Any, entry: Any) -> Any:
+    """The last token of a prompt may be cached too."""
+    return draft.limits.policy.match(draft.index, entry.tokens, entry.request.namespace)
+
+
+def without_promise(score: Any, columns: np.ndarray, chosen: np.ndarray) -> Any:
+    """The token that a launched step will sample is not counted."""
+    num_logits, samples = score(columns, chosen)
+    columns[Column.NUM_TOKENS] -= samples
+    return num_logits, samples
+
+
+def behind_drafts(drop_behind: Any, draft: Any, group: int, rows: np.ndarray) -> None:
+    """Pages are freed behind what was computed, though drafts may be rejected and go back."""
+    known = draft.columns[Column.NUM_KNOWN].copy()
+    draft.columns[Column.NUM_KNOWN] = draft.columns[Column.NUM_COMPUTED]
+    drop_behind(draft, group, rows)
+    draft.columns[Column.NUM_KNOWN] = known
+
+
+def lost_with_an_empty_plan(commit: Any, draft: Any, chosen: np.ndarray) -> Any:
+    """What a plan without rows would write is dropped."""
+    plan = commit(draft, chosen)
+    if not len(plan.rows):
+        draft.writes = []
+    return plan
+
+
+def for_whoever_sits_there(sampled: Any, draft: Any, event: Any) -> None:
+    """News of a row goes to the row's present request."""
+    taken = draft.columns[Column.ACTIVE].take(event.rows) > 0
+    orders = draft.columns[Column.ORDER].take(event.rows)
+    sampled(draft, evolve(event, orders=np.where(taken, orders, event.orders)))
+
+
+def stop_at_once(fill: Any, draft: Any, entry: Any, row: int, cached: int) -> None:
+    """Stop ids count from the first token on."""
+    fill(draft, entry, row, cached)
+    draft.columns[Column.MIN_LEN, row] = 0
+
+
+def youngest_first(rank: Any, draft: Any) -> None:
+    """Rows rank in the wrong order."""
+    stale = draft.reseated
+    rank(draft)
+    draft.ranked = draft.ranked[::-1].copy() if stale else draft.ranked
+
+
+def order_kept(unseat: Any, draft: Any, row: int) -> None:
+    """A released seat still answers to its last request."""
+    order = draft.columns[Column.ORDER, row]
+    unseat(draft, row)
+    draft.columns[Column.ORDER, row] = order
+
+
+def in_flight(index_full: Any, draft: Any) -> None:
+    """Pages of the step that still runs are indexed."""
+    draft.limits, limits = evolve(draft.limits, overlap=False), draft.limits
+    index_full(draft)
+    draft.limits = limits
+
+
+def unjudged_chunks(news: Any, self: Any, plan: Any, outcome: Any) -> Any:
+    """Nobody looks at the logits of a chunk that gives no token."""
+    healthy = outcome.healthy.copy()
+    healthy[outcome.last_logits[plan.samples == 0]] = True
+    return news(self, plan, evolve(outcome, healthy=healthy))
+
+
+def without_namespace(match: Any, policy: RadixCache, index: Any, tokens: np.ndarray, namespace: str) -> Match:
+    """Every tenant looks into the first one's prefixes."""
+    return match(policy, index, tokens, next(iter(index.roots), namespace))
+
+
+def all_fail(news: Any, self: Any, plan: Any, outcome: Any) -> Any:
+    """One sick row fails its whole step."""
+    sick = outcome is not None and not outcome.healthy.all()
+    return [Failed(plan.rows, plan.orders)] if sick else news(self, plan, outcome)
+
+
+def table_not_cleared(take_in: Any, self: Any, plan: Any, joined: dict[int, Any]) -> None:
+    """A seat's page table keeps what its last request left."""
+    before = [table[list(joined)].clone() for table in self.page_tables]
+    take_in(self, plan, joined)
+    for table, old in zip(self.page_tables, before, strict=True):
+        table[list(joined)] = torch.where(table[list(joined)] == 0, old, table[list(joined)])
+
+
+def kept_too_early(keep: Any, self: Any, plan: Any, *arguments: Any) -> None:
+    """A sampled token lands one place before its own."""
+    keep(self, evolve(plan, stops=plan.stops - 1), *arguments)
+
+
+def no_ban(join: Any, self: Any, row: int, request: Any) -> None:
+    """min_tokens bans nothing."""
+    join(self, row, request)
+    self.min_lens[row] = 0
+
+
+def noise_of_the_batch(select: Any, self: Any, rows: Any, positions: Any, table: Any) -> Any:
+    """Noise depends on the place in the batch."""
+    chosen = select(self, rows, positions, table)
+    return chosen if chosen.seeds is None else evolve(chosen, seeds=torch.arange(len(chosen.seeds)))
+
+
+def stray(attn_in: Any, self: Any, x: Any, params: Any, config: Any, layer: Any, batch: Any) -> Any:
+    """A kernel writes each token to the page before its own, too."""
+    pool, slots = batch.pools[layer.index], batch.slots[layer.group]
+    pool[slots // pool.shape[2] - 1, 0, slots % pool.shape[2], 0] = 3.0
+    return attn_in(self, x, params, config, layer, batch)
+
+
+MUTANTS = {
+    "pages freed twice": Mutant(
+        "P1", around(absorb, "release", free_twice), hunts.scheduling, "reference counts|free twice"
+    ),
+    "pages lost": Mutant("P1 P3", around(pages, "give_back", lose_one), hunts.scheduling, "a page is lost"),
+    "duplicates freed behind the table's back": Mutant(
+        "P2", around(pages, "change_over", without_writing), hunts.scheduling, "not its own|wrong tokens"
+    ),
+    "part of a page shared": Mutant("P2", around(RadixCache, "match", with_part), hunts.scheduling, "wrong tokens"),
+    "last token not computed": Mutant("P2 C6", around(admit, "find", whole_prompt), hunts.repeats, "still busy"),
+    "held pages evicted": Mutant(
+        "P1", around(RadixCache, "hold", lambda hold, *_: None), hunts.scheduling, "that a running row holds"
+    ),
+    "promise dropped": Mutant("P7", around(step, "score", without_promise), hunts.scheduling, "knows more tokens"),
+    "window freed under drafts": Mutant(
+        "P8", around(step, "drop_behind", behind_drafts), hunts.windows, "without a page|not its own|dummy page"
+    ),
+    "writes lost with an empty plan": Mutant(
+        "P8", around(step, "commit", lost_with_an_empty_plan), hunts.pauses, "wrong tokens|not its own|dummy page"
+    ),
+    "stale news taken": Mutant("P8", around(absorb, "sampled", for_whoever_sits_there), hunts.scheduling, "wrong|row"),
+    "stop before min_tokens": Mutant("P9", around(admit, "fill", stop_at_once), hunts.scheduling, "wrong tokens"),
+    "youngest first": Mutant("C5", around(step, "rank", youngest_first), hunts.ranks, "the oldest was preempted"),
+    "ended twice": Mutant("P1 C1", around(absorb, "unseat", order_kept), hunts.scheduling, "row"),
+    "pages in flight indexed": Mutant("P8", around(step, "index_full", in_flight), hunts.failures, "outlived"),
+    "chunks not judged": Mutant(
+        "P10", around(engine.Engine, "news", unjudged_chunks), hunts.nan_prefix, "wrong tokens"
+    ),
+    "tenants mixed": Mutant("S8", around(RadixCache, "match", without_namespace), hunts.tenants, "another"),
+    "too long not refused": Mutant("C3", around(absorb, "refusal", lambda *_: None), hunts.too_long, "still busy"),
+    "NaN fails all": Mutant("P10", around(engine.Engine, "news", all_fail), hunts.nan, "did not fail alone"),
+    "table not cleared": Mutant("P8", around(buffers.Buffers, "take_in", table_not_cleared), hunts.serving, "failed"),
+    "token not kept on the device": Mutant(
+        "P7", around(inline.InlineExecutor, "keep", lambda keep, *_: None), hunts.serving, "said"
+    ),
+    "token kept too early": Mutant("P7", around(inline.InlineExecutor, "keep", kept_too_early), hunts.serving, "said"),
+    "min_tokens bans nothing": Mutant("P9", around(sampling.SamplingTable, "join", no_ban), hunts.serving, "said"),
+    "noise of the batch": Mutant(
+        "S10 P6", around(sampling.SamplingTable, "select", noise_of_the_batch), hunts.neighbours, "neighbours"
+    ),
+    "stray write": Mutant(
+        "P4", around(toy_plugins.ToyOps, "attn_in", stray), hunts.serving, "written though it was free"
+    ),
+}
+"""What is broken -> how, who notices, and in which words."""
