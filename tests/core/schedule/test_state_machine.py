@@ -25,15 +25,17 @@ class Scheduling(RuleBasedStateMachine):
         pages=st.integers(5, 40),
         rows=st.integers(1, 5),
         tokens=st.sampled_from([1, 5, 30]),
-        reuse=st.booleans(),
+        reuse=st.sampled_from(["index", "regions", "nothing"]),
         scheduler=st.sampled_from(sorted(SCHEDULERS)),
         drafts=st.booleans(),
         overlap=st.booleans(),
     )
     def start(
-        self, size: int, pages: int, rows: int, tokens: int, reuse: bool, scheduler: str, drafts: bool, overlap: bool
+        self, size: int, pages: int, rows: int, tokens: int, reuse: str, scheduler: str, drafts: bool, overlap: bool
     ) -> None:
-        changes = {"overlap": overlap} if reuse else {"overlap": overlap, "policy": None}
+        changes = {"overlap": overlap} if reuse == "index" else {"overlap": overlap, "policy": None}
+        if reuse == "regions":
+            size, pages, changes["most_regions"] = 160, rows, rows
         bounds = limits(
             page_size=size, num_pages=pages, max_rows=rows, max_batch_tokens=tokens, scheduler=scheduler, **changes
         )

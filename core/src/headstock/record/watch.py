@@ -80,10 +80,10 @@ class Watch:
         """The step's entries of SERIES."""
         refs, total = state.refs[0], self.limits.num_pages[0]
         held, shared = int(np.count_nonzero(refs)), int(np.count_nonzero(refs > 1))
-        cached = 0
+        cached = len(state.regions)
         if self.limits.policy is not None:
             stats = self.limits.policy.stats(state.index)
-            cached = stats.pages - stats.held
+            cached += stats.pages - stats.held
         free = total - held - cached
         prefill = plan.num_tokens - plan.num_decode
         rows = (prefill, plan.num_decode, state.num_running, len(state.waiting), state.num_preempted)
@@ -98,6 +98,7 @@ class Watch:
         refs = state.refs[0]
         kinds = np.zeros(len(refs), np.uint8)
         kinds[indexed] = CACHED
+        kinds[[region.pages[0] for region in state.regions]] = CACHED
         kinds[refs > 0] = LIVE
         kinds[refs > 1] = SHARED
         used = np.flatnonzero(kinds)

@@ -8,7 +8,7 @@ import numpy as np
 
 from headstock.schedule.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
 from headstock.schedule.limits import refusal
-from headstock.schedule.pages import clear_index, release
+from headstock.schedule.pages import clear_index, keep_region, release
 from headstock.schedule.request import Entry, Request
 from headstock.schedule.state import Accepted, Column, Draft, every, some
 
@@ -87,6 +87,8 @@ def end(draft: Draft, row: int, reason: str) -> None:
             preemptions=entry.preemptions,
         )
     )
+    if reason != "error":
+        keep_region(draft, row)
     unseat(draft, row)
 
 
@@ -105,6 +107,7 @@ def preempt(draft: Draft, row: int) -> None:
     assert entry is not None, f"row {row} is free and cannot be preempted"
     known = int(draft.columns[Column.NUM_KNOWN, row])
     queue(draft, entry.preempted(draft.tokens[row, :known].copy()))
+    keep_region(draft, row)
     unseat(draft, row)
     draft.num_preempted += 1
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.schedule.absorb import preempt
-from headstock.schedule.pages import available, grow, share
+from headstock.schedule.pages import available, grow, share, take_over
+from headstock.schedule.regions import Region, longest
 from headstock.schedule.request import Entry
-from headstock.schedule.state import Column, Draft, writeable
+from headstock.schedule.state import NO_PAGES, Column, Draft, writeable
 from headstock.spi.cache import Match
 
 Ints = np.ndarray
@@ -24,11 +25,19 @@ def rank(draft: Draft) -> None:
 
 
 def make_room(draft: Draft) -> None:
-    """Preempt rows of lower priority than what waits, while every seat is taken."""
+    """Preempt rows of lower priority than the first that waits, while it lacks a seat or pages and they would help."""
     rank(draft)
-    while draft.waiting and len(draft.ranked) == draft.limits.max_rows:
-        lowest = int(draft.ranked[-1])
-        if draft.columns[Column.PRIORITY, lowest] >= draft.waiting[0].request.priority:
+    while draft.waiting and len(draft.ranked):
+        entry, lowest = draft.waiting[0], int(draft.ranked[-1])
+        if draft.columns[Column.PRIORITY, lowest] >= entry.request.priority:
+            return
+        head = find(draft, entry)
+        if soon_cached(draft, entry, head):
+            return
+        seats = draft.limits.max_rows - len(draft.ranked)
+        if seats and has_room(draft, head, len(entry.tokens)):
+            return
+        if not has_room(draft, head, len(entry.tokens), below=entry.request.priority):
             return
         preempt(draft, lowest)
         rank(draft)
@@ -37,18 +46,22 @@ def make_room(draft: Draft) -> None:
 def admit(draft: Draft, positions: Ints, budget: int, chosen: Ints) -> None:
     """Seat the waiting requests at `positions`, in that order, while tokens and pages last.
 
+    A request whose next page is being computed for another one waits for it, and those behind go ahead.
     writes: chosen [rows], the tokens that each seated row computes in this step
     """
     entries = [draft.waiting[i] for i in positions.tolist()]
     seated: set[int] = set()
     free_rows = np.flatnonzero(draft.columns[Column.ACTIVE] == 0).tolist()
-    for entry, row in zip(entries, free_rows, strict=False):
-        if budget <= 0:
+    for entry in entries:
+        if budget <= 0 or not free_rows:
             break
-        count = seat(draft, entry, row, budget)
-        if count == 0:
+        head = find(draft, entry)
+        if soon_cached(draft, entry, head):
+            continue
+        if not has_room(draft, head, len(entry.tokens)):
             break
-        chosen[row] = count
+        row = free_rows.pop(0)
+        chosen[row] = count = seat(draft, entry, row, head, budget)
         draft.joined.append(row)
         seated.add(id(entry))
         budget -= count
@@ -57,17 +70,15 @@ def admit(draft: Draft, positions: Ints, budget: int, chosen: Ints) -> None:
         draft.reseated = True
 
 
-def seat(draft: Draft, entry: Entry, row: int, budget: int) -> int:
-    """Give the entry the row and pages for its first tokens; how many those are, 0 when there is no room yet."""
-    length = len(entry.tokens)
-    match = find(draft, entry)
-    cached = len(match.pages) * draft.limits.page_size if match else 0
-    count = min(length - cached, budget)
-    if not has_room(draft, match, length):
-        return 0
+def seat(draft: Draft, entry: Entry, row: int, head: Match | Region | None, budget: int) -> int:
+    """Give the entry the row, what was found of its tokens, and pages for the next ones; how many those are."""
+    cached = length_of(draft, head)
+    count = min(len(entry.tokens) - cached, budget)
     fill(draft, entry, row, cached)
-    if match:
-        share(draft, row, match)
+    if isinstance(head, Region):
+        take_over(draft, row, head)
+    elif head is not None:
+        share(draft, row, head)
     for group in range(len(draft.pages)):
         need = draft.limits.pages_for(cached + count) - len(draft.pages[group][row])
         if need > 0:
@@ -75,29 +86,77 @@ def seat(draft: Draft, entry: Entry, row: int, budget: int) -> int:
     return count
 
 
-def find(draft: Draft, entry: Entry) -> Match | None:
-    """The longest cached prefix; never the last token, which must be computed to be scored."""
-    policy = draft.limits.policy
-    if policy is None:
-        return None
+def find(draft: Draft, entry: Entry) -> Match | Region | None:
+    """The longest beginning that need not be computed; never the last token, which must be, to be scored."""
+    limits = draft.limits
     searched = entry.tokens[:0] if entry.request.prompt_logprobs else entry.tokens[:-1]
-    return policy.match(draft.index, searched, entry.request.namespace)
+    if limits.policy is not None:
+        return limits.policy.match(draft.index, searched, entry.request.namespace)
+    return longest(draft.regions, searched, entry.request.namespace)
 
 
-def has_room(draft: Draft, match: Match | None, length: int) -> bool:
-    """Whether pages are left for all known tokens, with one spare for each running row so that it can grow.
+def length_of(draft: Draft, head: Match | Region | None) -> int:
+    """How many tokens were found."""
+    if isinstance(head, Region):
+        return len(head.tokens)
+    return len(head.pages) * draft.limits.page_size if head is not None else 0
+
+
+def soon_cached(draft: Draft, entry: Entry, head: Match | Region | None) -> bool:
+    """Whether a running request of no lower priority is computing the page that follows what was found.
+
+    It will be in the index a step or two later, and need not be computed twice.
+    """
+    if draft.limits.policy is None or entry.request.prompt_logprobs:
+        return False
+    columns, size = draft.columns, draft.limits.page_size
+    stop = length_of(draft, head) + size
+    if stop >= len(entry.tokens):
+        return False
+    soon = (columns[Column.NUM_KNOWN] >= stop) & (columns[Column.INDEXED] < stop // size)
+    soon &= columns[Column.PRIORITY] >= entry.request.priority
+    soon &= draft.tokens[:, stop - 1] == entry.tokens[stop - 1]
+    for row in np.flatnonzero(soon).tolist():
+        other = draft.seats[row]
+        together = other is not None and other.request.namespace == entry.request.namespace
+        if together and np.array_equal(draft.tokens[row, :stop], entry.tokens[:stop]):
+            return True
+    return False
+
+
+def has_room(draft: Draft, head: Match | Region | None, length: int, below: int | None = None) -> bool:
+    """Whether pages are left for all known tokens, with one spare for each running row that has yet to grow.
 
     Without the spare pages a request seated in the last gap would be preempted again at once.
+    `below`: whether there would be room if every row of a priority under that were preempted.
     """
-    spare = int(np.count_nonzero(draft.columns[Column.ACTIVE]))
+    columns = draft.columns
+    active = columns[Column.ACTIVE] > 0
+    gone = active & (columns[Column.PRIORITY] < below) if below is not None else np.zeros_like(active)
+    last = -(-(columns[Column.MAX_LEN] - 1) // draft.limits.page_size)
     for group in range(len(draft.pages)):
-        need = draft.limits.most_pages(group, length)
-        if match and group == 0:
+        need, left = draft.limits.most_pages(group, length), available(draft, group)
+        if isinstance(head, Region):
+            need, left = need - 1, left - 1
+        elif head is not None and group == 0:
             # Matched pages that someone holds cost nothing; the others stop being evictable.
-            need -= int(np.count_nonzero(draft.refs[0][match.pages]))
-        if need + spare > available(draft, group) and not (spare == 0 and need <= available(draft, group)):
+            need -= int(np.count_nonzero(draft.refs[0][head.pages]))
+        if below is not None:
+            left += freed(draft, group, np.flatnonzero(gone), head)
+        spare = int(np.count_nonzero(active & ~gone & (draft.spans[group] < last)))
+        if need + spare > left:
             return False
     return True
+
+
+def freed(draft: Draft, group: int, rows: Ints, head: Match | Region | None) -> int:
+    """Pages that only these rows hold, but for those that were found for the request that is to come."""
+    pages = np.concatenate([NO_PAGES, *(draft.pages[group][row] for row in rows.tolist())])
+    refs = draft.refs[group]
+    alone = (np.bincount(pages, minlength=len(refs)) == refs) & (refs > 0)
+    if isinstance(head, Match) and group == 0:
+        alone[head.pages] = False
+    return int(np.count_nonzero(alone))
 
 
 def fill(draft: Draft, entry: Entry, row: int, cached: int) -> None:
@@ -115,7 +174,7 @@ def fill(draft: Draft, entry: Entry, row: int, cached: int) -> None:
         (Column.NUM_PROMPT, prompt),
         (Column.MAX_LEN, request.max_len),
         (Column.MIN_LEN, prompt + request.min_tokens),
-        (Column.FENCED, request.fenced),
+        (Column.FENCED, request.fenced or draft.limits.recompute),
         (Column.SCORED, request.prompt_logprobs),
         (Column.CACHED, min(cached, prompt)),
         (Column.PRIORITY, request.priority),

@@ -30,6 +30,9 @@ def check_pages(state: State, limits: Limits, group: int) -> None:
     indexed = np.zeros(total + 1, np.int64)
     if limits.policy is not None and group == 0:
         indexed = np.bincount(limits.policy.pages(state.index), minlength=total + 1)
+    kept = np.array([region.pages[group] for region in state.regions], np.int64)
+    assert not refs[kept].any(), f"group {group}: a row holds a region that is kept for another"
+    indexed += np.bincount(kept, minlength=total + 1)
     assert len(free) == len(refs) == len(indexed) == total + 1, f"group {group}: a page number is past the pool"
     assert free[0] == refs[0] == indexed[0] == 0, f"group {group}: the dummy page was handed out"
     assert free.max() <= 1 and indexed.max() <= 1, f"group {group}: a page is free or indexed twice"
@@ -72,10 +75,11 @@ def check_idle(state: State, limits: Limits) -> None:
         assert len(free) == state.num_free[group], f"group {group}: the free pages are miscounted"
         assert not len(free) or 0 < free.min() <= free.max() <= total, f"group {group}: a free page is not in the pool"
         assert len(free) == np.count_nonzero(np.bincount(free)), f"group {group}: a page is free twice"
-        cached = 0
+        cached = len(state.regions)
         if limits.policy is not None and group == 0:
-            cached, evictable = limits.policy.stats(state.index).pages, limits.policy.evictable(state.index)
-            assert cached == evictable, f"{cached - evictable} of {cached} indexed pages cannot be evicted"
+            indexed, evictable = limits.policy.stats(state.index).pages, limits.policy.evictable(state.index)
+            assert indexed == evictable, f"{indexed - evictable} of {indexed} indexed pages cannot be evicted"
+            cached += indexed
         assert len(free) + cached == total, (
             f"group {group}: {len(free)} free and {cached} cached pages are not the {total} of the pool"
         )

@@ -19,7 +19,8 @@ class Limits:
 
     `num_pages` counts usable pages of each KV group (page 0, the dummy page, comes on top); `max_len` is the longest
     sequence. `policy` is None when nothing is shared. With `overlap` the plan before last may still be running
-    when the next is made. With `recompute` every token is computed again in every step.
+    when the next is made. With `recompute` every token is computed again in every step. Where a page is the
+    region of a whole sequence, `most_regions` of ended ones are kept for requests that go on from there.
     `scheduler` names the choosing plugin in errors.
     """
 
@@ -33,6 +34,7 @@ class Limits:
     scheduler: str
     policy: CachePolicy | None = None
     recompute: bool = False
+    most_regions: int = 0
     overlap: bool = False
     check: bool = False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.errors import PluginBroken
+from headstock.schedule.regions import Region
 from headstock.schedule.state import NO_PAGES, Column, Draft, some, writeable
 from headstock.spi.cache import CachePolicy, Match
 
@@ -19,8 +20,8 @@ MOST_PARTS = 256
 
 
 def available(draft: Draft, group: int) -> int:
-    """Pages of `group` that could be handed out now: free ones and evictable ones."""
-    count = draft.num_free[group]
+    """Pages of `group` that could be handed out now: free ones, evictable ones and kept regions."""
+    count = draft.num_free[group] + len(draft.regions)
     if draft.limits.policy is not None and group == 0:
         count += draft.limits.policy.evictable(draft.index)
     return count
@@ -28,6 +29,8 @@ def available(draft: Draft, group: int) -> int:
 
 def take(draft: Draft, group: int, count: int) -> Ints:
     """`count` pages off the free list; the caller has made sure that they are available.   returns: [count] int32"""
+    while draft.regions and count > draft.num_free[group]:
+        drop_region(draft)
     short = count - draft.num_free[group]
     if short > 0:
         give_back(draft, group, evict(draft, short))
@@ -69,13 +72,55 @@ def evict(draft: Draft, count: int) -> Ints:
 
 
 def clear_index(draft: Draft) -> None:
-    """Free every page that only the index keeps."""
+    """Free every page that only the index keeps, or a region."""
+    while draft.regions:
+        drop_region(draft)
     policy = draft.limits.policy
     if policy is None:
         return
     pages = policy.reset(draft.index)
     check_unheld(draft, policy, pages)
     give_back(draft, 0, pages)
+
+
+def drop_region(draft: Draft) -> None:
+    """Free the oldest kept region."""
+    oldest, *rest = draft.regions
+    draft.regions = tuple(rest)
+    for group, page in enumerate(oldest.pages):
+        give_back(draft, group, np.array([page], np.int32))
+
+
+def keep_region(draft: Draft, row: int) -> None:
+    """Take the row's region from it and keep it, when regions are kept, for a request that goes on from there."""
+    if not draft.limits.most_regions:
+        return
+    count = int(shareable(draft)[row])
+    if not count:
+        return
+    entry = draft.seats[row]
+    assert entry is not None, f"row {row} has a region but no request"
+    held = [rows[row] for rows in draft.pages]
+    for group, pages in enumerate(held):
+        refs = draft.refs[group] = writeable(draft.refs[group])
+        refs[pages] = 0
+        draft.pages[group][row] = NO_PAGES
+    tokens, numbers = draft.tokens[row, :count].copy(), tuple(int(pages[0]) for pages in held)
+    draft.regions = (*draft.regions, Region(tokens=tokens, pages=numbers, namespace=entry.request.namespace))
+    if len(draft.regions) > draft.limits.most_regions:
+        drop_region(draft)
+
+
+def take_over(draft: Draft, row: int, region: Region) -> None:
+    """Let the row go on in a kept region, which is its own from now on."""
+    draft.regions = tuple([other for other in draft.regions if other is not region])
+    for group, page in enumerate(region.pages):
+        pages = np.array([page], np.int32)
+        refs = draft.refs[group] = writeable(draft.refs[group])
+        refs[page] = 1
+        draft.pages[group][row] = pages
+        draft.spans[group, row] = 1
+        write(draft, group, row, 0, pages)
 
 
 def check_unheld(draft: Draft, policy: CachePolicy, pages: Ints) -> None:
@@ -147,20 +192,24 @@ def release(draft: Draft, row: int) -> None:
         draft.first_pages[:, row] = 0
 
 
-def index_full(draft: Draft) -> None:
-    """Insert into the prefix index every page that has become full of known tokens, by steps that are known to be done.
+def shareable(draft: Draft) -> Ints:
+    """How many tokens of each row may be shared or kept: known ones, computed by steps known to be done.
 
-    Under overlap the plan made last still runs: should it fail, nothing of it may be in the index.
+    Under overlap the plan made last still runs, and may fail.   returns: [rows] int32
     """
+    columns = draft.columns
+    done: Ints = np.minimum(columns[Column.NUM_COMPUTED], columns[Column.NUM_KNOWN])
+    return np.minimum(done, columns[Column.BEFORE]) if draft.limits.overlap else done
+
+
+def index_full(draft: Draft) -> None:
+    """Insert into the prefix index every page that has become full of known tokens, by steps known to be done."""
     policy = draft.limits.policy
     if policy is None:
         return
-    columns, size = draft.columns, draft.limits.page_size
-    full = np.minimum(columns[Column.NUM_COMPUTED], columns[Column.NUM_KNOWN])
-    if draft.limits.overlap:
-        full = np.minimum(full, columns[Column.BEFORE])
-    full //= size
-    indexed = columns[Column.INDEXED]
+    size = draft.limits.page_size
+    full = shareable(draft) // size
+    indexed = draft.columns[Column.INDEXED]
     rows = np.flatnonzero(full > indexed)
     if not len(rows):
         return

@@ -10,6 +10,7 @@ from attrs import define, field, frozen
 
 from headstock.schedule.events import Ended
 from headstock.schedule.limits import Limits
+from headstock.schedule.regions import Region
 from headstock.schedule.request import Entry
 
 Ints = np.ndarray
@@ -68,8 +69,8 @@ class State:
     first_pages, spans: [groups, rows] int32, page table columns that are behind the window, and that were ever filled
     refs: by group, [pages + 1] uint16, rows that hold each page
     free: by group, a stack of [n] int32, taken from its end; `num_free` counts them    waiting: in rank order
-    `writes` are page table entries that no plan has carried yet; `ended` and `accepted` tell what the events of the
-    last step came to.
+    `regions` of ended sequences, oldest first, that may be taken over. `writes` are page table entries that no plan has
+    carried yet; `ended` and `accepted` tell what the events of the last step came to.
     Owned values, handed from state to state and written in place: `index` (by the cache policy), `tokens` [rows,
     max_len] int32.
     """
@@ -88,6 +89,7 @@ class State:
     waiting: tuple[Entry, ...]
     index: Any
     tokens: Ints
+    regions: tuple[Region, ...] = ()
     writes: tuple[Write, ...] = ()
     ended: tuple[Ended, ...] = ()
     accepted: Accepted = NOTHING
@@ -155,6 +157,7 @@ class Draft:
     num_admitted: int
     num_arrived: int
     num_preempted: int
+    regions: tuple[Region, ...]
     ended: list[Ended] = field(factory=list)
     accepted: list[Accepted] = field(factory=list)
     writes: list[Write] = field(factory=list)
@@ -184,6 +187,7 @@ def draft_of(state: State, limits: Limits) -> Draft:
         state.num_admitted,
         state.num_arrived,
         state.num_preempted,
+        state.regions,
         writes=list(state.writes),
     )
 
@@ -208,6 +212,7 @@ def seal(draft: Draft) -> State:
         waiting=draft.waiting,
         index=draft.index,
         tokens=draft.tokens,
+        regions=draft.regions,
         writes=tuple(draft.writes),
         ended=tuple(draft.ended),
         accepted=joined_up(draft.accepted),

@@ -57,11 +57,12 @@ def choose(draft: Draft) -> Ints:
     )
     choice = limits.choose(view, budget)
     chosen = judge(draft, view, budget, choice)
+    preempted = draft.num_preempted
     for row in choice.victims.tolist():
         preempt(draft, row)
     chosen = provide(draft, chosen)
     # Rows preempted since the choice are in the queue now, so positions in it no longer stand.
-    if not len(choice.admit) or draft.num_preempted != draft.old.num_preempted:
+    if not len(choice.admit) or draft.num_preempted != preempted:
         return chosen
     admit(draft, choice.admit, limits.max_batch_tokens - int(chosen.sum()), chosen)
     if some(chosen) or not some(view.want):

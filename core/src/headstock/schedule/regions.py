@@ -1,0 +1,40 @@
+"""Regions that ended sequences left behind, in contiguous mode (docs/decisions/0008)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import field, frozen
+
+Ints = np.ndarray
+
+
+@frozen(kw_only=True, eq=False)
+class Region:
+    """Where the keys and values of a sequence are that no row computes any more: one page of each KV group.
+
+    tokens: [n] int32, all that was computed of it
+    """
+
+    tokens: Ints = field(repr=False)
+    pages: tuple[int, ...]
+    namespace: str
+
+
+def longest(regions: Sequence[Region], tokens: Ints, namespace: str) -> Region | None:
+    """The region with most tokens that `tokens` go on from, whole: a region that begins otherwise is of no use.
+
+    tokens: [n] int32
+    """
+    best = None
+    for region in regions:
+        length = len(region.tokens)
+        if (
+            region.namespace == namespace
+            and length <= len(tokens)
+            and (best is None or length >= len(best.tokens))
+            and np.array_equal(region.tokens, tokens[:length])
+        ):
+            best = region
+    return best
