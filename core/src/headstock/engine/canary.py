@@ -14,9 +14,9 @@ from headstock.errors import EngineDied
 from headstock.schedule import Plan, State
 from headstock.spi import Executor, KVGroup, Pending
 
-PATTERN = 0x5A
-"""Every byte of a watched page. As a number of any type that a pool may have it is finite and absurdly large (1.5e16
-in float32), so that a kernel that weighs it by more than 0 gives itself away, and one that masks it does not.
+PATTERN = 0x5A5A5A5A5A5A5A5A
+"""The bytes of a watched page. As numbers of any type that a pool may have they are finite and absurdly large (1.5e16
+in float32), so that a kernel that weighs them by more than 0 gives itself away, and one that masks them does not.
 """
 
 
@@ -54,8 +54,9 @@ class Canary(Executor):
         return self.inner.execute(plan, joined)
 
     def pools(self, group: int) -> Mapping[int, Tensor]:
-        """The group's pools as bytes, by layer.   [pages, bytes]"""
-        return {layer: self.buffers.pools[layer].view(torch.uint8).flatten(1) for layer in self.groups[group].layers}
+        """The group's pools in words of eight bytes, by layer.   [pages, words] int64"""
+        # A head's key and value are at least four numbers each, or wider ones: eight bytes divide every page.
+        return {layer: self.buffers.pools[layer].flatten(1).view(torch.int64) for layer in self.groups[group].layers}
 
     @torch.inference_mode()
     def verify(self, group: int, number: int) -> None:
