@@ -44,13 +44,17 @@ class FbgemmOps(OneDnnOps):
 
     def __init__(self) -> None:
         super().__init__()
-        engine: str = torch.backends.quantized.engine
-        if engine not in ("x86", "fbgemm") or not hasattr(torch, "fbgemm_linear_fp16_weight_fp32_activation"):
-            raise CannotRun(f"this torch has no FBGEMM (quantized engine {engine}); use --ops onednn or --ops torch")
-        with warnings.catch_warnings():  # torch says once in a process that this will move to another package
-            warnings.filterwarnings("ignore", "fbgemm_.* is deprecated", UserWarning)
-            packed = torch.fbgemm_pack_gemm_matrix_fp16(torch.zeros(1, 1))
-            torch.fbgemm_linear_fp16_weight_fp32_activation(torch.zeros(1, 1), packed, None)
+        one = torch.zeros(1, 1)
+        try:
+            with warnings.catch_warnings():  # torch says once in a process that this will move to another package
+                warnings.filterwarnings("ignore", "fbgemm_.* is deprecated", UserWarning)
+                packed = torch.fbgemm_pack_gemm_matrix_fp16(one)
+                torch.fbgemm_linear_fp16_weight_fp32_activation(one, packed, None)
+            torch.ops.quantized.linear_dynamic_fp16(one, torch.ops.quantized.linear_prepack_fp16(one, None))
+        except (AttributeError, RuntimeError) as error:
+            raise CannotRun(
+                "this torch cannot multiply float16 weights on this CPU; use --ops onednn or torch"
+            ) from error
 
     def prepare(self, name: str, weight: Weight) -> Weight:
         """Linear maps, and an embedding that may be one, packed in float16 if they fit; others as `OneDnnOps` does."""
