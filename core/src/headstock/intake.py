@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from headstock.errors import RequestError
+from headstock.errors import RequestError, shown
 from headstock.job import Job
-from headstock.sampling_params import SamplingParams
+from headstock.sampling_params import MAX_COUNT, SamplingParams, is_int
 from headstock.text.chat import Message, chat_prompt
 from headstock.text.generation_config import read_generation_config
 from headstock.text.prompt import Prompt, PromptInput, as_prompt, check_ids, check_prompt
@@ -42,10 +42,12 @@ class Intake:
         """The prompt that the chat template makes of `messages`.   raises: UsageError, RequestError"""
         return as_prompt(chat_prompt(self.tokenizer, messages), self.tokenizer, add_special_tokens=False)
 
-    def job(self, given: PromptInput, params: SamplingParams | None = None) -> Job:
-        """The checked prompt.   raises: RequestError"""
+    def job(self, given: PromptInput, params: SamplingParams | None = None, priority: int = 0) -> Job:
+        """The checked prompt; of lower `priority` goes first, as in vLLM.   raises: RequestError"""
         params = self.defaults if params is None else params
         prompt = as_prompt(given, self.tokenizer)
+        if not is_int(priority, -MAX_COUNT, MAX_COUNT):
+            raise RequestError(f"priority must be an integer of at most 31 bits, got {shown(priority)}", "priority")
         vocab, longest = self.engine.model.vocab, self.engine.max_seq_len
         check_prompt(prompt.tokens, vocab=vocab, max_seq_len=longest)
         check_ids(params.stop_token_ids, "stop_token_ids", vocab)
@@ -55,13 +57,14 @@ class Intake:
             str(next(self.numbers)),
             prompt,
             params,
+            rank=-priority,
             tokenizer=self.tokenizer,
             eos_ids=self.eos_ids,
             room=longest - len(prompt.tokens),
             seed=self.seeds.getrandbits(63) if params.seed is None else params.seed,
         )
 
-    def jobs(self, prompts: Sequence[PromptInput], params: Params) -> list[Job]:
+    def jobs(self, prompts: Sequence[PromptInput], params: Params, priority: Sequence[int] | None = None) -> list[Job]:
         """A job for each prompt.   raises: RequestError naming the prompt at fault"""
         count = len(prompts)
         each = [params] * count if params is None or isinstance(params, SamplingParams) else list(params)
@@ -69,7 +72,11 @@ class Intake:
             raise RequestError(
                 f"wanted one sampling_params or one for each prompt ({count}), got {len(each)}", "sampling_params"
             )
-        return [located(index, count, self.job, prompts[index], each[index]) for index in range(count)]
+        ranks = [0] * count if priority is None else priority
+        if not isinstance(ranks, list | tuple) or len(ranks) != count:
+            wanted = f"a list with a number for each prompt ({count})"
+            raise RequestError(f"priority must be {wanted}, got {shown(priority)}", "priority")
+        return [located(index, count, self.job, prompts[index], each[index], ranks[index]) for index in range(count)]
 
 
 def located(index: int, count: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """A checked prompt with `params.n` requests, one an answer; `seed` is the first's, `room` is in output tokens."""
+    """A checked prompt with `params.n` requests, one an answer; `seed` is the first's, `room` is in output tokens.
+
+    The higher `rank` goes first.
+    """
 
     def __init__(
         self,
@@ -31,6 +34,7 @@ class Job:
         eos_ids: tuple[int, ...],
         room: int,
         seed: int,
+        rank: int = 0,
     ) -> None:
         self.name = name
         self.prompt = prompt
@@ -47,6 +51,8 @@ class Job:
                 stop_ids=tuple(dict.fromkeys(stop_ids)),
                 prompt_logprobs=params.prompt_logprobs is not None and index == 0,
                 params=params.answer(index, seed),
+                priority=rank,
+                namespace=prompt.cache_salt,
             )
             for index in range(params.n)
         )

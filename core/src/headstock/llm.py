@@ -61,14 +61,19 @@ class LLM:
             raise
 
     def generate(
-        self, prompts: PromptInput | Sequence[PromptInput], sampling_params: Params = None, use_tqdm: bool = False
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: Params = None,
+        use_tqdm: bool = False,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """The answers to the prompts, in their order. All are checked before any runs.
 
+        Prompts of lower `priority` go first and, where seats or pages are short, take those of others (0 by default).
         An answer that fails while it runs has finish_reason "error", and the others go on.
         raises: RequestError naming the prompt at fault, EngineDied
         """
-        return self.run(self.intake.jobs(as_list(prompts), sampling_params), use_tqdm=use_tqdm)
+        return self.run(self.intake.jobs(as_list(prompts), sampling_params, priority), use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -85,12 +90,14 @@ class LLM:
         prompts = [located(index, len(talks), self.chat_prompt, talk) for index, talk in enumerate(talks)]
         return self.run(self.intake.jobs(prompts, sampling_params), use_tqdm=use_tqdm)
 
-    def stream(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
+    ) -> Iterator[RequestOutput]:
         """The answer in pieces: each output holds only what is new. Closing the iterator ends the request.
 
         raises: RequestError at once, EngineDied
         """
-        events = self.events([self.intake.job(prompt, sampling_params)])
+        events = self.events([self.intake.job(prompt, sampling_params, priority)])
 
         def pieces() -> Iterator[RequestOutput]:
             """The outputs alone."""
@@ -100,22 +107,24 @@ class LLM:
 
         return pieces()
 
-    async def generate_async(self, prompt: PromptInput, sampling_params: SamplingParams | None = None) -> RequestOutput:
+    async def generate_async(
+        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
+    ) -> RequestOutput:
         """The whole answer to one prompt; cancelling the task ends the request.   raises: RequestError, EngineDied"""
-        job = await asyncio.to_thread(self.intake.job, prompt, sampling_params)
+        job = await asyncio.to_thread(self.intake.job, prompt, sampling_params, priority)
         async with aclosing(self.events_async(job)) as events:
             async for _ in events:
                 pass
         return job.result()
 
     async def astream(
-        self, prompt: PromptInput, sampling_params: SamplingParams | None = None
+        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
     ) -> AsyncIterator[RequestOutput]:
         """As `stream`, for asyncio; cancelling the task or closing the iterator ends the request.
 
         raises: RequestError, EngineDied
         """
-        job = await asyncio.to_thread(self.intake.job, prompt, sampling_params)
+        job = await asyncio.to_thread(self.intake.job, prompt, sampling_params, priority)
         async with aclosing(self.events_async(job)) as events:
             async for _, piece in events:
                 yield piece

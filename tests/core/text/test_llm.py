@@ -92,7 +92,7 @@ BAD: list[tuple[Any, str]] = [
     ([[5, True]], "prompt token ids must be integers"),
     ([[5, -1]], "prompt token ids must be integers"),
     ([5.5], "must be text or a list of token ids"),
-    ({"text": "x"}, "must have one key"),
+    ({"text": "x"}, "must have one of prompt and"),
     ("x\ud83d", "not valid Unicode"),
 ]
 

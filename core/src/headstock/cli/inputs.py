@@ -15,7 +15,7 @@ from headstock.errors import ModelError, RequestError, UsageError, shown
 
 @frozen(kw_only=True)
 class Ask:
-    """One prompt as it was given: text, ids or a conversation, with sampling parameters of its own.
+    """One prompt as it was given: text, ids or a conversation, with sampling parameters and a priority of its own.
 
     `where` names its place.
     """
@@ -24,6 +24,8 @@ class Ask:
     prompt: Any = None
     messages: Sequence[Any] | None = None
     sampling: Mapping[str, Any] = field(factory=dict)
+    priority: int = 0
+    cache_salt: str | None = None
 
 
 @frozen
@@ -94,4 +96,11 @@ def ask(where: str, line: bytes) -> Ask:
     messages = rest.pop("messages", None)
     if len(given) + ("messages" in values) != 1:
         raise RequestError("must have one of prompt, prompt_token_ids and messages")
-    return Ask(where=where, prompt=given[0] if given else None, messages=messages, sampling=rest)
+    return Ask(
+        where=where,
+        prompt=given[0] if given else None,
+        messages=messages,
+        priority=rest.pop("priority", 0),
+        cache_salt=rest.pop("cache_salt", None),
+        sampling=rest,
+    )

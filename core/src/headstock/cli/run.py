@@ -18,6 +18,7 @@ from headstock.errors import RequestError, UsageError
 from headstock.logs import show_logs
 from headstock.progress import Bars
 from headstock.sampling_params import SamplingParams
+from headstock.text.prompt import as_prompt, salted
 
 if TYPE_CHECKING:
     from headstock.job import Job
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 EPILOG = """
 A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages", and any sampling parameters of its
-own, such as {"prompt": "Hello", "max_tokens": 20}. With no prompt and a terminal, a chat begins. Exit codes: 0 all
+own, such as {"prompt": "Hello", "max_tokens": 20}; "priority" (lower goes first) and "cache_salt" (nothing is shared
+with prompts of another one) too. With no prompt and a terminal, a chat begins. Exit codes: 0 all
 answered, 1 some prompts failed, 2 usage, 5 cannot run here, 6 a file cannot be read, 130 interrupted.
 """
 
@@ -134,7 +136,7 @@ class Batch:
         try:
             if isinstance(ask, Bad):
                 raise RequestError(ask.reason)
-            return self.llm.intake.job(self.prompt(ask), self.params(ask))
+            return self.llm.intake.job(self.prompt(ask), self.params(ask), ask.priority)
         except RequestError as error:
             note(f"headstock: {ask.where}: {error}")
             if self.asked.json:
@@ -149,7 +151,7 @@ class Batch:
         """What the engine is to go on with.   raises: RequestError, UsageError"""
         system = self.asked.system
         if ask.messages is None and not self.asked.chat and system is None:
-            return ask.prompt
+            return salted(as_prompt(ask.prompt, self.llm.tokenizer), ask.cache_salt)
         messages = ask.messages
         if messages is None:
             if not isinstance(ask.prompt, str):
@@ -157,7 +159,7 @@ class Batch:
             messages = [{"role": "user", "content": ask.prompt}]
         if system is not None and isinstance(messages, list):
             messages = [{"role": "system", "content": system}, *messages]
-        return self.llm.chat_prompt(messages)
+        return salted(self.llm.chat_prompt(messages), ask.cache_salt)
 
     def stream(self, job: Job) -> int:
         """Print one answer as it comes; 1 when it failed, else 0."""

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from headstock import registry, weights
 from headstock.config import EngineConfig
+from headstock.engine.bounds import limits
 from headstock.engine.buffers import Buffers, allocate
 from headstock.engine.canary import Canary
 from headstock.engine.device import describe, free_bytes
@@ -26,7 +27,6 @@ from headstock.errors import CannotRun, ModelError, UsageError
 from headstock.schedule import Limits
 from headstock.spi import (
     AttentionContext,
-    CachePolicy,
     DeviceEnv,
     Executor,
     GraphSupport,
@@ -79,8 +79,6 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     params = load(config, directory, family, model, dtype, device, max_len, parts.operations, report)
     taken = sum(tensor_bytes(weight) for weight in params.values())
     page_size = agreement.page_size or max_len
-    if agreement.contiguous and config.num_pages is None:
-        config = attrs.evolve(config, num_pages=config.max_running_requests, memory_ratio=0.9)
     memory = plan_memory(
         config,
         model=model,
@@ -263,33 +261,3 @@ def router(
         for layer in model.layers
     )
     return PhaseRouter(built[Phase.PREFILL], built[Phase.DECODE], layers)
-
-
-def limits(
-    config: EngineConfig, parts: Parts, agreement: Agreement, memory: MemoryPlan, model: ModelConfig, max_len: int
-) -> Limits:
-    """The scheduler's limits."""
-    policy: CachePolicy | None = None
-    if agreement.reuse:
-        options = registry.options(parts.cache, config.opt)
-        if config.prefix_cache_n is not None:
-            if options is None or "max_prefixes" not in attrs.fields_dict(type(options)):
-                raise CannotRun(
-                    f"--prefix-cache-n: --cache-type {parts.cache.name} cannot bound its prefixes; leave it out"
-                )
-            options = attrs.evolve(options, max_prefixes=config.prefix_cache_n)
-        policy = registry.implementation(parts.cache)(memory.page_size, options)
-    return Limits(
-        max_rows=config.max_running_requests,
-        max_batch_tokens=config.max_batch_tokens,
-        max_len=max_len,
-        page_size=memory.page_size,
-        num_pages=(memory.num_pages,) * len(model.kv_groups),
-        groups=model.kv_groups,
-        choose=registry.implementation(parts.scheduler),
-        scheduler=parts.scheduler.name,
-        policy=policy,
-        recompute=not config.kv_cache,
-        overlap=config.overlap,
-        check=config.debug_invariants,
-    )

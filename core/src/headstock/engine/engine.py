@@ -117,12 +117,12 @@ class Engine:
 
     @property
     def pressure(self) -> float:
-        """The share of the pool's pages that running requests hold, or that queued ones will need for their prompts."""
-        total = self.limits.num_pages[0]
-        held = int(np.count_nonzero(self.state.refs[0]))
-        queued = sum(self.limits.pages_for(len(entry.tokens)) for entry in self.state.waiting)
-        queued += sum(self.limits.pages_for(len(e.request.prompt)) for e in self.inbox if isinstance(e, Arrived))
-        return min((held + queued) / total, 1.0)
+        """The share of the pool's pages that running requests hold, or that others will need for what they have."""
+        state, pages_for = self.state, self.limits.pages_for
+        held = int(np.count_nonzero(state.refs[0]))
+        held += sum(pages_for(length) for length in self.ledger.unseated())
+        held += sum(pages_for(len(entry.tokens)) for entry in state.waiting if entry.preemptions)
+        return min(held / self.limits.num_pages[0], 1.0)
 
     def abort(self, id: str) -> None:
         """End a request; nothing happens when there is none of that id."""

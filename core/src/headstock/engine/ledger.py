@@ -46,6 +46,10 @@ class Ledger:
         """Whether a live request has this id."""
         return id in self.accounts
 
+    def unseated(self) -> list[int]:
+        """Lengths of the prompts that never had a seat yet; may be asked from any thread."""
+        return [len(account.request.prompt) for account in list(self.accounts.values()) if account.cached is None]
+
     def seat(self, plan: Plan, state: State) -> None:
         """Note the admission numbers that the plan gave out."""
         self.peak_held_pages = max(self.peak_held_pages, int(np.count_nonzero(state.refs[0])))

@@ -13,13 +13,17 @@ from headstock.spi import DeviceEnv, IntSet, ModelConfig
 
 @frozen(kw_only=True)
 class Agreement:
-    """The terms, and who set them: `table` has (what, value, who constrained it) for the start-up print."""
+    """The terms, and who set them: `table` has (what, value, who constrained it) for the start-up print.
+
+    `reuse`: prefixes are shared page by page. `take_over`: regions of ended sequences are kept for those that go on.
+    """
 
     dtype: str
     kv_dtype: str
     page_size: int
     contiguous: bool
     reuse: bool
+    take_over: bool
     table: tuple[tuple[str, str, str], ...]
 
 
@@ -46,30 +50,38 @@ def negotiate(config: EngineConfig, parts: Parts, model: ModelConfig, dtype: str
     claims[f"--cache-type {parts.cache.name}"] = parts.cache.capabilities.page_sizes
     page_size = 0 if contiguous else agree_page_size(config, claims, env)
     shareable = len(model.kv_groups) == 1 and model.kv_groups[0].kind in parts.cache.capabilities.kinds
-    wanted = config.kv_cache and config.prefix_cache_n != 0 and not contiguous
-    reuse = parts.cache.capabilities.reuse and shareable and wanted
-    why = f"--cache-type {parts.cache.name}" if shareable and wanted else "the model's KV groups" if wanted else "flags"
+    against = no_reuse(config, parts) or ("" if shareable or contiguous else "the model's KV groups")
     narrowing = [who for who, sizes in claims.items() if sizes != IntSet.all()]
+    storage = (str(page_size), ", ".join(narrowing) or f"--page-size {config.page_size}")
+    sharing = ("on", f"--cache-type {parts.cache.name}")
+    if contiguous:
+        storage, sharing = ("one region each", "--paged-attn off"), ("of whole sequences", "--paged-attn off")
     kv_dtype = pool_dtype(config.kv_dtype, dtype)
     return Agreement(
         dtype=dtype,
         kv_dtype=kv_dtype,
         page_size=page_size,
         contiguous=contiguous,
-        reuse=reuse,
+        reuse=not against and not contiguous,
+        take_over=not against and contiguous,
         table=(
             ("device", f"{env.name}", f"--device {config.device}"),
             ("dtype", dtype, f"--dtype {config.dtype}"),
             ("KV dtype", kv_dtype, f"--kv-dtype {config.kv_dtype}"),
-            (
-                "page size",
-                str(page_size or "one region each"),
-                ", ".join(narrowing) or f"--page-size {config.page_size}",
-            ),
-            ("prefix reuse", "on" if reuse else "off", why),
+            ("page size", *storage),
+            ("prefix reuse", *(("off", against) if against else sharing)),
             ("graphs", parts.attention[-1].capabilities.graph.name.lower(), f"--attn {parts.attention[-1].spec.name}"),
         ),
     )
+
+
+def no_reuse(config: EngineConfig, parts: Parts) -> str:
+    """The flag that rules out that a request starts on what another one computed; nothing when none does."""
+    if not config.kv_cache:
+        return "--no-kv-cache"
+    if config.prefix_cache_n == 0:
+        return "--prefix-cache-n 0"
+    return "" if parts.cache.capabilities.reuse else f"--cache-type {parts.cache.name}"
 
 
 def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: DeviceEnv) -> int:

@@ -20,6 +20,7 @@ from headstock.spi import (
     CacheSpec,
     DeviceEnv,
     ExecutorSpec,
+    GraphSupport,
     Ops,
     OpsSpec,
     Phase,
@@ -73,6 +74,8 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
 
     def runner(name: str) -> RunnerSpec:
         found: RunnerSpec = ready("runner", name)
+        if question.contiguous and replays(found):
+            raise CannotRun(f"--runner {name} replays graphs, and --paged-attn off runs without; use --runner eager")
         if not any(env in served for served in found.capabilities.devices):
             raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
         if decode.graph < found.capabilities.needs_graph:
@@ -95,11 +98,28 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
         attention=attention,
         cache=ready("cache", config.cache_type),
         scheduler=ready("scheduler", config.scheduler),
-        runner=first(config.runner, auto.RUNNERS, runner, "--runner"),
+        runner=first(runner_name(config, env), auto.RUNNERS, runner, "--runner"),
         ops=ops_spec,
         operations=operations,
         executor=ready("executor", config.executor),
     )
+
+
+def replays(spec: RunnerSpec) -> bool:
+    """Whether the runner needs graphs."""
+    return spec.capabilities.needs_graph > GraphSupport.NEVER
+
+
+def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
+    """The runner that was asked for; `auto`, with a warning, when graphs were asked for in contiguous mode."""
+    if config.paged_attn != "off":
+        return config.runner
+    named = config.runner != "auto" and replays(registry.spec("runner", config.runner))
+    if not named and not (config.cuda_graph_max_bs and env.device != "cpu"):
+        return config.runner
+    flag = f"--runner {config.runner}" if named else f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
+    LOG.warning(event("no graphs in contiguous mode", because="--paged-attn off", ignored=flag))
+    return "auto"
 
 
 def ready(kind: str, name: str) -> Any:

@@ -20,8 +20,9 @@ class PageNames:
 
     The last two tokens of a page are written as names for all tokens up to and including them; every other token is
     written as 0. Two pages get the same names when they and all before them are the same, in one namespace, which is
-    what a cache policy asks (with regions to take over, each token counts as a page); a token that ends its request gets the name of that stop id. A name is cut from a hash
-    under a secret that is never written, so it cannot be turned back or looked up.
+    what a cache policy asks; where regions are taken over, each token counts as a page. A token that ends its request
+    gets the name of that stop id. A name is cut from a hash under a secret that is never written, so it cannot be
+    turned back or looked up.
     """
 
     def __init__(self, limits: Limits, secret: bytes) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from headstock.schedule.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
 from headstock.schedule.limits import refusal
-from headstock.schedule.pages import clear_index, keep_region, release
+from headstock.schedule.pages import clear_index, forget, keep_region, release
 from headstock.schedule.request import Entry, Request
 from headstock.schedule.state import Accepted, Column, Draft, every, some
 
@@ -142,7 +142,7 @@ def sampled(draft: Draft, event: Sampled) -> None:
     draft.accepted.append(Accepted(columns[Column.ORDER, rows], counts, grid[where]))
     settle(columns, rows, known + counts)
     if draft.limits.recompute:
-        columns[Column.NUM_COMPUTED, rows] = 0
+        forget(draft, rows)
     if len(event.drafts):
         note_drafts(draft, event, live, done)
     for row, at in zip(rows[done].tolist(), np.flatnonzero(done).tolist(), strict=True):
@@ -164,7 +164,7 @@ def one_each(draft: Draft, event: Sampled) -> None:
     known += got
     columns[Column.PROMISED] -= got
     if draft.limits.recompute:
-        columns[Column.NUM_COMPUTED] *= 1 - got
+        forget(draft, rows)
     draft.accepted.append(Accepted(event.orders, np.ones_like(lengths), event.tokens))
     stops = draft.stop_ids.take(rows, axis=1) == event.tokens
     done = lengths >= columns[Column.MAX_LEN].take(rows)

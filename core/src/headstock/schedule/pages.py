@@ -202,6 +202,15 @@ def shareable(draft: Draft) -> Ints:
     return np.minimum(done, columns[Column.BEFORE]) if draft.limits.overlap else done
 
 
+def forget(draft: Draft, rows: Ints) -> None:
+    """Take all pages from the rows, none of which is indexed: every token of theirs is to be computed again."""
+    for row in rows.tolist():
+        for group, span in enumerate(draft.spans[:, row].tolist()):
+            write(draft, group, row, 0, np.zeros(span, np.int32))
+        release(draft, row)
+    draft.columns[Column.NUM_COMPUTED, rows] = 0
+
+
 def index_full(draft: Draft) -> None:
     """Insert into the prefix index every page that has become full of known tokens, by steps known to be done."""
     policy = draft.limits.policy

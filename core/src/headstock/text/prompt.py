@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from headstock.errors import RequestError, shown
 from headstock.sampling_params import MAX_TOKEN_ID, is_int
@@ -14,14 +14,23 @@ from headstock.text.tokenizer import Tokenizer
 
 @frozen
 class Prompt:
-    """Token ids, and the text they came from if there was one."""
+    """Token ids, and the text they came from if there was one.
+
+    Prompts of different `cache_salt` never share what is cached of them.
+    """
 
     text: str | None
     tokens: tuple[int, ...]
+    cache_salt: str = ""
 
 
 PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
-"""Text, token ids, one of {"prompt": text} and {"prompt_token_ids": ids}, or what `LLM.chat_prompt` made."""
+"""Text, token ids, one of {"prompt": text} and {"prompt_token_ids": ids}, or what `LLM.chat_prompt` made.
+
+A mapping may have a "cache_salt" too: a string, with which prompts share nothing with those of another one.
+"""
+
+MAX_SALT: Final = 256  # characters
 
 
 def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
@@ -37,18 +46,35 @@ def as_prompt(given: PromptInput, tokenizer: Tokenizer, *, add_special_tokens: b
     """The prompt's ids.   raises: RequestError"""
     if isinstance(given, Prompt):
         return given
+    salt = None
     if isinstance(given, Mapping):
-        if len(given) != 1 or not given.keys() <= {"prompt", "prompt_token_ids"}:
-            raise RequestError("a prompt given as a mapping must have one key, prompt or prompt_token_ids", "prompt")
-        (given,) = given.values()
+        rest = dict(given)
+        salt = rest.pop("cache_salt", None)
+        if len(rest) != 1 or not rest.keys() <= {"prompt", "prompt_token_ids"}:
+            raise RequestError(
+                "a prompt given as a mapping must have one of prompt and prompt_token_ids, and may have a cache_salt",
+                "prompt",
+            )
+        (given,) = rest.values()
     if isinstance(given, str):
         if not given:
             raise RequestError("prompt is empty; give it at least one character", "prompt")
         tokens = tokenizer.encode(given, add_special_tokens=add_special_tokens)
-        return Prompt(given, tuple(tokens))
+        return salted(Prompt(given, tuple(tokens)), salt)
     if not isinstance(given, list | tuple):
         raise RequestError(f"a prompt must be text or a list of token ids, got {shown(given)}", "prompt")
-    return Prompt(None, tuple(given))
+    return salted(Prompt(None, tuple(given)), salt)
+
+
+def salted(prompt: Prompt, salt: Any) -> Prompt:
+    """The prompt with that cache_salt; None leaves it as it is.   raises: RequestError"""
+    if salt is None:
+        return prompt
+    if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT:
+        raise RequestError(
+            f"cache_salt must be a string of 1 to {MAX_SALT} characters, got {shown(salt)}", "cache_salt"
+        )
+    return evolve(prompt, cache_salt=salt)
 
 
 def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int) -> None:

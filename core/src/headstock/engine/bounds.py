@@ -1,0 +1,53 @@
+"""From what was agreed to the scheduler's limits."""
+
+from __future__ import annotations
+
+import attrs
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.engine.memory import MemoryPlan
+from headstock.engine.negotiate import Agreement
+from headstock.engine.selection import Parts
+from headstock.errors import CannotRun
+from headstock.schedule import Limits
+from headstock.spi import CachePolicy, ModelConfig
+
+
+def limits(
+    config: EngineConfig, parts: Parts, agreement: Agreement, memory: MemoryPlan, model: ModelConfig, max_len: int
+) -> Limits:
+    """The scheduler's limits.   raises: CannotRun"""
+    return Limits(
+        max_rows=config.max_running_requests,
+        max_batch_tokens=config.max_batch_tokens,
+        max_len=max_len,
+        page_size=memory.page_size,
+        num_pages=(memory.num_pages,) * len(model.kv_groups),
+        groups=model.kv_groups,
+        choose=registry.implementation(parts.scheduler),
+        scheduler=parts.scheduler.name,
+        policy=cache_policy(config, parts, memory.page_size) if agreement.reuse else None,
+        recompute=not config.kv_cache,
+        most_regions=most_regions(config, memory) if agreement.take_over else 0,
+        overlap=config.overlap,
+        check=config.debug_invariants,
+    )
+
+
+def cache_policy(config: EngineConfig, parts: Parts, page_size: int) -> CachePolicy:
+    """The cache policy, bounded by `--prefix-cache-n`.   raises: CannotRun when it cannot be bounded"""
+    options = registry.options(parts.cache, config.opt)
+    if config.prefix_cache_n is not None:
+        if options is None or "max_prefixes" not in attrs.fields_dict(type(options)):
+            raise CannotRun(
+                f"--prefix-cache-n: --cache-type {parts.cache.name} cannot bound its prefixes; leave it out"
+            )
+        options = attrs.evolve(options, max_prefixes=config.prefix_cache_n)
+    policy: CachePolicy = registry.implementation(parts.cache)(page_size, options)
+    return policy
+
+
+def most_regions(config: EngineConfig, memory: MemoryPlan) -> int:
+    """How many regions of ended sequences are kept: all that there is room for, unless `--prefix-cache-n` says less."""
+    return memory.num_pages if config.prefix_cache_n is None else min(config.prefix_cache_n, memory.num_pages)

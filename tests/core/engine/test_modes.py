@@ -1,0 +1,229 @@
+"""The ways to keep less than usual, on the real engine and the toy model: the same tokens, and what is kept."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_engine import Toys, Trial, expected, installed, request
+
+from headstock.config import EngineConfig
+from headstock.engine.engine import Engine
+from headstock.errors import CapacityError
+from headstock.schedule import Plan
+
+RNG = np.random.default_rng(51)
+NAMES = map(str, itertools.count())
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Iterator[Toys]:
+    """The toy model and its parts."""
+    with installed(tmp_path) as found:
+        yield found
+
+
+def tokens(length: int) -> np.ndarray:
+    """A random prompt."""
+    return RNG.integers(0, 50, length).astype(np.int32)
+
+
+def hits(trial: Trial, prompt: np.ndarray) -> int:
+    """Run the prompt to its end: how many of its tokens were cached."""
+    ledger = trial.engine.ledger
+    before = ledger.cached_tokens
+    trial.run([request(next(NAMES), prompt, 5)])
+    return ledger.cached_tokens - before
+
+
+def test_T13_T17_prefix_cache_n_0_never_hits(toys: Toys) -> None:
+    trial = Trial(toys.engine(prefix_cache_n=0))
+    prompt = tokens(40)
+
+    assert [hits(trial, prompt) for _ in range(3)] == [0, 0, 0]
+    trial.run(request(next(NAMES), prompt) for _ in range(4))
+    assert trial.engine.ledger.cached_tokens == trial.engine.stats().cached_pages == 0
+    assert ("prefix reuse", "off", "--prefix-cache-n 0") in trial.engine.summary.table
+
+
+def test_T13_T17_prefix_cache_n_1_drops_the_oldest_which_is_computed_in_full(toys: Toys) -> None:
+    trial = Trial(toys.engine(prefix_cache_n=1))
+    first, second = tokens(40), tokens(40)
+
+    assert [hits(trial, prompt) for prompt in (first, first, second, second, first, first)] == [0, 36, 0, 36, 0, 36]
+
+
+def test_T17_an_unlimited_cache_keeps_both(toys: Toys) -> None:
+    trial = Trial(toys.engine())
+    first, second = tokens(40), tokens(40)
+
+    assert [hits(trial, prompt) for prompt in (first, second, first, second)] == [0, 0, 36, 36]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_T13_T17_the_limit_changes_no_token_whatever_comes_together(toys: Toys, n: int) -> None:
+    trial = Trial(toys.engine(prefix_cache_n=n, num_pages=45, max_batch_tokens=20))
+    shared = tokens(30)
+    for count in (1, 6, 3):
+        trial.run(
+            request(next(NAMES), np.concatenate([shared, tokens(int(RNG.integers(0, 9)))]), 30) for _ in "x" * count
+        )
+
+    assert set(trial.reasons.values()) == {"length"}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("paged", ["on", "off"])
+def test_T14_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
+    toys: Toys, paged: str, overlap: bool
+) -> None:
+    small = {"num_pages": 25 if paged == "on" else None, "max_batch_tokens": 16, "max_running_requests": 2}
+    engine = toys.engine(kv_cache=False, overlap=overlap, paged_attn=paged, **small)
+    plans: list[Plan] = []
+    schedule = engine.schedule
+
+    def watched(events: Any) -> Any:
+        state, plan = schedule(events)
+        plans.append(plan)
+        return state, plan
+
+    engine.schedule = watched  # type: ignore[method-assign]
+    trial = Trial(engine)
+    prompts = [tokens(length) for length in (3, 16, 17, 45, 60, 33)]
+    requests = [request(next(NAMES), prompt, 12) for prompt in prompts]
+    stops = [request(next(NAMES), one.prompt, 12, stop_ids=(expected(one)[4],)) for one in requests]
+    for one in (*requests, *stops):
+        trial.submit(one)
+    while engine.stats().running < 2:
+        trial.step()
+    trial.run([request("high", tokens(20), 12, priority=1)])
+
+    assert {trial.reasons[one.id] for one in stops} == {"stop"}
+    stats = engine.stats()
+    assert stats.cached_tokens == stats.cached_pages == 0 and stats.preemptions > 0
+    assert ("prefix reuse", "off", "--no-kv-cache") in engine.summary.table
+    reached: dict[int, int] = {}
+    for plan in plans:
+        for order, start, stop, sampled in zip(
+            *map(list, (plan.orders, plan.starts, plan.stops, plan.samples)), strict=True
+        ):
+            assert start == reached.get(int(order), 0), "a token was computed from what an earlier one left behind"
+            reached[int(order)] = 0 if sampled else int(stop)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_T16_a_request_that_extends_an_ended_one_computes_only_the_rest(toys: Toys, overlap: bool) -> None:
+    for settings, reused in (({}, 44), ({"paged_attn": "off"}, 46), ({"paged_attn": "off", "cache_type": "naive"}, 0)):
+        trial = Trial(toys.engine(overlap=overlap, num_pages=None if "paged_attn" in settings else 100, **settings))
+        prompt = tokens(40)
+        trial.run([request("a", prompt, 7)])
+        whole = np.concatenate([prompt, trial.outputs["a"]])
+
+        assert hits(trial, np.concatenate([whole, tokens(9)])) == reused
+
+
+def test_T16_without_pages_a_mere_common_prefix_is_computed_again(toys: Toys) -> None:
+    trial = Trial(toys.engine(paged_attn="off", num_pages=None))
+    prompt = tokens(40)
+
+    assert [hits(trial, prompt), hits(trial, np.concatenate([prompt[:30], tokens(20)]))] == [0, 0]
+    assert ("page size", "one region each", "--paged-attn off") in trial.engine.summary.table
+    assert ("prefix reuse", "of whole sequences", "--paged-attn off") in trial.engine.summary.table
+
+
+def test_T17_in_contiguous_mode_prefix_cache_n_bounds_the_regions_kept(toys: Toys) -> None:
+    trial = Trial(toys.engine(paged_attn="off", num_pages=None, prefix_cache_n=1))
+    talks = []
+    for name in "ab":
+        prompt = tokens(20)
+        trial.run([request(name, prompt, 5)])
+        talks.append(np.concatenate([prompt, trial.outputs[name], [1]]))
+
+    assert [hits(trial, talk) for talk in talks] == [0, 0]
+    assert trial.engine.stats().cached_pages == 1
+
+
+def test_T8_the_pool_is_a_region_a_row_or_what_was_asked_for(toys: Toys) -> None:
+    for settings, pages in (({}, 8), ({"num_pages": 3}, 3), ({"kv_context_len": 320}, 2)):
+        trial = Trial(toys.engine(paged_attn="off", **({"num_pages": None} | settings)))
+        trial.run(request(next(NAMES), tokens(9)) for _ in range(12))
+
+        assert trial.engine.limits.num_pages == (pages,) and trial.engine.limits.page_size == 160
+
+
+def test_H16_refused_at_the_threshold_accepted_just_below_and_again_once_freed() -> None:
+    engine = Engine(
+        EngineConfig(num_pages=20, on_pressure="reject", memory_threshold=0.5, cache_type="naive", overlap=False)
+    )
+    try:
+        just_below, one_more = (request(next(NAMES), tokens(length), 4) for length in (9 * 16, 3))
+        engine.submit(just_below)
+        assert engine.pressure == 0.45
+        engine.submit(one_more)  # at 9 of 20 pages
+        assert engine.pressure == 0.5
+        with pytest.raises(CapacityError, match=r"50% of the KV pool is in use and --memory-threshold is 0\.5"):
+            engine.submit(request("refused", tokens(3), 4))  # at exactly 10
+        assert not engine.ledger.knows("refused")
+        engine.step()
+        assert engine.pressure == 0.5, "seated requests count as they did when they were queued"
+        engine.abort(just_below.id)
+        engine.step()
+        engine.submit(request("accepted", tokens(3), 4))
+        while engine.has_work:
+            engine.step()
+        assert engine.pressure == 0 and engine.stats().failed == 0
+    finally:
+        engine.close()
+
+
+def test_H16_decoding_goes_on_above_the_threshold(toys: Toys) -> None:
+    trial = Trial(toys.engine(num_pages=30, on_pressure="reject", memory_threshold=0.3))
+    trial.submit(request("a", tokens(30), 60))
+    refused = 0
+    while trial.engine.has_work:
+        trial.step()
+        if trial.engine.pressure >= 0.3:
+            with pytest.raises(CapacityError):
+                trial.engine.submit(request("b", tokens(4)))
+            refused += 1
+
+    assert refused > 40 and trial.reasons == {"a": "length"}
+
+
+RUNNER = """
+from headstock.spi import DeviceRange, GraphSupport, RunnerCapabilities, RunnerSpec, SpiRange
+
+def spec():
+    return RunnerSpec(
+        name="replaying",
+        spi=SpiRange(0, 1),
+        summary="needs graphs",
+        implementation="headstock.builtin.eager:EagerRunner",
+        capabilities=RunnerCapabilities(devices=(DeviceRange("cpu"),), needs_graph=GraphSupport.DECODE),
+    )
+"""
+
+
+def test_P12_graphs_asked_for_in_contiguous_mode_run_eagerly_with_one_warning(
+    toys: Toys, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = toys.folder / "headstock_replaying-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headstock-replaying\nVersion: 0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[headstock.runner]\nreplaying = replaying:spec\n", encoding="utf-8")
+    (toys.folder / "replaying.py").write_text(RUNNER, encoding="utf-8")
+    with caplog.at_level(logging.WARNING, "headstock"):
+        engine = toys.engine(paged_attn="off", num_pages=None, runner="replaying")
+        quiet = toys.engine(paged_attn="off", num_pages=None, runner="eager")
+
+    assert engine.summary.runner == quiet.summary.runner == "eager"
+    (warning,) = caplog.records
+    assert "no graphs in contiguous mode" in warning.getMessage() and "--runner replaying" in warning.getMessage()
+    Trial(engine).run([request("a", tokens(9))])
+    engine.close()
+    quiet.close()
