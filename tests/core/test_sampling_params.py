@@ -23,7 +23,7 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [
     ("min_p", [0, 1], [-0.001, 1.001]),
     ("presence_penalty", [-2, 2], [-2.01, 2.01]),
     ("frequency_penalty", [-2, 2], [-2.01, 2.01]),
-    ("repetition_penalty", [1e-6, 10.0], [0, -1]),
+    ("repetition_penalty", [0.01, 100.0], [0, -1, 0.009, 100.1]),
     ("seed", [None, -INT64, INT64 - 1], [-INT64 - 1, INT64, 0.5]),
     ("stop", [None, "x", ["x" * 128] * 16], ["", "x" * 129, ["x"] * 17, [1], 5]),
     ("stop_token_ids", [None, [0], [2**31 - 1] * 128], [[-1], [2**31], [0] * 129, ["0"], "12", 3]),

@@ -43,13 +43,17 @@ class News:
 
 
 class Flight:
-    """Jobs given to `loop` in order, at most `room` requests at once. `tell` gets every News on the loop's thread."""
+    """Jobs given to `loop` by priority and then in order, at most `room` requests at once.
+
+    `tell` gets every News on the loop's thread.
+    """
 
     def __init__(self, loop: EngineLoop, jobs: Iterable[Job], room: int, tell: Callable[[News], None]) -> None:
         self.loop = loop
         self.room = room
         self.tell = tell
-        self.waiting = deque((job, request) for job in jobs for request in job.requests)
+        pairs = [(job, request) for job in jobs for request in job.requests]
+        self.waiting = deque(sorted(pairs, key=lambda pair: -pair[1].priority))
         self.live: dict[str, Job] = {}
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +16,8 @@ from headstock.errors import RequestError, shown
 MAX_N: Final = 128
 MAX_TEMPERATURE: Final = 2.0
 MAX_PENALTY: Final = 2.0
+MIN_REPETITION: Final = 0.01
+MAX_REPETITION: Final = 100.0
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_LENGTH: Final = 128  # characters
 MAX_STOP_TOKEN_IDS: Final = 128
@@ -173,7 +174,9 @@ class SamplingParams:
     min_p: float = field(default=0.0, validator=number(0, 1, "between 0 and 1"))
     presence_penalty: float = field(default=0.0, validator=PENALTY)
     frequency_penalty: float = field(default=0.0, validator=PENALTY)
-    repetition_penalty: float = field(default=1.0, validator=number(0, math.inf, "a number above 0", above=True))
+    repetition_penalty: float = field(
+        default=1.0, validator=number(MIN_REPETITION, MAX_REPETITION, "between 0.01 and 100.0")
+    )
     seed: int | None = field(default=None, validator=whole(MIN_SEED, MAX_SEED, "a 64-bit integer", optional=True))
     stop: tuple[str, ...] = field(default=(), converter=to_texts, validator=stops)
     stop_token_ids: tuple[int, ...] = field(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -276,3 +278,25 @@ def test_a_pool_smaller_than_a_sequence_cuts_max_seq_len_and_says_so() -> None:
 
     assert engine.max_seq_len == 160 and any("cut from 4096 to 160" in note for note in engine.summary.notes)
     engine.close()
+
+
+def test_weights_that_do_not_fit_name_both_numbers(tmp_path: Path) -> None:
+    hf = {
+        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 65536, "num_hidden_layers": 96, "head_dim": 128,
+        "num_attention_heads": 512, "num_key_value_heads": 512, "intermediate_size": 262144, "vocab_size": 262144,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 1024, "hidden_act": "silu", "tie_word_embeddings": False,
+        "rope_theta": 10000.0,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    with pytest.raises(CannotRun, match=r"the weights need \d+\.\d+ GiB in float32, and \d+\.\d+ GiB are free on cpu"):
+        Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
+    (tmp_path / "config.json").write_text(json.dumps(hf | {"max_position_embeddings": 10**10}))
+    with pytest.raises(ModelError, match=r"max_position_embeddings is 10000000000, wanted at most 16777216"):
+        Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
+
+
+def test_the_smallest_top_p_keeps_the_best_token(engine: Engine) -> None:
+    one = request("a", 20, 6)
+    narrow = evolve(one, id="b", params=SamplingParams(temperature=1.5, top_p=1e-300, seed=1))
+
+    assert tokens(drain(engine, narrow)["b"]) == tokens(drain(engine, one)["a"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from headstock.config import EngineConfig
+from headstock.engine.device import container_room
 from headstock.engine.memory import MemoryPlan, activation_bytes, bar, page_bytes, plan_memory, size
 from headstock.errors import CannotRun
 from headstock.nn.config import decoder_config
@@ -98,3 +100,12 @@ def test_T18_activations_grow_with_the_step_and_the_rows_and_are_printed() -> No
 def test_sizes_and_bars_read_well() -> None:
     assert [size(n) for n in (12, 2048, 3 * 2**20, 5 * GIB)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.00 GiB"]
     assert bar((25, 25, 25), 100, 8).startswith("[##==++..]")
+
+
+def test_P3_free_memory_is_what_a_container_leaves(tmp_path: Path) -> None:
+    assert container_room(tmp_path) is None
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert container_room(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert container_room(tmp_path) == 700

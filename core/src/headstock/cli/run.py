@@ -84,7 +84,9 @@ def everything_asked(asked: Namespace) -> list[Ask | Bad] | None:
         asks += from_file(asked.input)
     if asks:
         return asks
-    if sys.stdin is None or not sys.stdin.isatty():
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; give --prompt TEXT or --input FILE.jsonl")
+    if not sys.stdin.isatty():
         return [from_stdin()]
     if asked.json:
         raise UsageError("--json needs a prompt: give --prompt TEXT, --input FILE.jsonl, or text on standard input")

@@ -250,7 +250,7 @@ class EngineConfig:
         "--engine-seed",
         Integer(least=0, most=2**63 - 1),
         0,
-        "seed of requests that name none, and of dummy weights",
+        "seed of requests that name none",
         group="running",
     )
     debug_invariants: bool = setting(

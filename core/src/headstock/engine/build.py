@@ -76,7 +76,7 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     check_options(config, parts)
     agreement = negotiate(config, parts, model, dtype, env)
     free = free_bytes(device)
-    params = load(config, directory, family, model, dtype, device, max_len, parts.operations, report)
+    params = load(config, directory, family, model, dtype, device, max_len, parts.operations, free, report)
     taken = sum(tensor_bytes(weight) for weight in params.values())
     page_size = agreement.page_size or max_len
     memory = plan_memory(
@@ -213,20 +213,32 @@ def load(
     device: torch.device,
     max_len: int,
     ops: Ops,
+    free: int,
     report: Report | None,
 ) -> Params:
-    """The model's parameters on the device."""
-    return weights.load(
-        directory,
-        family.params(model),
-        model,
-        dtype=getattr(torch, dtype),
-        device=device,
-        max_seq_len=max_len,
-        dummy=config.load_format == "dummy",
-        report=report,
-        prepare=ops.prepare,
+    """The model's parameters on the device.   raises: ModelError; CannotRun when they do not fit into `free` bytes"""
+    specs = family.params(model)
+    need = weights.weight_bytes(specs, getattr(torch, dtype))
+    too_large = (
+        f"the weights need {size(need)} in {dtype}, and {size(free)} are free on {device}; use a smaller --dtype, "
+        "another --device, or end what else uses the memory"
     )
+    if need > free:
+        raise CannotRun(too_large)
+    try:
+        return weights.load(
+            directory,
+            specs,
+            model,
+            dtype=getattr(torch, dtype),
+            device=device,
+            max_seq_len=max_len,
+            dummy=config.load_format == "dummy",
+            report=report,
+            prepare=ops.prepare,
+        )
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise CannotRun(too_large) from error
 
 
 def tensor_bytes(weight: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import distributions
+from pathlib import Path
 
 import torch
 
@@ -47,6 +48,11 @@ def free_bytes(device: torch.device) -> int:
     """Memory that is free on the device now, in bytes; on a CPU what the system says is available."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    return min(free for free in (available(), container_room()) if free is not None)
+
+
+def available() -> int:
+    """What the system says can still be taken, in bytes."""
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
@@ -55,3 +61,12 @@ def free_bytes(device: torch.device) -> int:
     except OSError:
         pass  # not Linux
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def container_room(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What is left of the memory limit of the container, in bytes; None when there is no limit (cgroup version 2)."""
+    try:
+        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return None
+    return max(int(limit) - int(used), 0) if limit.isdecimal() and used.isdecimal() else None

@@ -106,7 +106,7 @@ class SamplingTable:
                 banned[i] = True
                 banned[i, list(params.allowed_token_ids)] = False
             if position + 1 < self.min_lens[row]:
-                banned[i, list(request.stop_ids)] = True
+                banned[i, [id for id in request.stop_ids if id < self.vocab]] = True
             for token, value in (params.logit_bias or {}).items():
                 bias[i, token] = value
         return {"banned": banned.to(buffers.device), "bias": bias.to(buffers.device)}

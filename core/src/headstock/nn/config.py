@@ -16,6 +16,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 MOST_LAYERS = 1024
 """Beyond any real model, and few enough to describe one by one."""
 
+MOST_POSITIONS = 1 << 24
+"""Beyond any real model, and few enough for a table of rotations."""
+
 
 def decoder_config(
     hf: Json,
@@ -42,6 +45,8 @@ def decoder_config(
         raise ValueError(f"num_attention_heads is {heads}, which {kv_heads} num_key_value_heads do not divide")
     rope = read_rope(hf, head_dim)
     max_position = longest(rope, positive(hf, "max_position_embeddings"))
+    if max_position > MOST_POSITIONS:
+        raise ValueError(f"max_position_embeddings is {max_position}, wanted at most {MOST_POSITIONS}")
     count = layer_count(hf)
     # A window that no position reaches past is none.
     windows = [w if w is not None and w < max_position else None for w in windows or [None] * count]

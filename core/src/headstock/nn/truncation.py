@@ -29,5 +29,7 @@ def keep_top(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tens
         # In float64, so that rounding of a long sum does not move the edge; even so it must not cut at top_p = 1.
         probabilities = ranked.softmax(-1, dtype=torch.float64)
         before = probabilities.cumsum(-1).sub_(probabilities)
-        ranked.masked_fill_(before >= top_p.masked_fill(top_p >= 1, math.inf)[:, None], OFF)
+        beyond = before >= top_p.masked_fill(top_p >= 1, math.inf)[:, None]
+        beyond[:, 0] = False  # a top_p too small for float32 is 0 here
+        ranked.masked_fill_(beyond, OFF)
     return torch.empty_like(scores).scatter_(-1, ids, ranked)
