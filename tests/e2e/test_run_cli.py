@@ -48,6 +48,28 @@ def test_standard_input_and_quiet(llm: LLM) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, text_of(llm, STORY, 10) + "\n", "")
 
 
+def test_lines_may_have_a_priority_and_a_cache_salt(llm: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    common = {"prompt": STORY * 20, "max_tokens": 4}
+    lines = [
+        common | {"priority": 1, "cache_salt": "mine"},
+        common | {"priority": 0, "cache_salt": "mine"},
+        common | {"cache_salt": "theirs"},
+        common | {"priority": "high"},
+        common | {"cache_salt": 7},
+        {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "cache_salt": "mine", "priority": 2},
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    done = run("--input", str(file), "--json", "--quiet", "--max-running-requests", "1", *SMALL)
+    found = {entry["where"]: entry for entry in map(json.loads, done.stdout.splitlines())}
+
+    cached = {where: entry["usage"]["cached_tokens"] for where, entry in found.items() if "usage" in entry}
+    assert done.returncode == 1 and "priority must be an integer" in found["prompts.jsonl:4"]["error"]
+    assert "cache_salt must be a string" in found["prompts.jsonl:5"]["error"]
+    assert cached["prompts.jsonl:1"] > 0 and cached["prompts.jsonl:2"] == cached["prompts.jsonl:3"] == 0
+    assert found["prompts.jsonl:6"]["text"]
+
+
 def test_a_file_with_a_bad_line_answers_the_others_and_exits_1(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     prompts = [f"{STORY}, {name}" for name in ("Anna", "a boat", "the king")]

@@ -72,8 +72,11 @@ class Job:
         """What `update`, learned at `at` seconds, adds to the output."""
         piece = self.answers[update.id].absorb(update)
         self.pieces[update.id].append(piece)
-        if update.cached_tokens is not None:
-            self.metrics = evolve(self.metrics, cached_tokens=update.cached_tokens, preemptions=update.preemptions)
+        if update.cached_tokens is not None and update.id == self.requests[0].id:  # the others find what it computed
+            self.metrics = evolve(self.metrics, cached_tokens=update.cached_tokens)
+        if update.finish_reason is not None:
+            so_far = self.metrics.preemptions or 0
+            self.metrics = evolve(self.metrics, preemptions=so_far + update.preemptions)
         if update.tokens and self.metrics.first_token is None:
             self.metrics = evolve(self.metrics, first_token=at)
         if self.ended:
