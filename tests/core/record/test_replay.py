@@ -111,6 +111,24 @@ def test_any_engine_and_workload_replays(seed: int, scheduler: str, tmp_path: Pa
     assert [plan.encode() for plan in plans if plan is not None] == [plan.encode() for plan in driven.plans]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_regions_that_are_taken_over_replay(overlap: bool, tmp_path: Path) -> None:
+    path, rng = tmp_path / "run.recording", np.random.default_rng(3)
+    sizes = {"page_size": 400, "num_pages": 6, "max_rows": 6, "most_regions": 6, "policy": None}
+    driven = Recorded(bounds(overlap=overlap, **sizes), recorder=recorder(bounds(overlap=overlap, **sizes), path))
+    talks = [rng.integers(0, 50, 20).astype(np.int32) for _ in range(4)]
+    for turn in range(4):
+        for number, talk in enumerate(talks):
+            driven.submit(toy_request(f"{turn}.{number}", talk, 9, namespace="t" * (number % 2)))
+        driven.drain()
+        answers = [driven.outputs[f"{turn}.{number}"] for number in range(4)]
+        talks = [np.concatenate([talk, said, [turn]]) for talk, said in zip(talks, answers, strict=True)]
+    driven.recorder.close()
+    taken = sum(int((plan.starts[np.isin(plan.rows, plan.joined)] > 0).sum()) for plan in driven.plans)
+
+    assert taken == 12 and replayed(path)[1] is None
+
+
 def changed(moments: list[Moment], at: int, **changes: np.ndarray) -> list[Moment]:
     """The steps, the plan of one of them changed."""
     plan = moments[at].plan

@@ -378,6 +378,18 @@ def test_victims_that_a_scheduler_names_are_preempted_and_finish_later() -> None
     assert drive.outputs == {one.id: alone(one) for one in requests}
 
 
+def test_a_scheduler_that_runs_the_lowest_rank_alone_cannot_stall_a_full_pool() -> None:
+    def choose(view: View, budget: Budget) -> Choice:
+        rows = view.ranked[-1:] if view.want[view.ranked[-1:]].any() else view.ranked[:0]
+        admit = np.arange(len(view.waiting_lengths))
+        return Choice(rows=rows, counts=np.minimum(view.want[rows], budget.tokens), admit=admit)
+
+    requests = [request(str(i), prompt(RNG, 30), 40) for i in range(3)]
+    drive = run(Drive(limits(choose=choose, num_pages=20, policy=None)), *requests)
+
+    assert drive.state.num_preempted > 0 and drive.outputs == {one.id: alone(one) for one in requests}
+
+
 def test_a_window_group_frees_what_lies_behind_its_window() -> None:
     bounds = limits(groups=(FULL, window(10)), num_pages=40)
     drive = Drive(bounds)
