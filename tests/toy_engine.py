@@ -127,20 +127,31 @@ class Trial:
         return self.drain()
 
 
+SCHEDULERS = ("mixed", "prefill-first", "decode-first", "equal-length")
+
+
+def contiguous(rows: int, regions: int) -> dict[str, Any]:
+    """The settings of an engine with so many regions, at least one and at most one a row."""
+    return {"paged_attn": "off", "page_size": "auto", "num_pages": max(1, min(regions, rows))}
+
+
 def random_settings(rng: np.random.Generator) -> dict[str, Any]:
     """An engine of any shape that can serve every request of `random_requests`, often with too few pages for all."""
     size = int(rng.choice([1, 4, 16]))
     rows = int(rng.integers(1, 17))
-    return {
+    settings = {
         "page_size": size,
         "num_pages": int(rng.integers(LONGEST // size, 400 // size)),
         "max_running_requests": rows,
         "max_batch_tokens": int(rng.choice([rows, 17, 64, 512])) + rows,
-        "scheduler": str(rng.choice(["mixed", "prefill-first", "decode-first"])),
+        "scheduler": str(rng.choice(SCHEDULERS)),
         "cache_type": str(rng.choice(["radix", "radix", "naive"])),
         "overlap": bool(rng.random() < 0.7),
         "window": int(rng.integers(1, 40)) if rng.random() < 0.2 else None,
     }
+    if rng.random() < 0.2:
+        settings |= contiguous(rows, int(rng.integers(1, 17)))
+    return settings
 
 
 def random_requests(rng: np.random.Generator, count: int, *, greedy: bool = False) -> list[Request]:

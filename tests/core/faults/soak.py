@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 from attrs import define, evolve
-from toy_engine import Toys, Trial, installed, random_requests, random_settings, request
+from toy_engine import GREEDY, LONGEST, Toys, Trial, installed, random_requests, random_settings, request
 
 from headstock.engine.engine import Engine
-from headstock.errors import RequestError
+from headstock.errors import CapacityError, RequestError
+from headstock.schedule import Request
 
 KINDS = ("nan@{}:{}", "execute@{}", "wait@{}")
 LASTING = {"num_pages": 300, "max_running_requests": 32, "max_batch_tokens": 80}
@@ -40,6 +41,8 @@ class Tally:
     aborted: int = 0
     failed: int = 0
     refused: int = 0
+    faults: int = 0
+    cached_tokens: int = 0
     preempted: int = 0
     most_preemptions: int = 0
     warm: float = 0.0
@@ -70,13 +73,16 @@ def soak(seconds: float, toys: Toys, seed: int, report: Callable[[Tally], None] 
         if tally.rounds % 2:
             treat(lasting, tally, rng)
         else:
-            settings = random_settings(rng) | {"faults": random_faults(rng), "debug_canary": bool(rng.random() < 0.3)}
+            settings = random_settings(rng) | random_modes(rng)
             engine = toys.engine(**settings)
             treat(engine, tally, rng)
+            tally.faults += len(settings["faults"])
+            tally.cached_tokens += engine.stats().cached_tokens
             engine.close()
         tally.last = resident()
         tally.warm = max(tally.warm, tally.last) if spent < WARM * seconds else tally.warm
         report(tally)
+    tally.cached_tokens += lasting.stats().cached_tokens
     lasting.close()
     gc.collect()
     assert tally.last <= max(tally.warm * 1.05, tally.warm + 30), f"memory grew from {tally.warm} to {tally.last} MiB"
@@ -92,7 +98,9 @@ def treat(engine: Engine, tally: Tally, rng: np.random.Generator) -> None:
         if todo and rng.random() < 0.4:
             one = todo.pop()
             refused += offer_bad(engine, one, rng) if rng.random() < 0.1 else 0
-            trial.submit(one)
+            refused += offer(trial, one)
+        if trial.reasons and rng.random() < 0.02:
+            refused += offer(trial, follow_up(trial, rng))
         if trial.requests and rng.random() < 0.03:
             engine.abort(str(rng.choice(list(trial.requests))))
         if rng.random() < 0.01:
@@ -101,6 +109,25 @@ def treat(engine: Engine, tally: Tally, rng: np.random.Generator) -> None:
         assert trial.steps < 20_000, "it does not end"
     trial.drain()
     tally.add(trial, refused)
+
+
+def offer(trial: Trial, one: Request) -> int:
+    """Submit a request; 1 when an engine that refuses under pressure did so."""
+    try:
+        trial.submit(one)
+    except CapacityError:
+        assert trial.engine.config.on_pressure == "reject", "a request that fits was refused"
+        del trial.requests[one.id], trial.outputs[one.id]
+        return 1
+    return 0
+
+
+def follow_up(trial: Trial, rng: np.random.Generator) -> Request:
+    """A request that goes on from one that has ended, as the next turn of a talk does."""
+    name = str(rng.choice(list(trial.reasons)))
+    last = trial.requests[name]
+    tokens = [*last.prompt.tolist(), *trial.outputs[name], int(rng.integers(0, 50))][: LONGEST - 10]
+    return request(f"{name}/{trial.steps}", tokens, 10, params=GREEDY, namespace=last.namespace)
 
 
 def renamed(requests: list[Any], round_number: int) -> list[Any]:
@@ -122,6 +149,18 @@ def offer_bad(engine: Engine, one: Any, rng: np.random.Generator) -> int:
     except RequestError:
         return 1
     raise AssertionError("a bad request was taken")
+
+
+def random_modes(rng: np.random.Generator) -> dict[str, Any]:
+    """Faults, and now and then a mode that keeps less, refuses more or watches free pages."""
+    modes: dict[str, Any] = {"faults": random_faults(rng), "debug_canary": bool(rng.random() < 0.3)}
+    if rng.random() < 0.2:
+        modes["prefix_cache_n"] = int(rng.integers(0, 3))
+    if rng.random() < 0.1:
+        modes["kv_cache"] = False
+    if rng.random() < 0.1:
+        modes |= {"on_pressure": "reject", "memory_threshold": float(rng.choice([0.3, 0.6, 0.9]))}
+    return modes
 
 
 def random_faults(rng: np.random.Generator) -> tuple[str, ...]:
