@@ -71,7 +71,7 @@ class Engine:
         self.inbox: deque[Event] = deque()
         self.plan: Plan | None = None
         self.joined: dict[int, Entry | None] = {}
-        self.flight: Flight | None = None
+        self.flights: deque[Flight] = deque()
 
     @property
     def max_seq_len(self) -> int:
@@ -86,7 +86,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.inbox or self.state.waiting or self.state.num_running or self.flight)
+        return bool(self.inbox or self.state.waiting or self.state.num_running or self.flights)
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -136,14 +136,13 @@ class Engine:
     def step(self) -> tuple[Update, ...]:
         """Launch the plan that was made last, tell what came of a step that is done, and plan what is next.
 
-        Without overlap that is the step just launched. With overlap it is the one before: the device works on the plan
-        made last while this one is made, and what it samples is read one step late.
+        Without overlap that is the step just launched. With overlap it is the one before: the device goes from it
+        straight to the plan made last, works on that while the next one is made, and what it samples is read one step
+        late.
         """
-        done = self.land() if self.config.overlap else None
-        self.launch()
-        if not self.config.overlap:
-            done = self.land()
-        plan, outcome = done or (None, None)
+        launched = self.launch()
+        behind = 1 if self.config.overlap and launched else 0
+        plan, outcome = self.land() if len(self.flights) > behind else (None, None)
         events = self.news(plan, outcome) if plan is not None else []
         while self.inbox:
             events.append(self.inbox.popleft())
@@ -181,25 +180,24 @@ class Engine:
         self.recorder.step(events, state, plan)
         return state, plan
 
-    def launch(self) -> None:
-        """Give the plan that was made last to the device."""
+    def launch(self) -> bool:
+        """Give the plan that was made last to the device; whether there was anything to do."""
         if self.plan is None or not len(self.plan.rows):
-            return
+            return False
         plan, self.plan = self.plan, None
         try:
-            self.flight = plan, self.executor.execute(plan, self.joined)
+            self.flights.append((plan, self.executor.execute(plan, self.joined)))
         except Exception as error:
-            self.flight = plan, None
+            self.flights.append((plan, None))
             self.report(plan, error)
+        return True
 
-    def land(self) -> tuple[Plan, Outcome | None] | None:
-        """The plan in flight with what it sampled, None when nothing flies.
+    def land(self) -> tuple[Plan, Outcome | None]:
+        """The plan launched first of those in flight, with what it sampled.
 
         The outcome is None when the step failed, which fails its requests and leaves the engine alive.
         """
-        if self.flight is None:
-            return None
-        (plan, pending), self.flight = self.flight, None
+        plan, pending = self.flights.popleft()
         try:
             return plan, pending.wait() if pending is not None else None
         except Exception as error:
