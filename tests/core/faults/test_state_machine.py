@@ -11,9 +11,10 @@ from core.schedule.toy import VOCAB
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from toy_engine import LONGEST, Trial, installed, request
+from toy_engine import LONGEST, SCHEDULERS, Trial, contiguous, installed, request
 
 from headstock.errors import CapacityError
+from headstock.schedule import Request
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
 FAULTS = st.lists(
@@ -26,8 +27,18 @@ FAULTS = st.lists(
 )
 
 
+MODES = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"cache_type": st.just("naive")}),
+    st.fixed_dictionaries({"prefix_cache_n": st.integers(0, 2)}),
+    st.fixed_dictionaries({"kv_cache": st.just(False)}),
+    st.fixed_dictionaries({"paged_attn": st.just("off"), "cache_type": st.sampled_from(["radix", "naive"])}),
+)
+"""What an engine keeps of requests that ended."""
+
+
 class Serving(RuleBasedStateMachine):
-    """An engine whose every step is checked and whose free pages are watched; each answer is judged as it ends."""
+    """An engine of any mode. Every step is checked, free pages are watched, and each answer is judged as it ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,31 +52,50 @@ class Serving(RuleBasedStateMachine):
         pages=st.integers(5, 40),
         rows=st.integers(1, 5),
         tokens=st.sampled_from([1, 5, 30]),
-        cache=st.sampled_from(["radix", "naive"]),
-        scheduler=st.sampled_from(["mixed", "prefill-first", "decode-first"]),
+        modes=MODES,
+        scheduler=st.sampled_from(SCHEDULERS),
         window=st.one_of(st.none(), st.integers(1, 30)),
         overlap=st.booleans(),
         faults=FAULTS,
     )
-    def start(self, size: int, pages: int, rows: int, tokens: int, cache: str, **more: Any) -> None:
-        sizes = {"page_size": size, "num_pages": pages, "max_running_requests": rows, "max_batch_tokens": rows + tokens}
-        length = min(LONGEST, size * pages)
-        engine = self.toys.engine(cache_type=cache, max_seq_len=length, debug_canary=True, **sizes, **more)
-        self.trial = Trial(engine)
+    def start(self, size: int, pages: int, rows: int, tokens: int, modes: dict[str, Any], **more: Any) -> None:
+        sizes = {"page_size": size, "num_pages": pages, "max_seq_len": min(LONGEST, size * pages)}
+        if "paged_attn" in modes:
+            sizes = {"max_seq_len": LONGEST} | contiguous(rows, pages)
+        budget = {"max_running_requests": rows, "max_batch_tokens": rows + tokens}
+        self.trial = Trial(self.toys.engine(debug_canary=True, **(budget | modes | sizes), **more))
         self.refused: set[str] = set()
 
     @rule(
         tokens=TOKENS, most=st.integers(1, 20), priority=st.integers(0, 2), shared=st.booleans(), stop=st.integers(0, 9)
     )
     def arrive(self, tokens: list[int], most: int, priority: int, shared: bool, stop: int) -> None:
-        name = str(len(self.trial.requests) + len(self.refused))
         prompt = list(range(20)) + tokens if shared else tokens
-        one = request(name, prompt, most, priority=priority, stop_ids=(stop,), min_tokens=most // 3)
+        self.submit(request(self.name(), prompt, most, priority=priority, stop_ids=(stop,), min_tokens=most // 3))
+
+    @rule(which=st.integers(0, 30), token=st.integers(0, VOCAB - 1), most=st.integers(1, 20))
+    def go_on(self, which: int, token: int, most: int) -> None:
+        """The next turn of a talk."""
+        if ended := list(self.trial.reasons):
+            last = ended[which % len(ended)]
+            prompt = [*self.trial.requests[last].prompt.tolist(), *self.trial.outputs[last], token]
+            self.submit(
+                request(
+                    self.name(),
+                    prompt,
+                    most,
+                )
+            )
+
+    def name(self) -> str:
+        return str(len(self.trial.requests) + len(self.refused))
+
+    def submit(self, one: Request) -> None:
         try:
             self.trial.submit(one)
         except CapacityError:
-            del self.trial.requests[name], self.trial.outputs[name]
-            self.refused.add(name)
+            del self.trial.requests[one.id], self.trial.outputs[one.id]
+            self.refused.add(one.id)
 
     @rule(times=st.integers(1, 4))
     def step(self, times: int) -> None:
