@@ -12,7 +12,7 @@ from typing import Any
 import attention_cases as cases
 import torch
 from attention_cases import Case
-from attrs import evolve, field, frozen
+from attrs import asdict, evolve, field, frozen
 
 from headstock import registry
 from headstock.spi import AttentionBackend, GraphSupport, LayerInfo, Phase
@@ -31,22 +31,26 @@ class Contestant:
     name: str
     options: tuple[str, ...] = ()
     types: tuple[torch.dtype, ...] = TYPES
+    phases: tuple[Phase, ...] = tuple(Phase)
 
     def __str__(self) -> str:
         return " ".join((self.name, *self.options))
 
-    def tail(self, page_size: int) -> float:
-        """What is left over of last pages: FlashAttention-3 copies pages of multiples of 128 whole, so no NaN there."""
-        return 7.0 if self.name == "fa" and page_size % 128 == 0 else math.nan
+    def tail(self, page_size: int, phase: Phase) -> float:
+        """What is left over of last pages: no NaN where a kernel copies pages whole (FlashAttention-3 those of
+        multiples of 128, FMHA v2 all).
+        """
+        whole = page_size % 128 == 0 if self.name == "fa" else self.name == "trtllm" and phase is not Phase.DECODE
+        return 7.0 if whole else math.nan
 
     def make(self, case: Case) -> AttentionBackend:
         """The backend over the case's pool."""
         spec = registry.spec("attention", self.name)
         registry.require(spec)
         options = registry.options(spec, self.options)
-        return registry.implementation(spec)(
-            cases.context_of(case, spec.capabilities, options, max_rows=256, max_seq_len=16_384)
-        )
+        context = cases.context_of(case, spec.capabilities, options, max_rows=256, max_seq_len=16_384)
+        query = evolve(context.query, phases=frozenset(self.phases))
+        return registry.implementation(spec)(evolve(context, query=query))
 
 
 @frozen
@@ -97,17 +101,14 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
     for who in (fa, *COMPILED):
         for attempt in (replay, no_sync, three_steps_in_flight):
             found.attempt(who, attempt.__name__, lambda who=who, attempt=attempt: attempt(who))
-    return {
-        "ok": not found.failed and not any(codes),
+    about = {
         "builds": codes,
         "seconds_until_compiled": round(compiled, 1),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "fa": registry.spec("attention", "fa").summary,
-        "passed": found.passed,
-        "largest_error": found.largest_error,
-        "failed": found.failed,
     }
+    return {"ok": not found.failed and not any(codes)} | about | asdict(found)
 
 
 def matrix(who: Contestant, found: Findings) -> None:
@@ -115,8 +116,8 @@ def matrix(who: Contestant, found: Findings) -> None:
     for phase, page_size, ratio, dtype in combinations(who):
 
         def work(phase: Phase = phase, page_size: int = page_size, ratio: int = ratio, dtype: Any = dtype) -> float:
-            case = made(phase, page_size=page_size, heads=2 * ratio, dtype=dtype, tail=who.tail(page_size))
-            return cases.check(who.make(case), case, LAYER, with_lse=ratio % 2 == 0)
+            case = made(phase, page_size=page_size, heads=2 * ratio, dtype=dtype, tail=who.tail(page_size, phase))
+            return cases.check(who.make(case), case, LAYER, with_lse=who.name != "trtllm" and ratio % 2 == 0)
 
         found.attempt(who, f"{phase.value}, pages of {page_size}, {ratio} heads, {dtype}", work)
 
@@ -124,7 +125,7 @@ def matrix(who: Contestant, found: Findings) -> None:
 def combinations(who: Contestant) -> Iterator[tuple[Phase, int, int, torch.dtype]]:
     """What `matrix` goes through."""
     for dtype in who.types:
-        for phase in Phase:
+        for phase in who.phases:
             for page_size in PAGE_SIZES:
                 yield from ((phase, page_size, ratio, dtype) for ratio in RATIOS)
 
@@ -140,21 +141,21 @@ def made(
 
 def shape(who: Contestant, found: Findings, layer: LayerInfo = LAYER, **more: Any) -> None:
     """Every phase of one shape."""
-    for phase in Phase:
+    for phase in who.phases:
 
         def work(phase: Phase = phase) -> float:
-            case = made(phase, tail=who.tail(more.get("page_size", 64)), **more)
+            case = made(phase, tail=who.tail(more.get("page_size", 64), phase), **more)
             return cases.check(who.make(case), case, layer)
 
         found.attempt(who, f"{phase.value}, {more}, {layer}", work)
 
 
-def eight_bit(who: Contestant, found: Findings) -> None:
-    """KV in 8-bit floats with scales, finite where no row owns it (a NaN of 8 bits is as good as any)."""
-    for phase in Phase:
+def eight_bit(who: Contestant, found: Findings, tail: float = math.nan) -> None:
+    """KV in 8-bit floats with scales (a NaN of 8 bits is as good as any where no row owns it)."""
+    for phase in who.phases:
 
         def work(phase: Phase = phase) -> float:
-            case = made(phase)
+            case = made(phase, tail=tail)
             sides = [
                 tuple(each.to(torch.float8_e4m3fn).float() * scale for each in side)
                 for side, scale in ((case.keys, 0.5), (case.values, 2.0))
@@ -196,7 +197,7 @@ def replay(who: Contestant) -> float:
 
 def no_sync(who: Contestant) -> float:
     """Planning and attention ask the device nothing."""
-    case = made(Phase.EXTEND)
+    case = made(Phase.EXTEND, tail=who.tail(64, Phase.EXTEND))
     backend = who.make(case)
     cases.check(backend, case, LAYER)
     out = torch.empty_like(case.q)

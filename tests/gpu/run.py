@@ -3,9 +3,9 @@
     python tests/gpu/run.py --pack .gpu --out OUT     a bare host: installs what pack.py made, then does all the work
     python tests/gpu/run.py --out OUT                 a host on which headstock and the kernel libraries are installed
 
-Parts (`--parts a,b`): kernels (each backend against float32), tokens (the demo model's answers for each pair of
-backends), speed (attention alone, and the 0.6B shape), tests (pytest of tests/backends). Each writes OUT/PART.json; one
-that fails does not stop the others.
+Parts (`--parts a,b`): kernels and trtllm (each backend against float32), tokens (the demo model's answers for each pair
+of backends), speed (attention alone, and the 0.6B shape), tests (pytest of tests/backends). Each writes OUT/PART.json;
+one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import tarfile
 import time
 import traceback
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PARTS = ("kernels", "tokens", "speed", "tests")
+PARTS = ("kernels", "trtllm", "tokens", "speed", "tests")
 HERE = Path(__file__).parent
 BUILDS = (
     ("bfloat16", "bfloat16", "auto", "auto"),
@@ -53,20 +54,25 @@ def environment(site: Path) -> dict[str, str]:
     return {"FLASHINFER_CUDA_ARCH_LIST": "9.0a", "MAX_JOBS": "16"} | os.environ | {"PYTHONPATH": paths}
 
 
-def start_builds(site: Path) -> list[subprocess.Popen[bytes]]:
-    """Compile FlashInfer's kernels in the background, each kind in a process of its own."""
-    command = [sys.executable, str(HERE / "kernels.py"), "build"]
-    return [subprocess.Popen([*command, *names], env=environment(site)) for names in BUILDS]
+def start_builds(site: Path, out: Path) -> list[subprocess.Popen[bytes]]:
+    """Compile FlashInfer's kernels in the background, each kind in a process of its own, TensorRT-LLM's in one."""
+    commands = [[str(HERE / "kernels.py"), "build", *names] for names in BUILDS]
+    commands += [[str(HERE / "trtllm.py"), "build", str(out)]]
+    return [subprocess.Popen([sys.executable, *command], env=environment(site)) for command in commands]
 
 
 def keep_kernels(out: Path) -> None:
     """Write the compiled kernels to OUT/kernels.tar.xz; beside pack.tar.xz it spares the next run the compiler."""
-    built = sorted((Path.home() / ".cache" / "flashinfer").glob("*/*/cached_ops/*/*.so"))
-    if not built:
+    package = find_spec("flashinfer")
+    folders = [*Path.home().glob(".cache/flashinfer/*/*/cached_ops")]
+    folders += [Path(place) / "data" / "aot" for place in (package.submodule_search_locations or [] if package else [])]
+    built = {f"{path.parent.name}/{path.name}": path for folder in folders for path in sorted(folder.glob("*/*"))}
+    wanted = {name: path for name, path in built.items() if path.suffix == ".so" or path.name == "head_dims"}
+    if not wanted:
         return
     with tarfile.open(out / "kernels.tar.xz", "w:xz", preset=1) as archive:
-        for library in built:
-            archive.add(library, f"{library.parent.name}/{library.name}")
+        for name, path in wanted.items():
+            archive.add(path, name)
 
 
 def main() -> int:
@@ -82,7 +88,7 @@ def main() -> int:
         again = [sys.executable, __file__, "--out", str(asked.out), "--parts", asked.parts]
         return subprocess.run(again, env=environment(asked.site), check=False).returncode
     sys.path.insert(0, str(HERE.parent))
-    builds = start_builds(asked.site)
+    builds = start_builds(asked.site, asked.out)
     failed = [part for part in asked.parts.split(",") if not run(part, asked.out, builds)]
     keep_kernels(asked.out)
     return 1 if failed else 0

@@ -26,8 +26,9 @@ DECODERS = (
     *(Contestant("fa", (f"fa.num_splits={number}",)) for number in (0, 1, 2, 4, 8, 16, 32)),
     Contestant("fi", ("fi.prefill=fa2", "fi.tensor_cores=on")),
     Contestant("fi", ("fi.prefill=fa2", "fi.tensor_cores=off")),
+    Contestant("trtllm"),
 )
-RUNS = (("fa", 0.0), ("fa,fi", 0.0), ("fi", 0.0), ("fa", 0.6))
+RUNS = (("fa", 0.0), ("fa,fi", 0.0), ("fi", 0.0), ("trtllm", 0.0), ("fa", 0.6))
 """Backends and temperature of the runs of the whole engine."""
 
 
@@ -46,7 +47,7 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
     prompts = {Phase.PREFILL: [(1024, 1024)] * 16, Phase.EXTEND: [(1 + 19 * i, 300 + 100 * i) for i in range(16)]}
     for phase, rows in prompts.items():
         case = cases.make(phase, rows, **SHAPE)
-        for who in (Contestant("fa"), Contestant("fi"), Contestant("fi", ("fi.prefill=fa2",))):
+        for who in (Contestant("fa"), Contestant("fi"), Contestant("fi", ("fi.prefill=fa2",)), Contestant("trtllm")):
             found["prefill_us"][f"{who}, {phase.value}"] = attend(who, case, found["plan_host_us"])
     for attn, temperature in RUNS:
         found["engine"][f"{attn}, temperature {temperature}"] = offline(attn, temperature)

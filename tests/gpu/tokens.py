@@ -9,7 +9,7 @@ from typing import Any
 
 from headstock import LLM, SamplingParams
 
-PAIRS = ("sdpa", "fa", "fi", "fa,fi", "fi,fa", "sdpa,fa", "fi,sdpa")
+PAIRS = ("sdpa", "fa", "fi", "fa,fi", "fi,fa", "sdpa,fa", "fi,sdpa", "trtllm", "fi,trtllm", "trtllm,fa")
 NAMES = ("Anna", "Ben", "Mia", "Theo", "Sara", "Hugo", "Lena", "Otto")
 COMMANDS = (
     ("plugins", "inspect", "fa"),

@@ -9,6 +9,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
     {
         "backends/flash-attn": ("headstock-flash-attn", {"attention": ("fa",)}),
         "backends/flashinfer": ("headstock-flashinfer", {"attention": ("fi",)}),
+        "backends/trtllm": ("headstock-trtllm", {"attention": ("trtllm",)}),
         "backends/sdpa": ("headstock-sdpa", {"attention": ("sdpa",)}),
         "plugins/naive-cache": ("headstock-naive-cache", {"cache": ("naive",)}),
         "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),

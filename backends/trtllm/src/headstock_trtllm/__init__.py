@@ -1,0 +1,1 @@
+"""The attention backend `trtllm`: TensorRT-LLM's kernels over pages, for Hopper and Blackwell."""

@@ -1,0 +1,99 @@
+"""TensorRT-LLM's kernels over the paged pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headstock.spi import AttentionBackend, AttentionContext, AttentionStep, DeviceEnv, LayerInfo, Phase
+from headstock_trtllm import modules
+from headstock_trtllm.graphs import StaticRows, write
+from headstock_trtllm.kernels import Blackwell, Hopper, Kernels
+from headstock_trtllm.plugin import BLACKWELL, HOPPER
+from headstock_trtllm.step import TrtllmPlan
+
+
+class TrtllmBackend(AttentionBackend):
+    """One kernel for prompts, one for decode; nothing is planned on the host."""
+
+    def __init__(self, context: AttentionContext, kernels: Kernels | None = None) -> None:
+        """Compile what is not compiled yet, allocate the workspaces and run each kernel once.
+
+        raises: ValueError when the device has no kernels or they cannot be compiled
+        """
+        self.kernels = kernels or found(context)
+        self.device = context.device
+        self.page_size = context.page_size
+        self.pools = dict(context.pools)
+        self.static: StaticRows | None = None
+        self.warm_up(context)
+
+    def warm_up(self, context: AttentionContext) -> None:
+        """Run one token of the dummy page through each kernel: code is loaded now, which no capture allows."""
+        query = context.query
+        one = torch.ones(1, dtype=torch.int32, device=self.device)
+        table = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
+        shape = (1, query.heads, query.head_dim)
+        q = torch.zeros(shape, dtype=getattr(torch, query.q_dtype), device=self.device)
+        layer = LayerInfo(index=next(iter(self.pools)), group=0, scale=1.0)
+        start = torch.arange(2, dtype=torch.int32, device=self.device)
+        for is_decode in {phase is Phase.DECODE for phase in query.phases}:
+            plan = TrtllmPlan(
+                query_start=start,
+                context_lens=one,
+                page_tables=(table,),
+                max_query_len=1,
+                max_context_len=1,
+                is_decode=is_decode,
+            )
+            self.forward(q, layer, plan, torch.empty_like(q))
+
+    def plan(self, step: AttentionStep) -> TrtllmPlan:
+        """The step's own tensors."""
+        return TrtllmPlan.of(step)
+
+    def forward(self, q: Tensor, layer: LayerInfo, plan: TrtllmPlan, out: Tensor, lse: Tensor | None = None) -> None:
+        """Write causal attention of the step's queries over their rows' pages to `out`.
+
+        q: [tokens, heads, head_dim]
+        writes: out [tokens, heads, head_dim], dense
+        """
+        attend = self.kernels.decode if plan.is_decode else self.kernels.prefill
+        attend(q.contiguous(), self.pools[layer.index], plan, layer, out)
+
+    def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
+        """Allocate buffers for the largest bucket, which the others share."""
+        self.static = StaticRows.new(max(buckets), max_seq_len, self.page_size, self.device)
+
+    def graph_plan(self, bucket: int, step: AttentionStep) -> TrtllmPlan:
+        """A plan over the static buffers' first `bucket` rows, holding the step; its rows may be fewer."""
+        assert self.static is not None, "graph_init comes first"
+        plan = self.static.plan(bucket, len(step.page_tables))
+        write(plan, step)
+        return plan
+
+    def graph_update(self, plan: TrtllmPlan, step: AttentionStep) -> None:
+        """Write the step to the plan's buffers, at the same addresses."""
+        write(plan, step)
+
+    def memory_bytes(self) -> int:
+        """The workspaces and the static buffers of graphs."""
+        return self.kernels.memory_bytes() + (0 if self.static is None else self.static.memory_bytes())
+
+    def close(self) -> None:
+        """Forget the pools, the buffers and the workspaces."""
+        self.pools, self.static = {}, None
+        del self.kernels
+
+
+def found(context: AttentionContext) -> Kernels:
+    """The kernels of the context's device, compiled.   raises: ValueError when there are none"""
+    env = DeviceEnv(device=context.device.type, capability=torch.cuda.get_device_capability(context.device))
+    if env in BLACKWELL:
+        return Blackwell(context.device, context.query.max_seq_len)
+    if env not in HOPPER:
+        raise ValueError(f"TensorRT-LLM's kernels serve {HOPPER} and {BLACKWELL}, and this is {env}; use --attn fi")
+    modules.ensure(modules.Need.of(context.query, context.page_size))
+    return Hopper(context.device)

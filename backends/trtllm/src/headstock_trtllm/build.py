@@ -1,0 +1,137 @@
+"""Compile the modules that Hopper needs and put them where FlashInfer finds them: python -m headstock_trtllm.build
+
+    --head-dim 128 --page-size 64 --ratio 2 --q-dtype bfloat16 --kv-dtype bfloat16 --phase prefill extend decode
+
+Needs nvcc; MAX_JOBS says how many files are compiled at the same time, FLASHINFER_CUDA_ARCH_LIST for which GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headstock.spi import Phase
+from headstock_trtllm import modules
+from headstock_trtllm.modules import HEAD_DIMS, SHORT, Need
+
+LAUNCHER = re.compile(r"^void (run_fmha_v2_\w+)\((Params_v2 &params, const Launch_params &launch_params, .*?)\);", re.M)
+
+STUB = """void {name}(Params_v2 &, const Launch_params &, cudaStream_t) {{
+  throw std::runtime_error("this build of FMHA v2 lacks {name}; python -m headstock_trtllm.build adds head sizes, "
+                           "and without {folder} FlashInfer compiles all of it");
+}}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile what is missing of what is asked for.   returns: the exit code"""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--head-dim", type=int, nargs="+", required=True)
+    parser.add_argument("--page-size", type=int, nargs="+", default=[64])
+    parser.add_argument("--ratio", type=int, nargs="+", default=[1], help="query heads a KV head")
+    parser.add_argument("--q-dtype", choices=sorted(SHORT), default="bfloat16")
+    parser.add_argument("--kv-dtype", choices=[*sorted(SHORT), "float8_e4m3fn"], default="bfloat16")
+    parser.add_argument("--phase", nargs="+", choices=[each.value for each in Phase], default=["prefill", "decode"])
+    asked = parser.parse_args(arguments)
+    os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")  # read when flashinfer is imported
+    need = Need(
+        head_dims=tuple(asked.head_dim),
+        page_sizes=tuple(asked.page_size),
+        ratios=tuple(asked.ratio),
+        q_dtype=asked.q_dtype,
+        kv_dtype=asked.kv_dtype,
+        phases=frozenset(map(Phase, asked.phase)),
+    )
+    try:
+        build(need)
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"cannot compile TensorRT-LLM's kernels: {type(error).__name__}: {error}\n")
+        return 1
+    return 0
+
+
+def build(need: Need) -> None:
+    """Compile and keep what is missing.
+
+    raises: OSError when FlashInfer's folder cannot be written; RuntimeError with the compiler's words
+    """
+    from filelock import FileLock
+    from flashinfer.jit import build_jit_specs, env
+
+    env.FLASHINFER_AOT_DIR.mkdir(parents=True, exist_ok=True)
+    env.FLASHINFER_JIT_DIR.mkdir(parents=True, exist_ok=True)
+    with FileLock(env.FLASHINFER_JIT_DIR / "headstock-trtllm.lock"):
+        names = modules.missing(need)  # another process may have made them in the meantime
+        specs = [each for each in modules.decode_specs(need) if each.name in names]
+        head_dims = need.head_dims
+        if modules.prefill_name(need.q_dtype) in names:
+            head_dims = together(env.FLASHINFER_AOT_DIR / modules.prefill_name(need.q_dtype) / HEAD_DIMS, head_dims)
+            specs.insert(0, prefill_spec(need.q_dtype, head_dims))
+        for each in specs:
+            sys.stdout.write(f"compiling {each.name} ({len(each.sources)} files)\n")
+        began = time.monotonic()
+        build_jit_specs(specs, skip_prebuilt=False)
+        for each in specs:
+            keep(each, head_dims)
+        sys.stdout.write(f"{len(specs)} modules after {time.monotonic() - began:.1f} s in {env.FLASHINFER_AOT_DIR}\n")
+
+
+def together(listed: Path, head_dims: tuple[int, ...]) -> tuple[int, ...]:
+    """The head sizes, and those that the module had before."""
+    before = map(int, listed.read_text().split()) if listed.exists() else ()
+    return tuple(sorted({*before, *head_dims}))
+
+
+def prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
+    """FlashInfer's module of FMHA v2 with only the kernels that this backend calls: causal, without soft-cap, ALiBi or
+    softmax statistics, for these head sizes. The other launchers, which its table names, raise.
+
+    writes: missing_kernels.cu beside FlashInfer's generated sources
+    raises: ValueError when the library names its sources otherwise
+    """
+    import torch
+    from flashinfer.jit import gen_fmha_v2_module
+
+    spec: Any = gen_fmha_v2_module("Q_PAGED_KV_NHD", getattr(torch, dtype))
+    endings = tuple(f"_S_q_paged_kv_{size}_output_{SHORT[dtype]}_tma_ws_sm90.cu" for size in head_dims)
+    kernels = [path for path in spec.sources if path.name.endswith(endings)]
+    if len(kernels) != len(head_dims):
+        raise ValueError(f"FlashInfer has {len(kernels)} kernels for heads of {head_dims}, wanted one for each")
+    others = [path for path in spec.sources if not path.name.startswith("fmha_v2_flash_attention")]
+    folder = others[0].parent
+    stubs = folder / "missing_kernels.cu"
+    stubs.write_text(missing_kernels((folder / "fmha_v2_api.h").read_text(), kernels, spec.aot_path.parent))
+    return replace(spec, sources=[*kernels, *others, stubs])
+
+
+def missing_kernels(api: str, kernels: Sequence[Path], folder: Path) -> str:
+    """CUDA source in which every launcher that the header declares and no kernel defines raises an error."""
+    present = {f"run_{path.stem}" for path in kernels}
+    declared = [match.group(1) for match in LAUNCHER.finditer(api)]
+    stubs = [STUB.format(name=name, folder=folder) for name in declared if name not in present]
+    return "\n".join(['#include <stdexcept>\n#include "fmha_v2_api.h"', *stubs])
+
+
+def keep(spec: Any, head_dims: tuple[int, ...]) -> None:
+    """Copy a compiled module to where FlashInfer loads it without a compiler.   writes: AOT/NAME/"""
+    folder = spec.aot_path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    spec.aot_path.unlink(missing_ok=True)  # never an old module beside a new list of head sizes
+    if spec.name.startswith("trtllm_fmha_v2"):
+        (folder / HEAD_DIMS).write_text(" ".join(map(str, head_dims)) + "\n")
+    fresh = folder / f"{spec.name}.so.new"
+    shutil.copyfile(spec.jit_library_path, fresh)
+    fresh.replace(spec.aot_path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

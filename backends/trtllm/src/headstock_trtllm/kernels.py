@@ -1,0 +1,143 @@
+"""TensorRT-LLM's functions of each family of GPUs behind one face.
+
+q, out: [tokens, heads, head_dim], dense    pool: [pages, 2, page_size, kv_heads, head_dim]
+Workspaces are zeroed when they are made, and the kernels leave their counters at zero.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from headstock.spi import LayerInfo
+from headstock_trtllm.step import TrtllmPlan
+
+LAYOUT = "NHD"
+
+PREFILL_WORKSPACE = 1 << 20
+"""Bytes: FMHA v2 keeps one counter of tiles in it."""
+DECODE_WORKSPACE = 16 << 20
+"""Bytes: XQA's first 8 MiB are semaphores; partial results of at most 1.5 blocks a processor follow, 17 KiB each."""
+BLACKWELL_WORKSPACE = 128 << 20
+"""Bytes, as the library's documentation has it."""
+
+
+class Kernels(Protocol):
+    """Attention for prompts and for decode. Each has its own workspace: the other's counters must stay zero."""
+
+    def prefill(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+        """Attention of rows with any number of queries.   writes: out"""
+
+    def decode(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+        """Attention of rows with one query each.   writes: out"""
+
+    def memory_bytes(self) -> int:
+        """Bytes of the workspaces."""
+
+
+class Hopper:
+    """FMHA v2 and XQA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.fmha: Any = import_module("flashinfer.prefill").trtllm_fmha_v2_prefill
+        self.xqa: Any = import_module("flashinfer.decode").xqa_batch_decode_with_kv_cache
+        self.prefill_workspace = zeros(PREFILL_WORKSPACE, device)
+        self.decode_workspace = zeros(DECODE_WORKSPACE, device)
+
+    def prefill(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+        """FMHA v2: causal, aligned at the end of each row's context.   writes: out"""
+        self.fmha(
+            (q, pool),
+            f"Q_PAGED_KV_{LAYOUT}",
+            self.prefill_workspace,
+            plan.context_lens,
+            plan.max_query_len,
+            plan.max_context_len,
+            layer.scale,
+            1.0,
+            plan.num_rows,
+            plan.query_start,
+            plan.context_start,
+            block_tables=plan.page_tables[layer.group],
+            out=out,
+            mask_mode="causal",
+        )
+
+    def decode(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+        """XQA. In how many parts a row is read follows from the rows and the page table's width, never from lengths.
+
+        writes: out
+        """
+        self.xqa(
+            q,
+            pool,
+            self.decode_workspace,
+            plan.page_tables[layer.group],
+            plan.context_lens,
+            plan.max_context_len,
+            bmm1_scale=layer.scale * layer.k_scale,
+            bmm2_scale=layer.v_scale,
+            out=out,
+            kv_layout=LAYOUT,
+        )
+
+    def memory_bytes(self) -> int:
+        """Bytes of both workspaces."""
+        return self.prefill_workspace.nbytes + self.decode_workspace.nbytes
+
+
+class Blackwell:
+    """The functions of trtllm-gen. `max_seq_len` is one number for all decode steps, because sums depend on it."""
+
+    def __init__(self, device: torch.device, max_seq_len: int) -> None:
+        self.context: Any = import_module("flashinfer.prefill").trtllm_batch_context_with_kv_cache
+        self.generation: Any = import_module("flashinfer.decode").trtllm_batch_decode_with_kv_cache
+        self.max_seq_len = max_seq_len
+        self.workspace = zeros(BLACKWELL_WORKSPACE, device)
+
+    def prefill(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+        """Attention of prompts, causal.   writes: out"""
+        self.context(
+            q,
+            pool,
+            self.workspace,
+            plan.page_tables[layer.group],
+            plan.context_lens,
+            plan.max_query_len,
+            plan.max_context_len,
+            layer.scale,
+            1.0,
+            plan.num_rows,
+            plan.query_start,
+            plan.context_start,
+            out=out,
+            kv_layout=LAYOUT,
+        )
+
+    def decode(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+        """Attention of one token a row.   writes: out"""
+        self.generation(
+            q,
+            pool,
+            self.workspace,
+            plan.page_tables[layer.group],
+            plan.context_lens,
+            self.max_seq_len,
+            bmm1_scale=layer.scale,
+            bmm2_scale=1.0,
+            out=out,
+            kv_layout=LAYOUT,
+            backend="trtllm-gen",
+        )
+
+    def memory_bytes(self) -> int:
+        """Bytes of the workspace."""
+        return self.workspace.nbytes
+
+
+def zeros(size: int, device: torch.device) -> Tensor:
+    """A workspace. [size] uint8"""
+    return torch.zeros(size, dtype=torch.uint8, device=device)

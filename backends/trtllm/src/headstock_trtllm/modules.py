@@ -1,0 +1,122 @@
+"""The compiled modules that Hopper needs, and where FlashInfer looks for them before it asks a compiler.
+
+A library at AOT/NAME/NAME.so is loaded as it is. FlashInfer's own module of FMHA v2 is 132 kernels, of which one for
+each head size is ever called here, so `build` makes that module of those alone; a file beside it says which head sizes
+it has.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from headstock.spi import AttentionQuery, Phase
+
+LOG = logging.getLogger(__name__)
+
+SHORT = {"bfloat16": "bf16", "float16": "fp16"}
+"""Names of types in names of modules."""
+HEAD_DIMS = "head_dims"
+"""The file beside a module of FMHA v2."""
+
+
+@frozen(kw_only=True)
+class Need:
+    """The shapes to compile for: one module of FMHA v2 with all head sizes, one of XQA for each other combination."""
+
+    head_dims: tuple[int, ...]
+    page_sizes: tuple[int, ...]
+    ratios: tuple[int, ...]
+    q_dtype: str
+    kv_dtype: str
+    phases: frozenset[Phase]
+
+    @classmethod
+    def of(cls, query: AttentionQuery, page_size: int) -> Need:
+        """What a query needs."""
+        return cls(
+            head_dims=(query.head_dim,),
+            page_sizes=(page_size,),
+            ratios=(query.heads // query.kv_heads,),
+            q_dtype=query.q_dtype,
+            kv_dtype=query.kv_dtype,
+            phases=query.phases,
+        )
+
+    @property
+    def arguments(self) -> list[str]:
+        """As arguments of `python -m headstock_trtllm.build`."""
+        named: dict[str, tuple[object, ...]] = {
+            "--head-dim": self.head_dims,
+            "--page-size": self.page_sizes,
+            "--ratio": self.ratios,
+            "--q-dtype": (self.q_dtype,),
+            "--kv-dtype": (self.kv_dtype,),
+            "--phase": tuple(sorted(phase.value for phase in self.phases)),
+        }
+        return [word for name, values in named.items() for word in (name, *map(str, values))]
+
+    @property
+    def prompts(self) -> bool:
+        """Whether FMHA v2 is needed."""
+        return bool(self.phases - {Phase.DECODE})
+
+
+def prefill_name(dtype: str) -> str:
+    """FlashInfer's name for the module of FMHA v2 with queries, KV and output of one type."""
+    return f"trtllm_fmha_v2_q_paged_kv_nhd_{SHORT[dtype]}_{SHORT[dtype]}"
+
+
+def has_prefill(folder: Path, name: str, head_dims: tuple[int, ...]) -> bool:
+    """Whether the module is in the folder with these head sizes. Without the file it is FlashInfer's own: all sizes."""
+    listed = folder / name / HEAD_DIMS
+    if not (folder / name / f"{name}.so").exists():
+        return False
+    return not listed.exists() or set(head_dims) <= set(map(int, listed.read_text().split()))
+
+
+def decode_specs(need: Need) -> list[Any]:
+    """FlashInfer's descriptions of the modules of XQA."""
+    from flashinfer.jit.xqa import gen_xqa_module
+
+    q, kv = getattr(torch, need.q_dtype), getattr(torch, need.kv_dtype)
+    return [
+        gen_xqa_module(q, kv, page_size, head_dim, ratio, False, q)
+        for head_dim in need.head_dims
+        for page_size in need.page_sizes
+        for ratio in need.ratios
+    ]
+
+
+def missing(need: Need) -> list[str]:
+    """The names of modules that are not compiled yet."""
+    from flashinfer.jit import env
+
+    names = []
+    if need.prompts and not has_prefill(env.FLASHINFER_AOT_DIR, prefill_name(need.q_dtype), need.head_dims):
+        names.append(prefill_name(need.q_dtype))
+    if Phase.DECODE in need.phases:
+        names += [each.name for each in decode_specs(need) if not each.aot_path.exists()]
+    return names
+
+
+def ensure(need: Need) -> None:
+    """Compile what is missing, in a process of its own, and say so.   raises: ValueError when that fails"""
+    names = missing(need)
+    if not names:
+        return
+    command = [sys.executable, "-m", "headstock_trtllm.build", *need.arguments]
+    LOG.warning("compiling %s, once: they are kept beside flashinfer", ", ".join(names))
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[-600:]
+        raise ValueError(f"{said}; to see all of it: {' '.join(['python', *command[1:]])}")
+    LOG.warning("compiled after %.1f s", time.monotonic() - began)

@@ -1,0 +1,101 @@
+"""What `trtllm` says of itself."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from headstock.spi import (
+    AttentionCapabilities,
+    AttentionQuery,
+    AttentionSpec,
+    DeviceEnv,
+    DeviceRange,
+    GraphSupport,
+    IntSet,
+    Phase,
+    Planning,
+    Rejection,
+    Require,
+    SpiRange,
+)
+
+DISTRIBUTION = "flashinfer-python"
+REQUIRE = Require(import_name="flashinfer", distribution=DISTRIBUTION, version=">=0.6.18.post1,<0.8")
+
+HOPPER = DeviceRange("cuda", (9, 0), (9, 0))
+BLACKWELL = DeviceRange("cuda", (10, 0), (10, 3))
+
+BFLOAT16 = ("bfloat16", "bfloat16", "bfloat16")
+FLOAT16 = ("float16", "float16", "float16")
+EIGHT_BIT_KV = ("bfloat16", "float8_e4m3fn", "bfloat16")
+
+CAPABILITIES = AttentionCapabilities(
+    phases=frozenset(Phase),
+    devices=(HOPPER, BLACKWELL),
+    dtypes=frozenset({BFLOAT16, FLOAT16, EIGHT_BIT_KV}),
+    head_dims=IntSet.of(64, 128, 256),
+    gqa_ratios=IntSet.multiples(1, 32),
+    page_sizes=IntSet.of(16, 32, 64, 128),
+    paged=True,
+    contiguous=False,
+    graph=GraphSupport.DECODE,
+    planning=Planning.NONE,
+    features=frozenset(),
+)
+
+
+def spec() -> AttentionSpec:
+    """The spec of `trtllm`: what either family of GPUs can do; `resolve` narrows it to the one that is here."""
+    return AttentionSpec(
+        name="trtllm",
+        spi=SpiRange(0, 1),
+        summary="TensorRT-LLM's kernels out of FlashInfer, for Hopper and Blackwell",
+        implementation="headstock_trtllm.backend:TrtllmBackend",
+        requires=(REQUIRE,),
+        resolve="headstock_trtllm.plugin:resolve",
+        capabilities=CAPABILITIES,
+    )
+
+
+def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]:
+    """The capabilities on this machine and for these phases, or why the query cannot be met."""
+    normal = {name.lower().replace("_", "-") for name in env.distributions}
+    if DISTRIBUTION not in normal:
+        hint = f"pip install '{DISTRIBUTION}{REQUIRE.version}'"
+        return (Rejection(code="missing", message=f"{DISTRIBUTION} is not installed", hint=hint),)
+    if env in BLACKWELL:
+        return blackwell(query)
+    return hopper(query)
+
+
+def hopper(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection, ...]:
+    """FMHA v2 for prompts and XQA for decode: the types of both, or of XQA when it is asked for decode only."""
+    if query.phases <= {Phase.DECODE} or query.q_dtype == query.kv_dtype == "bfloat16":
+        dtypes = CAPABILITIES.dtypes if query.phases <= {Phase.DECODE} else frozenset({BFLOAT16})
+        return evolve(CAPABILITIES, dtypes=dtypes)
+    reason = (
+        "FMHA v2 adds the products of float16 in float16"
+        if query.q_dtype == "float16"
+        else f"FMHA v2 reads {query.kv_dtype} KV with queries of that type only"
+    )
+    return (
+        Rejection(
+            code="dtype",
+            message=f"{reason}, so prompts are served in bfloat16 with bfloat16 KV",
+            hint="Name it for decode only (--attn fi,trtllm), or use --dtype bfloat16 --kv-dtype bfloat16.",
+        ),
+    )
+
+
+def blackwell(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection, ...]:
+    """The kernels of trtllm-gen, which come compiled for some shapes only."""
+    capabilities = evolve(
+        CAPABILITIES,
+        dtypes=frozenset({BFLOAT16, FLOAT16}),
+        head_dims=IntSet.of(64, 128),
+        page_sizes=IntSet.of(16, 32, 64),
+    )
+    if query.page_size is not None and query.page_size not in capabilities.page_sizes:
+        found = f"trtllm-gen reads pages of {capabilities.page_sizes}, not {query.page_size}"
+        return (Rejection(code="page_size", message=found, hint="Use --page-size 64."),)
+    return capabilities
