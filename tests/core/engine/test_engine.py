@@ -175,9 +175,6 @@ class Faulty(Runner):
         healthy[1] = False
         return evolve(sample, healthy=healthy)
 
-    def capture(self, report: Any) -> int:
-        return 0
-
     def close(self) -> None:
         self.inner.close()
 

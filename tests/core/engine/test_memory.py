@@ -10,7 +10,7 @@ import torch
 
 from headstock.config import EngineConfig
 from headstock.engine.device import container_room
-from headstock.engine.memory import MemoryPlan, activation_bytes, bar, page_bytes, plan_memory, size
+from headstock.engine.memory import MemoryPlan, bar, estimate, page_bytes, plan_memory, size
 from headstock.errors import CannotRun
 from headstock.nn.config import decoder_config
 from headstock.spi import ModelConfig
@@ -36,8 +36,7 @@ def plan(free: int = 40 * GIB, weights: int = 10 * GIB, most_tokens: int = 10**9
         page_size=16,
         kv_dtype=torch.float16,
         weights=weights,
-        workspaces=0,
-        itemsize=2,
+        spent=estimate(model(), 8192, 256, 2),
         free=free,
         most_tokens=most_tokens,
     )
@@ -56,7 +55,7 @@ def test_P2_a_pool_from_megabytes_counts_the_dummy_page() -> None:
 
 def test_P3_a_pool_from_a_fraction_of_free_memory() -> None:
     page = page_bytes(model(), 16, torch.float16)
-    extra = activation_bytes(model(), 8192, 256, 2)
+    extra = estimate(model(), 8192, 256, 2).total
 
     assert plan(memory_ratio=0.5).num_pages == (20 * GIB - 10 * GIB - extra) // page - 1
 
@@ -91,9 +90,9 @@ def test_the_pool_is_no_larger_than_all_rows_can_fill() -> None:
 
 
 def test_T18_activations_grow_with_the_step_and_the_rows_and_are_printed() -> None:
-    small = activation_bytes(model(), 1024, 16, 2)
+    small = estimate(model(), 1024, 16, 2).total
 
-    assert activation_bytes(model(), 2048, 16, 2) > small < activation_bytes(model(), 1024, 64, 2)
+    assert estimate(model(), 2048, 16, 2).total > small < estimate(model(), 1024, 64, 2).total
     assert any("activations" in line for line in plan().lines())
 
 

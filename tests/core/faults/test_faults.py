@@ -88,16 +88,18 @@ def test_a_capture_fails_once() -> None:
         def run(self, batch: Batch, attend: Any) -> Sample:
             raise NotImplementedError
 
-        def capture(self, report: Any) -> int:
-            return 5
+        def capture(self, buckets: Any, report: Any) -> None:
+            captured.append(buckets)
 
         def close(self) -> None: ...
 
+    captured: list[Any] = []
     runner = Faults.of(["capture"]).around_runner(Capturing())
 
     with pytest.raises(Injected, match="capture"):
-        runner.capture(print)
-    assert runner.capture(print) == 5
+        runner.capture((8, 1), print)
+    runner.capture((8, 1), print)
+    assert captured == [(8, 1)]
 
 
 def test_without_faults_the_parts_stay_as_they_are() -> None:

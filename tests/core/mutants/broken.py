@@ -12,8 +12,8 @@ import torch
 import toy_plugins
 from attrs import evolve, frozen
 
-from headstock.engine import buffers, engine, inline, sampling
-from headstock.schedule import Column, Failed, absorb, admit, pages
+from headstock.engine import buffers, engine, sampling
+from headstock.schedule import Column, Failed, absorb, admit, commit, indexing, pages
 from headstock.spi import Match
 from headstock_radix_cache.policy import RadixCache
 
@@ -49,7 +49,7 @@ def around(owner: Any, name: str, wrap: Callable[..., Any]) -> Patch:
 
 def free_twice(release: Any, draft: Any, row: int) -> None:
     """The row's private pages go back twice."""
-    private = draft.pages[0][row][int(draft.columns[Column.INDEXED, row]) :]
+    private = pages.held(draft, 0, row)[int(draft.columns[Column.INDEXED, row]) :]
     release(draft, row)
     pages.give_back(draft, 0, private)
 
@@ -164,9 +164,9 @@ def table_not_cleared(take_in: Any, self: Any, plan: Any, joined: dict[int, Any]
         table[list(joined)] = torch.where(table[list(joined)] == 0, old, table[list(joined)])
 
 
-def kept_too_early(keep: Any, self: Any, plan: Any, *arguments: Any) -> None:
+def kept_too_early(keep: Any, self: Any, rows: Any, positions: Any, tokens: Any) -> None:
     """A sampled token lands one place before its own."""
-    keep(self, evolve(plan, stops=plan.stops - 1), *arguments)
+    keep(self, rows, positions - 1, tokens)
 
 
 def no_ban(join: Any, self: Any, row: int, request: Any) -> None:
@@ -194,14 +194,14 @@ MUTANTS = {
     ),
     "pages lost": Mutant("P1 P3", around(pages, "give_back", lose_one), hunts.scheduling, "a page is lost"),
     "duplicates freed behind the table's back": Mutant(
-        "P2", around(pages, "change_over", without_writing), hunts.scheduling, "not its own|wrong tokens"
+        "P2", around(indexing, "change_over", without_writing), hunts.scheduling, "not its own|wrong tokens"
     ),
     "part of a page shared": Mutant("P2", around(RadixCache, "match", with_part), hunts.scheduling, "wrong tokens"),
     "last token not computed": Mutant("P2 C6", around(admit, "find", whole_prompt), hunts.repeats, "still busy"),
     "held pages evicted": Mutant(
         "P1", around(RadixCache, "hold", lambda hold, *_: None), hunts.scheduling, "that a running row holds"
     ),
-    "promise dropped": Mutant("P7", around(step, "score", without_promise), hunts.scheduling, "knows more tokens"),
+    "promise dropped": Mutant("P7", around(commit, "score", without_promise), hunts.scheduling, "knows more tokens"),
     "window freed under drafts": Mutant(
         "P8", around(step, "drop_behind", behind_drafts), hunts.windows, "without a page|not its own|dummy page"
     ),
@@ -221,9 +221,9 @@ MUTANTS = {
     "NaN fails all": Mutant("P10", around(engine.Engine, "news", all_fail), hunts.nan, "did not fail alone"),
     "table not cleared": Mutant("P8", around(buffers.Buffers, "take_in", table_not_cleared), hunts.serving, "failed"),
     "token not kept on the device": Mutant(
-        "P7", around(inline.InlineExecutor, "keep", lambda keep, *_: None), hunts.serving, "said"
+        "P7", around(buffers.Buffers, "keep", lambda keep, *_: None), hunts.serving, "said"
     ),
-    "token kept too early": Mutant("P7", around(inline.InlineExecutor, "keep", kept_too_early), hunts.serving, "said"),
+    "token kept too early": Mutant("P7", around(buffers.Buffers, "keep", kept_too_early), hunts.serving, "said"),
     "min_tokens bans nothing": Mutant("P9", around(sampling.SamplingTable, "join", no_ban), hunts.serving, "said"),
     "noise of the batch": Mutant(
         "S10 P6", around(sampling.SamplingTable, "select", noise_of_the_batch), hunts.neighbours, "neighbours"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from headstock.nn.program import run
 from headstock.spi import Attend, Batch, Program, Runner, Sample
 
 
@@ -15,15 +14,7 @@ class EagerRunner(Runner):
 
     def run(self, batch: Batch, attend: Attend) -> Sample:
         """What the batch's logit positions sample.   writes: batch.pools"""
-        program = self.program
-        hidden = program.model.forward(program.params, program.config, batch, attend, program.ops)
-        if batch.logit_indices is not None:
-            hidden = hidden[batch.logit_indices]
-        return program.ops.lm_head_sample(program.params, program.config, hidden, batch.sampling)
-
-    def capture(self, report: Callable[[str], None]) -> int:
-        """Nothing is recorded."""
-        return 0
+        return run(self.program, batch, attend)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from headstock.engine.buffers import Buffers
 from headstock.engine.sampling import SamplingTable
 from headstock.schedule import Plan
-from headstock.spi import AttentionStep, Batch, Phase
+from headstock.spi import AttentionStep, Batch, DecodeStep, Phase
 
 Ints = np.ndarray
 
@@ -62,6 +62,20 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> Step:
         logit_rows=logit_rows,
         logit_positions=logit_positions,
         last_logits=logit_ends - 1,
+    )
+
+
+def decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> DecodeStep | None:
+    """The plan as a step of decode rows that each get a token; None when it is more than that."""
+    count = len(plan.rows)
+    if plan.num_decode < count or int(plan.num_logits.sum()) != count or int(plan.samples.sum()) != count:
+        return None
+    rows, positions = plan.rows.astype(np.int64), plan.starts.astype(np.int64)
+    return DecodeStep(
+        rows=rows,
+        positions=positions,
+        settings=sampling.settings(rows, buffers),
+        sampling=lambda: sampling.select(rows, positions, buffers),
     )
 
 

@@ -21,8 +21,9 @@ class Buffers:
     """What lives on the device between steps.
 
     pools: by layer, [pages + 1, 2, page_size, kv_heads, head_dim]; page 0 is the dummy page, finite for ever
-    page_tables: by group, [rows, columns] int32, 0 past a row's last page
-    tokens: [rows, max_len] int64, every token known or sampled so far
+    page_tables: by group, [rows + 1, columns] int32, 0 past a row's last page
+    tokens: [rows + 1, max_len + 1] int64, every token known or sampled so far
+    The last row of the tables is nobody's: rows that pad a batch sit there.
     """
 
     device: torch.device
@@ -63,8 +64,25 @@ class Buffers:
                 mine = plan.page_groups == group
                 rows, columns, pages = rows[mine], columns[mine], pages[mine]
             if len(rows):
-                places = self.native(rows.astype(np.int64)), self.native(columns.astype(np.int64))
-                self.native(table)[places] = self.native(pages)
+                rows, columns, pages = self.latest(rows.astype(np.int64), columns.astype(np.int64), pages)
+                self.native(table)[self.native(rows), self.native(columns)] = self.native(pages)
+
+    def latest(self, rows: Ints, columns: Ints, pages: Ints) -> tuple[Ints, Ints, Ints]:
+        """The entries without those that a later one replaces: a GPU writes them all at once, in any order."""
+        if self.device.type == "cpu":
+            return rows, columns, pages
+        _, last = np.unique((rows * self.tokens.shape[1] + columns)[::-1], return_index=True)
+        kept = len(rows) - 1 - last
+        return rows[kept], columns[kept], pages[kept]
+
+    def keep(self, rows: Ints, positions: Ints, tokens: Tensor) -> None:
+        """Note the tokens sampled for some rows at the positions where they belong.
+
+        rows, positions: [n] int32    tokens: [n] int64
+        writes: tokens
+        """
+        at = self.native(rows.astype(np.int64)), self.native(positions.astype(np.int64))
+        self.native(self.tokens)[at] = self.native(tokens)
 
     @torch.inference_mode()
     def clean(self, rows: Ints) -> None:
@@ -110,8 +128,8 @@ def allocate(
         device=device,
         page_size=page_size,
         pools=tuple(layers[layer] for layer in range(len(layers))),
-        page_tables=tuple(torch.zeros((rows, columns), dtype=torch.int32, device=device) for _ in groups),
-        tokens=torch.zeros((rows, max_len), dtype=torch.int64, device=device),
+        page_tables=tuple(torch.zeros((rows + 1, columns), dtype=torch.int32, device=device) for _ in groups),
+        tokens=torch.zeros((rows + 1, max_len + 1), dtype=torch.int64, device=device),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +14,37 @@ from attrs import frozen
 
 from headstock import registry, weights
 from headstock.config import EngineConfig
+from headstock.engine.assembly import Assembly, Material, assemble
 from headstock.engine.bounds import limits
 from headstock.engine.buffers import Buffers, allocate
 from headstock.engine.canary import Canary
 from headstock.engine.device import describe, free_bytes
 from headstock.engine.faults import Faults
-from headstock.engine.memory import MemoryPlan, plan_memory, size
+from headstock.engine.memory import MemoryPlan, Spent, estimate, plan_memory, size
 from headstock.engine.negotiate import Agreement, model_dtype, negotiate, pool_dtype
 from headstock.engine.resolve import AttentionQuestion
-from headstock.engine.router import PhaseRouter
-from headstock.engine.selection import Choice, Parts, select
+from headstock.engine.selection import Parts, select
+from headstock.engine.trial import capture, measure, most_rows
 from headstock.errors import CannotRun, ModelError, UsageError
+from headstock.logs import event
 from headstock.schedule import Limits
 from headstock.spi import (
-    AttentionContext,
     DeviceEnv,
     Executor,
     GraphSupport,
-    LayerInfo,
     Model,
     ModelConfig,
     Ops,
     Params,
-    Phase,
     PluginSpec,
-    Program,
 )
 
 LOG = logging.getLogger(__name__)
 
 Report = Callable[[str, int, int], None]
+
+SLACK = 64 << 20
+"""Bytes by which graphs may differ from the plan unsaid: the driver hands memory out in large pieces."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -79,40 +81,44 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     params = load(config, directory, family, model, dtype, device, max_len, parts.operations, free, report)
     taken = sum(tensor_bytes(weight) for weight in params.values())
     page_size = agreement.page_size or max_len
+    faults = Faults.of(config.faults)
+    material = Material(
+        config=config,
+        parts=parts,
+        asked=question(config, model, dtype, max_len),
+        family=family,
+        model=model,
+        params=params,
+        faults=faults,
+    )
+    sizes = {
+        "groups": model.kv_groups,
+        "device": device,
+        "kv_dtype": getattr(torch, agreement.kv_dtype),
+        "page_size": page_size,
+        "rows": config.max_running_requests,
+    }
+    if device.type == "cuda":
+        spent = measured(material, sizes, max_len)
+    else:
+        spent = estimate(model, config.max_batch_tokens, config.max_running_requests, getattr(torch, dtype).itemsize)
     memory = plan_memory(
         config,
         model=model,
         page_size=page_size,
         kv_dtype=getattr(torch, agreement.kv_dtype),
         weights=taken,
-        workspaces=0,
-        itemsize=getattr(torch, dtype).itemsize,
+        spent=spent,
         free=free,
         most_tokens=config.max_running_requests * max_len,
     )
     if memory.kv_tokens < max_len:
         notes.append(f"max_seq_len is cut from {max_len} to {memory.kv_tokens} tokens, all that the KV pool can hold")
         max_len = memory.kv_tokens
-    faults = Faults.of(config.faults)
-    buffers = reserve(
-        memory,
-        faults.around_allocation(allocate),
-        groups=model.kv_groups,
-        device=device,
-        kv_dtype=getattr(torch, agreement.kv_dtype),
-        page_size=page_size,
-        num_pages=memory.num_pages,
-        rows=config.max_running_requests,
-        max_len=max_len,
-    )
-    program = Program(config=model, params=params, model=family, ops=parts.operations)
+    buffers = reserve(memory, faults.around_allocation(allocate), **sizes, num_pages=memory.num_pages, max_len=max_len)
     bounds = limits(config, parts, agreement, memory, model, max_len)
-    executor = registry.implementation(parts.executor)(
-        buffers=buffers,
-        runner=faults.around_runner(registry.implementation(parts.runner)(program)),
-        router=router(config, parts, question(config, model, dtype, max_len), buffers, model),
-        vocab=model.vocab,
-    )
+    assembly = assemble(material, buffers, max_len)
+    graphs = record(assembly, material, memory, report)
     return Build(
         config=config,
         env=env,
@@ -122,9 +128,34 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
         agreement=agreement,
         memory=memory,
         limits=attrs.evolve(bounds, choose=faults.around_choice(bounds.choose)),
-        executor=watched(config, parts, buffers, model, faults.around_executor(executor)),
-        notes=tuple(notes),
+        executor=watched(config, parts, buffers, model, faults.around_executor(assembly.executor)),
+        notes=(*notes, *graphs),
     )
+
+
+def measured(material: Material, sizes: Mapping[str, Any], max_len: int) -> Spent:
+    """What the largest step, the backends and the graphs take.   raises: CannotRun"""
+    try:
+        return measure(material, lambda: allocate(**sizes, num_pages=1, max_len=max_len), max_len)
+    except torch.OutOfMemoryError as error:
+        raise CannotRun(
+            f"a step of --max-batch-tokens {material.config.max_batch_tokens} needs more memory than the device has; "
+            "lower --max-batch-tokens or --max-running-requests"
+        ) from error
+
+
+def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: Report | None) -> tuple[str, ...]:
+    """Capture the runner's graphs; what the user should know of it."""
+    buckets = assembly.runner.buckets(most_rows(material))
+    if not buckets:
+        return ()
+    before, began = free_bytes(assembly.device), time.monotonic()
+    if not capture(assembly, buckets, lambda done, total: None if report is None else report("graphs", done, total)):
+        return ("graphs are off: they could not be captured (the log says why), and every step runs without",)
+    seconds, taken = time.monotonic() - began, max(before - free_bytes(assembly.device), 0)
+    if assembly.device.type == "cuda" and taken > memory.spent.graphs * 1.05 + SLACK:
+        LOG.warning(event("graphs took more than planned", planned=size(memory.spent.graphs), taken=size(taken)))
+    return (f"graphs for {len(buckets)} batch sizes up to {buckets[0]}, {size(taken)}, captured in {seconds:.1f} s",)
 
 
 def reserve(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:
@@ -245,31 +276,3 @@ def tensor_bytes(weight: Any) -> int:
     """Bytes of a parameter's tensors."""
     tensors = (weight.tensor, weight.scales, weight.bias)
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
-
-def router(
-    config: EngineConfig, parts: Parts, asked: AttentionQuestion, buffers: Buffers, model: ModelConfig
-) -> PhaseRouter:
-    """The attention backends, built; one instance when one serves all phases."""
-
-    def make(choice: Choice) -> Any:
-        context = AttentionContext(
-            query=asked.query(choice.phases),
-            capabilities=choice.capabilities,
-            device=buffers.device,
-            page_size=buffers.page_size,
-            pools=dict(enumerate(buffers.pools)),
-            max_tokens=config.max_batch_tokens,
-            options=registry.options(choice.spec, config.opt),
-        )
-        try:
-            return registry.implementation(choice.spec)(context)
-        except ValueError as error:  # by contract: the options or the machine do not suit it
-            raise CannotRun(f"--attn {choice.spec.name}: {error}") from error
-
-    built = {phase: backend for choice in parts.attention for backend in [make(choice)] for phase in choice.phases}
-    layers = tuple(
-        LayerInfo(index=layer.index, group=layer.group, scale=layer.scale, window=layer.window, softcap=layer.softcap)
-        for layer in model.layers
-    )
-    return PhaseRouter(built[Phase.PREFILL], built[Phase.DECODE], layers)

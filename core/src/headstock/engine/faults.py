@@ -9,13 +9,13 @@
     capture             the runner cannot capture
 
 Steps have the numbers that logs and recordings give them. A fault happens once: in the first step, from its own on, in
-which it can. (A replayed graph does not call attention, so NaN waits for a step that does.)
+which it can. (A replayed graph does not call attention, so a step that is to have NaN is not replayed.)
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,20 @@ from attrs import define, frozen
 from torch import Tensor
 
 from headstock.schedule import Plan
-from headstock.spi import Attend, Batch, Budget, Choice, Choose, Executor, Pending, Runner, Sample, View
+from headstock.spi import (
+    Attend,
+    Batch,
+    Budget,
+    CaptureReport,
+    Choice,
+    Choose,
+    DecodeStep,
+    Executor,
+    Pending,
+    Runner,
+    Sample,
+    View,
+)
 
 
 class Injected(RuntimeError):
@@ -158,10 +171,24 @@ class FaultyRunner(Runner):
 
         return self.inner.run(batch, poisoned)
 
-    def capture(self, report: Callable[[str], None]) -> int:
-        """Record what can be replayed later; the bytes of device memory that this took."""
+    def buckets(self, most_rows: int) -> tuple[int, ...]:
+        """The batch sizes that `inner` would record."""
+        return self.inner.buckets(most_rows)
+
+    def capture(self, buckets: Sequence[int], report: CaptureReport) -> None:
+        """Record steps of these sizes."""
         self.faults.strike("capture")
-        return self.inner.capture(report)
+        self.inner.capture(buckets, report)
+
+    def decode(self, step: DecodeStep) -> Sample | None:
+        """What the step samples, by a replay; None where NaN is due, which only `run` can make."""
+        faults = self.faults
+        if any(int(fault.value) in step.rows for fault in faults.due("nan", faults.step)):
+            return None
+        sample = self.inner.decode(step)
+        if sample is not None:
+            faults.strike("execute", faults.step)
+        return sample
 
     def close(self) -> None:
         """Give back what was recorded."""

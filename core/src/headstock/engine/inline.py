@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from attrs import frozen
-from torch import Tensor
 
-from headstock.engine.batch import Step, make_step
+from headstock.engine.batch import decode_step, make_step
 from headstock.engine.buffers import Buffers
+from headstock.engine.readback import Readback
 from headstock.engine.router import PhaseRouter
 from headstock.engine.sampling import SamplingTable
 from headstock.schedule import Entry, Plan
@@ -38,45 +38,42 @@ class Outcome:
     last_logits: Ints
 
 
+@frozen(kw_only=True, eq=False)
 class Launched(Pending):
-    """A step whose kernels have been launched."""
+    """A step whose kernels have been launched, and where its logits are; fields as in `Outcome`."""
 
-    def __init__(self, step: Step, sample: Sample, buffers: Buffers) -> None:
-        self.step = step
-        self.sample = sample
-        self.buffers = buffers
+    readback: Readback
+    buffers: Buffers
+    rows: Ints
+    positions: Ints
+    last_logits: Ints
 
     def wait(self) -> Outcome:
         """What was sampled; blocks until the device is done. The pages of rows that failed are finite afterwards."""
-        sample = self.sample
-        healthy = host(sample.healthy)
+        told = self.readback.wait()
+        healthy = told["healthy"]
         if not healthy.all():
-            self.buffers.clean(np.unique(self.step.logit_rows[~healthy]))
+            self.buffers.clean(np.unique(self.rows[~healthy]))
         return Outcome(
-            tokens=host(sample.tokens),
+            tokens=told["tokens"],
             healthy=healthy,
-            logprobs=None if sample.logprobs is None else host(sample.logprobs),
-            top_ids=None if sample.top_ids is None else host(sample.top_ids),
-            top_logprobs=None if sample.top_logprobs is None else host(sample.top_logprobs),
-            rows=self.step.logit_rows,
-            positions=self.step.logit_positions,
-            last_logits=self.step.last_logits,
+            logprobs=told.get("logprobs"),
+            top_ids=told.get("top_ids"),
+            top_logprobs=told.get("top_logprobs"),
+            rows=self.rows,
+            positions=self.positions,
+            last_logits=self.last_logits,
         )
-
-
-def host(tensor: Tensor) -> Ints:
-    """The tensor's values on the host."""
-    return tensor.cpu().numpy()
 
 
 class InlineExecutor(Executor):
     """Plans are carried out one after the other by `runner` over `buffers`."""
 
-    def __init__(self, *, buffers: Buffers, runner: Runner, router: PhaseRouter, vocab: int) -> None:
+    def __init__(self, *, buffers: Buffers, sampling: SamplingTable, runner: Runner, router: PhaseRouter) -> None:
         self.buffers = buffers
+        self.sampling = sampling
         self.runner = runner
         self.router = router
-        self.sampling = SamplingTable(buffers.tokens.shape[0], vocab)
 
     @torch.inference_mode()
     def execute(self, plan: Plan, joined: Mapping[int, Entry]) -> Launched:
@@ -84,25 +81,37 @@ class InlineExecutor(Executor):
         for row, entry in joined.items():
             self.sampling.join(row, entry.request)
         self.buffers.take_in(plan, {row: entry.tokens for row, entry in joined.items()})
+        return self.replay(plan) or self.run(plan)
+
+    def replay(self, plan: Plan) -> Launched | None:
+        """The plan as a step that the runner has recorded; None when it has not."""
+        step = decode_step(plan, self.sampling, self.buffers)
+        sample = None if step is None else self.runner.decode(step)
+        if step is None or sample is None:
+            return None
+        return self.launched(sample, step.rows, step.positions, np.arange(len(step.rows)))
+
+    def run(self, plan: Plan) -> Launched:
+        """The plan as a batch of its own."""
         step = make_step(plan, self.buffers, self.sampling)
         sample = self.runner.run(step.batch, self.router.attend(step))
-        self.keep(plan, step, sample)
-        return Launched(step, sample, self.buffers)
+        samples = plan.samples > 0
+        if samples.any():
+            tokens = sample.tokens
+            if len(step.logit_rows) != int(samples.sum()):
+                tokens = tokens[self.buffers.put(step.last_logits[samples])]
+            self.buffers.keep(plan.rows[samples], plan.stops[samples], tokens)
+        return self.launched(sample, step.logit_rows, step.logit_positions, step.last_logits)
 
-    def keep(self, plan: Plan, step: Step, sample: Sample) -> None:
-        """Write the sampled tokens to the token table, one past what was computed; a row at its end writes nothing."""
-        samples = (plan.samples > 0) & (plan.stops < self.buffers.tokens.shape[1])
-        if not samples.any():
-            return
-        rows, positions = plan.rows[samples].astype(np.int64), plan.stops[samples].astype(np.int64)
-        tokens = sample.tokens
-        if len(step.logit_rows) != len(rows):
-            tokens = tokens[self.buffers.put(step.last_logits[samples])]
-        native = self.buffers.native
-        native(self.buffers.tokens)[native(rows), native(positions)] = native(tokens)
+    def launched(self, sample: Sample, rows: Ints, positions: Ints, last_logits: Ints) -> Launched:
+        """The step whose sample is on its way to the host."""
+        readback = Readback(sample, self.buffers.device)
+        return Launched(
+            readback=readback, buffers=self.buffers, rows=rows, positions=positions, last_logits=last_logits
+        )
 
     def close(self) -> None:
         """Free the device."""
         self.runner.close()
         self.router.close()
-        del self.buffers
+        del self.buffers, self.sampling

@@ -13,6 +13,22 @@ from headstock.spi import ModelConfig
 
 
 @frozen(kw_only=True)
+class Spent:
+    """Bytes that go to other things than weights and the pool: the largest step while it runs, what backends and
+    libraries hold, and recorded graphs.
+    """
+
+    activations: int
+    workspaces: int = 0
+    graphs: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.activations + self.workspaces + self.graphs
+
+
+@frozen(kw_only=True)
 class MemoryPlan:
     """Bytes by use, and the pages they give. `budget` is what all may take together; `pool` counts the dummy page
     too.
@@ -21,8 +37,7 @@ class MemoryPlan:
     free: int
     budget: int
     weights: int
-    activations: int
-    workspaces: int
+    spent: Spent
     page: int
     pool: int
     num_pages: int
@@ -35,11 +50,13 @@ class MemoryPlan:
 
     def lines(self) -> list[str]:
         """The arithmetic, and one bar."""
-        used = self.weights + self.activations + self.workspaces + self.pool
+        spent = self.spent
+        used = self.weights + spent.total + self.pool
         return [
-            f"memory    {size(self.free)} free; weights {size(self.weights)} + activations {size(self.activations)} + "
-            f"workspaces {size(self.workspaces)} + KV {size(self.pool)} = {size(used)} of {size(self.budget)}",
-            f"          {bar((self.weights, self.activations + self.workspaces, self.pool), self.free)}",
+            f"memory    {size(self.free)} free; weights {size(self.weights)} + activations {size(spent.activations)} + "
+            f"workspaces {size(spent.workspaces)} + graphs {size(spent.graphs)} + KV {size(self.pool)} = {size(used)} "
+            f"of {size(self.budget)}",
+            f"          {bar((self.weights, spent.total, self.pool), self.free)}",
             f"KV pool   {self.num_pages} pages of {self.page_size} = {self.kv_tokens} tokens, {size(self.page)} a page",
         ]
 
@@ -49,13 +66,14 @@ def page_bytes(model: ModelConfig, page_size: int, kv_dtype: torch.dtype) -> int
     return sum(prod(group.page_shape(page_size)) * len(group.layers) for group in model.kv_groups) * kv_dtype.itemsize
 
 
-def activation_bytes(model: ModelConfig, tokens: int, rows: int, itemsize: int) -> int:
-    """The most that one step's activations take at once, estimated: the widest layer's tensors, and float32 logits
-    twice.
+def estimate(model: ModelConfig, tokens: int, rows: int, itemsize: int) -> Spent:
+    """What the largest step takes where it cannot be measured: the widest layer's tensors, and float32 logits twice.
+
+    On a CPU memory is not counted by the device, and a pool is never as large as what is free.
     """
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
     width = 2 * model.hidden + max(heads, 3 * model.intermediate)
-    return tokens * width * itemsize + rows * model.vocab * 4 * 2
+    return Spent(activations=tokens * width * itemsize + rows * model.vocab * 4 * 2)
 
 
 def plan_memory(
@@ -65,8 +83,7 @@ def plan_memory(
     page_size: int,
     kv_dtype: torch.dtype,
     weights: int,
-    workspaces: int,
-    itemsize: int,
+    spent: Spent,
     free: int,
     most_tokens: int,
 ) -> MemoryPlan:
@@ -77,9 +94,8 @@ def plan_memory(
     raises: CannotRun naming both numbers when it does not fit
     """
     page = page_bytes(model, page_size, kv_dtype)
-    activations = activation_bytes(model, config.max_batch_tokens, config.max_running_requests, itemsize)
     budget = int(free * config.memory_ratio)
-    left = budget - weights - activations - workspaces
+    left = budget - weights - spent.total
     if config.num_pages is not None:
         pages, flag = config.num_pages, f"--num-pages {config.num_pages}"
     elif config.kv_memory_mb is not None:
@@ -91,7 +107,7 @@ def plan_memory(
     if pages < 1:
         raise CannotRun(
             f"{flag}: the KV pool needs at least 2 pages of {size(page)}, and {size(max(left, 0))} are left after "
-            f"weights ({size(weights)}) and activations ({size(activations)}); raise it or lower --max-batch-tokens"
+            f"weights ({size(weights)}) and activations ({size(spent.total)}); raise it or lower --max-batch-tokens"
         )
     if (pages + 1) * page > free - weights:
         raise CannotRun(
@@ -102,8 +118,7 @@ def plan_memory(
         free=free,
         budget=budget,
         weights=weights,
-        activations=activations,
-        workspaces=workspaces,
+        spent=spent,
         page=page,
         pool=(pages + 1) * page,
         num_pages=pages,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from headstock.schedule import Request
@@ -17,16 +18,38 @@ if TYPE_CHECKING:
 Ints = np.ndarray
 
 FLOATS = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "presence": 0.0, "frequency": 0.0}
-"""Column -> the value at which it does nothing."""
+"""Column -> the value at which it does nothing; the first three have columns on the device."""
+PENALTIES = {"repetition", "presence", "frequency"}
+
+
+@frozen(eq=False)
+class DeviceColumns:
+    """What replayed steps sample by, one entry a seat.
+
+    floats: [3, rows] float32, temperature, top_p, min_p    integers: [2, rows] int64, top_k, seeds
+    """
+
+    floats: Tensor
+    integers: Tensor
+
+    @classmethod
+    def new(cls, rows: int, vocab: int, device: torch.device) -> DeviceColumns:
+        """Columns in which every seat is greedy."""
+        neutral = torch.tensor(list(FLOATS.values())[:3], device=device)[:, None].repeat(1, rows)
+        integers = torch.zeros((2, rows), dtype=torch.int64, device=device)
+        integers[0] = vocab
+        return cls(neutral, integers)
 
 
 class SamplingTable:
     """One row a seat; a row is written when a request takes the seat."""
 
-    def __init__(self, rows: int, vocab: int) -> None:
+    def __init__(self, rows: int, vocab: int, device: torch.device | str = "cpu") -> None:
         self.vocab = vocab
         self.neutral = np.array(list(FLOATS.values()), np.float32)[:, None]
         self.floats = self.neutral.repeat(rows, 1)
+        self.columns = DeviceColumns.new(rows, vocab, torch.device(device))
+        self.unsent: set[int] = set()
         self.top_k = np.full(rows, vocab, np.int64)
         self.seeds = np.zeros(rows, np.int64)
         self.logprobs = np.full(rows, -1, np.int64)
@@ -58,6 +81,33 @@ class SamplingTable:
         self.requests[row] = request
         ruled = request.min_tokens > 0 or params.logit_bias or params.allowed_token_ids is not None
         (self.ruled.add if ruled else self.ruled.discard)(row)
+        self.unsent.add(row)
+
+    def settings(self, rows: Ints, buffers: Buffers) -> frozenset[str] | None:
+        """Which of the device's columns matter for these rows, brought up to date; None when these are not all.
+
+        rows: [n] int64
+        writes: columns
+        """
+        used = {name for name, is_used in zip(FLOATS, self.used(rows), strict=True) if is_used}
+        if used & PENALTIES or self.logprobs[rows].max(initial=-1) >= 0:
+            return None
+        if self.ruled and not self.ruled.isdisjoint(rows.tolist()):
+            return None
+        if self.unsent:
+            new = np.fromiter(self.unsent, np.int64, len(self.unsent))
+            self.unsent.clear()
+            at, integers = buffers.put(new), np.stack((self.top_k[new], self.seeds[new]))
+            self.columns.floats[:, at] = buffers.put(self.floats[:3, new])
+            self.columns.integers[:, at] = buffers.put(integers)
+        if "temperature" not in used:
+            return frozenset()
+        return frozenset(used | ({"top_k"} if (self.top_k[rows] < self.vocab).any() else set()))
+
+    def used(self, rows: Ints) -> list[bool]:
+        """Whether each of `FLOATS` does something in one of these rows."""
+        used: list[bool] = (self.floats[:, rows] != self.neutral).any(1).tolist()
+        return used
 
     def select(self, rows: Ints, positions: Ints, buffers: Buffers) -> Sampling:
         """The settings for logits of `rows` at token `positions`; what no row needs is left out.
@@ -65,7 +115,7 @@ class SamplingTable:
         rows, positions: [n] int64
         """
         floats = self.floats[:, rows]
-        told = zip(FLOATS, (floats != self.neutral).any(1).tolist(), floats, strict=True)
+        told = zip(FLOATS, self.used(rows), floats, strict=True)
         used: dict[str, Any] = {name: buffers.put(values) for name, is_used, values in told if is_used}
         top_k = self.top_k[rows]
         if "temperature" not in used:
@@ -75,7 +125,7 @@ class SamplingTable:
             used |= {"seeds": buffers.put(self.seeds[rows]), "positions": buffers.put(positions + 1)}
             if (top_k < self.vocab).any():
                 used["top_k"] = buffers.put(top_k)
-        if used.keys() & {"repetition", "presence", "frequency"}:
+        if used.keys() & PENALTIES:
             used |= self.history(rows, positions, buffers, dict(zip(FLOATS, floats, strict=True)))
         if self.ruled and not self.ruled.isdisjoint(rows.tolist()):
             used |= self.rules(rows, positions, buffers)

@@ -22,7 +22,16 @@ from headstock.spi.executor import Executor, ExecutorSpec, Pending
 from headstock.spi.model import Attend, Experts, KVGroup, LayerConfig, Model, ModelConfig, ModelSpec, ParamSpec, Rope
 from headstock.spi.ops import Ops, OpsCapabilities, OpsSpec, Params, Stream, Weight
 from headstock.spi.plugin import PluginSpec, Rejection, Require
-from headstock.spi.runner import Program, Runner, RunnerCapabilities, RunnerSpec
+from headstock.spi.runner import (
+    CaptureReport,
+    DecodeAttention,
+    DecodeStep,
+    Program,
+    Runner,
+    RunnerCapabilities,
+    RunnerSpec,
+    Seats,
+)
 from headstock.spi.scheduler import Budget, Choice, Choose, SchedulerSpec, View
 from headstock.spi.sets import IntSet
 from headstock.spi.versions import RESERVED, SPI, SpiRange
@@ -43,10 +52,13 @@ __all__ = [
     "CachePolicy",
     "CacheSpec",
     "CacheStats",
+    "CaptureReport",
     "CheckpointSpec",
     "Choice",
     "Choose",
     "CommandSpec",
+    "DecodeAttention",
+    "DecodeStep",
     "DeviceEnv",
     "DeviceRange",
     "Executor",
@@ -82,6 +94,7 @@ __all__ = [
     "Sample",
     "Sampling",
     "SchedulerSpec",
+    "Seats",
     "SpiRange",
     "Stream",
     "View",

@@ -1,0 +1,111 @@
+"""A trial on the device before the pool is sized: what a worst step and the graphs take is measured, not guessed."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from headstock.engine.assembly import Assembly, Material, assemble
+from headstock.engine.buffers import Buffers
+from headstock.engine.memory import Spent
+from headstock.logs import event
+from headstock.schedule import Plan
+
+LOG = logging.getLogger(__name__)
+
+WORST = (0.7, 0.9, 0.05, 1.1, 0.1, 0.1)
+"""Sampling that needs the most memory: temperature, top_p, min_p and all penalties."""
+
+
+def measure(material: Material, make_buffers: Callable[[], Buffers], max_len: int) -> Spent:
+    """What steps, backends and graphs take on a CUDA device, by doing it all once over a pool of two pages.
+
+    raises: CannotRun; torch.OutOfMemoryError
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    buffers = make_buffers()
+    before = free()
+    assembly = assemble(material, buffers, max_len)
+    activations = worst_step(assembly, material, max_len)
+    workspaces = max(before - free(), 0)
+    graphs = graph_bytes(assembly, most_rows(material))
+    assembly.executor.close()
+    del assembly, buffers
+    gc.collect()
+    torch.cuda.empty_cache()
+    return Spent(activations=activations, workspaces=workspaces, graphs=graphs)
+
+
+def most_rows(material: Material) -> int:
+    """The most rows that graphs are wanted for."""
+    config = material.config
+    most = config.max_running_requests
+    return most if config.cuda_graph_max_bs is None else min(most, config.cuda_graph_max_bs)
+
+
+def free() -> int:
+    """Bytes that are free on the device, what torch keeps for later not counted as used."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def worst_step(assembly: Assembly, material: Material, longest: int) -> int:
+    """The bytes that the largest step takes while it runs: all rows, all of the token budget, and sampling with every
+    setting. Its tokens lie in the dummy page.
+    """
+    config, sampling = material.config, assembly.sampling
+    rows = min(config.max_running_requests, config.max_batch_tokens)
+    counts = np.full(rows, min(config.max_batch_tokens // rows, longest), np.int32)
+    counts[0] = min(config.max_batch_tokens - int(counts[1:].sum()), longest)
+    seats, ones = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32)
+    plan = Plan(
+        number=0,
+        num_decode=0,
+        rows=seats,
+        orders=seats,
+        starts=np.zeros(rows, np.int32),
+        stops=counts,
+        num_logits=ones,
+        samples=ones,
+    )
+    sampling.floats[:, :rows] = np.array(WORST, np.float32)[:, None]
+    sampling.top_k[:rows], sampling.logprobs[:rows] = 50, 5
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    assembly.executor.execute(plan, {}).wait()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_reserved() - before
+
+
+def graph_bytes(assembly: Assembly, rows: int) -> int:
+    """What graphs of all buckets will take: the largest and the smallest are captured, and the others, which share
+    memory with the largest, are taken to be like the smallest. 0 when they cannot be captured.
+    """
+    buckets = assembly.runner.buckets(rows)
+    costs = []
+    for bucket in sorted({*buckets[:1], *buckets[-1:]}, reverse=True):
+        before = free()
+        if not capture(assembly, (bucket,), lambda done, total: None):
+            return 0
+        costs.append(max(before - free(), 0))
+    return costs[0] + costs[-1] * (len(buckets) - 1) if costs else 0
+
+
+def capture(assembly: Assembly, buckets: tuple[int, ...], report: Callable[[int, int], None]) -> bool:
+    """Capture these buckets; False, with a warning, when that fails: steps run without graphs then."""
+    if not buckets:
+        return True
+    try:
+        with torch.inference_mode():
+            assembly.runner.capture(buckets, report)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        LOG.warning(event("graphs are off", because="capture failed", reason=reason))
+        return False
+    return True
