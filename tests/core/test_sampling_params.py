@@ -115,7 +115,7 @@ def test_answers_are_seeded_one_after_another_and_stay_int64() -> None:
 
 def test_replace_suggests_the_parameter_that_was_meant() -> None:
     assert SamplingParams().replace({"top_k": 3, "stop": "x"}) == SamplingParams(top_k=3, stop=("x",))
-    with pytest.raises(RequestError, match="no sampling parameter is called temprature; did you mean temperature"):
+    with pytest.raises(RequestError, match="no sampling parameter is called 'temprature'; did you mean temperature"):
         SamplingParams().replace({"temprature": 1})
 
 

@@ -86,3 +86,11 @@ def shown(value: object) -> str:
     """`value` as error texts show it: at most 64 characters on one line."""
     text = " ".join(str(value).split())
     return text if len(text) <= 64 else text[:61] + "..."
+
+
+def kind(value: object) -> str:
+    """`value` as error texts show one of a wrong type: the type, and the value itself where it is plain."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{name} {shown(value)}" if isinstance(value, bool | int | float | str) else name

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from headstock.errors import RequestError, shown
+from headstock.errors import RequestError, kind, shown
 from headstock.job import Job
-from headstock.sampling_params import MAX_COUNT, SamplingParams, is_int
+from headstock.sampling_params import SamplingParams, check_priority
 from headstock.text.chat import Message, chat_prompt
 from headstock.text.generation_config import read_generation_config
 from headstock.text.prompt import Prompt, PromptInput, as_prompt, check_ids, check_prompt
@@ -45,21 +45,23 @@ class Intake:
     def job(self, given: PromptInput, params: SamplingParams | None = None, priority: int = 0) -> Job:
         """The checked prompt; of lower `priority` goes first, as in vLLM.   raises: RequestError"""
         params = self.defaults if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling_params must be SamplingParams, got {kind(params)}", "sampling_params")
         prompt = as_prompt(given, self.tokenizer)
-        if not is_int(priority, -MAX_COUNT, MAX_COUNT):
-            raise RequestError(f"priority must be an integer of at most 31 bits, got {shown(priority)}", "priority")
         vocab, longest = self.engine.model.vocab, self.engine.max_seq_len
         check_prompt(prompt.tokens, vocab=vocab, max_seq_len=longest)
         check_ids(params.stop_token_ids, "stop_token_ids", vocab)
         check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)
         check_ids(tuple(params.logit_bias or ()), "logit_bias", vocab)
+        stop_ids = params.stop_token_ids if params.ignore_eos else (*self.eos_ids, *params.stop_token_ids)
+        check_some_allowed(params, stop_ids)
         return Job(
             str(next(self.numbers)),
             prompt,
             params,
-            rank=-priority,
+            rank=-check_priority(priority),
             tokenizer=self.tokenizer,
-            eos_ids=self.eos_ids,
+            stop_ids=tuple(dict.fromkeys(stop_ids)),
             room=longest - len(prompt.tokens),
             seed=self.seeds.getrandbits(63) if params.seed is None else params.seed,
         )
@@ -67,7 +69,7 @@ class Intake:
     def jobs(self, prompts: Sequence[PromptInput], params: Params, priority: Sequence[int] | None = None) -> list[Job]:
         """A job for each prompt.   raises: RequestError naming the prompt at fault"""
         count = len(prompts)
-        each = [params] * count if params is None or isinstance(params, SamplingParams) else list(params)
+        each: list[Any] = list(params) if isinstance(params, list | tuple) else [params] * count
         if len(each) != count:
             raise RequestError(
                 f"wanted one sampling_params or one for each prompt ({count}), got {len(each)}", "sampling_params"
@@ -75,8 +77,19 @@ class Intake:
         ranks = [0] * count if priority is None else priority
         if not isinstance(ranks, list | tuple) or len(ranks) != count:
             wanted = f"a list with a number for each prompt ({count})"
-            raise RequestError(f"priority must be {wanted}, got {shown(priority)}", "priority")
+            got = f"{len(priority)}" if isinstance(priority, list | tuple) else kind(priority)
+            raise RequestError(f"priority must be {wanted}, got {got}", "priority")
         return [located(index, count, self.job, prompts[index], each[index], ranks[index]) for index in range(count)]
+
+
+def check_some_allowed(params: SamplingParams, stop_ids: Sequence[int]) -> None:
+    """Raise RequestError when no token at all could be chosen before `min_tokens` are out."""
+    if params.min_tokens and params.allowed_token_ids is not None and set(params.allowed_token_ids) <= set(stop_ids):
+        raise RequestError(
+            f"min_tokens ({params.min_tokens}) forbids tokens that end the answer until then, and allowed_token_ids "
+            f"({shown(list(params.allowed_token_ids))}) has no others; allow one more token or leave min_tokens out",
+            "allowed_token_ids",
+        )
 
 
 def located(index: int, count: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -31,7 +31,7 @@ class Job:
         params: SamplingParams,
         *,
         tokenizer: Tokenizer,
-        eos_ids: tuple[int, ...],
+        stop_ids: tuple[int, ...],
         room: int,
         seed: int,
         rank: int = 0,
@@ -40,7 +40,6 @@ class Job:
         self.prompt = prompt
         self.params = params
         self.tokenizer = tokenizer
-        stop_ids = params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
         tokens = np.array(prompt.tokens, dtype=np.int32)
         self.requests = tuple(
             Request(
@@ -48,7 +47,7 @@ class Job:
                 prompt=tokens,
                 max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
                 min_tokens=min(params.min_tokens, room),
-                stop_ids=tuple(dict.fromkeys(stop_ids)),
+                stop_ids=stop_ids,
                 prompt_logprobs=params.prompt_logprobs is not None and index == 0,
                 params=params.answer(index, seed),
                 priority=rank,
@@ -86,6 +85,11 @@ class Job:
         return evolve(self.output((piece,)), prompt_logprobs=fresh)
 
     @property
+    def max_tokens(self) -> int:
+        """The most tokens that an answer can have: those asked for, or all that there is room for."""
+        return self.requests[0].max_tokens
+
+    @property
     def ended(self) -> bool:
         """Whether every answer has ended."""
         return all(answer.ended for answer in self.answers.values())
@@ -103,4 +107,5 @@ class Job:
             outputs=outputs,
             prompt_logprobs=self.prompt_logprobs,
             metrics=self.metrics,
+            max_tokens=self.max_tokens,
         )

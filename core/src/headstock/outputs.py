@@ -62,6 +62,7 @@ class CompletionOutput:
 class RequestOutput:
     """The answers to one prompt; `prompt` is None when it was given as token ids.
 
+    `max_tokens` is the most that an answer could have: what was asked for, cut to the room beside the prompt.
     `prompt_logprobs`, when asked for, has one entry a prompt token, the first of them None.
     """
 
@@ -70,6 +71,7 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     metrics: RequestMetrics
+    max_tokens: int
     prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
 
     @property

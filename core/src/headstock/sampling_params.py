@@ -50,6 +50,13 @@ def is_real(value: Any) -> bool:
     return not isinstance(value, bool) and issubclass(type(value), Real) and bool(-LARGEST <= value <= LARGEST)
 
 
+def check_priority(value: Any) -> int:
+    """A request's priority, when it is one.   raises: RequestError"""
+    if not is_int(value, -MAX_COUNT, MAX_COUNT):
+        raise refuse("priority", "an integer of at most 31 bits", value)
+    return int(value)
+
+
 def whole(low: int, high: int, wanted: str, *, optional: bool = False) -> Check:
     """A check for integers in low..high; None passes when `optional`."""
 
@@ -215,5 +222,5 @@ class SamplingParams:
             if name not in names:
                 close = difflib.get_close_matches(str(name), names, n=1)
                 hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(names)}"
-                raise RequestError(f"no sampling parameter is called {shown(name)}{hint}", parameter=shown(name))
+                raise RequestError(f"no sampling parameter is called {shown(name)!r}{hint}", parameter=shown(name))
         return evolve(self, **values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -136,11 +137,43 @@ def test_an_interrupt_is_130_and_silent(verb: ModuleType, capsys: pytest.Capture
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_termination_is_143_silent_and_closes_what_is_open(
+    verb: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = []
+
+    def work(arguments: list[str]) -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            closed.append(True)
+        return 0
+
+    verb.main = work  # type: ignore[attr-defined]
+    assert main(["run"]) == 143
+    assert closed and capsys.readouterr() == ("", "")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+CONFIG = "import sys; from headstock.cli.main import main; sys.exit(main(['config', 'show']))"
+
+
+@pytest.mark.parametrize(("redirection", "code", "said"), [
+    (">&-", 0, ""),
+    ("2>&-", 0, ""),
+    (">&- 2>&- <&-", 0, ""),
+    (">/dev/full", 1, "headstock: cannot write output: No space left on device; make room, or write elsewhere\n"),
+])  # fmt: skip
+def test_closed_and_full_streams_are_no_traceback(redirection: str, code: int, said: str) -> None:
+    command = f'"{sys.executable}" -c "{CONFIG}" {redirection}'
+    done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 def test_a_reader_that_leaves_is_no_noise() -> None:
-    script = "import sys; from headstock.cli.main import main; sys.exit(main(['config', 'show']))"
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", CONFIG], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode == 1

@@ -93,7 +93,16 @@ BAD: list[tuple[Any, str]] = [
     ([[5, -1]], "prompt token ids must be integers"),
     ([5.5], "must be text or a list of token ids"),
     ({"text": "x"}, "must have one of prompt and"),
+    ({"prompt_token_ids": "abc"}, "prompt_token_ids must be a list of token ids, got str abc"),
+    ({"prompt": [5, 6]}, "prompt must be text, got list"),
+    ([{"prompt": 5}], "prompt must be text, got int 5"),
     ("x\ud83d", "not valid Unicode"),
+    (5, "prompts must be text, a list of token ids, a mapping .*, or a list of such, got int 5"),
+    (None, "prompts must be text, .* got None"),
+    (b"hello", "prompts must be text, .* got bytes"),
+    (object(), "prompts must be text, .* got object$"),
+    ([None], "a prompt must be text or a list of token ids, got None"),
+    ([object()], "a prompt must be text or a list of token ids, got object$"),
 ]
 
 
@@ -103,6 +112,46 @@ def test_H10_bad_prompts_are_refused_before_anything_runs(scripted: Make, prompt
     with pytest.raises(RequestError, match=message):
         llm.generate(prompt, SHORT)
     assert loop.seen == []
+
+
+@pytest.mark.parametrize("params", [5, "greedy", {"max_tokens": 5}, [5], [None, SHORT, {}]])
+def test_params_of_another_type_are_refused_by_name(scripted: Make, params: Any) -> None:
+    llm, loop = scripted()
+    with pytest.raises(RequestError, match=r"sampling_params must be SamplingParams.*, got (int 5|str greedy|dict)"):
+        llm.generate("a" if not isinstance(params, list) else ["a"] * len(params), params)
+    assert loop.seen == []
+
+
+@pytest.mark.parametrize("messages", [5, None, "hello", {"role": "user"}, [5], [[5], 5], [[], []]])
+def test_messages_of_another_type_are_refused(scripted: Make, messages: Any) -> None:
+    llm, loop = scripted()
+    with pytest.raises(
+        RequestError, match=r"messages(\[0\])? must be (a list of one or more turns|an object with a role)"
+    ):
+        llm.chat(messages)
+    assert loop.seen == []
+
+
+def test_min_tokens_and_allowed_token_ids_that_leave_no_token_are_refused_by_both_names(scripted: Make) -> None:
+    llm, loop = scripted()
+    only_end = {"min_tokens": 2, "allowed_token_ids": [0]}
+    for values in (only_end, only_end | {"allowed_token_ids": [0, 7], "stop_token_ids": [7]}):
+        with pytest.raises(RequestError, match=r"min_tokens \(2\) .* allowed_token_ids \(\[0.*\]\) has no others"):
+            llm.generate("a", SamplingParams(**values))
+    assert loop.seen == []
+    for values in (
+        only_end | {"min_tokens": 0},
+        only_end | {"ignore_eos": True},
+        only_end | {"allowed_token_ids": [0, 5]},
+    ):
+        llm.generate("a", SamplingParams(max_tokens=2, **values))
+    assert len(loop.seen) == 3
+
+
+def test_max_tokens_of_an_output_is_what_there_was_room_for(scripted: Make) -> None:
+    llm, _ = scripted(max_seq_len=16)
+    asked = [SamplingParams(max_tokens=count) for count in (3, 50, None)]
+    assert [output.max_tokens for output in llm.generate([[5, 6]] * 3, asked)] == [3, 14, 14]
 
 
 def test_a_bad_prompt_among_several_is_named_by_its_index_and_none_runs(scripted: Make) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,10 +27,17 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(scripted: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `headstock run ARGUMENTS` with standard input from bytes; the exit code, output and errors."""
+    """Runs `headstock run ARGUMENTS` with standard input from bytes; the exit code, output and errors.
 
-    def call(*arguments: str, stdin: bytes = b"", **options: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr("headstock.llm.LLM", lambda config, report: scripted(**options)[0])
+    `absent`: loading a model fails the test.
+    """
+
+    def call(*arguments: str, stdin: bytes = b"", absent: bool = False, **options: Any) -> tuple[int, str, str]:
+        def load(config: Any, report: Any) -> LLM:
+            assert not absent, "no model was to be loaded"
+            return scripted(**options)[0]
+
+        monkeypatch.setattr("headstock.llm.LLM", load)
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         monkeypatch.setenv("HEADSTOCK_TRACEBACK", "0")
         code = main(["run", *arguments])
@@ -120,7 +128,7 @@ def test_bad_lines_are_named_by_number_and_the_others_still_run(run: Run, tmp_pa
 def test_one_prompt_that_fails_leaves_the_others_and_exits_1(run: Run) -> None:
     code, out, err = run("-p", "a", "-p", "", "-p", "b", "--quiet", script=hello)
     assert (code, out) == (1, "==> 1: a <==\na\n\n==> 3: b <==\nb\n\n")
-    assert err == "headstock: --prompt : prompt is empty; give it at least one character\n"
+    assert err == "headstock: --prompt '': prompt is empty; give it at least one character\n"
     code, out, err = run("-p", "a", "-p", "b", "--quiet", script=hello, refuse={"0"})
     assert code == 1 and "refused by the script" in err and "==> 2: b <==\nb\n" in out
     assert run("-p", "a", "--quiet", refuse={"0"})[0] == 1
@@ -134,6 +142,91 @@ def test_a_missing_or_empty_file_is_one_line(run: Run, tmp_path: Path, content: 
     found, out, err = run("--input", str(file))
     assert (found, out, len(err.splitlines())) == (code, "", 1)
     assert run("--input", str(tmp_path))[0] == 6
+
+
+BAD_LINES = {
+    '{"prompt_token_ids": "abc"}': "prompt_token_ids must be a list of token ids, got str abc",
+    '{"prompt_token_ids": null}': "prompt_token_ids must be a list of token ids, got None",
+    '{"prompt_token_ids": {"a": 1}}': "prompt_token_ids must be a list of token ids, got dict",
+    '{"prompt_token_ids": []}': "prompt is empty",
+    '{"prompt_token_ids": [5, 1e400]}': "prompt token ids must be integers from 0 to 2147483647, got float inf",
+    '{"prompt_token_ids": [5, true]}': "got bool True",
+    '{"prompt_token_ids": [99999999999999999999]}': "got int 99999999999999999999",
+    '{"prompt": 5}': "prompt must be text, got int 5",
+    '{"prompt": null}': "prompt must be text, got None",
+    '{"prompt": [5, 6]}': "prompt must be text, got list",
+    '{"prompt": {"prompt": "x"}}': "prompt must be text, got dict",
+    '{"prompt": "x", "cache_salt": 5}': "cache_salt must be a string of 1 to 256 characters, got int 5",
+    '{"prompt": "x", "cache_salt": "\\ud83d"}': "cache_salt holds characters that are not valid Unicode",
+    '{"prompt": "x", "priority": "high"}': "priority must be an integer of at most 31 bits, got high",
+    '{"prompt": "x", "": 1}': "no sampling parameter is called ''; known are",
+    '{"messages": 5}': "messages must be a list of one or more turns, got int 5",
+    '{"messages": [5]}': "messages[0] must be an object with a role and content, got int 5",
+    "5": "must be a JSON object with prompt or messages, got int 5",
+    '{"prompt": "x", "seed": ' + "9" * 5000 + "}": "not valid JSON: Exceeds the limit",
+    "[" * 100_000: "not valid JSON: maximum recursion depth exceeded",
+}
+
+
+def test_lines_that_no_model_could_serve_are_refused_before_one_is_loaded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(BAD_LINES))
+    code, out, err = run("--input", str(file), "--json", absent=True)
+    lines = err.splitlines()
+    assert code == 1 and len(lines) == len(BAD_LINES) == len(out.splitlines())
+    for number, (line, said) in enumerate(zip(lines, BAD_LINES.values(), strict=True), 1):
+        assert line.startswith(f"headstock: prompts.jsonl:{number}: ") and said in line
+    file.write_text("\n".join([*BAD_LINES, '\ufeff{"prompt": "fox"}']))
+    code, out, err = run("--input", str(file), "--quiet", script=hello)
+    assert (code, out) == (1, f"==> {len(BAD_LINES) + 1}: fox <==\nfox\n\n") and err.splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--prompt", ""], 1),
+        (["--prompt", "a\udcff"], 1),
+        (["--prompt", "x", "--system", "a\udcff"], 2),
+        (["--prompt", "x", "--min-p", "2"], 2),
+        (["--prompt", "x", "--input", "no-such-file.jsonl"], 6),
+    ],
+)
+def test_H10_what_is_wrong_without_a_model_is_said_before_one_is_loaded(
+    run: Run, arguments: list[str], code: int
+) -> None:
+    found, out, err = run(*arguments, absent=True)
+    assert (found, out, len(err.splitlines())) == (code, "", 1)
+
+
+def test_token_ids_cannot_go_through_the_template(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt_token_ids": [5]}')
+    code, _, err = run("--input", str(file), "--chat", absent=True)
+    assert code == 1 and "prompts.jsonl:1: prompt must be text to go through the chat template, got token ids" in err
+
+
+def test_a_cut_of_the_max_tokens_that_were_asked_for_is_said_once(run: Run, tmp_path: Path) -> None:
+    def notes(*arguments: str) -> list[str]:
+        _, out, err = run(*arguments, "--quiet", max_seq_len=16)
+        assert out
+        return err.splitlines()
+
+    said = "note: --prompt aaaa: max_tokens is cut from 50 to 12"
+    assert notes("-p", "aaaa", "--max-tokens", "50") == [
+        f"{said}, the room beside the prompt in sequences of up to 16 tokens"
+    ]
+    assert notes("-p", "aaaa", "-p", "b", "-p", "c", "--max-tokens", "50") == [
+        f"{said} (and so for 2 more), the room beside the prompt in sequences of up to 16 tokens"
+    ]
+    assert notes("-p", "aaaa") == notes("-p", "aaaa", "--max-tokens", "12") == []  # 100 is nobody's wish
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "aaaa", "max_tokens": 13}')
+    _, out, err = run("--input", str(file), "--json", "--quiet", max_seq_len=16)
+    answer = json.loads(out)
+    assert "prompts.jsonl:1: max_tokens is cut from 13 to 12" in err
+    assert (answer["max_tokens"], len(answer["token_ids"]), answer["finish_reason"]) == (12, 12, "length")
 
 
 def test_chat_and_system_go_through_the_template(run: Run) -> None:
@@ -164,6 +257,20 @@ def test_sampling_flags_reach_the_request_and_a_line_s_own_win(run: Run, tmp_pat
 def test_bad_flags_are_usage_errors_before_a_model_is_loaded(run: Run, arguments: list[str]) -> None:
     code, out, err = run("-p", "a", *arguments)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
+def test_quiet_draws_no_bar_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def load(config: Any, report: Any) -> SimpleNamespace:
+        report("weights", 5, 10)
+        return SimpleNamespace(engine=SimpleNamespace(summary=SimpleNamespace(lines=lambda: ["model: none"])))
+
+    monkeypatch.setattr("headstock.llm.LLM", load)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    resolved = verb.resolve(verb.parser().parse_args([]), {})
+    verb.opened(resolved, quiet=True)
+    assert capsys.readouterr() == ("", "")
+    verb.opened(resolved, quiet=False)
+    assert "weights" in capsys.readouterr().err
 
 
 def test_an_interrupt_exits_130_and_closes_the_engine(

@@ -33,9 +33,11 @@ def show_json(where: str, number: int, output: RequestOutput) -> None:
         print(json.dumps(head | record(output, answer), ensure_ascii=False), flush=True)
 
 
-def show_json_error(where: str, number: int, reason: str) -> None:
-    """Print the JSON line of a prompt that could not be run."""
-    print(json.dumps({"request": number, "where": where, "error": reason}, ensure_ascii=False), flush=True)
+def show_error(where: str, number: int, reason: str, *, as_json: bool) -> None:
+    """Print what is wrong with a prompt that could not be run; as JSON too, in place of its answer."""
+    note(f"headstock: {where}: {reason}")
+    if as_json:
+        print(json.dumps({"request": number, "where": where, "error": reason}, ensure_ascii=False), flush=True)
 
 
 def record(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
@@ -46,6 +48,7 @@ def record(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         "token_ids": list(answer.token_ids),
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
+        "max_tokens": output.max_tokens,
         "timings": timings(output.metrics, count(output)),
         "usage": {
             "prompt_tokens": len(output.prompt_token_ids),

@@ -8,40 +8,55 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from headstock.errors import ModelError, RequestError, UsageError, shown
+from headstock.errors import ModelError, RequestError, UsageError, kind, shown
+from headstock.sampling_params import SamplingParams, check_priority
+from headstock.text.chat import checked_turns
+from headstock.text.prompt import checked_salt, parts
+
+PROMPTS = "--prompt TEXT, --input FILE.jsonl, or text on standard input"
+"""Where prompts come from, for error texts."""
 
 
 @frozen(kw_only=True)
 class Ask:
-    """One prompt as it was given: text, ids or a conversation, with sampling parameters and a priority of its own.
+    """One prompt that is sound as far as no model is needed to say so: text or ids, or else the turns of `messages`.
 
-    `where` names its place.
+    `where` names its place; `sampling` are parameters of its own.
     """
 
     where: str
-    prompt: Any = None
+    content: str | tuple[int, ...] = ""
     messages: Sequence[Any] | None = None
     sampling: Mapping[str, Any] = field(factory=dict)
     priority: int = 0
-    cache_salt: str | None = None
+    cache_salt: str = ""
 
 
 @frozen
 class Bad:
-    """A line that is no prompt, and why."""
+    """What is no prompt, and why."""
 
     where: str
     reason: str
 
 
-def from_flags(prompts: Sequence[str]) -> list[Ask]:
+def from_flags(prompts: Sequence[str]) -> list[Ask | Bad]:
     """The prompts given as `--prompt`."""
-    return [Ask(where=f"--prompt {shown(prompt)}", prompt=prompt) for prompt in prompts]
+    return [from_text(f"--prompt {shown(prompt) or repr('')}", prompt) for prompt in prompts]
 
 
-def from_stdin() -> Ask:
+def from_text(where: str, text: str) -> Ask | Bad:
+    """One prompt of plain text."""
+    try:
+        content, _ = parts(text)
+    except RequestError as error:
+        return Bad(where, str(error))
+    return Ask(where=where, content=content)
+
+
+def from_stdin() -> Ask | Bad:
     """The whole of standard input as one prompt, without the line break at its end.
 
     raises: UsageError when it is empty, ModelError when it cannot be read as text
@@ -52,8 +67,8 @@ def from_stdin() -> Ask:
         raise ModelError(f"cannot read standard input as UTF-8 text: {shown(error)}") from error
     prompt = text.removesuffix("\n").removesuffix("\r")
     if not prompt:
-        raise UsageError("no prompt: give --prompt TEXT, --input FILE.jsonl, or text on standard input")
-    return Ask(where="standard input", prompt=prompt)
+        raise UsageError(f"no prompt: give {PROMPTS}")
+    return from_text("standard input", prompt)
 
 
 def from_file(path: str) -> list[Ask | Bad]:
@@ -86,21 +101,30 @@ def parsed(name: str, lines: Sequence[bytes]) -> Iterator[Ask | Bad]:
 def ask(where: str, line: bytes) -> Ask:
     """What one line asks for.   raises: RequestError"""
     try:
-        values = json.loads(line.decode("utf-8"))
+        values = json.loads(line.decode("utf-8-sig"))  # editors of some systems begin files with a byte-order mark
     except (ValueError, RecursionError) as error:
         raise RequestError(f"not valid JSON: {shown(error)}") from error
     if not isinstance(values, dict):
-        raise RequestError("must be a JSON object with prompt or messages")
+        raise RequestError(f"must be a JSON object with prompt or messages, got {kind(values)}")
     rest = dict(values)
-    given = [rest.pop(key) for key in ("prompt", "prompt_token_ids") if key in rest]
-    messages = rest.pop("messages", None)
-    if len(given) + ("messages" in values) != 1:
+    given = {key: rest.pop(key) for key in ("prompt", "prompt_token_ids", "messages") if key in rest}
+    if len(given) != 1:
         raise RequestError("must have one of prompt, prompt_token_ids and messages")
-    return Ask(
-        where=where,
-        prompt=given[0] if given else None,
-        messages=messages,
-        priority=rest.pop("priority", 0),
-        cache_salt=rest.pop("cache_salt", None),
-        sampling=rest,
-    )
+    priority, salt = check_priority(rest.pop("priority", 0)), rest.pop("cache_salt", None)
+    SamplingParams(max_tokens=None).replace(rest)
+    if "messages" in given:
+        turns, salt = checked_turns(given["messages"]), checked_salt(salt)
+        return Ask(where=where, messages=turns, sampling=rest, priority=priority, cache_salt=salt)
+    content, salt = parts({**given, "cache_salt": salt})
+    return Ask(where=where, content=content, sampling=rest, priority=priority, cache_salt=salt)
+
+
+def as_turns(ask: Ask | Bad, system: str | None) -> Ask | Bad:
+    """The same as a conversation, for the chat template."""
+    if isinstance(ask, Bad):
+        return ask
+    if ask.messages is None and not isinstance(ask.content, str):
+        return Bad(ask.where, "prompt must be text to go through the chat template, got token ids")
+    turns = ask.messages if ask.messages is not None else [{"role": "user", "content": ask.content}]
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    return evolve(ask, messages=[*opening, *turns])

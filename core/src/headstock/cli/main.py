@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from headstock.cli.process import CANNOT_WRITE, Terminated, drop_output, open_streams, terminable
 from headstock.errors import HeadstockError, UsageError, shown
 
 VERBS: Mapping[str, str] = MappingProxyType(
@@ -23,7 +24,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
 )
 """Verb -> summary; its module is `headstock.cli.VERB`."""
 
-INTERRUPTED, DIED = 130, 70
+INTERRUPTED, TERMINATED, DIED, UNWRITTEN = 130, 143, 70, 1
 TRACEBACK = "HEADSTOCK_TRACEBACK"
 
 
@@ -31,11 +32,10 @@ def main(argv: list[str] | None = None) -> int:
     """The exit code of `headstock ARGV`; every error is one line on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     verbose = bool(arguments) and arguments[0] in ("-v", "--verbose")
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character must not end the run
+    open_streams()
     try:
-        return guarded(arguments[verbose:])
+        with terminable():
+            return guarded(arguments[verbose:])
     except BaseException as error:
         if verbose or os.environ.get(TRACEBACK, "0") not in ("", "0"):
             traceback.print_exc()
@@ -60,10 +60,16 @@ def report(error: BaseException) -> int:
             return error.exit_code
         case KeyboardInterrupt():
             return INTERRUPTED
-        case BrokenPipeError():
-            # the reader of standard output has gone; what Python still writes at its end must not fail again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+        case Terminated():
+            return TERMINATED
+        case BrokenPipeError():  # the reader of standard output has gone
+            drop_output()
+            return UNWRITTEN
+        case OSError() if error.errno in CANNOT_WRITE:
+            where = "output" if error.filename is None else shown(error.filename)
+            say(f"cannot write {where}: {error.strerror}; make room, or write elsewhere")
+            drop_output()
+            return UNWRITTEN
         case _:
             hint = f"'headstock -v ...' or {TRACEBACK}=1 shows where"
             say(f"failed in a way it should not: {type(error).__name__}: {shown(error)}; {hint}")

@@ -5,30 +5,30 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve
 
-from headstock.cli.answers import footer, note, show_json, show_json_error, show_prompt, show_text
-from headstock.cli.inputs import Ask, Bad, from_file, from_flags, from_stdin
+from headstock.cli.answers import note, show_error
+from headstock.cli.batch import Batch
+from headstock.cli.inputs import PROMPTS, Ask, Bad, as_turns, from_file, from_flags, from_stdin
 from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
 from headstock.errors import RequestError, UsageError
 from headstock.logs import show_logs
 from headstock.progress import Bars
 from headstock.sampling_params import SamplingParams
-from headstock.text.prompt import as_prompt, salted
+from headstock.text.prompt import check_unicode
 
 if TYPE_CHECKING:
-    from headstock.job import Job
     from headstock.llm import LLM
 
 EPILOG = """
 A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages", and any sampling parameters of its
 own, such as {"prompt": "Hello", "max_tokens": 20}; "priority" (lower goes first) and "cache_salt" (nothing is shared
 with prompts of another one) too. With no prompt and a terminal, a chat begins. Exit codes: 0 all
-answered, 1 some prompts failed, 2 usage, 5 cannot run here, 6 a file cannot be read, 130 interrupted.
+answered, 1 some prompts failed, 2 usage, 5 cannot run here, 6 a file cannot be read, 130 Ctrl-C, 143 SIGTERM.
 """
 
 
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     resolved = resolve(asked, os.environ)
     for line in resolved.notes:
         note(f"note: {line}")
-    check_sampling(resolved)
+    check_flags(asked, resolved)
     show_logs(resolved.engine.log_level)
     asks = everything_asked(asked)
     if asks is None:
@@ -46,8 +46,12 @@ def main(arguments: list[str]) -> int:
 
         with opened(resolved, quiet=asked.quiet, alone=True) as llm:
             return converse(llm, llm.get_default_sampling_params().replace(resolved.sampling), asked.system)
+    good = list(sound(asks, as_json=asked.json))
+    if not good:
+        return RequestError.exit_code
     with opened(resolved, quiet=asked.quiet) as llm:
-        return Batch(llm, asked, resolved).run(asks)
+        batch = Batch(llm=llm, as_json=asked.json, quiet=asked.quiet, sampling=resolved.sampling, total=len(asks))
+        return batch.run(good)
 
 
 def parser() -> FlagParser:
@@ -69,28 +73,38 @@ def parser() -> FlagParser:
     return root
 
 
-def check_sampling(resolved: Resolved) -> None:
-    """Refuse sampling values that no model could take, before one is loaded.   raises: UsageError"""
+def check_flags(asked: Namespace, resolved: Resolved) -> None:
+    """Refuse values that no model could take, before one is loaded.   raises: UsageError"""
     try:
-        SamplingParams().replace(resolved.sampling)
+        check_unicode(asked.system or "", "--system")
+        SamplingParams(max_tokens=None).replace(resolved.sampling)
     except RequestError as error:
         raise UsageError(str(error)) from error
 
 
 def everything_asked(asked: Namespace) -> list[Ask | Bad] | None:
     """The prompts in their order; None when there are none and a terminal waits.   raises: UsageError, ModelError"""
-    asks: list[Ask | Bad] = [*from_flags(asked.prompt)]
+    asks = from_flags(asked.prompt)
     if asked.input is not None:
         asks += from_file(asked.input)
-    if asks:
-        return asks
-    if sys.stdin is None:
-        raise UsageError("standard input is closed; give --prompt TEXT or --input FILE.jsonl")
-    if not sys.stdin.isatty():
-        return [from_stdin()]
-    if asked.json:
-        raise UsageError("--json needs a prompt: give --prompt TEXT, --input FILE.jsonl, or text on standard input")
-    return None
+    if not asks:
+        if sys.stdin is None:
+            raise UsageError("standard input is closed; give --prompt TEXT or --input FILE.jsonl")
+        if sys.stdin.isatty():
+            if asked.json:
+                raise UsageError(f"--json needs a prompt: give {PROMPTS}")
+            return None
+        asks = [from_stdin()]
+    return [as_turns(ask, asked.system) for ask in asks] if asked.chat or asked.system is not None else asks
+
+
+def sound(asks: Sequence[Ask | Bad], *, as_json: bool) -> Iterator[tuple[int, Ask]]:
+    """The prompts that are prompts, with their numbers from 1; a line about each of the others is printed."""
+    for number, ask in enumerate(asks, start=1):
+        if isinstance(ask, Ask):
+            yield number, ask
+        else:
+            show_error(ask.where, number, ask.reason, as_json=as_json)
 
 
 def opened(resolved: Resolved, *, quiet: bool, alone: bool = False) -> LLM:
@@ -100,94 +114,9 @@ def opened(resolved: Resolved, *, quiet: bool, alone: bool = False) -> LLM:
     config = resolved.engine
     if alone and resolved.origins["cuda_graph_max_bs"] == "default":
         config = evolve(config, cuda_graph_max_bs=1)
-    with Bars() as bars:
+    with Bars(shown=not quiet) as bars:
         llm = LLM(config=config, report=bars.report)
     for line in () if quiet else llm.engine.summary.lines():
         print(line, file=sys.stderr)
     sys.stderr.flush()
     return llm
-
-
-@frozen
-class Batch:
-    """Prompts that run together; an answer is printed as soon as those of the prompts before it are."""
-
-    llm: LLM
-    asked: Namespace
-    resolved: Resolved
-
-    def run(self, asks: Sequence[Ask | Bad]) -> int:
-        """Print every answer and every failure; 1 when something failed, else 0."""
-        found = [self.job(number, ask) for number, ask in enumerate(asks, start=1)]
-        jobs = [job for job in found if job is not None]
-        if len(asks) == len(jobs) == 1 and jobs[0].params.n == 1 and not self.asked.json:
-            return self.stream(jobs[0])
-        failed = len(jobs) < len(asks)
-        waiting = [(number, ask, job) for number, (ask, job) in enumerate(zip(asks, found, strict=True), 1) if job]
-        with Bars(shown=not self.asked.quiet) as bars:
-            ended = 0
-            for job, _ in self.llm.events(jobs):
-                ended += job.ended
-                bars.report("prompts", ended, len(jobs))
-                while waiting and waiting[0][2].ended:
-                    failed |= self.show(*waiting.pop(0))
-        return int(failed)
-
-    def job(self, number: int, ask: Ask | Bad) -> Job | None:
-        """The checked prompt; None after a line about what is wrong with it."""
-        try:
-            if isinstance(ask, Bad):
-                raise RequestError(ask.reason)
-            return self.llm.intake.job(self.prompt(ask), self.params(ask), ask.priority)
-        except RequestError as error:
-            note(f"headstock: {ask.where}: {error}")
-            if self.asked.json:
-                show_json_error(ask.where, number, str(error))
-            return None
-
-    def params(self, ask: Ask) -> SamplingParams:
-        """The model's defaults under the flags under the line's own."""
-        return self.llm.get_default_sampling_params().replace({**self.resolved.sampling, **ask.sampling})
-
-    def prompt(self, ask: Ask) -> Any:
-        """What the engine is to go on with.   raises: RequestError, UsageError"""
-        system = self.asked.system
-        if ask.messages is None and not self.asked.chat and system is None:
-            return salted(as_prompt(ask.prompt, self.llm.tokenizer), ask.cache_salt)
-        messages = ask.messages
-        if messages is None:
-            if not isinstance(ask.prompt, str):
-                raise RequestError("prompt must be text to go through the chat template", "prompt")
-            messages = [{"role": "user", "content": ask.prompt}]
-        if system is not None and isinstance(messages, list):
-            messages = [{"role": "system", "content": system}, *messages]
-        return salted(self.llm.chat_prompt(messages), ask.cache_salt)
-
-    def stream(self, job: Job) -> int:
-        """Print one answer as it comes; 1 when it failed, else 0."""
-        tokens = 0
-        show_prompt(job.prompt.text)
-        try:
-            for _, piece in self.llm.events([job]):
-                tokens += len(piece.outputs[0].token_ids)
-                print(piece.outputs[0].text, end="", flush=True)
-        finally:
-            print(flush=True)
-        if piece.outputs[0].error is not None:
-            note(f"headstock: {piece.outputs[0].error}")
-            return 1
-        if not self.asked.quiet:
-            note(footer(piece, tokens))
-        return 0
-
-    def show(self, number: int, ask: Ask | Bad, job: Job) -> bool:
-        """Print the answers to one prompt; whether one of them failed."""
-        output = job.result()
-        if self.asked.json:
-            show_json(ask.where, number, output)
-        else:
-            show_text(number, output)
-        errors = [answer.error for answer in output.outputs if answer.error is not None]
-        for error in errors:
-            note(f"headstock: {ask.where}: {error}")
-        return bool(errors)

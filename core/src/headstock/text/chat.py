@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headstock.errors import ModelError, RequestError, UsageError, shown
+from headstock.errors import ModelError, RequestError, UsageError, kind, shown
 from headstock.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -18,7 +18,7 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], *, add_genera
     The template runs in transformers' sandbox.
     raises: UsageError without a template, RequestError where the messages do not suit it, ModelError where it is broken
     """
-    turns = [checked(message, index) for index, message in enumerate(checked_list(messages))]
+    turns = checked_turns(messages)
     if tokenizer.whole.chat_template is None:
         raise UsageError("this model has no chat template; give it a plain prompt, or choose a chat model")
     from jinja2 import TemplateError, TemplateSyntaxError
@@ -34,17 +34,21 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], *, add_genera
     return str(text)
 
 
-def checked_list(messages: object) -> Sequence[object]:
-    """`messages` when it is a list with something in it.   raises: RequestError"""
+def checked_turns(messages: object) -> list[dict[str, Any]]:
+    """A copy of the turns whose content is text.   raises: RequestError"""
     if not isinstance(messages, list | tuple) or not messages:
-        raise RequestError("messages must be a list of one or more turns", parameter="messages")
-    return messages
+        wanted = "a list of one or more turns"
+        got = "an empty list" if isinstance(messages, list | tuple) else kind(messages)
+        raise RequestError(f"messages must be {wanted}, got {got}", parameter="messages")
+    return [checked(message, index) for index, message in enumerate(messages)]
 
 
 def checked(message: object, index: int) -> dict[str, Any]:
     """A copy of one turn whose content is text.   raises: RequestError"""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RequestError(f"messages[{index}] must be an object with a role and content", parameter="messages")
+        raise RequestError(
+            f"messages[{index}] must be an object with a role and content, got {kind(message)}", parameter="messages"
+        )
     return {**message, "content": content_text(message.get("content"), index)}
 
 
@@ -53,7 +57,9 @@ def content_text(content: object, index: int) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list | tuple):
-        raise RequestError(f"messages[{index}].content must be text or a list of parts", parameter="messages")
+        raise RequestError(
+            f"messages[{index}].content must be text or a list of parts, got {kind(content)}", parameter="messages"
+        )
     texts = []
     for part in content:
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from headstock.errors import RequestError, shown
+from headstock.errors import RequestError, kind
 from headstock.sampling_params import MAX_TOKEN_ID, is_int
 from headstock.text.tokenizer import Tokenizer
 
@@ -31,12 +31,17 @@ A mapping may have a "cache_salt" too: a string, with which prompts share nothin
 """
 
 MAX_SALT: Final = 256  # characters
+FORMS: Final = {"prompt": "text", "prompt_token_ids": "a list of token ids"}
+"""What the value of each key of a prompt must be."""
 
 
 def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
-    """The prompts, one or several, as a list; a list of integers is one prompt."""
+    """The prompts, one or several, as a list; a list of integers is one prompt.   raises: RequestError"""
     if isinstance(prompts, str | Mapping | Prompt):
         return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray | memoryview):
+        wanted = "text, a list of token ids, a mapping with prompt or prompt_token_ids, or a list of such"
+        raise RequestError(f"prompts must be {wanted}, got {kind(prompts)}", "prompts")
     if prompts and all(is_int(token, -MAX_TOKEN_ID, MAX_TOKEN_ID) for token in prompts):
         return [cast("Sequence[int]", prompts)]
     return list(cast("Sequence[PromptInput]", prompts))
@@ -46,52 +51,81 @@ def as_prompt(given: PromptInput, tokenizer: Tokenizer, *, add_special_tokens: b
     """The prompt's ids.   raises: RequestError"""
     if isinstance(given, Prompt):
         return given
-    salt = None
-    if isinstance(given, Mapping):
-        rest = dict(given)
-        salt = rest.pop("cache_salt", None)
-        if len(rest) != 1 or not rest.keys() <= {"prompt", "prompt_token_ids"}:
-            raise RequestError(
-                "a prompt given as a mapping must have one of prompt and prompt_token_ids, and may have a cache_salt",
-                "prompt",
-            )
-        (given,) = rest.values()
-    if isinstance(given, str):
-        if not given:
-            raise RequestError("prompt is empty; give it at least one character", "prompt")
-        tokens = tokenizer.encode(given, add_special_tokens=add_special_tokens)
-        return salted(Prompt(given, tuple(tokens)), salt)
-    if not isinstance(given, list | tuple):
-        raise RequestError(f"a prompt must be text or a list of token ids, got {shown(given)}", "prompt")
-    return salted(Prompt(None, tuple(given)), salt)
+    content, salt = parts(given)
+    if isinstance(content, str):
+        return Prompt(content, tuple(tokenizer.encode(content, add_special_tokens=add_special_tokens)), salt)
+    return Prompt(None, content, salt)
 
 
-def salted(prompt: Prompt, salt: Any) -> Prompt:
-    """The prompt with that cache_salt; None leaves it as it is.   raises: RequestError"""
-    if salt is None:
-        return prompt
-    if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT:
+def parts(given: object) -> tuple[str | tuple[int, ...], str]:
+    """The text or the token ids of a prompt, and its salt; checked as far as no model is needed.
+
+    raises: RequestError
+    """
+    if not isinstance(given, Mapping):
+        return content(given, "a prompt", "text", "a list of token ids"), ""
+    rest = dict(given)
+    salt = checked_salt(rest.pop("cache_salt", None))
+    if len(rest) != 1 or not rest.keys() <= FORMS.keys():
         raise RequestError(
-            f"cache_salt must be a string of 1 to {MAX_SALT} characters, got {shown(salt)}", "cache_salt"
+            "a prompt given as a mapping must have one of prompt and prompt_token_ids, and may have a cache_salt",
+            "prompt",
         )
-    return evolve(prompt, cache_salt=salt)
+    ((name, value),) = rest.items()
+    return content(value, name, FORMS[name]), salt
+
+
+def content(value: object, name: str, *wanted: str) -> str | tuple[int, ...]:
+    """The text or the token ids, whichever of the two is `wanted`.   raises: RequestError"""
+    if isinstance(value, str) and "text" in wanted:
+        if not value:
+            raise RequestError("prompt is empty; give it at least one character", "prompt")
+        check_unicode(value, "prompt")
+        return value
+    if isinstance(value, list | tuple) and "a list of token ids" in wanted:
+        check_tokens(value, MAX_TOKEN_ID + 1)
+        return tuple(value)
+    raise RequestError(f"{name} must be {' or '.join(wanted)}, got {kind(value)}", "prompt")
+
+
+def checked_salt(salt: object) -> str:
+    """The cache_salt; empty for None.   raises: RequestError"""
+    if salt is None:
+        return ""
+    if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT:
+        raise RequestError(f"cache_salt must be a string of 1 to {MAX_SALT} characters, got {kind(salt)}", "cache_salt")
+    check_unicode(salt, "cache_salt")
+    return salt
+
+
+def check_unicode(text: str, name: str) -> None:
+    """Raise RequestError when parameter `name` is a text that has no UTF-8 form."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # half of a surrogate pair, as a JSON escape or bytes on a command line can spell
+        raise RequestError(f"{name} holds characters that are not valid Unicode; remove them", name) from None
+
+
+def check_tokens(tokens: Sequence[int], vocab: int) -> None:
+    """Raise RequestError unless there are tokens, all ids of a model with `vocab` scores."""
+    if not tokens:
+        raise RequestError("prompt is empty; give it at least one token", "prompt")
+    if set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab:
+        return
+    for token in tokens:  # one of them is at fault, or all are integers of another type
+        if not is_int(token, 0, vocab - 1):
+            raise RequestError(f"prompt token ids must be integers from 0 to {vocab - 1}, got {kind(token)}", "prompt")
 
 
 def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int) -> None:
     """Raise RequestError unless `tokens` are ids of a model with `vocab` scores and leave room for one token more."""
-    if not tokens:
-        raise RequestError("prompt is empty; give it at least one token", "prompt")
+    check_tokens(tokens, vocab)
     if len(tokens) >= max_seq_len:
         raise RequestError(
             f"prompt has {len(tokens)} tokens, but sequences may have {max_seq_len} here, at least one of them output; "
             "shorten the prompt or raise --max-seq-len (--num-pages, where the KV pool is what limits it)",
             "prompt",
         )
-    if set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab:
-        return
-    for token in tokens:  # one of them is at fault, or all are integers of another type
-        if not is_int(token, 0, vocab - 1):
-            raise RequestError(f"prompt token ids must be integers from 0 to {vocab - 1}, got {shown(token)}", "prompt")
 
 
 def check_ids(tokens: Sequence[int], parameter: str, vocab: int) -> None:

@@ -1,0 +1,112 @@
+"""The prompts of `headstock run`, run together, their answers printed in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from headstock.cli.answers import footer, note, show_error, show_json, show_prompt, show_text
+from headstock.cli.inputs import Ask
+from headstock.errors import RequestError
+from headstock.progress import Bars
+from headstock.sampling_params import SamplingParams
+from headstock.text.prompt import Prompt, as_prompt
+
+if TYPE_CHECKING:
+    from headstock.job import Job
+    from headstock.llm import LLM
+
+
+@frozen(kw_only=True)
+class Batch:
+    """Prompts that run together; an answer is printed as soon as those of the prompts before it are.
+
+    `sampling` are the values given as flags; `total` prompts were asked for, bad ones included.
+    """
+
+    llm: LLM
+    as_json: bool
+    quiet: bool
+    sampling: Mapping[str, Any]
+    total: int
+
+    def run(self, asks: Sequence[tuple[int, Ask]]) -> int:
+        """Print every answer and every failure; 1 when something failed, else 0."""
+        found = [(number, ask, self.job(number, ask)) for number, ask in asks]
+        waiting = [(number, ask, job) for number, ask, job in found if job is not None]
+        self.say_what_is_cut([(ask, job) for _, ask, job in waiting])
+        jobs = [job for *_, job in waiting]
+        if self.total == len(jobs) == 1 and jobs[0].params.n == 1 and not self.as_json:
+            return self.stream(jobs[0])
+        failed = len(jobs) < self.total
+        with Bars(shown=not self.quiet) as bars:
+            ended = 0
+            for job, _ in self.llm.events(jobs):
+                ended += job.ended
+                bars.report("prompts", ended, len(jobs))
+                while waiting and waiting[0][2].ended:
+                    failed |= self.show(*waiting.pop(0))
+        return int(failed)
+
+    def job(self, number: int, ask: Ask) -> Job | None:
+        """The prompt, checked against the model; None after a line about what is wrong with it."""
+        try:
+            return self.llm.intake.job(self.prompt(ask), self.params(ask), ask.priority)
+        except RequestError as error:
+            show_error(ask.where, number, str(error), as_json=self.as_json)
+            return None
+
+    def params(self, ask: Ask) -> SamplingParams:
+        """The model's defaults under the flags under the prompt's own."""
+        return self.llm.get_default_sampling_params().replace({**self.sampling, **ask.sampling})
+
+    def prompt(self, ask: Ask) -> Prompt:
+        """What the engine is to go on with.   raises: RequestError, UsageError without a chat template"""
+        if ask.messages is None:
+            prompt = as_prompt(ask.content, self.llm.tokenizer)
+        else:
+            prompt = self.llm.chat_prompt(ask.messages)
+        return evolve(prompt, cache_salt=ask.cache_salt)
+
+    def say_what_is_cut(self, jobs: Sequence[tuple[Ask, Job]]) -> None:
+        """Print one line when there is less room than the user's max_tokens; a model's default is cut in silence."""
+        cut = [
+            f"{ask.where}: max_tokens is cut from {job.params.max_tokens} to {job.max_tokens}"
+            for ask, job in jobs
+            if "max_tokens" in {**self.sampling, **ask.sampling} and job.max_tokens < (job.params.max_tokens or 0)
+        ]
+        if cut:
+            more = f" (and so for {len(cut) - 1} more)" if len(cut) > 1 else ""
+            longest = self.llm.engine.max_seq_len
+            note(f"note: {cut[0]}{more}, the room beside the prompt in sequences of up to {longest} tokens")
+
+    def stream(self, job: Job) -> int:
+        """Print one answer as it comes; 1 when it failed, else 0."""
+        tokens = 0
+        show_prompt(job.prompt.text)
+        try:
+            for _, piece in self.llm.events([job]):
+                tokens += len(piece.outputs[0].token_ids)
+                print(piece.outputs[0].text, end="", flush=True)
+        finally:
+            print(flush=True)
+        if piece.outputs[0].error is not None:
+            note(f"headstock: {piece.outputs[0].error}")
+            return 1
+        if not self.quiet:
+            note(footer(piece, tokens))
+        return 0
+
+    def show(self, number: int, ask: Ask, job: Job) -> bool:
+        """Print the answers to one prompt; whether one of them failed."""
+        output = job.result()
+        if self.as_json:
+            show_json(ask.where, number, output)
+        else:
+            show_text(number, output)
+        errors = [answer.error for answer in output.outputs if answer.error is not None]
+        for error in errors:
+            note(f"headstock: {ask.where}: {error}")
+        return bool(errors)

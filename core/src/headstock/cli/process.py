@@ -1,0 +1,54 @@
+"""What a command owes the process that it runs in: streams that can be written, and a clean end on SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+"""What the system says when a disk is full, a quota used up, a device broken or a file at its limit."""
+
+
+class Terminated(BaseException):
+    """SIGTERM came: as with Ctrl-C, all that is open gets closed."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises Terminated in this block; a second one ends the process at once."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    if ours:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def open_streams() -> None:
+    """Give output that the caller closed a place to go, and have a character that a terminal lacks escaped."""
+    # Opened before anything else: a file that took the number of standard output would get what libraries print.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - it lives as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def drop_output() -> None:
+    """Send the rest of standard output nowhere, so that what Python still writes at its end does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
