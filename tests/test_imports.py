@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -213,7 +214,8 @@ def all_sources() -> list[Path]:
 @pytest.mark.parametrize("member", [ROOT / "core", *PLUGINS], ids=lambda each: str(each.relative_to(ROOT)))
 def test_a_member_declares_what_it_imports(member: Path) -> None:
     project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
-    declared = {re.match(r"[\w.-]+", each).group().replace("-", "_").lower() for each in project["dependencies"]}
+    needs = [*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())]
+    declared = {re.match(r"[\w.-]+", each).group().replace("-", "_").lower() for each in needs}
     known = {*sys.stdlib_module_names, *declared, "headstock", *(path.name for path in (member / "src").iterdir())}
     found = {each.name.split(".")[0] for path in files(member / "src") for each in imports(tree(path))}
     assert sorted(found - known) == []

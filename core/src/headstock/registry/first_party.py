@@ -13,6 +13,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "backends/sdpa": ("headstock-sdpa", {"attention": ("sdpa",)}),
         "plugins/naive-cache": ("headstock-naive-cache", {"cache": ("naive",)}),
         "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),
+        "plugins/triton-ops": ("headstock-triton-ops", {"ops": ("triton",)}),
         "models/llama": ("headstock-llama", {"model": ("LlamaForCausalLM", "MistralForCausalLM")}),
         "models/qwen": (
             "headstock-qwen",

@@ -1,0 +1,1 @@
+"""Operations as fused Triton kernels, for headstock."""

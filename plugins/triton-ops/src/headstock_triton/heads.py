@@ -1,0 +1,154 @@
+"""What happens to a layer's heads between their projection and attention, in one kernel."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstock_triton.portable import narrow
+
+FEW_TOKENS = 64
+"""Up to here more and smaller programs make use of the device."""
+
+
+@triton.jit
+def put(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
+    """Store queries to `q` and keys and values to the pool; 8-bit floats saturate, and keep NaN.   x: [heads, n]"""
+    tl.store(q[:, None] + at, x, q_mask)
+    kv = x
+    if LIMIT > 0:
+        kv = x.to(tl.float32)
+        kv = tl.where(kv > LIMIT, LIMIT, tl.where(kv < -LIMIT, -LIMIT, kv))
+    tl.store(pool[:, None] + at, narrow(kv, pool.dtype.element_ty), kv_mask)
+
+
+@triton.jit(do_not_specialize_on_alignment=("positions", "slots"))
+def heads_kernel(
+    qkv,
+    weight,
+    table,
+    positions,
+    slots,
+    q_out,
+    pool,
+    eps,
+    page_stride,
+    side_stride,
+    slot_stride,
+    head_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    NORM: tl.constexpr,
+    LIMIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program a token and `BLOCK` of its heads, each held as the halves that turn together and the rest.
+
+    Every step is rounded as the torch operations round it.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
+    exists = head < HEADS + 2 * KV_HEADS
+    source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM
+    dtype: tl.constexpr = qkv.dtype.element_ty
+
+    half = tl.arange(0, HALF_BLOCK)[None, :]
+    in_half = exists[:, None] & (half < HALF)
+    first = tl.load(source[:, None] + half, in_half, other=0.0).to(tl.float32)
+    second = tl.load(source[:, None] + HALF + half, in_half, other=0.0).to(tl.float32)
+    if REST_BLOCK:
+        rest = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
+        in_rest = exists[:, None] & (rest < HEAD_DIM)
+        third = tl.load(source[:, None] + rest, in_rest, other=0.0).to(tl.float32)
+
+    turns, straight = (~is_value)[:, None], is_value[:, None]
+    if NORM:
+        square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        if REST_BLOCK:
+            square += tl.sum(third * third, 1)
+        scale = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
+        row = weight + head[:, None] * HEAD_DIM
+        by = tl.load(row + half, in_half & turns, other=0.0).to(tl.float32)
+        first = tl.where(straight, first, narrow(narrow(first * scale, dtype).to(tl.float32) * by, dtype))
+        by = tl.load(row + HALF + half, in_half & turns, other=0.0).to(tl.float32)
+        second = tl.where(straight, second, narrow(narrow(second * scale, dtype).to(tl.float32) * by, dtype))
+        if REST_BLOCK:
+            by = tl.load(row + rest, in_rest & turns, other=0.0).to(tl.float32)
+            third = tl.where(straight, third, narrow(narrow(third * scale, dtype).to(tl.float32) * by, dtype))
+
+    angle = table + tl.load(positions + token) * (2 * HALF) + half
+    cos = narrow(tl.load(angle, half < HALF, other=0.0), dtype).to(tl.float32)
+    sin = narrow(tl.load(angle + HALF, half < HALF, other=0.0), dtype).to(tl.float32)
+    left = narrow(narrow(first * cos, dtype).to(tl.float32) - second * sin, dtype)
+    right = narrow(narrow(second * cos, dtype).to(tl.float32) + first * sin, dtype)
+    left = tl.where(straight, narrow(first, dtype), left)
+    right = tl.where(straight, narrow(second, dtype), right)
+
+    slot = tl.load(slots + token)
+    cell = pool + (slot // PAGE_SIZE) * page_stride + (slot % PAGE_SIZE) * slot_stride
+    cell = cell + is_value.to(tl.int64) * side_stride
+    cell = cell + (head - HEADS - is_value.to(tl.int32) * KV_HEADS) * head_stride
+    query = q_out + (token * HEADS + head) * HEAD_DIM
+    to_q, to_pool = is_query[:, None], (~is_query)[:, None]
+    put(left, half, query, cell, in_half & to_q, in_half & to_pool, LIMIT)
+    put(right, HALF + half, query, cell, in_half & to_q, in_half & to_pool, LIMIT)
+    if REST_BLOCK:
+        put(narrow(third, dtype), rest, query, cell, in_rest & to_q, in_rest & to_pool, LIMIT)
+
+
+def turn_and_store(
+    qkv: Tensor,
+    weight: Tensor | None,
+    table: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    pool: Tensor,
+    *,
+    heads: int,
+    eps: float,
+) -> Tensor:
+    """The queries, normalized if there is a weight, and turned; keys likewise go to the pool, and values as they are.
+
+    qkv: [tokens, (heads + 2 * kv_heads) * head_dim]    weight: [heads + kv_heads, head_dim] or None
+    table: [max_seq_len, 2, dim / 2] float32            positions, slots: [tokens] int64
+    returns: [tokens, heads, head_dim]
+    writes: pool [pages, 2, page_size, kv_heads, head_dim]
+    """
+    page_size, kv_heads, head_dim = pool.shape[2:]
+    tokens, half = len(positions), table.shape[2]
+    q = qkv.new_empty(tokens, heads, head_dim)
+    if not tokens:
+        return q
+    block = min(4 if tokens <= FEW_TOKENS else 16, triton.next_power_of_2(heads + 2 * kv_heads))
+    rest = head_dim - 2 * half
+    heads_kernel[(tokens, triton.cdiv(heads + 2 * kv_heads, block))](
+        qkv,
+        qkv if weight is None else weight,
+        table,
+        positions,
+        slots,
+        q,
+        pool,
+        eps,
+        *pool.stride()[:4],
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        HALF=half,
+        HALF_BLOCK=triton.next_power_of_2(half),
+        REST_BLOCK=triton.next_power_of_2(rest) if rest else 0,
+        PAGE_SIZE=page_size,
+        NORM=weight is not None,
+        LIMIT=torch.finfo(pool.dtype).max if pool.dtype.itemsize == 1 else 0.0,
+        BLOCK=block,
+        num_warps=1 if block < 16 else 4,
+    )
+    return q

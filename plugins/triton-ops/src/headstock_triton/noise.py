@@ -1,0 +1,52 @@
+"""`headstock.nn.noise` inside kernels: Philox4x32-10 and Gumbel noise, the same numbers."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from headstock.nn import noise
+from headstock_triton.portable import log1p
+
+MULTIPLIER_0 = tl.constexpr(noise.MULTIPLIERS[0])
+MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIERS[1])
+WEYL_0 = tl.constexpr(noise.WEYL[0])
+WEYL_1 = tl.constexpr(noise.WEYL[1])
+ROUNDS = tl.constexpr(noise.ROUNDS)
+
+
+@triton.jit
+def philox(c0, c1, c2, c3, k0, k1):
+    """The four random words of each counter; all are uint32."""
+    for _ in tl.static_range(ROUNDS):
+        left = c2.to(tl.uint64) * MULTIPLIER_1
+        right = c0.to(tl.uint64) * MULTIPLIER_0
+        c0 = (left >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (right >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = left.to(tl.uint32)
+        c3 = right.to(tl.uint32)
+        # In 64 bits, because the interpreter warns of additions that wrap.
+        k0 = (k0.to(tl.uint64) + WEYL_0).to(tl.uint32)
+        k1 = (k1.to(tl.uint64) + WEYL_1).to(tl.uint32)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def random_words(seed, position, start, BLOCK: tl.constexpr):
+    """A random word for each of the token ids start, start + 1, ...; `start` is a multiple of 4.
+
+    seed, position: int64    returns: [BLOCK] uint32
+    """
+    counter = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+    zero = tl.zeros_like(counter)
+    place = zero + position.to(tl.uint32)
+    w0, w1, w2, w3 = philox(counter, place, zero, zero, seed.to(tl.uint32), (seed >> 32).to(tl.uint32))
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (BLOCK,))
+
+
+@triton.jit
+def gumbel(seed, position, start, BLOCK: tl.constexpr):
+    """Standard Gumbel noise for the token ids start, start + 1, ...   returns: [BLOCK] float32"""
+    u = (random_words(seed, position, start, BLOCK).to(tl.float32) + 0.5) * 2.0**-32
+    u = tl.minimum(u, 1.0 - 2.0**-24)
+    return -tl.log(-log1p(-u))

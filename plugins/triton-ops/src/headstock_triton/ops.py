@@ -1,0 +1,97 @@
+"""The operations of a decoder, each a product and one fused kernel before or after it."""
+
+from __future__ import annotations
+
+from attrs import define
+from torch import Tensor
+
+from headstock.nn.torch_ops import TorchOps
+from headstock.spi import Batch, LayerConfig, ModelConfig, Params, Sample, Sampling, Weight
+from headstock_triton.activation import silu_and_mul
+from headstock_triton.heads import turn_and_store
+from headstock_triton.norm import add_norm, embed_norm
+from headstock_triton.sampling import sample
+
+
+@define(eq=False)
+class Stream:
+    """The residual stream as a sum whose last term the next norm adds, on its way.
+
+    total: [tokens, hidden]    pending: [tokens, hidden], not yet in the total, or None
+    normed: the first layer's norm of the embeddings, until it is taken
+    """
+
+    total: Tensor
+    pending: Tensor | None = None
+    normed: Tensor | None = None
+
+    def norm(self, weight: Weight, eps: float) -> Tensor:
+        """The stream normalized.   returns: [tokens, hidden]    writes: self, which has nothing pending then"""
+        normed = self.normed
+        if normed is None:
+            normed = add_norm(self.total, self.pending, weight.tensor, eps)
+        self.pending = self.normed = None
+        return normed
+
+    def plus(self, term: Tensor) -> Stream:
+        """The stream with the term pending.   writes: self, which is the result"""
+        assert self.pending is None, "a norm comes before each sum"
+        self.pending = term
+        return self
+
+
+class TritonOps(TorchOps):
+    """`TorchOps` with everything between matrix products fused; products and experts are torch's."""
+
+    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
+        """The stream at the batch's tokens, and what the first layer's norm makes of it."""
+        weight = params[f"{config.layers[0].prefix}attn_norm"].tensor
+        total, normed = embed_norm(batch.tokens, params["embed"].tensor, weight, config.norm_eps)
+        return Stream(total, None, normed)
+
+    def attn_in(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Tensor:
+        """Queries of the layer.   returns: [tokens, heads, head_dim]    writes: batch.pools[layer.index]"""
+        normed = x.norm(params[f"{layer.prefix}attn_norm"], config.norm_eps)
+        return turn_and_store(
+            self.linear(normed, params[f"{layer.prefix}qkv"]),
+            params[f"{layer.prefix}qk_norm"].tensor if config.qk_norm else None,
+            params["rope"].tensor,
+            batch.positions,
+            batch.slots[layer.group],
+            batch.pools[layer.index],
+            heads=config.heads,
+            eps=config.norm_eps,
+        )
+
+    def attn_out(
+        self, x: Stream, attention: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
+        """The stream with the projected attention pending.   attention: [tokens, heads, head_dim]    writes: x"""
+        return x.plus(self.all_reduce(self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"])))
+
+    def mlp(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Stream:
+        """The stream with the layer's feed-forward part pending.   writes: x"""
+        normed = x.norm(params[f"{layer.prefix}mlp_norm"], config.norm_eps)
+        inner = silu_and_mul(self.linear(normed, params[f"{layer.prefix}gate_up"]))
+        return x.plus(self.all_reduce(self.linear(inner, params[f"{layer.prefix}down"])))
+
+    def moe(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Stream:
+        """The stream with the layer's mixture of experts pending.   writes: x"""
+        assert layer.experts is not None
+        normed = x.norm(params[f"{layer.prefix}mlp_norm"], config.norm_eps)
+        scores = self.linear(normed, params[f"{layer.prefix}router"])
+        gate_up, down = params[f"{layer.prefix}experts_gate_up"], params[f"{layer.prefix}experts_down"]
+        return x.plus(self.all_reduce(self.mix_experts(normed, scores, layer.experts, gate_up, down)))
+
+    def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+        """The normalized hidden states.   returns: [tokens, hidden]"""
+        return x.norm(params["norm"], config.norm_eps)
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        """See `headstock_triton.sampling.sample`."""
+        return sample(logits, sampling)
+
+    def lm_head_sample(self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling) -> Sample:
+        """Tokens sampled from the scores of `hidden` [n, hidden], which are read as the product leaves them."""
+        head = params["embed" if config.tied_embeddings else "lm_head"]
+        return sample(self.all_gather(self.linear(hidden, head)), sampling)

@@ -1,0 +1,28 @@
+"""What `triton` says of itself."""
+
+from __future__ import annotations
+
+from headstock.spi import DeviceRange, OpsCapabilities, OpsSpec, Require, SpiRange
+
+VERSIONS = ">=3.6,<4"
+
+
+def spec() -> OpsSpec:
+    """The spec of `triton`."""
+    return OpsSpec(
+        name="triton",
+        spi=SpiRange(0, 1),
+        summary="fused Triton kernels, for CUDA",
+        implementation="headstock_triton.ops:TritonOps",
+        requires=(
+            Require(
+                import_name="triton",
+                distribution="triton",
+                version=VERSIONS,
+                hint=f"pip install 'triton{VERSIONS}' (the CUDA builds of torch bring it)",
+            ),
+        ),
+        capabilities=OpsCapabilities(
+            devices=(DeviceRange("cuda", (8, 0)),), dtypes=frozenset({"bfloat16", "float16", "float32"})
+        ),
+    )

@@ -1,0 +1,209 @@
+"""From logits to tokens as `headstock.nn.sampling` has it, in two kernels, or three where rows are cut off."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from attrs import evolve
+from torch import Tensor
+
+from headstock.nn.penalties import penalize_
+from headstock.nn.sampling import with_logprobs
+from headstock.spi import Sample, Sampling
+from headstock_triton.noise import gumbel
+from headstock_triton.truncation import Cut, cut, scaled
+
+FEW_ROWS = 16
+"""Up to here a row is shared out among more programs."""
+
+INFINITY = tl.constexpr(math.inf)
+
+
+UNALIGNED = ("temperature", "seeds", "positions", "targets", "cut_peaks", "edges", "last_ids", "peaks", "sums", "ids")
+"""Arrays that may begin anywhere, and are not compiled anew for each place."""
+
+
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
+def part_kernel(
+    logits,
+    temperature,
+    seeds,
+    positions,
+    cut_peaks,
+    edges,
+    last_ids,
+    best,
+    peaks,
+    sums,
+    ids,
+    vocab,
+    stride,
+    WARM: tl.constexpr,
+    CUT: tl.constexpr,
+    SUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program a row and part: its best score and token, its highest logit, the sum of exp(logit - highest).
+
+    Where there is NaN, infinity is the highest. Scores are less the part's highest logit, or the row's where it is cut.
+    """
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * stride + at, at < vocab, other=-INFINITY).to(tl.float32)
+    broken = tl.max((x != x).to(tl.int32), 0)
+    peak = tl.where(broken > 0, INFINITY, tl.max(x, 0))
+    level = tl.where((peak == INFINITY) | (peak == -INFINITY), 0.0, peak)
+    scores = x - level
+    if WARM:
+        heat = tl.load(temperature + row)
+        if CUT:
+            scores = scaled(x, tl.load(cut_peaks + row), heat)
+            edge, last = tl.load(edges + row), tl.load(last_ids + row)
+            scores = tl.where((scores > edge) | ((scores == edge) & (at <= last)), scores, -INFINITY)
+        else:
+            scores = scaled(x, level, heat)
+        if heat > 0:
+            scores += gumbel(tl.load(seeds + row), tl.load(positions + row), part * BLOCK, BLOCK)
+    value, place = tl.max(scores, 0, return_indices=True)
+    out = row * tl.num_programs(1) + part
+    tl.store(best + out, value)
+    tl.store(ids + out, tl.minimum(part * BLOCK + place, vocab - 1))
+    tl.store(peaks + out, peak)
+    if SUM:
+        tl.store(sums + out, tl.sum(tl.exp(x - level), 0))
+
+
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
+def join_kernel(
+    logits,
+    temperature,
+    targets,
+    best,
+    peaks,
+    sums,
+    ids,
+    tokens,
+    healthy,
+    logprobs,
+    parts,
+    stride,
+    WARM: tl.constexpr,
+    CUT: tl.constexpr,
+    SUM: tl.constexpr,
+    TARGETS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program a row: the best part's token, and its log-probability or the target's."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    mask, source = at < parts, row * parts + at
+    values = tl.load(best + source, mask, other=-INFINITY)
+    tops = tl.load(peaks + source, mask, other=-INFINITY)
+    peak = tl.max(tops, 0)
+    sound = (peak < INFINITY) & (peak > -INFINITY)
+    level = tl.where(sound, peak, 0.0)
+    if not CUT:
+        if WARM:
+            values += scaled(tops, level, tl.load(temperature + row))
+        else:
+            values += tops - level
+    _, place = tl.max(values, 0, return_indices=True)
+    token = tl.load(ids + row * parts + tl.minimum(place, parts - 1)).to(tl.int64)
+    tl.store(tokens + row, token)
+    tl.store(healthy + row, sound.to(tl.uint8))
+    if SUM:
+        if TARGETS:
+            target = tl.load(targets + row)
+            token = tl.where(target < 0, token, target)
+        total = tl.sum(tl.load(sums + source, mask, other=0.0) * tl.exp(tops - level), 0)
+        tl.store(logprobs + row, tl.load(logits + row * stride + token).to(tl.float32) - level - tl.log(total))
+
+
+def draw(logits: Tensor, sampling: Sampling, with_logprob: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A token a row, which rows are healthy, and the log-probabilities of the tokens or targets.
+
+    As in torch: temperature 0 takes the best, the lowest id of equals; a row is healthy if its maximum is a number.
+    logits: [n, vocab] of any float type
+    returns: [n] int64, [n] bool, [n] float32 or None
+    """
+    rows, vocab = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    healthy = torch.empty(rows, dtype=torch.uint8, device=logits.device)
+    logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device) if with_logprob else None
+    if not rows:
+        return tokens, healthy.bool(), logprobs
+    block = min(1024 if rows <= FEW_ROWS else 4096, triton.next_power_of_2(max(vocab, 16)))
+    count = triton.cdiv(vocab, block)
+    numbers = torch.empty(4, rows, count, dtype=torch.float32, device=logits.device)
+    best, peaks, sums, ids = numbers[0], numbers[1], numbers[2], numbers[3].view(torch.int32)
+    warm = sampling.temperature is not None
+    edges = cut(logits, sampling) if warm else None
+    # A pointer that the kernel, as it is compiled, does not read stands in for each that is missing.
+    where = edges or Cut(peaks=best, edges=best, last_ids=ids)
+    part_kernel[(rows, count)](
+        logits,
+        *(best if each is None else each for each in (sampling.temperature, sampling.seeds, sampling.positions)),
+        where.peaks,
+        where.edges,
+        where.last_ids,
+        best,
+        peaks,
+        sums,
+        ids,
+        vocab,
+        logits.stride(0),
+        WARM=warm,
+        CUT=edges is not None,
+        SUM=with_logprob,
+        BLOCK=block,
+        num_warps=4 if block < 4096 else 8,
+    )
+    join_kernel[(rows,)](
+        logits,
+        *(best if each is None else each for each in (sampling.temperature, sampling.targets)),
+        best,
+        peaks,
+        sums,
+        ids,
+        tokens,
+        healthy,
+        best if logprobs is None else logprobs,
+        count,
+        logits.stride(0),
+        WARM=warm,
+        CUT=edges is not None,
+        SUM=with_logprob,
+        TARGETS=sampling.targets is not None,
+        BLOCK=triton.next_power_of_2(count),
+        num_warps=4,
+    )
+    return tokens, healthy.view(torch.bool), logprobs
+
+
+def sample(logits: Tensor, sampling: Sampling) -> Sample:
+    """One token a row, as `headstock.nn.sampling.sample` has it; torch does what few requests ask for.
+
+    logits: [n, vocab] of any float type
+    writes: logits, if they are float32
+    """
+    rules = (sampling.banned, sampling.bias, sampling.repetition, sampling.presence, sampling.frequency)
+    if all(rule is None for rule in rules) and sampling.top_logprobs <= 0:
+        tokens, healthy, logprobs = draw(logits, sampling, sampling.top_logprobs == 0)
+        if logprobs is None:
+            return Sample(tokens=tokens, healthy=healthy)
+        nothing = logprobs.new_empty(len(tokens), 0)
+        return Sample(tokens=tokens, healthy=healthy, logprobs=logprobs, top_ids=nothing.long(), top_logprobs=nothing)
+    logits = logits.to(torch.float32)
+    likely = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
+    if sampling.banned is not None:
+        logits.masked_fill_(sampling.banned, -math.inf)
+    if sampling.bias is not None:
+        logits.add_(sampling.bias)
+    penalize_(logits, sampling)
+    tokens, healthy, _ = draw(logits, evolve(sampling, targets=None), with_logprob=False)
+    return (
+        Sample(tokens=tokens, healthy=healthy) if likely is None else with_logprobs(tokens, healthy, likely, sampling)
+    )

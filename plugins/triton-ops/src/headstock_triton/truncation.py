@@ -1,0 +1,219 @@
+"""Where top-k, top-p and min-p cut each row off: what `headstock.nn.truncation` keeps, found without a sort.
+
+A token stays if the tokens better than it weigh too little: fewer than top_k of them, or less probability than top_p of
+what top_k leaves. That weight only grows as scores fall, so the lowest score that stays is found by narrowing a bracket
+down to one score: each pass over the row weighs what is above several pivots. Of tokens at that score the lower ids
+stay, as many as still fit. Probabilities are summed in float64, as torch's are.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from attrs import frozen
+from torch import Tensor
+
+from headstock.nn.sampling import COLDEST
+from headstock.spi import Sampling
+
+LOWEST_HEAT = tl.constexpr(COLDEST)
+INFINITY = tl.constexpr(math.inf)
+PIVOTS = tl.constexpr(8)
+LEAST_MASS = tl.constexpr(1e-300)
+
+
+@frozen(kw_only=True, eq=False)
+class Cut:
+    """What of each row stays: scores above the edge, and those at the edge up to the last id.
+
+    peaks: [rows] float32, the highest logit    edges: [rows] float32    last_ids: [rows] int32
+    """
+
+    peaks: Tensor
+    edges: Tensor
+    last_ids: Tensor
+
+
+@triton.jit
+def scaled(x, level, heat):
+    """(x - level) / temperature, rounded as torch rounds; temperature 0 divides by 1."""
+    return tl.div_rn(x - level, tl.where(heat > 0, tl.maximum(heat, LOWEST_HEAT), 1.0))
+
+
+@triton.jit
+def scores_at(row, at, peak, heat, VOCAB: tl.constexpr):
+    """Scores of the tokens `at`; minus infinity past the vocabulary."""
+    return scaled(tl.load(row + at, at < VOCAB, other=-INFINITY).to(tl.float32), peak, heat)
+
+
+@triton.jit
+def peak_of(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """The highest logit; infinity where there is NaN."""
+    peak = tl.full((BLOCK,), -INFINITY, tl.float32)
+    for start in range(0, VOCAB, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(row + at, at < VOCAB, other=-INFINITY).to(tl.float32)
+        peak = tl.maximum(peak, tl.where(x != x, INFINITY, x))
+    return tl.max(peak, 0)
+
+
+@triton.jit
+def lowest_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """The lowest finite score from the floor up."""
+    lowest = tl.full((BLOCK,), INFINITY, tl.float32)
+    for start in range(0, VOCAB, BLOCK):
+        s = scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
+        lowest = tl.minimum(lowest, tl.where((s >= floor) & (s > -INFINITY), s, INFINITY))
+    return tl.min(lowest, 0)
+
+
+@triton.jit
+def mass_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of exp(score) from the floor up."""
+    mass = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, VOCAB, BLOCK):
+        s = scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
+        mass += tl.where(s >= floor, tl.exp(s.to(tl.float64)), 0.0)
+    return tl.sum(mass, 0)
+
+
+@triton.jit
+def search(row, peak, heat, lowest, target, VOCAB: tl.constexpr, WEIGH: tl.constexpr, BLOCK: tl.constexpr):
+    """The lowest score, from `lowest` up, whose better ones weigh less than the target: 1 or exp(score) each.
+
+    `lowest` must be one of the row's scores. The bracket is: low < edge <= high, where what is above `high` weighs less
+    than the target and what is above `low` does not; `least` and `most` are the scores at its ends.
+    returns: the edge, the weight above it, how many tokens are at it
+    """
+    dtype: tl.constexpr = tl.float64 if WEIGH else tl.int32
+    steps = tl.arange(0, PIVOTS)
+    low = tl.full((), -INFINITY, tl.float32)
+    high, least, most = tl.zeros((), tl.float32), lowest, tl.zeros((), tl.float32)
+    above, count = tl.zeros((), dtype), tl.zeros((), tl.int32)
+    searching = high == 0
+    while searching:
+        bottom, top = tl.maximum(low, least), tl.minimum(high, most)
+        pivots = bottom + (top - bottom) * (steps.to(tl.float32) / PIVOTS)
+        weights = tl.zeros((PIVOTS, BLOCK), dtype)
+        counts = tl.zeros((BLOCK,), tl.int32)
+        smallest = tl.full((BLOCK,), INFINITY, tl.float32)
+        largest = tl.full((BLOCK,), -INFINITY, tl.float32)
+        for start in range(0, VOCAB, BLOCK):
+            s = scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
+            inside = (s > low) & (s >= lowest) & (s <= top)
+            smallest = tl.minimum(smallest, tl.where(inside, s, INFINITY))
+            largest = tl.maximum(largest, tl.where(inside, s, -INFINITY))
+            counts += inside.to(tl.int32)
+            weight = inside.to(tl.int32)
+            if WEIGH:
+                weight = tl.where(inside, tl.exp(s.to(tl.float64)), 0.0)
+            weights += tl.where(s[None, :] > pivots[:, None], weight[None, :], 0)
+        better = above + tl.sum(weights, 1)
+        least, most, count = tl.min(smallest, 0), tl.max(largest, 0), tl.sum(counts, 0)
+        searching = least < most
+        if searching:
+            stays = better < target
+            low = tl.maximum(low, tl.max(tl.where(stays, -INFINITY, pivots), 0))
+            high = tl.min(tl.where(stays, pivots, top), 0)
+            above = tl.max(tl.where(stays, better, above), 0)
+    return least, above, count
+
+
+@triton.jit
+def nth_at(row, peak, heat, edge, n, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """The id of the n-th token, from 1, whose score is the edge."""
+    seen, start = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+    found = tl.full((), VOCAB, tl.int32)
+    while found == VOCAB and start < VOCAB:
+        at = start + tl.arange(0, BLOCK)
+        equal = (scores_at(row, at, peak, heat, VOCAB) == edge).to(tl.int32)
+        order = seen + tl.cumsum(equal, 0)
+        found = tl.min(tl.where((equal > 0) & (order == n), at, VOCAB), 0)
+        seen += tl.sum(equal, 0)
+        start += BLOCK
+    return found
+
+
+@triton.jit(do_not_specialize_on_alignment=("temperature", "top_k", "top_p", "floors", "edges", "last_ids"))
+def cut_kernel(
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    floors,
+    peaks,
+    edges,
+    last_ids,
+    stride,
+    VOCAB: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MIN_P: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program a row; rows that nothing cuts, that are greedy or not sound keep everything."""
+    index = tl.program_id(0).to(tl.int64)
+    row = logits + index * stride
+    heat = tl.load(temperature + index)
+    peak = peak_of(row, VOCAB, BLOCK)
+    tl.store(peaks + index, peak)
+    edge = tl.full((), -INFINITY, tl.float32)
+    last = tl.full((), VOCAB, tl.int32)
+    kept, count = last, last
+    if (heat > 0) & (peak < INFINITY) & (peak > -INFINITY):
+        if MIN_P:
+            edge = tl.load(floors + index)
+        lowest = lowest_of(row, peak, heat, edge, VOCAB, BLOCK)
+        if TOP_K:
+            k = tl.load(top_k + index).to(tl.int32)
+            if k < VOCAB:
+                edge, above, count = search(row, peak, heat, lowest, k, VOCAB, False, BLOCK)
+                lowest, kept = edge, tl.minimum(k - above, count)
+        if TOP_P:
+            p = tl.load(top_p + index)
+            if p < 1:
+                mass = mass_of(row, peak, heat, lowest, VOCAB, BLOCK)
+                # Of the tokens at the edge of top_k, those that it drops have no part in the mass.
+                mass -= tl.exp(lowest.to(tl.float64)) * (count - kept)
+                target = tl.maximum(p.to(tl.float64) * mass, LEAST_MASS)
+                edge, before, ties = search(row, peak, heat, lowest, target, VOCAB, True, BLOCK)
+                fit = tl.ceil((target - before) / tl.exp(edge.to(tl.float64)))
+                most = tl.where((edge == lowest) & (kept < count), kept, ties)
+                kept, count = tl.minimum(fit, most.to(tl.float64)).to(tl.int32), ties
+        if kept < count:
+            last = nth_at(row, peak, heat, edge, kept, VOCAB, BLOCK)
+    tl.store(edges + index, edge)
+    tl.store(last_ids + index, last)
+
+
+def cut(logits: Tensor, sampling: Sampling) -> Cut | None:
+    """Where the rows are cut off; None where no row asks for it.   logits: [n, vocab] of any float type"""
+    asked = (sampling.top_k, sampling.top_p, sampling.min_p)
+    if all(each is None for each in asked):
+        return None
+    rows, vocab = logits.shape
+    numbers = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
+    found = Cut(peaks=numbers[0], edges=numbers[1], last_ids=numbers[2].view(torch.int32))
+    # By torch, so that a token just likely enough stays here if it stays there.
+    floors = None if sampling.min_p is None else sampling.min_p.log()
+    block = min(2048, triton.next_power_of_2(max(vocab, 16)))
+    pointers = (logits if each is None else each for each in (sampling.top_k, sampling.top_p, floors))
+    cut_kernel[(rows,)](
+        logits,
+        sampling.temperature,
+        *pointers,
+        found.peaks,
+        found.edges,
+        found.last_ids,
+        logits.stride(0),
+        VOCAB=vocab,
+        TOP_K=sampling.top_k is not None,
+        TOP_P=sampling.top_p is not None,
+        MIN_P=sampling.min_p is not None,
+        BLOCK=block,
+        num_warps=max(block // 128, 1),
+    )
+    return found
