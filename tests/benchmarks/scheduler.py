@@ -29,7 +29,7 @@ WARM_UP = 100
 """Steps that are not timed."""
 
 
-def limits(page_size: int, rows: int) -> Limits:
+def limits(page_size: int, rows: int, overlap: bool = False) -> Limits:
     """Room for every row at its longest, with the radix index on."""
     from headstock_radix_cache.plugin import spec
 
@@ -46,6 +46,7 @@ def limits(page_size: int, rows: int) -> Limits:
         choose=choose,
         scheduler="mixed",
         policy=policy,
+        overlap=overlap,
     )
 
 
@@ -64,20 +65,21 @@ def sampled(state: State, plan: Plan, ending: int | None, rng: np.random.Generat
     return Sampled(rows, plan.orders[plan.samples > 0], None, tokens)
 
 
-def measure(page_size: int, steps: int, rows: int = ROWS) -> list[float]:
-    """Seconds of each step, ascending."""
+def measure(page_size: int, steps: int, rows: int = ROWS, overlap: bool = False) -> list[float]:
+    """Seconds of each step, ascending. With `overlap` tokens are told one step late, as the engine does."""
     rng = np.random.default_rng(0)
-    bounds = limits(page_size, rows)
+    bounds = limits(page_size, rows, overlap)
     state = initial(bounds)
     number = rows
     # Lengths are spread, so that about as many pages fill in every step.
     events: list[Event] = [Arrived(request(i, rng, 7000)) for i in range(rows)]
     state, plan = step(state, events, bounds)
-    times = []
+    flying, times = plan, []
     for count in range(steps + WARM_UP):
-        ending = int(state.ranked[0]) if count % 8 == 0 else None
-        events = [sampled(state, plan, ending, rng)]
-        if count % 8 == 0:
+        landed, flying = (flying, plan) if overlap and count else (plan, plan)
+        ending = int(state.ranked[0]) if count % 8 == 4 else None
+        events = [sampled(state, landed, ending, rng)] if count or not overlap else []
+        if ending is not None:
             events.append(Arrived(request(number, rng, 7000)))
             number += 1
         start = time.perf_counter()

@@ -315,13 +315,13 @@ def test_a_step_leaves_the_state_it_was_given_as_it_was() -> None:
         drive.submit(request(str(number), prompt(RNG, 20), 40))
     for _ in range(30):
         old = drive.state
-        copies = (old.columns.copy(), old.stop_ids.copy(), [r.copy() for r in old.refs], old.free)
-        seats, waiting, pages = old.seats, old.waiting, old.pages
+        copies = (old.columns.copy(), old.stop_ids.copy(), old.spans.copy(), old.free)
+        free, seats, waiting = [part.copy() for part in old.free[0]], old.seats, old.waiting
         drive.step()
         assert (old.columns == copies[0]).all() and (old.stop_ids == copies[1]).all()
-        assert all((a == b).all() for a, b in zip(old.refs, copies[2], strict=True))
-        assert old.free is copies[3]
-        assert old.seats is seats and old.waiting is waiting and old.pages is pages
+        assert (old.spans == copies[2]).all() and old.free is copies[3]
+        assert all((a == b).all() for a, b in zip(old.free[0], free, strict=True))
+        assert old.seats is seats and old.waiting is waiting
         with pytest.raises(ValueError, match="read-only"):
             drive.state.columns[Column.NUM_KNOWN, 0] = 1
 

@@ -8,6 +8,7 @@ from headstock.schedule import Column, Limits, State
 
 Ints = np.ndarray
 
+NO_PAGES: Ints = np.zeros(0, np.int32)
 MOST_SEGMENTS = 400
 """Segments of a tree that are kept; those with fewest tokens below them are counted only."""
 GONE = -1
@@ -23,17 +24,19 @@ class Prefixes:
         self.depths = np.zeros(pages, np.int32)
         self.used = np.zeros(pages, np.int64)  # number of the last step in which a row held the page
         self.shown = np.zeros((2, limits.max_rows), np.int32)  # admission number and indexed pages noted, by row
+        self.before: tuple[Ints, ...] = (NO_PAGES,) * limits.max_rows  # what the rows held after the last step
 
-    def see(self, before: State, after: State, number: int) -> None:
+    def see(self, after: State, number: int) -> None:
         """Note the pages of rows whose indexed pages changed."""
+        before, self.before = self.before, after.pages[0]
         self.used[after.refs[0] > 0] = number
         now = after.columns[[Column.ORDER, Column.INDEXED]]
         changed = (now != self.shown).any(0)
         left = changed & (now[0] != self.shown[0]) & (self.shown[0] > 0)
         for row in np.flatnonzero(left).tolist():  # it may have indexed pages just before it was preempted
-            self.path(before.pages[0][row])
+            self.path(before[row])
         for row in np.flatnonzero(changed & (now[1] > 0)).tolist():
-            self.path(after.pages[0][row][: now[1, row]])
+            self.path(self.before[row][: now[1, row]])
         self.shown = now
 
     def path(self, pages: Ints) -> None:

@@ -67,7 +67,7 @@ class Watch:
             return
         number = replayed.moment.number
         self.series.append(self.numbers(replayed.moment.at, state, plan))
-        self.prefixes.see(replayed.before, state, number)
+        self.prefixes.see(state, number)
         if not self.maps.wants(number) and not self.trees.wants(number):
             return
         indexed = self.indexed(state)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import insort
-
 import numpy as np
 
-from headstock.schedule.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
+from headstock.schedule.columns import Column, every, some, where
+from headstock.schedule.draft import Draft
+from headstock.schedule.events import NONE, Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
 from headstock.schedule.limits import refusal
 from headstock.schedule.pages import clear_index, forget, keep_region, release
 from headstock.schedule.request import Entry, Request
-from headstock.schedule.state import Accepted, Column, Draft, every, some
+from headstock.schedule.state import Accepted
 
 Ints = np.ndarray
 
@@ -41,18 +41,8 @@ def arrived(draft: Draft, request: Request) -> None:
             Ended(id=request.id, row=-1, order=0, reason="error", num_tokens=length, cached=0, preemptions=0)
         )
         return
-    queue(draft, Entry(request=request, tokens=request.prompt, arrival=draft.num_arrived))
-
-
-def queue(draft: Draft, entry: Entry) -> None:
-    """Put the entry where its rank belongs."""
-    waiting = draft.waiting
-    if not waiting or waiting[-1].rank < entry.rank:
-        draft.waiting = (*waiting, entry)
-        return
-    entries = list(waiting)
-    insort(entries, entry, key=lambda other: other.rank)
-    draft.waiting = tuple(entries)
+    entry = Entry(request=request, tokens=request.prompt, arrival=draft.num_arrived)
+    draft.waiting = draft.waiting.put(entry)
 
 
 def aborted(draft: Draft, id: str, reason: str) -> None:
@@ -63,7 +53,7 @@ def aborted(draft: Draft, id: str, reason: str) -> None:
             return
     for entry in draft.waiting:
         if entry.request.id == id:
-            draft.waiting = tuple(other for other in draft.waiting if other is not entry)
+            draft.waiting = draft.waiting.without({entry.arrival})
             length, preemptions = len(entry.tokens), entry.preemptions
             draft.ended.append(
                 Ended(id=id, row=-1, order=0, reason=reason, num_tokens=length, cached=0, preemptions=preemptions)
@@ -98,7 +88,7 @@ def unseat(draft: Draft, row: int) -> None:
     draft.writes = [(group, *(part[rows != row] for part in (rows, *rest))) for group, rows, *rest in draft.writes]
     draft.columns[:, row] = 0
     draft.seats[row] = None
-    draft.reseated = True
+    draft.ranked = draft.ranked[draft.ranked != row]
 
 
 def preempt(draft: Draft, row: int) -> None:
@@ -106,7 +96,7 @@ def preempt(draft: Draft, row: int) -> None:
     entry = draft.seats[row]
     assert entry is not None, f"row {row} is free and cannot be preempted"
     known = int(draft.columns[Column.NUM_KNOWN, row])
-    queue(draft, entry.preempted(draft.tokens[row, :known].copy()))
+    draft.waiting = draft.waiting.put(entry.preempted(draft.tokens[row, :known].copy()))
     keep_region(draft, row)
     unseat(draft, row)
     draft.num_preempted += 1
@@ -119,9 +109,10 @@ def sampled(draft: Draft, event: Sampled) -> None:
     not count.
     """
     columns = draft.columns
-    live = columns[Column.ORDER].take(event.rows) == event.orders
+    at = event.rows.astype(np.int64)  # numpy would convert 32 bits anew for each use as an index
+    live = columns[Column.ORDER].take(at) == event.orders
     if event.counts is None and every(live):
-        one_each(draft, event)
+        one_each(draft, event, at)
         return
     rows = event.rows[live]
     grid, counts = padded(event.tokens, np.ones_like(event.rows) if event.counts is None else event.counts)
@@ -132,48 +123,48 @@ def sampled(draft: Draft, event: Sampled) -> None:
     stops = (draft.stop_ids.T[rows][:, None, :] == grid[:, :, None]).any(2) & (
         lengths >= columns[Column.MIN_LEN, rows][:, None]
     )
-    ends = given & (stops | (lengths >= columns[Column.MAX_LEN, rows][:, None]))
+    ends = given & (stops | (lengths > columns[Column.LAST, rows][:, None]))
     done = ends.any(1)
     if done.any():
         counts = np.where(done, ends.argmax(1) + 1, counts).astype(np.int32)
         given = lengths <= (known + counts)[:, None]
-    where = np.nonzero(given)
-    draft.tokens[rows[where[0]], lengths[where] - 1] = grid[where]
-    draft.accepted.append(Accepted(columns[Column.ORDER, rows], counts, grid[where]))
+    picked = np.nonzero(given)
+    draft.tokens[rows[picked[0]], lengths[picked] - 1] = grid[picked]
+    draft.accepted.append(Accepted(columns[Column.ORDER, rows], counts, grid[picked]))
     settle(columns, rows, known + counts)
     if draft.limits.recompute:
         forget(draft, rows)
     if len(event.drafts):
         note_drafts(draft, event, live, done)
-    for row, at in zip(rows[done].tolist(), np.flatnonzero(done).tolist(), strict=True):
+    for row, at in zip(rows[done].tolist(), where(done).tolist(), strict=True):
         end(draft, row, "stop" if stops[at, counts[at] - 1] else "length")
 
 
-def one_each(draft: Draft, event: Sampled) -> None:
-    """As `sampled` when every row is live and got the one token that it was promised.
+def one_each(draft: Draft, event: Sampled, rows: Ints) -> None:
+    """As `sampled` when every row is live and got the one token that it was promised.   rows: [n] int64, the event's
 
     Works on whole columns: at these sizes that is four times as fast as picking the event's rows out of them.
     """
-    columns, rows = draft.columns, event.rows
+    columns = draft.columns
     known = columns[Column.NUM_KNOWN]
-    lengths = known.take(rows)
-    draft.tokens[rows, lengths] = event.tokens
-    lengths += 1
-    got = np.zeros_like(known)
+    draft.tokens[rows, known.take(rows)] = event.tokens
+    got = np.zeros(len(known), np.int32)
     got[rows] = 1
     known += got
     columns[Column.PROMISED] -= got
     if draft.limits.recompute:
         forget(draft, rows)
-    draft.accepted.append(Accepted(event.orders, np.ones_like(lengths), event.tokens))
+    draft.accepted.append(Accepted(event.orders, got.take(rows), event.tokens))
+    done = known > columns[Column.LAST]
+    stopped = NONE
     stops = draft.stop_ids.take(rows, axis=1) == event.tokens
-    done = lengths >= columns[Column.MAX_LEN].take(rows)
     if some(stops):
-        hits = stops.any(0) & (lengths >= columns[Column.MIN_LEN].take(rows))
-        done |= hits
+        stopped = rows[stops.any(0)]
+        stopped = stopped[known[stopped] >= columns[Column.MIN_LEN, stopped]]
+        done[stopped] = True
     if some(done):
-        for at in np.flatnonzero(done).tolist():
-            end(draft, int(rows[at]), "stop" if stops[:, at].any() and hits[at] else "length")
+        for row in rows[done[rows]].tolist():
+            end(draft, row, "stop" if row in stopped else "length")
 
 
 def padded(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:
@@ -201,13 +192,13 @@ def note_drafts(draft: Draft, event: Sampled, live: Ints, done: Ints) -> None:
     offsets = np.cumsum(event.draft_counts) - event.draft_counts
     ended = np.ones(len(live), bool)
     ended[live] = done
-    for i in np.flatnonzero(~ended & (event.draft_counts > 0)).tolist():
+    for i in where(~ended & (event.draft_counts > 0)).tolist():
         row = int(event.rows[i])
         assert columns[Column.PROMISED, row] == 0, (
             f"row {row} got drafts while a token was in flight; it must be fenced"
         )
         known = int(columns[Column.NUM_KNOWN, row])
         # The token after the last draft must still fit.
-        count = min(int(event.draft_counts[i]), int(columns[Column.MAX_LEN, row]) - known - 1)
+        count = min(int(event.draft_counts[i]), int(columns[Column.LAST, row]) - known)
         draft.tokens[row, known : known + count] = event.drafts[offsets[i] : offsets[i] + count]
         columns[Column.NUM_TOKENS, row] = known + count

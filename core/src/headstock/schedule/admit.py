@@ -5,30 +5,35 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.schedule.absorb import preempt
-from headstock.schedule.pages import available, grow, share, take_over
+from headstock.schedule.columns import NO_PAGES, NUM_COLUMNS, Column, some, where, writeable
+from headstock.schedule.draft import Draft
+from headstock.schedule.pages import available, grow, held, share, take_over
 from headstock.schedule.regions import Region, longest
 from headstock.schedule.request import Entry
-from headstock.schedule.state import NO_PAGES, Column, Draft, writeable
 from headstock.spi.cache import Match
 
 Ints = np.ndarray
 
 
 def rank(draft: Draft) -> None:
-    """Bring `ranked` up to date after rows joined or left."""
+    """Bring `ranked` up to date after rows joined."""
     if not draft.reseated:
         return
-    columns = draft.columns
-    rows = np.flatnonzero(columns[Column.ACTIVE]).astype(np.int32)
-    draft.ranked = rows[np.lexsort((columns[Column.ARRIVAL, rows], -columns[Column.PRIORITY, rows]))]
+    columns, joined = draft.columns, np.array(draft.joined, np.int32)
+    rows = np.concatenate((draft.ranked, joined))
+    # Mostly the newcomers rank last, in order: looking is four times as fast as sorting.
+    priorities, arrivals = columns[Column.PRIORITY].take(rows), columns[Column.ARRIVAL].take(rows)
+    tail = slice(max(len(draft.ranked) - 1, 0), None)
+    if some(np.diff(priorities[tail])) or some(np.diff(arrivals[tail]) < 0):
+        rows = rows[np.lexsort((arrivals, -priorities))]
+    draft.ranked = rows
     draft.reseated = False
 
 
 def make_room(draft: Draft) -> None:
     """Preempt rows of lower priority than the first that waits, while it lacks a seat or pages and they would help."""
-    rank(draft)
     while draft.waiting and len(draft.ranked):
-        entry, lowest = draft.waiting[0], int(draft.ranked[-1])
+        entry, lowest = draft.waiting.head, int(draft.ranked[-1])
         if draft.columns[Column.PRIORITY, lowest] >= entry.request.priority:
             return
         head = find(draft, entry)
@@ -40,7 +45,6 @@ def make_room(draft: Draft) -> None:
         if not has_room(draft, head, len(entry.tokens), below=entry.request.priority):
             return
         preempt(draft, lowest)
-        rank(draft)
 
 
 def admit(draft: Draft, positions: Ints, budget: int, chosen: Ints) -> None:
@@ -49,9 +53,10 @@ def admit(draft: Draft, positions: Ints, budget: int, chosen: Ints) -> None:
     A request whose next page is being computed for another one waits for it, and those behind go ahead.
     writes: chosen [rows], the tokens that each seated row computes in this step
     """
-    entries = [draft.waiting[i] for i in positions.tolist()]
+    waiting = draft.waiting.first(int(positions[-1]) + 1)
+    entries = [waiting[i] for i in positions.tolist()]
     seated: set[int] = set()
-    free_rows = np.flatnonzero(draft.columns[Column.ACTIVE] == 0).tolist()
+    free_rows = where(draft.columns[Column.ACTIVE] == 0).tolist()
     for entry in entries:
         if budget <= 0 or not free_rows:
             break
@@ -63,10 +68,10 @@ def admit(draft: Draft, positions: Ints, budget: int, chosen: Ints) -> None:
         row = free_rows.pop(0)
         chosen[row] = count = seat(draft, entry, row, head, budget)
         draft.joined.append(row)
-        seated.add(id(entry))
+        seated.add(entry.arrival)
         budget -= count
     if seated:
-        draft.waiting = tuple(entry for entry in draft.waiting if id(entry) not in seated)
+        draft.waiting = draft.waiting.without(seated)
         draft.reseated = True
 
 
@@ -79,10 +84,10 @@ def seat(draft: Draft, entry: Entry, row: int, head: Match | Region | None, budg
         take_over(draft, row, head)
     elif head is not None:
         share(draft, row, head)
-    for group in range(len(draft.pages)):
-        need = draft.limits.pages_for(cached + count) - len(draft.pages[group][row])
+    needs = draft.limits.pages_for(cached + count) - draft.spans[:, row]
+    for group, need in enumerate(needs.tolist()):
         if need > 0:
-            grow(draft, group, np.array([row]), np.array([need]))
+            grow(draft, group, np.array([row]), needs[group : group + 1])
     return count
 
 
@@ -116,7 +121,7 @@ def soon_cached(draft: Draft, entry: Entry, head: Match | Region | None) -> bool
     soon = (columns[Column.NUM_KNOWN] >= stop) & (columns[Column.INDEXED] < stop // size)
     soon &= columns[Column.PRIORITY] >= entry.request.priority
     soon &= draft.tokens[:, stop - 1] == entry.tokens[stop - 1]
-    for row in np.flatnonzero(soon).tolist():
+    for row in where(soon).tolist():
         other = draft.seats[row]
         together = other is not None and other.request.namespace == entry.request.namespace
         if together and np.array_equal(draft.tokens[row, :stop], entry.tokens[:stop]):
@@ -133,8 +138,8 @@ def has_room(draft: Draft, head: Match | Region | None, length: int, below: int 
     columns = draft.columns
     active = columns[Column.ACTIVE] > 0
     gone = active & (columns[Column.PRIORITY] < below) if below is not None else np.zeros_like(active)
-    last = -(-(columns[Column.MAX_LEN] - 1) // draft.limits.page_size)
-    for group in range(len(draft.pages)):
+    last = -(-columns[Column.LAST] // draft.limits.page_size)
+    for group in range(len(draft.refs)):
         need, left = draft.limits.most_pages(group, length), available(draft, group)
         if isinstance(head, Region):
             need, left = need - 1, left - 1
@@ -142,7 +147,7 @@ def has_room(draft: Draft, head: Match | Region | None, length: int, below: int 
             # Matched pages that someone holds cost nothing; the others stop being evictable.
             need -= int(np.count_nonzero(draft.refs[0][head.pages]))
         if below is not None:
-            left += freed(draft, group, np.flatnonzero(gone), head)
+            left += freed(draft, group, where(gone), head)
         spare = int(np.count_nonzero(active & ~gone & (draft.spans[group] < last)))
         if need + spare > left:
             return False
@@ -151,7 +156,7 @@ def has_room(draft: Draft, head: Match | Region | None, length: int, below: int 
 
 def freed(draft: Draft, group: int, rows: Ints, head: Match | Region | None) -> int:
     """Pages that only these rows hold, but for those that were found for the request that is to come."""
-    pages = np.concatenate([NO_PAGES, *(draft.pages[group][row] for row in rows.tolist())])
+    pages = np.concatenate([NO_PAGES, *(held(draft, group, row) for row in rows.tolist())])
     refs = draft.refs[group]
     alone = (np.bincount(pages, minlength=len(refs)) == refs) & (refs > 0)
     if isinstance(head, Match) and group == 0:
@@ -164,24 +169,21 @@ def fill(draft: Draft, entry: Entry, row: int, cached: int) -> None:
     request, length = entry.request, len(entry.tokens)
     prompt = len(request.prompt)
     draft.num_admitted += 1
-    draft.columns[:, row] = 0
-    for column, value in (
-        (Column.ACTIVE, 1),
-        (Column.ORDER, draft.num_admitted),
-        (Column.NUM_TOKENS, length),
-        (Column.NUM_KNOWN, length),
-        (Column.NUM_COMPUTED, cached),
-        (Column.NUM_PROMPT, prompt),
-        (Column.MAX_LEN, request.max_len),
-        (Column.MIN_LEN, prompt + request.min_tokens),
-        (Column.FENCED, request.fenced or draft.limits.recompute),
-        (Column.SCORED, request.prompt_logprobs),
-        (Column.CACHED, min(cached, prompt)),
-        (Column.PRIORITY, request.priority),
-        (Column.LAST_RUN, draft.old.num_steps),
-        (Column.ARRIVAL, entry.arrival),
-    ):
-        draft.columns[column, row] = value
+    values = [0] * NUM_COLUMNS
+    values[Column.ACTIVE] = 1
+    values[Column.ORDER] = draft.num_admitted
+    values[Column.NUM_TOKENS] = values[Column.NUM_KNOWN] = length
+    values[Column.NUM_COMPUTED] = cached
+    values[Column.NUM_PROMPT] = prompt
+    values[Column.LAST] = request.max_len - 1
+    values[Column.MIN_LEN] = prompt + request.min_tokens
+    values[Column.FENCED] = request.fenced or draft.limits.recompute
+    values[Column.SCORED] = request.prompt_logprobs
+    values[Column.CACHED] = min(cached, prompt)
+    values[Column.PRIORITY] = request.priority
+    values[Column.LAST_RUN] = draft.old.num_steps
+    values[Column.ARRIVAL] = entry.arrival
+    draft.columns[:, row] = values
     draft.tokens[row, :length] = entry.tokens
     draft.seats[row] = entry
     set_stop_ids(draft, row, request.stop_ids)

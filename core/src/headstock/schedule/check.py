@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from headstock.schedule.columns import NO_PAGES, Column
 from headstock.schedule.limits import Limits
-from headstock.schedule.state import NO_PAGES, Column, State
+from headstock.schedule.state import State
 
 
 def check(state: State, limits: Limits) -> None:
@@ -23,6 +24,7 @@ def check_pages(state: State, limits: Limits, group: int) -> None:
     """free + held + cached == total, and nobody's page is anybody else's."""
     total = limits.num_pages[group]
     held = np.concatenate(state.pages[group])
+    assert (held > 0).all(), f"group {group}: a row holds the dummy page"
     refs = np.bincount(held, minlength=total + 1)
     assert (refs == state.refs[group]).all(), f"group {group}: reference counts do not match the rows"
     free = np.bincount(np.concatenate([NO_PAGES, *state.free[group]]), minlength=total + 1)
@@ -44,22 +46,21 @@ def check_pages(state: State, limits: Limits, group: int) -> None:
 
 def check_rows(state: State, limits: Limits) -> None:
     """Counters agree with each other and with the pages held."""
-    columns = state.columns
+    columns, live = state.columns, state.pages
     for row, entry in enumerate(state.seats):
         values = columns[:, row]
         if entry is None:
             assert not values.any() and state.handles[row] is None, f"free row {row} keeps something"
-            assert not any(len(pages[row]) for pages in state.pages), f"free row {row} holds pages"
+            assert not any(len(pages[row]) for pages in live), f"free row {row} holds pages"
             continue
         known, computed, tokens = (int(values[c]) for c in (Column.NUM_KNOWN, Column.NUM_COMPUTED, Column.NUM_TOKENS))
-        assert computed <= tokens <= values[Column.MAX_LEN], f"row {row} is past its end"
+        assert computed <= tokens <= values[Column.LAST] + 1, f"row {row} is past its end"
         assert known <= tokens, f"row {row} knows more tokens than it has"
-        assert known < values[Column.MAX_LEN], f"row {row} should have ended"
+        assert known <= values[Column.LAST], f"row {row} should have ended"
         for group in range(len(limits.groups)):
-            span = int(state.first_pages[group, row]) + len(state.pages[group][row])
-            assert span == state.spans[group, row], f"row {row} miscounts its pages"
+            span = int(state.spans[group, row])
             assert span >= limits.pages_for(computed), f"row {row} computed tokens without a page"
-        assert int(values[Column.INDEXED]) <= len(state.pages[0][row]), f"row {row} indexed more pages than it holds"
+        assert int(values[Column.INDEXED]) <= len(live[0][row]), f"row {row} indexed more pages than it holds"
     assert set(state.ranked.tolist()) == set(np.flatnonzero(columns[Column.ACTIVE]).tolist()), "ranked rows are stale"
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.errors import PluginBroken
+from headstock.schedule.columns import Column, where, writeable
+from headstock.schedule.draft import Draft, shareable
 from headstock.schedule.regions import Region
-from headstock.schedule.state import NO_PAGES, Column, Draft, some, writeable
 from headstock.spi.cache import CachePolicy, Match
 
 Ints = np.ndarray
@@ -91,38 +92,6 @@ def drop_region(draft: Draft) -> None:
         give_back(draft, group, np.array([page], np.int32))
 
 
-def keep_region(draft: Draft, row: int) -> None:
-    """Take the row's region from it and keep it, when regions are kept, for a request that goes on from there."""
-    if not draft.limits.most_regions:
-        return
-    count = int(shareable(draft)[row])
-    if not count:
-        return
-    entry = draft.seats[row]
-    assert entry is not None, f"row {row} has a region but no request"
-    held = [rows[row] for rows in draft.pages]
-    for group, pages in enumerate(held):
-        refs = draft.refs[group] = writeable(draft.refs[group])
-        refs[pages] = 0
-        draft.pages[group][row] = NO_PAGES
-    tokens, numbers = draft.tokens[row, :count].copy(), tuple(int(pages[0]) for pages in held)
-    draft.regions = (*draft.regions, Region(tokens=tokens, pages=numbers, namespace=entry.request.namespace))
-    if len(draft.regions) > draft.limits.most_regions:
-        drop_region(draft)
-
-
-def take_over(draft: Draft, row: int, region: Region) -> None:
-    """Let the row go on in a kept region, which is its own from now on."""
-    draft.regions = tuple([other for other in draft.regions if other is not region])
-    for group, page in enumerate(region.pages):
-        pages = np.array([page], np.int32)
-        refs = draft.refs[group] = writeable(draft.refs[group])
-        refs[page] = 1
-        draft.pages[group][row] = pages
-        draft.spans[group, row] = 1
-        write(draft, group, row, 0, pages)
-
-
 def check_unheld(draft: Draft, policy: CachePolicy, pages: Ints) -> None:
     """Raise PluginBroken when a row holds one of the pages that the index gave up."""
     if draft.refs[0][pages].any():
@@ -132,124 +101,84 @@ def check_unheld(draft: Draft, policy: CachePolicy, pages: Ints) -> None:
 
 
 def grow(draft: Draft, group: int, rows: Ints, counts: Ints) -> None:
-    """Give each of the rows so many more pages of `group`; the caller has made sure that they are available.
+    """Give each row as many new pages as it needs; the caller has made sure that they are available.
 
-    rows, counts: [n], counts at least 1
+    rows: [n] int64    counts: [n] int32, at least 1
     """
-    ends = counts.cumsum()
-    fresh = take(draft, group, int(ends[-1]))
-    refs = draft.refs[group] = writeable(draft.refs[group])
-    refs[fresh] = 1
-    pages, start = draft.pages[group], 0
-    for row, stop in zip(rows.tolist(), ends.tolist(), strict=True):
-        held = pages[row]
-        pages[row] = np.concatenate((held, fresh[start:stop])) if len(held) else fresh[start:stop]
-        start = stop
+    total = int(counts.sum())
+    fresh = take(draft, group, total)
+    draft.refs[group][fresh] = 1
     spans = draft.spans[group]
     columns = spans.take(rows)
     spans[rows] = columns + counts
-    if start > len(rows):  # some row got several
-        rows, columns = np.repeat(rows, counts), np.repeat(columns - ends + counts, counts) + np.arange(start)
+    if total > len(rows):  # some row got several
+        rows, columns = spread(rows, columns, counts)
+    draft.table[group][rows, columns] = fresh
     draft.writes.append((group, rows, columns, fresh))
 
 
+def spread(rows: Ints, starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Rows and columns of `counts` table entries of each row from `starts` on.   each: [sum of counts]"""
+    firsts = counts.cumsum() - counts
+    columns = np.repeat(starts - firsts, counts) + np.arange(int(counts.sum()), dtype=np.int32)
+    return np.repeat(rows, counts), columns
+
+
 def write(draft: Draft, group: int, row: int, column: int, pages: Ints) -> None:
-    """Note that the row's page table holds `pages` from `column` on."""
+    """Let the row's page table hold `pages` from `column` on, where the device is told of it too."""
     count = len(pages)
-    draft.writes.append((group, np.full(count, row), np.arange(column, column + count), pages))
+    draft.table[group, row, column : column + count] = pages
+    draft.writes.append((group, np.full(count, row), np.arange(column, column + count, dtype=np.int32), pages))
+
+
+def held(draft: Draft, group: int, row: int) -> Ints:
+    """A copy of the row's live pages: the table itself is written over.   returns: [n] int32"""
+    return draft.table[group, row, draft.first_pages[group, row] : draft.spans[group, row]].copy()
 
 
 def share(draft: Draft, row: int, match: Match) -> None:
     """Let the row start on matched pages."""
     if draft.limits.policy is not None and match.handle is not None:
         draft.limits.policy.hold(draft.index, match.handle)
-    refs = draft.refs[0] = writeable(draft.refs[0])
-    refs[match.pages] += np.uint16(1)
-    draft.pages[0][row] = match.pages
     draft.handles[row] = match.handle
-    draft.columns[Column.INDEXED, row] = len(match.pages)
-    draft.spans[0, row] = len(match.pages)
-    if len(match.pages):
-        write(draft, 0, row, 0, match.pages)
+    count = len(match.pages)
+    if not count:
+        return
+    draft.refs[0][match.pages] += np.uint16(1)
+    draft.columns[Column.INDEXED, row] = count
+    draft.spans[0, row] = count
+    write(draft, 0, row, 0, match.pages)
 
 
 def release(draft: Draft, row: int) -> None:
     """Take all pages from the row: those the index knows stay cached there, the others become free."""
     indexed = int(draft.columns[Column.INDEXED, row])
-    for group, rows in enumerate(draft.pages):
-        pages = rows[row]
-        refs = draft.refs[group] = writeable(draft.refs[group])
+    for group, refs in enumerate(draft.refs):
+        pages = held(draft, group, row)
         refs[pages] -= np.uint16(1)
-        private = pages[indexed:] if group == 0 else pages
-        give_back(draft, group, private)
-        rows[row] = NO_PAGES
+        give_back(draft, group, pages[indexed:] if group == 0 else pages)
     if draft.handles[row] is not None and draft.limits.policy is not None:
         draft.limits.policy.release(draft.index, draft.handles[row])
     draft.handles[row] = None
+    let_go(draft, row)
+
+
+def let_go(draft: Draft, row: int) -> None:
+    """The row's page table is empty."""
     draft.spans[:, row] = 0
     if draft.first_pages[:, row].any():
         draft.first_pages = writeable(draft.first_pages)
         draft.first_pages[:, row] = 0
 
 
-def shareable(draft: Draft) -> Ints:
-    """How many tokens of each row may be shared or kept: known ones, computed by steps known to be done.
-
-    Under overlap the plan made last still runs, and may fail.   returns: [rows] int32
-    """
-    columns = draft.columns
-    done: Ints = np.minimum(columns[Column.NUM_COMPUTED], columns[Column.NUM_KNOWN])
-    return np.minimum(done, columns[Column.BEFORE]) if draft.limits.overlap else done
-
-
 def forget(draft: Draft, rows: Ints) -> None:
     """Take all pages from the rows, none of which is indexed: every token of theirs is to be computed again."""
     for row in rows.tolist():
-        for group, span in enumerate(draft.spans[:, row].tolist()):
-            write(draft, group, row, 0, np.zeros(span, np.int32))
+        spans = draft.spans[:, row].tolist()
         release(draft, row)
+        for group, span in enumerate(spans):
+            write(draft, group, row, 0, np.zeros(span, np.int32))
     draft.columns[Column.NUM_COMPUTED, rows] = 0
-
-
-def index_full(draft: Draft) -> None:
-    """Insert into the prefix index every page that has become full of known tokens, by steps known to be done."""
-    policy = draft.limits.policy
-    if policy is None:
-        return
-    size = draft.limits.page_size
-    full = shareable(draft) // size
-    indexed = draft.columns[Column.INDEXED]
-    rows = np.flatnonzero(full > indexed)
-    if not len(rows):
-        return
-    starts, stops = indexed.take(rows).tolist(), full.take(rows).tolist()
-    indexed[rows] = stops
-    held, seats, handles, insert = draft.pages[0], draft.seats, draft.handles, policy.insert
-    for row, start, stop in zip(rows.tolist(), starts, stops, strict=True):
-        own = held[row][start:stop]
-        entry = seats[row]
-        assert entry is not None, f"row {row} has pages but no request"
-        tokens = draft.tokens[row, start * size : stop * size]
-        inserted = insert(draft.index, handles[row], tokens, own, entry.request.namespace)
-        handles[row] = inserted.handle
-        if inserted.canonical is not own:
-            change_over(draft, row, start, own, inserted.canonical)
-
-
-def change_over(draft: Draft, row: int, start: int, own: Ints, canonical: Ints) -> None:
-    """Move the row from its own pages to those that the index had for the same tokens already."""
-    changed = canonical != own
-    if not some(changed):
-        return
-    # The table is rewritten before the duplicates are freed: nothing points at a free page, at no time.
-    pages = draft.pages[0][row].copy()
-    pages[start : start + len(canonical)] = canonical
-    draft.pages[0][row] = pages
-    write(draft, 0, row, start, canonical)
-    refs = draft.refs[0] = writeable(draft.refs[0])
-    refs[canonical[changed]] += np.uint16(1)
-    refs[own[changed]] -= np.uint16(1)
-    give_back(draft, 0, own[changed])
 
 
 def drop_behind(draft: Draft, group: int, rows: Ints) -> None:
@@ -261,13 +190,40 @@ def drop_behind(draft: Draft, group: int, rows: Ints) -> None:
     columns = draft.columns
     computed = np.minimum(columns[Column.NUM_COMPUTED, rows], columns[Column.NUM_KNOWN, rows])
     first = np.maximum(computed - window + 1, 0) // draft.limits.page_size
-    for row, wanted in zip(rows.tolist(), first.tolist(), strict=True):
-        dropped = wanted - int(draft.first_pages[group, row])
-        if dropped <= 0:
-            continue
-        draft.first_pages, draft.refs[group] = writeable(draft.first_pages), writeable(draft.refs[group])
-        gone, draft.pages[group][row] = draft.pages[group][row][:dropped], draft.pages[group][row][dropped:]
+    ready = where(first > draft.first_pages[group, rows])
+    for row, wanted in zip(rows[ready].tolist(), first[ready].tolist(), strict=True):
+        start = int(draft.first_pages[group, row])
+        gone = draft.table[group, row, start:wanted].copy()
         draft.refs[group][gone] -= np.uint16(1)
         give_back(draft, group, gone)
-        write(draft, group, row, wanted - dropped, np.zeros(dropped, np.int32))
+        write(draft, group, row, start, np.zeros(len(gone), np.int32))
+        draft.first_pages = writeable(draft.first_pages)
         draft.first_pages[group, row] = wanted
+
+
+def keep_region(draft: Draft, row: int) -> None:
+    """Take the row's region from it and keep it, when regions are kept, for a request that goes on from there."""
+    if not draft.limits.most_regions:
+        return
+    count = int(shareable(draft)[row])
+    if not count:
+        return
+    entry = draft.seats[row]
+    assert entry is not None, f"row {row} has a region but no request"
+    pages = tuple(draft.table[:, row, 0].tolist())
+    for refs, page in zip(draft.refs, pages, strict=True):
+        refs[page] = 0
+    let_go(draft, row)
+    tokens = draft.tokens[row, :count].copy()
+    draft.regions = (*draft.regions, Region(tokens=tokens, pages=pages, namespace=entry.request.namespace))
+    if len(draft.regions) > draft.limits.most_regions:
+        drop_region(draft)
+
+
+def take_over(draft: Draft, row: int, region: Region) -> None:
+    """Let the row go on in a kept region, which is its own from now on."""
+    draft.regions = tuple([other for other in draft.regions if other is not region])
+    for group, page in enumerate(region.pages):
+        draft.refs[group][page] = 1
+        draft.spans[group, row] = 1
+        write(draft, group, row, 0, np.array([page], np.int32))

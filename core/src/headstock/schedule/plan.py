@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from attrs import field, fields, frozen
+from attrs import fields, frozen
+
+from headstock.schedule.events import NONE
 
 Ints = np.ndarray
-
-
-def none() -> Ints:
-    """An empty array of int32."""
-    return np.zeros(0, np.int32)
 
 
 @frozen(kw_only=True, eq=False)
@@ -34,12 +31,12 @@ class Plan:
     stops: Ints
     num_logits: Ints
     samples: Ints
-    page_groups: Ints = field(factory=none)
-    page_rows: Ints = field(factory=none)
-    page_columns: Ints = field(factory=none)
-    page_numbers: Ints = field(factory=none)
-    joined: Ints = field(factory=none)
-    copies: Ints = field(factory=none)
+    page_groups: Ints = NONE
+    page_rows: Ints = NONE
+    page_columns: Ints = NONE
+    page_numbers: Ints = NONE
+    joined: Ints = NONE
+    copies: Ints = NONE
 
     @property
     def num_tokens(self) -> int:

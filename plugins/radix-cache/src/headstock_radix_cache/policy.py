@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Ints, Match
@@ -72,17 +74,41 @@ class RadixCache(CachePolicy):
         """
         if self.debug:
             check_insert(index, handle, tokens, pages, self.page_size)
-        if handle is not None:
-            node = handle
-        elif len(pages):
-            node = index.root(namespace)
-            node.refs += 1
-        else:
-            return Inserted(pages, None)
-        index.version += 1
+        whole = tokens.reshape(-1, self.page_size)
+        canonical, (end,) = self.insert_each(index, (handle,), (len(pages),), whole, pages, (namespace,))
+        return Inserted(canonical, end)
+
+    def insert_each(
+        self,
+        index: Index,
+        handles: Sequence[Node | None],
+        counts: Sequence[int],
+        tokens: Ints,
+        pages: Ints,
+        namespaces: Sequence[str],
+    ) -> tuple[Ints, list[Node | None]]:
+        """Index `counts[i]` whole pages that follow `handles[i]`, row by row; the holds move along. O(1) a page.
+
+        tokens: [sum of counts, page_size] int32    pages: [sum of counts] int32
+        """
+        data, width = tokens.tobytes(), self.page_size * tokens.itemsize
         given = pages.tolist()
-        canonical, end = index.extend(node, tokens.tobytes(), self.page_size * tokens.itemsize, given)
-        return Inserted(pages if canonical == given else np.array(canonical, np.int32), end)
+        canonical: list[int] = []
+        ends: list[Node | None] = []
+        stop = 0
+        for handle, count, namespace in zip(handles, counts, namespaces, strict=True):
+            start, stop = stop, stop + count
+            if self.debug:
+                check_insert(index, handle, tokens[start:stop].ravel(), pages[start:stop], self.page_size)
+            node = handle
+            if node is None and count:
+                node = index.root(namespace)
+                node.refs += 1
+            if node is not None:
+                node = index.extend(node, data, width, start * width, given[start:stop], canonical)
+            ends.append(node)
+        index.version += 1
+        return pages if canonical == given else np.array(canonical, np.int32), ends
 
     def evict(self, index: Index, count: int) -> Ints:
         """Drop up to `count` unheld pages, least recently used first, deepest first; O(count).

@@ -75,10 +75,10 @@ class Index:
             node = node.parent
             node.refs -= 1
 
-    def extend(self, node: Node, data: bytes, width: int, pages: list[int]) -> tuple[list[int], Node]:
-        """The pages that stand for `data`, `width` bytes a page, below a held node; its hold moves to the last one."""
-        canonical = []
-        start = 0
+    def extend(self, node: Node, data: bytes, width: int, start: int, pages: list[int], canonical: list[int]) -> Node:
+        """The end of `pages` behind a held node, whose hold moves there; the first of them stands for the tokens from
+        `start` on, and each for `width` bytes.   writes: canonical, each page that now stands for its tokens
+        """
         for page in pages:
             key = data[start : start + width]
             start += width
@@ -94,7 +94,7 @@ class Index:
                 del self.idle[child]
             canonical.append(child.page)
             node = child
-        return canonical, node
+        return node
 
     def remove(self, node: Node) -> int:
         """Cut an unlocked leaf off and return its page."""

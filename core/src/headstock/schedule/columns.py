@@ -1,0 +1,67 @@
+"""The per-row counters, and the small array functions that every module here uses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+Ints = np.ndarray
+
+
+class Column:
+    """The per-row counters; a free row has zeros.
+
+    Plain numbers: a member of an IntEnum as an index costs 0.1 us more each time, 4 us a step.
+    """
+
+    ACTIVE = 0  # 1 while the seat is taken
+    ORDER = 1  # admission number, counted from 1
+    NUM_TOKENS = 2  # known, promised and drafted tokens
+    NUM_KNOWN = 3  # tokens in the token table
+    NUM_COMPUTED = 4  # tokens whose keys and values are in the pool, or will be once launched steps are done
+    PROMISED = 5  # tokens that launched steps will sample
+    NUM_PROMPT = 6  # length of the prompt
+    LAST = 7  # position of the last token that the row may get, which is never computed
+    MIN_LEN = 8  # length before which no stop id counts
+    INDEXED = 9  # leading pages that the prefix index holds
+    LAST_RUN = 10  # number of the step that the row last ran in, or was seated in
+    FENCED = 11  # 1: wait for promised tokens before planning on
+    SCORED = 12  # 1: every prompt position is scored
+    CACHED = 13  # prompt tokens taken from the index
+    PRIORITY = 14  # the request's; higher goes first
+    ARRIVAL = 15  # number of the request in the order they came
+    BEFORE = 16  # tokens computed before the plan that was made last
+
+
+NUM_COLUMNS = 17
+
+NO_PAGES: Ints = np.zeros(0, np.int32)
+NO_PAGES.flags.writeable = False
+
+
+def sealed(array: np.ndarray) -> np.ndarray:
+    """The array, no longer writeable."""
+    array.flags.writeable = False
+    return array
+
+
+def writeable(array: np.ndarray) -> np.ndarray:
+    """The array itself when it may be written, else a copy."""
+    return array if array.flags.writeable else array.copy()
+
+
+def some(mask: np.ndarray) -> bool:
+    """Whether any entry of the mask is set; four times as fast as `mask.any()` at these sizes."""
+    return bool(np.count_nonzero(mask))
+
+
+def every(mask: np.ndarray) -> bool:
+    """Whether all entries of the mask are set."""
+    return int(np.count_nonzero(mask)) == mask.size
+
+
+def where(mask: np.ndarray) -> Ints:
+    """Where the entries of the mask are set; five times as fast as `np.flatnonzero(mask)` at these sizes.
+
+    mask: [n]    returns: [set entries] int64
+    """
+    return mask.nonzero()[0]

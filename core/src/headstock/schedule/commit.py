@@ -1,0 +1,90 @@
+"""Turning what was chosen into a plan."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headstock.schedule.choose import special
+from headstock.schedule.columns import Column, every, where
+from headstock.schedule.draft import Draft
+from headstock.schedule.events import NONE
+from headstock.schedule.plan import Plan
+
+Ints = np.ndarray
+
+
+def commit(draft: Draft, chosen: Ints) -> Plan:
+    """The plan for the chosen rows, with the counters moved on to what will be true once it has run.
+
+    chosen: [rows]
+    """
+    columns = draft.columns
+    rows = where(chosen)
+    counts, starts = chosen.take(rows), columns[Column.NUM_COMPUTED].take(rows)
+    decode = (counts == 1) & (starts > 0)
+    num_decode = int(np.count_nonzero(decode))
+    if num_decode not in (0, len(rows)) and not every(decode[:num_decode]):
+        order = np.concatenate([where(decode), where(~decode)])
+        rows, counts, starts = rows[order], counts[order], starts[order]
+    columns[Column.BEFORE] = columns[Column.NUM_COMPUTED]
+    columns[Column.NUM_COMPUTED] += chosen
+    num_logits, samples = score(columns, chosen)
+    columns[Column.LAST_RUN][rows] = draft.old.num_steps
+    # A plan without rows is not carried out, so what it would write waits for the next one.
+    groups, page_rows, page_columns, numbers = flat_writes(draft) if len(rows) else (NONE, NONE, NONE, NONE)
+    return Plan(
+        number=draft.old.num_steps,
+        num_decode=num_decode,
+        rows=rows.astype(np.int32),
+        orders=columns[Column.ORDER].take(rows),
+        starts=starts,
+        stops=starts + counts,
+        num_logits=num_logits.take(rows),
+        samples=samples.take(rows),
+        page_groups=groups,
+        page_rows=page_rows,
+        page_columns=page_columns,
+        page_numbers=numbers,
+        joined=np.array(draft.joined, np.int32) if draft.joined else NONE,
+    )
+
+
+def score(columns: Ints, chosen: Ints) -> tuple[Ints, Ints]:
+    """How many positions of each row are scored, and which rows get a token; promises are noted in the columns.
+
+    The last position is scored even of an inner chunk, which gets no token: only logits tell that what was computed
+    is sound, and the prefix index must not learn of pages that are not.
+    A row whose drafts do not all fit into the step loses the rest of them.   chosen, returns: [rows] int32
+    """
+    tokens, stops = columns[Column.NUM_TOKENS], columns[Column.NUM_COMPUTED]
+    running = np.minimum(chosen, 1)
+    reached = (stops == tokens) * running
+    if not special(columns):
+        columns[Column.PROMISED] += reached
+        tokens += reached
+        return running, reached
+    known = columns[Column.NUM_KNOWN]
+    drafted = tokens - known - columns[Column.PROMISED]
+    cut = (chosen > 0) & (drafted > 0) & (stops < tokens) & (stops >= known)
+    tokens[cut] = stops[cut]
+    drafted = tokens - known - columns[Column.PROMISED]
+    reached = (stops == tokens) * running
+    scored = (columns[Column.SCORED] > 0) & (stops - chosen < columns[Column.NUM_PROMPT])
+    num_logits = np.where((chosen > 0) & scored, chosen, np.maximum(reached * (drafted + 1), running))
+    plain = reached * (drafted == 0)
+    columns[Column.PROMISED] += plain
+    tokens += plain
+    return num_logits, reached
+
+
+def flat_writes(draft: Draft) -> tuple[Ints, Ints, Ints, Ints]:
+    """The page table entries to write: groups, rows, columns, pages, each [m] int32."""
+    if not draft.writes:
+        return NONE, NONE, NONE, NONE
+    writes, draft.writes = draft.writes, []
+    if len(writes) == 1:
+        ((group, rows, columns, pages),) = writes
+        return np.full(len(rows), group, np.int32), rows.astype(np.int32), columns, pages
+    groups = np.concatenate([np.full(len(rows), group, np.int32) for group, rows, *_ in writes])
+    rows, columns, pages = (np.concatenate(parts) for parts in list(zip(*writes, strict=True))[1:])
+    return groups, rows.astype(np.int32), columns, pages
