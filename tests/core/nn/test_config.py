@@ -83,7 +83,9 @@ def test_windows_and_groups(family: Any, changes: dict[str, Any], windows: list[
 
 
 def test_yarn_stretches_the_longest_sequence() -> None:
-    assert LLAMA.config({**HF, "rope_scaling": YARN}).max_position == 4000
+    for rope in (YARN, {**YARN, "finetuned": True}):  # a key that nobody reads is no obstacle
+        assert LLAMA.config({**HF, "rope_scaling": rope}).max_position == 4000
+    assert LLAMA.config({**HF, "rope_scaling": {"type": "yarn", "factor": 2.0}}).max_position == 1000
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,15 @@ def test_yarn_stretches_the_longest_sequence() -> None:
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic', wanted one of default, linear"),
-        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling: factor is missing"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": None}}, "rope_parameters: factor is missing"),
+        ({"rope_scaling": {**YARN, "truncate": "yes"}}, "truncate is 'yes', wanted true or false"),
+        ({"rope_scaling": {**YARN, "beta_fast": "a"}}, "beta_fast is 'a', wanted a number above 0"),
+        ({"rope_scaling": {"type": ["yarn"]}}, "rope_type is \"['yarn']\", wanted one of"),
+        ({"rope_parameters": []}, "rope_parameters is '[]', wanted one flat table"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', wanted one flat table"),
+        ({"head_dim": 7}, "head_dim is 7, of which 7 are turned, wanted an even part"),
         ({"rope_scaling": {"type": "linear", "factor": "x"}}, "factor is 'x', wanted a number above 0"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "wanted one flat table"),
         ({"rope_theta": 0.5}, "rope_theta is 0.5"),

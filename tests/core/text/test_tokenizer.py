@@ -47,6 +47,18 @@ def test_an_unreadable_tokenizer_is_one_line(tmp_path: Path, content: str | None
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_config_json_that_transformers_refuses_is_what_gets_the_blame(byte_level: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((byte_level / name).read_bytes())
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "bos_token_id": "x"}')
+    with pytest.raises(ModelError, match=r"^config\.json in .* cannot be read by transformers: .*'bos_token_id'"):
+        Tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    (tmp_path / "tokenizer.json").write_text("{bad")
+    with pytest.raises(ModelError, match="tokenizer in"):
+        Tokenizer(tmp_path)
+
+
 def test_code_in_a_checkpoint_is_not_run(byte_level: Path, tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')\nclass T: pass\n")
     settings = json.loads((byte_level / "tokenizer_config.json").read_text())

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headstock.errors import shown
-from headstock.nn.rope import REQUIRED, SCALINGS
+from headstock.nn.rope import OPTIONAL, REQUIRED, SCALINGS
 from headstock.spi import Experts, Feature, KVGroup, LayerConfig, ModelConfig, Rope
 
 Json = Mapping[str, Any]
@@ -142,31 +142,43 @@ def layer_windows(hf: Json) -> list[int | None]:
 
 def read_rope(hf: Json, head_dim: int) -> Rope:
     """Rotary positions from `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before)."""
-    numbers = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    title = next((name for name in ("rope_parameters", "rope_scaling") if hf.get(name) is not None), "rope_parameters")
+    numbers = {} if hf.get(title) is None else hf[title]
     if not isinstance(numbers, dict) or any(isinstance(value, dict) for value in numbers.values()):
-        raise ValueError(f"rope_parameters is {shown(numbers)!r}, wanted one flat table for all layers")
+        raise ValueError(f"{title} is {shown(numbers)!r}, wanted one flat table for all layers")
+    try:
+        scaling = read_scaling(numbers)
+    except ValueError as error:
+        raise ValueError(f"{title}: {error}") from None
+    both = {**hf, **numbers}
+    theta, dim = number(both, "rope_theta", 10000.0), int(head_dim * number(both, "partial_rotary_factor", 1.0))
+    if theta <= 1:
+        raise ValueError(f"rope_theta is {theta}, wanted above 1")
+    if dim % 2 or not 0 < dim <= head_dim:
+        raise ValueError(f"head_dim is {head_dim}, of which {dim} are turned, wanted an even part of them")
+    return Rope(theta=theta, dim=dim, scaling=scaling, parameters=numbers)
+
+
+def read_scaling(numbers: Json) -> str:
+    """The name of the scaling, once the table has the numbers that it needs; others' keys are passed over."""
     scaling = numbers.get("rope_type") or numbers.get("type") or "default"
-    if scaling not in SCALINGS:
+    if not isinstance(scaling, str) or scaling not in SCALINGS:
         raise ValueError(f"rope_type is {shown(scaling)!r}, wanted one of {', '.join(SCALINGS)}")
-    for name in sorted({*REQUIRED[scaling], *numbers.keys()} - {"rope_type", "type", "truncate"}):
+    for name in (*REQUIRED[scaling], *(name for name in OPTIONAL if name not in REQUIRED[scaling])):
         number(numbers, name, None if name in REQUIRED[scaling] else 1.0)
     if scaling == "llama3" and not numbers["low_freq_factor"] < numbers["high_freq_factor"]:
         raise ValueError("low_freq_factor is not below high_freq_factor")
-    both = {**hf, **numbers}
-    theta, dim = number(both, "rope_theta", 10000.0), int(head_dim * number(both, "partial_rotary_factor", 1.0))
-    if theta <= 1 or dim % 2 or not 0 < dim <= head_dim:
-        raise ValueError(
-            f"rope_theta is {theta} and turns {dim} of {head_dim} elements, wanted above 1 and an even part"
-        )
-    return Rope(theta=theta, dim=dim, scaling=scaling, parameters=numbers)
+    if scaling == "yarn":
+        flag(numbers, "truncate", True)
+    return scaling
 
 
 def longest(rope: Rope, stated: int) -> int:
     """The most positions the model serves: those stated, or what YaRN stretches the original ones to."""
-    numbers = rope.parameters
-    if rope.scaling != "yarn" or not numbers.get("original_max_position_embeddings") or not numbers.get("factor"):
+    original = rope.parameters.get("original_max_position_embeddings")
+    if rope.scaling != "yarn" or original is None:
         return stated
-    return max(stated, int(numbers["original_max_position_embeddings"] * numbers["factor"]))
+    return max(stated, int(original * rope.parameters["factor"]))
 
 
 def read_dtype(hf: Json) -> str:

@@ -81,7 +81,7 @@ def yarn(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     """Frequencies of rare turns divided by `factor`, others kept, and an attention factor (YaRN, arXiv 2309.00071)."""
     numbers = rope.parameters
     original = numbers.get("original_max_position_embeddings") or max_position
-    factor = numbers.get("factor") or max_position / original
+    factor = numbers["factor"]
     low, high = yarn_range(rope, numbers, original)
     ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     frequencies, _ = plain(rope, max_position)
@@ -126,6 +126,12 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (),
+    "yarn": ("factor",),
 }
 """Scaling's name -> the numbers it cannot do without."""
+
+OPTIONAL = (
+    *("factor", "original_max_position_embeddings", "rope_theta", "partial_rotary_factor"),
+    *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+)
+"""The numbers that a table may have whatever its scaling."""

@@ -13,6 +13,9 @@ from headstock.errors import ModelError, RequestError, shown
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """How vocabularies with byte fallback spell a byte (tokenizers' ByteFallback decoder)."""
 
+LONGEST_REASON = 160
+"""Characters of what transformers says of a config.json, whose key comes late in it."""
+
 
 class Tokenizer:
     """Text to token ids and back, as the checkpoint in `directory` defines it. Safe to share between threads.
@@ -70,6 +73,7 @@ def load(directory: Path) -> Any:
                 f"the tokenizer in {shown(directory)} needs Python code of its own, which is never run; "
                 "choose a checkpoint with a plain tokenizer.json"
             ) from error
+        check_config(directory, error)
         reason = shown(str(error) or type(error).__name__)
         raise ModelError(
             f"cannot read the tokenizer in {shown(directory)}: {reason}; is tokenizer.json whole?"
@@ -79,6 +83,18 @@ def load(directory: Path) -> Any:
             f"the tokenizer in {shown(directory)} has no tokenizer.json; save it with save_pretrained first"
         )
     return tokenizer
+
+
+def check_config(directory: Path, refused: Exception) -> None:
+    """Raise ModelError when what `refused` the tokenizer is the config.json beside it, which transformers reads too."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # as above
+        if str(error) == str(refused) and (directory / "config.json").exists():
+            reason = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
+            raise ModelError(f"config.json in {shown(directory)} cannot be read by transformers: {reason}") from error
 
 
 def has_code(directory: Path) -> bool:
