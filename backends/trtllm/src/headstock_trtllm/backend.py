@@ -23,7 +23,7 @@ class TrtllmBackend(AttentionBackend):
 
         raises: ValueError when the device has no kernels or they cannot be compiled
         """
-        self.kernels = kernels or found(context)
+        self.kernels: Kernels | None = kernels or found(context, machine(context.device))
         self.device = context.device
         self.page_size = context.page_size
         self.pools = dict(context.pools)
@@ -60,6 +60,7 @@ class TrtllmBackend(AttentionBackend):
         q: [tokens, heads, head_dim]
         writes: out [tokens, heads, head_dim], dense
         """
+        assert self.kernels is not None, "it is closed"
         attend = self.kernels.decode if plan.is_decode else self.kernels.prefill
         attend(q.contiguous(), self.pools[layer.index], plan, layer, out)
 
@@ -80,20 +81,25 @@ class TrtllmBackend(AttentionBackend):
 
     def memory_bytes(self) -> int:
         """The workspaces and the static buffers of graphs."""
-        return self.kernels.memory_bytes() + (0 if self.static is None else self.static.memory_bytes())
+        held = (self.kernels, self.static)
+        return sum(each.memory_bytes() for each in held if each is not None)
 
     def close(self) -> None:
         """Forget the pools, the buffers and the workspaces."""
-        self.pools, self.static = {}, None
-        del self.kernels
+        self.pools, self.static, self.kernels = {}, None, None
 
 
-def found(context: AttentionContext) -> Kernels:
-    """The kernels of the context's device, compiled.   raises: ValueError when there are none"""
-    env = DeviceEnv(device=context.device.type, capability=torch.cuda.get_device_capability(context.device))
+def found(context: AttentionContext, env: DeviceEnv) -> Kernels:
+    """The kernels for a machine, compiled.   raises: ValueError when there are none"""
     if env in BLACKWELL:
         return Blackwell(context.device, context.query.max_seq_len)
     if env not in HOPPER:
         raise ValueError(f"TensorRT-LLM's kernels serve {HOPPER} and {BLACKWELL}, and this is {env}; use --attn fi")
     modules.ensure(modules.Need.of(context.query, context.page_size))
     return Hopper(context.device)
+
+
+def machine(device: torch.device) -> DeviceEnv:
+    """What `found` must know of the device."""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return DeviceEnv(device=device.type, capability=capability)

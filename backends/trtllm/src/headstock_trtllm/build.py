@@ -8,16 +8,19 @@ Needs nvcc; MAX_JOBS says how many files are compiled at the same time, FLASHINF
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from headstock.spi import Phase
 from headstock_trtllm import modules
@@ -53,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         build(need)
-    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         sys.stderr.write(f"cannot compile TensorRT-LLM's kernels: {type(error).__name__}: {error}\n")
         return 1
     return 0
@@ -64,12 +67,12 @@ def build(need: Need) -> None:
 
     raises: OSError when FlashInfer's folder cannot be written; RuntimeError with the compiler's words
     """
-    from filelock import FileLock
-    from flashinfer.jit import build_jit_specs, env
-
+    jit: Any = import_module("flashinfer.jit")
+    env = jit.env
     env.FLASHINFER_AOT_DIR.mkdir(parents=True, exist_ok=True)
     env.FLASHINFER_JIT_DIR.mkdir(parents=True, exist_ok=True)
-    with FileLock(env.FLASHINFER_JIT_DIR / "headstock-trtllm.lock"):
+    with (env.FLASHINFER_JIT_DIR / "headstock-trtllm.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         names = modules.missing(need)  # another process may have made them in the meantime
         specs = [each for each in modules.decode_specs(need) if each.name in names]
         head_dims = need.head_dims
@@ -77,12 +80,18 @@ def build(need: Need) -> None:
             head_dims = together(env.FLASHINFER_AOT_DIR / modules.prefill_name(need.q_dtype) / HEAD_DIMS, head_dims)
             specs.insert(0, prefill_spec(need.q_dtype, head_dims))
         for each in specs:
-            sys.stdout.write(f"compiling {each.name} ({len(each.sources)} files)\n")
+            say(f"compiling {each.name} ({len(each.sources)} files)")
         began = time.monotonic()
-        build_jit_specs(specs, skip_prebuilt=False)
+        jit.build_jit_specs(specs, skip_prebuilt=False)
         for each in specs:
             keep(each, head_dims)
-        sys.stdout.write(f"{len(specs)} modules after {time.monotonic() - began:.1f} s in {env.FLASHINFER_AOT_DIR}\n")
+        say(f"{len(specs)} modules after {time.monotonic() - began:.1f} s in {env.FLASHINFER_AOT_DIR}")
+
+
+def say(line: str) -> None:
+    """Write a line at once, also to a pipe."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def together(listed: Path, head_dims: tuple[int, ...]) -> tuple[int, ...]:
@@ -98,10 +107,8 @@ def prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
     writes: missing_kernels.cu beside FlashInfer's generated sources
     raises: ValueError when the library names its sources otherwise
     """
-    import torch
-    from flashinfer.jit import gen_fmha_v2_module
-
-    spec: Any = gen_fmha_v2_module("Q_PAGED_KV_NHD", getattr(torch, dtype))
+    jit: Any = import_module("flashinfer.jit")
+    spec: Any = jit.gen_fmha_v2_module("Q_PAGED_KV_NHD", getattr(torch, dtype))
     endings = tuple(f"_S_q_paged_kv_{size}_output_{SHORT[dtype]}_tma_ws_sm90.cu" for size in head_dims)
     kernels = [path for path in spec.sources if path.name.endswith(endings)]
     if len(kernels) != len(head_dims):

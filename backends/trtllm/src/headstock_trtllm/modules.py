@@ -11,6 +11,7 @@ import logging
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,7 @@ def has_prefill(folder: Path, name: str, head_dims: tuple[int, ...]) -> bool:
 
 def decode_specs(need: Need) -> list[Any]:
     """FlashInfer's descriptions of the modules of XQA."""
-    from flashinfer.jit.xqa import gen_xqa_module
-
+    gen_xqa_module: Any = import_module("flashinfer.jit.xqa").gen_xqa_module
     q, kv = getattr(torch, need.q_dtype), getattr(torch, need.kv_dtype)
     return [
         gen_xqa_module(q, kv, page_size, head_dim, ratio, False, q)
@@ -97,10 +97,9 @@ def decode_specs(need: Need) -> list[Any]:
 
 def missing(need: Need) -> list[str]:
     """The names of modules that are not compiled yet."""
-    from flashinfer.jit import env
-
+    kept: Path = import_module("flashinfer.jit").env.FLASHINFER_AOT_DIR
     names = []
-    if need.prompts and not has_prefill(env.FLASHINFER_AOT_DIR, prefill_name(need.q_dtype), need.head_dims):
+    if need.prompts and not has_prefill(kept, prefill_name(need.q_dtype), need.head_dims):
         names.append(prefill_name(need.q_dtype))
     if Phase.DECODE in need.phases:
         names += [each.name for each in decode_specs(need) if not each.aot_path.exists()]
