@@ -8,12 +8,13 @@ shows as a failed step or a wrong token.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from attrs import evolve
 from core.schedule.toy import POWERS, PRIME, VOCAB
 from torch import Tensor
 
@@ -52,6 +53,9 @@ from headstock.spi import (
 CPU = (DeviceRange("cpu"),)
 ENTRY_POINTS = """[headstock.attention]
 toy = toy_plugins:attention
+toy-planned = toy_plugins:planned_attention
+[headstock.runner]
+rerun = rerun:spec
 [headstock.ops]
 toy = toy_plugins:ops
 [headstock.model]
@@ -88,11 +92,17 @@ def attention() -> AttentionSpec:
             page_sizes=IntSet.all(),
             paged=True,
             contiguous=True,
-            graph=GraphSupport.NEVER,
+            graph=GraphSupport.DECODE,
             planning=Planning.NONE,
             features=frozenset({Feature.SLIDING_WINDOW}),
         ),
     )
+
+
+def planned_attention() -> AttentionSpec:
+    """The backend `toy-planned`: `toy`, told of each step on the host before it is replayed."""
+    spec = attention()
+    return evolve(spec, name="toy-planned", capabilities=evolve(spec.capabilities, planning=Planning.PER_STEP))
 
 
 def ops() -> OpsSpec:
@@ -153,7 +163,8 @@ class ToyOps(Ops):
         pool, slots = batch.pools[layer.index], batch.slots[layer.group]
         size = pool.shape[2]
         cell = torch.stack((batch.tokens, batch.positions), -1).float()
-        assert (slots >= size).all(), "a token is written to the dummy page"
+        padding = batch.positions == 0  # whoever is not padding and has its first token there will not find it again
+        assert ((slots >= size) | padding).all(), "a token is written to the dummy page"
         pool[slots // size, 0, slots % size, 0] = cell
         pool[slots // size, 1, slots % size, 0] = cell.flip(-1)
         return cell.flip(-1)[:, None]
@@ -221,6 +232,30 @@ class ToyAttention(AttentionBackend):
         wrong = np.argwhere(seen & ~good)
         assert not len(wrong), f"row {wrong[0][0]} reads at position {wrong[0][1]} what is not its own"
         return np.where(seen, keys[..., 0].numpy(), 0).astype(np.int64)
+
+    def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
+        """Note how wide page tables may become."""
+        self.columns = -(-max_seq_len // self.page_size)
+
+    def graph_plan(self, bucket: int, step: AttentionStep) -> AttentionStep:
+        """A step of `bucket` rows whose tensors are written in place; what the host knows of lengths are they."""
+        lens = torch.ones(bucket, dtype=torch.int32)
+        plan = evolve(
+            step,
+            context_lens=lens,
+            page_tables=tuple(table.new_zeros((bucket, self.columns)) for table in step.page_tables),
+            host_query_lens=np.ones(bucket, np.int32),
+            host_context_lens=lens.numpy(),
+        )
+        self.graph_update(plan, step)
+        return plan
+
+    def graph_update(self, plan: AttentionStep, step: AttentionStep) -> None:
+        """Write the step to the plan; rows that it lacks have one token in the dummy page."""
+        count = step.num_rows
+        plan.context_lens.fill_(1)[:count] = step.context_lens
+        for static, table in zip(plan.page_tables, step.page_tables, strict=True):
+            static.zero_()[:count, : table.shape[1]] = table
 
     def memory_bytes(self) -> int:
         """Nothing is held."""

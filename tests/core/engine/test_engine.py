@@ -63,7 +63,7 @@ def tokens(updates: list[Update]) -> list[int]:
     return [token for update in updates for token in update.tokens]
 
 
-def test_every_request_ends_once_and_pages_come_back(engine: Engine) -> None:
+def test_I12_I13_every_request_ends_once_and_pages_come_back(engine: Engine) -> None:
     news = drain(engine, *(request(str(i), 5 + i, 1 + i % 7) for i in range(40)))
 
     for i in range(40):
@@ -243,7 +243,8 @@ def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
     [
         ({"page_size": 16, "attn": "sdpa,sdpa,sdpa"}, UsageError, "one comma"),
         ({"attn": "nope"}, UsageError, "nope"),
-        ({"runner": "cudagraph"}, UsageError, "cudagraph"),
+        ({"runner": "cudagraf"}, UsageError, "cudagraph"),
+        ({"runner": "cudagraph"}, CannotRun, "cannot run on CPU"),
         ({"kv_dtype": "fp8_e4m3"}, CannotRun, "float8_e4m3fn KV"),
         ({"kv_dtype": "bfloat16"}, CannotRun, "not float32 with bfloat16 KV"),
         ({"tp": 2}, CannotRun, "--tp 2"),

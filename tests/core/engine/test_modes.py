@@ -204,19 +204,50 @@ def spec():
         spi=SpiRange(0, 1),
         summary="needs graphs",
         implementation="headstock.builtin.eager:EagerRunner",
-        capabilities=RunnerCapabilities(devices=(DeviceRange("cpu"),), needs_graph=GraphSupport.DECODE),
+        capabilities=RunnerCapabilities(devices=(DeviceRange("DEVICE"),), needs_graph=GraphSupport.DECODE),
     )
 """
+
+
+def install_runner(toys: Toys, device: str) -> None:
+    """Install a runner "replaying" that needs graphs and serves one kind of device."""
+    info = toys.folder / "headstock_replaying-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headstock-replaying\nVersion: 0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[headstock.runner]\nreplaying = replaying:spec\n", encoding="utf-8")
+    (toys.folder / "replaying.py").write_text(RUNNER.replace("DEVICE", device), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("settings", "ignored"),
+    [
+        ({"runner": "replaying"}, "--runner replaying"),
+        ({"runner": "auto", "cuda_graph_max_bs": 8}, "--cuda-graph-max-bs 8"),
+        ({"runner": "auto"}, None),
+        ({"runner": "auto", "cuda_graph_max_bs": 0}, None),
+        ({"runner": "auto", "cuda_graph_max_bs": 1}, None),  # a chat's own limit
+        ({"runner": "eager"}, None),
+    ],
+)
+def test_G4_graphs_asked_for_on_a_cpu_run_eagerly_with_one_info_line(
+    toys: Toys, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], ignored: str | None
+) -> None:
+    install_runner(toys, "cuda")
+    with caplog.at_level(logging.INFO, "headstock"):
+        engine = toys.engine(**settings)
+
+    assert engine.summary.runner == "eager"
+    lines = [record for record in caplog.records if "graphs" in record.getMessage()]
+    assert [line.levelname for line in lines] == ([] if ignored is None else ["INFO"])
+    assert all("no graphs on a CPU" in line.getMessage() and str(ignored) in line.getMessage() for line in lines)
+    Trial(engine).run([request("a", tokens(9))])
+    engine.close()
 
 
 def test_P12_graphs_asked_for_in_contiguous_mode_run_eagerly_with_one_warning(
     toys: Toys, caplog: pytest.LogCaptureFixture
 ) -> None:
-    info = toys.folder / "headstock_replaying-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headstock-replaying\nVersion: 0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text("[headstock.runner]\nreplaying = replaying:spec\n", encoding="utf-8")
-    (toys.folder / "replaying.py").write_text(RUNNER, encoding="utf-8")
+    install_runner(toys, "cpu")
     with caplog.at_level(logging.WARNING, "headstock"):
         engine = toys.engine(paged_attn="off", num_pages=None, runner="replaying")
         quiet = toys.engine(paged_attn="off", num_pages=None, runner="eager")

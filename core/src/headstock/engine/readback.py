@@ -24,7 +24,9 @@ class Readback:
         fields = ((name, getattr(sample, name)) for name in FIELDS)
         self.tensors: dict[str, Tensor] = {name: tensor for name, tensor in fields if tensor is not None}
         self.done: Any = None
-        if device.type != "cpu":
+        if device.type == "cpu":
+            self.tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        else:
             self.tensors = {name: pinned(tensor) for name, tensor in self.tensors.items()}
             self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.done.record()

@@ -76,6 +76,8 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
         found: RunnerSpec = ready("runner", name)
         if question.contiguous and replays(found):
             raise CannotRun(f"--runner {name} replays graphs, and --paged-attn off runs without; use --runner eager")
+        if config.cuda_graph_max_bs == 0 and replays(found):
+            raise CannotRun(f"--runner {name} replays graphs, and --cuda-graph-max-bs 0 turns graphs off")
         if not any(env in served for served in found.capabilities.devices):
             raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
         if decode.graph < found.capabilities.needs_graph:
@@ -111,15 +113,22 @@ def replays(spec: RunnerSpec) -> bool:
 
 
 def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
-    """The runner that was asked for; `auto`, with a warning, when graphs were asked for in contiguous mode."""
-    if config.paged_attn != "off":
-        return config.runner
-    named = config.runner != "auto" and replays(registry.spec("runner", config.runner))
-    if not named and not (config.cuda_graph_max_bs and env.device != "cpu"):
-        return config.runner
+    """The runner that was asked for; `auto`, and a line that says so, when graphs were asked for where there are none.
+
+    That is on a CPU, and in contiguous mode.
+    """
+    spec = None if config.runner == "auto" else registry.spec("runner", config.runner)
+    named = spec is not None and replays(spec)
     flag = f"--runner {config.runner}" if named else f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
-    LOG.warning(event("no graphs in contiguous mode", because="--paged-attn off", ignored=flag))
-    return "auto"
+    if config.paged_attn == "off" and (named or (config.cuda_graph_max_bs and env.device != "cpu")):
+        LOG.warning(event("no graphs in contiguous mode", because="--paged-attn off", ignored=flag))
+        return "auto"
+    served = spec is not None and any(env in devices for devices in spec.capabilities.devices)
+    several = (config.cuda_graph_max_bs or 0) > 1  # a chat sets 1 by itself
+    if env.device == "cpu" and (not served if named else several):
+        LOG.info(event("no graphs on a CPU", because=f"--device {config.device}", ignored=flag))
+        return "auto"
+    return config.runner
 
 
 def ready(kind: str, name: str) -> Any:

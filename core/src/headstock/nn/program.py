@@ -40,7 +40,8 @@ def score(program: Program, hidden: Tensor, sampling: Sampling) -> Sample:
 def part(sampling: Sampling, start: int, stop: int) -> Sampling:
     """The settings of some of the positions."""
     fields: dict[str, Any] = {name: getattr(sampling, name) for name in attrs.fields_dict(Sampling)}
-    return Sampling(**{name: each[start:stop] if isinstance(each, Tensor) else each for name, each in fields.items()})
+    fields |= {name: each[start:stop] for name, each in fields.items() if isinstance(each, Tensor)}
+    return Sampling(**fields)
 
 
 def joined(samples: list[Sample]) -> Sample:

@@ -1,0 +1,1 @@
+"""The runner `cudagraph`: decode steps replayed as CUDA graphs."""

@@ -1,0 +1,16 @@
+"""What `cudagraph` says of itself."""
+
+from __future__ import annotations
+
+from headstock.spi import DeviceRange, GraphSupport, RunnerCapabilities, RunnerSpec, SpiRange
+
+
+def spec() -> RunnerSpec:
+    """The spec of `cudagraph`: CUDA, and a decode backend that can be captured."""
+    return RunnerSpec(
+        name="cudagraph",
+        spi=SpiRange(0, 1),
+        summary="replays decode steps as CUDA graphs, and runs others operation by operation",
+        implementation="headstock_cuda_graph.runner:CudaGraphRunner",
+        capabilities=RunnerCapabilities(devices=(DeviceRange("cuda"),), needs_graph=GraphSupport.DECODE),
+    )

@@ -1,0 +1,52 @@
+"""Recording work so that it can be done again at the cost of one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from attrs import frozen
+
+T = TypeVar("T")
+
+
+@frozen(eq=False)
+class Recording(Generic[T]):
+    """Work that was recorded: `replay` does it again, and leaves what it makes in `result`."""
+
+    replay: Callable[[], object]
+    result: T
+
+
+class Recorder(Protocol):
+    """Whatever can record work."""
+
+    def __call__(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
+        """A recording of `work`; when not `warm` it is done once beforehand, for what libraries do at first use."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs, which share one pool of memory: no two of them run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream(device)
+
+    def __call__(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
+        """A graph of `work`."""
+        here = torch.cuda.current_stream()
+        self.stream.wait_stream(here)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
+            if not warm:
+                work()
+                self.stream.synchronize()
+            # Other threads may go on allocating: only this one's work is recorded.
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                result = work()
+            finally:
+                graph.capture_end()
+        here.wait_stream(self.stream)
+        return Recording(graph.replay, result)

@@ -1,0 +1,159 @@
+"""The runner that replays decode steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from headstock.nn.program import run, score
+from headstock.spi import Attend, Batch, CaptureReport, DecodeStep, Planning, Program, Runner, Sample
+from headstock_cuda_graph import steps
+from headstock_cuda_graph.buckets import buckets
+from headstock_cuda_graph.recording import CudaRecorder, Recorder, Recording
+
+
+@frozen(eq=False)
+class Bucket:
+    """A recorded forward pass of `size` rows: where its input is, its attention plan, and its hidden states.
+
+    inputs: [2, size] int64, the seats and the positions of the rows
+    """
+
+    size: int
+    inputs: Tensor
+    plan: Any
+    forward: Recording[Tensor]
+    samplers: dict[frozenset[str], Recording[Sample]]
+
+
+class CudaGraphRunner(Runner):
+    """Replays decode steps of up to as many rows as its largest bucket has; runs everything else as it comes."""
+
+    def __init__(self, program: Program, recorder: Recorder | None = None) -> None:
+        self.program = program
+        self.attention = program.attention
+        self.recorder = recorder
+        self.recorded: dict[int, Bucket] = {}
+        self.plans_itself = self.attention.planning is Planning.NONE
+
+    def run(self, batch: Batch, attend: Attend) -> Sample:
+        """What the batch's logit positions sample.   writes: batch.pools"""
+        return run(self.program, batch, attend)
+
+    def buckets(self, most_rows: int) -> tuple[int, ...]:
+        """The sizes that are recorded."""
+        return buckets(most_rows)
+
+    def capture(self, buckets: Sequence[int], report: CaptureReport) -> None:
+        """Record steps of these sizes. After an error nothing is replayed."""
+        self.recorded = {}
+        device = self.program.seats.tokens.device
+        self.recorder = self.recorder or CudaRecorder(device)
+        self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
+        inputs = torch.empty(2 * max(buckets), dtype=torch.int64, device=device)
+        recorded = {}
+        for size in buckets:
+            recorded[size] = self.record(inputs[: 2 * size].view(2, size))
+            report(len(recorded), len(buckets))
+        self.recorded = dict(sorted(recorded.items()))
+
+    def record(self, inputs: Tensor) -> Bucket:
+        """A bucket in whose rows nobody sits, with its samplers for greedy rows and for temperatures."""
+        assert self.recorder is not None
+        size = inputs.shape[1]
+        inputs[0], inputs[1] = self.program.seats.nobody, 0
+        plan = self.attention.backend.graph_plan(size, self.attention_step(inputs, np.ones(size, np.int32)))
+        forward = self.recorder(lambda: self.forward(inputs, plan), warm=False)
+        bucket = Bucket(size, inputs, plan, forward, {})
+        forward.replay()
+        for kind in steps.SETTINGS[:2]:
+            self.add_sampler(bucket, kind, warm=False)
+        return bucket
+
+    def add_sampler(self, bucket: Bucket, kind: frozenset[str], *, warm: bool) -> None:
+        """Record one more way to sample.   writes: bucket.samplers"""
+        assert self.recorder is not None
+        hidden = bucket.forward.result
+        bucket.samplers[kind] = self.recorder(lambda: self.sample(bucket.inputs, hidden, kind), warm=warm)
+
+    def attention_step(self, inputs: Tensor, host_context_lens: np.ndarray) -> Any:
+        """What the decode backend is told of the first rows, as many as there are lengths."""
+        seats, count = self.program.seats, len(host_context_lens)
+        columns = -(-int(host_context_lens.max()) // seats.page_size)
+        return steps.attention_step(seats, inputs[0, :count], inputs[1, :count], host_context_lens, columns)
+
+    def forward(self, inputs: Tensor, plan: Any) -> Tensor:
+        """The hidden states of a step. [size, hidden]   writes: the pools"""
+        program, layers, backend = self.program, self.attention.layers, self.attention.backend
+        batch = steps.batch(program.seats, inputs[0], inputs[1])
+        if self.plans_itself:
+            longest = np.full(inputs.shape[1], self.attention.max_seq_len, np.int32)
+            backend.graph_update(plan, self.attention_step(inputs, longest))
+
+        def attend(q: Tensor, index: int) -> Tensor:
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            backend.forward(q, layers[index], plan, out)
+            return out
+
+        return program.model.forward(program.params, program.config, batch, attend, program.ops)
+
+    def sample(self, inputs: Tensor, hidden: Tensor, kind: frozenset[str]) -> Sample:
+        """The rows' next tokens.   writes: seats.tokens"""
+        seats = self.program.seats
+        rows, positions = inputs[0], inputs[1]
+        sample = score(self.program, hidden, steps.sampling(seats, rows, positions, kind))
+        seats.tokens[rows, positions + 1] = sample.tokens
+        return sample
+
+    def decode(self, step: DecodeStep) -> Sample | None:
+        """What the step samples, by a replay; None when it has more rows than any bucket."""
+        count = len(step.rows)
+        bucket = next((bucket for size, bucket in self.recorded.items() if size >= count), None)
+        if bucket is None:
+            return None
+        self.load(bucket, step)
+        if not self.plans_itself:
+            lens = (step.positions + 1).astype(np.int32)
+            self.attention.backend.graph_update(bucket.plan, self.attention_step(bucket.inputs, lens))
+        bucket.forward.replay()
+        if step.settings is None:
+            return self.sample_apart(bucket, step)
+        kind = steps.kind_of(step.settings)
+        if kind in bucket.samplers:
+            bucket.samplers[kind].replay()
+            return first(bucket.samplers[kind].result, count)
+        sample = self.sample(bucket.inputs, bucket.forward.result, kind)
+        self.add_sampler(bucket, kind, warm=True)
+        return first(sample, count)
+
+    def load(self, bucket: Bucket, step: DecodeStep) -> None:
+        """Write the step's rows to the bucket's input; nobody sits in the others."""
+        packed = np.zeros((2, bucket.size), np.int64)
+        packed[0] = self.program.seats.nobody
+        packed[:, : len(step.rows)] = step.rows, step.positions
+        host = torch.from_numpy(packed)
+        bucket.inputs.copy_(host if bucket.inputs.device.type == "cpu" else host.pin_memory(), non_blocking=True)
+
+    def sample_apart(self, bucket: Bucket, step: DecodeStep) -> Sample:
+        """The rows' next tokens by settings that no recording knows.   writes: seats.tokens"""
+        count = len(step.rows)
+        sample = score(self.program, bucket.forward.result[:count], step.sampling())
+        rows, positions = bucket.inputs[:, :count]
+        self.program.seats.tokens[rows, positions + 1] = sample.tokens
+        return sample
+
+    def close(self) -> None:
+        """Forget the recordings."""
+        self.recorded = {}
+
+
+def first(sample: Sample, count: int) -> Sample:
+    """The first rows of a sample."""
+    fields = {name: getattr(sample, name) for name in attrs.fields_dict(Sample)}
+    return Sample(**{name: tensor[:count] for name, tensor in fields.items() if tensor is not None})

@@ -1,0 +1,188 @@
+"""Decode steps replayed: the same tokens, from the right recordings, whatever fails. (A CPU's recording computes again.)"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy_engine import Toys, Trial, random_requests, request
+
+from headstock import SamplingParams
+from headstock.engine.engine import Engine
+from headstock.errors import CannotRun
+from headstock.spi import DecodeStep, Sample
+from headstock_cuda_graph.buckets import buckets
+
+BACKENDS = pytest.mark.parametrize("attn", ["toy", "toy-planned", "toy,toy-planned"])
+
+
+def replaying(toys: Toys, **settings: Any) -> Engine:
+    """An engine that replays."""
+    return toys.engine(**({"runner": "rerun"} | settings))
+
+
+def watch(engine: Engine) -> Counter[int | None]:
+    """Counts replays by bucket, and under None the decode steps that were left to `run`."""
+    runner = getattr(engine.executor, "inner", engine.executor).runner
+    counts: Counter[int | None] = Counter()
+    decode = runner.decode
+
+    def counted(step: DecodeStep) -> Sample | None:
+        sample = decode(step)
+        sizes = [size for size in runner.recorded if size >= len(step.rows)]
+        counts[min(sizes) if sample is not None else None] += 1
+        return sample
+
+    runner.decode = counted
+    return counts
+
+
+@BACKENDS
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("window", [None, 7])
+def test_G2_replayed_steps_give_the_tokens_of_eager_ones(
+    toys: Toys, attn: str, overlap: bool, window: int | None
+) -> None:
+    requests = random_requests(np.random.default_rng(5), 60)
+    sizes = {"max_running_requests": 17, "max_batch_tokens": 50, "num_pages": 300, "overlap": overlap}
+    outputs = []
+    for runner in ("eager", "rerun"):
+        engine = toys.engine(attn=attn, runner=runner, window=window, **sizes)
+        counts = watch(engine) if runner == "rerun" else Counter({1: 1})
+        trial = Trial(engine).run(requests)
+        outputs.append((trial.outputs, trial.reasons))
+        assert sum(counts.values()) - counts[None] > 0
+        engine.close()
+
+    assert outputs[0] == outputs[1]
+
+
+def test_G3_G5_G7_S9_only_decode_steps_within_the_largest_bucket_are_replayed(toys: Toys) -> None:
+    engine = replaying(toys, cuda_graph_max_bs=4, max_running_requests=8)
+    counts = watch(engine)
+    Trial(engine).run([request(str(i), range(1, 10), 12) for i in range(6)])
+
+    assert counts[None] > 0, "six rows are too many for a bucket of four"
+    Trial(engine).run([request(str(i), range(1, 10), 12 + 3 * i) for i in range(4)])
+    assert counts[4] and counts[1] and counts[2]
+    engine.close()
+
+
+def test_S9_steps_with_prompt_tokens_are_not_offered_for_replay(toys: Toys) -> None:
+    engine = replaying(toys, max_batch_tokens=8, overlap=False)
+    counts = watch(engine)
+    trial = Trial(engine)
+    trial.submit(request("a", range(1, 10), 30))
+    for _ in range(4):
+        trial.step()
+    before = sum(counts.values())
+    trial.submit(request("b", range(1, 49), 2))
+    trial.step()
+    trial.step()
+
+    assert sum(counts.values()) == before + 1  # the step planned before "b" came
+    trial.drain()
+    engine.close()
+
+
+def test_G6_other_values_never_make_a_new_recording(toys: Toys) -> None:
+    engine = replaying(toys)
+    runner = getattr(engine.executor, "inner", engine.executor).runner
+    before = {size: (id(each), set(each.samplers)) for size, each in runner.recorded.items()}
+    addresses = [each.inputs.data_ptr() for each in runner.recorded.values()]
+    Trial(engine).run([request(str(i), range(1, 5 + 6 * i), 25) for i in range(8)])
+
+    assert {size: (id(each), set(each.samplers)) for size, each in runner.recorded.items()} == before
+    assert [each.inputs.data_ptr() for each in runner.recorded.values()] == addresses
+    engine.close()
+
+
+def test_G8_the_first_step_of_a_kind_of_sampling_is_answered_and_the_kind_recorded(toys: Toys) -> None:
+    engine = replaying(toys, max_running_requests=1)
+    runner = getattr(engine.executor, "inner", engine.executor).runner
+    truncated = SamplingParams(temperature=0.8, top_k=3, seed=4, max_tokens=9)
+    trial = Trial(engine).run([request("a", range(1, 9), 9, params=truncated)])
+    eager = Trial(toys.engine(max_running_requests=1)).run([request("a", range(1, 9), 9, params=truncated)])
+
+    assert trial.outputs == eager.outputs
+    assert [sorted(kind) for kind in runner.recorded[1].samplers][2:] == [["min_p", "temperature", "top_k", "top_p"]]
+    engine.close()
+
+
+@pytest.mark.parametrize("settings", [{"logprobs": 2}, {"frequency_penalty": 0.9}, {"logit_bias": {3: 9.0}}])
+def test_settings_that_no_recording_knows_are_sampled_after_the_replay(toys: Toys, settings: dict[str, Any]) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=20, **settings)
+    answers = []
+    for runner in ("eager", "rerun"):
+        engine = toys.engine(runner=runner, max_running_requests=3)
+        counts = watch(engine) if runner == "rerun" else Counter({1: 1})
+        answers.append(Trial(engine).run([request(str(i), range(1, 9 + i), 20, params=params) for i in range(3)]))
+        assert set(counts) != {None}
+        engine.close()
+
+    assert answers[0].outputs == answers[1].outputs
+
+
+def test_G11_a_capture_that_fails_turns_graphs_off_with_one_warning(
+    toys: Toys, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "headstock"):
+        engine = replaying(toys, faults=("capture",))
+    (warning,) = caplog.records
+    assert "graphs are off" in warning.getMessage() and "capture" in warning.getMessage()
+    assert any("graphs are off" in note for note in engine.summary.notes)
+
+    Trial(engine).run([request(str(i), range(1, 9), 12) for i in range(4)])
+    assert not engine.executor.inner.runner.inner.recorded
+    engine.close()
+
+
+@pytest.mark.parametrize("fault", ["execute@6", "wait@6", "nan@6:1"])
+def test_G11_a_step_that_fails_after_launch_fails_its_requests_alone(toys: Toys, fault: str) -> None:
+    engine = replaying(toys, faults=(fault,))
+    trial = Trial(engine)
+    for i in range(3):
+        trial.submit(request(str(i), range(1, 9), 12))
+    trial.drain()
+    wanted = {"error": 1, "length": 2} if fault.startswith("nan") else {"error": 3}
+    assert Counter(trial.reasons.values()) == wanted
+
+    Trial(engine).run([request(str(i), range(1, 9), 12) for i in range(4)])
+    engine.close()
+
+
+def test_S7_a_limit_of_one_captures_one_row_alone(toys: Toys) -> None:
+    engine = replaying(toys, cuda_graph_max_bs=1)
+    runner = getattr(engine.executor, "inner", engine.executor).runner
+
+    assert list(runner.recorded) == [1]
+    assert any("graphs for 1 batch size" in note for note in engine.summary.notes)
+    engine.close()
+
+
+def test_S7_a_limit_of_none_runs_eagerly(toys: Toys) -> None:
+    with pytest.raises(CannotRun, match="--cuda-graph-max-bs 0 turns graphs off"):
+        replaying(toys, cuda_graph_max_bs=0)
+    engine = toys.engine(runner="auto", cuda_graph_max_bs=0)
+    assert engine.summary.runner == "eager"
+    engine.close()
+
+
+@given(st.integers(1, 4096))
+def test_G10_buckets_are_few_and_never_much_too_large(most: int) -> None:
+    sizes = buckets(most)
+
+    assert list(sizes) == sorted(set(sizes), reverse=True) and sizes[0] == most and sizes[-1] == 1
+    assert len(sizes) <= 12 + most // 16
+    for rows in range(1, most + 1):
+        padded = min(size for size in sizes if size >= rows)
+        assert padded - rows <= (7 if rows <= 64 else 15)
+
+
+def test_no_rows_no_buckets() -> None:
+    assert buckets(0) == ()
