@@ -34,13 +34,13 @@ def drained(llm: LLM) -> bool:
     return False
 
 
-def test_a_batch_equals_its_prompts_alone(llm: LLM) -> None:
+def test_I11_a_batch_equals_its_prompts_alone(llm: LLM) -> None:
     together = llm.generate(PROMPTS, GREEDY)
     assert [output.outputs for output in together] == [llm.generate(prompt, GREEDY)[0].outputs for prompt in PROMPTS]
     assert all(output.outputs[0].text for output in together)
 
 
-def test_I1_I24_streamed_text_equals_final_text(llm: LLM) -> None:
+def test_I19_streamed_text_equals_final_text(llm: LLM) -> None:
     for prompt in PROMPTS:
         pieces = [piece.outputs[0] for piece in llm.stream(prompt, GREEDY)]
         (whole,) = llm.generate(prompt, GREEDY)[0].outputs

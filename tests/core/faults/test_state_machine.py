@@ -10,7 +10,7 @@ from typing import Any
 from core.schedule.toy import VOCAB
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from toy_engine import LONGEST, SCHEDULERS, Trial, contiguous, installed, request
 
 from headstock.errors import CapacityError
@@ -129,5 +129,5 @@ class Serving(RuleBasedStateMachine):
             logging.disable(logging.NOTSET)
 
 
-TestServing = Serving.TestCase
-TestServing.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+def test_I12_I13_I15_the_engine_survives_any_treatment_and_nothing_is_left_behind() -> None:
+    run_state_machine_as_test(Serving, settings=settings(max_examples=50, stateful_step_count=25, deadline=None))

@@ -39,7 +39,7 @@ def simulate(seed: int) -> int:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_a_thousand_workloads_drain_with_nothing_lost(block: int) -> None:
+def test_I11_I12_a_thousand_workloads_drain_with_nothing_lost(block: int) -> None:
     preemptions = sum(simulate(seed) for seed in range(block * 100, block * 100 + 100))
 
     assert preemptions > 20, "the workloads no longer put the pool under pressure"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from headstock.schedule import Aborted, Failed, refusal
 
@@ -94,5 +94,5 @@ class Scheduling(RuleBasedStateMachine):
         assert not np.count_nonzero(self.drive.state.refs[0])
 
 
-TestScheduling = Scheduling.TestCase
-TestScheduling.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
+def test_I6_I7_I12_I13_any_treatment_ends_every_request_once_and_brings_its_pages_back() -> None:
+    run_state_machine_as_test(Scheduling, settings=settings(max_examples=200, stateful_step_count=25, deadline=None))

@@ -164,7 +164,7 @@ def test_prompts_are_never_starved_by_decode_rows(scheduler: str) -> None:
     assert drive.outputs["new"], f"{scheduler} left a prompt waiting for 12 steps"
 
 
-def test_higher_priority_goes_first_then_first_come() -> None:
+def test_I17_I18_higher_priority_goes_first_then_first_come() -> None:
     drive = Drive(limits(max_rows=1))
     for name, priority in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
         drive.submit(request(name, prompt(RNG, 5), 3, priority=priority))
@@ -201,7 +201,7 @@ def test_victims_are_of_lower_rank_and_the_oldest_is_never_preempted() -> None:
     assert drive.outputs == {one.id: alone(one) for one in requests}
 
 
-def test_stop_ids_count_only_once_min_tokens_are_out() -> None:
+def test_I9_stop_ids_count_only_once_min_tokens_are_out() -> None:
     tokens = prompt(RNG, 10)
     output = alone(request("x", tokens, 20))
     stop = output[3]
@@ -244,7 +244,7 @@ def test_C4_abort_takes_the_whole_id() -> None:
     assert drive.reasons == {"1": "abort", "10": "length", "100": "length"}
 
 
-def test_failed_rows_end_alone_and_late_news_is_dropped() -> None:
+def test_I15_failed_rows_end_alone_and_late_news_is_dropped() -> None:
     drive = Drive(limits(overlap=True))
     for name in "ab":
         drive.submit(request(name, prompt(RNG, 6), 8))

@@ -63,7 +63,7 @@ def test_a_stop_string_waits_for_min_tokens(scripted: Make, tokenizer: Tokenizer
     stops=st.lists(st.text("ab 日😀", min_size=1, max_size=3), max_size=3),
     pace=st.integers(1, 4),
 )
-def test_I1_I24_streamed_text_equals_final_text(
+def test_I19_streamed_text_equals_final_text(
     scripted: Make, tokenizer: Tokenizer, text: str, stops: list[str], pace: int
 ) -> None:
     llm, _ = scripted(script=saying(tokenizer, text), pace=pace)

@@ -1,0 +1,83 @@
+"""What the properties are drawn from: small engines and small requests, so that hundreds take seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from core.schedule.toy import VOCAB, Drive
+from core.schedule.workloads import FULL, SCHEDULERS, limits, request, window
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from headstock.schedule import Limits, Request, State
+from headstock_radix_cache.policy import RadixCache
+
+EXAMPLES = settings(max_examples=200, deadline=None)
+LONGEST = 48
+"""Tokens of a drawn request at most."""
+HEAD = list(range(20))
+"""Half of the prompts begin with some of these."""
+
+
+@st.composite
+def requests(draw: st.DrawFn, most: int = 6, **fixed: object) -> list[Request]:
+    """Up to `most` requests with all that a scheduler looks at, but for what is `fixed`."""
+    made = []
+    for number in range(draw(st.integers(1, most))):
+        tokens = HEAD[: draw(st.integers(0, 20))] if draw(st.booleans()) else []
+        tokens = tokens + draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=16))
+        drawn = {
+            "priority": draw(st.integers(0, 2)),
+            "stop_ids": tuple(draw(st.lists(st.integers(0, VOCAB - 1), max_size=3))),
+            "namespace": draw(st.sampled_from(["", "", "other"])),
+        }
+        made.append(request(str(number), tokens, draw(st.integers(1, LONGEST - len(tokens))), **(drawn | fixed)))
+    return made
+
+
+@st.composite
+def engines(draw: st.DrawFn, **fixed: object) -> Limits:
+    """An engine that can serve each of `requests` alone, often with too few pages for several."""
+    size = draw(st.sampled_from([1, 4, 16]))
+    drawn = {
+        "page_size": size,
+        "num_pages": draw(st.integers(LONGEST // size, 3 * LONGEST // size)),
+        "max_rows": draw(st.integers(1, 5)),
+        "max_batch_tokens": draw(st.sampled_from([1, 5, 30])),
+        "max_len": LONGEST,
+        "scheduler": draw(st.sampled_from(sorted(SCHEDULERS))),
+        "overlap": draw(st.booleans()),
+        "check": False,  # the properties look for themselves
+    }
+    kind = draw(st.sampled_from(["index", "index", "nothing", "window"]))
+    if kind == "window":
+        drawn["groups"] = (FULL, window(draw(st.integers(1, 20))))
+    return limits(**(drawn | {"policy": RadixCache(size) if kind == "index" else None} | fixed))
+
+
+def run(
+    bounds: Limits,
+    asked: list[Request],
+    see: Callable[[Drive], None] = lambda drive: None,
+    gap: int = 1,
+) -> Drive:
+    """The requests, one every `gap` steps, run to their end; `see` looks after every step."""
+    drive, todo = Drive(bounds), list(asked)
+    while todo or drive.busy:
+        if todo and len(drive.plans) % gap == 0:
+            drive.submit(todo.pop(0))
+        drive.step()
+        see(drive)
+        assert len(drive.plans) < 5_000, "it does not end"
+    return drive
+
+
+def held(state: State, group: int = 0) -> dict[int, list[int]]:
+    """The pages of each taken seat."""
+    return {row: state.pages[group][row].tolist() for row in state.ranked.tolist()}
+
+
+def free(state: State, group: int = 0) -> list[int]:
+    """The free pages."""
+    return [page for part in state.free[group] for page in np.asarray(part).tolist()]

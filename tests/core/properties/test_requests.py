@@ -1,0 +1,228 @@
+"""Requests: each is told apart from the others, sits within the caps, goes in its turn, and ends once by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve, frozen
+from core.properties.drawn import EXAMPLES, LONGEST, engines, requests, run
+from core.schedule.toy import VOCAB, Drive, alone
+from core.schedule.workloads import limits
+from core.schedule.workloads import request as toy_request
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from toy_engine import Toys, Trial, expected, request
+
+from headstock import LLM, SamplingParams
+from headstock.engine.engine import Engine
+from headstock.engine.inline import Outcome
+from headstock.errors import CapacityError, RequestError
+from headstock.schedule import Arrived, Limits, Plan, Request, initial, step
+from headstock.spi import Pending
+
+FIFO = st.sampled_from(["mixed", "prefill-first", "decode-first"])
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["overlap", "in turn"])
+def engine(toys: Toys, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """An engine that serves all examples of a property, one after the other."""
+    made = toys.engine(overlap=request.param, num_pages=50, max_running_requests=4, max_batch_tokens=30)
+    yield made
+    made.close()
+
+
+@EXAMPLES
+@given(names=st.lists(st.sampled_from("abcd"), min_size=1, max_size=12), steps=st.integers(0, 3))
+def test_I1_an_id_belongs_to_one_live_request(engine: Engine, names: list[str], steps: int) -> None:
+    trial, live = Trial(engine), set[str]()
+    for count, name in enumerate(names):
+        if name in live:
+            with pytest.raises(RequestError, match=f"request id {name} is in use"):
+                trial.engine.submit(request(name, [1], 3))
+        else:
+            trial.reasons.pop(name, None)
+            trial.submit(request(name, [1, count], 3))
+            live.add(name)
+        for _ in range(steps):
+            trial.step()
+        live -= trial.reasons.keys()
+    trial.drain()
+
+
+@EXAMPLES
+@given(prompts=st.lists(st.integers(1, 3), min_size=1, max_size=4), n=st.integers(1, 3))
+def test_I1_all_that_is_asked_of_an_llm_has_ids_of_its_own(llm: LLM, prompts: list[int], n: int) -> None:
+    asked = [{"prompt_token_ids": [token]} for token in prompts]
+    params = SamplingParams(n=n, max_tokens=1, seed=1)
+    answers = [*llm.generate(asked, params), *llm.generate(asked, params)]
+
+    assert len({answer.request_id for answer in answers}) == 2 * len(prompts)
+
+
+@EXAMPLES
+@given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
+def test_I6_a_live_request_waits_or_sits_and_is_never_in_two_places(
+    bounds: Limits, asked: list[Request], gap: int
+) -> None:
+    def see(drive: Drive) -> None:
+        waiting = [entry.request.id for entry in drive.state.waiting]
+        seated = [entry.request.id for entry in drive.state.seats if entry is not None]
+        assert sorted([*waiting, *seated, *drive.reasons]) == sorted(drive.outputs)
+
+    run(bounds, asked, see, gap)
+
+
+@EXAMPLES
+@given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
+def test_I7_no_step_has_more_rows_or_tokens_or_pages_than_the_caps(
+    bounds: Limits, asked: list[Request], gap: int
+) -> None:
+    def see(drive: Drive) -> None:
+        plan = drive.plans[-1]
+        assert drive.state.num_running <= bounds.max_rows and plan.num_tokens <= bounds.max_batch_tokens
+        assert len(set(plan.rows.tolist())) == len(plan.rows) <= bounds.max_rows
+        held = [np.count_nonzero(refs) for refs in drive.state.refs]
+        assert all(count <= most for count, most in zip(held, bounds.num_pages, strict=True))
+        assert (plan.stops <= LONGEST).all()
+
+    run(bounds, asked, see, gap)
+
+
+@EXAMPLES
+@given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
+def test_I11_what_a_request_says_is_what_it_says_alone(bounds: Limits, asked: list[Request], gap: int) -> None:
+    drive = run(bounds, asked, gap=gap)
+
+    assert drive.outputs == {one.id: alone(one) for one in asked}
+    assert set(drive.reasons.values()) <= {"stop", "length"}
+
+
+@EXAMPLES
+@given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
+def test_I14_work_ends_within_a_bounded_number_of_steps(bounds: Limits, asked: list[Request], gap: int) -> None:
+    preemptions: dict[str, int] = {}
+
+    def see(drive: Drive) -> None:
+        preemptions.update({entry.request.id: entry.preemptions for entry in drive.state.waiting if entry.preemptions})
+
+    drive = run(bounds, asked, see, gap)
+    pages = sum(bounds.pages_for(one.max_len) for one in asked)
+    assert max(preemptions.values(), default=0) <= pages
+    # Every step computes a token, but for one that overlap wastes at the start and one at the end of each seat.
+    seats = {one.id: 1 + preemptions.get(one.id, 0) for one in asked}
+    work = sum((one.max_len + 2) * seats[one.id] for one in asked)
+    assert len(drive.plans) <= work + gap * len(asked) + 4
+
+
+@frozen
+class Sick:
+    """An executor whose steps lose some rows to NaN: `rows` lists them by the number of the launch."""
+
+    inner: Any
+    rows: dict[int, int]
+    launched: list[int]
+
+    def execute(self, plan: Plan, joined: Any) -> Pending:
+        """Carry the plan out."""
+        self.launched.append(len(self.launched))
+        return Ill(self.inner.execute(plan, joined), self.rows.get(self.launched[-1]))
+
+    def close(self) -> None:
+        """The engine's own executor is closed by whoever has it."""
+
+
+@frozen
+class Ill:
+    """What such a step gives."""
+
+    inner: Pending
+    row: int | None
+
+    def wait(self) -> Outcome:
+        """The outcome, one row of which may be unhealthy."""
+        outcome = self.inner.wait()
+        if self.row is None:
+            return outcome
+        healthy = outcome.healthy.copy()
+        healthy[self.row % len(healthy)] = False
+        return evolve(outcome, healthy=healthy)
+
+
+@EXAMPLES
+@given(
+    prompts=st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12), min_size=1, max_size=5),
+    rows=st.dictionaries(st.integers(0, 20), st.integers(0, 3), max_size=3),
+)
+def test_I15_a_row_that_fails_fails_alone(engine: Engine, prompts: list[list[int]], rows: dict[int, int]) -> None:
+    failed = engine.stats().failed
+    well, engine.executor = engine.executor, Sick(engine.executor, rows, [])
+    try:
+        trial = Trial(engine).run(request(str(i), prompt, 6) for i, prompt in enumerate(prompts))
+    finally:
+        sick, engine.executor = engine.executor, well
+    reasons = list(trial.reasons.values())
+
+    assert reasons.count("error") == engine.stats().failed - failed <= len(rows)
+    assert set(reasons) <= {"length", "error"}
+    assert "error" in reasons or not rows or min(rows) >= len(sick.launched)
+    for name, reason in trial.reasons.items():  # as Trial has judged already
+        assert reason == "error" or trial.outputs[name] == expected(trial.requests[name])
+
+
+@EXAMPLES
+@given(length=st.integers(1, 400), most=st.integers(1, 400), page_size=st.sampled_from([1, 4, 16]), data=st.data())
+def test_I16_what_can_never_fit_fails_at_once_and_disturbs_nobody(
+    length: int, most: int, page_size: int, data: st.DataObject
+) -> None:
+    pages = data.draw(st.integers(10, 200))
+    bounds = limits(max_len=160, page_size=page_size, num_pages=pages)
+    assume(length + most > 160 or -(-(length + most - 1) // page_size) > pages)
+    state, _ = step(initial(bounds), (Arrived(toy_request("big", np.zeros(length), most)),), bounds)
+    assert [(ended.id, ended.reason) for ended in state.ended] == [("big", "error")]
+    assert not state.num_running and not state.waiting and state.num_free == bounds.num_pages
+
+    small = toy_request("small", [1, 2, 3], 3)
+    drive = Drive(bounds)
+    drive.submit(toy_request("big", np.zeros(length), most))
+    drive.submit(small)
+    drive.drain(20)
+    assert drive.outputs == {"big": [], "small": alone(small)} and drive.reasons["small"] == "length"
+
+
+@EXAMPLES
+@given(length=st.integers(0, 400), most=st.integers(1, 400))
+def test_I16_the_engine_refuses_at_its_door_naming_both_numbers(engine: Engine, length: int, most: int) -> None:
+    assume(not length or length + most > 160)
+    wanted = rf"{length} .*160|{length + most}.*160" if length else "the prompt is empty"
+    with pytest.raises(CapacityError, match=wanted):
+        engine.submit(request("big", np.zeros(length), most))
+    assert not engine.has_work
+
+
+def seated_in(drive: Drive) -> list[str]:
+    """The ids of requests in the order in which they first got a seat."""
+    return [drive.names[order] for order in sorted(drive.names)]
+
+
+@EXAMPLES
+@given(bounds=engines(max_rows=1, overlap=False, num_pages=200), asked=requests())
+def test_I17_higher_priority_goes_first(bounds: Limits, asked: list[Request]) -> None:
+    drive = Drive(bounds)
+    for one in asked:
+        drive.submit(one)
+    drive.drain()
+
+    assert list(drive.reasons) == [one.id for one in sorted(asked, key=lambda one: -one.priority)]
+
+
+@EXAMPLES
+@given(scheduler=FIFO, rows=st.integers(1, 5), overlap=st.booleans(), asked=requests(priority=1), gap=st.integers(1, 3))
+def test_I18_equals_are_served_in_the_order_they_came(
+    scheduler: str, rows: int, overlap: bool, asked: list[Request], gap: int
+) -> None:
+    bounds = limits(scheduler=scheduler, max_rows=rows, overlap=overlap, policy=None, num_pages=100, check=False)
+
+    assert seated_in(run(bounds, asked, gap=gap)) == [one.id for one in asked]
