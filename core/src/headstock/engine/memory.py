@@ -51,11 +51,16 @@ class MemoryPlan:
     def lines(self) -> list[str]:
         """The arithmetic, and one bar."""
         spent = self.spent
-        used = self.weights + spent.total + self.pool
+        uses = {
+            "weights": self.weights,
+            "activations": spent.activations,
+            "workspaces": spent.workspaces,
+            "graphs": spent.graphs,
+            "KV": self.pool,
+        }
+        arithmetic = " + ".join(f"{use} {size(count)}" for use, count in uses.items() if count)
         return [
-            f"memory    {size(self.free)} free; weights {size(self.weights)} + activations {size(spent.activations)} + "
-            f"workspaces {size(spent.workspaces)} + graphs {size(spent.graphs)} + KV {size(self.pool)} = {size(used)} "
-            f"of {size(self.budget)}",
+            f"memory    {size(self.free)} free; {arithmetic} = {size(sum(uses.values()))} of {size(self.budget)}",
             f"          {bar((self.weights, spent.total, self.pool), self.free)}",
             f"KV pool   {self.num_pages} pages of {self.page_size} = {self.kv_tokens} tokens, {size(self.page)} a page",
         ]
