@@ -81,10 +81,10 @@ def whole_prompt(find: Any, draft: Any, entry: Any) -> Any:
     return draft.limits.policy.match(draft.index, entry.tokens, entry.request.namespace)
 
 
-def without_promise(score: Any, columns: np.ndarray, chosen: np.ndarray) -> Any:
+def without_promise(score: Any, draft: Any, chosen: np.ndarray) -> Any:
     """The token that a launched step will sample is not counted."""
-    num_logits, samples = score(columns, chosen)
-    columns[Column.NUM_TOKENS] -= samples
+    num_logits, samples = score(draft, chosen)
+    draft.columns[Column.NUM_TOKENS] -= samples
     return num_logits, samples
 
 

@@ -12,10 +12,9 @@ def choose(view: View, budget: Budget) -> Choice:
     """Rows that want one token first, then longer wants by rank, cut to the budget; new requests when tokens are
     left.
     """
-    rows = np.flatnonzero(view.want)
-    counts = view.want.take(rows)
-    total = int(counts.sum())
-    if total > budget.tokens or total > len(rows):
+    rows = view.want.nonzero()[0]
+    counts, total = view.want.take(rows), len(rows)
+    if total > budget.tokens or np.count_nonzero(counts > 1):
         want = view.want.take(view.ranked)
         rows, counts = share_out(view, np.concatenate([view.ranked[want == 1], view.ranked[want > 1]]), budget.tokens)
         total = int(counts.sum())

@@ -86,6 +86,7 @@ def unseat(draft: Draft, row: int) -> None:
     """Free the row's pages and its seat."""
     release(draft, row)
     draft.writes = [(group, *(part[rows != row] for part in (rows, *rest))) for group, rows, *rest in draft.writes]
+    draft.num_special -= int(draft.columns[Column.FENCED, row] | draft.columns[Column.SCORED, row])
     draft.columns[:, row] = 0
     draft.seats[row] = None
     draft.ranked = draft.ranked[draft.ranked != row]

@@ -7,7 +7,7 @@ import numpy as np
 from headstock.schedule.absorb import preempt
 from headstock.schedule.columns import NO_PAGES, NUM_COLUMNS, Column, some, where, writeable
 from headstock.schedule.draft import Draft
-from headstock.schedule.pages import available, grow, held, share, take_over
+from headstock.schedule.pages import available, grow_one, held, share, take_over
 from headstock.schedule.regions import Region, longest
 from headstock.schedule.request import Entry
 from headstock.spi.cache import Match
@@ -19,12 +19,11 @@ def rank(draft: Draft) -> None:
     """Bring `ranked` up to date after rows joined."""
     if not draft.reseated:
         return
-    columns, joined = draft.columns, np.array(draft.joined, np.int32)
-    rows = np.concatenate((draft.ranked, joined))
-    # Mostly the newcomers rank last, in order: looking is four times as fast as sorting.
-    priorities, arrivals = columns[Column.PRIORITY].take(rows), columns[Column.ARRIVAL].take(rows)
-    tail = slice(max(len(draft.ranked) - 1, 0), None)
-    if some(np.diff(priorities[tail])) or some(np.diff(arrivals[tail]) < 0):
+    entries = [draft.seats[row] for row in (*draft.ranked[-1:].tolist(), *draft.joined)]
+    ranks = [entry.rank for entry in entries if entry is not None]
+    rows = np.concatenate((draft.ranked, np.array(draft.joined, np.int32)))
+    if ranks != sorted(ranks):  # mostly the newcomers rank last; sorting all takes 15 us
+        priorities, arrivals = draft.columns[Column.PRIORITY].take(rows), draft.columns[Column.ARRIVAL].take(rows)
         rows = rows[np.lexsort((arrivals, -priorities))]
     draft.ranked = rows
     draft.reseated = False
@@ -84,10 +83,10 @@ def seat(draft: Draft, entry: Entry, row: int, head: Match | Region | None, budg
         take_over(draft, row, head)
     elif head is not None:
         share(draft, row, head)
-    needs = draft.limits.pages_for(cached + count) - draft.spans[:, row]
-    for group, need in enumerate(needs.tolist()):
-        if need > 0:
-            grow(draft, group, np.array([row]), needs[group : group + 1])
+    pages = draft.limits.pages_for(cached + count)
+    for group, span in enumerate(draft.spans[:, row].tolist()):
+        if pages > span:
+            grow_one(draft, group, row, pages - span)
     return count
 
 
@@ -118,13 +117,16 @@ def soon_cached(draft: Draft, entry: Entry, head: Match | Region | None) -> bool
     stop = length_of(draft, head) + size
     if stop >= len(entry.tokens):
         return False
-    soon = (columns[Column.NUM_KNOWN] >= stop) & (columns[Column.INDEXED] < stop // size)
-    soon &= columns[Column.PRIORITY] >= entry.request.priority
-    soon &= draft.tokens[:, stop - 1] == entry.tokens[stop - 1]
-    for row in where(soon).tolist():
+    late = (columns[Column.INDEXED] < stop // size) & (columns[Column.NUM_KNOWN] >= stop)
+    for row in where(late).tolist():  # few rows are that near to their beginning
         other = draft.seats[row]
-        together = other is not None and other.request.namespace == entry.request.namespace
-        if together and np.array_equal(draft.tokens[row, :stop], entry.tokens[:stop]):
+        if (
+            other is not None
+            and other.request.priority >= entry.request.priority
+            and draft.tokens[row, stop - 1] == entry.tokens[stop - 1]
+            and other.request.namespace == entry.request.namespace
+            and np.array_equal(draft.tokens[row, :stop], entry.tokens[:stop])
+        ):
             return True
     return False
 
@@ -135,21 +137,23 @@ def has_room(draft: Draft, head: Match | Region | None, length: int, below: int 
     Without the spare pages a request seated in the last gap would be preempted again at once.
     `below`: whether there would be room if every row of a priority under that were preempted.
     """
-    columns = draft.columns
-    active = columns[Column.ACTIVE] > 0
-    gone = active & (columns[Column.PRIORITY] < below) if below is not None else np.zeros_like(active)
-    last = -(-columns[Column.LAST] // draft.limits.page_size)
     for group in range(len(draft.refs)):
         need, left = draft.limits.most_pages(group, length), available(draft, group)
+        if below is None and need + len(draft.seats) <= left:
+            continue  # there is plenty: no need to look which rows have yet to grow
         if isinstance(head, Region):
             need, left = need - 1, left - 1
         elif head is not None and group == 0:
             # Matched pages that someone holds cost nothing; the others stop being evictable.
             need -= int(np.count_nonzero(draft.refs[0][head.pages]))
+        columns = draft.columns
+        stays = columns[Column.ACTIVE] > 0
         if below is not None:
+            gone = stays & (columns[Column.PRIORITY] < below)
             left += freed(draft, group, where(gone), head)
-        spare = int(np.count_nonzero(active & ~gone & (draft.spans[group] < last)))
-        if need + spare > left:
+            stays &= ~gone
+        last = -(-columns[Column.LAST] // draft.limits.page_size)
+        if need + int(np.count_nonzero(stays & (draft.spans[group] < last))) > left:
             return False
     return True
 
@@ -177,8 +181,8 @@ def fill(draft: Draft, entry: Entry, row: int, cached: int) -> None:
     values[Column.NUM_PROMPT] = prompt
     values[Column.LAST] = request.max_len - 1
     values[Column.MIN_LEN] = prompt + request.min_tokens
-    values[Column.FENCED] = request.fenced or draft.limits.recompute
-    values[Column.SCORED] = request.prompt_logprobs
+    values[Column.FENCED] = int(request.fenced or draft.limits.recompute)
+    values[Column.SCORED] = int(request.prompt_logprobs)
     values[Column.CACHED] = min(cached, prompt)
     values[Column.PRIORITY] = request.priority
     values[Column.LAST_RUN] = draft.old.num_steps
@@ -186,6 +190,7 @@ def fill(draft: Draft, entry: Entry, row: int, cached: int) -> None:
     draft.columns[:, row] = values
     draft.tokens[row, :length] = entry.tokens
     draft.seats[row] = entry
+    draft.num_special += int(values[Column.FENCED] | values[Column.SCORED])
     set_stop_ids(draft, row, request.stop_ids)
 
 

@@ -12,7 +12,7 @@ from headstock.schedule.admit import admit
 from headstock.schedule.columns import Column, some, where
 from headstock.schedule.draft import Draft
 from headstock.schedule.events import NONE
-from headstock.schedule.pages import available, grow
+from headstock.schedule.pages import available, grow, grow_one
 from headstock.schedule.request import Entry
 from headstock.spi.scheduler import Budget, Choice, View
 
@@ -50,18 +50,13 @@ def choose(draft: Draft) -> Ints:
     return provide(draft, judge(draft, view, budget, choice))
 
 
-def special(columns: Ints) -> bool:
-    """Whether any row is fenced (and so may have drafts) or has its prompt scored."""
-    return some(columns[Column.FENCED : Column.SCORED + 1])
-
-
 def look(draft: Draft, waiting: Sequence[Entry]) -> View:
     """What a scheduler may see, `waiting` of the queue."""
     columns = draft.columns
     computed = columns[Column.NUM_COMPUTED]
     want = np.minimum(columns[Column.NUM_TOKENS], columns[Column.LAST])
     want -= computed
-    if special(columns):
+    if draft.num_special:
         want[(columns[Column.FENCED] & columns[Column.PROMISED]) > 0] = 0
     return View(
         ranked=draft.ranked,
@@ -126,12 +121,13 @@ def provide(draft: Draft, chosen: Ints) -> Ints:
     for group, spans in enumerate(draft.spans):
         rows = where(short[group])
         counts = -(-stops.take(rows) // size) - spans.take(rows)
-        needs.append((rows, counts))
-        if int(counts.sum()) > available(draft, group):
+        total = sum(counts.tolist())  # few rows lack a page: 1 us less than the array's own sum
+        if total > draft.num_free[group] and total > available(draft, group):
             return squeeze(draft, chosen, -(-stops // size) - draft.spans)
-    for group, (rows, counts) in enumerate(needs):
-        if len(rows):
-            grow(draft, group, rows, counts)
+        needs.append((rows, counts, total))
+    for group, (rows, counts, total) in enumerate(needs):
+        if total:
+            grow(draft, group, rows, counts, total)
     return chosen
 
 
@@ -157,6 +153,6 @@ def squeeze(draft: Draft, chosen: Ints, needs: Ints) -> Ints:
             break  # nobody of lower rank is left, so this was the last row
         for group, count in enumerate(need):
             if count > 0:
-                grow(draft, group, np.array([row]), needs[group, row : row + 1])
+                grow_one(draft, group, row, count)
         kept[row] = chosen[row]
     return kept

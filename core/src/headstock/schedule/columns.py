@@ -40,7 +40,7 @@ NO_PAGES.flags.writeable = False
 
 def sealed(array: np.ndarray) -> np.ndarray:
     """The array, no longer writeable."""
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array
 
 

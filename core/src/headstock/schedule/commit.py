@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.schedule.choose import special
 from headstock.schedule.columns import Column, every, where
 from headstock.schedule.draft import Draft
 from headstock.schedule.events import NONE
@@ -28,7 +27,7 @@ def commit(draft: Draft, chosen: Ints) -> Plan:
         rows, counts, starts = rows[order], counts[order], starts[order]
     columns[Column.BEFORE] = columns[Column.NUM_COMPUTED]
     columns[Column.NUM_COMPUTED] += chosen
-    num_logits, samples = score(columns, chosen)
+    num_logits, samples = score(draft, chosen)
     columns[Column.LAST_RUN][rows] = draft.old.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = flat_writes(draft) if len(rows) else (NONE, NONE, NONE, NONE)
@@ -49,17 +48,18 @@ def commit(draft: Draft, chosen: Ints) -> Plan:
     )
 
 
-def score(columns: Ints, chosen: Ints) -> tuple[Ints, Ints]:
+def score(draft: Draft, chosen: Ints) -> tuple[Ints, Ints]:
     """How many positions of each row are scored, and which rows get a token; promises are noted in the columns.
 
     The last position is scored even of an inner chunk, which gets no token: only logits tell that what was computed
     is sound, and the prefix index must not learn of pages that are not.
     A row whose drafts do not all fit into the step loses the rest of them.   chosen, returns: [rows] int32
     """
+    columns = draft.columns
     tokens, stops = columns[Column.NUM_TOKENS], columns[Column.NUM_COMPUTED]
     running = np.minimum(chosen, 1)
     reached = (stops == tokens) * running
-    if not special(columns):
+    if not draft.num_special:
         columns[Column.PROMISED] += reached
         tokens += reached
         return running, reached

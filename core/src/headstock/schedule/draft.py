@@ -43,6 +43,7 @@ class Draft:
     num_admitted: int
     num_arrived: int
     num_preempted: int
+    num_special: int
     regions: tuple[Region, ...]
     writes: list[Write]
     ended: list[Ended] = field(factory=list)
@@ -73,6 +74,7 @@ def draft_of(state: State, limits: Limits) -> Draft:
         state.num_admitted,
         state.num_arrived,
         state.num_preempted,
+        state.num_special,
         state.regions,
         list(state.writes),
     )
@@ -81,7 +83,7 @@ def draft_of(state: State, limits: Limits) -> Draft:
 def seal(draft: Draft) -> State:
     """The state that the draft became."""
     for array in (draft.columns, draft.ranked, draft.stop_ids, draft.first_pages, draft.spans):
-        array.flags.writeable = False
+        array.setflags(write=False)
     return State(
         columns=draft.columns,
         ranked=draft.ranked,
@@ -105,6 +107,7 @@ def seal(draft: Draft) -> State:
         num_arrived=draft.num_arrived,
         num_steps=draft.old.num_steps + 1,
         num_preempted=draft.num_preempted,
+        num_special=draft.num_special,
     )
 
 

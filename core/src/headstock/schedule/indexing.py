@@ -25,7 +25,7 @@ def index_full(draft: Draft) -> None:
     indexed[rows] = stops
     numbers, handles, seats = rows.tolist(), draft.handles, draft.seats
     counts = stops - starts
-    if len(rows) < int(counts.sum()):  # some row has several
+    if some(counts > 1):
         rows, columns = spread(rows, starts, counts)
     else:
         columns = starts

@@ -100,12 +100,11 @@ def check_unheld(draft: Draft, policy: CachePolicy, pages: Ints) -> None:
         )
 
 
-def grow(draft: Draft, group: int, rows: Ints, counts: Ints) -> None:
+def grow(draft: Draft, group: int, rows: Ints, counts: Ints, total: int) -> None:
     """Give each row as many new pages as it needs; the caller has made sure that they are available.
 
-    rows: [n] int64    counts: [n] int32, at least 1
+    rows: [n] int64    counts: [n] int32, at least 1, `total` together
     """
-    total = int(counts.sum())
     fresh = take(draft, group, total)
     draft.refs[group][fresh] = 1
     spans = draft.spans[group]
@@ -115,6 +114,15 @@ def grow(draft: Draft, group: int, rows: Ints, counts: Ints) -> None:
         rows, columns = spread(rows, columns, counts)
     draft.table[group][rows, columns] = fresh
     draft.writes.append((group, rows, columns, fresh))
+
+
+def grow_one(draft: Draft, group: int, row: int, count: int) -> None:
+    """As `grow`, for one row."""
+    fresh = take(draft, group, count)
+    draft.refs[group][fresh] = 1
+    span = int(draft.spans[group, row])
+    draft.spans[group, row] = span + count
+    write(draft, group, row, span, fresh)
 
 
 def spread(rows: Ints, starts: Ints, counts: Ints) -> tuple[Ints, Ints]:

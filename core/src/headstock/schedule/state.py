@@ -45,7 +45,8 @@ class State:
     first_pages, spans: [groups, rows] int32, page table columns that are behind the window, and that were ever filled
     free: by group, a stack of [n] int32, taken from its end; `num_free` counts them    waiting: in rank order
     `regions` of ended sequences, oldest first, that may be taken over. `writes` are page table entries that no plan has
-    carried yet; `ended` and `accepted` tell what the events of the last step came to.
+    carried yet; `ended` and `accepted` tell what the events of the last step came to. `num_special` counts the seated
+    requests that are fenced (and so may have drafts) or have their prompt scored.
 
     Owned values, handed from state to state and written in place, so never read in an old one: `index` (by the cache
     policy); tokens: [rows, max_len in whole pages] int32; table: [groups, rows, columns] int32, pages by row, valid
@@ -74,6 +75,7 @@ class State:
     num_arrived: int = 0
     num_steps: int = 0
     num_preempted: int = 0
+    num_special: int = 0
 
     @property
     def num_running(self) -> int:
