@@ -3,9 +3,10 @@
     python tests/gpu/run.py --pack .gpu --out OUT     a bare host: installs what pack.py made, then does all the work
     python tests/gpu/run.py --out OUT                 a host on which headstock and the kernel libraries are installed
 
-Parts (`--parts a,b`): kernels and trtllm (each backend against float32), tokens (the demo model's answers for each pair
-of backends), speed (attention alone, and the 0.6B shape), tests (pytest of tests/backends). Each writes OUT/PART.json;
-one that fails does not stop the others.
+Parts (`--parts a,b`): kernels and trtllm (each backend against float32), ops (operations against torch's), tokens (the
+demo model's answers for each pair of backends), graphs (replays bit for bit), speed (attention alone), bench (workloads),
+step_time (a step by kernels), tests (pytest of tests/backends). Each writes OUT/PART.json; one that fails does not stop
+the others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PARTS = ("kernels", "trtllm", "tokens", "speed", "tests")
+PARTS = ("kernels", "trtllm", "ops", "tokens", "graphs", "speed", "bench", "step_time", "tests")
 HERE = Path(__file__).parent
 BUILDS = (
     ("bfloat16", "bfloat16", "auto", "auto"),

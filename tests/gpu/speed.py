@@ -1,24 +1,17 @@
-"""How fast attention is by itself, and the engine on the 0.6B shape with random weights."""
+"""How fast attention is by itself."""
 
 from __future__ import annotations
 
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import attention_cases as cases
 import torch
-from attrs import evolve
 from gpu.kernels import LAYER, Contestant
 
-from headstock import LLM
-from headstock.bench.engine import Ours
-from headstock.bench.shapes import SHAPES, write
-from headstock.bench.workloads import WORKLOADS
 from headstock.spi import Phase
 
 SHAPE = {"page_size": 64, "heads": 16, "kv_heads": 8, "dtype": torch.bfloat16, "device": "cuda"}
@@ -33,9 +26,9 @@ RUNS = (("fa", 0.0), ("fa,fi", 0.0), ("fi", 0.0), ("trtllm", 0.0), ("fa", 0.6))
 
 
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """Microseconds of attention, host microseconds of planning, and tokens a second."""
+    """Microseconds of attention, host microseconds of planning."""
     lens = [300 + (row * 131) % 1100 for row in range(256)]
-    found: dict[str, Any] = {"ok": True, "decode_us": {}, "prefill_us": {}, "plan_host_us": {}, "engine": {}}
+    found: dict[str, Any] = {"ok": True, "decode_us": {}, "prefill_us": {}, "plan_host_us": {}}
     contexts = {f"{rows} rows": lens[:rows] for rows in (1, 8, 64, 256)} | {
         "1 long row": [16_000],
         "8 long rows": [4_000] * 8,
@@ -49,8 +42,6 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
         case = cases.make(phase, rows, **SHAPE)
         for who in (Contestant("fa"), Contestant("fi"), Contestant("fi", ("fi.prefill=fa2",)), Contestant("trtllm")):
             found["prefill_us"][f"{who}, {phase.value}"] = attend(who, case, found["plan_host_us"])
-    for attn, temperature in RUNS:
-        found["engine"][f"{attn}, temperature {temperature}"] = offline(attn, temperature)
     return found
 
 
@@ -92,25 +83,3 @@ def host_us(work: Callable[[], object], times: int = 15) -> float:
         found.append((time.perf_counter() - began) * 1e6)
         torch.cuda.synchronize()
     return round(statistics.median(found), 1)
-
-
-def offline(attn: str, temperature: float) -> dict[str, Any]:
-    """One run of `offline256` with the eager runner, after a shorter one that warms up."""
-    work = evolve(WORKLOADS["offline256"](), temperature=temperature)
-    short = evolve(work, outputs=(8,) * len(work.prompts))
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            write(SHAPES["qwen3-0.6b"], Path(folder))
-            with LLM(folder, device="cuda", load_format="dummy", attn=attn, runner="eager", max_seq_len=2200) as llm:
-                ours = Ours(llm, "")
-                ours.run(short)
-                steps = llm.engine.stats().steps
-                run = ours.run(work)
-                return {
-                    "out_tok_s": round(work.tokens_out / run.seconds, 1),
-                    "in_tok_s": round(work.tokens_in / run.seconds, 1),
-                    "seconds": round(run.seconds, 2),
-                    "steps": llm.engine.stats().steps - steps,
-                }
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -9,14 +10,28 @@ from typing import Any
 
 from headstock import LLM, SamplingParams
 
-PAIRS = ("sdpa", "fa", "fi", "fa,fi", "fi,fa", "sdpa,fa", "fi,sdpa", "trtllm", "fi,trtllm", "trtllm,fa")
+BACKENDS = ("sdpa", "fa", "fi", "trtllm")
+REPLAYED = ("fa", "fi", "trtllm")
+"""Decode backends that graphs can be made of."""
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"page_size": 16, "cache_type": "naive", "overlap": True, "runner": "cudagraph"},
+    {"page_size": 32, "cache_type": "radix", "overlap": False, "runner": "cudagraph"},
+    {"page_size": 64, "cache_type": "radix", "overlap": True, "runner": "cudagraph", "max_batch_tokens": 256},
+    {"page_size": 128, "cache_type": "naive", "overlap": False, "runner": "eager"},
+    {"page_size": 64, "cache_type": "radix", "overlap": True, "runner": "eager", "max_batch_tokens": 256},
+)
 NAMES = ("Anna", "Ben", "Mia", "Theo", "Sara", "Hugo", "Lena", "Otto")
 COMMANDS = (
     ("plugins", "inspect", "fa"),
     ("run", "--attn", "fa,fi", "--cache-type", "radix", "--prompt", "12 + 30 =", "--temperature", "0"),
     ("run", "--prompt", "Once upon a time", "--temperature", "0", "--max-tokens", "60"),
 )
-SETTINGS: dict[str, Any] = {"device": "cuda", "runner": "eager", "num_pages": 4096, "max_seq_len": 2048}
+SETTINGS: dict[str, Any] = {
+    "device": "cuda",
+    "num_pages": 4096,
+    "max_seq_len": 2048,
+    "max_running_requests": 32,
+}
 
 
 def questions() -> dict[str, str]:
@@ -31,11 +46,17 @@ def questions() -> dict[str, str]:
 
 
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """Every pair, with pages of 16 and 64, both caches, and chunks small enough for mixed steps."""
+    """Every pair, with pages of all sizes, both caches, graphs and overlap on and off, and chunks so small that steps mix.
+
+    `HEADSTOCK_GPU_PAIRS` names some pairs in place of all, parted by semicolons.
+    """
+    named = os.environ.get("HEADSTOCK_GPU_PAIRS")
+    every = [prompts if prompts == decode else f"{prompts},{decode}" for prompts in BACKENDS for decode in BACKENDS]
     runs = {}
-    for attn in PAIRS:
-        for more in ({"page_size": 16, "cache_type": "naive"}, {"page_size": 64, "max_batch_tokens": 256}):
-            runs[f"{attn} {more}"] = answer(attn, **more)
+    for attn in named.split(";") if named else every:
+        for more in VARIANTS:
+            if more["runner"] == "eager" or attn.split(",")[-1] in REPLAYED:
+                runs[f"{attn} {more}"] = answer(attn, **more)
     commands = {" ".join(words): command(*words) for words in COMMANDS}
     ok = all(run["wrong"] == [] for run in runs.values()) and all(each["code"] == 0 for each in commands.values())
     return {"ok": ok, "runs": runs, "commands": commands}

@@ -1,0 +1,123 @@
+"""Replayed decode steps against the same steps computed operation by operation: bit for bit, for hundreds of tokens."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections import Counter
+from typing import Any
+
+import torch
+from gpu.tokens import questions
+
+from headstock import LLM, SamplingParams
+from headstock.spi import DecodeStep, Sample
+from headstock_cuda_graph.runner import CudaGraphRunner
+
+SETTINGS: dict[str, Any] = {"device": "cuda", "runner": "cudagraph", "num_pages": 4096, "max_running_requests": 32}
+BACKENDS = ("fa", "fi", "trtllm")
+BATCHES = (1, 3, 8, 17)
+
+
+class Compared:
+    """A runner's `decode` that computes each replayed step once more, and counts where bits differ."""
+
+    def __init__(self, runner: CudaGraphRunner) -> None:
+        self.runner = runner
+        self.decode = runner.decode
+        self.steps: Counter[str] = Counter()
+        runner.decode = self  # type: ignore[method-assign]
+
+    @torch.inference_mode()
+    def __call__(self, step: DecodeStep) -> Sample | None:
+        """What the replay sampled."""
+        runner, count = self.runner, len(step.rows)
+        known = [size for size in runner.recorded if size >= count]
+        before = {size: set(bucket.samplers) for size, bucket in runner.recorded.items()}
+        sample = self.decode(step)
+        if sample is None:
+            self.steps["left to run"] += 1
+            return None
+        bucket = runner.recorded[known[0]]
+        replayed = bucket.forward.result.clone()
+        again = runner.forward(bucket.inputs, bucket.plan)
+        program = runner.program
+        logits = [program.ops.lm_head(program.params, program.config, each[:count]) for each in (replayed, again)]
+        self.steps["steps"] += 1
+        self.steps["hidden states differ"] += not torch.equal(replayed[:count], again[:count])
+        self.steps["logits differ"] += not torch.equal(*logits)
+        self.steps["recorded while serving"] += sum(
+            len(bucket.samplers) - len(before[size]) for size, bucket in runner.recorded.items()
+        )
+        return sample
+
+
+def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
+    """Bits, addresses and failures."""
+    found: dict[str, Any] = {"ok": True, "G2": {}, "G9": {}, "G11": {}}
+    for attn in BACKENDS:
+        for batch in BATCHES:
+            found["G2"][f"{attn}, batch {batch}"] = attempt(bits, attn, batch)
+        found["G9"][attn] = attempt(lengths, attn)
+    for fault in ("capture", "execute@40", "wait@40", "nan@40:1"):
+        found["G11"][fault] = attempt(failure, fault)
+    bad = [each for group in ("G2", "G9", "G11") for each in found[group].values() if not each.get("ok")]
+    return found | {"ok": not bad}
+
+
+def attempt(work: Any, *arguments: Any) -> dict[str, Any]:
+    """What the work found, or what it raised."""
+    try:
+        return dict(work(*arguments))
+    except Exception as error:
+        return {"ok": False, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"}
+
+
+def bits(attn: str, batch: int) -> dict[str, Any]:
+    """220 tokens of `batch` rows, greedy and sampled."""
+    with LLM("demo", attn=attn, **SETTINGS) as llm:
+        compared = Compared(llm.engine.executor.runner)
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(temperature=temperature, seed=3, max_tokens=220, ignore_eos=True)
+            llm.generate(["Once upon a time"] * batch, params)
+        steps = dict(compared.steps)
+    ok = steps.get("steps", 0) >= 400 and not steps["hidden states differ"] and not steps["logits differ"]
+    return {"ok": ok} | steps
+
+
+def lengths(attn: str) -> dict[str, Any]:
+    """One row across 512, 1,024 and 2,048 tokens: nothing is recorded anew, nothing moves."""
+    with LLM("demo", attn=attn, **SETTINGS | {"max_running_requests": 2}) as llm:
+        runner = llm.engine.executor.runner
+
+        def places() -> dict[int, tuple[int, int]]:
+            return {n: (b.inputs.data_ptr(), b.forward.result.data_ptr()) for n, b in runner.recorded.items()}
+
+        before = places()
+        compared = Compared(runner)
+        params = SamplingParams(temperature=0.0, max_tokens=2100, ignore_eos=True)
+        (output,) = llm.generate(["Once upon a time"], params)
+        tokens = len(output.outputs[0].token_ids)
+        same = before == places() and not compared.steps["recorded while serving"]
+    steps = dict(compared.steps)
+    return {"ok": same and tokens == 2100 and not steps["logits differ"], "tokens": tokens} | steps
+
+
+def failure(fault: str) -> dict[str, Any]:
+    """A fault fails whom it hits, and the engine answers the same questions afterwards."""
+    asked = questions()
+    logging.disable(logging.CRITICAL)
+    try:
+        with LLM("demo", attn="fa", faults=(fault,), **SETTINGS) as llm:
+            params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+            first = [output.outputs[0].finish_reason for output in llm.generate(list(asked), params)]
+            again = llm.generate(list(asked), SamplingParams(temperature=0, max_tokens=16))
+            right = sum(
+                output.outputs[0].text.startswith(answer) for output, answer in zip(again, asked.values(), strict=True)
+            )
+            notes = [note for note in llm.engine.summary.notes if "graph" in note]
+    finally:
+        logging.disable(logging.NOTSET)
+    failed = first.count("error")
+    wanted = {"capture": failed == 0, "nan@40:1": failed == 1}.get(fault, failed > 1)
+    return {"ok": wanted and right == len(asked), "failed": failed, "right": right, "notes": notes}
