@@ -1,0 +1,182 @@
+"""Failures that other servers have had, each as the workload that showed it (docs/reliability.md)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from core.schedule.toy import Drive, alone
+from core.schedule.workloads import limits, prompt
+from core.schedule.workloads import request as scheduled
+from toy_engine import Toys, Trial, random_requests, request
+from toy_text import toy_llm
+
+from headstock import LLM, RequestError, SamplingParams
+from headstock.config import EngineConfig
+from headstock.engine.engine import Engine
+from headstock.schedule import Request
+from headstock.schedule.check import check
+
+RNG = np.random.default_rng(17)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LLM]:
+    """The demo model with pages of 16."""
+    with LLM("demo", num_pages=200, page_size=16, max_seq_len=512, max_running_requests=16) as llm:
+        yield llm
+
+
+def scores(llm: LLM, prompts: list[list[int]]) -> list[tuple[tuple[int, ...], float]]:
+    """Each prompt's greedy tokens and their log-probability, one prompt after the other."""
+    params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=0, ignore_eos=True)
+    outputs = [llm.generate({"prompt_token_ids": tokens}, params)[0].outputs[0] for tokens in prompts]
+    return [(output.token_ids, float(output.cumulative_logprob or 0)) for output in outputs]
+
+
+def test_a_hit_changes_no_score_whatever_part_of_a_page_is_left(demo: LLM) -> None:
+    head = RNG.integers(5, 500, 40).tolist()
+    prompts = [head[: 16 + 8 * (tail % 3)] + RNG.integers(5, 500, tail).tolist() for tail in range(1, 16)]
+    demo.reset_prefix_cache()
+    scores(demo, [head])
+    before = demo.engine.stats().cached_tokens
+    hit = scores(demo, prompts)
+    assert demo.engine.stats().cached_tokens - before >= 16 * len(prompts)
+    fresh = []
+    for tokens in prompts:
+        demo.reset_prefix_cache()
+        fresh += scores(demo, [tokens])
+
+    assert [tokens for tokens, _ in hit] == [tokens for tokens, _ in fresh]
+    assert [score for _, score in hit] == pytest.approx([score for _, score in fresh], abs=1e-5)
+
+
+def test_two_thousand_prompts_through_a_small_pool_wait_no_longer_at_the_end() -> None:
+    bounds = limits(num_pages=60, max_rows=4, max_batch_tokens=64, check=False)
+    drive, waits = Drive(bounds), []
+    for number in range(2_000):
+        came = len(drive.plans)
+        drive.submit(scheduled(str(number), prompt(RNG, 12), 2))
+        while not drive.outputs[str(number)]:
+            drive.step()
+        waits.append(len(drive.plans) - came)
+    drive.drain(20)
+
+    check(drive.state, bounds)
+    assert not np.count_nonzero(drive.state.refs[0])
+    assert max(waits[-500:]) <= max(waits[:500]) <= 4
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """The demo model, checked at every step."""
+    made = Engine(EngineConfig(num_pages=256, max_running_requests=16, debug_invariants=True))
+    yield made
+    made.close()
+
+
+def asking(name: str, length: int, max_tokens: int = 8, stop_ids: tuple[int, ...] = (), **params: Any) -> Request:
+    """A request for the demo model."""
+    settings = SamplingParams(**({"temperature": 0.0, "logprobs": 0} | params))  # so that Trial does not judge it
+    tokens = np.random.default_rng(length).integers(5, 500, length)
+    scored = settings.prompt_logprobs is not None
+    return request(name, tokens, max_tokens, params=settings, stop_ids=stop_ids, prompt_logprobs=scored)
+
+
+def test_the_largest_token_id_a_neighbour_may_name_changes_nothing_and_one_more_is_refused(
+    demo: LLM, engine: Engine
+) -> None:
+    vocab = engine.model.vocab
+    victim = asking("victim", 20, 12)
+    alone_says = Trial(engine).run([victim]).outputs["victim"]
+    extremes = [{"logit_bias": {vocab - 1: 100.0}}, {"allowed_token_ids": (vocab - 1,)}, {"logit_bias": {0: -100.0}}]
+    attackers = [asking(str(i), 9 + i, 12, **params) for i, params in enumerate(extremes)]
+    beside = Trial(engine).run([attackers[0], victim, *attackers[1:]]).outputs
+
+    assert beside["victim"] == alone_says
+    assert beside["0"] == beside["1"] == [vocab - 1] * 12
+    for name, ids in (("logit_bias", {vocab: 1.0}), ("allowed_token_ids", (vocab,)), ("stop_token_ids", [vocab])):
+        with pytest.raises(RequestError, match=name):
+            demo.generate("x", SamplingParams(**{name: ids}))
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "presence": {"presence_penalty": 1.5},
+    "repetition": {"repetition_penalty": 1.3},
+    "bias": {"logit_bias": {7: 3.0}},
+    "min_p": {"temperature": 1.0, "min_p": 0.2, "seed": 3},
+    "nucleus": {"temperature": 1.0, "top_k": 9, "top_p": 0.5, "seed": 4},
+    "logprobs": {"logprobs": 4},
+    "prompt_logprobs": {"prompt_logprobs": 2},
+    "allowed": {"allowed_token_ids": (9, 10)},
+    "stop": {"stop_ids": tuple(range(5, 40))},
+}
+
+
+def test_each_pair_of_features_in_one_batch_says_what_each_says_alone(engine: Engine) -> None:
+    one = {kind: asking(kind, 10 + i, 6, **params) for i, (kind, params) in enumerate(KINDS.items())}
+    solo = {kind: Trial(engine).run([each]).outputs[kind] for kind, each in one.items()}
+    for a, b in itertools.combinations(KINDS, 2):
+        assert Trial(engine).run([one[a], one[b]]).outputs == {a: solo[a], b: solo[b]}, f"{a} beside {b}"
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_chunks_of_four_tokens_under_overlap_with_penalties_and_min_tokens(toys: Toys, rows: int) -> None:
+    asked = [
+        evolve(one, id=str(length), prompt=RNG.integers(0, 50, length).astype(np.int32), max_tokens=12, min_tokens=6)
+        for length, one in zip((1, 3, 4, 5, 12, 19, 33, 40), random_requests(RNG, 8), strict=True)
+    ]
+    outputs = []
+    for overlap in (True, False):
+        engine = toys.engine(overlap=overlap, max_batch_tokens=4, max_running_requests=rows, page_size=4)
+        outputs.append(Trial(engine).run(asked).outputs)
+        engine.close()
+
+    assert outputs[0] == outputs[1] and all(len(said) >= 6 for said in outputs[0].values())
+
+
+def test_streams_that_are_left_at_any_moment_leave_no_page_held(toys: Toys) -> None:
+    with toy_llm(toys.folder, num_pages=60, max_running_requests=6) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+
+        def leave(number: int) -> None:
+            stream = llm.stream({"prompt_token_ids": [number % 7, *range(number % 40)]}, params)
+            for _ in range(number % 21):
+                next(stream)
+            stream.close()  # type: ignore[attr-defined]
+
+        readers = [threading.Thread(target=leave, args=(number,)) for number in range(50)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(30)
+        deadline = time.monotonic() + 2
+        while llm.engine.has_work and time.monotonic() < deadline:
+            time.sleep(0.01)
+        stats = llm.engine.stats()
+
+        assert stats.running == stats.waiting == 0
+        assert stats.free_pages + stats.cached_pages == stats.total_pages
+        assert not llm.engine.ledger.unseated() and not np.count_nonzero(llm.engine.state.refs[0])
+
+
+@pytest.mark.parametrize("scheduler", ["mixed", "prefill-first", "decode-first", "equal-length"])
+def test_a_head_that_needs_the_whole_pool_is_served_and_so_is_who_waits_behind_it(scheduler: str) -> None:
+    bounds = limits(num_pages=12, max_rows=4, scheduler=scheduler)
+    early = [scheduled(f"early {i}", prompt(RNG, 8), 12) for i in range(3)]
+    big = scheduled("big", prompt(RNG, 40), 9)  # 12 pages of 4
+    late = [scheduled(f"late {i}", prompt(RNG, 5), 3) for i in range(6)]
+    drive = Drive(bounds)
+    for one in (*early, big, *late):
+        drive.submit(one)
+        drive.step()
+    drive.drain(150)
+
+    assert drive.outputs == {one.id: alone(one) for one in (*early, big, *late)}
