@@ -8,9 +8,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from attrs import frozen
+from attrs import field, frozen
 
 SPEC = """
 from headstock.spi import SchedulerSpec, SpiRange
@@ -22,12 +23,13 @@ def spec():
 
 @frozen(kw_only=True)
 class Dist:
-    """A distribution with one plugin. `module` is the text of its only module."""
+    """A distribution with one plugin. `module` is the text of its only module; `extras` maps names to requirements."""
 
     name: str
     plugin: str
     module: str
     kind: str = "scheduler"
+    extras: Mapping[str, str] = field(factory=dict)
 
     @property
     def package(self) -> str:
@@ -88,7 +90,9 @@ def unpack(folder: Path, dists: tuple[Dist, ...] = DISTS) -> None:
         (folder / f"{dist.package}.py").write_text(dist.module)
         info = folder / f"{dist.package}-1.0.dist-info"
         info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist.name}\nVersion: 1.0\n")
+        extras = [f"Requires-Dist: {need}; extra == '{extra}'\n" for extra, need in dist.extras.items()]
+        head = f"Metadata-Version: 2.1\nName: {dist.name}\nVersion: 1.0\n"
+        (info / "METADATA").write_text(head + "".join(extras))
         (info / "entry_points.txt").write_text(f"[headstock.{dist.kind}]\n{dist.plugin} = {dist.package}:spec\n")
 
 

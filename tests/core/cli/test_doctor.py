@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from headstock import registry
 from headstock.cli import doctor as verb
 from headstock.cli.doctor import show
 from headstock.cli.main import main
-from headstock.doctor import Finding, Status, examine, examine_model, machine, software
+from headstock.config import EngineConfig
+from headstock.doctor import Finding, Status, examine, examine_parts, machine, software
 from headstock.doctor import plugins as plugin_checks
 from headstock.doctor.finding import failed, findings, passed, warned
 from headstock.errors import PluginBroken
@@ -37,13 +39,13 @@ def test_a_check_that_breaks_off_keeps_what_it_found() -> None:
 
 
 def test_one_failing_check_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Iterator[Finding]:
+    def broken(*arguments: object) -> Iterator[Finding]:
         raise OSError("no such thing")
         yield
 
     monkeypatch.setattr(machine, "memory", broken)
     monkeypatch.setattr(plugin_checks, "plugins", broken)
-    found = statuses(list(examine("no-such-model")))
+    found = statuses(list(examine(EngineConfig(model="no-such-model"))))
     assert found["memory"] == found["plugins"] == found["model no-such-model"] == "FAIL"
     assert {"python", "torch", "encoding"} <= set(found)
 
@@ -55,7 +57,7 @@ def test_one_failing_check_does_not_stop_the_others(monkeypatch: pytest.MonkeyPa
 def test_the_exit_code_is_5_when_something_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: list[Finding], code: int
 ) -> None:
-    monkeypatch.setattr(verb, "examine", lambda model: iter(found))
+    monkeypatch.setattr(verb, "examine", lambda config: iter(found))
     assert main(["doctor"]) == code
     assert capsys.readouterr().out.count("\n") == len(found) + 1
     assert main(["doctor", "--json"]) == code
@@ -86,7 +88,7 @@ ODD = Installed(kind="ops", name="odd", distribution="odd-ops", version="1.0", t
 
 def test_S15_plugins_pass_lack_kernels_or_are_broken() -> None:
     def status(outcome: object) -> list[tuple[str, str]]:
-        return [(each.status.value, each.hint) for each in plugin_checks.one(ODD, outcome)]
+        return [(each.status.value, each.hint) for each in plugin_checks.one(ODD, outcome, lambda spec: "")]
 
     need = Require(import_name="no_such_kernels", distribution="no-such-kernels", hint="pip install no-such-kernels")
     assert status(spec()) == [("PASS", "")]
@@ -94,9 +96,40 @@ def test_S15_plugins_pass_lack_kernels_or_are_broken() -> None:
     assert status(PluginBroken("it fell apart")) == [("FAIL", "repair it or remove it: pip uninstall odd-ops")]
 
 
+def test_S15_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_next_move() -> None:
+    found = {each.subject: each for each in examine_parts(EngineConfig(device="cpu"))}
+    for name in ("fa", "fi"):
+        assert found[f"attention {name}"].status is Status.WARN
+        assert "it runs on cuda from sm_80, and this is cpu. Use --attn sdpa." in found[f"attention {name}"].text
+    assert found["attention sdpa"].status is found["choice"].status is Status.PASS
+    assert found["choice"].text.startswith("attention sdpa, cache radix, scheduler mixed, runner eager, ops ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"attn": "fa,fi"}, "--attn fa cannot serve"),
+        ({"attn": "nope"}, "no attention backend 'nope' is installed"),
+        ({"ops": "torch", "page_size": 3, "attn": "sdpa"}, None),
+    ],
+)
+def test_S15_what_was_chosen_and_cannot_run_here_is_a_failure(settings: dict[str, Any], said: str | None) -> None:
+    (found,) = (each for each in examine_parts(EngineConfig(device="cpu", **settings)) if each.subject == "choice")
+    assert found.status is (Status.PASS if said is None else Status.FAIL)
+    assert said is None or said in found.text
+
+
+def test_flags_reach_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(verb, "examine", lambda config: seen.append(config) or iter(()))
+    assert main(["doctor", "--attn", "fa", "--model", "x"]) == 0
+    assert [(config.attn, config.model) for config in seen] == [("fa", "x")]
+    assert main(["doctor", "--atn", "fa"]) == 2
+
+
 def test_a_kind_without_any_plugin_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "specs", lambda kind: ())
-    found = list(plugin_checks.plugins())
+    found = list(plugin_checks.plugins(lambda spec: ""))
     assert statuses(found) == dict.fromkeys(plugin_checks.NEEDED, "FAIL")
     assert all("pip install" in each.hint for each in found)
 
@@ -117,7 +150,7 @@ WHOLE = struct.pack("<Q", len(HEADER)) + HEADER + bytes(8)
     [(WHOLE, "PASS"), (WHOLE[:-1], "FAIL"), (WHOLE[:20], "FAIL"), (b"", "FAIL"), (bytes([255] * 8) + WHOLE, "FAIL")],
 )
 def test_weights_are_read_as_far_as_their_header(tmp_path: Path, weights: bytes, status: str) -> None:
-    found = list(examine_model(str(checkpoint(tmp_path, weights))))
+    found = list(examine_parts(EngineConfig(model=str(checkpoint(tmp_path, weights)))))
     by_subject = statuses(found)
     assert by_subject["config.json"] == "PASS"
     assert by_subject["weights" if status == "PASS" else "checkpoint"] == status
@@ -126,10 +159,9 @@ def test_weights_are_read_as_far_as_their_header(tmp_path: Path, weights: bytes,
 
 def test_no_weights_and_no_directory(tmp_path: Path) -> None:
     checkpoint(tmp_path, WHOLE).joinpath("model.safetensors").unlink()
-    assert statuses(list(examine_model(str(tmp_path))))["weights"] == "FAIL"
-    found = list(examine_model(str(tmp_path / "none")))
-    assert [each.status for each in found] == [Status.FAIL]
-    assert "no such directory" in found[0].text
+    assert statuses(list(examine_parts(EngineConfig(model=str(tmp_path)))))["weights"] == "FAIL"
+    found = list(examine_parts(EngineConfig(model=str(tmp_path / "none"))))
+    assert found[-1].status is Status.FAIL and "no such directory" in found[-1].text
 
 
 def test_tools_memory_encoding_and_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

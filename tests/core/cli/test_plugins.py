@@ -31,6 +31,34 @@ def test_the_list_can_be_cut_to_one_kind_and_read_by_programs(capsys: pytest.Cap
     assert {"naive", "radix"} <= {each["name"] for each in listed}
 
 
+@pytest.mark.parametrize(
+    ("extras", "hint"),
+    [
+        ({"kernels": "no-such-kernels>=2"}, "pip install 'no-such-kernels>=2'"),
+        ({"a": "no-such-kernels", "b": "pytest>=9999"}, "pip install 'no-such-kernels'"),
+        ({"a": "no-such-kernels", "b": "pytest>=1"}, ""),  # one way to have them is enough
+        ({}, ""),
+    ],
+)
+def test_S15_the_list_says_what_would_complete_a_backend_without_running_its_code(
+    extras: dict[str, str],
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    module = "raise SystemExit('plugin code was run')\n"
+    unpack(tmp_path, (Dist(name="kernel-user", plugin="hungry", module=module, kind="attention", extras=extras),))
+    monkeypatch.syspath_prepend(tmp_path)
+    (row,) = (each for each in json.loads(output(capsys, "list", "attention", "--json")) if each["name"] == "hungry")
+    assert (row["status"], row["hint"]) == ("incomplete" if hint else "ok", hint)
+    assert main(["list", "attention"]) == 0
+    shown = capsys.readouterr()
+    (line,) = (each for each in shown.out.splitlines() if " hungry " in each)
+    assert line.endswith(f"incomplete: {hint}" if hint else "ok")
+    assert shown.err == "'headstock doctor' says what of this can run on this machine\n"
+
+
 def test_an_unknown_kind_comes_with_a_suggestion() -> None:
     with pytest.raises(UsageError, match="did you mean 'attention'"):
         main(["list", "atention"])

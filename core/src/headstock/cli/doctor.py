@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 
-from headstock.config.flags import FlagParser
+from headstock.config.flags import FlagParser, add_engine_flags, resolve
 from headstock.doctor import Finding, Status, examine
 from headstock.errors import CannotRun
 
 
 def main(arguments: list[str]) -> int:
-    """Run `headstock doctor ARGUMENTS`; 0 when nothing failed, else 5."""
-    parser = FlagParser(prog="headstock doctor", description="What works on this machine; WARN is no obstacle.")
-    parser.add_argument("--model", default="demo", metavar="NAME|DIR", help="checkpoint to look at (default: demo)")
+    """Run `headstock doctor ARGUMENTS`; 0 when nothing failed, else 5.   raises: UsageError"""
+    about = "What works on this machine, and whether the model can be served as the flags ask; WARN is no obstacle."
+    parser = FlagParser(prog="headstock doctor", description=about)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_engine_flags(parser)
     asked = parser.parse_args(arguments)
-    found = show(examine(asked.model), as_json=asked.json)
+    found = show(examine(resolve(asked, os.environ).engine), as_json=asked.json)
     return CannotRun.exit_code if Status.FAIL in found else 0
 
 

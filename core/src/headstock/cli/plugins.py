@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from headstock import registry
+from headstock.cli.answers import note
 from headstock.config.flags import FlagParser
 from headstock.errors import HeadstockError, UsageError
 from headstock.registry import Installed
@@ -61,12 +62,26 @@ def one(name: str) -> Installed:
 
 
 def show_list(plugins: tuple[Installed, ...], *, as_json: bool) -> None:
-    """Print the installed plugins."""
+    """Print the installed plugins, and what would complete those whose kernels are not installed."""
+    hints = {name: registry.incomplete(name) for name in {each.distribution for each in plugins}}
+    rows = [listed(each, hints[each.distribution]) for each in plugins]
     if as_json:
-        print(json.dumps([attrs.asdict(each) for each in plugins], indent=2))
+        print(json.dumps(rows, indent=2))
         return
     header = ("KIND", "NAME", "DISTRIBUTION", "VERSION", "TARGET", "STATUS")
-    print_table([header, *(attrs.astuple(each) for each in plugins)])
+    print_table([header, *((*(row[title.lower()] for title in header[:-1]), status(row)) for row in rows)])
+    note("'headstock doctor' says what of this can run on this machine")
+
+
+def listed(plugin: Installed, hint: str) -> dict[str, str]:
+    """A plugin for JSON; `hint` is the command that completes its distribution."""
+    row: dict[str, str] = attrs.asdict(plugin)
+    return row | {"status": "incomplete" if hint and plugin.status == "ok" else plugin.status, "hint": hint}
+
+
+def status(row: dict[str, str]) -> str:
+    """A plugin's status as the table shows it."""
+    return f"{row['status']}: {row['hint']}" if row["hint"] else row["status"]
 
 
 def show_plugin(plugin: Installed, *, as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,18 +17,21 @@ NEEDED = ("attention", "cache", "scheduler", "runner", "ops", "model", "executor
 """Kinds without which nothing can run."""
 
 
-def plugins() -> Iterator[Finding]:
-    """Whether every installed plugin loads, fits the contract and has what it needs; and whether no kind is empty."""
+def plugins(unfit: Callable[[Any], str]) -> Iterator[Finding]:
+    """Whether every installed plugin loads, fits the contract, has what it needs and can serve; if no kind is empty.
+
+    `unfit(spec)` says why one cannot serve here, or nothing; that is no failure, for another may be chosen.
+    """
     for kind in SPI:
         found = registry.specs(kind)
         if not found and kind in NEEDED:
             hint = next(iter(sources(kind).values()), "pip install --force-reinstall headstock")
             yield failed(kind, f"no {registry.noun(kind)} is installed", hint)
         for plugin, spec in found:
-            yield from findings(f"{kind} {plugin.name}", partial(one, plugin, spec))
+            yield from findings(f"{kind} {plugin.name}", partial(one, plugin, spec, unfit))
 
 
-def one(plugin: Installed, spec: Any) -> Iterator[Finding]:
+def one(plugin: Installed, spec: Any, unfit: Callable[[Any], str]) -> Iterator[Finding]:
     """The findings about one plugin, given its spec or the error that choosing it raises."""
     subject = f"{plugin.kind} {plugin.name}"
     remedy = f"repair it or remove it: pip uninstall {plugin.distribution}"
@@ -39,10 +42,11 @@ def one(plugin: Installed, spec: Any) -> Iterator[Finding]:
     if isinstance(spec, CheckpointSpec):
         yield passed(subject, provider)
         return
-    reasons = registry.missing(spec)
-    for reason in reasons:
-        yield warned(subject, f"{provider}: {reason.message}", reason.hint)
-    if reasons:
+    found = [warned(subject, f"{provider}: {reason.message}", reason.hint) for reason in registry.missing(spec)]
+    if reason := unfit(spec):
+        found.append(warned(subject, f"{provider}: {reason}", ""))
+    yield from found
+    if found:
         return
     try:
         registry.implementation(spec)

@@ -2,6 +2,7 @@
 
 from headstock.registry.assignments import options, unclaimed
 from headstock.registry.entries import Installed, find, group, installed, noun, unknown_name
+from headstock.registry.extras import incomplete
 from headstock.registry.loading import implementation, imported, spec, specs
 from headstock.registry.requirements import missing, require
 
@@ -11,6 +12,7 @@ __all__ = [
     "group",
     "implementation",
     "imported",
+    "incomplete",
     "installed",
     "missing",
     "noun",

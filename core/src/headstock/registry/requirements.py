@@ -56,8 +56,19 @@ def found_version(need: Require) -> str | None:
         return None
 
 
+def met(requirement: str) -> bool:
+    """Whether a PEP 508 requirement is installed; its marker and extras are not looked at."""
+    from packaging.requirements import Requirement  # as below
+
+    need = Requirement(requirement)
+    try:
+        return need.specifier.contains(importlib.metadata.version(need.name), prereleases=True)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
 def allows(specifier: str, version: str) -> bool:
     """Whether a PEP 440 specifier allows the version (pre-releases count)."""
-    from packaging.specifiers import SpecifierSet  # 30 ms that `plugins list` need not spend
+    from packaging.specifiers import SpecifierSet  # 30 ms that few commands need to spend
 
     return SpecifierSet(specifier).contains(version, prereleases=True)
