@@ -11,10 +11,25 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr):
-    """`x` in the dtype, rounded to nearest even: without being told, the interpreter cuts to bfloat16."""
-    if INTERPRETED and x.dtype != dtype and dtype == tl.bfloat16:
-        return x.to(dtype, fp_downcast_rounding="rtne")
+    """`x` in the dtype, rounded to nearest even; the interpreter by itself cuts off, mistakes carries and loses NaN."""
+    if INTERPRETED and x.dtype == tl.float32:
+        if dtype == tl.bfloat16:
+            bits = x.to(tl.uint32, bitcast=True).to(tl.uint64)
+            bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), 0x7FC00000)
+            return (bits >> 16).to(tl.uint16).to(dtype, bitcast=True)
+        if dtype == tl.float8e4nv:
+            return eight_bits(x).to(dtype, bitcast=True)
     return x.to(dtype)
+
+
+@triton.jit
+def eight_bits(x):
+    """float32 up to 448 as e4m3: four bits of exponent (bias 7), three of fraction.   returns: uint8"""
+    bits = tl.abs(x).to(tl.uint32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
+    small = (tl.abs(x) * 2.0**9 + 2.0**23).to(tl.uint32, bitcast=True) & 0xFF  # a multiple of 2^-9
+    code = tl.where(tl.abs(x) < 2.0**-6, small, normal)
+    return tl.where(x == x, code | tl.where(x < 0, 0x80, 0), 0x7F).to(tl.uint8)
 
 
 @triton.jit

@@ -1,0 +1,24 @@
+"""The kernels of `triton` without a GPU: what they compute, by Triton's interpreter, in processes of their own.
+
+The interpreter is chosen by a variable that must be set before Triton is imported, and stays chosen in that process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PARTS = sorted((Path(__file__).parent / "interpreted").glob("*.py"))
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.stem)
+def test_interpreted(part: Path) -> None:
+    command = [sys.executable, "-m", "pytest", str(part), "-p", "no:cacheprovider", "--tb=short"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
