@@ -152,7 +152,9 @@ def context_of(
     )
 
 
-def check(backend: AttentionBackend, case: Case, layer: LayerInfo, *, with_lse: bool = False) -> float:
+def check(
+    backend: AttentionBackend, case: Case, layer: LayerInfo, *, with_lse: bool = False, tolerance: float | None = None
+) -> float:
     """The largest error of the backend's answer; asserts that it is small and that the pool is as before."""
     before = case.pool.clone()
     out = torch.full_like(case.q, math.nan)
@@ -162,12 +164,12 @@ def check(backend: AttentionBackend, case: Case, layer: LayerInfo, *, with_lse: 
     answer, sums = expected(case, layer)
     if lse is not None:
         torch.testing.assert_close(lse, sums, atol=1e-2, rtol=1e-3)
-    return compare(out, answer)
+    return compare(out, answer, tolerance)
 
 
-def compare(out: Tensor, answer: Tensor) -> float:
-    """The largest difference; asserts that none is too large for the type of `out`."""
-    tolerance = TOLERANCE[out.dtype]
+def compare(out: Tensor, answer: Tensor, tolerance: float | None = None) -> float:
+    """The largest difference; asserts that none is above `tolerance`, by default what the type of `out` allows."""
+    tolerance = tolerance or TOLERANCE[out.dtype]
     torch.testing.assert_close(out.float(), answer, atol=tolerance, rtol=tolerance)
     return float((out.float() - answer).abs().max())
 

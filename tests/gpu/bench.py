@@ -14,14 +14,14 @@ START = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv
 
 
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """The figures of every run that `HEADSTOCK_GPU_BENCH` names, `SHAPE:ATTN:WORKLOADS:RUNS:more flags` each.
+    """The figures of every run that `GPU_BENCH` names, `SHAPE:ATTN:WORKLOADS:RUNS:more flags` each.
 
     Runs are parted by semicolons, workloads by commas or "all".
     """
     for build in builds:
         build.wait()
     found: dict[str, Any] = {"ok": True, "runs": {}}
-    for text in os.environ.get("HEADSTOCK_GPU_BENCH", "qwen3-0.6b:fa,fi:all:3:").split(";"):
+    for text in os.environ.get("GPU_BENCH", "qwen3-0.6b:fa,fi:all:3:").split(";"):
         shape, attn, workloads, runs, flags = text.split(":")
         names = WORKLOADS if workloads == "all" else tuple(workloads.split(","))
         words = ("bench", *names, "--shape", shape, "--attn", attn, "--runs", runs, "--json", *flags.split())

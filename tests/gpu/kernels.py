@@ -150,7 +150,7 @@ def shape(who: Contestant, found: Findings, layer: LayerInfo = LAYER, **more: An
         found.attempt(who, f"{phase.value}, {more}, {layer}", work)
 
 
-def eight_bit(who: Contestant, found: Findings, tail: float = math.nan) -> None:
+def eight_bit(who: Contestant, found: Findings, tail: float = math.nan, tolerance: float | None = None) -> None:
     """KV in 8-bit floats with scales (a NaN of 8 bits is as good as any where no row owns it)."""
     for phase in who.phases:
 
@@ -161,7 +161,8 @@ def eight_bit(who: Contestant, found: Findings, tail: float = math.nan) -> None:
                 for side, scale in ((case.keys, 0.5), (case.values, 2.0))
             ]
             narrow = evolve(case, pool=case.pool.to(torch.float8_e4m3fn), keys=sides[0], values=sides[1])
-            return cases.check(who.make(narrow), narrow, evolve(LAYER, k_scale=0.5, v_scale=2.0))
+            layer = evolve(LAYER, k_scale=0.5, v_scale=2.0)
+            return cases.check(who.make(narrow), narrow, layer, tolerance=tolerance)
 
         found.attempt(f"{who} 8-bit KV", phase.value, work)
 

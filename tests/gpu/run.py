@@ -4,9 +4,9 @@
     python tests/gpu/run.py --out OUT                 a host on which headstock and the kernel libraries are installed
 
 Parts (`--parts a,b`): kernels and trtllm (each backend against float32), ops (operations against torch's), tokens (the
-demo model's answers for each pair of backends), graphs (replays bit for bit), speed (attention alone), bench (workloads),
-step_time (a step by kernels), tests (pytest of tests/backends). Each writes OUT/PART.json; one that fails does not stop
-the others.
+demo model's answers for each pair of backends), graphs (replays bit for bit), speed (attention alone), bench
+(workloads), step_time (a step by kernels), tests (pytest of tests/backends). Each writes OUT/PART.json; one that fails
+does not stop the others.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def keep_kernels(out: Path) -> None:
     wanted = {name: path for name, path in built.items() if path.suffix == ".so" or path.name == "head_dims"}
     if not wanted:
         return
-    with tarfile.open(out / "kernels.tar.xz", "w:xz", preset=1) as archive:
+    with tarfile.open(out / "kernels.tar.xz", "w:xz", preset=6) as archive:
         for name, path in wanted.items():
             archive.add(path, name)
 

@@ -31,8 +31,8 @@ STEPS = 30
 
 
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """The split for each `SHAPE:ATTN:ROWS:CONTEXT` of `HEADSTOCK_GPU_PROFILE`, parted by semicolons."""
-    asked = os.environ.get("HEADSTOCK_GPU_PROFILE", "qwen3-0.6b:fa:256:840;qwen3-0.6b:fa:1:400")
+    """The split for each `SHAPE:ATTN:ROWS:CONTEXT` of `GPU_PROFILE`, parted by semicolons."""
+    asked = os.environ.get("GPU_PROFILE", "qwen3-0.6b:fa:256:840;qwen3-0.6b:fa:1:400")
     return {"ok": True} | {text: attempt(*text.split(":")) for text in asked.split(";")}
 
 

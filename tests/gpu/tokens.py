@@ -46,11 +46,11 @@ def questions() -> dict[str, str]:
 
 
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """Every pair, with pages of all sizes, both caches, graphs and overlap on and off, and chunks so small that steps mix.
+    """Every pair, with pages of all sizes, both caches, graphs and overlap on and off, and chunks that make steps mix.
 
-    `HEADSTOCK_GPU_PAIRS` names some pairs in place of all, parted by semicolons.
+    `GPU_PAIRS` names some pairs in place of all, parted by semicolons.
     """
-    named = os.environ.get("HEADSTOCK_GPU_PAIRS")
+    named = os.environ.get("GPU_PAIRS")
     every = [prompts if prompts == decode else f"{prompts},{decode}" for prompts in BACKENDS for decode in BACKENDS]
     runs = {}
     for attn in named.split(";") if named else every:

@@ -1,4 +1,4 @@
-"""Decode steps replayed: the same tokens, from the right recordings, whatever fails. (A CPU's recording computes again.)"""
+"""Decode steps replayed: the same tokens, from the right recordings, whatever fails. A CPU's recording computes anew."""
 
 from __future__ import annotations
 
@@ -186,3 +186,24 @@ def test_G10_buckets_are_few_and_never_much_too_large(most: int) -> None:
 
 def test_no_rows_no_buckets() -> None:
     assert buckets(0) == ()
+
+
+def test_a_kind_of_sampling_that_cannot_be_recorded_is_computed_each_time(
+    toys: Toys, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = replaying(toys, max_running_requests=2)
+    runner = getattr(engine.executor, "inner", engine.executor).runner
+
+    def refuse(work: Any, *, warm: bool) -> Any:
+        raise RuntimeError("not in a graph")
+
+    runner.recorder = refuse
+    truncated = SamplingParams(temperature=0.8, top_p=0.7, seed=4, max_tokens=9)
+    requests = [request(str(i), range(1, 9), 9, params=truncated) for i in range(2)]
+    with caplog.at_level(logging.WARNING, "headstock_cuda_graph"):
+        trial = Trial(engine).run(requests)
+
+    assert trial.outputs == Trial(toys.engine(max_running_requests=2)).run(requests).outputs
+    (warning,) = caplog.records
+    assert "top_p is not recorded: not in a graph" in warning.getMessage()
+    engine.close()

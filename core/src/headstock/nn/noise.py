@@ -17,8 +17,10 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
     counter: [4, ...]    key: [2, ...], its dimensions after the first broadcast with the counter's    returns: [4, ...]
     """
     shape = (2, *[1] * (counter.dim() - 1))
-    multipliers = torch.tensor(MULTIPLIERS, device=counter.device).view(shape)
-    rounds = torch.tensor([[number * word for word in WEYL] for number in range(ROUNDS)], device=counter.device)
+    # Constants are made on the device: a copy from the host cannot be part of a CUDA graph.
+    first = torch.arange(2, device=counter.device) == 0
+    multipliers = torch.where(first, *MULTIPLIERS).view(shape)
+    rounds = torch.arange(ROUNDS, device=counter.device)[:, None] * torch.where(first, *WEYL)
     even, odd = counter[0::2], counter[1::2]
     for round_key in (rounds.view(ROUNDS, *shape) + key).bitwise_and_(MASK):
         # Products wrap modulo 2^64; the mask after the shift removes the sign that wrapping may leave.

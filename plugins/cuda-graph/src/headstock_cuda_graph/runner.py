@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from headstock.spi import Attend, Batch, CaptureReport, DecodeStep, Planning, Pr
 from headstock_cuda_graph import steps
 from headstock_cuda_graph.buckets import buckets
 from headstock_cuda_graph.recording import CudaRecorder, Recorder, Recording
+
+LOG = logging.getLogger(__name__)
 
 
 @frozen(eq=False)
@@ -38,8 +41,10 @@ class CudaGraphRunner(Runner):
     def __init__(self, program: Program, recorder: Recorder | None = None) -> None:
         self.program = program
         self.attention = program.attention
-        self.recorder = recorder
+        self.given = recorder
+        self.recorder: Recorder | None = None
         self.recorded: dict[int, Bucket] = {}
+        self.unrecorded: set[frozenset[str]] = set()
         self.plans_itself = self.attention.planning is Planning.NONE
 
     def run(self, batch: Batch, attend: Attend) -> Sample:
@@ -54,7 +59,8 @@ class CudaGraphRunner(Runner):
         """Record steps of these sizes. After an error nothing is replayed."""
         self.recorded = {}
         device = self.program.seats.tokens.device
-        self.recorder = self.recorder or CudaRecorder(device)
+        # A pool of memory ends with its last graph, so each capture begins one of its own.
+        self.recorder = self.given or CudaRecorder(device)
         self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
         inputs = torch.empty(2 * max(buckets), dtype=torch.int64, device=device)
         recorded = {}
@@ -129,8 +135,22 @@ class CudaGraphRunner(Runner):
             bucket.samplers[kind].replay()
             return first(bucket.samplers[kind].result, count)
         sample = self.sample(bucket.inputs, bucket.forward.result, kind)
-        self.add_sampler(bucket, kind, warm=True)
+        self.add_late(bucket, kind)
         return first(sample, count)
+
+    def add_late(self, bucket: Bucket, kind: frozenset[str]) -> None:
+        """Record a kind of sampling that was just answered; one that cannot be recorded is never tried again.
+
+        writes: bucket.samplers
+        """
+        if kind in self.unrecorded:
+            return
+        try:
+            self.add_sampler(bucket, kind, warm=True)
+        except Exception as error:
+            self.unrecorded.add(kind)
+            bucket.samplers.pop(kind, None)
+            LOG.warning("sampling by %s is not recorded: %s", ", ".join(sorted(kind)), error)
 
     def load(self, bucket: Bucket, step: DecodeStep) -> None:
         """Write the step's rows to the bucket's input; nobody sits in the others."""
