@@ -9,8 +9,12 @@ from toy_engine import Toys
 
 from headstock.errors import EngineDied, PluginBroken
 
-from .broken import MUTANTS
+from . import broken
+from .broken_rules import NEGLECTED
 from .hunts import HUNTS, Hunt
+from .hunts_rules import HUNTS_OF_RULES
+
+MUTANTS = broken.MUTANTS | NEGLECTED
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +33,6 @@ def test_a_broken_engine_is_caught(name: str, toys: Toys, monkeypatch: pytest.Mo
         mutant.hunt(toys)
 
 
-@pytest.mark.parametrize("hunt", HUNTS, ids=lambda hunt: hunt.__name__)
+@pytest.mark.parametrize("hunt", [*HUNTS, *HUNTS_OF_RULES], ids=lambda hunt: hunt.__name__)
 def test_nothing_is_found_in_the_engine_as_it_is(hunt: Hunt, toys: Toys) -> None:
     hunt(toys)
