@@ -45,7 +45,7 @@ def test_noise_is_torchs_word_for_word() -> None:
     noise_kernel[(6, 4)](seeds, positions, words, values, 1000, BLOCK=256)
 
     assert torch.equal(words, random_words(seeds, positions, 1000))
-    torch.testing.assert_close(values, gumbel(seeds, positions, 1000), atol=0, rtol=1e-6)
+    torch.testing.assert_close(values, gumbel(seeds, positions, 1000), atol=2e-7, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
