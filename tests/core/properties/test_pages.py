@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from headstock.schedule import Aborted, Column, Event, Failed, Limits, Request, State
 
+Sizes = dict[int, tuple[int, int]]
+"""Computed tokens and held pages of requests, by admission number."""
 
-def sizes(state: State) -> dict[int, tuple[int, int]]:
-    """Computed tokens and held pages of each taken seat, by admission number."""
+
+def sizes(state: State) -> Sizes:
+    """Those of each taken seat."""
     columns = state.columns
     return {
         int(columns[Column.ORDER, row]): (int(columns[Column.NUM_COMPUTED, row]), len(pages))
@@ -20,74 +23,68 @@ def sizes(state: State) -> dict[int, tuple[int, int]]:
     }
 
 
+def rounded_up(drive: Drive, last: Sizes) -> None:
+    """I2: n computed tokens hold n / page size pages, rounded up."""
+    for tokens, pages in sizes(drive.state).values():
+        assert pages == -(-tokens // drive.limits.page_size)
+
+
+def distinct(drive: Drive, last: Sizes) -> None:
+    """I3: pages of a request all differ; two requests share a page for an equal beginning only."""
+    state, size = drive.state, drive.limits.page_size
+    owners: dict[int, tuple[int, str, bytes]] = {}
+    for row, pages in held(state).items():
+        assert len(set(pages)) == len(pages)
+        entry = state.seats[row]
+        assert entry is not None
+        for place, page in enumerate(pages):
+            owner = place, entry.request.namespace, state.tokens[row, : (place + 1) * size].tobytes()
+            assert owners.setdefault(page, owner) == owner, "two requests hold a page that is not the same to both"
+
+
+def grown_at_boundaries(drive: Drive, last: Sizes) -> None:
+    """I4: a request gets a page when it passes a boundary, and never else."""
+    now, size = sizes(drive.state), drive.limits.page_size
+    for order in now.keys() & last.keys():
+        (tokens, pages), (tokens_now, pages_now) = last[order], now[order]
+        boundaries = sum(token % size == 0 for token in range(tokens, tokens_now))
+        assert pages_now - pages == boundaries
+        assert tokens_now > tokens + 1 or boundaries <= 1
+
+
+def conserved(drive: Drive, last: Sizes) -> None:
+    """I5: every page is free, or held, or cached; none is free twice, and none is lost."""
+    policy = drive.limits.policy
+    for group, total in enumerate(drive.limits.num_pages):
+        idle = free(drive.state, group)
+        used = {page for pages in held(drive.state, group).values() for page in pages}
+        if policy is not None:
+            used |= set(policy.pages(drive.state.index).tolist())
+        assert len(set(idle)) == len(idle) == drive.state.num_free[group]
+        assert not set(idle) & used and set(idle) | used == set(range(1, total + 1))
+
+
+def without_the_padding_page(drive: Drive, last: Sizes) -> None:
+    """I23: page 0 is in no plan (but where a group is told what lies behind its window), and nobody's."""
+    plan = drive.plans[-1]
+    assert (plan.page_numbers[plan.page_groups == 0] > 0).all()
+    for group in range(len(drive.limits.groups)):
+        assert 0 not in free(drive.state, group)
+        assert not any(0 in pages for pages in held(drive.state, group).values())
+
+
 @EXAMPLES
 @given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
-def test_I2_a_request_of_n_tokens_holds_n_by_page_size_pages_rounded_up(
+def test_I2_I3_I4_I5_I23_pages_are_as_many_as_needed_distinct_and_never_lost(
     bounds: Limits, asked: list[Request], gap: int
 ) -> None:
-    def see(drive: Drive) -> None:
-        for row, pages in held(drive.state).items():
-            tokens = int(drive.state.columns[Column.NUM_COMPUTED, row])
-            assert len(pages) == -(-tokens // bounds.page_size)
-
-    run(bounds, asked, see, gap)
-
-
-@EXAMPLES
-@given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
-def test_I3_pages_of_a_request_all_differ_and_requests_share_equal_beginnings_only(
-    bounds: Limits, asked: list[Request], gap: int
-) -> None:
-    def see(drive: Drive) -> None:
-        state, size = drive.state, bounds.page_size
-        owners: dict[int, tuple[int, str, bytes]] = {}
-        for row, pages in held(state).items():
-            assert len(set(pages)) == len(pages)
-            entry = state.seats[row]
-            assert entry is not None
-            for place, page in enumerate(pages):
-                begins = state.tokens[row, : (place + 1) * size].tobytes()
-                owner = place, entry.request.namespace, begins
-                assert owners.setdefault(page, owner) == owner, "two requests hold a page that is not the same to both"
-
-    run(bounds, asked, see, gap)
-
-
-@EXAMPLES
-@given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
-def test_I4_a_request_gets_a_page_when_it_passes_a_boundary_and_never_else(
-    bounds: Limits, asked: list[Request], gap: int
-) -> None:
-    last: dict[int, tuple[int, int]] = {}
+    last: Sizes = {}
 
     def see(drive: Drive) -> None:
-        now = sizes(drive.state)
-        for order in now.keys() & last.keys():
-            (tokens, pages), (tokens_now, pages_now) = last[order], now[order]
-            boundaries = sum(token % bounds.page_size == 0 for token in range(tokens, tokens_now))
-            assert pages_now - pages == boundaries
-            assert tokens_now > tokens + 1 or boundaries <= 1
+        for must_hold in (rounded_up, distinct, grown_at_boundaries, conserved, without_the_padding_page):
+            must_hold(drive, last)
         last.clear()
-        last.update(now)
-
-    run(bounds, asked, see, gap)
-
-
-@EXAMPLES
-@given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
-def test_I5_every_page_is_free_or_held_or_cached_at_every_moment(
-    bounds: Limits, asked: list[Request], gap: int
-) -> None:
-    def see(drive: Drive) -> None:
-        for group, total in enumerate(bounds.num_pages):
-            taken = {page for pages in held(drive.state, group).values() for page in pages}
-            idle = free(drive.state, group)
-            indexed: set[int] = set()
-            if bounds.policy is not None:
-                indexed = set(bounds.policy.pages(drive.state.index).tolist())
-            assert len(set(idle)) == len(idle) == drive.state.num_free[group]
-            assert not set(idle) & (taken | indexed)
-            assert set(idle) | taken | indexed == set(range(1, total + 1))
+        last.update(sizes(drive.state))
 
     drive = run(bounds, asked, see, gap)
     assert not any(held(drive.state).values())
@@ -131,23 +128,3 @@ def test_I22_what_is_given_back_twice_is_free_once(
         assert sorted(free(again.state, group)) == sorted(free(once.state, group))
     for one in asked:
         assert alone(one)[: len(once.outputs[one.id])] == once.outputs[one.id]
-
-
-@EXAMPLES
-@given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
-def test_I23_the_padding_page_is_never_handed_out(bounds: Limits, asked: list[Request], gap: int) -> None:
-    written = 0
-
-    def see(drive: Drive) -> None:
-        nonlocal written
-        plan = drive.plans[-1]
-        full = plan.page_groups == 0  # a group with a window is told 0 for pages behind it
-        assert (plan.page_numbers[full] > 0).all()
-        written += len(plan.page_numbers)
-        for group in range(len(bounds.groups)):
-            assert 0 not in free(drive.state, group) and not drive.state.refs[group][0]
-        if bounds.policy is not None:
-            assert 0 not in bounds.policy.pages(drive.state.index)
-
-    run(bounds, asked, see, gap)
-    assert written
