@@ -1,0 +1,98 @@
+"""Traces keep to their format, and the check of that finds traces that do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from core.record.runs import bounds, record, recorder, requests, run
+from core.record.trace_format import faults
+
+from headstock.cli.main import main
+from headstock.schedule import Aborted, Arrived, Sampled, initial, step
+
+
+def trace_of(path: Path, tmp_path: Path) -> str:
+    """The recording's trace."""
+    assert main(["replay", str(path), "--timeline", str(tmp_path / "trace.json")]) == 0
+    return (tmp_path / "trace.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("pages", [80, 300])
+def test_a_trace_is_what_every_viewer_takes(overlap: bool, pages: int, tmp_path: Path) -> None:
+    path = tmp_path / "run.recording"
+    record(path, bounds(num_pages=pages, overlap=overlap), requests(150), 900)
+
+    assert faults(trace_of(path, tmp_path)) == []
+
+
+def test_a_trace_with_a_failure_aborts_and_odd_names_is_too(tmp_path: Path) -> None:
+    path, limits = tmp_path / "run.recording", bounds(max_rows=2)
+    kept, state = recorder(limits, path), initial(limits)
+    names = ['"quoted" \\ and\nbroken', "日本 😀", "</script>", "x" * 300]
+    asked = [Arrived(evolve(one, id=name)) for one, name in zip(requests(4), names, strict=True)]
+    for events in (asked, [Aborted(names[2])], [Aborted(names[0])], []):
+        state, plan = step(state, tuple(events), limits)
+        kept.step(events, state, plan)
+    bad = Sampled(np.array([9999]), np.array([1]), None, np.array([1]))
+    kept.died([bad], IndexError('row 9999 "is" not there'))
+    kept.close()
+    text = trace_of(path, tmp_path)
+
+    assert faults(text) == []
+    assert {event["args"]["name"] for event in json.loads(text)["traceEvents"] if event["ph"] == "M"} >= set(names)
+
+
+def test_the_tail_of_a_run_makes_a_whole_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kept = recorder(bounds(), None)
+    for events, state, plan in run(bounds(), requests(200), 700):
+        kept.step(events, state, plan)
+    kept.report()
+    (path,) = tmp_path.glob("*.recording")
+
+    assert faults(trace_of(path, tmp_path)) == []
+
+
+NAMED = [
+    {"ph": "M", "pid": 1, "tid": 0, "name": "process_name", "args": {"name": "p"}},
+    {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "t"}},
+]
+AT = {"pid": 1, "tid": 1, "name": "n"}
+WRONG: dict[str, Any] = {
+    "NaN": [{"ph": "X", **AT, "ts": 0, "dur": float("nan")}],
+    "phase 'Q'": [{"ph": "Q", **AT, "ts": 0}],
+    "no name": [{"ph": "X", **AT, "name": 3, "ts": 0, "dur": 1}],
+    "pid and tid": [{"ph": "X", **AT, "pid": "1", "ts": 0, "dur": 1}],
+    "ts is None": [{"ph": "X", **AT, "dur": 1}],
+    "dur is None": [{"ph": "X", **AT, "ts": 1}],
+    "dur is -1": [{"ph": "X", **AT, "ts": 1, "dur": -1}],
+    "a counter without numbers": [{"ph": "C", **AT, "ts": 1, "args": {"a": "1"}}],
+    "changes its series": [{"ph": "C", **AT, "ts": ts, "args": {key: 1}} for ts, key in ((1, "a"), (2, "b"))],
+    "scope 'x'": [{"ph": "i", **AT, "ts": 1, "s": "x"}],
+    "comes after": [{"ph": "X", **AT, "ts": ts, "dur": 1} for ts in (5, 3)],
+    "ends past the slice": [{"ph": "X", **AT, "ts": ts, "dur": 4} for ts in (1, 3)],
+    "never ends": [{"ph": "B", **AT, "ts": 1}],
+    "ends but did not begin": [{"ph": "B", **AT, "ts": 1}, {"ph": "E", **AT, "name": "m", "ts": 2}],
+    "without a name": [{"ph": "X", **AT, "tid": 2, "ts": 1, "dur": 1}],
+    "named twice": [NAMED[1]],
+    "no object": ["x"],
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_trace_that_is_not_is_found_out(said: str) -> None:
+    found = faults(json.dumps({"traceEvents": [*NAMED, *WRONG[said]]}))
+
+    assert found and said in found[0]
+
+
+def test_other_files_are_no_traces() -> None:
+    assert faults("[1") and faults("[]") and faults('{"traceEvents":[],"traceEvents":[]}') and faults("{}")
+    good = [{"ph": "B", **AT, "ts": 1}, {"ph": "X", **AT, "ts": 1, "dur": 1}, {"ph": "E", **AT, "ts": 2}]
+    assert faults(json.dumps({"traceEvents": [*NAMED, *good]})) == []
