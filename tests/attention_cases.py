@@ -28,6 +28,21 @@ MAX_SEQ_LEN = 2048
 """What backends are built for."""
 MAX_ROWS = 64
 
+QUERY = AttentionQuery(
+    phases=frozenset(Phase),
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    q_dtype="bfloat16",
+    kv_dtype="bfloat16",
+    page_size=None,
+    contiguous=False,
+    features=frozenset(),
+    max_rows=8,
+    max_seq_len=100,
+)
+"""What a decoder in the shape of Qwen3-0.6B asks in bfloat16, of all phases and with pages of any size."""
+
 
 @frozen(eq=False)
 class Case:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attention_cases import QUERY
 from attrs import evolve
 
 from headstock import registry
@@ -10,7 +11,6 @@ from headstock.engine.resolve import resolve as resolved
 from headstock.errors import CannotRun
 from headstock.spi import (
     AttentionCapabilities,
-    AttentionQuery,
     DeviceEnv,
     Feature,
     GraphSupport,
@@ -24,19 +24,6 @@ from headstock_fa.providers import PROVIDERS, choose, installed, leading
 
 A100, H200, B200, T4 = (
     DeviceEnv(device="cuda", capability=capability) for capability in ((8, 0), (9, 0), (10, 0), (7, 5))
-)
-QUERY = AttentionQuery(
-    phases=frozenset(Phase),
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    q_dtype="bfloat16",
-    kv_dtype="bfloat16",
-    page_size=None,
-    contiguous=False,
-    features=frozenset(),
-    max_rows=8,
-    max_seq_len=100,
 )
 FA3, VLLM, FA2, TORCH = ({"flash_attn_3": "3.0.1"}, {"vllm": "0.24.0"}, {"flash_attn": "2.8.3"}, {"torch": "2.13.0"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attention_cases import QUERY
 from attrs import evolve
 
 from headstock import registry
@@ -10,7 +11,6 @@ from headstock.engine.resolve import resolve as resolved
 from headstock.errors import CannotRun, UsageError
 from headstock.spi import (
     AttentionCapabilities,
-    AttentionQuery,
     DeviceEnv,
     Feature,
     GraphSupport,
@@ -22,19 +22,6 @@ from headstock_fi.options import FlashInferOptions
 from headstock_fi.plugin import REQUIRE, resolve, spec
 
 PRESENT = {"flashinfer-python": "0.6.18.post1"}
-QUERY = AttentionQuery(
-    phases=frozenset(Phase),
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    q_dtype="bfloat16",
-    kv_dtype="bfloat16",
-    page_size=None,
-    contiguous=False,
-    features=frozenset(),
-    max_rows=8,
-    max_seq_len=100,
-)
 
 
 def env(major: int, minor: int, **distributions: str) -> DeviceEnv:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attention_cases import QUERY
 from attrs import evolve
 
 from headstock import registry
@@ -12,7 +13,6 @@ from headstock.engine.resolve import resolve as resolved
 from headstock.errors import CannotRun
 from headstock.spi import (
     AttentionCapabilities,
-    AttentionQuery,
     DeviceEnv,
     Feature,
     GraphSupport,
@@ -29,19 +29,6 @@ A100, H200, B200, B300, RTX = (
     for capability in ((8, 0), (9, 0), (10, 0), (10, 3), (12, 0))
 )
 PROMPTS, DECODE = frozenset({Phase.PREFILL, Phase.EXTEND}), frozenset({Phase.DECODE})
-QUERY = AttentionQuery(
-    phases=frozenset(Phase),
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    q_dtype="bfloat16",
-    kv_dtype="bfloat16",
-    page_size=None,
-    contiguous=False,
-    features=frozenset(),
-    max_rows=8,
-    max_seq_len=100,
-)
 HALF, EIGHT_BIT = {"q_dtype": "float16", "kv_dtype": "float16"}, {"kv_dtype": "float8_e4m3fn"}
 SOME = (16, 32, 64)
 
