@@ -88,6 +88,21 @@ def test_T8_the_summary_credits_the_flag_that_gave_one_region_each() -> None:
             assert set(table) <= set(llm.engine.summary.table)
 
 
+def test_S22_shorter_sequences_make_smaller_tables_and_longer_prompts_are_refused_with_both_numbers() -> None:
+    sizes = {}
+    for longest in (256, 1024):
+        with LLM("demo", overlap=False, **(SMALL | {"max_seq_len": longest})) as llm:
+            buffers = llm.engine.executor.buffers
+            sizes[longest] = buffers.page_tables[0].shape[1], buffers.tokens.shape[1], llm.engine.state.tokens.shape[1]
+            with pytest.raises(RequestError, match=f"prompt has {longest} tokens, but sequences may have {longest}"):
+                llm.generate([[7] * longest], GREEDY)
+            (output,) = llm.generate([[7] * (longest - 1)], GREEDY)
+            assert output.outputs[0].finish_reason == "length" and len(output.outputs[0].token_ids) == 1
+
+    assert all(small <= large // 3 for small, large in zip(sizes[256], sizes[1024], strict=True))
+    assert sizes[256][0] == 256 // 16
+
+
 def test_H16_generate_feeds_as_room_appears() -> None:
     prompts = [LONG if i % 2 else OTHER for i in range(12)]
     with LLM("demo", cache_type="naive", **(SMALL | {"num_pages": 32})) as llm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -83,6 +84,33 @@ def test_a_file_with_a_bad_line_answers_the_others_and_exits_1(llm: LLM, tmp_pat
     bad, long = done.stderr.splitlines()
     assert f"{file.name}:2: not valid JSON" in bad and f"{file.name}:3: prompt has" in long
     assert "sequences may have 4096 here" in long
+
+
+def test_S22_a_prompt_longer_than_max_seq_len_is_one_line_with_both_numbers_and_others_are_answered(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": prompt, "max_tokens": 4}) for prompt in (STORY * 40, STORY)))
+    done = run("--input", str(file), "--json", "--quiet", "--max-seq-len", "64", *SMALL)
+
+    refused, answered = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 1 and refused["where"] == "prompts.jsonl:1" and answered["text"]
+    (line,) = done.stderr.splitlines()
+    assert re.search(r"prompts\.jsonl:1: prompt has \d{3} tokens, but sequences may have 64 here", line)
+
+
+def test_H16_T17_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    one, other = (f"{name} had a boat. " * 8 for name in ("Anna", "Otto"))
+    file.write_text("\n".join(json.dumps({"prompt": prompt, "max_tokens": 4}) for prompt in (one, one, other, one)))
+    flags = ["--prefix-cache-n", "1", "--on-pressure", "reject", "--memory-threshold", "0.3"]
+    pool = ["--num-pages", "24", "--max-seq-len", "256", "--max-running-requests", "1", "--temperature", "0"]
+    done = run("--input", str(file), "--json", "--quiet", *flags, *pool)
+    found = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda entry: entry["where"])
+
+    assert done.returncode == 0, done.stderr
+    assert [entry["usage"]["cached_tokens"] > 0 for entry in found] == [False, True, False, False]
+    assert found[0]["text"] == found[1]["text"] == found[3]["text"]
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,8 @@ def test_a_tail_cannot_be_replayed_but_drawn(
 
     named, trace = str(raised.value).rpartition(" ")[2], tmp_path / "trace.json"
     assert main(["replay", named]) == 5
-    assert "begins with step 35, and a schedule can be run again from step 0 only" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "begins with step 35, and a schedule can be run again from step 0 only; --timeline FILE draws" in line
     assert main(["replay", named, "--timeline", str(trace)]) == 0
     events = json.loads(trace.read_text())["traceEvents"]
     assert [each["name"] for each in events if each["ph"] == "i"] == ["failed: ZeroDivisionError: oh"]
