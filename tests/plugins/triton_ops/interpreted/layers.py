@@ -56,9 +56,13 @@ def test_any_number_of_heads(heads: int, kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
-def test_any_page_size_and_many_tokens(page_size: int) -> None:
-    cases.heads_case(SMALL, 70, torch.bfloat16, "cpu", page_size=page_size)
-    cases.heads_case(SMALL, 1, torch.bfloat16, "cpu", page_size=page_size)
+def test_any_page_size(page_size: int) -> None:
+    for tokens in (1, 5):
+        cases.heads_case(SMALL, tokens, torch.bfloat16, "cpu", page_size=page_size)
+
+
+def test_many_tokens_are_shared_out_otherwise() -> None:
+    cases.heads_case(SMALL, 65, torch.bfloat16, "cpu", page_size=16)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -78,11 +82,10 @@ def test_eight_bit_pools_saturate() -> None:
     assert value[0] == 448.0 and value[1].isnan() and value[2] == 1.0
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", [SMALL, evolve(SMALL, qk_norm=False, bias=True), evolve(SMALL, rope_dim=32)], ids=str)
 def test_whole_layers(shape: Shape, dtype: torch.dtype) -> None:
-    for tokens in (1, 9):
-        cases.model_case(shape, tokens, dtype, "cpu")
+    cases.model_case(shape, 4, dtype, "cpu")
 
 
 def test_a_step_without_tokens() -> None:

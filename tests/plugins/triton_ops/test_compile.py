@@ -1,0 +1,88 @@
+"""Triton's compiler takes every kernel, for the oldest GPUs that are claimed and for Hopper, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction, mangle_type
+
+from headstock.spi import Sampling
+from headstock_triton.activation import silu_and_mul
+from headstock_triton.heads import turn_and_store
+from headstock_triton.norm import add_norm, embed_norm
+from headstock_triton.sampling import sample
+
+OPTIONS = ("num_warps", "num_stages")
+
+
+@pytest.fixture(params=[80, 90], ids=lambda capability: f"sm_{capability}")
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that were compiled in place of being launched."""
+    names: list[str] = []
+
+    def launch(kernel: JITFunction[Any], *arguments: Any, grid: object, warmup: bool, **more: Any) -> None:
+        options = {name: more.pop(name) for name in OPTIONS if name in more}
+        given = dict(zip(kernel.arg_names, arguments, strict=False)) | more
+        fixed = {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
+        signature = {name: "constexpr" if name in fixed else mangle_type(each) for name, each in given.items()}
+        source = ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, fixed)
+        triton.compile(source, target=GPUTarget("cuda", request.param, 32), options=options)
+        names.append(kernel.__name__)
+
+    monkeypatch.setattr(JITFunction, "run", launch)
+    return names
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def test_norms_and_activation(compiled: list[str]) -> None:
+    x, weight = tensor(3, 1024), tensor(1024)
+
+    add_norm(x, None, weight, 1e-6)
+    add_norm(x, x, weight, 1e-6)
+    embed_norm(tensor(3, dtype=torch.int64), x, weight, 1e-6)
+    silu_and_mul(x)
+
+    assert compiled == ["add_norm_kernel", "add_norm_kernel", "embed_norm_kernel", "silu_and_mul_kernel"]
+
+
+@pytest.mark.parametrize(("tokens", "rope_dim"), [(3, 128), (100, 64)])
+def test_heads(compiled: list[str], tokens: int, rope_dim: int) -> None:
+    whole = tensor(tokens, dtype=torch.int64)
+    table = tensor(40, 2, rope_dim // 2, dtype=torch.float32)
+
+    turn_and_store(
+        tensor(tokens, 4096), tensor(24, 128), table, whole, whole, tensor(9, 2, 64, 8, 128), heads=16, eps=1e-6
+    )
+
+    assert compiled == ["heads_kernel"]
+
+
+SAMPLINGS: dict[str, Callable[[], Sampling]] = {
+    "greedy": Sampling,
+    "temperature": lambda: Sampling(**warm()),
+    "cut": lambda: Sampling(
+        **warm(), top_k=tensor(3, dtype=torch.int64), top_p=torch.ones(3), min_p=torch.ones(3), top_logprobs=0
+    ),
+}
+
+
+def warm() -> dict[str, torch.Tensor]:
+    """What rows with a temperature need."""
+    whole = tensor(3, dtype=torch.int64)
+    return {"temperature": torch.ones(3), "seeds": whole, "positions": whole}
+
+
+@pytest.mark.parametrize("asked", SAMPLINGS)
+def test_sampling(compiled: list[str], asked: str) -> None:
+    sample(tensor(3, 151_936), SAMPLINGS[asked]())
+
+    assert compiled == [*["cut_kernel"] * (asked == "cut"), "part_kernel", "join_kernel"]
