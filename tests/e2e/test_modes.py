@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
 import pytest
 
 from headstock import LLM, RequestError, SamplingParams
+from headstock.config import PRESETS
 from headstock.schedule import Plan
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -214,3 +216,16 @@ def test_T12_T15_n_answers_compute_their_prompt_once_and_share_its_pages(overlap
     tail = length - (length - 1) // 16 * 16
     assert computed <= length + (n - 1) * tail + n * 11 + (n if overlap else 0)
     assert [answer.token_ids for answer in output.outputs] == [one.outputs[0].token_ids for (one,) in alone]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_S25_H17_every_preset_starts_and_serves(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "headstock")  # put back afterwards, whatever the preset makes of it
+    with LLM(preset=name, kv_memory_mb=64) as llm:
+        outputs = llm.generate([LONG, OTHER, LONG], GREEDY)
+        config = llm.engine.config
+
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [12] * 3
+    assert outputs[0].outputs == outputs[2].outputs
+    wanted = {key: value for key, value in PRESETS[name].items() if key != "memory_ratio"}  # a size was given
+    assert {key: getattr(config, key) for key in wanted} == wanted
