@@ -44,6 +44,12 @@ def test_H1_H2_H3_H4_counts_must_be_greater_than_0(field: str) -> None:
     assert refused(**{field: INT32_MAX + 1}) == f"{flag} 2147483648: {field} must be at most 2147483647"
 
 
+def test_a_count_of_many_digits_is_refused_by_its_limit() -> None:
+    for digits in (21, 4000):
+        assert refused(num_pages="9" * digits).endswith(": num_pages must be at most 2147483647")
+        assert refused(num_pages="-" + "9" * digits).endswith(": num_pages must be greater than 0")
+
+
 @pytest.mark.parametrize("value", [1.5, math.nan, math.inf, "x", "", "1e3", True, None, [1], "9" * 5000])
 def test_counts_must_be_whole_numbers(value: object) -> None:
     said = refused(max_batch_tokens=value)

@@ -61,8 +61,8 @@ class Integer(Kind):
         """`raw` as an integer.   raises: Invalid"""
         if not isinstance(raw, bool) and hasattr(raw, "__index__"):
             return operator.index(raw)
-        # at most 20 digits: int() refuses very long texts with an error of its own
-        if isinstance(raw, str) and re.fullmatch(r"[+-]?[0-9]{1,20}", raw.strip()):
+        # at most 4,000 digits: int() refuses longer texts with an error of its own
+        if isinstance(raw, str) and re.fullmatch(r"[+-]?[0-9]{1,4000}", raw.strip()):
             return int(raw)
         raise Invalid("must be a whole number" + (f" or '{self.word}'" if self.word else ""))
 
