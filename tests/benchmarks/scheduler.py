@@ -1,5 +1,5 @@
 """What a scheduling step costs in steady decode: 256 rows, prefix index on, one request ending and one arriving every
-8 steps.
+8 steps; and what an arrival costs while many wait.
 """
 
 from __future__ import annotations
@@ -14,55 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks import columns
+from benchmarks import arrivals, columns
+from benchmarks.running import ROWS, limits, request, sampled
 
 import headstock
 from headstock.bench.machine import commit, processor
-from headstock.builtin.mixed import choose
-from headstock.schedule import Arrived, Column, Event, Limits, Plan, Request, Sampled, State, initial, step
-from headstock.spi import KVGroup
+from headstock.schedule import Arrived, Column, Event, initial, step
 
-GROUP = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)
-ROWS = 256
-STOP_IDS = (2, 3)
 WARM_UP = 100
 """Steps that are not timed."""
-
-
-def limits(page_size: int, rows: int, overlap: bool = False) -> Limits:
-    """Room for every row at its longest, with the radix index on."""
-    from headstock_radix_cache.plugin import spec
-
-    module, name = spec().implementation.split(":")
-    policy = getattr(__import__(module, fromlist=[name]), name)(page_size)
-    pages = rows * (7000 // page_size) * 2
-    return Limits(
-        max_rows=rows,
-        max_batch_tokens=1 << 20,
-        max_len=8192,
-        page_size=page_size,
-        num_pages=(pages,),
-        groups=(GROUP,),
-        choose=choose,
-        scheduler="mixed",
-        policy=policy,
-        overlap=overlap,
-    )
-
-
-def request(number: int, rng: np.random.Generator, max_tokens: int) -> Request:
-    """A request of about a thousand prompt tokens that shares nothing."""
-    prompt = rng.integers(10, 50_000, 1000 + number * 7 % 64).astype(np.int32)
-    return Request(id=str(number), prompt=prompt, max_tokens=max_tokens, stop_ids=STOP_IDS)
-
-
-def sampled(state: State, plan: Plan, ending: int | None, rng: np.random.Generator) -> Sampled:
-    """Random tokens, a stop id for the row `ending`."""
-    rows = plan.rows[plan.samples > 0]
-    tokens = rng.integers(10, 50_000, len(rows)).astype(np.int32)
-    if ending is not None:
-        tokens[rows == ending] = STOP_IDS[0]
-    return Sampled(rows, plan.orders[plan.samples > 0], None, tokens)
 
 
 def measure(page_size: int, steps: int, rows: int = ROWS, overlap: bool = False) -> list[float]:
@@ -89,7 +49,7 @@ def measure(page_size: int, steps: int, rows: int = ROWS, overlap: bool = False)
     return sorted(times[WARM_UP:])
 
 
-def record(what: str, page_size: int, times: list[float]) -> dict[str, Any]:
+def record(what: str, page_size: int, times: list[float], overlap: bool = False) -> dict[str, Any]:
     """The figure, in microseconds, with what it depends on."""
     return {
         "what": what,
@@ -100,6 +60,7 @@ def record(what: str, page_size: int, times: list[float]) -> dict[str, Any]:
         "numpy": np.__version__,
         "rows": ROWS,
         "page_size": page_size,
+        "overlap": overlap,
         "steps": len(times),
         "median_us": round(times[len(times) // 2] * 1e6, 1),
         "p99_us": round(times[int(len(times) * 0.99)] * 1e6, 1),
@@ -107,7 +68,7 @@ def record(what: str, page_size: int, times: list[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print one JSON object for the measure of the machine (columns.py) and one for each page size."""
+    """Print one JSON object for the measure of the machine (columns.py), then one for each figure of ours."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--output", metavar="FILE", help="append the objects to a file, one a line")
@@ -115,7 +76,13 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     records = [record("columns alone", 16, columns.measure(ROWS, asked.steps))]
-    records += [record("scheduler step", size, measure(size, asked.steps)) for size in (64, 16)]
+    for size, overlap in ((64, False), (64, True), (16, False), (16, True)):
+        records.append(record("scheduler step", size, measure(size, asked.steps, ROWS, overlap), overlap))
+    added, _ = arrivals.measure(asked.steps // 4, alike=False)
+    records.append(record("arrival at 4,096 waiting", 64, added))
+    added, steps = arrivals.measure(asked.steps // 4, alike=True)
+    records.append(record("arrival at 4,096 siblings", 64, added))
+    records.append(record("scheduler step at 4,096 siblings", 64, steps))
     text = "".join(json.dumps(one) + "\n" for one in records)
     print(text, end="")
     if asked.output is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.schedule.absorb import preempt
-from headstock.schedule.columns import NO_PAGES, NUM_COLUMNS, Column, some, where, writeable
+from headstock.schedule.columns import NO_PAGES, NUM_COLUMNS, Column, where, writeable
 from headstock.schedule.draft import Draft
 from headstock.schedule.pages import available, grow_one, held, share, take_over
 from headstock.schedule.regions import Region, longest
 from headstock.schedule.request import Entry
+from headstock.schedule.siblings import Beginning, begins_alike, soon_cached
 from headstock.spi.cache import Match
 
 Ints = np.ndarray
@@ -36,7 +37,7 @@ def make_room(draft: Draft) -> None:
         if draft.columns[Column.PRIORITY, lowest] >= entry.request.priority:
             return
         head = find(draft, entry)
-        if soon_cached(draft, entry, head):
+        if soon_cached(draft, entry, length_of(draft, head), []):
             return
         seats = draft.limits.max_rows - len(draft.ranked)
         if seats and has_room(draft, head, len(entry.tokens)):
@@ -55,12 +56,15 @@ def admit(draft: Draft, positions: Ints, budget: int, chosen: Ints) -> None:
     waiting = draft.waiting.first(int(positions[-1]) + 1)
     entries = [waiting[i] for i in positions.tolist()]
     seated: set[int] = set()
+    siblings: list[Beginning] = []
     free_rows = where(draft.columns[Column.ACTIVE] == 0).tolist()
     for entry in entries:
         if budget <= 0 or not free_rows:
             break
+        if begins_alike(entry, siblings):
+            continue
         head = find(draft, entry)
-        if soon_cached(draft, entry, head):
+        if soon_cached(draft, entry, length_of(draft, head), siblings):
             continue
         if not has_room(draft, head, len(entry.tokens)):
             break
@@ -104,31 +108,6 @@ def length_of(draft: Draft, head: Match | Region | None) -> int:
     if isinstance(head, Region):
         return len(head.tokens)
     return len(head.pages) * draft.limits.page_size if head is not None else 0
-
-
-def soon_cached(draft: Draft, entry: Entry, head: Match | Region | None) -> bool:
-    """Whether a running request of no lower priority is computing the page that follows what was found.
-
-    It will be in the index a step or two later, and need not be computed twice.
-    """
-    if draft.limits.policy is None or entry.request.prompt_logprobs:
-        return False
-    columns, size = draft.columns, draft.limits.page_size
-    stop = length_of(draft, head) + size
-    if stop >= len(entry.tokens):
-        return False
-    late = (columns[Column.INDEXED] < stop // size) & (columns[Column.NUM_KNOWN] >= stop)
-    for row in where(late).tolist():  # few rows are that near to their beginning
-        other = draft.seats[row]
-        if (
-            other is not None
-            and other.request.priority >= entry.request.priority
-            and draft.tokens[row, stop - 1] == entry.tokens[stop - 1]
-            and other.request.namespace == entry.request.namespace
-            and np.array_equal(draft.tokens[row, :stop], entry.tokens[:stop])
-        ):
-            return True
-    return False
 
 
 def has_room(draft: Draft, head: Match | Region | None, length: int, below: int | None = None) -> bool:

@@ -31,7 +31,6 @@ class Accepted:
 
 NOTHING = Accepted(NO_PAGES, NO_PAGES, NO_PAGES)
 
-
 Write = tuple[int, Ints, Ints, Ints]
 """Entries of a page table: the group, and rows, columns and pages, each [n]."""
 
