@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from headstock.config import EngineConfig
-from headstock.engine.device import container_room
+from headstock.engine.device import container_room, free_bytes, promised
 from headstock.engine.memory import MemoryPlan, bar, estimate, page_bytes, plan_memory, size
 from headstock.errors import CannotRun
 from headstock.nn.config import decoder_config
@@ -108,3 +109,15 @@ def test_P3_free_memory_is_what_a_container_leaves(tmp_path: Path) -> None:
     assert container_room(tmp_path) is None
     (tmp_path / "memory.max").write_text("1000\n")
     assert container_room(tmp_path) == 700
+
+
+def test_P3_what_this_process_has_allocated_and_not_written_is_not_free(tmp_path: Path) -> None:
+    before, slack = promised(), 64 << 20
+    pool = np.zeros(GIB // 4, np.uint8)
+    assert abs(promised() - before - GIB // 4) < slack
+    pool[:] = 1
+    assert abs(promised() - before) < slack
+    assert 0 < free_bytes(torch.device("cpu")) < 1 << 60
+    (tmp_path / "status").write_text("Name:\tx\nVmData:\t 5000 kB\nRssAnon:\t 1000 kB\nVmSwap:\t 500 kB\n")
+    assert promised(tmp_path / "status") == 3500 * 1024
+    assert promised(tmp_path / "none") == 0  # another system

@@ -45,10 +45,20 @@ def describe(asked: str) -> DeviceEnv:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on the device now, in bytes; on a CPU what the system says is available."""
+    """Memory that is free on the device now, in bytes; on a CPU what is available and not promised to this process."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(free for free in (available(), container_room()) if free is not None)
+    return max(min(free for free in (available(), container_room()) if free is not None) - promised(), 0)
+
+
+def promised(status: Path = Path("/proc/self/status")) -> int:
+    """What this process has allocated and not yet written, in bytes: the rest of another engine's pool, above all."""
+    try:
+        fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        data, resident, swapped = (int(fields[name].split()[0]) for name in ("VmData", "RssAnon", "VmSwap"))
+    except (OSError, KeyError):
+        return 0  # not Linux
+    return max(data - resident - swapped, 0) * 1024
 
 
 def available() -> int:
