@@ -1,4 +1,7 @@
-"""What a step costs, measured against the least that any scheduler of columns costs on this machine now."""
+"""What a step costs, measured against the least that any scheduler of columns costs on this machine now.
+
+A test fails above twice the goal, so that it says something of the code and not of the machine's other work.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,18 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from benchmarks import columns, scheduler
+from benchmarks import arrivals, columns, scheduler
 
 ROWS, STEPS, ROUNDS = 256, 600, 3
-GOAL = 80 / 54
-"""Our median step over that of columns alone, both in microseconds on one idle machine: 256 rows, our pages of 64."""
+COLUMNS = 54
+"""Microseconds of the median step of columns alone where the goals were set."""
+GOALS = {64: (80, 250), 16: (120, 400)}
+"""By page size: microseconds there of the median step and of the 99th in a hundred (for 16 as it was measured)."""
+ARRIVAL = 20
+"""Microseconds there that an arrival may add to a step while 4,096 wait."""
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_collection() -> Iterator[None]:
     """What earlier tests left behind is not to be searched while the clock runs."""
     gc.collect()
@@ -22,11 +29,26 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.usefixtures("no_collection")
-def test_the_median_step_costs_less_than_twice_its_goal() -> None:
-    pairs = [
-        (columns.measure(ROWS, STEPS)[STEPS // 2], scheduler.measure(64, STEPS, ROWS)[STEPS // 2])
-        for _ in range(ROUNDS)
-    ]
-    ratio = min(ours / least for least, ours in pairs)
-    assert ratio < 2 * GOAL, [f"{least * 1e6:.0f} us alone, {ours * 1e6:.0f} us ours" for least, ours in pairs]
+def least() -> float:
+    """Seconds of the median step of columns alone, now."""
+    return columns.measure(ROWS, STEPS)[STEPS // 2]
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["told at once", "overlap"])
+@pytest.mark.parametrize("page_size", GOALS)
+def test_a_step_costs_less_than_twice_its_goals(page_size: int, overlap: bool) -> None:
+    rounds = []
+    for _ in range(ROUNDS):
+        measure, times = least(), scheduler.measure(page_size, STEPS, ROWS, overlap)
+        rounds.append((times[STEPS // 2] / measure, times[STEPS * 99 // 100] / measure))
+    best = [min(ratios) for ratios in zip(*rounds, strict=True)]
+    assert all(ratio < 2 * goal / COLUMNS for ratio, goal in zip(best, GOALS[page_size], strict=True)), rounds
+
+
+@pytest.mark.parametrize("alike", [False, True], ids=["for a seat", "for a prefix"])
+def test_an_arrival_while_thousands_wait_costs_less_than_twice_its_goal(alike: bool) -> None:
+    ratios = []
+    for _ in range(ROUNDS):
+        measure, (added, _) = least(), arrivals.measure(100, alike=alike)
+        ratios.append(added[len(added) // 2] / measure)
+    assert min(ratios) < 2 * ARRIVAL / COLUMNS, ratios
