@@ -19,7 +19,7 @@ from headstock.nn.parameters import parameters
 from headstock.nn.rope import Turns, rope_table
 from headstock.nn.torch_ops import TorchOps
 from headstock.spi import Batch, KVGroup, LayerConfig, ModelConfig, Ops, Params, Rope, Sample, Sampling, Weight
-from headstock_triton import activation, norm, sampling
+from headstock_triton import activation, linear, norm, sampling
 from headstock_triton.heads import turn_and_store
 from headstock_triton.ops import TritonOps
 
@@ -157,6 +157,15 @@ def activation_case(tokens: int, width: int, dtype: torch.dtype, device: str) ->
     """silu(gate) * up."""
     gate_up = noise(tokens, 2 * width, dtype=dtype, device=device, scale=4.0)
     return within(error(activation.silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up)), dtype)
+
+
+def linear_case(tokens: int, outs: int, width: int, dtype: torch.dtype, device: str, bias: bool) -> float:
+    """A product of a few tokens, against the same in float64."""
+    x = noise(tokens, width, dtype=dtype, device=device)
+    weight = noise(outs, width, dtype=dtype, device=device, seed=1, scale=width**-0.5)
+    term = noise(outs, dtype=dtype, device=device, seed=2) if bias else None
+    expected = x.double() @ weight.double().T + (0 if term is None else term)
+    return within(error(linear.small_linear(x, weight, term), expected.to(dtype)), dtype)
 
 
 def heads_case(

@@ -17,7 +17,7 @@ from headstock.nn.noise import gumbel
 from headstock.nn.rope import Turns
 from headstock.nn.torch_ops import TorchOps
 from headstock.spi import Weight
-from headstock_triton import activation, norm, sampling
+from headstock_triton import activation, linear, norm, sampling
 from headstock_triton.heads import turn_and_store
 
 DEVICE = "cuda"
@@ -31,6 +31,7 @@ TOKENS = (1, 7, 256, 2048)
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 TIMED_TOKENS = (1, 16, 64, 256, 8192)
 TIMED_ROWS = (1, 64, 256)
+LINEAR_TOKENS = (1, 2, 4, 8, 16)
 COPIES = 8
 """Inputs that take turns when a kernel is timed, so that large ones come from memory."""
 
@@ -100,6 +101,13 @@ def right_cases() -> dict[str, Callable[[], Any]]:
                 if name not in ("greedy", "temperature"):
                     put(f"cut, {case}", cases.cut_case, rows, VOCAB, dtype, DEVICE, settings)
         put(f"sampling in a graph, {name}", sampling_in_a_graph, settings)
+        if settings:
+            put(f"distribution, {name}", distribution_case, settings)
+    for label, (outs, width) in products().items():
+        for tokens in LINEAR_TOKENS:
+            for dtype in (torch.bfloat16, torch.float16):
+                case = f"linear, {label}, {tokens} tokens, {dtype}"
+                put(case, cases.linear_case, tokens, outs, width, dtype, DEVICE, tokens % 2 == 0)
     put("layers in a graph", layers_in_a_graph)
     return found
 
@@ -114,6 +122,22 @@ def noise_case() -> float:
     short = expected.amax(-1) - expected.gather(1, found[:, None])[:, 0]
     assert float(short.max()) < 1e-5, f"noise of the tokens taken is short of the largest by up to {float(short.max())}"
     return float((found != expected.argmax(-1)).float().mean())
+
+
+def distribution_case(settings: Mapping[str, Any]) -> None:
+    """100,000 draws from 20 tokens of one row are spread as torch's probabilities are."""
+    draws, vocab = 100_000, 20
+    row = cases.noise(1, vocab, dtype=torch.bfloat16, device=DEVICE, scale=1.5)
+    asked = cases.sampling_of(draws, DEVICE, dict(settings))
+    asked.temperature[3] = asked.temperature[0]  # no greedy row
+    counts = sampling.sample(row.repeat(draws, 1), asked).tokens.bincount(minlength=vocab).double()
+    one = evolve(asked, **{name: getattr(asked, name)[:1] for name in settings})
+    scores = cases.torch_cut((row.float() - row.float().amax()) / one.temperature[:, None], one)[0]
+    expected = scores.double().softmax(-1) * draws
+    likely = expected > 0
+    assert float(counts[~likely].sum()) == 0, "tokens that are cut off were drawn"
+    off = float(((counts - expected)[likely] ** 2 / expected[likely]).sum())
+    assert off < 50, f"chi-square {off:.1f}; of 19 degrees of freedom one in ten thousand is above 50"
 
 
 def replayed(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -176,6 +200,8 @@ def timed_cases() -> dict[str, Callable[[], dict[str, Any]]]:
     for label in ("0.6B", "8B"):
         for tokens in TIMED_TOKENS:
             found[f"{label}, {tokens} tokens"] = lambda label=label, tokens=tokens: layer_times(SHAPES[label], tokens)
+    for label, (outs, width) in products().items():
+        found[f"linear, {label}"] = lambda outs=outs, width=width: linear_times(outs, width)
     for rows in TIMED_ROWS:
         for name in ("greedy", "temperature", "top_k", "top_p", "all"):
             found[f"sampling, {rows} rows, {name}"] = lambda rows=rows, name=name: sampling_times(rows, SETTINGS[name])
@@ -225,6 +251,36 @@ def layer_times(shape: Shape, tokens: int) -> dict[str, Any]:
         "activation, torch": (lambda i: ops.silu_and_mul(gates[i]), 1.5 * gates[0].numel()),
     }
     return {name: speed(graph_us(work, copies), 2 * numbers) for name, (work, numbers) in works.items()}
+
+
+def products() -> dict[str, tuple[int, int]]:
+    """Name -> outputs and inputs of the products of the timed models."""
+    found = {}
+    for label in ("0.6B", "8B"):
+        shape = SHAPES[label]
+        width = shape.heads * shape.head_dim
+        found[f"{label} qkv"] = (width + 2 * shape.kv_heads * shape.head_dim, shape.hidden)
+        found[f"{label} attn_out"] = (shape.hidden, width)
+        found[f"{label} gate_up"] = (2 * shape.intermediate, shape.hidden)
+        found[f"{label} down"] = (shape.hidden, shape.intermediate)
+    return found
+
+
+def linear_times(outs: int, width: int) -> dict[str, Any]:
+    """Microseconds of a product by this plugin's kernels and by torch, and GB/s of the weight.
+
+    As many weights take turns as fill the device's cache several times over.
+    """
+    copies = max(2, 200_000_000 // (2 * outs * width))
+    weights = [cases.noise(outs, width, dtype=torch.bfloat16, device=DEVICE, seed=seed) for seed in range(copies)]
+    found = {}
+    for tokens in LINEAR_TOKENS:
+        x = cases.noise(tokens, width, dtype=torch.bfloat16, device=DEVICE)
+        ours = graph_us(lambda i, x=x: linear.small_linear(x, weights[i], None), copies, launches=64)
+        theirs = graph_us(lambda i, x=x: torch.nn.functional.linear(x, weights[i]), copies, launches=64)
+        found[f"{tokens} tokens"] = speed(ours, 2 * outs * width)
+        found[f"{tokens} tokens, torch"] = speed(theirs, 2 * outs * width)
+    return found
 
 
 def sampling_times(rows: int, settings: Mapping[str, Any]) -> dict[str, Any]:

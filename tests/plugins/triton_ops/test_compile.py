@@ -15,6 +15,7 @@ from triton.runtime.jit import JITFunction, mangle_type
 from headstock.spi import Sampling
 from headstock_triton.activation import silu_and_mul
 from headstock_triton.heads import turn_and_store
+from headstock_triton.linear import small_linear
 from headstock_triton.norm import add_norm, embed_norm
 from headstock_triton.sampling import sample
 
@@ -52,6 +53,13 @@ def test_norms_and_activation(compiled: list[str]) -> None:
     silu_and_mul(x)
 
     assert compiled == ["add_norm_kernel", "add_norm_kernel", "embed_norm_kernel", "silu_and_mul_kernel"]
+
+
+def test_products_of_a_few_tokens(compiled: list[str]) -> None:
+    for tokens in (1, 16):
+        small_linear(tensor(tokens, 1024), tensor(4096, 1024), tensor(4096))
+
+    assert compiled == ["single_kernel", "few_kernel"]
 
 
 @pytest.mark.parametrize(("tokens", "rope_dim"), [(3, 128), (100, 64)])

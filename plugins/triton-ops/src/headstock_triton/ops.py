@@ -9,7 +9,9 @@ from headstock.nn.torch_ops import TorchOps
 from headstock.spi import Batch, LayerConfig, ModelConfig, Params, Sample, Sampling, Weight
 from headstock_triton.activation import silu_and_mul
 from headstock_triton.heads import turn_and_store
+from headstock_triton.linear import small_linear
 from headstock_triton.norm import add_norm, embed_norm
+from headstock_triton.options import TritonOptions
 from headstock_triton.sampling import sample
 
 
@@ -41,7 +43,16 @@ class Stream:
 
 
 class TritonOps(TorchOps):
-    """`TorchOps` with everything between matrix products fused; products and experts are torch's."""
+    """`TorchOps` with everything between matrix products fused; products and experts are torch's, but for options."""
+
+    def __init__(self, options: TritonOptions | None = None) -> None:
+        self.small_linear = (options or TritonOptions()).small_linear
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """x W^T + b.   x: [tokens, in]    weight: [out, in]    returns: [tokens, out]"""
+        if 0 < len(x) <= self.small_linear and x.dtype.itemsize == 2:
+            return small_linear(x, weight.tensor, weight.bias)
+        return super().linear(x, weight)
 
     def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
         """The stream at the batch's tokens, and what the first layer's norm makes of it."""

@@ -14,6 +14,7 @@ def spec() -> OpsSpec:
         spi=SpiRange(0, 1),
         summary="fused Triton kernels, for CUDA",
         implementation="headstock_triton.ops:TritonOps",
+        options="headstock_triton.options:TritonOptions",
         requires=(
             Require(
                 import_name="triton",

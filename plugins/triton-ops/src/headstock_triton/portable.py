@@ -38,3 +38,11 @@ def log1p(x):
     if INTERPRETED:
         return tl.log(1.0 + x.to(tl.float64)).to(tl.float32)
     return libdevice.log1p(x)
+
+
+@triton.jit
+def dot(left, right, sums):
+    """sums + left @ right, in float32; the interpreter takes bfloat16 for whole numbers there."""
+    if INTERPRETED:
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), sums)
+    return tl.dot(left, right, sums)

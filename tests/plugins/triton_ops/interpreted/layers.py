@@ -8,7 +8,11 @@ import torch
 from attrs import evolve
 from ops_cases import Shape
 
+from headstock.nn.torch_ops import TorchOps
+from headstock.spi import Weight
 from headstock_triton.heads import turn_and_store
+from headstock_triton.ops import TritonOps
+from headstock_triton.options import TritonOptions
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 SMALL = Shape(hidden=48, heads=4, kv_heads=2, head_dim=64, intermediate=40, vocab=96)
@@ -40,6 +44,24 @@ def test_a_norm_of_nan_is_nan_and_stays_in_its_row() -> None:
 @pytest.mark.parametrize("width", [40, 1030])
 def test_activation(width: int, dtype: torch.dtype) -> None:
     cases.activation_case(3, width, dtype, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("outs", "width"), [(40, 64), (24, 100), (18, 1100)])
+def test_products_of_a_few_tokens(outs: int, width: int, dtype: torch.dtype) -> None:
+    for tokens in (1, 2, 3, 4, 5, 16):
+        cases.linear_case(tokens, outs, width, dtype, "cpu", bias=tokens % 2 == 0)
+
+
+def test_products_are_torchs_unless_the_option_says_otherwise() -> None:
+    weight = Weight(tensor=cases.noise(24, 64, dtype=torch.bfloat16, device="cpu"))
+    for tokens, own in ((2, True), (3, False)):
+        x = cases.noise(tokens, 64, dtype=torch.bfloat16, device="cpu")
+        found = TritonOps(TritonOptions(small_linear=2)).linear(x, weight)
+        made_by_torch = TritonOps().linear(x, weight)
+        assert torch.equal(made_by_torch, TorchOps().linear(x, weight))
+        expected = cases.linear.small_linear(x, weight.tensor, None) if own else made_by_torch
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

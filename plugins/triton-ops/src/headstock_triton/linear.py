@@ -1,0 +1,121 @@
+"""Products of a few tokens with a weight: the weight is read once, and at that speed."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstock_triton.options import MOST_TOKENS
+from headstock_triton.portable import dot, narrow
+
+SINGLE = 4
+"""Tokens up to which products are summed by threads; more go through tensor cores, which take 16 at a time."""
+
+
+@triton.jit
+def single_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    outs,
+    WIDTH: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SEATS: tl.constexpr,
+    BIAS: tl.constexpr,
+    STEPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program some rows of the weight, each whole: what is read does not wait for what is summed."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    source = weight + row.to(tl.int64)[:, None] * WIDTH
+    exists = row[:, None] < outs
+    sums = tl.zeros((SEATS, ROWS), tl.float32)
+    token = tl.arange(0, SEATS)[:, None]
+    for step in tl.static_range(STEPS):
+        at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
+        w = tl.load(source + at, exists & (at < WIDTH), other=0.0).to(tl.float32)
+        for index in tl.static_range(TOKENS):
+            term = tl.sum(w * tl.load(x + index * WIDTH + at, at < WIDTH, other=0.0).to(tl.float32), 1)
+            sums += tl.where(token == index, term[None, :], 0.0)
+    if BIAS:
+        sums += tl.load(bias + row, row < outs, other=0.0).to(tl.float32)[None, :]
+    there = (token < TOKENS) & (row < outs)[None, :]
+    tl.store(out + token * outs + row[None, :], narrow(sums, out.dtype.element_ty), there)
+
+
+@triton.jit
+def few_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    tokens,
+    outs,
+    WIDTH: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """A program some rows of the weight, with all tokens, in tensor cores."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token = tl.arange(0, MOST)[:, None]
+    source = weight + row.to(tl.int64)[None, :] * WIDTH
+    sums = tl.zeros((MOST, ROWS), tl.float32)
+    for start in range(0, WIDTH, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        left = tl.load(x + token * WIDTH + at[None, :], (token < tokens) & (at < WIDTH)[None, :], other=0.0)
+        right = tl.load(source + at[:, None], (row < outs)[None, :] & (at < WIDTH)[:, None], other=0.0)
+        sums = dot(left, right, sums)
+    if BIAS:
+        sums += tl.load(bias + row, row < outs, other=0.0).to(tl.float32)[None, :]
+    there = (token < tokens) & (row < outs)[None, :]
+    tl.store(out + token * outs + row[None, :], narrow(sums, out.dtype.element_ty), there)
+
+
+def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b for up to `MOST_TOKENS` tokens, summed in float32.
+
+    x: [tokens, in] of 16 bits    weight: [out, in]    bias: [out]    returns: [tokens, out]
+    """
+    (tokens, width), outs = x.shape, weight.shape[0]
+    out = x.new_empty(tokens, outs)
+    x, held = x.contiguous(), weight if bias is None else bias
+    if tokens <= SINGLE:
+        block, rows = min(1024, triton.next_power_of_2(width)), 8 if outs >= 4096 else 4
+        single_kernel[(triton.cdiv(outs, rows),)](
+            x,
+            weight,
+            held,
+            out,
+            outs,
+            WIDTH=width,
+            TOKENS=tokens,
+            SEATS=triton.next_power_of_2(tokens),
+            BIAS=bias is not None,
+            STEPS=triton.cdiv(width, block),
+            ROWS=rows,
+            BLOCK=block,
+            num_warps=4,
+        )
+        return out
+    rows = 16 if outs >= 2048 else 8
+    few_kernel[(triton.cdiv(outs, rows),)](
+        x,
+        weight,
+        held,
+        out,
+        tokens,
+        outs,
+        WIDTH=width,
+        BIAS=bias is not None,
+        ROWS=rows,
+        BLOCK=256,
+        MOST=MOST_TOKENS,
+        num_warps=1 if rows == 8 else 2,
+        num_stages=4,
+    )
+    return out
