@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PARTS = ("kernels", "trtllm", "ops", "tokens", "graphs", "speed", "bench", "step_time", "tests")
+PARTS = ("kernels", "trtllm", "ops", "numerics", "tokens", "graphs", "speed", "bench", "step_time", "tests")
 HERE = Path(__file__).parent
 BUILDS = (
     ("bfloat16", "bfloat16", "auto", "auto"),

@@ -24,7 +24,7 @@ from headstock.engine.memory import MemoryPlan, Spent, estimate, plan_memory, si
 from headstock.engine.negotiate import Agreement, model_dtype, negotiate, pool_dtype
 from headstock.engine.resolve import AttentionQuestion
 from headstock.engine.selection import Parts, select
-from headstock.engine.trial import capture, measure, most_rows
+from headstock.engine.trial import capture, measure, most_rows, settled_bytes
 from headstock.errors import CannotRun, ModelError, UsageError
 from headstock.logs import event
 from headstock.schedule import Limits
@@ -149,13 +149,18 @@ def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: R
     buckets = assembly.runner.buckets(most_rows(material))
     if not buckets:
         return ()
-    before, began = free_bytes(assembly.device), time.monotonic()
+    before, began = settled(assembly.device), time.monotonic()
     if not capture(assembly, buckets, lambda done, total: None if report is None else report("graphs", done, total)):
         return ("graphs are off: they could not be captured (the log says why), and every step runs without",)
-    seconds, taken = time.monotonic() - began, max(before - free_bytes(assembly.device), 0)
+    seconds, taken = time.monotonic() - began, max(before - settled(assembly.device), 0)
     if assembly.device.type == "cuda" and taken > memory.spent.graphs * 1.05 + SLACK:
         LOG.warning(event("graphs took more than planned", planned=size(memory.spent.graphs), taken=size(taken)))
     return (f"graphs for {len(buckets)} batch sizes up to {buckets[0]}, {size(taken)}, captured in {seconds:.1f} s",)
+
+
+def settled(device: torch.device) -> int:
+    """Bytes that are free on the device, what torch keeps for later not counted as used."""
+    return settled_bytes() if device.type == "cuda" else free_bytes(device)
 
 
 def reserve(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:

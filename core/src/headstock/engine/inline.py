@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -78,10 +79,18 @@ class InlineExecutor(Executor):
     @torch.inference_mode()
     def execute(self, plan: Plan, joined: Mapping[int, Entry]) -> Launched:
         """Launch `plan`; `joined` holds the requests that it seats, by row."""
-        for row, entry in joined.items():
-            self.sampling.join(row, entry.request)
-        self.buffers.take_in(plan, {row: entry.tokens for row, entry in joined.items()})
-        return self.replay(plan) or self.run(plan)
+        with self.range(plan):
+            for row, entry in joined.items():
+                self.sampling.join(row, entry.request)
+            self.buffers.take_in(plan, {row: entry.tokens for row, entry in joined.items()})
+            return self.replay(plan) or self.run(plan)
+
+    def range(self, plan: Plan) -> AbstractContextManager[None]:
+        """A name for the step in the timelines of Nsight Systems and Nsight Compute."""
+        if self.buffers.device.type != "cuda":
+            return nullcontext()
+        others = len(plan.rows) - plan.num_decode
+        return torch.cuda.nvtx.range(f"step {plan.number}: {plan.num_decode} decode, {others} prefill")
 
     def replay(self, plan: Plan) -> Launched | None:
         """The plan as a step that the runner has recorded; None when it has not."""

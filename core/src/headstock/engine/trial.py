@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -29,10 +29,10 @@ def measure(material: Material, make_buffers: Callable[[], Buffers], max_len: in
     gc.collect()
     torch.cuda.empty_cache()
     buffers = make_buffers()
-    before = free()
+    before = settled_bytes()
     assembly = assemble(material, buffers, max_len)
     activations = worst_step(assembly, material, max_len)
-    workspaces = max(before - free(), 0)
+    workspaces = max(before - settled_bytes(), 0)
     graphs = graph_bytes(assembly, most_rows(material))
     assembly.executor.close()
     del assembly, buffers
@@ -48,7 +48,7 @@ def most_rows(material: Material) -> int:
     return most if config.cuda_graph_max_bs is None else min(most, config.cuda_graph_max_bs)
 
 
-def free() -> int:
+def settled_bytes() -> int:
     """Bytes that are free on the device, what torch keeps for later not counted as used."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -83,24 +83,45 @@ def worst_step(assembly: Assembly, material: Material, longest: int) -> int:
     return torch.cuda.max_memory_reserved() - before
 
 
-def graph_bytes(assembly: Assembly, rows: int) -> int:
-    """What graphs of all buckets will take: the largest and the smallest are captured, and the others, which share
-    memory with the largest, are taken to be like the smallest. 0 when they cannot be captured.
+def graph_bytes(assembly: Assembly, rows: int, free: Callable[[], int] | None = None) -> int:
+    """What graphs of all buckets will take; 0 when they cannot be captured.
+
+    Three are captured: the largest, which makes the memory that all share, and beside it the second and the smallest;
+    what the others add lies between. `free` tells how many bytes are free.
     """
+    free = free or settled_bytes
     buckets = assembly.runner.buckets(rows)
-    costs = []
-    for bucket in sorted({*buckets[:1], *buckets[-1:]}, reverse=True):
-        before = free()
-        if not capture(assembly, (bucket,), lambda done, total: None):
-            return 0
-        costs.append(max(before - free(), 0))
-    return costs[0] + costs[-1] * (len(buckets) - 1) if costs else 0
+    if not buckets:
+        return 0
+    largest, others = buckets[0], buckets[1:]
+    alone = taken(assembly, (largest,), free)
+    added = {bucket: taken(assembly, (largest, bucket), free) - alone for bucket in {*others[:1], *others[-1:]}}
+    return max(alone + between(added, others), 0)
+
+
+def taken(assembly: Assembly, buckets: tuple[int, ...], free: Callable[[], int]) -> int:
+    """Bytes that graphs of these buckets take; 0 when they cannot be captured."""
+    capture(assembly, (), ignored)
+    before = free()
+    return before - free() if capture(assembly, buckets, ignored) else 0
+
+
+def ignored(done: int, total: int) -> None:
+    """Tell nobody how far it is."""
+
+
+def between(known: dict[int, int], buckets: Sequence[int]) -> int:
+    """The sum over `buckets` of what lies on the line through the known sizes."""
+    if not known:
+        return 0
+    sizes = sorted(known)
+    return round(sum(np.interp(buckets, sizes, [known[size] for size in sizes])))
 
 
 def capture(assembly: Assembly, buckets: tuple[int, ...], report: Callable[[int, int], None]) -> bool:
-    """Capture these buckets; False, with a warning, when that fails: steps run without graphs then."""
-    if not buckets:
-        return True
+    """Capture these buckets in place of those captured before; False, with a warning, when that fails: steps run
+    without graphs then.
+    """
     try:
         with torch.inference_mode():
             assembly.runner.capture(buckets, report)

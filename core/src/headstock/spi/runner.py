@@ -132,7 +132,10 @@ class Runner(ABC):
         return ()
 
     def capture(self, buckets: Sequence[int], report: CaptureReport) -> None:
-        """Record steps of these sizes, so that `decode` can replay them. Whatever it raises, `run` works on."""
+        """Record steps of these sizes, in place of those recorded before, so that `decode` can replay them.
+
+        Whatever it raises, `run` works on.
+        """
         if buckets:
             raise TypeError(f"{type(self).__name__} names buckets but has no capture")
 

@@ -58,6 +58,8 @@ class CudaGraphRunner(Runner):
     def capture(self, buckets: Sequence[int], report: CaptureReport) -> None:
         """Record steps of these sizes. After an error nothing is replayed."""
         self.recorded = {}
+        if not buckets:
+            return
         device = self.program.seats.tokens.device
         # A pool of memory ends with its last graph, so each capture begins one of its own.
         self.recorder = self.given or CudaRecorder(device)

@@ -1,0 +1,154 @@
+"""Numbers against transformers in float32: the demo model's stories token by token, and logits of the 0.6B shape."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu.tokens import BACKENDS, REPLAYED
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from headstock import LLM, SamplingParams
+from headstock.bench.shapes import SHAPES, write
+from headstock.registry import spec
+
+PROMPTS = ("Once upon a time", "One morning", "There was a", "In a small house", "The fox", "Anna", "Long ago", "Ben")
+STORY = 200
+"""Tokens of a story."""
+MOST_EXCUSED = 0.02
+
+
+def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
+    """Both, for every backend."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    stories, logits = attempt(all_stories), attempt(all_logits)
+    ok = all(isinstance(part, dict) and all(each["ok"] for each in part.values()) for part in (stories, logits))
+    return {"ok": ok, "stories": stories, "logits": logits}
+
+
+def attempt(work: Any) -> Any:
+    """What the work found, or what it raised."""
+    try:
+        return work()
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
+
+
+def all_stories() -> dict[str, Any]:
+    """Stories that float32 tells, and what each backend in bfloat16 would have said at every position of them."""
+    folder = spec("checkpoint", "demo").directory
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).cuda().eval()
+    with LLM("demo", device="cuda", num_pages=64, runner="eager", max_running_requests=1) as llm:
+        prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    with torch.inference_mode():
+        told = [told_by(model, prompt) for prompt in prompts]
+    del model
+    found = {}
+    for prompts_by in BACKENDS:
+        for decode_by in BACKENDS:
+            for runner in ("eager", "cudagraph") if decode_by in REPLAYED else ("eager",):
+                pair = prompts_by if prompts_by == decode_by else f"{prompts_by},{decode_by}"
+                if prompts_by == decode_by or runner == "cudagraph":
+                    found[f"{pair}, {runner}"] = story(pair, runner, prompts, told)
+    return found
+
+
+def told_by(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+    """A greedy story in float32, and the scores from which each of its tokens came. [STORY, vocab]"""
+    ids = torch.tensor([prompt], device="cuda")
+    whole = model.generate(ids, max_new_tokens=STORY, min_new_tokens=STORY, do_sample=False)
+    scores = model(whole).logits[0, len(prompt) - 1 : -1].float()
+    return whole[0, len(prompt) :].tolist(), scores.cpu()
+
+
+def story(attn: str, runner: str, prompts: list[list[int]], told: list[Any]) -> dict[str, Any]:
+    """How often a pair agrees, decoding: each position of each story is a request of its own, for one token after it.
+
+    A position counts when float32 prefers its token by more than four times the median error of log-probabilities.
+    """
+    asked, wanted, margins, references = [], [], [], []
+    for prompt, (tokens, scores) in zip(prompts, told, strict=True):
+        best = scores.topk(2, -1).values
+        for place in range(0, STORY - 1, 2):
+            asked.append({"prompt_token_ids": prompt + tokens[:place]})
+            wanted.append(tokens[place : place + 2])
+            margins.append((best[place : place + 2, 0] - best[place : place + 2, 1]).tolist())
+            references.append(scores[place : place + 2].log_softmax(-1))
+    params = SamplingParams(temperature=0, max_tokens=2, min_tokens=2, logprobs=5)
+    settings = {"num_pages": 4096, "max_running_requests": 64, "max_seq_len": 1024}
+    with LLM("demo", device="cuda", attn=attn, runner=runner, **settings) as llm:
+        answers = [output.outputs[0] for output in llm.generate(asked, params)]
+    errors, compared = [], []
+    for answer, right, margin, reference in zip(answers, wanted, margins, references, strict=True):
+        for place in range(2 if answer.token_ids[0] == right[0] else 1):  # after another token the second means nothing
+            said = answer.token_ids[place]
+            errors.append(abs(answer.logprobs[place][said].logprob - float(reference[place, said])))
+            compared.append((margin[place], said == right[place]))
+    limit = 4 * sorted(errors)[len(errors) // 2]
+    excused = sum(margin <= limit for margin, _ in compared)
+    wrong = sum(not agrees for margin, agrees in compared if margin > limit)
+    return {
+        "ok": wrong == 0 and excused <= MOST_EXCUSED * len(compared),
+        "positions": len(compared),
+        "wrong": wrong,
+        "excused": excused,
+        "excused_and_different": sum(not agrees for margin, agrees in compared if margin <= limit),
+        "median_error": round(limit / 4, 5),
+        "largest_error": round(max(errors), 4),
+    }
+
+
+def all_logits() -> dict[str, Any]:
+    """Log-probabilities of random prompts on the 0.6B shape with random weights; transformers in bfloat16 beside us."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(SHAPES["qwen3-0.6b"], folder)
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).cuda().eval()
+        model.save_pretrained(folder)
+        lengths = (7, 64, 129, 1000)
+        prompts = [torch.randint(0, 150_000, (1, length), device="cuda") for length in lengths]
+        with torch.inference_mode():
+            own = [scored(model, prompt) for prompt in prompts]
+            model.float()
+            exact = [scored(model, prompt) for prompt in prompts]
+        del model
+        torch.cuda.empty_cache()
+        theirs = worst(own, exact)
+        chosen = os.environ.get("GPU_LOGITS", ";".join(BACKENDS)).split(";")
+        found = {attn: logits(attn, folder, prompts, exact, theirs) for attn in chosen}
+    return found | {"transformers in bfloat16": {"ok": True, "largest_error": theirs}}
+
+
+def scored(model: Any, prompt: torch.Tensor) -> torch.Tensor:
+    """The log-probability of each token of the prompt but the first."""
+    ranked = model(prompt).logits[0, :-1].float().log_softmax(-1)
+    return ranked.gather(-1, prompt[0, 1:, None])[:, 0].cpu()
+
+
+def worst(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
+    """The largest difference."""
+    return round(max(float((a - b).abs().max()) for a, b in zip(some, others, strict=True)), 4)
+
+
+def logits(
+    attn: str, folder: Path, prompts: list[torch.Tensor], exact: list[torch.Tensor], theirs: float
+) -> dict[str, Any]:
+    """Our largest error, whole and in chunks; right when it is at most twice what transformers has in bfloat16."""
+    errors = {}
+    for chunk in (8192, 96):
+        settings = {"num_pages": 256, "max_batch_tokens": chunk, "max_running_requests": 16, "max_seq_len": 2048}
+        with LLM(str(folder), device="cuda", dtype="bfloat16", attn=attn, **settings) as llm:
+            params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+            outputs = llm.generate([{"prompt_token_ids": prompt[0].tolist()} for prompt in prompts], params)
+        ours = []
+        for output, prompt in zip(outputs, prompts, strict=True):
+            ids = prompt[0, 1:].tolist()
+            told = output.prompt_logprobs[1:]
+            ours.append(torch.tensor([each[token].logprob for each, token in zip(told, ids, strict=True)]))
+        errors[chunk] = worst(ours, exact)
+    return {"ok": max(errors.values()) <= 2 * theirs, "largest_error": errors, "transformers": theirs}
