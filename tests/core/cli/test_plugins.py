@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from broken_plugins import Dist, scheduler, unpack
 from headstock import registry
 from headstock.cli.plugins import main
 from headstock.errors import PluginBroken, UsageError
+from headstock.spi import DeviceEnv
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -73,6 +75,23 @@ def test_inspect_shows_spec_capabilities_contract_and_options(capsys: pytest.Cap
     text = output(capsys, "inspect", "radix")
     assert "  page_sizes  any\n" in text
     assert "  reuse       yes\n" in text
+
+
+def test_S15_inspect_says_what_is_missing_and_that_the_device_is_another(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for env, wanted in (
+        (
+            DeviceEnv(device="cpu"),
+            "cannot: it runs on cuda from sm_80, and this is cpu; 'headstock doctor' says what can",
+        ),
+        (DeviceEnv(device="cuda", capability=(9, 0)), "can"),
+    ):
+        monkeypatch.setattr("headstock.engine.device.describe", lambda asked, env=env: env)
+        assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"] == wanted
+        assert json.loads(output(capsys, "inspect", "radix", "--json"))["this machine"] == "can"
+    monkeypatch.setitem(sys.modules, "headstock.engine.device", None)
+    assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"].startswith("not known, for torch")
 
 
 def test_inspect_shows_where_a_checkpoint_is(capsys: pytest.CaptureFixture[str]) -> None:

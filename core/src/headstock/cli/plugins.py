@@ -114,11 +114,23 @@ def describe(plugin: Installed) -> dict[str, Any]:
     capabilities = getattr(spec, "capabilities", None)
     return facts | {
         "implementation": spec.implementation,
+        "this machine": here(spec),
         "capabilities": fields(capabilities) if capabilities is not None else {},
         "requires": {need.distribution: requirement(need) for need in spec.requires},
         "missing": {each.message: each.hint for each in registry.missing(spec)},
         "options": defaults(spec),
     }
+
+
+def here(spec: PluginSpec) -> str:
+    """Whether the plugin serves the device of this machine, as far as its spec alone says."""
+    try:
+        from headstock.engine.device import describe as device  # which needs torch
+
+        reason = registry.elsewhere(spec, device("auto"))
+    except (ImportError, OSError):
+        return "not known, for torch cannot be imported"
+    return f"cannot: {reason}; 'headstock doctor' says what can" if reason else "can"
 
 
 def fields(record: Any) -> dict[str, Any]:

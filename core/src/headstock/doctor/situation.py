@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from headstock import registry
 from headstock.config import EngineConfig
 from headstock.doctor.finding import Finding, failed, passed
 from headstock.engine.build import longest, question, read_model
@@ -37,11 +38,8 @@ class Situation:
             except HeadstockError as error:
                 return str(error)
             return ""
-        devices = getattr(getattr(spec, "capabilities", None), "devices", None)
-        if devices is None or any(self.env in served for served in devices):
-            return ""
-        runs_on = ", ".join(map(str, devices)) or "no device"
-        return f"it runs on {runs_on}, and this is {self.env}; choose another one here, or auto"
+        reason = registry.elsewhere(spec, self.env)
+        return reason and f"{reason}; choose another one here, or auto"
 
     def choice(self) -> Iterator[Finding]:
         """Whether the parts that the configuration names, `auto` decided, can serve together."""

@@ -4,10 +4,11 @@ from headstock.registry.assignments import options, unclaimed
 from headstock.registry.entries import Installed, find, group, installed, noun, unknown_name
 from headstock.registry.extras import incomplete
 from headstock.registry.loading import implementation, imported, spec, specs
-from headstock.registry.requirements import missing, require
+from headstock.registry.requirements import elsewhere, missing, require
 
 __all__ = [
     "Installed",
+    "elsewhere",
     "find",
     "group",
     "implementation",

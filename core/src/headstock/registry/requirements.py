@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from headstock.errors import CannotRun
 from headstock.registry.loading import origin
-from headstock.spi import PluginSpec, Rejection, Require
+from headstock.spi import DeviceEnv, PluginSpec, Rejection, Require
 
 
 def missing(spec: PluginSpec) -> tuple[Rejection, ...]:
@@ -21,6 +21,14 @@ def require(spec: PluginSpec) -> None:
     if reasons:
         said = "; ".join(f"{each.message}{f', install with: {each.hint}' if each.hint else ''}" for each in reasons)
         raise CannotRun(f"{origin(spec)} cannot run here: {said}")
+
+
+def elsewhere(spec: PluginSpec, env: DeviceEnv) -> str:
+    """Why a plugin that names the devices it runs on does not run on this one; empty when it does, or names none."""
+    devices = getattr(getattr(spec, "capabilities", None), "devices", None)
+    if devices is None or any(env in served for served in devices):
+        return ""
+    return f"it runs on {', '.join(map(str, devices)) or 'no device'}, and this is {env}"
 
 
 def unmet(need: Require) -> Rejection | None:
