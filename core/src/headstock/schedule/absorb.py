@@ -160,8 +160,8 @@ def one_each(draft: Draft, event: Sampled, rows: Ints) -> None:
     stopped = NONE
     stops = draft.stop_ids.take(rows, axis=1) == event.tokens
     if some(stops):
-        stopped = rows[stops.any(0)]
-        stopped = stopped[known[stopped] >= columns[Column.MIN_LEN, stopped]]
+        stopped = rows[stops.nonzero()[1]]
+        stopped = stopped[known[stopped] >= columns[Column.MIN_LEN][stopped]]
         done[stopped] = True
     if some(done):
         for row in rows[done[rows]].tolist():

@@ -104,7 +104,8 @@ def judge(draft: Draft, view: View, budget: Budget, choice: Choice) -> Ints:
 
 def legal_positions(positions: Ints, count: int) -> bool:
     """Whether the positions ascend within [0, count)."""
-    return bool((np.diff(positions) > 0).all() and positions[0] >= 0 and positions[-1] < count)
+    given: list[int] = positions.tolist()
+    return given[0] >= 0 and given[-1] < count and given == sorted(set(given))
 
 
 def provide(draft: Draft, chosen: Ints) -> Ints:
@@ -118,8 +119,8 @@ def provide(draft: Draft, chosen: Ints) -> Ints:
     if not some(short):
         return chosen
     needs = []
-    for group, spans in enumerate(draft.spans):
-        rows = where(short[group])
+    for group in range(len(short)):
+        rows, spans = where(short[group]), draft.spans[group]
         counts = -(-stops.take(rows) // size) - spans.take(rows)
         total = sum(counts.tolist())  # few rows lack a page: 1 us less than the array's own sum
         if total > draft.num_free[group] and total > available(draft, group):

@@ -85,6 +85,7 @@ def flat_writes(draft: Draft) -> tuple[Ints, Ints, Ints, Ints]:
     if len(writes) == 1:
         ((group, rows, columns, pages),) = writes
         return np.full(len(rows), group, np.int32), rows.astype(np.int32), columns, pages
-    groups = np.concatenate([np.full(len(rows), group, np.int32) for group, rows, *_ in writes])
-    rows, columns, pages = (np.concatenate(parts) for parts in list(zip(*writes, strict=True))[1:])
+    numbers, *parts = zip(*writes, strict=True)
+    groups = np.repeat(np.array(numbers, np.int32), [len(rows) for rows in parts[0]])
+    rows, columns, pages = map(np.concatenate, parts)
     return groups, rows.astype(np.int32), columns, pages

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.errors import PluginBroken
-from headstock.schedule.columns import Column, where, writeable
+from headstock.schedule.columns import Column, some, where, writeable
 from headstock.schedule.draft import Draft, shareable
 from headstock.schedule.regions import Region
 from headstock.spi.cache import CachePolicy, Match
@@ -174,7 +174,7 @@ def release(draft: Draft, row: int) -> None:
 def let_go(draft: Draft, row: int) -> None:
     """The row's page table is empty."""
     draft.spans[:, row] = 0
-    if draft.first_pages[:, row].any():
+    if some(draft.first_pages[:, row]):
         draft.first_pages = writeable(draft.first_pages)
         draft.first_pages[:, row] = 0
 

@@ -50,6 +50,8 @@ def soon_cached(draft: Draft, entry: Entry, found: int, waiting: list[Beginning]
     late = (columns[Column.INDEXED] < stop // size) & (columns[Column.NUM_KNOWN] >= stop)
     late &= columns[Column.PRIORITY] >= request.priority
     rows = where(late)
+    if not len(rows):  # few requests are that near to their beginning
+        return False
     for row in rows[draft.tokens[rows, stop - 1] == entry.tokens[stop - 1]].tolist():
         other = draft.seats[row]
         together = other is not None and other.request.namespace == request.namespace
