@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-import ops_cases as cases
 import pytest
+import sampling_cases as cases
 import torch
 import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ops_cases import SETTINGS
+from sampling_cases import SETTINGS
 
 from headstock.nn.noise import gumbel, random_words
 from headstock.nn.truncation import keep_top
