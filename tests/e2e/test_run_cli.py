@@ -119,6 +119,13 @@ def test_H16_T17_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_pat
         (["--input", "/no/such/file.jsonl"], 6, "cannot read /no/such/file.jsonl"),
         (["--prompt", "x", "--model", "/no/such/model"], 6, "/no/such/model"),
         (["--prompt", "x", "--temperature", "nan"], 2, "temperature"),
+        (["--prompt", "x", "--input", "/"], 6, "cannot read /: Is a directory"),
+        (["--prompt", "x", "--model", "/"], 6, "config.json is missing"),
+        (["--prompt", ""], 1, "--prompt '': prompt is empty"),
+        (["--prompt", "x", "--attn", "sdap"], 2, "did you mean 'sdpa'"),
+        (["--prompt", "x", "--max-tokens", "9" * 30], 2, "max_tokens must be at most"),
+        (["--prompt", "x", "--record", "/"], 6, "cannot be written: Is a directory"),
+        (["--prompt", "x " * 9000], 1, "prompt has 18000 tokens, but sequences may have 4096 here"),
         ([], 2, "no prompt"),
     ],
 )
@@ -128,18 +135,37 @@ def test_each_error_is_one_clear_line_with_its_exit_code(arguments: list[str], c
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_text_streams_and_an_interrupt_exits_130() -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_text_streams_and_a_signal_ends_it_cleanly(number: signal.Signals, code: int) -> None:
     arguments = ["--prompt", STORY, "--max-tokens", "4000", "--num-pages", "256", "--temperature", "1", "--seed", "1"]
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     first = os.read(process.stdout.fileno(), 1)
     alive = process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     begun = time.monotonic()
     _, err = process.communicate(timeout=30)
     assert first and alive
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert b"Traceback" not in err and time.monotonic() - begun < 10
+
+
+def test_quiet_writes_nothing_to_a_terminal_but_the_text() -> None:
+    master, slave = pty.openpty()
+    arguments = ["--prompt", STORY, "--prompt", STORY, "--quiet", "--max-tokens", "3", *SMALL]
+    process = subprocess.Popen([*COMMAND, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=slave)
+    out, _ = process.communicate(timeout=120)
+    os.set_blocking(master, False)
+    with pytest.raises(BlockingIOError):
+        os.read(master, 1)
+    os.close(slave)
+    os.close(master)
+    assert process.returncode == 0 and b"==> 2" in out
+
+
+def test_closed_output_is_no_error() -> None:
+    command = [*COMMAND, "--prompt", "x", "--max-tokens", "2", *SMALL]
+    assert subprocess.run(["/bin/sh", "-c", '"$@" >&- 2>&- <&-', "sh", *command], check=False).returncode == 0
 
 
 def test_a_terminal_begins_a_chat() -> None:
