@@ -50,14 +50,16 @@ def scores_at(row, at, peak, heat, VOCAB: tl.constexpr):
 
 
 @triton.jit
-def peak_of(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """The highest logit; infinity where there is NaN."""
+def ends_of(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """The lowest finite logit and the highest logit, which is infinity where there is NaN."""
+    least = tl.full((BLOCK,), INFINITY, tl.float32)
     peak = tl.full((BLOCK,), -INFINITY, tl.float32)
     for start in range(0, VOCAB, BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(row + at, at < VOCAB, other=-INFINITY).to(tl.float32)
+        least = tl.minimum(least, tl.where(x > -INFINITY, x, INFINITY))
         peak = tl.maximum(peak, tl.where(x != x, INFINITY, x))
-    return tl.max(peak, 0)
+    return tl.min(least, 0), tl.max(peak, 0)
 
 
 @triton.jit
@@ -76,7 +78,9 @@ def mass_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     mass = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, VOCAB, BLOCK):
         s = scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
-        mass += tl.where(s >= floor, tl.exp(s.to(tl.float64)), 0.0)
+        inside = s >= floor
+        if tl.max(inside.to(tl.int32), 0) > 0:
+            mass += tl.where(inside, tl.exp(s.to(tl.float64)), 0.0)
     return tl.sum(mass, 0)
 
 
@@ -104,22 +108,24 @@ def search(row, peak, heat, lowest, target, VOCAB: tl.constexpr, WEIGH: tl.const
         for start in range(0, VOCAB, BLOCK):
             s = scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
             inside = (s > low) & (s >= lowest) & (s <= top)
-            smallest = tl.minimum(smallest, tl.where(inside, s, INFINITY))
-            largest = tl.maximum(largest, tl.where(inside, s, -INFINITY))
-            counts += inside.to(tl.int32)
-            weight = inside.to(tl.int32)
-            if WEIGH:
-                weight = tl.where(inside, tl.exp(s.to(tl.float64)), 0.0)
-            weights += tl.where(s[None, :] > pivots[:, None], weight[None, :], 0)
+            if tl.max(inside.to(tl.int32), 0) > 0:  # after top_k most blocks hold nothing of interest
+                smallest = tl.minimum(smallest, tl.where(inside, s, INFINITY))
+                largest = tl.maximum(largest, tl.where(inside, s, -INFINITY))
+                counts += inside.to(tl.int32)
+                weight = inside.to(tl.int32)
+                if WEIGH:
+                    weight = tl.where(inside, tl.exp(s.to(tl.float64)), 0.0)
+                weights += tl.where(s[None, :] > pivots[:, None], weight[None, :], 0)
         better = above + tl.sum(weights, 1)
         least, most, count = tl.min(smallest, 0), tl.max(largest, 0), tl.sum(counts, 0)
         searching = least < most
         if searching:
-            stays = better < target
+            stays = (better < target) & (pivots > low)
             low = tl.maximum(low, tl.max(tl.where(stays, -INFINITY, pivots), 0))
             high = tl.min(tl.where(stays, pivots, top), 0)
             above = tl.max(tl.where(stays, better, above), 0)
-    return least, above, count
+    # The bracket is empty if sums in another order fell on the other side of the target: what is above it stays.
+    return tl.where(least <= most, least, high), above, count
 
 
 @triton.jit
@@ -158,15 +164,17 @@ def cut_kernel(
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * stride
     heat = tl.load(temperature + index)
-    peak = peak_of(row, VOCAB, BLOCK)
+    least, peak = ends_of(row, VOCAB, BLOCK)
     tl.store(peaks + index, peak)
     edge = tl.full((), -INFINITY, tl.float32)
     last = tl.full((), VOCAB, tl.int32)
     kept, count = last, last
     if (heat > 0) & (peak < INFINITY) & (peak > -INFINITY):
+        lowest = scaled(least, peak, heat)
         if MIN_P:
             edge = tl.load(floors + index)
-        lowest = lowest_of(row, peak, heat, edge, VOCAB, BLOCK)
+        if (lowest < edge) | (lowest == -INFINITY):
+            lowest = lowest_of(row, peak, heat, edge, VOCAB, BLOCK)
         if TOP_K:
             k = tl.load(top_k + index).to(tl.int32)
             if k < VOCAB:
