@@ -31,6 +31,7 @@ def requests(draw: st.DrawFn, most: int = 6, **fixed: object) -> list[Request]:
             "priority": draw(st.integers(0, 2)),
             "stop_ids": tuple(draw(st.lists(st.integers(0, VOCAB - 1), max_size=3))),
             "namespace": draw(st.sampled_from(["", "", "other"])),
+            "min_tokens": draw(st.integers(0, 3)),
         }
         made.append(request(str(number), tokens, draw(st.integers(1, LONGEST - len(tokens))), **(drawn | fixed)))
     return made
