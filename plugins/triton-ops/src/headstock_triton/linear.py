@@ -11,6 +11,8 @@ from headstock_triton.portable import dot, narrow
 
 SINGLE = 4
 """Tokens up to which products are summed by threads; more go through tensor cores, which take 16 at a time."""
+TILE = 8192
+"""Numbers of the weight that a program asks for at once: 128 bytes a thread."""
 
 
 @triton.jit
@@ -85,7 +87,8 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = x.new_empty(tokens, outs)
     x, held = x.contiguous(), weight if bias is None else bias
     if tokens <= SINGLE:
-        block, rows = min(1024, triton.next_power_of_2(width)), 8 if outs >= 4096 else 4
+        block = min(4096, triton.next_power_of_2(width))
+        rows = max(TILE // block, 1)
         single_kernel[(triton.cdiv(outs, rows),)](
             x,
             weight,
