@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,27 @@ class Rows(RuleBasedStateMachine):
         assert inserted.canonical.tolist() == canonical
         self.free += [page for page, kept in zip(pages, canonical, strict=True) if page != kept]
         self.rows.append(((path[0], path[1] + tokens), inserted.handle))
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), counts=st.lists(st.integers(1, 2), min_size=1, max_size=4))
+    def fill_pages_of_many(self, data: st.DataObject, counts: list[int]) -> None:
+        counts = counts[: len(self.rows)]
+        if sum(counts) > len(self.free):
+            return
+        rows = [self.rows.pop() for _ in counts]
+        pages = [self.free.pop() for _ in range(sum(counts))]
+        page = st.tuples(*[st.integers(0, 1)] * self.model.page_size)
+        tokens = [data.draw(page) for _ in pages]
+        handles, namespaces = [handle for _, handle in rows], [path[0] for path, _ in rows]
+        canonical, ends = self.policy.insert_each(self.index, handles, counts, ints(tokens), ints(pages), namespaces)
+        assert canonical.dtype == np.int32
+        stop = 0
+        for (path, _), count, end in zip(rows, counts, ends, strict=True):
+            start, stop = stop, stop + count
+            new = tuple(chain(*tokens[start:stop]))
+            assert canonical[start:stop].tolist() == self.model.insert(path, new, pages[start:stop])
+            self.rows.append(((path[0], path[1] + new), end))
+        self.free += [page for page, kept in zip(pages, canonical.tolist(), strict=True) if page != kept]
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())

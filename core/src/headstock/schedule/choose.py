@@ -52,7 +52,9 @@ def choose(draft: Draft) -> Ints:
 
 def look(draft: Draft, waiting: Sequence[Entry]) -> View:
     """What a scheduler may see, `waiting` of the queue."""
-    columns = draft.columns
+    columns = draft.columns.view()
+    columns.setflags(write=False)
+    draft.ranked.setflags(write=False)
     computed = columns[Column.NUM_COMPUTED]
     want = np.minimum(columns[Column.NUM_TOKENS], columns[Column.LAST])
     want -= computed
