@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,8 +50,7 @@ def test_an_unreadable_tokenizer_is_one_line(tmp_path: Path, content: str | None
 
 
 def test_a_config_json_that_transformers_refuses_is_what_gets_the_blame(byte_level: Path, tmp_path: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((byte_level / name).read_bytes())
+    (tmp_path / "tokenizer_config.json").write_bytes((byte_level / "tokenizer_config.json").read_bytes())
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "bos_token_id": "x"}')
     with pytest.raises(ModelError, match=r"^config\.json in .* cannot be read by transformers: .*'bos_token_id'"):
         Tokenizer(tmp_path)
@@ -90,3 +91,11 @@ def test_a_bad_generation_config_is_one_line_that_names_the_file(tmp_path: Path,
     with pytest.raises(ModelError, match="correct or remove the file") as caught:
         read_generation_config(tmp_path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_tokenizer_json_is_read_without_importing_transformers_models(byte_level: Path) -> None:
+    code = "import sys; from pathlib import Path; from headstock.text.tokenizer import Tokenizer\n"
+    code += "Tokenizer(Path(sys.argv[1])); print('transformers.generation' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, str(byte_level)], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["False", "False"]
