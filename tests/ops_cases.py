@@ -14,7 +14,7 @@ from headstock.nn.kv import kv_cells
 from headstock.nn.parameters import parameters
 from headstock.nn.rope import Turns, rope_table
 from headstock.nn.torch_ops import TorchOps
-from headstock.spi import Batch, KVGroup, LayerConfig, ModelConfig, Ops, Params, Rope, Sampling, Weight
+from headstock.spi import Batch, Experts, KVGroup, LayerConfig, ModelConfig, Ops, Params, Rope, Sampling, Weight
 from headstock_triton import activation, linear, norm
 from headstock_triton.heads import turn_and_store
 from headstock_triton.ops import TritonOps
@@ -38,12 +38,13 @@ class Shape:
     qk_norm: bool = True
     bias: bool = False
     layers: int = 2
+    experts: Experts | None = None
 
 
 def config_of(shape: Shape) -> ModelConfig:
     """A decoder of that shape."""
     layers = tuple(
-        LayerConfig(index=index, prefix=f"layers.{index}.", group=0, scale=shape.head_dim**-0.5)
+        LayerConfig(index=index, prefix=f"layers.{index}.", group=0, scale=shape.head_dim**-0.5, experts=shape.experts)
         for index in range(shape.layers)
     )
     group = KVGroup(layers=tuple(range(shape.layers)), kind="full", kv_heads=shape.kv_heads, head_dim=shape.head_dim)

@@ -9,7 +9,7 @@ from attrs import evolve
 from ops_cases import Shape
 
 from headstock.nn.torch_ops import TorchOps
-from headstock.spi import Weight
+from headstock.spi import Experts, Weight
 from headstock_triton.heads import turn_and_store
 from headstock_triton.ops import TritonOps
 from headstock_triton.options import TritonOptions
@@ -108,6 +108,11 @@ def test_eight_bit_pools_saturate() -> None:
 @pytest.mark.parametrize("shape", [SMALL, evolve(SMALL, qk_norm=False, bias=True), evolve(SMALL, rope_dim=32)], ids=str)
 def test_whole_layers(shape: Shape, dtype: torch.dtype) -> None:
     cases.model_case(shape, 4, dtype, "cpu")
+
+
+def test_layers_of_experts() -> None:
+    experts = Experts(count=5, per_token=2, intermediate=24, renormalize=True)
+    cases.model_case(evolve(SMALL, experts=experts), 4, torch.float32, "cpu")
 
 
 def test_a_step_without_tokens() -> None:
