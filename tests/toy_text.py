@@ -8,21 +8,33 @@ from typing import Any
 
 import toy_plugins
 from core.schedule.toy import VOCAB
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headstock import LLM
 
 EOS = 0
 """The token that ends an answer."""
-BYTES = tuple(f"<0x{byte:02X}>" for byte in "😀日é".encode())
 LETTERS = ("a", "b", "c", " ", "ab", "ba", "é", "日", "本", "😀")
-PIECES = ("</s>", *BYTES, *LETTERS, *(chr(ord("A") + i) for i in range(VOCAB - 1 - len(BYTES) - len(LETTERS))))
+
+
+def spelt(text: str) -> str:
+    """Text as byte-level vocabularies spell it: a character a byte."""
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return "".join(piece for piece, _ in split)
+
+
+def pieces() -> list[str]:
+    """The vocabulary."""
+    bytes_alone = dict.fromkeys(character for text in "😀日é" for character in spelt(text))
+    known = ["</s>", *bytes_alone, *map(spelt, LETTERS)]
+    return known + [chr(ord("A") + i) for i in range(VOCAB - len(known))]
 
 
 def write_tokenizer(directory: Path) -> None:
     """Write the tokenizer of the toy model to its checkpoint."""
-    inner = Tokenizer(models.BPE({piece: i for i, piece in enumerate(PIECES)}, [], byte_fallback=True))
-    inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    inner = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces())}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["</s>"])
     inner.save(str(directory / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
