@@ -12,7 +12,7 @@ from torch import Tensor
 from headstock.nn import sampling as torch_sampling
 from headstock.spi import Sample, Sampling
 from headstock_triton import sampling
-from headstock_triton.truncation import cut
+from headstock_triton.truncation import bracket, sort
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -90,19 +90,18 @@ def cut_case(rows: int, vocab: int, dtype: torch.dtype, device: str, settings: d
 def compare_cut(logits: Tensor, asked: Sampling) -> float:
     """See `cut_case`; greedy and unsound rows are left out."""
     assert asked.temperature is not None
-    found = cut(logits, asked)
-    assert found is not None
     wide = logits.float()
     scores = (wide - wide.amax(-1, keepdim=True)) / asked.temperature.clamp(min=1e-6)[:, None]
     at = torch.arange(scores.shape[-1], device=scores.device)
-    edges, last = found.edges[:, None], found.last_ids[:, None]
-    stays = ((scores > edges) | ((scores == edges) & (at <= last))) & (scores > -math.inf)
     kept = torch_cut(scores, asked) > -math.inf
     rows = (asked.temperature > 0) & ~scores.isnan().any(-1)
-    wrong = (stays != kept)[rows].sum(-1)
-    assert int(wrong.max()) == 0, (
-        f"{int((wrong > 0).sum())} rows of {int(rows.sum())} differ, by up to {int(wrong.max())} tokens"
-    )
+    for way in (bracket, sort):
+        found = way(logits, asked)
+        edges, last = found.edges[:, None], found.last_ids[:, None]
+        stays = ((scores > edges) | ((scores == edges) & (at <= last))) & (scores > -math.inf)
+        wrong = (stays != kept)[rows].sum(-1)
+        off = f"{int((wrong > 0).sum())} rows of {int(rows.sum())} differ, by up to {int(wrong.max())} tokens"
+        assert int(wrong.max()) == 0, f"{way.__name__}: {off}"
     return float(kept[rows].float().mean())
 
 

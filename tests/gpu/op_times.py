@@ -18,6 +18,7 @@ from headstock.nn.torch_ops import TorchOps
 from headstock.spi import Weight
 from headstock_triton import activation, linear, norm, sampling
 from headstock_triton.heads import turn_and_store
+from headstock_triton.truncation import bracket, sort
 
 DEVICE = "cuda"
 VOCAB = 151_936
@@ -28,6 +29,7 @@ SHAPES = {
 }
 TIMED_TOKENS = (1, 16, 64, 256, 8192)
 TIMED_ROWS = (1, 64, 256)
+CUT_ROWS = (1, 4, 8, 16, 32, 64)
 LINEAR_TOKENS = (1, 2, 4, 8, 16)
 COPIES = 8
 """Inputs that take turns when a kernel is timed, so that large ones come from memory."""
@@ -54,6 +56,8 @@ def timed_cases() -> dict[str, Callable[[], dict[str, Any]]]:
             found[f"{label}, {tokens} tokens"] = lambda label=label, tokens=tokens: layer_times(SHAPES[label], tokens)
     for label, (outs, width) in products().items():
         found[f"linear, {label}"] = lambda outs=outs, width=width: linear_times(outs, width)
+    for rows in CUT_ROWS:
+        found[f"cut, {rows} rows"] = lambda rows=rows: cut_times(rows)
     for rows in TIMED_ROWS:
         for name in ("greedy", "temperature", "top_k", "top_p", "all"):
             found[f"sampling, {rows} rows, {name}"] = lambda rows=rows, name=name: sampling_times(rows, SETTINGS[name])
@@ -119,6 +123,18 @@ def linear_times(outs: int, width: int) -> dict[str, Any]:
         theirs = graph_us(lambda i, x=x: torch.nn.functional.linear(x, weights[i]), copies, launches=64)
         found[f"{tokens} tokens"] = speed(ours, 2 * outs * width)
         found[f"{tokens} tokens, torch"] = speed(theirs, 2 * outs * width)
+    return found
+
+
+def cut_times(rows: int) -> dict[str, Any]:
+    """Microseconds of both ways to cut rows off, for the number of rows from which a search is faster."""
+    logits = cases.noise(rows, VOCAB, dtype=torch.bfloat16, device=DEVICE, scale=2.0)
+    found = {}
+    for name in ("top_k", "top_p", "all"):
+        asked = sampling_of(rows, DEVICE, dict(SETTINGS[name]))
+        for way in (bracket, sort):
+            taken = graph_us(lambda i, way=way, asked=asked: way(logits, asked), 1, launches=4)
+            found[f"{name}, {way.__name__}"] = speed(taken, 2 * logits.numel())
     return found
 
 

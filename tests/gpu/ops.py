@@ -94,7 +94,8 @@ def right_cases() -> dict[str, Callable[[], Any]]:
                 )
                 if name not in ("greedy", "temperature"):
                     put(f"cut, {case}", sampling_cases.cut_case, rows, VOCAB, dtype, DEVICE, settings)
-        put(f"sampling in a graph, {name}", sampling_in_a_graph, settings)
+        for rows in (4, 16):
+            put(f"sampling in a graph, {name}, {rows} rows", sampling_in_a_graph, settings, rows)
         if settings:
             put(f"distribution, {name}", distribution_case, settings)
     for label, (outs, width) in products().items():
@@ -134,9 +135,8 @@ def distribution_case(settings: Mapping[str, Any]) -> None:
     assert off < 50, f"chi-square {off:.1f}; of 19 degrees of freedom one in ten thousand is above 50"
 
 
-def sampling_in_a_graph(settings: Mapping[str, Any]) -> float:
+def sampling_in_a_graph(settings: Mapping[str, Any], rows: int) -> float:
     """A graph gives the tokens of new logits and new seeds."""
-    rows = 16
     logits = sampling_cases.logits_of(rows, VOCAB, torch.bfloat16, DEVICE)
     asked = sampling_cases.sampling_of(rows, DEVICE, dict(settings))
     graph, found = replayed(lambda: sampling.sample(logits, asked))

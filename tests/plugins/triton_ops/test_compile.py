@@ -18,6 +18,7 @@ from headstock_triton.heads import turn_and_store
 from headstock_triton.linear import small_linear
 from headstock_triton.norm import add_norm, embed_norm
 from headstock_triton.sampling import sample
+from headstock_triton.truncation import SORTED_ROWS
 
 OPTIONS = ("num_warps", "num_stages")
 
@@ -74,23 +75,24 @@ def test_heads(compiled: list[str], tokens: int, rope_dim: int) -> None:
     assert compiled == ["heads_kernel"]
 
 
+ROWS = SORTED_ROWS + 1
 SAMPLINGS: dict[str, Callable[[], Sampling]] = {
     "greedy": Sampling,
     "temperature": lambda: Sampling(**warm()),
     "cut": lambda: Sampling(
-        **warm(), top_k=tensor(3, dtype=torch.int64), top_p=torch.ones(3), min_p=torch.ones(3), top_logprobs=0
+        **warm(), top_k=tensor(ROWS, dtype=torch.int64), top_p=torch.ones(ROWS), min_p=torch.ones(ROWS), top_logprobs=0
     ),
 }
 
 
 def warm() -> dict[str, torch.Tensor]:
     """What rows with a temperature need."""
-    whole = tensor(3, dtype=torch.int64)
-    return {"temperature": torch.ones(3), "seeds": whole, "positions": whole}
+    whole = tensor(ROWS, dtype=torch.int64)
+    return {"temperature": torch.ones(ROWS), "seeds": whole, "positions": whole}
 
 
 @pytest.mark.parametrize("asked", SAMPLINGS)
 def test_sampling(compiled: list[str], asked: str) -> None:
-    sample(tensor(3, 151_936), SAMPLINGS[asked]())
+    sample(tensor(ROWS, 151_936), SAMPLINGS[asked]())
 
     assert compiled == [*["cut_kernel"] * (asked == "cut"), "part_kernel", "join_kernel"]

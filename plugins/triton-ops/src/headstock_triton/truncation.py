@@ -17,12 +17,16 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.nn.sampling import COLDEST
+from headstock.nn.truncation import keep_min_p, keep_top
 from headstock.spi import Sampling
 
 LOWEST_HEAT = tl.constexpr(COLDEST)
 INFINITY = tl.constexpr(math.inf)
 PIVOTS = tl.constexpr(8)
 LEAST_MASS = tl.constexpr(1e-300)
+
+SORTED_ROWS = 8
+"""Up to here rows are sorted instead: a search has one program a row, which leaves most of the device idle."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -202,6 +206,28 @@ def cut(logits: Tensor, sampling: Sampling) -> Cut | None:
     asked = (sampling.top_k, sampling.top_p, sampling.min_p)
     if all(each is None for each in asked):
         return None
+    return sort(logits, sampling) if len(logits) <= SORTED_ROWS else bracket(logits, sampling)
+
+
+def sort(logits: Tensor, sampling: Sampling) -> Cut:
+    """The cut by torch's own functions, which sort each row with the whole device."""
+    assert sampling.temperature is not None
+    wide = logits.to(torch.float32)
+    peaks = wide.amax(-1)
+    warm = sampling.temperature > 0
+    divisor = sampling.temperature.clamp(min=COLDEST).masked_fill(~warm, 1.0)
+    scores = (wide - peaks[:, None]).div_(divisor[:, None])
+    left = scores if sampling.min_p is None else keep_min_p(scores, sampling.min_p)
+    if sampling.top_k is not None or sampling.top_p is not None:
+        left = keep_top(left, sampling.top_k, sampling.top_p)
+    edges = left.masked_fill(left == -math.inf, math.inf).amin(-1)
+    ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+    last = ids.where(left == edges[:, None], -1).amax(-1)
+    return Cut(peaks=peaks, edges=edges, last_ids=last)
+
+
+def bracket(logits: Tensor, sampling: Sampling) -> Cut:
+    """The cut by a search, for each row with one program."""
     rows, vocab = logits.shape
     numbers = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
     found = Cut(peaks=numbers[0], edges=numbers[1], last_ids=numbers[2].view(torch.int32))
