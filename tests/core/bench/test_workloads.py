@@ -51,7 +51,7 @@ def test_a_small_vocabulary_changes_ids_and_no_length() -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_is_a_directory_that_the_engine_can_read(name: str, tmp_path: Path) -> None:
-    from headstock.engine.build import read_model
+    from headstock.engine.checkpoint import read_model
     from headstock.text.tokenizer import Tokenizer
 
     write(SHAPES[name], tmp_path)
@@ -69,7 +69,7 @@ def test_a_shape_is_a_directory_that_the_engine_can_read(name: str, tmp_path: Pa
 
 
 def test_the_demo_shape_is_that_of_the_demo_checkpoint(tmp_path: Path) -> None:
-    from headstock.engine.build import locate
+    from headstock.engine.checkpoint import locate
 
     write(SHAPES["demo"], tmp_path)
     mine, theirs = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, locate("demo")))

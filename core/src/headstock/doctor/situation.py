@@ -11,7 +11,8 @@ from attrs import frozen
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.doctor.finding import Finding, failed, passed
-from headstock.engine.build import longest, question, read_model
+from headstock.engine.build import question
+from headstock.engine.checkpoint import longest, read_model
 from headstock.engine.device import describe
 from headstock.engine.negotiate import model_dtype, negotiate
 from headstock.engine.resolve import AttentionQuestion, resolve

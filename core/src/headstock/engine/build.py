@@ -12,12 +12,13 @@ import attrs
 import torch
 from attrs import frozen
 
-from headstock import registry, weights
+from headstock import registry
 from headstock.config import EngineConfig
 from headstock.engine.assembly import Assembly, Material, assemble
 from headstock.engine.bounds import limits
 from headstock.engine.buffers import Buffers, allocate
 from headstock.engine.canary import Canary
+from headstock.engine.checkpoint import load, locate, longest, read_model, tensor_bytes
 from headstock.engine.device import describe, free_bytes
 from headstock.engine.faults import Faults
 from headstock.engine.memory import MemoryPlan, Spent, estimate, plan_memory, size
@@ -25,17 +26,14 @@ from headstock.engine.negotiate import Agreement, model_dtype, negotiate, pool_d
 from headstock.engine.resolve import AttentionQuestion
 from headstock.engine.selection import Parts, select
 from headstock.engine.trial import capture, measure, most_rows, settled_bytes
-from headstock.errors import CannotRun, ModelError, UsageError
+from headstock.errors import CannotRun, UsageError
 from headstock.logs import event
 from headstock.schedule import Limits
 from headstock.spi import (
     DeviceEnv,
     Executor,
     GraphSupport,
-    Model,
     ModelConfig,
-    Ops,
-    Params,
     PluginSpec,
 )
 
@@ -149,9 +147,12 @@ def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: R
     buckets = assembly.runner.buckets(most_rows(material))
     if not buckets:
         return ()
+    off = ("graphs are off: they could not be captured (the log says why), and every step runs without",)
+    if not memory.spent.capturable:
+        return off
     before, began = settled(assembly.device), time.monotonic()
     if not capture(assembly, buckets, lambda done, total: None if report is None else report("graphs", done, total)):
-        return ("graphs are off: they could not be captured (the log says why), and every step runs without",)
+        return off
     seconds, taken = time.monotonic() - began, max(before - settled(assembly.device), 0)
     if assembly.device.type == "cuda" and taken > memory.spent.graphs * 1.05 + SLACK:
         LOG.warning(event("graphs took more than planned", planned=size(memory.spent.graphs), taken=size(taken)))
@@ -182,39 +183,6 @@ def watched(config: EngineConfig, parts: Parts, buffers: Buffers, model: ModelCo
     return Canary(executor, buffers, model.kv_groups, padded=padded)
 
 
-def locate(name: str) -> Path:
-    """The directory of a model: an installed checkpoint's, or the one named.   raises: ModelError"""
-    if any(found.name == name for found in registry.installed("checkpoint")):
-        return Path(registry.spec("checkpoint", name).directory)
-    return weights.resolve_directory(name)
-
-
-def read_model(directory: Path) -> tuple[Model, ModelConfig]:
-    """The family that serves the directory, and its configuration.   raises: ModelError, UnknownPlugin"""
-    hf = weights.read_config(directory)
-    architectures = hf.get("architectures")
-    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-        raise ModelError(
-            f"config.json in {directory} names no architecture; wanted a list such as ['Qwen3ForCausalLM']"
-        )
-    spec = registry.spec("model", architectures[0])
-    registry.require(spec)
-    family: Model = registry.implementation(spec)
-    try:
-        return family, family.config(hf)
-    except ValueError as error:
-        raise ModelError(f"config.json in {directory}: {error}") from error
-
-
-def longest(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:
-    """The longest sequence that the configuration and the model allow; a cut is noted."""
-    if config.max_seq_len is None:
-        return model.max_position
-    if config.max_seq_len > model.max_position:
-        notes.append(f"--max-seq-len {config.max_seq_len} is cut to {model.max_position}, the model's longest")
-    return min(config.max_seq_len, model.max_position)
-
-
 def question(config: EngineConfig, model: ModelConfig, dtype: str, max_len: int) -> AttentionQuestion:
     """What the model asks of attention under this configuration."""
     exact = isinstance(config.page_size, int) and not config.page_size_or_less
@@ -238,46 +206,3 @@ def check_options(config: EngineConfig, parts: Parts) -> None:
         raise UsageError(
             f"--opt {stray[0]}: no chosen plugin has that name; chosen: {', '.join(s.name for s in specs)}"
         )
-
-
-def load(
-    config: EngineConfig,
-    directory: Path,
-    family: Model,
-    model: ModelConfig,
-    dtype: str,
-    device: torch.device,
-    max_len: int,
-    ops: Ops,
-    free: int,
-    report: Report | None,
-) -> Params:
-    """The model's parameters on the device.   raises: ModelError; CannotRun when they do not fit into `free` bytes"""
-    specs = family.params(model)
-    need = weights.weight_bytes(specs, getattr(torch, dtype))
-    too_large = (
-        f"the weights need {size(need)} in {dtype}, and {size(free)} are free on {device}; use a smaller --dtype, "
-        "another --device, or end what else uses the memory"
-    )
-    if need > free:
-        raise CannotRun(too_large)
-    try:
-        return weights.load(
-            directory,
-            specs,
-            model,
-            dtype=getattr(torch, dtype),
-            device=device,
-            max_seq_len=max_len,
-            dummy=config.load_format == "dummy",
-            report=report,
-            prepare=ops.prepare,
-        )
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise CannotRun(too_large) from error
-
-
-def tensor_bytes(weight: Any) -> int:
-    """Bytes of a parameter's tensors."""
-    tensors = (weight.tensor, weight.scales, weight.bias)
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

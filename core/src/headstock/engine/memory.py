@@ -15,12 +15,13 @@ from headstock.spi import ModelConfig
 @frozen(kw_only=True)
 class Spent:
     """Bytes that go to other things than weights and the pool: the largest step while it runs, what backends and
-    libraries hold, and recorded graphs.
+    libraries hold, and recorded graphs. `capturable` is False when graphs were tried and could not be captured.
     """
 
     activations: int
     workspaces: int = 0
     graphs: int = 0
+    capturable: bool = True
 
     @property
     def total(self) -> int:
@@ -114,10 +115,11 @@ def plan_memory(
             f"{flag}: the KV pool needs at least 2 pages of {size(page)}, and {size(max(left, 0))} are left after "
             f"weights ({size(weights)}) and activations ({size(spent.total)}); raise it or lower --max-batch-tokens"
         )
-    if (pages + 1) * page > free - weights:
+    room = free - weights - spent.total
+    if (pages + 1) * page > room:
         raise CannotRun(
-            f"{flag}: the KV pool would take {size((pages + 1) * page)}, and {size(free - weights)} are free after "
-            "weights; ask for less"
+            f"{flag}: the KV pool would take {size((pages + 1) * page)}, and {size(max(room, 0))} are free after "
+            f"weights ({size(weights)}) and activations ({size(spent.total)}); ask for less"
         )
     return MemoryPlan(
         free=free,

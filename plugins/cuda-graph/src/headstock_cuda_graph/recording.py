@@ -29,9 +29,10 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Records CUDA graphs, which share one pool of memory: no two of them run at the same time."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)
+        # torch's own stream for captures: libraries keep workspaces for every stream they see, 64 MiB each.
+        self.stream = torch.cuda.graph(torch.cuda.CUDAGraph()).capture_stream
 
     def __call__(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
         """A graph of `work`."""

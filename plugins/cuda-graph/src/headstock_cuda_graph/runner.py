@@ -62,7 +62,7 @@ class CudaGraphRunner(Runner):
             return
         device = self.program.seats.tokens.device
         # A pool of memory ends with its last graph, so each capture begins one of its own.
-        self.recorder = self.given or CudaRecorder(device)
+        self.recorder = self.given or CudaRecorder()
         self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
         inputs = torch.empty(2 * max(buckets), dtype=torch.int64, device=device)
         recorded = {}

@@ -1,0 +1,96 @@
+"""The model that an engine serves: where it lies, what it is, and its parameters on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headstock import registry, weights
+from headstock.config import EngineConfig
+from headstock.config.kinds import suggestion
+from headstock.engine.memory import size
+from headstock.errors import CannotRun, ModelError, shown
+from headstock.spi import Model, ModelConfig, Ops, Params
+
+
+def locate(name: str) -> Path:
+    """The directory of a model: an installed checkpoint's, or the one named.   raises: ModelError"""
+    names = [found.name for found in registry.installed("checkpoint")]
+    if name in names:
+        return Path(registry.spec("checkpoint", name).directory)
+    close = suggestion(name, names)
+    if close and "/" not in name and not Path(name).expanduser().exists():
+        raise ModelError(f"no model {shown(name)}{close}")
+    return weights.resolve_directory(name)
+
+
+def read_model(directory: Path) -> tuple[Model, ModelConfig]:
+    """The family that serves the directory, and its configuration.   raises: ModelError, UnknownPlugin"""
+    hf = weights.read_config(directory)
+    architectures = hf.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ModelError(
+            f"config.json in {directory} names no architecture; wanted a list such as ['Qwen3ForCausalLM']"
+        )
+    spec = registry.spec("model", architectures[0])
+    registry.require(spec)
+    family: Model = registry.implementation(spec)
+    try:
+        return family, family.config(hf)
+    except ValueError as error:
+        raise ModelError(f"config.json in {directory}: {error}") from error
+
+
+def longest(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:
+    """The longest sequence that the configuration and the model allow; a cut is noted."""
+    if config.max_seq_len is None:
+        return model.max_position
+    if config.max_seq_len > model.max_position:
+        notes.append(f"--max-seq-len {config.max_seq_len} is cut to {model.max_position}, the model's longest")
+    return min(config.max_seq_len, model.max_position)
+
+
+def load(
+    config: EngineConfig,
+    directory: Path,
+    family: Model,
+    model: ModelConfig,
+    dtype: str,
+    device: torch.device,
+    max_len: int,
+    ops: Ops,
+    free: int,
+    report: Callable[[str, int, int], None] | None,
+) -> Params:
+    """The model's parameters on the device.   raises: ModelError; CannotRun when they do not fit into `free` bytes"""
+    specs = family.params(model)
+    need = weights.weight_bytes(specs, getattr(torch, dtype))
+    too_large = (
+        f"the weights need {size(need)} in {dtype}, and {size(free)} are free on {device}; use a smaller --dtype, "
+        "another --device, or end what else uses the memory"
+    )
+    if need > free:
+        raise CannotRun(too_large)
+    try:
+        return weights.load(
+            directory,
+            specs,
+            model,
+            dtype=getattr(torch, dtype),
+            device=device,
+            max_seq_len=max_len,
+            dummy=config.load_format == "dummy",
+            report=report,
+            prepare=ops.prepare,
+        )
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise CannotRun(too_large) from error
+
+
+def tensor_bytes(weight: Any) -> int:
+    """Bytes of a parameter's tensors."""
+    tensors = (weight.tensor, weight.scales, weight.bias)
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
