@@ -29,13 +29,12 @@ class Divergence:
 
 @frozen(kw_only=True, eq=False)
 class Replayed:
-    """A step that was run again. `before` led to `after`, which is None when the step raised, as recorded or not.
+    """A step that was run again. It led to `after`, which is None when the step raised, as recorded or not.
 
-    The owned values of `after` (index, tokens) hold until the next step is taken from the iterator.
+    The owned values of `after` (index, tables, reference counts) hold until the next step is taken from the iterator.
     """
 
     moment: Moment
-    before: State
     after: State | None
     divergence: Divergence | None
 
@@ -45,7 +44,7 @@ def replay(moments: Iterator[Moment], limits: Limits) -> Iterator[Replayed]:
     state = initial(limits)
     for moment in moments:
         after, divergence = again(moment, state, limits)
-        yield Replayed(moment=moment, before=state, after=after, divergence=divergence)
+        yield Replayed(moment=moment, after=after, divergence=divergence)
         if after is None or divergence is not None:
             return
         state = after

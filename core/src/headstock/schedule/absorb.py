@@ -104,18 +104,22 @@ def preempt(draft: Draft, row: int) -> None:
 
 
 def sampled(draft: Draft, event: Sampled) -> None:
-    """Write the accepted tokens, end rows that reached a stop id or their length, and note drafts.
+    """Write the accepted tokens, end rows that reached a stop id or their length, and note drafts."""
+    rows = event.rows.astype(np.int64)  # numpy would convert 32 bits anew for each use as an index
+    live = draft.columns[Column.ORDER].take(rows) == event.orders
+    if event.counts is None and every(live):
+        one_each(draft, event, rows)
+    else:
+        some_each(draft, event, live)
+
+
+def some_each(draft: Draft, event: Sampled, live: Ints) -> None:
+    """As `sampled`, for any event.   live: [n] bool, which of its rows the news is for
 
     A verified row (nothing promised) goes back to its last accepted token: what was computed for rejected drafts does
     not count.
     """
-    columns = draft.columns
-    at = event.rows.astype(np.int64)  # numpy would convert 32 bits anew for each use as an index
-    live = columns[Column.ORDER].take(at) == event.orders
-    if event.counts is None and every(live):
-        one_each(draft, event, at)
-        return
-    rows = event.rows[live]
+    columns, rows = draft.columns, event.rows[live]
     grid, counts = padded(event.tokens, np.ones_like(event.rows) if event.counts is None else event.counts)
     grid, counts = grid[live], counts[live]
     known = columns[Column.NUM_KNOWN, rows]

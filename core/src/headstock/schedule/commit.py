@@ -18,13 +18,8 @@ def commit(draft: Draft, chosen: Ints) -> Plan:
     chosen: [rows]
     """
     columns = draft.columns
-    rows = where(chosen)
+    rows, num_decode = batch_order(columns, chosen)
     counts, starts = chosen.take(rows), columns[Column.NUM_COMPUTED].take(rows)
-    decode = (counts == 1) & (starts > 0)
-    num_decode = int(np.count_nonzero(decode))
-    if num_decode not in (0, len(rows)) and not every(decode[:num_decode]):
-        order = np.concatenate([where(decode), where(~decode)])
-        rows, counts, starts = rows[order], counts[order], starts[order]
     columns[Column.BEFORE] = columns[Column.NUM_COMPUTED]
     columns[Column.NUM_COMPUTED] += chosen
     num_logits, samples = score(draft, chosen)
@@ -46,6 +41,19 @@ def commit(draft: Draft, chosen: Ints) -> Plan:
         page_numbers=numbers,
         joined=np.array(draft.joined, np.int32) if draft.joined else NONE,
     )
+
+
+def batch_order(columns: Ints, chosen: Ints) -> tuple[Ints, int]:
+    """The rows that run, those first that compute one token after earlier ones, and how many those are.
+
+    chosen: [rows]    returns: [n] int64
+    """
+    rows = where(chosen)
+    decode = (chosen.take(rows) == 1) & (columns[Column.NUM_COMPUTED].take(rows) > 0)
+    num_decode = int(np.count_nonzero(decode))
+    if num_decode not in (0, len(rows)) and not every(decode[:num_decode]):
+        rows = np.concatenate((rows[decode], rows[~decode]))
+    return rows, num_decode
 
 
 def score(draft: Draft, chosen: Ints) -> tuple[Ints, Ints]:

@@ -7,6 +7,7 @@ import numpy as np
 from headstock.schedule.columns import Column, some, where
 from headstock.schedule.draft import Draft, shareable
 from headstock.schedule.pages import give_back, spread, write
+from headstock.spi.cache import CachePolicy
 
 Ints = np.ndarray
 
@@ -19,17 +20,19 @@ def index_full(draft: Draft) -> None:
     full = shareable(draft) // size
     indexed = draft.columns[Column.INDEXED]
     rows = where(full > indexed)
-    if not len(rows):
-        return
-    starts, stops = indexed.take(rows), full.take(rows)
-    indexed[rows] = stops
+    if len(rows):
+        starts, stops = indexed.take(rows), full.take(rows)
+        indexed[rows] = stops
+        insert(draft, policy, rows, starts, stops - starts)
+
+
+def insert(draft: Draft, policy: CachePolicy, rows: Ints, starts: Ints, counts: Ints) -> None:
+    """Insert `counts` pages of each of the rows, from table columns `starts` on.   each: [n]"""
     numbers, handles, seats = rows.tolist(), draft.handles, draft.seats
-    counts = stops - starts
+    columns = starts
     if some(counts > 1):
         rows, columns = spread(rows, starts, counts)
-    else:
-        columns = starts
-    tokens = draft.tokens.reshape(len(draft.tokens), -1, size)[rows, columns]
+    tokens = draft.tokens.reshape(len(draft.tokens), -1, draft.limits.page_size)[rows, columns]
     own = draft.table[0][rows, columns]
     canonical, ends = policy.insert_each(
         draft.index,
