@@ -157,15 +157,17 @@ class LLM:
         """The results of `jobs`, in their order.   raises: EngineDied"""
         ended = 0
         with Bars(shown=use_tqdm) as bars:
-            for job, _ in self.events(jobs):
+            for job, _ in self.events(jobs, eager=False):
                 ended += job.ended
                 bars.report("prompts", ended, len(jobs))
         return [job.result() for job in jobs]
 
-    def events(self, jobs: Sequence[Job]) -> Generator[tuple[Job, RequestOutput], None, None]:
-        """Each piece of output with its job, as it comes; closing the iterator aborts them.   raises: EngineDied"""
+    def events(self, jobs: Sequence[Job], *, eager: bool = True) -> Generator[tuple[Job, RequestOutput], None, None]:
+        """Each piece of output with its job, as it comes or, when not `eager`, as requests end; closing the iterator
+        aborts them.   raises: EngineDied
+        """
         self.check_open()
-        return fly(self.loop, jobs, self.room)
+        return fly(self.loop, jobs, self.room, eager=eager)
 
     def events_async(self, job: Job) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
         """As `events`, of one job, for asyncio."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -297,3 +299,28 @@ def test_the_smallest_top_p_keeps_the_best_token(engine: Engine) -> None:
     narrow = evolve(one, id="b", params=SamplingParams(temperature=1.5, top_p=1e-300, seed=1))
 
     assert tokens(drain(engine, narrow)["b"]) == tokens(drain(engine, one)["a"])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_closed_engine_holds_neither_weights_nor_pool(overlap: bool) -> None:
+    engine = Engine(EngineConfig(**(SMALL | {"overlap": overlap})))
+    executor = getattr(engine.executor, "inner", engine.executor)
+    held = [weakref.ref(executor.buffers.pools[0]), weakref.ref(executor.runner.program.params["norm"].tensor)]
+    drain(engine, request("a", 12, 4))
+    del executor
+    assert all(each() is not None for each in held)
+    engine.close()
+    gc.collect()
+
+    assert [each() for each in held] == [None, None]
+
+
+@pytest.mark.parametrize("ids", [{"logit_bias": {768: 1.0}}, {"allowed_token_ids": (768,)}, {"logit_bias": {-1: 1.0}}])
+def test_R1_ids_outside_the_vocabulary_are_refused_at_submission(engine: Engine, ids: dict[str, Any]) -> None:
+    engine.submit(request("victim", 10, 5))
+    with pytest.raises(RequestError, match=f"{next(iter(ids))}: token (768|-1) is not in the vocabulary of 768"):
+        engine.submit(request("attacker", 10, 5, **ids))
+    while engine.has_work:
+        engine.step()
+
+    assert engine.stats().failed == 0

@@ -17,4 +17,5 @@ class EagerRunner(Runner):
         return run(self.program, batch, attend)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Forget the program, which holds the weights."""
+        del self.program

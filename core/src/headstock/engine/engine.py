@@ -105,6 +105,11 @@ class Engine:
         if len(prompt) and (int(prompt.min()) < 0 or int(prompt.max()) >= self.model.vocab):
             wrong = int(prompt.min()) if int(prompt.min()) < 0 else int(prompt.max())
             raise RequestError(f"token {wrong} is not in the vocabulary of {self.model.vocab}", "prompt")
+        named = request.params
+        for name, ids in (("logit_bias", named.logit_bias), ("allowed_token_ids", named.allowed_token_ids)):
+            stray = next((id for id in ids or () if not 0 <= id < self.model.vocab), None)
+            if stray is not None:
+                raise RequestError(f"{name}: token {stray} is not in the vocabulary of {self.model.vocab}", name)
         reason = refusal(request, self.limits)
         if reason is not None:
             raise CapacityError(reason, "prompt")
@@ -251,6 +256,7 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Free the device. The engine is not used afterwards."""
+        """Free the device, also while this engine is still referred to. It is not used afterwards."""
         self.recorder.close()
         self.executor.close()
+        self.flights.clear()

@@ -123,4 +123,4 @@ class InlineExecutor(Executor):
         """Free the device."""
         self.runner.close()
         self.router.close()
-        del self.buffers, self.sampling
+        del self.buffers, self.sampling, self.runner, self.router

@@ -46,6 +46,8 @@ class Answer:
 
     def read(self, update: Update) -> tuple[str, int, str | None]:
         """The text that may go out, the tokens it took, and the stop string found."""
+        if not self.stops.stops:
+            return self.read_all(update)
         pieces = []
         for position, token in enumerate(update.tokens, start=1):
             self.count += 1
@@ -58,6 +60,16 @@ class Answer:
             return "".join(pieces), len(update.tokens), None
         found = self.stops.feed(self.detokenizer.finish(), armed=self.armed)
         return "".join([*pieces, found.text, self.stops.finish()]), len(update.tokens), found.stop
+
+    def read_all(self, update: Update) -> tuple[str, int, None]:
+        """As `read`, where no stop string can end the answer: however many tokens there are, they are decoded once."""
+        count = len(update.tokens)
+        self.count += count
+        silent = count > 0 and update.stop_token is not None and not self.stops.include
+        text = self.detokenizer.feed(update.tokens[: count - silent])
+        if update.finish_reason is not None:
+            text += self.detokenizer.finish()
+        return text, count, None
 
     @property
     def armed(self) -> bool:

@@ -32,15 +32,15 @@ class Detokenizer:
 
     def feed(self, tokens: Iterable[int]) -> str:
         """The text that `tokens` make certain."""
-        return "".join(self.feed_one(token) for token in tokens)
+        tokens = tuple(tokens)
+        if len(tokens) < 2 or not self.tokenizer.byte_ids.isdisjoint((*tokens, *self.window[-1:])):
+            return "".join(self.feed_one(token) for token in tokens)
+        fresh = [token for token in tokens if token not in self.skipped and self.tokenizer.known(token)]
+        return self.more(fresh) if fresh else ""
 
-    def feed_one(self, token: int) -> str:
-        """The text that `token` makes certain."""
-        if token in self.skipped or not self.tokenizer.known(token):
-            return ""
-        self.window.append(token)
-        if token in self.tokenizer.byte_ids:
-            return ""
+    def more(self, tokens: list[int]) -> str:
+        """The text that `tokens`, none of them a byte, make certain.   writes: self"""
+        self.window += tokens
         text = self.decode()
         held = int(text.endswith(REPLACEMENT))
         piece = text[self.given : len(text) - held]
@@ -49,6 +49,15 @@ class Detokenizer:
             self.window = self.window[-CONTEXT:]
             self.given = len(self.decode()) - held
         return piece
+
+    def feed_one(self, token: int) -> str:
+        """The text that `token` makes certain."""
+        if token in self.skipped or not self.tokenizer.known(token):
+            return ""
+        if token in self.tokenizer.byte_ids:
+            self.window.append(token)
+            return ""
+        return self.more([token])
 
     def finish(self) -> str:
         """The rest of the text, when no token follows."""

@@ -122,5 +122,4 @@ def has_code(directory: Path) -> bool:
 
 def byte_fallback_ids(vocabulary: dict[str, int]) -> frozenset[int]:
     """The ids that stand for single bytes in a vocabulary with byte fallback; empty for one without."""
-    found = frozenset(token for piece, token in vocabulary.items() if BYTE_TOKEN.fullmatch(piece))
-    return found if len(found) == 256 else frozenset()
+    return frozenset(token for piece, token in vocabulary.items() if BYTE_TOKEN.fullmatch(piece))

@@ -171,8 +171,9 @@ class CudaGraphRunner(Runner):
         return sample
 
     def close(self) -> None:
-        """Forget the recordings."""
+        """Forget the recordings and the program, which holds the weights and the pool."""
         self.recorded = {}
+        del self.program, self.attention
 
 
 def first(sample: Sample, count: int) -> Sample:

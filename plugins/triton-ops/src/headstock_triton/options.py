@@ -10,6 +10,10 @@ MOST_TOKENS = 16
 
 @frozen(kw_only=True)
 class TritonOptions:
-    """`small_linear`: up to how many tokens products are made by kernels of this plugin; 0: by torch, always."""
+    """`small_linear`: up to how many tokens products are made by kernels of this plugin; 0: by torch, always.
 
-    small_linear: int = field(default=0, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])
+    1 token is where they are always as fast, on an H200: a layer's four products take 19.5 us for 31 at the 0.6B shape
+    and 106 for 107 at 8B. At 2 to 8 tokens torch is faster in some of them.
+    """
+
+    small_linear: int = field(default=1, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])

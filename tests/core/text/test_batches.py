@@ -1,0 +1,75 @@
+"""News taken in batches says what news taken piece by piece says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstock.engine.update import TokenLogprob, Update
+from headstock.flight import Mailbox, News, merged
+from headstock.text.detokenizer import Detokenizer
+from headstock.text.tokenizer import Tokenizer
+
+NAMES = st.sampled_from("abc")
+
+
+@given(st.lists(st.tuples(NAMES, st.lists(st.integers(0, 9), min_size=1, max_size=3)), max_size=40), st.booleans())
+def test_I19_a_batch_holds_each_token_once_and_in_order(news: list[tuple[str, list[int]]], scored: bool) -> None:
+    mailbox, seen = Mailbox(eager=False), set()
+    for at, (name, tokens) in enumerate(news):
+        scores = tuple(TokenLogprob(token, -float(at)) for token in tokens) if scored else None
+        first = None if name in seen else 7
+        seen.add(name)
+        mailbox.put(News(Update(id=name, tokens=tuple(tokens), logprobs=scores, cached_tokens=first), float(at)))
+    mailbox.put(News(Update(id="end", finish_reason="stop", tokens=(1,)), 99.0))
+    pieces = mailbox.get()
+
+    for name in seen:
+        own = [piece for piece in pieces if piece.update.id == name]
+        wanted = [tokens for who, tokens in news if who == name]
+        times = [float(at) for at, (who, _) in enumerate(news) if who == name]
+        assert [token for piece in own for token in piece.update.tokens] == [token for each in wanted for token in each]
+        assert own[0].at == times[0] and own[-1].at == times[-1] and len(own) <= 2
+        assert own[0].update.cached_tokens == 7
+        if scored:
+            told = [entry.token for piece in own for entry in piece.update.logprobs or ()]
+            assert told == [token for each in wanted for token in each]
+
+
+def test_an_eager_mailbox_hands_over_each_piece() -> None:
+    mailbox = Mailbox(eager=True)
+    mailbox.put(News(Update(id="a", tokens=(1,)), 0.0))
+    mailbox.put(News(Update(id="a", tokens=(2,)), 1.0))
+
+    assert [len(mailbox.get()), len(mailbox.get())] == [1, 1]
+
+
+def test_news_of_one_end_is_one_piece() -> None:
+    pieces = [News(Update(id="a", tokens=(n,), finish_reason="stop" if n == 3 else None), float(n)) for n in range(4)]
+    (piece,) = merged(pieces)
+
+    assert piece.update.tokens == (0, 1, 2, 3) and piece.update.finish_reason == "stop" and piece.at == 3.0
+
+
+@pytest.fixture(scope="session")
+def tokenizer(byte_level: Path) -> Tokenizer:
+    """A byte-level one."""
+    return Tokenizer(byte_level)
+
+
+@given(cuts=st.lists(st.integers(1, 9), max_size=30), data=st.data())
+def test_I19_text_does_not_depend_on_how_many_tokens_come_at_once(
+    tokenizer: Tokenizer, cuts: list[int], data: st.DataObject
+) -> None:
+    tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=sum(cuts)))
+    whole, parts = Detokenizer(tokenizer), Detokenizer(tokenizer)
+    singly = "".join(whole.feed_one(token) for token in tokens) + whole.finish()
+    pieces, start = [], 0
+    for cut in [*cuts, len(tokens)]:
+        pieces.append(parts.feed(tokens[start : start + cut]))
+        start += cut
+
+    assert "".join(pieces) + parts.finish() == singly
