@@ -16,9 +16,16 @@ from headstock import LLM, SamplingParams
 from headstock.bench.shapes import SHAPES, write
 from headstock.registry import spec
 
-PROMPTS = ("Once upon a time", "One morning", "There was a", "In a small house", "The fox", "Anna", "Long ago", "Ben")
-STORY = 200
-"""Tokens of a story."""
+PROMPTS = (
+    "Once upon a time",
+    "Once upon a time, there was a little girl named Sara.",
+    "Once upon a time, there was a small fox named",
+    "There was once",
+    "A long time ago",
+    "Once upon a time there was a boy named Ben. He lived",
+)
+STORY = 400
+"""Tokens of a story at most; each ends where its teller ends it."""
 MOST_EXCUSED = 0.02
 
 
@@ -58,9 +65,9 @@ def all_stories() -> dict[str, Any]:
 
 
 def told_by(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
-    """A greedy story in float32, and the scores from which each of its tokens came. [STORY, vocab]"""
+    """A greedy story in float32, and the scores from which each of its tokens came. [tokens, vocab]"""
     ids = torch.tensor([prompt], device="cuda")
-    whole = model.generate(ids, max_new_tokens=STORY, min_new_tokens=STORY, do_sample=False)
+    whole = model.generate(ids, max_new_tokens=STORY, do_sample=False)
     scores = model(whole).logits[0, len(prompt) - 1 : -1].float()
     return whole[0, len(prompt) :].tolist(), scores.cpu()
 
@@ -75,7 +82,7 @@ def story(attn: str, runner: str, prompts: list[list[int]], told: list[Any]) -> 
     asked, wanted, margins, references = [], [], [], []
     for prompt, (tokens, scores) in zip(prompts, told, strict=True):
         best = scores.topk(2, -1).values
-        for place in range(0, STORY - 1, 2):
+        for place in range(0, len(tokens) - 1, 2):
             asked.append({"prompt_token_ids": prompt + tokens[:place]})
             wanted.append(tokens[place : place + 2])
             margins.append((best[place : place + 2, 0] - best[place : place + 2, 1]).tolist())

@@ -315,10 +315,10 @@ def test_a_closed_engine_holds_neither_weights_nor_pool(overlap: bool) -> None:
     assert [each() for each in held] == [None, None]
 
 
-@pytest.mark.parametrize("ids", [{"logit_bias": {768: 1.0}}, {"allowed_token_ids": (768,)}, {"logit_bias": {-1: 1.0}}])
+@pytest.mark.parametrize("ids", [{"logit_bias": {768: 1.0}}, {"allowed_token_ids": (768,)}])
 def test_R1_ids_outside_the_vocabulary_are_refused_at_submission(engine: Engine, ids: dict[str, Any]) -> None:
     engine.submit(request("victim", 10, 5))
-    with pytest.raises(RequestError, match=f"{next(iter(ids))}: token (768|-1) is not in the vocabulary of 768"):
+    with pytest.raises(RequestError, match=f"{next(iter(ids))}: token 768 is not in the vocabulary of 768"):
         engine.submit(request("attacker", 10, 5, **ids))
     while engine.has_work:
         engine.step()
