@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from attrs import evolve, frozen
@@ -35,8 +35,8 @@ class EngineLoop(Protocol):
         """End the request of that id; nothing happens when there is none."""
 
 
-MOST_NEWS = 2048
-"""Pieces of news that wait for each other at most."""
+LONGEST_WAIT = 0.2
+"""Seconds."""
 
 
 @frozen
@@ -48,49 +48,44 @@ class News:
 
 
 class Mailbox:
-    """News from the engine's thread, handed over in batches: a batch ends with the end of a request.
+    """News from the engine's thread. When not `eager`, what is new of a request waits for the request's end.
 
     Whoever takes each piece as it comes wakes up for every token of every request, and takes turns with the engine's
-    thread at the interpreter: at 256 rows on an H200 that took a tenth of the speed. When `eager`, it is so all the
-    same: a stop string must be seen at once, and a stream is to flow.
+    thread at the interpreter: at 256 rows on an H200 that took a tenth of the speed. A stop string must be seen at once
+    and a stream is to flow, though.
     """
 
     def __init__(self, *, eager: bool) -> None:
         self.eager = eager
         self.lock = threading.Lock()
-        self.pending: list[News] = []
+        self.pending: dict[str, list[News]] = {}
         self.batches: SimpleQueue[list[News]] = SimpleQueue()
 
     def put(self, news: News) -> None:
         """Add a piece of news; any thread may."""
+        if self.eager:
+            self.batches.put([news])
+            return
         with self.lock:
-            self.pending.append(news)
-            if self.eager or news.update.finish_reason is not None or len(self.pending) >= MOST_NEWS:
-                self.batches.put(self.pending)
-                self.pending = []
+            self.pending.setdefault(news.update.id, []).append(news)
+            if news.update.finish_reason is not None:
+                self.batches.put(self.pending.pop(news.update.id))
 
     def get(self) -> list[News]:
-        """The next batch, what is new of each request in one piece; waits for it."""
-        batch = self.batches.get()
-        return batch if len(batch) == 1 else merged(batch)
+        """What is new of some request, in at most two pieces; waits for it."""
+        while True:
+            # A signal that another thread got is seen between two waits.
+            with contextlib.suppress(Empty):
+                return merged(self.batches.get(timeout=LONGEST_WAIT))
 
 
 def merged(batch: list[News]) -> list[News]:
-    """The news with what follows another piece of the same request added to that, except to a request's first piece,
-    whose time is the time of its first token.
-    """
-    found: dict[str, list[News]] = {}
-    for news in batch:
-        found.setdefault(news.update.id, []).append(news)
-    pieces = []
-    for several in found.values():
-        first = several[0]
-        is_first = first.update.cached_tokens is not None or first.update.prompt_logprobs is not None
-        if is_first and len(several) > 1:
-            pieces.append(first)
-            several = several[1:]
-        pieces.append(several[0] if len(several) == 1 else added(several))
-    return pieces
+    """The news of one request as its first piece, whose time is that of its first token, and the others as one."""
+    first, others = batch[0], batch[1:]
+    told = first.update.cached_tokens is not None or first.update.prompt_logprobs is not None
+    if len(batch) <= 1 + told:
+        return batch
+    return [first, added(others)] if told else [added(batch)]
 
 
 def added(several: list[News]) -> News:
@@ -177,7 +172,7 @@ def fly(
 ) -> Generator[tuple[Job, RequestOutput], None, None]:
     """Each piece of output of `jobs`, as it comes; abandoning the iterator aborts them.
 
-    When not `eager`, pieces come when some request ends, each with all that is new of its own.
+    When not `eager`, the pieces of a request come when it ends.
     """
     mailbox = Mailbox(eager=eager or any(job.params.stop for job in jobs))
     flight = Flight(loop, jobs, room, mailbox.put)

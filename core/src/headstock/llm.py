@@ -163,8 +163,8 @@ class LLM:
         return [job.result() for job in jobs]
 
     def events(self, jobs: Sequence[Job], *, eager: bool = True) -> Generator[tuple[Job, RequestOutput], None, None]:
-        """Each piece of output with its job, as it comes or, when not `eager`, as requests end; closing the iterator
-        aborts them.   raises: EngineDied
+        """Each piece of output with its job, as it comes or, when not `eager`, when its request ends; closing the
+        iterator aborts them.   raises: EngineDied
         """
         self.check_open()
         return fly(self.loop, jobs, self.room, eager=eager)

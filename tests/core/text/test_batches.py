@@ -17,26 +17,31 @@ NAMES = st.sampled_from("abc")
 
 
 @given(st.lists(st.tuples(NAMES, st.lists(st.integers(0, 9), min_size=1, max_size=3)), max_size=40), st.booleans())
-def test_I19_a_batch_holds_each_token_once_and_in_order(news: list[tuple[str, list[int]]], scored: bool) -> None:
-    mailbox, seen = Mailbox(eager=False), set()
+def test_I19_news_until_the_end_holds_each_token_once_and_in_order(
+    news: list[tuple[str, list[int]]], scored: bool
+) -> None:
+    mailbox = Mailbox(eager=False)
+    seen: list[str] = []
     for at, (name, tokens) in enumerate(news):
         scores = tuple(TokenLogprob(token, -float(at)) for token in tokens) if scored else None
         first = None if name in seen else 7
-        seen.add(name)
+        seen += [name] * (name not in seen)
         mailbox.put(News(Update(id=name, tokens=tuple(tokens), logprobs=scores, cached_tokens=first), float(at)))
-    mailbox.put(News(Update(id="end", finish_reason="stop", tokens=(1,)), 99.0))
-    pieces = mailbox.get()
+    assert mailbox.batches.empty(), "nothing is told before the end"
+    for name in seen:
+        mailbox.put(News(Update(id=name, finish_reason="stop"), 99.0))
 
     for name in seen:
-        own = [piece for piece in pieces if piece.update.id == name]
-        wanted = [tokens for who, tokens in news if who == name]
-        times = [float(at) for at, (who, _) in enumerate(news) if who == name]
-        assert [token for piece in own for token in piece.update.tokens] == [token for each in wanted for token in each]
-        assert own[0].at == times[0] and own[-1].at == times[-1] and len(own) <= 2
-        assert own[0].update.cached_tokens == 7
+        pieces = mailbox.get()
+        wanted = [token for who, tokens in news if who == name for token in tokens]
+        first_at = next(float(at) for at, (who, _) in enumerate(news) if who == name)
+        assert {piece.update.id for piece in pieces} == {name} and len(pieces) == 2
+        assert [token for piece in pieces for token in piece.update.tokens] == wanted
+        assert (pieces[0].at, pieces[1].at) == (first_at, 99.0) and pieces[0].update.cached_tokens == 7
+        assert (pieces[0].update.finish_reason, pieces[1].update.finish_reason) == (None, "stop")
         if scored:
-            told = [entry.token for piece in own for entry in piece.update.logprobs or ()]
-            assert told == [token for each in wanted for token in each]
+            assert [entry.token for piece in pieces for entry in piece.update.logprobs or ()] == wanted
+    assert not mailbox.pending
 
 
 def test_an_eager_mailbox_hands_over_each_piece() -> None:
