@@ -45,8 +45,15 @@ def run(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
-    """Run the tests that need no GPU; arguments after `--` go to pytest."""
-    in_dev(session, "pytest", "--durations=10", *session.posargs)
+    """Run the tests that need no GPU, two at a time, and those that measure time one by one; arguments after `--` go
+    to a single pytest.
+    """
+    if session.posargs:
+        in_dev(session, "pytest", "--durations=10", *session.posargs)
+        return
+    two = ("-n", "2", "--dist", "worksteal")
+    in_dev(session, "pytest", *two, "-m", "not full and not alone", "--durations=10")
+    in_dev(session, "pytest", "-m", "alone and not full", "--durations=5")
 
 
 @nox.session(venv_backend="none", requires=["dev"])

@@ -105,6 +105,7 @@ def start_seconds(*arguments: str) -> tuple[float, str]:
     return min(seconds), done.stdout
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("arguments", [("--help",), ("plugins", "list"), ("plugins", "list", "--json")], ids=" ".join)
 def test_the_command_line_starts_fast_and_without_torch(arguments: tuple[str, ...]) -> None:
     seconds, output = start_seconds(*arguments)
@@ -112,6 +113,7 @@ def test_the_command_line_starts_fast_and_without_torch(arguments: tuple[str, ..
     assert seconds < START_SECONDS
 
 
+@pytest.mark.alone
 def test_every_entry_point_of_ours_is_light() -> None:
     fastest: dict[str, float] = {}
     for _ in range(5):

@@ -116,6 +116,7 @@ def figure(llm: LLM, work: Workload) -> Any:
     return Bench(llm, version="0", shape="demo", runs=1).figure(work)
 
 
+@pytest.mark.alone
 def test_T3_more_at_once_is_more_throughput_and_more_pages() -> None:
     work = small(64, 0, 16, 4)
     found = {}

@@ -16,14 +16,9 @@ from headstock import LLM, SamplingParams
 from headstock.bench.shapes import SHAPES, write
 from headstock.registry import spec
 
-PROMPTS = (
-    "Once upon a time",
-    "Once upon a time, there was a little girl named Sara.",
-    "Once upon a time, there was a small fox named",
-    "There was once",
-    "A long time ago",
-    "Once upon a time there was a boy named Ben. He lived",
-)
+HEROES = ("girl Sara", "boy Ben", "fox Otto", "mouse Mia", "rabbit Hugo", "bear Lena", "girl Anna", "squirrel Theo")
+PROMPTS = tuple(f"Once upon a time, there was a little {' named '.join(hero.split())}." for hero in HEROES)
+"""Openings as the demo model's README measures margins after."""
 STORY = 400
 """Tokens of a story at most; each ends where its teller ends it."""
 MOST_EXCUSED = 0.02

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Seque
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from headstock.errors import CapacityError, RequestError
 from headstock.job import Job
@@ -19,7 +19,7 @@ from headstock.outputs import RequestOutput
 from headstock.schedule.request import Request
 
 if TYPE_CHECKING:
-    from headstock.engine.update import Update
+    from headstock.engine.update import TokenLogprob, Update
 
 
 class EngineLoop(Protocol):
@@ -47,18 +47,39 @@ class News:
     at: float
 
 
+@define
+class Gathered:
+    """What is new of a request: its first piece as it came, and all tokens and scores since."""
+
+    first: News | None
+    tokens: list[int] = field(factory=list)
+    scores: list[TokenLogprob] = field(factory=list)
+
+    def add(self, update: Update) -> None:
+        """Add to what is new."""
+        self.tokens.extend(update.tokens)
+        self.scores.extend(update.logprobs or ())
+
+    def pieces(self, last: News) -> list[News]:
+        """All of it in at most two pieces, the second of which ends as `last` does."""
+        update = evolve(last.update, tokens=tuple(self.tokens), logprobs=tuple(self.scores) if self.scores else None)
+        rest = News(update, last.at)
+        return [rest] if self.first is None else [self.first, rest]
+
+
 class Mailbox:
     """News from the engine's thread. When not `eager`, what is new of a request waits for the request's end.
 
     Whoever takes each piece as it comes wakes up for every token of every request, and takes turns with the engine's
-    thread at the interpreter: at 256 rows on an H200 that took a tenth of the speed. A stop string must be seen at once
-    and a stream is to flow, though.
+    thread at the interpreter: at 256 rows on an H200 that took a tenth of the speed. Pieces that wait are not kept but
+    added up, since the garbage collector looks at all that is kept. A stop string must be seen at once and a stream is
+    to flow, though.
     """
 
     def __init__(self, *, eager: bool) -> None:
         self.eager = eager
         self.lock = threading.Lock()
-        self.pending: dict[str, list[News]] = {}
+        self.pending: dict[str, Gathered] = {}
         self.batches: SimpleQueue[list[News]] = SimpleQueue()
 
     def put(self, news: News) -> None:
@@ -66,35 +87,24 @@ class Mailbox:
         if self.eager:
             self.batches.put([news])
             return
+        update = news.update
         with self.lock:
-            self.pending.setdefault(news.update.id, []).append(news)
-            if news.update.finish_reason is not None:
-                self.batches.put(self.pending.pop(news.update.id))
+            held = self.pending.get(update.id)
+            if held is None:
+                # Its time is that of the first token, so the first piece stays apart.
+                told = update.cached_tokens is not None or update.prompt_logprobs is not None
+                held = self.pending[update.id] = Gathered(news if told and update.finish_reason is None else None)
+            if held.first is not news:
+                held.add(update)
+            if update.finish_reason is not None:
+                self.batches.put(self.pending.pop(update.id).pieces(news))
 
     def get(self) -> list[News]:
         """What is new of some request, in at most two pieces; waits for it."""
         while True:
             # A signal that another thread got is seen between two waits.
             with contextlib.suppress(Empty):
-                return merged(self.batches.get(timeout=LONGEST_WAIT))
-
-
-def merged(batch: list[News]) -> list[News]:
-    """The news of one request as its first piece, whose time is that of its first token, and the others as one."""
-    first, others = batch[0], batch[1:]
-    told = first.update.cached_tokens is not None or first.update.prompt_logprobs is not None
-    if len(batch) <= 1 + told:
-        return batch
-    return [first, added(others)] if told else [added(batch)]
-
-
-def added(several: list[News]) -> News:
-    """Pieces of news of one request as one."""
-    updates = [news.update for news in several]
-    scored = [update.logprobs for update in updates if update.logprobs is not None]
-    tokens = tuple(token for update in updates for token in update.tokens)
-    logprobs = tuple(entry for entries in scored for entry in entries) if scored else None
-    return News(evolve(updates[-1], tokens=tokens, logprobs=logprobs), several[-1].at)
+                return self.batches.get(timeout=LONGEST_WAIT)
 
 
 class Flight:

@@ -65,6 +65,7 @@ def test_help_version_and_config_import_neither_torch_nor_plugins(arguments: lis
     assert "headstock_" not in done.stderr
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("flag", ["--help", "--version"])
 def test_help_and_version_answer_in_less_than_300_ms(flag: str) -> None:
     script = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"

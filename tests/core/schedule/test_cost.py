@@ -34,6 +34,7 @@ def least() -> float:
     return columns.measure(ROWS, STEPS)[STEPS // 2]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("overlap", [False, True], ids=["told at once", "overlap"])
 @pytest.mark.parametrize("page_size", GOALS)
 def test_a_step_costs_less_than_twice_its_goals(page_size: int, overlap: bool) -> None:
@@ -45,6 +46,7 @@ def test_a_step_costs_less_than_twice_its_goals(page_size: int, overlap: bool) -
     assert all(ratio < 2 * goal / COLUMNS for ratio, goal in zip(best, GOALS[page_size], strict=True)), rounds
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("alike", [False, True], ids=["for a seat", "for a prefix"])
 def test_an_arrival_while_thousands_wait_costs_less_than_twice_its_goal(alike: bool) -> None:
     ratios = []

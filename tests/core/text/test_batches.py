@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstock.engine.update import TokenLogprob, Update
-from headstock.flight import Mailbox, News, merged
+from headstock.flight import Mailbox, News
 from headstock.text.detokenizer import Detokenizer
 from headstock.text.tokenizer import Tokenizer
 
@@ -52,11 +52,12 @@ def test_an_eager_mailbox_hands_over_each_piece() -> None:
     assert [len(mailbox.get()), len(mailbox.get())] == [1, 1]
 
 
-def test_news_of_one_end_is_one_piece() -> None:
-    pieces = [News(Update(id="a", tokens=(n,), finish_reason="stop" if n == 3 else None), float(n)) for n in range(4)]
-    (piece,) = merged(pieces)
+def test_news_that_ends_at_once_is_one_piece() -> None:
+    mailbox = Mailbox(eager=False)
+    mailbox.put(News(Update(id="a", tokens=(5,), finish_reason="length", cached_tokens=0), 3.0))
+    (piece,) = mailbox.get()
 
-    assert piece.update.tokens == (0, 1, 2, 3) and piece.update.finish_reason == "stop" and piece.at == 3.0
+    assert piece.update == Update(id="a", tokens=(5,), finish_reason="length", cached_tokens=0) and piece.at == 3.0
 
 
 @pytest.fixture(scope="session")

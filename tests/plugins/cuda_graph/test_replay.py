@@ -1,4 +1,4 @@
-"""Decode steps replayed: the same tokens, from the right recordings, whatever fails. A CPU's recording computes anew."""
+"""Replayed decode steps: the same tokens, from the right recordings, whatever fails."""
 
 from __future__ import annotations
 

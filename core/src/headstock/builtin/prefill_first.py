@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.builtin.share import share_out
-from headstock.spi.scheduler import NONE, Budget, Choice, View
+from headstock.builtin.share import NONE, share_out
+from headstock.spi.scheduler import Budget, Choice, View
 
 PATIENCE = 4
 """Steps that a decoding row waits for prompts at most."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.spi.scheduler import Ints, View
+from headstock.spi import View
+
+Ints = np.ndarray
+
+NONE: Ints = np.zeros(0, np.int32)
+"""No rows."""
+NONE.flags.writeable = False
 
 
 def share_out(view: View, rows: Ints, tokens: int) -> tuple[Ints, Ints]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from attrs import frozen
 
 from headstock.spi.environment import DeviceRange
@@ -15,6 +14,7 @@ from headstock.spi.plugin import PluginSpec
 from headstock.spi.sets import IntSet
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 

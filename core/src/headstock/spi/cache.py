@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from attrs import frozen
 
 from headstock.spi.plugin import PluginSpec
 from headstock.spi.sets import IntSet
 
-Ints = np.ndarray
+if TYPE_CHECKING:
+    import numpy as np
+
+    Ints = np.ndarray
 
 
 @frozen(kw_only=True)
@@ -119,6 +121,8 @@ class CachePolicy(ABC):
         tokens: [sum of counts, page_size] int32    pages: [sum of counts] int32
         returns: what each page now is, [sum of counts] int32 (`pages` itself where nothing differs); the new handles
         """
+        import numpy as np
+
         canonical, ends, stop = [], [], 0
         for handle, count, namespace in zip(handles, counts, namespaces, strict=True):
             start, stop = stop, stop + count

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 from attrs import frozen
 
 from headstock.spi.attention import GraphSupport, Planning
@@ -14,6 +13,7 @@ from headstock.spi.environment import DeviceRange
 from headstock.spi.plugin import PluginSpec
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from headstock.spi.attention import AttentionBackend, LayerInfo

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from headstock.spi.plugin import PluginSpec
 
-Ints = np.ndarray
+if TYPE_CHECKING:
+    import numpy as np
 
-NONE: Ints = np.zeros(0, np.int32)
-NONE.flags.writeable = False
+    Ints = np.ndarray
+
+
+def none() -> Ints:
+    """No rows."""
+    import numpy as np  # a fifth of the time in which `headstock plugins list` answers
+
+    return np.zeros(0, np.int32)
 
 
 @frozen(kw_only=True, eq=False)
@@ -58,8 +65,8 @@ class Choice:
 
     rows: Ints
     counts: Ints
-    admit: Ints = NONE
-    victims: Ints = NONE
+    admit: Ints = field(factory=none)
+    victims: Ints = field(factory=none)
 
 
 Choose = Callable[[View, Budget], Choice]

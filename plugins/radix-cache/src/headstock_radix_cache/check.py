@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from headstock.spi.cache import Ints
+import numpy as np
+
 from headstock_radix_cache.tree import Index, Node
+
+Ints = np.ndarray
 
 
 def locked_children(node: Node) -> int:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Ints, Match
+from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Match
 from headstock_radix_cache.check import check_handle, check_index, check_insert
 from headstock_radix_cache.options import RadixOptions
 from headstock_radix_cache.tree import Index, Node
+
+Ints = np.ndarray
 
 
 class RadixCache(CachePolicy):
