@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import evolve, field, frozen
@@ -185,14 +185,14 @@ def put(column: Ints, rows: Ints | list[int] | int, values: Ints | int) -> Ints:
     return column
 
 
-def measure(rows: int, steps: int) -> list[float]:
+def measure(rows: int, steps: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Seconds of each step in steady decode, pages of 16, ascending."""
     limits = Limits(max_batch_tokens=10**9, page_size=16, stop_token=-1)
     arrived = [Arrived(Request(str(i), (1,) * (1000 + i % 16), 10_000)) for i in range(rows)]
     state, plan = step(initial(rows, 200_000), arrived, limits)
     times = []
     for _ in range(steps):
-        start = time.perf_counter()
+        start = clock()
         state, plan = step(state, (Sampled(plan.rows, plan.rows + 1),), limits)
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return sorted(times)
