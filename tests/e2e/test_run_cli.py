@@ -150,6 +150,21 @@ def test_text_streams_and_a_signal_ends_it_cleanly(number: signal.Signals, code:
     assert b"Traceback" not in err and time.monotonic() - begun < 10
 
 
+def test_a_batch_that_is_broken_off_prints_the_answers_that_are_whole(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lengths = (3900, 6, 6)
+    file.write_text("".join(json.dumps({"prompt": STORY, "max_tokens": n, "ignore_eos": True}) + "\n" for n in lengths))
+    arguments = ["--input", str(file), "--json", "--quiet", "--num-pages", "512"]
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(7)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130, err
+    assert [json.loads(line)["request"] for line in out.splitlines()] == [2, 3], out
+    assert "broken off before the answer to prompts.jsonl:1 was whole" in err
+
+
 def test_quiet_writes_nothing_to_a_terminal_but_the_text() -> None:
     master, slave = pty.openpty()
     arguments = ["--prompt", STORY, "--prompt", STORY, "--quiet", "--max-tokens", "3", *SMALL]

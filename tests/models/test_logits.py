@@ -73,9 +73,9 @@ def test_whole_prompts_in_one_step(loaded: Loaded, ops: type[Ops]) -> None:
     torch.testing.assert_close(scores, torch.cat(loaded.expected), **TOLERANCE)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 8])
-def test_chunks_and_single_tokens_of_several_rows(loaded: Loaded, chunk: int) -> None:
-    paged = loaded.paged(3, TorchOps())
+@pytest.mark.parametrize(("chunk", "ops"), [(1, TorchOps), (3, TorchOps), (8, TorchOps), (1, FbgemmOps), (3, OneDnnOps)])
+def test_chunks_and_single_tokens_of_several_rows(loaded: Loaded, chunk: int, ops: type[Ops]) -> None:
+    paged = loaded.paged(3, ops())
     found: list[list[Tensor]] = [[] for _ in loaded.prompts]
     for start in range(0, max(LENGTHS), chunk):
         work = {i: prompt[start : start + chunk] for i, prompt in enumerate(loaded.prompts) if start < len(prompt)}

@@ -324,3 +324,12 @@ def test_R1_ids_outside_the_vocabulary_are_refused_at_submission(engine: Engine,
         engine.step()
 
     assert engine.stats().failed == 0
+
+
+@pytest.mark.parametrize("attn", ["sdpa", "sdpa,sdpa"])
+def test_S12_one_name_serves_both_phases_with_one_instance(attn: str) -> None:
+    engine = Engine(EngineConfig(**(SMALL | {"attn": attn, "overlap": False})))
+    router = engine.executor.router
+
+    assert router.prefill is router.decode and len(router.backends) == 1
+    engine.close()

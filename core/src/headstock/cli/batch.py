@@ -41,14 +41,27 @@ class Batch:
         if self.total == len(jobs) == 1 and jobs[0].params.n == 1 and not self.as_json:
             return self.stream(jobs[0])
         failed = len(jobs) < self.total
-        with Bars(shown=not self.quiet) as bars:
-            ended = 0
-            for job, _ in self.llm.events(jobs):
-                ended += job.ended
-                bars.report("prompts", ended, len(jobs))
-                while waiting and waiting[0][2].ended:
-                    failed |= self.show(*waiting.pop(0))
+        try:
+            with Bars(shown=not self.quiet) as bars:
+                ended = 0
+                for job, _ in self.llm.events(jobs):
+                    ended += job.ended
+                    bars.report("prompts", ended, len(jobs))
+                    while waiting and waiting[0][2].ended:
+                        failed |= self.show(*waiting.pop(0))
+        finally:
+            self.show_the_rest(waiting)
         return int(failed)
+
+    def show_the_rest(self, waiting: Sequence[tuple[int, Ask, Job]]) -> None:
+        """Print what has ended of the prompts that are left when the batch is broken off, and say what has not."""
+        for number, ask, job in waiting:
+            if job.ended:
+                self.show(number, ask, job)
+        left = [ask.where for _, ask, job in waiting if not job.ended]
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            note(f"headstock: broken off before the answer to {left[0]}{more} was whole")
 
     def job(self, number: int, ask: Ask) -> Job | None:
         """The prompt, checked against the model; None after a line about what is wrong with it."""
