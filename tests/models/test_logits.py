@@ -73,7 +73,9 @@ def test_whole_prompts_in_one_step(loaded: Loaded, ops: type[Ops]) -> None:
     torch.testing.assert_close(scores, torch.cat(loaded.expected), **TOLERANCE)
 
 
-@pytest.mark.parametrize(("chunk", "ops"), [(1, TorchOps), (3, TorchOps), (8, TorchOps), (1, FbgemmOps), (3, OneDnnOps)])
+@pytest.mark.parametrize(
+    ("chunk", "ops"), [(1, TorchOps), (3, TorchOps), (8, TorchOps), (1, FbgemmOps), (3, OneDnnOps)]
+)
 def test_chunks_and_single_tokens_of_several_rows(loaded: Loaded, chunk: int, ops: type[Ops]) -> None:
     paged = loaded.paged(3, ops())
     found: list[list[Tensor]] = [[] for _ in loaded.prompts]

@@ -143,8 +143,9 @@ def test_chunks_of_four_tokens_under_overlap_with_penalties_and_min_tokens(toys:
 
 
 def test_streams_that_are_left_at_any_moment_leave_no_page_held(toys: Toys) -> None:
-    with toy_llm(toys.folder, num_pages=60, max_running_requests=6) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    with toy_llm(toys.folder, num_pages=600, max_running_requests=6, max_seq_len=2000) as llm:
+        # So long that whoever is not aborted still runs when the two seconds below are over.
+        params = SamplingParams(temperature=0.0, max_tokens=1900, ignore_eos=True)
 
         def leave(number: int) -> None:
             stream = llm.stream({"prompt_token_ids": [number % 7, *range(number % 40)]}, params)
