@@ -193,7 +193,7 @@ def heads_case(
 def model_case(shape: Shape, tokens: int, dtype: torch.dtype, device: str) -> float:
     """All layers, attention left out: hidden states and pools of both sets of operations.
 
-    Errors of layers add up: what float32 says is the measure, from which `triton` may be twice as far as `torch`.
+    Errors of layers add up: what float32 says is the measure, from which `triton` may be as far as 1.5 times `torch`.
     """
     config = config_of(shape)
     params = params_of(config, dtype, device)
@@ -205,7 +205,7 @@ def model_case(shape: Shape, tokens: int, dtype: torch.dtype, device: str) -> fl
     }
     truth = run_model(TorchOps(), config, wide, tokens, torch.float32, device)
     found, allowed = (max(error(f.float(), t) for f, t in zip(each, truth, strict=True)) for each in (ours, theirs))
-    assert found <= 2 * allowed + LIMITS[torch.float32], f"{found:.2e} from float32, torch {allowed:.2e}"
+    assert found <= 1.5 * allowed + LIMITS[torch.float32], f"{found:.2e} from float32, torch {allowed:.2e}"
     return found
 
 
