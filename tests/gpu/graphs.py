@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 from collections import Counter
 from typing import Any
 
@@ -17,6 +16,7 @@ from headstock_cuda_graph.runner import CudaGraphRunner
 SETTINGS: dict[str, Any] = {"device": "cuda", "runner": "cudagraph", "num_pages": 4096, "max_running_requests": 32}
 BACKENDS = ("fa", "fi", "trtllm")
 BATCHES = (1, 3, 8, 17)
+FAULTS = ("capture", "execute@40", "wait@40", "nan@40:1")
 
 
 class Compared:
@@ -50,27 +50,6 @@ class Compared:
             len(bucket.samplers) - len(before[size]) for size, bucket in runner.recorded.items()
         )
         return sample
-
-
-def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """Bits, addresses and failures."""
-    found: dict[str, Any] = {"ok": True, "G2": {}, "G9": {}, "G11": {}}
-    for attn in BACKENDS:
-        for batch in BATCHES:
-            found["G2"][f"{attn}, batch {batch}"] = attempt(bits, attn, batch)
-        found["G9"][attn] = attempt(lengths, attn)
-    for fault in ("capture", "execute@40", "wait@40", "nan@40:1"):
-        found["G11"][fault] = attempt(failure, fault)
-    bad = [each for group in ("G2", "G9", "G11") for each in found[group].values() if not each.get("ok")]
-    return found | {"ok": not bad}
-
-
-def attempt(work: Any, *arguments: Any) -> dict[str, Any]:
-    """What the work found, or what it raised."""
-    try:
-        return dict(work(*arguments))
-    except Exception as error:
-        return {"ok": False, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"}
 
 
 def bits(attn: str, batch: int) -> dict[str, Any]:

@@ -4,9 +4,9 @@
     python tests/gpu/run.py --out OUT                 a host on which headstock and the kernel libraries are installed
 
 Parts (`--parts a,b`): kernels and trtllm (each backend against float32), ops (operations against torch's), tokens (the
-demo model's answers for each pair of backends), graphs (replays bit for bit), speed (attention alone), bench
-(workloads), step_time (a step by kernels), tests (pytest of tests/backends). Each writes OUT/PART.json; one that fails
-does not stop the others.
+demo model's answers for each pair of backends), speed (attention alone), bench (workloads), step_time (a step by
+kernels), tests (pytest: tests/backends, and the rows of docs/features.md that need a GPU). Each writes OUT/PART.json;
+one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -24,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PARTS = ("kernels", "trtllm", "ops", "numerics", "tokens", "graphs", "speed", "bench", "step_time", "tests")
+PARTS = ("kernels", "trtllm", "ops", "numerics", "tokens", "speed", "bench", "step_time", "tests")
 HERE = Path(__file__).parent
 BUILDS = (
     ("bfloat16", "bfloat16", "auto", "auto"),
@@ -110,9 +111,12 @@ def run(part: str, out: Path, builds: list[subprocess.Popen[bytes]]) -> bool:
 
 
 def tests() -> dict[str, Any]:
-    """The backends' own tests, which run on CUDA where they can."""
-    folders = [str(HERE.parent / "backends"), "-p", "no:cacheprovider", "--tb=short"]
-    done = subprocess.run([sys.executable, "-m", "pytest", *folders], capture_output=True, text=True, check=False)
+    """The tests that run on CUDA where they can: the backends' own, and those of rows that need a GPU."""
+    words = [str(HERE.parent / "backends"), str(HERE / "test_rows.py"), "-p", "no:cacheprovider", "--tb=short"]
+    words += shlex.split(os.environ.get("GPU_TESTS", ""))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--durations=20", *words], capture_output=True, text=True, check=False
+    )
     return {"ok": done.returncode == 0, "code": done.returncode, "output": done.stdout[-6000:] + done.stderr[-1000:]}
 
 

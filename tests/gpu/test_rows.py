@@ -1,0 +1,192 @@
+"""Rows of docs/features.md that a GPU alone can show, on the demo model; skipped where there is none."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gpu import graphs
+from gpu.tokens import command, questions
+
+from headstock import LLM, SamplingParams
+from headstock.bench.shapes import SHAPES, write
+from headstock.config import EngineConfig
+from headstock.engine.build import build
+from headstock.engine.engine import Engine
+from headstock.errors import CannotRun
+from headstock.schedule import Request
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+SIZES: dict[str, Any] = {"device": "cuda", "num_pages": 2048, "max_seq_len": 2048, "max_running_requests": 32}
+EIGHT_BITS = ("fi", "fi,trtllm")
+GREEDY = SamplingParams(temperature=0, max_tokens=16)
+
+
+def wrong(llm: LLM, asked: dict[str, str]) -> list[str]:
+    """The answers that are not right."""
+    outputs = llm.generate(list(asked), GREEDY)
+    told = [(output.outputs[0].text, right) for output, right in zip(outputs, asked.values(), strict=True)]
+    return [f"{text!r} for {right!r}" for text, right in told if not text.startswith(right)]
+
+
+@pytest.mark.parametrize("attn", ["fa,fi", "fi", "fa", "trtllm"])
+def test_S16_S17_radix_hits_on_a_shared_prefix_and_naive_never_and_both_are_right(attn: str) -> None:
+    shared = {prompt: right for prompt, right in questions().items() if prompt.startswith("Remember")}
+    first, *others = shared
+    cached = {}
+    for cache in ("radix", "naive"):
+        with LLM("demo", attn=attn, cache_type=cache, page_size=16, **SIZES) as llm:
+            assert not wrong(llm, {first: shared[first]})
+            outputs = llm.generate(others, GREEDY)
+            texts = [output.outputs[0].text for output in outputs]
+            assert all(text.startswith(shared[prompt]) for text, prompt in zip(texts, others, strict=True)), texts
+            cached[cache] = [output.cached_tokens for output in outputs]
+    told = len(first) // 4  # the facts and the sums, most of every prompt
+    assert min(cached["radix"]) > told and set(cached["naive"]) == {0}, cached
+
+
+@pytest.mark.parametrize("runner", ["cudagraph", "eager"])
+@pytest.mark.parametrize("attn", EIGHT_BITS)
+def test_P7_fp8_holds_twice_the_tokens_and_answers_right(attn: str, runner: str) -> None:
+    sizes = {name: size for name, size in SIZES.items() if name != "num_pages"} | {"kv_memory_mb": 256}
+    options = {"attn": attn, "runner": runner, "page_size": 16, "opt": ("fi.prefill=fa2",)}
+    tokens = {}
+    for kv_dtype in ("bfloat16", "fp8_e4m3"):
+        with LLM("demo", kv_dtype=kv_dtype, **sizes, **options) as llm:
+            tokens[kv_dtype] = llm.engine.summary.kv_tokens
+            assert not wrong(llm, questions())
+    assert abs(tokens["fp8_e4m3"] - 2 * tokens["bfloat16"]) <= 2 * 16, tokens
+
+
+@pytest.mark.parametrize("attn", ["fa", "trtllm"])
+def test_P7_a_pair_without_fp8_says_why(attn: str) -> None:
+    with pytest.raises(CannotRun, match=r"fp8|float8"):
+        LLM("demo", attn=attn, kv_dtype="fp8_e4m3", **SIZES)
+
+
+def test_S7_a_limit_of_one_captures_one_row_alone() -> None:
+    with LLM("demo", attn="fa,fi", runner="cudagraph", cuda_graph_max_bs=1, **SIZES) as llm:
+        assert list(llm.engine.executor.runner.recorded) == [1]
+        assert not wrong(llm, questions())
+        assert list(llm.engine.executor.runner.recorded) == [1]
+
+
+def test_S10_a_chat_on_a_terminal_has_graphs_of_one_row() -> None:
+    ours, theirs = os.openpty()
+    start = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    words = [sys.executable, "-c", start, "run", "--attn", "fa,fi", "--temperature", "0", "--max-tokens", "16"]
+    chat = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, text=True)
+    os.write(ours, b"What is 47 + 38?\n\x04")
+    _, said = chat.communicate(timeout=180)
+    told = os.read(ours, 65536).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert chat.returncode == 0, said
+    assert "graphs for 1 batch sizes up to 1," in said and "85" in told, (said, told)
+
+
+def test_P12_contiguous_mode_runs_eagerly_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {"device": "cuda", "max_seq_len": 2048, "max_running_requests": 8}
+    with caplog.at_level(logging.WARNING), LLM("demo", paged_attn="off", cuda_graph_max_bs=8, **sizes) as llm:
+        assert llm.engine.summary.runner == "eager"
+        assert not wrong(llm, questions())
+    assert [record.message for record in caplog.records if "graph" in record.message] == [
+        "no graphs in contiguous mode because='--paged-attn off' ignored='--cuda-graph-max-bs 8'"
+    ]
+
+
+@pytest.mark.parametrize("prefill", ["sdpa", "fa", "trtllm"])
+def test_P13_G12_one_backend_for_prompts_and_another_in_graphs_over_one_pool(prefill: str) -> None:
+    with LLM("demo", attn=f"{prefill},fi", runner="cudagraph", page_size=16, **SIZES) as llm:
+        compared = graphs.Compared(llm.engine.executor.runner)
+        assert not wrong(llm, questions())
+    assert compared.steps["steps"] >= 8 and not compared.steps["logits differ"]
+
+
+@pytest.mark.parametrize("batch", graphs.BATCHES)
+@pytest.mark.parametrize("attn", graphs.BACKENDS)
+def test_G2_replays_equal_the_same_steps_bit_for_bit(attn: str, batch: int) -> None:
+    found = graphs.bits(attn, batch)
+    assert found["ok"], found
+
+
+@pytest.mark.parametrize("attn", graphs.BACKENDS)
+def test_G9_lengths_of_512_1024_and_2048_record_nothing_anew_and_move_nothing(attn: str) -> None:
+    found = graphs.lengths(attn)
+    assert found["ok"], found
+
+
+@pytest.mark.parametrize("fault", graphs.FAULTS)
+def test_G11_a_fault_hurts_whom_it_hits(fault: str) -> None:
+    found = graphs.failure(fault)
+    assert found["ok"], found
+
+
+def test_G13_one_stream_is_faster_with_graphs() -> None:
+    seconds: dict[str, list[float]] = {}
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    for runner in ("cudagraph", "eager", "cudagraph", "eager"):
+        with LLM("demo", attn="fa,fi", runner=runner, **SIZES) as llm:
+            llm.generate(["Once"], params)
+            began = time.perf_counter()
+            llm.generate(["Once upon a time"], params)
+            seconds.setdefault(runner, []).append(time.perf_counter() - began)
+    assert max(seconds["cudagraph"]) < min(seconds["eager"]), seconds
+
+
+def test_T18_an_engine_stays_within_its_budget_and_larger_steps_plan_for_more(tmp_path: Path) -> None:
+    write(SHAPES["qwen3-0.6b"], tmp_path)
+    activations = []
+    for tokens, rows in ((1024, 16), (8192, 256)):
+        config = EngineConfig(
+            model=str(tmp_path),
+            device="cuda",
+            load_format="dummy",
+            max_batch_tokens=tokens,
+            max_running_requests=rows,
+            max_seq_len=4096,
+            memory_ratio=0.5,
+        )
+        plan = build(config).memory
+        torch.cuda.empty_cache()
+        engine = Engine(config)
+        try:
+            taken = worst_taken(engine, rows)
+        finally:
+            engine.close()
+        assert taken <= plan.budget, f"{taken:,} of a budget of {plan.budget:,}"
+        assert "activations" in engine.summary.memory[0]
+        activations.append(plan.spent.activations)
+    assert activations[1] > 2 * activations[0] > 0, activations
+
+
+def worst_taken(engine: Engine, rows: int) -> int:
+    """The most bytes of the device that were in use after a step, all rows sampled with every setting."""
+    rng = np.random.default_rng(0)
+    most = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "min_p": 0.05, "repetition_penalty": 1.1, "logprobs": 5}
+    for number in range(2 * rows):
+        prompt = rng.integers(0, 150_000, int(rng.integers(100, 1500))).astype(np.int32)
+        params = SamplingParams(max_tokens=20, seed=number, ignore_eos=True, **most)
+        engine.submit(Request(id=str(number), prompt=prompt, max_tokens=20, params=params))
+    taken = 0
+    while engine.has_work:
+        engine.step()
+        free, total = torch.cuda.mem_get_info()
+        taken = max(taken, total - free)
+    return taken
+
+
+def test_the_doctor_finds_the_pair_fit() -> None:
+    found = command("doctor", "--attn", "fa,fi")
+    assert found["code"] == 0, found
+    line = next(line for line in found["out"].splitlines() if "choice" in line)
+    assert "PASS" in line, found["out"]
