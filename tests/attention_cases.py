@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from headstock.spi import (
@@ -114,23 +114,51 @@ def make(
     return Case(pool.to(device, dtype), step, q, tuple(kv[0] for kv in rows), tuple(kv[1] for kv in rows))
 
 
+def row_attention(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None, softcap: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Causal attention of a row's last tokens written out in float64, and the logarithm of each query's sum.
+
+    q: [queries, heads, head_dim]    keys, values: [context, kv_heads, head_dim]
+    returns: [queries, heads, head_dim], [queries, heads] float64
+    """
+    ratio = q.shape[1] // keys.shape[1]
+    keys, values = (side.double().repeat_interleave(ratio, 1) for side in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    at = torch.arange(len(keys) - len(q), len(keys), device=q.device)[:, None]
+    other = torch.arange(len(keys), device=q.device)
+    seen = (other <= at) & (other > at - (window or len(keys)))
+    scores = scores.masked_fill(~seen, -math.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values), scores.logsumexp(-1).t()
+
+
 def expected(case: Case, layer: LayerInfo) -> tuple[Tensor, Tensor]:
-    """Attention and the logarithm of its sums in float32. [tokens, heads, head_dim], [tokens, heads]"""
-    answers, sums = [], []
-    queries = case.q.float().split(case.step.host_query_lens.tolist())
-    for q, k, v in zip(queries, case.keys, case.values, strict=True):
-        ratio = q.shape[1] // k.shape[1]
-        k, v = (side.float().repeat_interleave(ratio, 1) for side in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * layer.scale
-        if layer.softcap:
-            scores = layer.softcap * torch.tanh(scores / layer.softcap)
-        at = torch.arange(len(k) - len(q), len(k), device=q.device)[:, None]
-        other = torch.arange(len(k), device=q.device)
-        seen = (other <= at) & (other > at - (layer.window or len(k)))
-        scores = scores.masked_fill(~seen, -math.inf)
-        answers.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
-        sums.append(scores.logsumexp(-1).t())
-    return torch.cat(answers), torch.cat(sums)
+    """Attention and the logarithm of its sums. [tokens, heads, head_dim], [tokens, heads], float32"""
+    queries = case.q.split(case.step.host_query_lens.tolist())
+    rows = [
+        row_attention(*row, layer.scale, layer.window, layer.softcap)
+        for row in zip(queries, case.keys, case.values, strict=True)
+    ]
+    answers, sums = zip(*rows, strict=True)
+    return torch.cat(answers).float(), torch.cat(sums).float()
+
+
+def in_8_bits(case: Case, k_scale: float, v_scale: float) -> Case:
+    """The case over 8-bit floats, with the keys and values that are read from these with the scales."""
+    narrow = torch.float8_e4m3fn
+    keys, values = (
+        tuple(each.to(narrow).float() * scale for each in side)
+        for side, scale in ((case.keys, k_scale), (case.values, v_scale))
+    )
+    return evolve(case, pool=case.pool.to(narrow), keys=keys, values=values)
+
+
+def in_second_group(case: Case) -> Case:
+    """The case with its page table as that of KV group 1; group 0 has dummy pages alone."""
+    (table,) = case.step.page_tables
+    return evolve(case, step=evolve(case.step, page_tables=(torch.zeros_like(table), table)))
 
 
 def context_of(
@@ -167,19 +195,63 @@ def context_of(
     )
 
 
-def check(
-    backend: AttentionBackend, case: Case, layer: LayerInfo, *, with_lse: bool = False, tolerance: float | None = None
-) -> float:
-    """The largest error of the backend's answer; asserts that it is small and that the pool is as before."""
+def attend(
+    backend: AttentionBackend, case: Case, layer: LayerInfo, with_lse: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """What the backend writes for the case; asserts that the pool is as before."""
     before = case.pool.clone()
     out = torch.full_like(case.q, math.nan)
     lse = torch.full(case.q.shape[:2], math.nan, device=case.q.device) if with_lse else None
     backend.forward(case.q, layer, backend.plan(case.step), out, lse)
     assert torch.equal(case.pool.view(torch.uint8), before.view(torch.uint8))
+    return out, lse
+
+
+def check(
+    backend: AttentionBackend, case: Case, layer: LayerInfo, *, with_lse: bool = False, tolerance: float | None = None
+) -> float:
+    """The largest error of the backend's answer; asserts that it is small and that the pool is as before."""
+    out, lse = attend(backend, case, layer, with_lse)
     answer, sums = expected(case, layer)
     if lse is not None:
-        torch.testing.assert_close(lse, sums, atol=1e-2, rtol=1e-3)
+        allowed = 1e-4 if case.q.dtype is torch.float32 else 1e-2
+        torch.testing.assert_close(lse, sums, atol=allowed, rtol=allowed / 10)
     return compare(out, answer, tolerance)
+
+
+def check_replays(
+    backend: AttentionBackend,
+    made: Sequence[Case],
+    layer: LayerInfo,
+    *,
+    bucket: int,
+    record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
+    held: Callable[[Any], Sequence[Tensor]] = lambda plan: (),
+) -> float:
+    """The largest error of a bucket's plan that serves these decode cases in turn, fewer rows than it has among them.
+
+    made: the first is what the backend was built over, and has the most pages: its pool takes in the others' numbers
+    record: what does the work again; on a GPU, the replay of a graph
+    held: the tensors of the plan, which are to stay where they are
+    """
+    first, errors = made[0], []
+    backend.graph_init([bucket, 1], MAX_SEQ_LEN)
+    plan = backend.graph_plan(bucket, first.step)
+    places = [tensor.data_ptr() for tensor in held(plan)]
+    q = first.q.new_zeros(bucket, *first.q.shape[1:])
+    out = torch.full_like(q, math.nan)
+    replay = record(lambda: backend.forward(q, layer, plan, out))
+    for case in made:
+        rows = case.step.num_rows
+        first.pool[: len(case.pool)].copy_(case.pool)
+        q[:rows].copy_(case.q)
+        backend.graph_update(plan, case.step)
+        assert [tensor.data_ptr() for tensor in held(plan)] == places
+        out.fill_(math.nan)
+        replay()
+        assert out.isfinite().all(), "padding rows are not finite"
+        errors.append(compare(out[:rows], expected(case, layer)[0]))
+    return max(errors)
 
 
 def compare(out: Tensor, answer: Tensor, tolerance: float | None = None) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from attention_cases import row_attention
 from attrs import field, frozen
 from torch import Tensor
 
@@ -18,24 +19,6 @@ def gather_kv(pool: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]
     """
     keys, values = pool[pages].transpose(0, 1).flatten(1, 2)[:, :length]
     return keys, values
-
-
-def attention(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
-    """Causal attention of the last tokens of a row, in float32.
-
-    q, result: [queries, heads, head_dim]    keys, values: [context, kv_heads, head_dim]
-    """
-    queries, heads, _ = q.shape
-    context, kv_heads, _ = keys.shape
-    keys, values = (x.float().repeat_interleave(heads // kv_heads, 1) for x in (keys, values))
-    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
-    at = torch.arange(context - queries, context)[:, None]
-    other = torch.arange(context)
-    seen = other <= at
-    if window is not None:
-        seen &= other > at - window
-    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
 
 
 @frozen(eq=False)
@@ -137,4 +120,5 @@ class Paged:
         """Attention of one row's new queries.   q, result: [queries, heads, head_dim]"""
         length = row.computed + len(q)
         pages = row.pages[layer.group][: -(-length // self.page_size)]
-        return attention(q, *gather_kv(self.pools[layer.index], pages, length), layer.scale, layer.window)
+        keys, values = gather_kv(self.pools[layer.index], pages, length)
+        return row_attention(q, keys, values, layer.scale, layer.window)[0].to(q.dtype)

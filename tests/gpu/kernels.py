@@ -155,14 +155,9 @@ def eight_bit(who: Contestant, found: Findings, tail: float = math.nan, toleranc
     for phase in who.phases:
 
         def work(phase: Phase = phase) -> float:
-            case = made(phase, tail=tail)
-            sides = [
-                tuple(each.to(torch.float8_e4m3fn).float() * scale for each in side)
-                for side, scale in ((case.keys, 0.5), (case.values, 2.0))
-            ]
-            narrow = evolve(case, pool=case.pool.to(torch.float8_e4m3fn), keys=sides[0], values=sides[1])
+            case = cases.in_8_bits(made(phase, tail=tail), 0.5, 2.0)
             layer = evolve(LAYER, k_scale=0.5, v_scale=2.0)
-            return cases.check(who.make(narrow), narrow, layer, tolerance=tolerance)
+            return cases.check(who.make(case), case, layer, tolerance=tolerance)
 
         found.attempt(f"{who} 8-bit KV", phase.value, work)
 
@@ -170,30 +165,25 @@ def eight_bit(who: Contestant, found: Findings, tail: float = math.nan, toleranc
 def replay(who: Contestant) -> float:
     """A captured decode step gives the right answer for other lengths, tables and fewer rows."""
     assert registry.spec("attention", who.name).capabilities.graph >= GraphSupport.DECODE
-    bucket, layer = 16, LAYER
-    first = cases.make(Phase.DECODE, [(1, 1500)] * 12, page_size=64, dtype=torch.bfloat16, device=DEVICE)
-    backend = who.make(first)
-    backend.graph_init([1, bucket], cases.MAX_SEQ_LEN)
-    plan = backend.graph_plan(bucket, first.step)
-    q = torch.zeros(bucket, *first.q.shape[1:], dtype=first.q.dtype, device=DEVICE)
-    out = torch.full_like(q, torch.nan)
-    backend.forward(q, layer, plan, out)  # libraries load code when first used, which no capture allows
+    rows = [[1500] * 12] + [
+        [1 + (seed * 131 + row * 97) % 1500 for row in range(count)]
+        for seed, count in ((1, 12), (2, 12), (3, 5), (4, 1))
+    ]
+    made = [
+        cases.make(Phase.DECODE, [(1, n) for n in lens], page_size=64, dtype=torch.bfloat16, device=DEVICE, seed=seed)
+        for seed, lens in enumerate(rows)
+    ]
+    return cases.check_replays(who.make(made[0]), made, LAYER, bucket=16, record=captured)
+
+
+def captured(work: Callable[[], None]) -> Callable[[], None]:
+    """The replay of a graph of the work."""
+    work()  # libraries load code when first used, which no capture allows
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        backend.forward(q, layer, plan, out)
-    errors = []
-    for seed, count in ((1, 12), (2, 12), (3, 5), (4, 1)):
-        lens = [(1, 1 + (seed * 131 + row * 97) % 1500) for row in range(count)]
-        case = cases.make(Phase.DECODE, lens, page_size=64, dtype=q.dtype, device=DEVICE, seed=seed)
-        first.pool[: len(case.pool)].copy_(case.pool)
-        q[:count].copy_(case.q)
-        backend.graph_update(plan, case.step)
-        out.fill_(torch.nan)
-        graph.replay()
-        assert out.isfinite().all(), "padding rows are not finite"
-        errors.append(cases.compare(out[:count], cases.expected(case, layer)[0]))
-    return max(errors)
+        work()
+    return graph.replay
 
 
 def no_sync(who: Contestant) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from attention_cases import row_attention
 from torch import Tensor
 
 VLLM_SCHEMA = """fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor(a!)? out,
@@ -36,20 +36,13 @@ def attention(
     answers, sums = [], []
     bounds = query_start.tolist()
     for row, context in enumerate(context_lens.tolist()):
-        queries = q[bounds[row] : bounds[row + 1]].float()
         pages = page_table[row, : -(-context // k.shape[1])].long()
-        keys, values = (side[pages].flatten(0, 1)[:context].float() for side in (k, v))
-        keys, values = (side.repeat_interleave(q.shape[1] // k.shape[2], 1) for side in (keys, values))
-        scores = torch.einsum("qhd,khd->hqk", queries, keys) * scale
-        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-        at = torch.arange(context - len(queries), context)[:, None]
-        seen = torch.arange(context) <= at
-        if window[0] >= 0:
-            seen &= torch.arange(context) >= at - window[0]
-        scores = scores.masked_fill(~seen, -math.inf)
-        answers.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
-        sums.append(scores.logsumexp(-1))
-    return torch.cat(answers).to(q.dtype), torch.cat(sums, 1)
+        keys, values = (side[pages].flatten(0, 1)[:context] for side in (k, v))
+        seen = None if window[0] < 0 else window[0] + 1
+        answer, logs = row_attention(q[bounds[row] : bounds[row + 1]], keys, values, scale, seen, softcap)
+        answers.append(answer.to(q.dtype))
+        sums.append(logs.t().float())
+    return torch.cat(answers), torch.cat(sums, 1)
 
 
 def interface() -> SimpleNamespace:

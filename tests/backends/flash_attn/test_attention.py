@@ -11,6 +11,7 @@ import attention_cases as cases
 import pytest
 import torch
 from attention_cases import Case
+from attrs import evolve
 from backends.flash_attn import fakes
 
 from headstock.spi import LayerInfo, Phase
@@ -22,6 +23,7 @@ from headstock_fa.providers import PROVIDERS, Provider
 from headstock_fa.step import splits
 
 PHASES = list(Phase)
+LAYER = LayerInfo(index=0, group=0, scale=0.25)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,15 @@ def page_sizes(provider: Provider) -> tuple[int, ...]:
     return (16, 64, 40) if provider.page_step == 1 else (256,)
 
 
+def decode(*lens: int, page_size: int) -> Case:
+    return cases.make(Phase.DECODE, [(1, n) for n in lens], page_size=page_size, head_dim=16, dtype=torch.float16)
+
+
+def two_rows(phase: Phase, provider: Provider) -> Case:
+    lens = {Phase.DECODE: [(1, 40), (1, 3)], Phase.EXTEND: [(9, 40), (3, 3)], Phase.PREFILL: [(40, 40), (3, 3)]}[phase]
+    return cases.make(phase, lens, page_size=page_sizes(provider)[0], head_dim=16, dtype=torch.float16)
+
+
 def test_the_stand_in_for_torch_has_the_signature_of_the_function_that_it_replaces() -> None:
     module = importlib.import_module("torch.nn.attention.varlen")
     real = getattr(module, "varlen_attn_out", fakes.varlen_attn_out)  # before torch 2.13 there is none
@@ -68,63 +79,51 @@ def test_every_phase_agrees_with_attention_written_out(
     provider: Provider, phase: Phase, heads: int, kv_heads: int, dtype: torch.dtype
 ) -> None:
     for page_size in page_sizes(provider):
-        lens = [(min(query, 20), context) for query, context in cases.around(phase, page_size)[:5]]
-        lens = [(query, query if phase is Phase.PREFILL else context) for query, context in lens]
+        lens = cases.around(phase, page_size)[:5]
         case = cases.make(phase, lens, page_size=page_size, heads=heads, kv_heads=kv_heads, head_dim=16, dtype=dtype)
-        cases.check(backend(case, provider), case, LayerInfo(index=0, group=0, scale=0.25), with_lse=True)
-        cases.check(backend(case, provider), case, LayerInfo(index=0, group=0, scale=0.3))
+        cases.check(backend(case, provider), case, LAYER, with_lse=True)
+        cases.check(backend(case, provider), case, evolve(LAYER, scale=0.4))
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
 @pytest.mark.parametrize("window", [1, 7, 1000])
 def test_a_window_counts_the_query_itself(provider: Provider, phase: Phase, window: int) -> None:
-    lens = [(1, 40), (1, 3)] if phase is Phase.DECODE else [(9, 40), (3, 3)]
-    case = cases.make(phase, lens, page_size=page_sizes(provider)[0], head_dim=8, dtype=torch.float16)
-    cases.check(backend(case, provider), case, LayerInfo(index=0, group=0, scale=0.3, window=window))
+    case = two_rows(phase, provider)
+    cases.check(backend(case, provider), case, evolve(LAYER, window=window))
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
 def test_a_soft_cap_is_passed_on(provider: Provider, phase: Phase) -> None:
     if provider.name == "torch":
         return  # `resolve` refuses it: see test_resolve.py
-    lens = [(1, 40), (1, 3)] if phase is Phase.DECODE else [(9, 40), (3, 3)]
-    case = cases.make(phase, lens, page_size=page_sizes(provider)[0], head_dim=8, dtype=torch.float16)
-    cases.check(backend(case, provider), case, LayerInfo(index=0, group=0, scale=0.3, softcap=2.0))
+    case = two_rows(phase, provider)
+    cases.check(backend(case, provider), case, evolve(LAYER, softcap=2.0))
+
+
+def test_a_layer_reads_the_page_table_of_its_group(provider: Provider) -> None:
+    case = cases.in_second_group(two_rows(Phase.EXTEND, provider))
+    cases.check(backend(case, provider), case, evolve(LAYER, group=1))
 
 
 def test_a_replayed_plan_reads_the_new_step_at_the_old_addresses(provider: Provider) -> None:
     page_size = page_sizes(provider)[0]
-    made = [
-        cases.make(Phase.DECODE, [(1, n) for n in lens], page_size=page_size, head_dim=16, dtype=torch.float16, seed=9)
-        for lens in ((5, 90, 33), (17, 1), (page_size, page_size + 1, page_size - 1))
-    ]
-    layer = LayerInfo(index=0, group=0, scale=0.25)
+    lens = ((5, 90, 33, 70), (17, 1), (page_size, page_size + 1, page_size - 1))
+    made = [decode(*each, page_size=page_size) for each in lens]
     one = backend(made[0], provider)
-    one.graph_init([1, 4], cases.MAX_SEQ_LEN)
-    plan = one.graph_plan(4, made[0].step)
-    addresses = [tensor.data_ptr() for tensor in (plan.query_start, plan.context_lens, *plan.page_tables)]
-    for case in made:
-        one.keys, one.values = {0: case.pool[:, 0]}, {0: case.pool[:, 1]}
-        one.graph_update(plan, case.step)
-        rows = case.step.num_rows
-        q = torch.cat([case.q, case.q.new_ones(4 - rows, *case.q.shape[1:])])
-        fresh = one.static.plan(4, 1, plan.num_splits)
-        out = torch.full_like(q, torch.nan)
-        one.forward(q, layer, fresh, out)
-        assert [t.data_ptr() for t in (fresh.query_start, fresh.context_lens, *fresh.page_tables)] == addresses
-        cases.compare(out[:rows], cases.expected(case, layer)[0])
-        assert out.isfinite().all()
-    assert one.memory_bytes() >= 4 * (5 + 4 + 4 * -(-cases.MAX_SEQ_LEN // page_size))
+    cases.check_replays(
+        one, made, LAYER, bucket=4, held=lambda plan: (plan.query_start, plan.context_lens, *plan.page_tables)
+    )
+    plan = one.graph_plan(4, made[1].step)
+    assert plan.num_splits == one.splits(4) and plan.max_context_len == cases.MAX_SEQ_LEN
+    assert one.memory_bytes() == one.static.memory_bytes() > 0
     one.close()
     assert one.memory_bytes() == 0
 
 
 def test_the_number_of_splits_depends_on_rows_alone_and_an_option_fixes_it(provider: Provider) -> None:
-    page_size = page_sizes(provider)[0]
-    case = cases.make(Phase.DECODE, [(1, 90), (1, 2)], page_size=page_size, head_dim=8, dtype=torch.float16)
+    case, extend = two_rows(Phase.DECODE, provider), two_rows(Phase.EXTEND, provider)
     assert backend(case, provider, num_splits=5).plan(case.step).num_splits == 5
     assert backend(case, provider).plan(case.step).num_splits == 1
-    extend = cases.make(Phase.EXTEND, [(3, 90)], page_size=page_size, head_dim=8, dtype=torch.float16)
     assert backend(case, provider, num_splits=5).plan(extend.step).num_splits == 0
 
 

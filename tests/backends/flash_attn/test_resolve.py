@@ -48,9 +48,10 @@ TABLE = [
 def test_the_first_provider_that_serves_is_used(
     env: DeviceEnv, distributions: dict[str, str], name: str | None
 ) -> None:
-    provider, passed = choose(distributions, env)
+    env = evolve(env, distributions=distributions)
+    provider, passed = choose(env)
     assert (provider and provider.name) == name
-    answer = resolve(QUERY, evolve(env, distributions=distributions))
+    answer = resolve(QUERY, env)
     if provider is None:
         assert len(passed) == len(PROVIDERS)
         (reason,) = answer

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from attention_cases import row_attention
+from paged import gather_kv
 from torch import Tensor
 
 
@@ -49,17 +51,14 @@ class Planned:
             assert 1 <= tail <= page_size
             pages = self.pages[page_start[row] : page_start[row + 1]].long()
             context = (len(pages) - 1) * page_size + tail
-            k, v = (cache[pages, side].flatten(0, 1)[:context].float() for side in (0, 1))
-            k, v = (side.repeat_interleave(heads // kv_heads, 1) for side in (k, v))
+            keys, values = (side.float() for side in gather_kv(cache, pages, context))
             part = slice(query_start[row], query_start[row + 1])
-            scores = torch.einsum("qhd,khd->hqk", q[part].float(), k) * self.scale * (q_scale or 1) * (k_scale or 1)
-            queries = part.stop - part.start
-            at = torch.arange(context - queries, context)[:, None]
-            assert self.causal or queries == 1
-            scores = scores.masked_fill(torch.arange(context) > at, -math.inf)
-            out[part] = (torch.einsum("hqk,khd->qhd", scores.softmax(-1), v) * (v_scale or 1)).to(out.dtype)
+            assert self.causal or part.stop - part.start == 1
+            scale = self.scale * (q_scale or 1) * (k_scale or 1)
+            answer, sums = row_attention(q[part], keys, values, scale)
+            out[part] = (answer * (v_scale or 1)).to(out.dtype)
             if lse is not None:
-                lse[part] = scores.logsumexp(-1).t() / (1 if natural else math.log(2))
+                lse[part] = (sums / (1 if natural else math.log(2))).float()
 
 
 class BatchPrefillWithPagedKVCacheWrapper(Planned):

@@ -55,15 +55,8 @@ def test_every_phase_agrees_with_attention_written_out(
 
 def test_8_bit_keys_and_values_are_scaled_by_layer(library: SimpleNamespace) -> None:
     for phase, lens in ((Phase.DECODE, [(1, 33), (1, 2)]), (Phase.EXTEND, [(5, 33), (2, 2)])):
-        case = cases.make(phase, lens, head_dim=16, dtype=torch.bfloat16)
-        narrow = case.pool.to(torch.float8_e4m3fn)
-        sides = [tuple(each.to(torch.float8_e4m3fn).float() for each in side) for side in (case.keys, case.values)]
-        layer = evolve(LAYER, k_scale=0.5, v_scale=2.0)
-        one = backend(evolve(case, pool=narrow))
-        out = torch.empty_like(case.q)
-        one.forward(case.q, layer, one.plan(case.step), out)
-        scaled = evolve(case, keys=tuple(k * 0.5 for k in sides[0]), values=tuple(v * 2.0 for v in sides[1]))
-        cases.compare(out, cases.expected(scaled, LAYER)[0])
+        case = cases.in_8_bits(cases.make(phase, lens, head_dim=16, dtype=torch.bfloat16), 0.5, 2.0)
+        cases.check(backend(case), case, evolve(LAYER, k_scale=0.5, v_scale=2.0))
 
 
 def test_a_plan_serves_many_layers_and_each_brings_its_scale(library: SimpleNamespace) -> None:
@@ -78,13 +71,8 @@ def test_a_plan_serves_many_layers_and_each_brings_its_scale(library: SimpleName
 
 
 def test_a_layer_reads_the_page_table_of_its_group(library: SimpleNamespace) -> None:
-    case = decode([20, 9])
-    table = case.step.page_tables[0]
-    one = backend(case)
-    plan = one.plan(evolve(case.step, page_tables=(torch.zeros_like(table), table)))
-    out = torch.empty_like(case.q)
-    one.forward(case.q, evolve(LAYER, group=1), plan, out)
-    cases.compare(out, cases.expected(case, LAYER)[0])
+    case = cases.in_second_group(decode([20, 9]))
+    cases.check(backend(case), case, evolve(LAYER, group=1))
 
 
 def test_the_next_step_is_planned_while_one_is_in_flight(library: SimpleNamespace) -> None:
@@ -141,21 +129,9 @@ def test_host_buffers_are_written_only_after_their_last_upload(
 
 
 def test_a_replayed_plan_reads_the_new_step_at_the_old_addresses(library: SimpleNamespace) -> None:
-    made = [decode(lens, seed=9) for lens in ([5, 90, 33], [17, 1], [16, 17, 15, 2])]
+    made = [decode(lens, seed=9) for lens in ([5, 90, 33, 70], [17, 1], [16, 17, 15, 2])]
     one = backend(made[0])
-    one.graph_init([1, 4], cases.MAX_SEQ_LEN)
-    plan = one.graph_plan(4, made[0].step)
-    addresses = [tensor.data_ptr() for tensor in plan.slots[0].wrapper.static]
-    for case in made:
-        one.pools = {0: case.pool}
-        one.graph_update(plan, case.step)
-        rows = case.step.num_rows
-        q = torch.cat([case.q, case.q.new_ones(4 - rows, *case.q.shape[1:])])
-        out = torch.full_like(q, torch.nan)
-        one.forward(q, LAYER, plan, out)
-        cases.compare(out[:rows], cases.expected(case, LAYER)[0])
-        assert out.isfinite().all()
-        assert [tensor.data_ptr() for tensor in plan.slots[0].wrapper.static] == addresses
+    cases.check_replays(one, made, LAYER, bucket=4, held=lambda plan: plan.slots[0].wrapper.static)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ of the same function needs them.
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import Any
 
 import torch
+from attention_cases import row_attention
+from paged import gather_kv
 from torch import Tensor
 
 SEMAPHORES = 8 << 20
@@ -19,22 +20,17 @@ SEMAPHORES = 8 << 20
 def attention(
     q: Tensor, pool: Tensor, page_table: Tensor, query_start: list[int], context_lens: Tensor, scale: float
 ) -> Tensor:
-    """Causal attention over pages in float32. [tokens, heads, head_dim]"""
+    """Causal attention over pages in float64. [tokens, heads, head_dim]"""
     assert page_table.dtype == context_lens.dtype == torch.int32
     assert q.is_contiguous() and pool.is_contiguous() and page_table.is_contiguous() and context_lens.is_contiguous()
     assert page_table.ndim == 2 and len(page_table) == len(context_lens) == len(query_start) - 1
-    _, sides, page_size, kv_heads, _ = pool.shape
-    assert sides == 2 and page_size in (16, 32, 64, 128)
+    page_size = pool.shape[2]
+    assert pool.shape[1] == 2 and page_size in (16, 32, 64, 128)
     answers = []
     for row, context in enumerate(context_lens.tolist()):
-        pages = page_table[row, : -(-context // page_size)].long()
-        k, v = (pool[pages, side].flatten(0, 1)[:context].float() for side in (0, 1))
-        k, v = (side.repeat_interleave(q.shape[1] // kv_heads, 1) for side in (k, v))
-        queries = q[query_start[row] : query_start[row + 1]].float()
-        at = torch.arange(context - len(queries), context)[:, None]
-        scores = torch.einsum("qhd,khd->hqk", queries, k) * scale
-        scores = scores.masked_fill(torch.arange(context) > at, -math.inf)
-        answers.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+        keys, values = gather_kv(pool, page_table[row, : -(-context // page_size)].long(), context)
+        queries = q[query_start[row] : query_start[row + 1]]
+        answers.append(row_attention(queries, keys.float(), values.float(), scale)[0])
     return torch.cat(answers)
 
 

@@ -10,21 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import attention_cases as cases
-import numpy as np
 import pytest
 import torch
 from attention_cases import Case
 from attrs import evolve
 from backends.trtllm import fakes
-from hypothesis import given
-from hypothesis import strategies as st
 
+from headstock.nn.paged_plan import PagedPlan
 from headstock.spi import DeviceEnv, LayerInfo, Phase
 from headstock_trtllm import modules
 from headstock_trtllm.backend import TrtllmBackend, found
 from headstock_trtllm.kernels import DECODE_WORKSPACE, PREFILL_WORKSPACE, Blackwell, Hopper, Kernels
 from headstock_trtllm.plugin import CAPABILITIES
-from headstock_trtllm.step import TrtllmPlan
 
 PHASES = list(Phase)
 LAYER = LayerInfo(index=0, group=0, scale=0.25)
@@ -88,14 +85,8 @@ def test_float16_is_for_decode_on_hopper_and_for_all_on_blackwell() -> None:
 
 
 def test_8_bit_keys_and_values_are_scaled_by_layer() -> None:
-    case = decode(33, 2)
-    sides = [tuple(each.to(torch.float8_e4m3fn).float() for each in side) for side in (case.keys, case.values)]
-    narrow = evolve(case, pool=case.pool.to(torch.float8_e4m3fn))
-    out = torch.empty_like(case.q)
-    one = backend(narrow, Hopper(CPU), phases=[Phase.DECODE])
-    one.forward(case.q, evolve(LAYER, k_scale=0.5, v_scale=2.0), one.plan(case.step), out)
-    scaled = evolve(case, keys=tuple(k * 0.5 for k in sides[0]), values=tuple(v * 2.0 for v in sides[1]))
-    cases.compare(out, cases.expected(scaled, LAYER)[0])
+    case = cases.in_8_bits(decode(33, 2), 0.5, 2.0)
+    cases.check(backend(case, Hopper(CPU), phases=[Phase.DECODE]), case, evolve(LAYER, k_scale=0.5, v_scale=2.0))
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
@@ -110,35 +101,20 @@ def test_queries_and_page_tables_may_be_parts_of_wider_tensors(kernels: Kernels,
 
 
 def test_a_layer_reads_its_pool_and_the_page_table_of_its_group(kernels: Kernels) -> None:
-    case = decode(20, 9)
+    case = cases.in_second_group(decode(20, 9))
     one = backend(case, kernels, layers=3)
     one.pools[1] = torch.zeros_like(case.pool)
-    table = case.step.page_tables[0]
-    plan = one.plan(evolve(case.step, page_tables=(torch.zeros_like(table), table)))
     for index, scale in ((0, 0.1), (2, 0.5)):
-        layer = LayerInfo(index=index, group=1, scale=scale)
-        out = torch.empty_like(case.q)
-        one.forward(case.q, layer, plan, out)
-        cases.compare(out, cases.expected(case, layer)[0])
+        cases.check(one, case, LayerInfo(index=index, group=1, scale=scale))
 
 
 def test_a_replayed_plan_reads_the_new_step_at_the_old_addresses(kernels: Kernels) -> None:
-    steps = [decode(*lens, seed=9) for lens in ((5, 90, 33), (17, 1), (16, 17, 15, 2))]
+    steps = [decode(*lens, seed=9) for lens in ((5, 90, 33, 70), (17, 1), (16, 17, 15, 2))]
     one = backend(steps[0], kernels)
-    one.graph_init([1, 4], fakes.MAX_SEQ_LEN)
-    plan = one.graph_plan(4, steps[0].step)
-    addresses = [tensor.data_ptr() for tensor in (plan.query_start, plan.context_lens, *plan.page_tables)]
-    for case in steps:
-        one.pools = {0: case.pool}
-        one.graph_update(plan, case.step)
-        rows = case.step.num_rows
-        q = torch.cat([case.q, case.q.new_ones(4 - rows, *case.q.shape[1:])])
-        out = torch.full_like(q, torch.nan)
-        one.forward(q, LAYER, plan, out)
-        cases.compare(out[:rows], cases.expected(case, LAYER)[0])
-        assert out.isfinite().all()
-    again = one.graph_plan(4, steps[0].step)
-    assert [each.data_ptr() for each in (again.query_start, again.context_lens, *again.page_tables)] == addresses
+    cases.check_replays(
+        one, steps, LAYER, bucket=4, held=lambda plan: (plan.query_start, plan.context_lens, *plan.page_tables)
+    )
+    assert one.graph_plan(4, steps[1].step).max_context_len == cases.MAX_SEQ_LEN
 
 
 def test_buckets_share_one_set_of_buffers_which_is_counted() -> None:
@@ -165,7 +141,7 @@ def test_prompts_leave_the_semaphores_of_decode_alone() -> None:
 def test_building_it_runs_each_kernel_once_on_the_dummy_page(
     phases: list[Phase], calls: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans: list[TrtllmPlan] = []
+    plans: list[PagedPlan] = []
     forward = TrtllmBackend.forward
     monkeypatch.setattr(
         TrtllmBackend,
@@ -204,19 +180,3 @@ def test_a_closed_backend_holds_nothing() -> None:
     one.graph_init([2], 100)
     one.close()
     assert one.memory_bytes() == 0 and one.pools == {}
-
-
-@given(lens=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 3000)), min_size=1, max_size=12))
-def test_contexts_start_where_numpy_says(lens: list[tuple[int, int]]) -> None:
-    rows = [(query, query + before) for query, before in lens]
-    step = cases.step_of(Phase.EXTEND, rows, (torch.zeros((len(rows), 4), dtype=torch.int32),))
-    plan = TrtllmPlan.of(step)
-    contexts = np.array([context for _, context in rows])
-    assert plan.context_start.tolist() == np.concatenate([[0], contexts.cumsum()]).tolist()
-    assert plan.context_start.dtype == torch.int32
-    assert (plan.num_rows, plan.max_query_len, plan.max_context_len) == (
-        len(rows),
-        max(query for query, _ in rows),
-        contexts.max(),
-    )
-    assert not plan.is_decode

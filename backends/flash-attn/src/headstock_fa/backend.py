@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headstock.nn.static_rows import StaticRows
 from headstock.spi import AttentionBackend, AttentionContext, AttentionStep, DeviceEnv, LayerInfo, Phase
 from headstock_fa import kernels
-from headstock_fa.graphs import StaticRows, write
-from headstock_fa.providers import Provider, choose, installed
+from headstock_fa.providers import REQUIRE, Provider, choose, installed
 from headstock_fa.step import FlashPlan, splits
 
 
@@ -32,16 +32,7 @@ class FlashAttentionBackend(AttentionBackend):
 
     def plan(self, step: AttentionStep) -> FlashPlan:
         """The step's own tensors."""
-        is_decode = step.phase is Phase.DECODE
-        return FlashPlan(
-            query_start=step.query_start,
-            context_lens=step.context_lens,
-            page_tables=step.page_tables,
-            max_query_len=step.max_query_len,
-            max_context_len=step.max_context_len,
-            num_splits=self.splits(step.num_rows) if is_decode else 0,
-            is_decode=is_decode,
-        )
+        return FlashPlan.of(step, num_splits=self.splits(step.num_rows) if step.phase is Phase.DECODE else 0)
 
     def splits(self, rows: int) -> int:
         """In how many parts a decode step of so many rows reads its keys."""
@@ -62,20 +53,18 @@ class FlashAttentionBackend(AttentionBackend):
     def graph_plan(self, bucket: int, step: AttentionStep) -> FlashPlan:
         """A plan over the static buffers' first `bucket` rows, holding the step; its rows may be fewer."""
         assert self.static is not None, "graph_init comes first"
-        plan = self.static.plan(bucket, len(step.page_tables), self.splits(bucket))
-        write(plan, step)
+        plan = self.plan(self.static.step(bucket, len(step.page_tables)))
+        self.graph_update(plan, step)
         return plan
 
     def graph_update(self, plan: FlashPlan, step: AttentionStep) -> None:
         """Write the step to the plan's buffers, at the same addresses."""
-        write(plan, step)
+        assert self.static is not None, "graph_init comes first"
+        self.static.write(plan.num_rows, step)
 
     def memory_bytes(self) -> int:
         """The static buffers of graphs."""
-        if self.static is None:
-            return 0
-        held = (self.static.query_start, self.static.context_lens, *self.static.page_tables.values())
-        return sum(tensor.nbytes for tensor in held)
+        return 0 if self.static is None else self.static.memory_bytes()
 
     def close(self) -> None:
         """Forget the pools and the buffers."""
@@ -83,11 +72,11 @@ class FlashAttentionBackend(AttentionBackend):
 
 
 def found(device: torch.device) -> Provider:
-    """The provider that is used on a device.   raises: ValueError saying why there is none"""
-    env = DeviceEnv(device=device.type, capability=torch.cuda.get_device_capability(device))
-    provider, passed = choose(installed(), env)
+    """The provider that is used on a device.   raises: ValueError with why there is none and what helps"""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    provider, passed = choose(DeviceEnv(device=device.type, capability=capability, distributions=installed()))
     if provider is None:
-        raise ValueError(f"no FlashAttention serves here: {'; '.join(passed)}")
+        raise ValueError(f"no FlashAttention serves here: {'; '.join(passed)}; {REQUIRE.hint}, or use --attn fi")
     return provider
 
 

@@ -60,7 +60,7 @@ def found() -> str:
 
 def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]:
     """The capabilities of the first provider that serves this machine, or why none meets the query."""
-    provider, passed = choose(env.distributions, env)
+    provider, passed = choose(env)
     if provider is None:
         return (
             Rejection(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from attrs import frozen
@@ -94,15 +93,11 @@ def installed() -> dict[str, str]:
     return found
 
 
-def choose(distributions: Mapping[str, str], env: DeviceEnv) -> tuple[Provider | None, tuple[str, ...]]:
-    """The provider to use, and why each one before it is passed over.
-
-    distributions: name -> version of what is installed
-    """
-    normal = {name.lower().replace("_", "-"): number for name, number in distributions.items()}
+def choose(env: DeviceEnv) -> tuple[Provider | None, tuple[str, ...]]:
+    """The provider to use out of what is installed, and why each one before it is passed over."""
     passed = []
     for provider in PROVIDERS:
-        found = normal.get(provider.require.distribution)
+        found = env.distributions.get(provider.require.distribution)
         if found is None:
             passed.append(f"{provider.require.distribution} is not installed")
         elif leading(found) < provider.least:

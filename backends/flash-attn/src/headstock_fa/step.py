@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
-import torch
-import torch.nn.functional as F
 from attrs import frozen
-from torch import Tensor
+
+from headstock.nn.paged_plan import PagedPlan
 
 MOST_SPLITS = 32
 
 
 @frozen(kw_only=True, eq=False)
-class FlashPlan:
-    """A step as FlashAttention takes it. Only tensors change between replays of a graph.
+class FlashPlan(PagedPlan):
+    """A step, and in how many parts each row's keys are read; 0 leaves it to the library."""
 
-    query_start: [rows + 1] int32    context_lens: [rows] int32    page_tables: by group, [rows, columns] int32
-    `num_splits` 0 leaves it to the library.
-    """
-
-    query_start: Tensor
-    context_lens: Tensor
-    page_tables: tuple[Tensor, ...]
-    max_query_len: int
-    max_context_len: int
     num_splits: int
-    is_decode: bool
-
-    @cached_property
-    def context_start(self) -> Tensor:
-        """Where each row's context would start if all were laid end to end. [rows + 1] int32"""
-        return F.pad(self.context_lens.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def splits(rows: int, kv_heads: int, processors: int) -> int:

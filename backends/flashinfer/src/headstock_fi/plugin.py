@@ -60,8 +60,7 @@ def spec() -> AttentionSpec:
 
 def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]:
     """The capabilities on this machine: 8-bit KV needs the conversions of sm_89 and later."""
-    normal = {name.lower().replace("_", "-") for name in env.distributions}
-    if DISTRIBUTION not in normal:
+    if DISTRIBUTION not in env.distributions:
         hint = f"pip install '{DISTRIBUTION}{REQUIRE.version}'"
         return (Rejection(code="missing", message=f"{DISTRIBUTION} is not installed", hint=hint),)
     if env.capability is not None and env.capability < (8, 9):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
+from headstock.nn.paged_plan import PagedPlan
+from headstock.nn.static_rows import StaticRows
 from headstock.spi import AttentionBackend, AttentionContext, AttentionStep, DeviceEnv, LayerInfo, Phase
 from headstock_trtllm import modules
-from headstock_trtllm.graphs import StaticRows, write
 from headstock_trtllm.kernels import Blackwell, Hopper, Kernels
 from headstock_trtllm.plugin import BLACKWELL, HOPPER
-from headstock_trtllm.step import TrtllmPlan
 
 
 class TrtllmBackend(AttentionBackend):
@@ -33,28 +34,18 @@ class TrtllmBackend(AttentionBackend):
     def warm_up(self, context: AttentionContext) -> None:
         """Run one token of the dummy page through each kernel: code is loaded now, which no capture allows."""
         query = context.query
-        one = torch.ones(1, dtype=torch.int32, device=self.device)
-        table = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         shape = (1, query.heads, query.head_dim)
         q = torch.zeros(shape, dtype=getattr(torch, query.q_dtype), device=self.device)
         layer = LayerInfo(index=next(iter(self.pools)), group=0, scale=1.0)
-        start = torch.arange(2, dtype=torch.int32, device=self.device)
+        plan = self.plan(StaticRows.new(1, 1, self.page_size, self.device).step(1, groups=1))
         for is_decode in {phase is Phase.DECODE for phase in query.phases}:
-            plan = TrtllmPlan(
-                query_start=start,
-                context_lens=one,
-                page_tables=(table,),
-                max_query_len=1,
-                max_context_len=1,
-                is_decode=is_decode,
-            )
-            self.forward(q, layer, plan, torch.empty_like(q))
+            self.forward(q, layer, evolve(plan, is_decode=is_decode), torch.empty_like(q))
 
-    def plan(self, step: AttentionStep) -> TrtllmPlan:
+    def plan(self, step: AttentionStep) -> PagedPlan:
         """The step's own tensors."""
-        return TrtllmPlan.of(step)
+        return PagedPlan.of(step)
 
-    def forward(self, q: Tensor, layer: LayerInfo, plan: TrtllmPlan, out: Tensor, lse: Tensor | None = None) -> None:
+    def forward(self, q: Tensor, layer: LayerInfo, plan: PagedPlan, out: Tensor, lse: Tensor | None = None) -> None:
         """Write causal attention of the step's queries over their rows' pages to `out`.
 
         q: [tokens, heads, head_dim]
@@ -68,16 +59,17 @@ class TrtllmBackend(AttentionBackend):
         """Allocate buffers for the largest bucket, which the others share."""
         self.static = StaticRows.new(max(buckets), max_seq_len, self.page_size, self.device)
 
-    def graph_plan(self, bucket: int, step: AttentionStep) -> TrtllmPlan:
+    def graph_plan(self, bucket: int, step: AttentionStep) -> PagedPlan:
         """A plan over the static buffers' first `bucket` rows, holding the step; its rows may be fewer."""
         assert self.static is not None, "graph_init comes first"
-        plan = self.static.plan(bucket, len(step.page_tables))
-        write(plan, step)
+        plan = self.plan(self.static.step(bucket, len(step.page_tables)))
+        self.graph_update(plan, step)
         return plan
 
-    def graph_update(self, plan: TrtllmPlan, step: AttentionStep) -> None:
+    def graph_update(self, plan: PagedPlan, step: AttentionStep) -> None:
         """Write the step to the plan's buffers, at the same addresses."""
-        write(plan, step)
+        assert self.static is not None, "graph_init comes first"
+        self.static.write(plan.num_rows, step)
 
     def memory_bytes(self) -> int:
         """The workspaces and the static buffers of graphs."""

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from headstock.nn.paged_plan import PagedPlan
 from headstock.spi import LayerInfo
-from headstock_trtllm.step import TrtllmPlan
 
 LAYOUT = "NHD"
 
@@ -28,10 +28,10 @@ BLACKWELL_WORKSPACE = 128 << 20
 class Kernels(Protocol):
     """Attention for prompts and for decode. Each has its own workspace: the other's counters must stay zero."""
 
-    def prefill(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+    def prefill(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
         """Attention of rows with any number of queries.   writes: out"""
 
-    def decode(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+    def decode(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
         """Attention of rows with one query each.   writes: out"""
 
     def memory_bytes(self) -> int:
@@ -47,26 +47,19 @@ class Hopper:
         self.prefill_workspace = zeros(PREFILL_WORKSPACE, device)
         self.decode_workspace = zeros(DECODE_WORKSPACE, device)
 
-    def prefill(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+    def prefill(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
         """FMHA v2: causal, aligned at the end of each row's context.   writes: out"""
         self.fmha(
             (q, pool),
             f"Q_PAGED_KV_{LAYOUT}",
             self.prefill_workspace,
-            plan.context_lens,
-            plan.max_query_len,
-            plan.max_context_len,
-            layer.scale,
-            1.0,
-            plan.num_rows,
-            plan.query_start,
-            plan.context_start,
+            *of_prompts(plan, layer.scale),
             block_tables=plan.page_tables[layer.group],
             out=out,
             mask_mode="causal",
         )
 
-    def decode(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+    def decode(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
         """XQA. In how many parts a row is read follows from the rows and the page table's width, never from lengths.
 
         writes: out
@@ -98,26 +91,19 @@ class Blackwell:
         self.max_seq_len = max_seq_len
         self.workspace = zeros(BLACKWELL_WORKSPACE, device)
 
-    def prefill(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+    def prefill(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
         """Attention of prompts, causal.   writes: out"""
         self.context(
             q,
             pool,
             self.workspace,
             plan.page_tables[layer.group],
-            plan.context_lens,
-            plan.max_query_len,
-            plan.max_context_len,
-            layer.scale,
-            1.0,
-            plan.num_rows,
-            plan.query_start,
-            plan.context_start,
+            *of_prompts(plan, layer.scale),
             out=out,
             kv_layout=LAYOUT,
         )
 
-    def decode(self, q: Tensor, pool: Tensor, plan: TrtllmPlan, layer: LayerInfo, out: Tensor) -> None:
+    def decode(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
         """Attention of one token a row.   writes: out"""
         self.generation(
             q,
@@ -136,6 +122,22 @@ class Blackwell:
     def memory_bytes(self) -> int:
         """Bytes of the workspace."""
         return self.workspace.nbytes
+
+
+def of_prompts(plan: PagedPlan, scale: float) -> tuple[Any, ...]:
+    """What both functions for prompts are told of a step, in their order: lengths, the scales of scores and of results,
+    and where queries and contexts start.
+    """
+    return (
+        plan.context_lens,
+        plan.max_query_len,
+        plan.max_context_len,
+        scale,
+        1.0,
+        plan.num_rows,
+        plan.query_start,
+        plan.context_start,
+    )
 
 
 def zeros(size: int, device: torch.device) -> Tensor:

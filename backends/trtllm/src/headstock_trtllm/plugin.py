@@ -59,8 +59,7 @@ def spec() -> AttentionSpec:
 
 def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]:
     """The capabilities on this machine and for these phases, or why the query cannot be met."""
-    normal = {name.lower().replace("_", "-") for name in env.distributions}
-    if DISTRIBUTION not in normal:
+    if DISTRIBUTION not in env.distributions:
         hint = f"pip install '{DISTRIBUTION}{REQUIRE.version}'"
         return (Rejection(code="missing", message=f"{DISTRIBUTION} is not installed", hint=hint),)
     if env in BLACKWELL:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from attrs import field, frozen
+
+
+def normalized(distributions: Mapping[str, str]) -> dict[str, str]:
+    """The same with names as package indexes compare them (PEP 503): "flash_attn_3" is "flash-attn-3"."""
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in distributions.items()}
 
 
 @frozen(kw_only=True)
@@ -12,7 +18,7 @@ class DeviceEnv:
     """A device and the software around it.
 
     `capability` is CUDA's (major, minor), None elsewhere; `memory_bytes` is the device's total;
-    `distributions` maps the names of installed distributions to versions.
+    `distributions` maps the normalized names of installed distributions ("flash-attn-3") to versions.
     """
 
     device: str
@@ -21,7 +27,7 @@ class DeviceEnv:
     memory_bytes: int = 0
     torch: str = ""
     cuda: str | None = None
-    distributions: Mapping[str, str] = field(factory=dict)
+    distributions: Mapping[str, str] = field(factory=dict, converter=normalized)
 
     def __str__(self) -> str:
         if self.capability is None:

@@ -1,8 +1,9 @@
-"""What the kernels are told of a step."""
+"""A step as kernels take it that read lengths and page tables on the device, so that the host plans nothing."""
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +14,14 @@ from headstock.spi import AttentionStep, Phase
 
 
 @frozen(kw_only=True, eq=False)
-class TrtllmPlan:
-    """A step as the kernels take it. Only what the tensors hold changes between replays of a graph.
+class PagedPlan:
+    """A step's own tensors, and the numbers that size a launch.
 
-    query_start: [rows + 1] int32    context_lens: [rows] int32    page_tables: by group, [rows, columns] int32, dense
+    A graph that is replayed reads the tensors anew and keeps the numbers, so these must hold for every step that it is
+    replayed for. A backend whose launch depends on more adds fields of its own.
+
+    query_start: [rows + 1] int32    context_lens: [rows] int32, with this step's tokens
+    page_tables: one a KV group, [rows, columns] int32, dense: kernels may know no strides for them
     """
 
     query_start: Tensor
@@ -27,8 +32,8 @@ class TrtllmPlan:
     is_decode: bool
 
     @classmethod
-    def of(cls, step: AttentionStep) -> TrtllmPlan:
-        """The step's own tensors. Rows of a page table must follow each other: the kernels know no strides for it."""
+    def of(cls, step: AttentionStep, **more: Any) -> Self:
+        """The plan of a step; `more` are the fields that a backend added."""
         return cls(
             query_start=step.query_start,
             context_lens=step.context_lens,
@@ -36,6 +41,7 @@ class TrtllmPlan:
             max_query_len=step.max_query_len,
             max_context_len=step.max_context_len,
             is_decode=step.phase is Phase.DECODE,
+            **more,
         )
 
     @property
@@ -45,5 +51,9 @@ class TrtllmPlan:
 
     @cached_property
     def context_start(self) -> Tensor:
-        """Where each row's context would start if all were laid end to end. [rows + 1] int32"""
+        """Where each row's context would start if all were laid end to end; computed when a layer first asks for it.
+
+        Not for graphs, which would keep what it was then.
+        returns: [rows + 1] int32
+        """
         return F.pad(self.context_lens.cumsum(0, dtype=torch.int32), (1, 0))
