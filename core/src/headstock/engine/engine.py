@@ -13,7 +13,8 @@ from headstock.engine.build import Report, build
 from headstock.engine.canary import Canary
 from headstock.engine.inline import Outcome
 from headstock.engine.ledger import Ledger
-from headstock.engine.summary import EngineStats, EngineSummary, summarize
+from headstock.engine.news import news
+from headstock.engine.summary import EngineStats, EngineSummary, count, summarize
 from headstock.engine.update import Update
 from headstock.engine.worker import WorkerThread
 from headstock.errors import CapacityError, EngineDied, HeadstockError, RequestError, shown
@@ -27,10 +28,8 @@ from headstock.schedule import (
     Cleared,
     Entry,
     Event,
-    Failed,
     Plan,
     Request,
-    Sampled,
     State,
     initial,
     refusal,
@@ -148,7 +147,7 @@ class Engine:
         launched = self.launch()
         behind = 1 if self.config.overlap and launched else 0
         plan, outcome = self.land() if len(self.flights) > behind else (None, None)
-        events = self.news(plan, outcome) if plan is not None else []
+        events = news(plan, outcome) if plan is not None else []
         while self.inbox:
             events.append(self.inbox.popleft())
         state, next_plan = self.schedule(events)
