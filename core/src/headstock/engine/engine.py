@@ -14,7 +14,7 @@ from headstock.engine.canary import Canary
 from headstock.engine.inline import Outcome
 from headstock.engine.ledger import Ledger
 from headstock.engine.news import news
-from headstock.engine.summary import EngineStats, EngineSummary, count, summarize
+from headstock.engine.summary import EngineStats, EngineSummary, summarize
 from headstock.engine.update import Update
 from headstock.engine.worker import WorkerThread
 from headstock.errors import CapacityError, EngineDied, HeadstockError, RequestError, shown
@@ -217,22 +217,6 @@ class Engine:
         LOG.error(event("step failed", step=plan.number, rows=len(plan.rows), recording=said), exc_info=error)
         if isinstance(error, EngineDied):
             raise error
-
-    def news(self, plan: Plan, outcome: Outcome | None) -> list[Event]:
-        """What the scheduler is told of a step that ran: tokens of healthy rows, failure of the others."""
-        if outcome is None:
-            return [Failed(plan.rows, plan.orders)]
-        healthy = outcome.healthy[outcome.last_logits]
-        events: list[Event] = []
-        if not healthy.all():
-            sick = ~healthy
-            LOG.error(event("logits are not finite", step=plan.number, rows=int(sick.sum())))
-            events.append(Failed(plan.rows[sick], plan.orders[sick]))
-        told = healthy & (plan.samples > 0)
-        if told.any():
-            tokens = outcome.tokens[outcome.last_logits[told]].astype(np.int32)
-            events.append(Sampled(plan.rows[told], plan.orders[told], None, tokens))
-        return events
 
     def stats(self) -> EngineStats:
         """Counts since the start, and what is the case now."""
