@@ -43,6 +43,7 @@ class CudaGraphRunner(Runner):
         self.attention = program.attention
         self.given = recorder
         self.recorder: Recorder | None = None
+        self.query_start: Tensor | None = None
         self.recorded: dict[int, Bucket] = {}
         self.unrecorded: set[frozenset[str]] = set()
         self.plans_itself = self.attention.planning is Planning.NONE
@@ -65,6 +66,7 @@ class CudaGraphRunner(Runner):
         self.recorder = self.given or CudaRecorder()
         self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
         inputs = torch.empty(2 * max(buckets), dtype=torch.int64, device=device)
+        self.query_start = torch.arange(max(buckets) + 1, dtype=torch.int32, device=device)
         recorded = {}
         for size in buckets:
             recorded[size] = self.record(inputs[: 2 * size].view(2, size))
@@ -94,7 +96,9 @@ class CudaGraphRunner(Runner):
         """What the decode backend is told of the first rows, as many as there are lengths."""
         seats, count = self.program.seats, len(host_context_lens)
         columns = -(-int(host_context_lens.max()) // seats.page_size)
-        return steps.attention_step(seats, inputs[0, :count], inputs[1, :count], host_context_lens, columns)
+        assert self.query_start is not None, "capture comes first"
+        rows, positions = inputs[:, :count]
+        return steps.attention_step(seats, rows, positions, self.query_start[: count + 1], host_context_lens, columns)
 
     def forward(self, inputs: Tensor, plan: Any) -> Tensor:
         """The hidden states of a step. [size, hidden]   writes: the pools"""
@@ -156,11 +160,12 @@ class CudaGraphRunner(Runner):
 
     def load(self, bucket: Bucket, step: DecodeStep) -> None:
         """Write the step's rows to the bucket's input; nobody sits in the others."""
-        packed = np.zeros((2, bucket.size), np.int64)
-        packed[0] = self.program.seats.nobody
-        packed[:, : len(step.rows)] = step.rows, step.positions
-        host = torch.from_numpy(packed)
-        bucket.inputs.copy_(host if bucket.inputs.device.type == "cpu" else host.pin_memory(), non_blocking=True)
+        # Fresh memory each time: torch hands pinned memory out again only when its copy is over.
+        host = torch.empty(bucket.inputs.shape, dtype=torch.int64, pin_memory=bucket.inputs.is_cuda)
+        packed, count = host.numpy(), len(step.rows)
+        packed[0, :count], packed[1, :count] = step.rows, step.positions
+        packed[0, count:], packed[1, count:] = self.program.seats.nobody, 0
+        bucket.inputs.copy_(host, non_blocking=True)
 
     def sample_apart(self, bucket: Bucket, step: DecodeStep) -> Sample:
         """The rows' next tokens by settings that no recording knows.   writes: seats.tokens"""
@@ -172,7 +177,7 @@ class CudaGraphRunner(Runner):
 
     def close(self) -> None:
         """Forget the recordings and the program, which holds the weights and the pool."""
-        self.recorded = {}
+        self.recorded, self.query_start = {}, None
         del self.program, self.attention
 
 

@@ -20,12 +20,11 @@ def kind_of(settings: frozenset[str]) -> frozenset[str]:
 def batch(seats: Seats, rows: Tensor, positions: Tensor) -> Batch:
     """One token for each row.   rows, positions: [n] int64"""
     size = seats.page_size
-    columns = positions.div(size, rounding_mode="floor")
-    offsets = positions - columns * size
+    columns, offsets = positions.div(size, rounding_mode="floor"), positions % size
     return Batch(
         tokens=seats.tokens[rows, positions],
         positions=positions,
-        slots=tuple(table[rows, columns].to(torch.int64) * size + offsets for table in seats.page_tables),
+        slots=tuple(torch.add(offsets, table[rows, columns], alpha=size) for table in seats.page_tables),
         pools=seats.pools,
         rows=rows,
         logit_indices=None,
@@ -34,19 +33,19 @@ def batch(seats: Seats, rows: Tensor, positions: Tensor) -> Batch:
 
 
 def attention_step(
-    seats: Seats, rows: Tensor, positions: Tensor, host_context_lens: np.ndarray, columns: int
+    seats: Seats, rows: Tensor, positions: Tensor, query_start: Tensor, host_context_lens: np.ndarray, columns: int
 ) -> AttentionStep:
     """What the decode backend is told, with page tables of `columns` columns.
 
-    rows, positions: [n] int64    host_context_lens: [n] int32, or the most that they may be
+    rows, positions: [n] int64    query_start: [n + 1] int32, 0, 1, 2, ...
+    host_context_lens: [n] int32, or the most that they may be
     """
-    count = len(host_context_lens)
     return AttentionStep(
         phase=Phase.DECODE,
-        query_start=torch.arange(count + 1, dtype=torch.int32, device=rows.device),
-        context_lens=(positions + 1).to(torch.int32),
+        query_start=query_start,
+        context_lens=torch.add(positions, 1, out=torch.empty_like(positions, dtype=torch.int32)),
         page_tables=tuple(table[:, :columns].index_select(0, rows) for table in seats.page_tables),
-        host_query_lens=np.ones(count, np.int32),
+        host_query_lens=np.ones_like(host_context_lens),
         host_context_lens=host_context_lens,
     )
 
