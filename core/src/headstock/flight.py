@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
-from attrs import define, evolve, field, frozen
+from attrs import frozen
 
 from headstock.errors import CapacityError, RequestError
 from headstock.job import Job
@@ -19,14 +18,17 @@ from headstock.outputs import RequestOutput
 from headstock.schedule.request import Request
 
 if TYPE_CHECKING:
-    from headstock.engine.update import TokenLogprob, Update
+    from headstock.engine.update import Update
 
 
 class EngineLoop(Protocol):
     """Steps an engine on a thread of its own; a sink hears of one request, on that thread, until its finish reason."""
 
-    def submit(self, request: Request, sink: Callable[[Update], None]) -> None:
-        """Queue `request`.   raises: RequestError"""
+    def submit(self, request: Request, sink: Callable[[Update], None], *, eager: bool = True) -> None:
+        """Queue `request`. When not `eager`, its sink hears of the first token, and of the others at the end.
+
+        raises: RequestError, EngineDied
+        """
 
     def check_alive(self) -> None:
         """Raise EngineDied when the engine cannot go on."""
@@ -47,76 +49,21 @@ class News:
     at: float
 
 
-@define
-class Gathered:
-    """What is new of a request: its first piece as it came, and all tokens and scores since."""
-
-    first: News | None
-    tokens: list[int] = field(factory=list)
-    scores: list[TokenLogprob] = field(factory=list)
-
-    def add(self, update: Update) -> None:
-        """Add to what is new."""
-        self.tokens.extend(update.tokens)
-        self.scores.extend(update.logprobs or ())
-
-    def pieces(self, last: News) -> list[News]:
-        """All of it in at most two pieces, the second of which ends as `last` does."""
-        update = evolve(last.update, tokens=tuple(self.tokens), logprobs=tuple(self.scores) if self.scores else None)
-        rest = News(update, last.at)
-        return [rest] if self.first is None else [self.first, rest]
-
-
-class Mailbox:
-    """News from the engine's thread. When not `eager`, what is new of a request waits for the request's end.
-
-    Whoever takes each piece as it comes wakes up for every token of every request, and takes turns with the engine's
-    thread at the interpreter: at 256 rows on an H200 that took a tenth of the speed. Pieces that wait are not kept but
-    added up, since the garbage collector looks at all that is kept. A stop string must be seen at once and a stream is
-    to flow, though.
-    """
-
-    def __init__(self, *, eager: bool) -> None:
-        self.eager = eager
-        self.lock = threading.Lock()
-        self.pending: dict[str, Gathered] = {}
-        self.batches: SimpleQueue[list[News]] = SimpleQueue()
-
-    def put(self, news: News) -> None:
-        """Add a piece of news; any thread may."""
-        if self.eager:
-            self.batches.put([news])
-            return
-        update = news.update
-        with self.lock:
-            held = self.pending.get(update.id)
-            if held is None:
-                # Its time is that of the first token, so the first piece stays apart.
-                told = update.cached_tokens is not None or update.prompt_logprobs is not None
-                held = self.pending[update.id] = Gathered(news if told and update.finish_reason is None else None)
-            if held.first is not news:
-                held.add(update)
-            if update.finish_reason is not None:
-                self.batches.put(self.pending.pop(update.id).pieces(news))
-
-    def get(self) -> list[News]:
-        """What is new of some request, in at most two pieces; waits for it."""
-        while True:
-            # A signal that another thread got is seen between two waits.
-            with contextlib.suppress(Empty):
-                return self.batches.get(timeout=LONGEST_WAIT)
-
-
 class Flight:
     """Jobs given to `loop` by priority and then in order, at most `room` requests at once.
 
-    `tell` gets every News on the loop's thread.
+    `tell` gets every News on the loop's thread. When not `eager`, that is a request's first token and then its end:
+    whoever hears of every token takes turns with the engine's thread at the interpreter (256 rows on an H200 lost a
+    tenth of their speed to it). A stop string must be seen at once, though.
     """
 
-    def __init__(self, loop: EngineLoop, jobs: Iterable[Job], room: int, tell: Callable[[News], None]) -> None:
+    def __init__(
+        self, loop: EngineLoop, jobs: Iterable[Job], room: int, tell: Callable[[News], None], *, eager: bool
+    ) -> None:
         self.loop = loop
         self.room = room
         self.tell = tell
+        self.eager = eager
         pairs = [(job, request) for job in jobs for request in job.requests]
         self.waiting = deque(sorted(pairs, key=lambda pair: -pair[1].priority))
         self.live: dict[str, Job] = {}
@@ -132,7 +79,7 @@ class Flight:
             job, request = self.waiting[0]
             job.begin(request, time.monotonic())
             try:
-                self.loop.submit(request, self.hear)
+                self.loop.submit(request, self.hear, eager=self.eager or bool(job.params.stop))
             except RequestError as error:
                 if isinstance(error, CapacityError) and self.live:
                     return  # others must end first
@@ -177,28 +124,35 @@ def refused(request: Request, error: RequestError) -> Update:
     return Update(id=request.id, finish_reason="error", error=str(error))
 
 
+def first(queue: SimpleQueue[News]) -> News:
+    """What comes first in the queue; waits for it."""
+    while True:
+        # A signal that another thread got is seen between two waits.
+        with contextlib.suppress(Empty):
+            return queue.get(timeout=LONGEST_WAIT)
+
+
 def fly(
     loop: EngineLoop, jobs: Sequence[Job], room: int, *, eager: bool = True
 ) -> Generator[tuple[Job, RequestOutput], None, None]:
     """Each piece of output of `jobs`, as it comes; abandoning the iterator aborts them.
 
-    When not `eager`, the pieces of a request come when it ends.
+    When not `eager`, a request's first token is a piece, and all others are one at its end.
     """
-    mailbox = Mailbox(eager=eager or any(job.params.stop for job in jobs))
-    flight = Flight(loop, jobs, room, mailbox.put)
+    queue: SimpleQueue[News] = SimpleQueue()
+    flight = Flight(loop, jobs, room, queue.put, eager=eager)
     try:
         while flight.busy:
             flight.fill()
-            for news in mailbox.get():
-                piece = flight.take(news)
-                if piece is not None:
-                    yield piece
+            piece = flight.take(first(queue))
+            if piece is not None:
+                yield piece
     finally:
         flight.close()
 
 
 async def fly_async(
-    loop: EngineLoop, jobs: Iterable[Job], room: int
+    loop: EngineLoop, jobs: Iterable[Job], room: int, *, eager: bool = True
 ) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
     """As `fly`, for asyncio."""
     queue: asyncio.Queue[News] = asyncio.Queue()
@@ -209,7 +163,7 @@ async def fly_async(
         with contextlib.suppress(RuntimeError):
             running.call_soon_threadsafe(queue.put_nowait, news)
 
-    flight = Flight(loop, jobs, room, tell)
+    flight = Flight(loop, jobs, room, tell, eager=eager)
     try:
         while flight.busy:
             flight.fill()

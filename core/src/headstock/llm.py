@@ -112,7 +112,7 @@ class LLM:
     ) -> RequestOutput:
         """The whole answer to one prompt; cancelling the task ends the request.   raises: RequestError, EngineDied"""
         job = await asyncio.to_thread(self.intake.job, prompt, sampling_params, priority)
-        async with aclosing(self.events_async(job)) as events:
+        async with aclosing(self.events_async(job, eager=False)) as events:
             async for _ in events:
                 pass
         return job.result()
@@ -163,16 +163,16 @@ class LLM:
         return [job.result() for job in jobs]
 
     def events(self, jobs: Sequence[Job], *, eager: bool = True) -> Generator[tuple[Job, RequestOutput], None, None]:
-        """Each piece of output with its job, as it comes or, when not `eager`, when its request ends; closing the
-        iterator aborts them.   raises: EngineDied
+        """Each piece of output with its job, as it comes; closing the iterator aborts them. When not `eager`, a
+        request's first token is a piece, and all others are one at its end.   raises: EngineDied
         """
         self.check_open()
         return fly(self.loop, jobs, self.room, eager=eager)
 
-    def events_async(self, job: Job) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
+    def events_async(self, job: Job, *, eager: bool = True) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
         """As `events`, of one job, for asyncio."""
         self.check_open()
-        return fly_async(self.loop, [job], self.room)
+        return fly_async(self.loop, [job], self.room, eager=eager)
 
     @property
     def room(self) -> int:

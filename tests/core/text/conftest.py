@@ -117,7 +117,7 @@ class ScriptedLoop:
     hold: threading.Event = field(factory=threading.Event)
     thread: threading.Thread | None = None
 
-    def submit(self, request: Request, sink: Callable[[Update], None]) -> None:
+    def submit(self, request: Request, sink: Callable[[Update], None], *, eager: bool = True) -> None:
         with self.lock:
             self.check_alive()
             if request.id in self.refuse:

@@ -14,7 +14,7 @@ from headstock.engine.canary import Canary
 from headstock.engine.inline import Outcome
 from headstock.engine.ledger import Ledger
 from headstock.engine.news import news
-from headstock.engine.summary import EngineStats, EngineSummary, summarize
+from headstock.engine.summary import EngineStats, EngineSummary, count, summarize
 from headstock.engine.update import Update
 from headstock.engine.worker import WorkerThread
 from headstock.errors import CapacityError, EngineDied, HeadstockError, RequestError, shown
@@ -87,13 +87,17 @@ class Engine:
         """Whether a step would do anything."""
         return bool(self.inbox or self.state.waiting or self.state.num_running or self.flights)
 
-    def submit(self, request: Request) -> None:
-        """Queue a request.
+    def submit(self, request: Request, *, eager: bool = True) -> None:
+        """Queue a request. When not `eager`, it is told of its first token and then of all others at the end.
 
         raises: RequestError; CapacityError when it can never fit, or not now under `--on-pressure reject`
         """
         self.check(request)
-        self.ledger.open(request)
+        self.accept(request, eager=eager)
+
+    def accept(self, request: Request, *, eager: bool) -> None:
+        """Queue a request that `check` has passed."""
+        self.ledger.open(request, eager=eager)
         self.inbox.append(Arrived(request))
 
     def check(self, request: Request) -> None:
@@ -104,11 +108,11 @@ class Engine:
         if len(prompt) and (int(prompt.min()) < 0 or int(prompt.max()) >= self.model.vocab):
             wrong = int(prompt.min()) if int(prompt.min()) < 0 else int(prompt.max())
             raise RequestError(f"token {wrong} is not in the vocabulary of {self.model.vocab}", "prompt")
-        named = request.params
-        for name, ids in (("logit_bias", named.logit_bias), ("allowed_token_ids", named.allowed_token_ids)):
-            stray = next((id for id in ids or () if not 0 <= id < self.model.vocab), None)
-            if stray is not None:
-                raise RequestError(f"{name}: token {stray} is not in the vocabulary of {self.model.vocab}", name)
+        for name in ("logit_bias", "allowed_token_ids"):
+            ids = getattr(request.params, name) or (0,)
+            if min(ids) < 0 or max(ids) >= self.model.vocab:
+                wrong = min(ids) if min(ids) < 0 else max(ids)
+                raise RequestError(f"{name}: token {wrong} is not in the vocabulary of {self.model.vocab}", name)
         reason = refusal(request, self.limits)
         if reason is not None:
             raise CapacityError(reason, "prompt")
@@ -154,7 +158,7 @@ class Engine:
         updates = self.ledger.settle(plan, outcome, state)
         self.state, self.plan = state, next_plan
         self.joined = {row: state.seats[row] for row in next_plan.joined.tolist()}
-        self.ledger.seat(next_plan, state)
+        self.ledger.seat(next_plan, state, self.limits)
         if self.canary is not None:
             self.canary.expect(next_plan, state)
         if not self.has_work:
@@ -218,28 +222,18 @@ class Engine:
         if isinstance(error, EngineDied):
             raise error
 
+    def unfinished(self) -> list[Update]:
+        """The last news of every request that has not ended, once this engine takes no more steps."""
+        return self.ledger.unfinished(self.state)
+
     def stats(self) -> EngineStats:
         """Counts since the start, and what is the case now."""
-        state, total = self.state, self.limits.num_pages[0]
-        free = state.num_free[0]
-        held = int(np.count_nonzero(state.refs[0]))
-        return EngineStats(
-            running=state.num_running,
-            waiting=len(state.waiting),
-            steps=state.num_steps,
-            preemptions=state.num_preempted,
-            free_pages=free,
-            cached_pages=total - free - held,
-            total_pages=total,
-            prompt_tokens=self.ledger.prompt_tokens,
-            cached_tokens=self.ledger.cached_tokens,
-            output_tokens=self.ledger.output_tokens,
-            failed=self.ledger.failed,
-            peak_held_pages=self.ledger.peak_held_pages,
-        )
+        return count(self.state, self.limits, self.ledger)
 
     def close(self) -> None:
         """Free the device, also while this engine is still referred to. It is not used afterwards."""
-        self.recorder.close()
-        self.executor.close()
-        self.flights.clear()
+        try:
+            self.recorder.close()
+        finally:
+            self.executor.close()
+            self.flights.clear()

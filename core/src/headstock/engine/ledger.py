@@ -9,38 +9,64 @@ from attrs import define, field
 
 from headstock.engine.inline import Outcome
 from headstock.engine.update import TokenLogprob, Update
-from headstock.schedule import Column, Ended, Plan, Request, State
+from headstock.schedule import Accepted, Column, Ended, Limits, Plan, Request, State, num_held
 
 Ints = np.ndarray
 
 
 @define(eq=False)
 class Account:
-    """One live request: the scores gathered so far for its prompt, and whether they have been told."""
+    """One live request: the admission number of its last seat, how many of its output tokens have been told, and the
+    scores that have not.
+
+    `eager`: it is told of every token; otherwise of the first one, and of the rest when it ends.
+    """
 
     request: Request
-    prompt_scores: dict[int, TokenLogprob] = field(factory=dict)
-    told_prompt: bool = False
+    eager: bool
+    order: int = 0
+    told: int = 0
     cached: int | None = None
-    told_first: bool = False
-    last_token: int | None = None
+    scores: list[TokenLogprob] = field(factory=list)
+    prompt_scores: dict[int, TokenLogprob] = field(factory=dict)
+
+    def tell(self, tokens: Ints, **end: Any) -> Update:
+        """News of `tokens`, [n] int32, the next that are untold, and of how the request ended, if it did."""
+        news: dict[str, Any] = {"id": self.request.id, "tokens": tuple(tokens.tolist()), **end}
+        if len(tokens) and not self.told:
+            news["cached_tokens"] = self.cached
+            if self.request.prompt_logprobs:
+                news["prompt_logprobs"] = tuple(map(self.prompt_scores.get, range(len(self.request.prompt))))
+        if self.scores:
+            news["logprobs"], self.scores = tuple(self.scores), []
+        self.told += len(tokens)
+        return Update(**news)
+
+    def tell_last(self, tokens: Ints, reason: str, **end: Any) -> Update:
+        """The last news, `tokens` being all that the request came to, prompt and output.   tokens: [n] int32"""
+        return self.tell(tokens[len(self.request.prompt) + self.told :], finish_reason=reason, **end)
 
 
 @define
 class Ledger:
-    """The live requests, by id and by the admission number of the seat they have, and counts since the start."""
+    """The live requests, by id and by the admission number of the seat they have, and counts since the start.
+
+    `awaited` are those of `by_order` whose next token is told as soon as it is known: no other costs anything until
+    it ends.
+    """
 
     accounts: dict[str, Account] = field(factory=dict)
     by_order: dict[int, Account] = field(factory=dict)
+    awaited: dict[int, Account] = field(factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     failed: int = 0
     peak_held_pages: int = 0
 
-    def open(self, request: Request) -> None:
+    def open(self, request: Request, *, eager: bool) -> None:
         """Start an account."""
-        self.accounts[request.id] = Account(request)
+        self.accounts[request.id] = Account(request, eager)
 
     def knows(self, id: str) -> bool:
         """Whether a live request has this id."""
@@ -50,57 +76,76 @@ class Ledger:
         """Lengths of the prompts that never had a seat yet; may be asked from any thread."""
         return [len(account.request.prompt) for account in list(self.accounts.values()) if account.cached is None]
 
-    def seat(self, plan: Plan, state: State) -> None:
-        """Note the admission numbers that the plan gave out."""
-        self.peak_held_pages = max(self.peak_held_pages, int(np.count_nonzero(state.refs[0])))
+    def seat(self, plan: Plan, state: State, limits: Limits) -> None:
+        """Note the admission numbers that the plan gave out, and the pages that are held."""
+        self.peak_held_pages = max(self.peak_held_pages, num_held(state, limits))
         for row in plan.joined.tolist():
             entry = state.seats[row]
             assert entry is not None, f"row {row} joined without a request"
-            account = self.by_order[int(state.columns[Column.ORDER, row])] = self.accounts[entry.request.id]
+            account = self.accounts[entry.request.id]
+            self.unseat(account)  # a preempted request had a seat before
+            account.order = int(state.columns[Column.ORDER, row])
+            self.by_order[account.order] = account
+            if account.eager or not account.told:
+                self.awaited[account.order] = account
             if account.cached is None:  # what a preempted request finds later is its own
                 account.cached = int(state.columns[Column.CACHED, row])
 
+    def unseat(self, account: Account) -> None:
+        """Forget the admission number of the account's last seat."""
+        self.by_order.pop(account.order, None)
+        self.awaited.pop(account.order, None)
+
     def settle(self, plan: Plan | None, outcome: Outcome | None, state: State) -> tuple[Update, ...]:
         """What is to be told of the step that ran `plan` and led to `state`."""
-        updates: dict[str, dict[str, Any]] = {}
+        accepted = state.accepted
+        self.output_tokens += len(accepted.tokens)
         if plan is not None and outcome is not None and outcome.logprobs is not None:
             self.note_prompt_scores(plan, outcome)
-        scores = self.scores(plan, outcome)
-        offset = 0
-        accepted = state.accepted
-        for order, count in zip(accepted.orders.tolist(), accepted.counts.tolist(), strict=True):
-            account = self.by_order[order]
-            tokens = tuple(accepted.tokens[offset : offset + count].tolist())
-            offset += count
-            account.last_token = tokens[-1] if tokens else account.last_token
-            news = updates[account.request.id] = {"tokens": tokens}
-            if not account.told_first:
-                news["cached_tokens"], account.told_first = account.cached, True
-            if order in scores and account.request.params.logprobs is not None:
-                news["logprobs"] = (trimmed(scores[order], account.request.params.logprobs),)
-            if account.request.prompt_logprobs and not account.told_prompt:
-                news["prompt_logprobs"] = prompt_table(account)
-            self.output_tokens += count
-        for ended in state.ended:
-            updates.setdefault(ended.id, {}).update(self.close(ended))
-        return tuple(Update(id=id, **news) for id, news in updates.items())
+            self.note_scores(plan, outcome, accepted)
+        last = [self.close(ended) for ended in state.ended]
+        return (*self.next_tokens(accepted), *last)
 
-    def close(self, ended: Ended) -> dict[str, Any]:
+    def next_tokens(self, accepted: Accepted) -> list[Update]:
+        """News of requests that go on: of every token, or of the first."""
+        updates: list[Update] = []
+        if not self.awaited:
+            return updates
+        stop = 0
+        for order, count in zip(accepted.orders.tolist(), accepted.counts.tolist(), strict=True):
+            start, stop = stop, stop + count
+            account = self.awaited.get(order)
+            if account is None:
+                continue
+            updates.append(account.tell(accepted.tokens[start:stop]))
+            if not account.eager and account.told:
+                del self.awaited[order]
+        return updates
+
+    def close(self, ended: Ended) -> Update:
         """The last of a request's news."""
         account = self.accounts.pop(ended.id)
-        self.by_order.pop(ended.order, None)
+        self.unseat(account)
         self.prompt_tokens += len(account.request.prompt)
         self.cached_tokens += account.cached or 0
         self.failed += ended.reason == "error"
-        news: dict[str, Any] = {
-            "finish_reason": ended.reason,
-            "preemptions": ended.preemptions,
-        }
-        if ended.reason == "stop":
-            news["stop_token"] = account.last_token
-        if ended.reason == "error":
-            news["error"] = "the step of this request failed; the log has the reason"
-        return news
+        return account.tell_last(
+            ended.tokens,
+            ended.reason,
+            preemptions=ended.preemptions,
+            stop_token=int(ended.tokens[-1]) if ended.reason == "stop" else None,
+            error="the step of this request failed; the log has the reason" if ended.reason == "error" else None,
+        )
+
+    def unfinished(self, state: State) -> list[Update]:
+        """The last news of every live request, when the engine goes: what is known of it so far."""
+        known = {entry.request.id: entry.tokens for entry in state.waiting}
+        for row, entry in enumerate(state.seats):
+            if entry is not None:
+                known[entry.request.id] = state.tokens[row, : state.columns[Column.NUM_KNOWN, row]]
+        return [
+            account.tell_last(known.get(id, account.request.prompt), "abort") for id, account in self.accounts.items()
+        ]
 
     def note_prompt_scores(self, plan: Plan, outcome: Outcome) -> None:
         """Keep the log-probabilities of prompt tokens that follow a scored position."""
@@ -113,33 +158,24 @@ class Ledger:
             for at in range(int(logit_ends[i] - plan.num_logits[i]), int(logit_ends[i])):
                 following = int(outcome.positions[at]) + 1
                 if following < len(prompt):
-                    score = scored(outcome, at, int(prompt[following]))
-                    account.prompt_scores[following] = trimmed(score, account.request.params.prompt_logprobs)
+                    most = account.request.params.prompt_logprobs
+                    account.prompt_scores[following] = scored(outcome, at, int(prompt[following]), most)
 
-    def scores(self, plan: Plan | None, outcome: Outcome | None) -> dict[int, TokenLogprob]:
-        """The log-probability of each row's sampled token, by admission number."""
-        if plan is None or outcome is None or outcome.logprobs is None:
-            return {}
-        last = outcome.last_logits
-        return {
-            int(plan.orders[i]): scored(outcome, int(last[i]), int(outcome.tokens[last[i]]))
-            for i in np.flatnonzero(plan.samples).tolist()
-        }
+    def note_scores(self, plan: Plan, outcome: Outcome, accepted: Accepted) -> None:
+        """Keep the log-probabilities of sampled tokens that were asked for, if the scheduler took the token."""
+        logits = dict(zip(plan.orders.tolist(), outcome.last_logits.tolist(), strict=True))
+        for order in accepted.orders.tolist():
+            account = self.by_order[order]
+            most = account.request.params.logprobs
+            if most is not None:
+                at = logits[order]
+                account.scores.append(scored(outcome, at, int(outcome.tokens[at]), most))
 
 
-def scored(outcome: Outcome, at: int, token: int) -> TokenLogprob:
-    """The score of one logit position, for `token`."""
+def scored(outcome: Outcome, at: int, token: int, most: int) -> TokenLogprob:
+    """The score of one logit position, for `token`, with `most` alternatives: a batch computes the most that any row
+    wants.
+    """
     assert outcome.logprobs is not None and outcome.top_ids is not None and outcome.top_logprobs is not None
-    top = zip(outcome.top_ids[at].tolist(), outcome.top_logprobs[at].tolist(), strict=True)
+    top = zip(outcome.top_ids[at, :most].tolist(), outcome.top_logprobs[at, :most].tolist(), strict=True)
     return TokenLogprob(token, float(outcome.logprobs[at]), tuple(top))
-
-
-def trimmed(score: TokenLogprob, count: int) -> TokenLogprob:
-    """The score with as many alternatives as its request asked for: a batch computes the most that any row wants."""
-    return score if len(score.top) <= count else TokenLogprob(score.token, score.logprob, score.top[:count])
-
-
-def prompt_table(account: Account) -> tuple[TokenLogprob | None, ...]:
-    """The scores of the whole prompt, told once."""
-    account.told_prompt = True
-    return tuple(account.prompt_scores.get(position) for position in range(len(account.request.prompt)))

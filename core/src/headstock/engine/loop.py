@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headstock.engine.engine import Engine
 from headstock.engine.update import Update
@@ -33,14 +33,14 @@ class Loop:
         self.thread = threading.Thread(target=self.drive, name="headstock-engine", daemon=True)
         self.thread.start()
 
-    def submit(self, request: Request, sink: Sink) -> None:
-        """Queue a request.   raises: RequestError, EngineDied"""
+    def submit(self, request: Request, sink: Sink, *, eager: bool = True) -> None:
+        """Queue a request; `eager` as in `Engine.submit`.   raises: RequestError, EngineDied"""
         with self.wake:
             self.check_alive()
             # Checked first and known before it is queued: the thread may tell of it at once.
             self.engine.check(request)
             self.sinks[request.id] = sink
-            self.engine.submit(request)
+            self.engine.accept(request, eager=eager)
             self.wake.notify()
 
     def abort(self, id: str) -> None:
@@ -70,7 +70,7 @@ class Loop:
             while self.wait():
                 self.tell(self.engine.step())
                 self.heartbeat = time.monotonic()
-        except Exception as error:
+        except BaseException as error:  # even SystemExit, from a plugin: nobody else would tell those who wait
             LOG.critical(event("engine died"), exc_info=error)
             self.fail(error)
 
@@ -82,7 +82,7 @@ class Loop:
                 self.heartbeat = time.monotonic()
             return not self.closing
 
-    def tell(self, updates: tuple[Update, ...]) -> None:
+    def tell(self, updates: Sequence[Update]) -> None:
         """Pass updates on; a sink that raises loses its request and disturbs nobody else."""
         for update in updates:
             sink = self.sinks.get(update.id)
@@ -97,13 +97,12 @@ class Loop:
                 self.sinks.pop(update.id, None)
                 self.engine.abort(update.id)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Tell everyone that the engine is gone."""
         with self.wake:
             self.failure = error if isinstance(error, HeadstockError) else EngineDied(type(error).__name__)
-            sinks, self.sinks = self.sinks, {}
-        for id, sink in sinks.items():
-            sink(Update(id=id, finish_reason="error", error=f"the engine stopped: {self.failure}"))
+        said = f"the engine stopped: {self.failure}"
+        self.tell([Update(id=id, finish_reason="error", error=said) for id in self.sinks])
 
     def close(self) -> None:
         """Stop after the step in flight; requests that are left end with reason "abort"."""
@@ -112,6 +111,5 @@ class Loop:
             self.wake.notify()
         if threading.current_thread() is not self.thread:
             self.thread.join()
-        sinks, self.sinks = self.sinks, {}
-        for id, sink in sinks.items():
-            sink(Update(id=id, finish_reason="abort"))
+        if self.failure is None:
+            self.tell(self.engine.unfinished())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 from attrs import frozen
 
 from headstock.engine.build import Build
+from headstock.engine.ledger import Ledger
+from headstock.schedule import Limits, State
 
 
 @frozen(kw_only=True)
@@ -62,6 +65,26 @@ class EngineStats:
     output_tokens: int
     failed: int
     peak_held_pages: int
+
+
+def count(state: State, limits: Limits, ledger: Ledger) -> EngineStats:
+    """The counts of an engine in this state."""
+    total, free = limits.num_pages[0], state.num_free[0]
+    held = int(np.count_nonzero(state.refs[0]))
+    return EngineStats(
+        running=state.num_running,
+        waiting=len(state.waiting),
+        steps=state.num_steps,
+        preemptions=state.num_preempted,
+        free_pages=free,
+        cached_pages=total - free - held,
+        total_pages=total,
+        prompt_tokens=ledger.prompt_tokens,
+        cached_tokens=ledger.cached_tokens,
+        output_tokens=ledger.output_tokens,
+        failed=ledger.failed,
+        peak_held_pages=ledger.peak_held_pages,
+    )
 
 
 def summarize(build: Build) -> EngineSummary:

@@ -3,6 +3,7 @@
 from headstock.schedule.columns import Column
 from headstock.schedule.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
 from headstock.schedule.limits import Limits, refusal
+from headstock.schedule.pages import num_held
 from headstock.schedule.plan import Plan
 from headstock.schedule.request import Entry, Request
 from headstock.schedule.state import Accepted, State, initial
@@ -24,6 +25,7 @@ __all__ = [
     "Sampled",
     "State",
     "initial",
+    "num_held",
     "refusal",
     "step",
 ]

@@ -35,14 +35,11 @@ def absorb(draft: Draft, event: Event) -> None:
 def arrived(draft: Draft, request: Request) -> None:
     """Queue the request, or end it at once when it can never fit."""
     draft.num_arrived += 1
-    if refusal(request, draft.limits) is not None:
-        length = len(request.prompt)
-        draft.ended.append(
-            Ended(id=request.id, row=-1, order=0, reason="error", num_tokens=length, cached=0, preemptions=0)
-        )
-        return
     entry = Entry(request=request, tokens=request.prompt, arrival=draft.num_arrived)
-    draft.waiting = draft.waiting.put(entry)
+    if refusal(request, draft.limits) is not None:
+        draft.ended.append(unseated(entry, "error"))
+    else:
+        draft.waiting = draft.waiting.put(entry)
 
 
 def aborted(draft: Draft, id: str, reason: str) -> None:
@@ -54,11 +51,21 @@ def aborted(draft: Draft, id: str, reason: str) -> None:
     for entry in draft.waiting:
         if entry.request.id == id:
             draft.waiting = draft.waiting.without({entry.arrival})
-            length, preemptions = len(entry.tokens), entry.preemptions
-            draft.ended.append(
-                Ended(id=id, row=-1, order=0, reason=reason, num_tokens=length, cached=0, preemptions=preemptions)
-            )
+            draft.ended.append(unseated(entry, reason))
             return
+
+
+def unseated(entry: Entry, reason: str) -> Ended:
+    """The end of a request that has no seat."""
+    return Ended(
+        id=entry.request.id,
+        row=-1,
+        order=0,
+        reason=reason,
+        tokens=entry.tokens,
+        cached=0,
+        preemptions=entry.preemptions,
+    )
 
 
 def end(draft: Draft, row: int, reason: str) -> None:
@@ -72,7 +79,7 @@ def end(draft: Draft, row: int, reason: str) -> None:
             row=row,
             order=int(column[Column.ORDER, row]),
             reason=reason,
-            num_tokens=int(column[Column.NUM_KNOWN, row]),
+            tokens=draft.tokens[row, : column[Column.NUM_KNOWN, row]].copy(),  # the seat may be taken at once
             cached=int(column[Column.CACHED, row]),
             preemptions=entry.preemptions,
         )

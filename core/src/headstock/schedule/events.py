@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from headstock.schedule.request import Request
 
@@ -64,19 +64,19 @@ class Cleared:
 Event = Arrived | Sampled | Aborted | Failed | Cleared
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class Ended:
     """A request that ended in this step, and why: "stop", "length", "abort", "error", or what an abort gave as its
     reason.
 
-    `num_tokens` counts prompt and output; `row` is the seat it had, -1 when it never sat; `cached` the prompt tokens
-    taken from the index.
+    tokens: [n] int32, prompt and output
+    `row` is the seat it had, -1 when it had none; `cached` counts the prompt tokens taken from the index.
     """
 
     id: str
     row: int
     order: int
     reason: str
-    num_tokens: int
+    tokens: Ints = field(repr=False)
     cached: int
     preemptions: int

@@ -11,7 +11,9 @@ import numpy as np
 from headstock.errors import PluginBroken
 from headstock.schedule.columns import Column, some, where, writeable
 from headstock.schedule.draft import Draft, shareable
+from headstock.schedule.limits import Limits
 from headstock.schedule.regions import Region
+from headstock.schedule.state import State
 from headstock.spi.cache import CachePolicy, Match
 
 Ints = np.ndarray
@@ -26,6 +28,12 @@ def available(draft: Draft, group: int) -> int:
     if draft.limits.policy is not None and group == 0:
         count += draft.limits.policy.evictable(draft.index)
     return count
+
+
+def num_held(state: State, limits: Limits) -> int:
+    """Pages of the first group that rows hold: those that are neither free nor cached."""
+    cached = len(state.regions) + (0 if limits.policy is None else limits.policy.evictable(state.index))
+    return limits.num_pages[0] - state.num_free[0] - cached
 
 
 def take(draft: Draft, group: int, count: int) -> Ints:
