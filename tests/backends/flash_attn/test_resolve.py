@@ -69,7 +69,8 @@ def test_a_page_size_that_the_provider_cannot_read_is_refused_by_its_name(distri
     env = evolve(H200, distributions=distributions)
     (reason,) = resolve(evolve(QUERY, page_size=64), env)
     assert reason.code == "page_size" and "multiples of 256, not 64" in reason.message
-    assert "FlashAttention-2" in reason.message and "--page-size 256" in reason.hint
+    assert "FlashAttention-2" in reason.message
+    assert "--page-size 256" in reason.hint and "vllm" in reason.hint and "torch" not in reason.hint
     assert isinstance(resolve(evolve(QUERY, page_size=512), env), AttentionCapabilities)
     with pytest.raises(CannotRun, match=r"--attn fa cannot serve .*multiples of 256"):
         resolved(spec(), evolve(QUERY, page_size=64), env)
@@ -78,7 +79,7 @@ def test_a_page_size_that_the_provider_cannot_read_is_refused_by_its_name(distri
 def test_a_soft_cap_needs_a_provider_that_has_one() -> None:
     query = evolve(QUERY, features=frozenset({Feature.SOFTCAP}))
     (reason,) = resolve(query, evolve(H200, distributions=TORCH))
-    assert reason.code == "feature" and "torch" in reason.message
+    assert reason.code == "feature" and "torch" in reason.message and "--attn sdpa" in reason.hint
     assert isinstance(resolve(query, evolve(H200, distributions=TORCH | VLLM)), AttentionCapabilities)
 
 

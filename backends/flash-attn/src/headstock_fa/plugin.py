@@ -18,7 +18,7 @@ from headstock.spi import (
     Rejection,
     SpiRange,
 )
-from headstock_fa.providers import ALL_FEATURES, PROVIDERS, REQUIRE, Provider, choose, installed
+from headstock_fa.providers import ALL_FEATURES, FA3_HINT, PROVIDERS, REQUIRE, Provider, choose, installed
 
 
 def spec() -> AttentionSpec:
@@ -75,12 +75,16 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
             Rejection(
                 code="page_size",
                 message=f"{label} reads pages of {capabilities.page_sizes}, not {query.page_size}",
-                hint=f"Use --page-size {provider.page_step}, or install a FlashAttention-3: {REQUIRE.hint}.",
+                hint=f"Use --page-size {provider.page_step}, or on Hopper install a FlashAttention-3: {FA3_HINT}.",
             )
         )
     if Feature.SOFTCAP in query.features - capabilities.features:
         reasons.append(
-            Rejection(code="feature", message=f"{label} has no soft-cap", hint="Install flash-attn, or use --attn fi.")
+            Rejection(
+                code="feature",
+                message=f"{label} has no soft-cap",
+                hint=f"Install flash-attn, or on Hopper {FA3_HINT}; or use --attn sdpa.",
+            )
         )
     return tuple(reasons) or capabilities
 

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from headstock.spi import DeviceEnv, DeviceRange, Feature, Require
 
+FA3_HINT = "pip install 'vllm>=0.20'"
 ALL_FEATURES = frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE})
 
 
@@ -47,7 +48,7 @@ PROVIDERS = (
     Provider(
         name="vllm",
         generation=3,
-        require=Require(import_name="vllm", distribution="vllm", version=">=0.20", hint="pip install 'vllm>=0.20'"),
+        require=Require(import_name="vllm", distribution="vllm", version=">=0.20", hint=FA3_HINT),
         least=(0, 20),
         devices=DeviceRange("cuda", (9, 0), (9, 0)),
         features=ALL_FEATURES,
@@ -77,7 +78,7 @@ PROVIDERS = (
 REQUIRE = Require(
     import_name="flash_attn",
     distribution="flash-attn",
-    hint="pip install 'vllm>=0.20' (Hopper) or pip install 'torch>=2.13'",
+    hint=f"{FA3_HINT} (Hopper) or pip install 'torch>=2.13'",
     any_of=tuple(provider.require for provider in PROVIDERS),
 )
 
