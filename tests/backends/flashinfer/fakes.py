@@ -47,6 +47,7 @@ class Planned:
         assert q.shape == out.shape == (query_start[-1], heads, head_dim)
         assert cache.shape[1:] == (2, page_size, kv_heads, head_dim)
         assert (q.dtype, cache.dtype, out.dtype) == self.types
+        assert v_scale != 1.0, "a scale of values costs an operation"
         for row, tail in enumerate(last):
             assert 1 <= tail <= page_size
             pages = self.pages[page_start[row] : page_start[row + 1]].long()

@@ -149,6 +149,12 @@ def test_the_templates_for_prompts_by_option(library: SimpleNamespace, name: str
     assert {slot.wrapper.backend for slot in one.rings[False, 0].slots} == {name}
 
 
+def test_templates_that_cannot_read_the_kv_are_refused_by_the_option_s_name(library: SimpleNamespace) -> None:
+    case = cases.in_8_bits(decode([3], dtype=torch.bfloat16), 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"fi\.prefill=fa3 does not read float8_e4m3fn KV; use fi\.prefill=auto"):
+        backend(case, prefill="fa3")
+
+
 def test_only_what_serves_the_phases_is_made(library: SimpleNamespace) -> None:
     case = decode([3])
     context = cases.context_of(case, CAPABILITIES, FlashInferOptions(workspace_mb=16))

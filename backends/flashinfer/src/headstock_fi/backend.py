@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
-from headstock.spi import AttentionBackend, AttentionContext, AttentionStep, LayerInfo, Phase
+from headstock.spi import AttentionBackend, AttentionContext, AttentionQuery, AttentionStep, LayerInfo, Phase
 from headstock_fi.arrays import PageArrays, padded, page_arrays, table_places
 from headstock_fi.library import Library, Shape
 from headstock_fi.staging import TURNS, Ring, Slot
@@ -45,7 +45,7 @@ class FlashInferBackend(AttentionBackend):
         self.page_size = context.page_size
         self.max_rows = query.max_rows
         self.columns = -(-query.max_seq_len // context.page_size)
-        self.prefill_backend = checked(options.prefill, context.device)
+        self.prefill_backend = checked(options.prefill, query, context.device)
         self.tensor_cores = options.use_tensor_cores(query.heads // query.kv_heads)
         self.shape = Shape(
             heads=query.heads,
@@ -71,7 +71,7 @@ class FlashInferBackend(AttentionBackend):
         for is_decode in sorted({phase is Phase.DECODE for phase in phases}):
             slot = self.ring(is_decode, 0).next()
             self.bind(slot, page_table, page_arrays(one, one, self.page_size), 0 if is_decode else 1)
-            self.library.run(slot.wrapper, q, next(iter(self.pools.values())), torch.empty_like(q), None)
+            self.library.run(slot.wrapper, q, next(iter(self.pools.values())), torch.empty_like(q))
         LOG.info("flashinfer kernels ready after %.1f s", time.monotonic() - began)
 
     def ring(self, is_decode: bool, group: int) -> Ring:
@@ -137,10 +137,7 @@ class FlashInferBackend(AttentionBackend):
         slot = plan.slots[layer.group]
         if slot.turn != plan.turns[layer.group]:
             raise RuntimeError(f"this plan was overwritten: only the last {TURNS} plans of a kind are kept")
-        scales = {"q_scale": layer.scale} | {
-            name: scale for name, scale in (("k_scale", layer.k_scale), ("v_scale", layer.v_scale)) if scale != 1.0
-        }
-        self.library.run(slot.wrapper, q, self.pools[layer.index], out, lse, **scales)
+        self.library.run(slot.wrapper, q, self.pools[layer.index], out, lse, layer.scale * layer.k_scale, layer.v_scale)
 
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
         """Make room for graphs of these sizes; a bucket's wrapper is made when it is first planned."""
@@ -190,8 +187,13 @@ class FlashInferBackend(AttentionBackend):
         self.workspace = self.workspace.new_empty(0)
 
 
-def checked(backend: str, device: torch.device) -> str:
-    """The library's name for the prompt kernels.   raises: ValueError for fa3 on another GPU than Hopper"""
+def checked(backend: str, query: AttentionQuery, device: torch.device) -> str:
+    """The library's name for the prompt kernels.
+
+    raises: ValueError for fa3 on another GPU than Hopper, or with 8-bit KV, which fa3 reads with 8-bit queries only
+    """
     if backend == "fa3" and device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
         raise ValueError("fi.prefill=fa3 needs sm_90; use fi.prefill=auto")
+    if backend == "fa3" and query.q_dtype != query.kv_dtype:
+        raise ValueError(f"fi.prefill=fa3 does not read {query.kv_dtype} KV; use fi.prefill=auto")
     return backend

@@ -68,12 +68,21 @@ class Library:
         )
 
     def run(
-        self, wrapper: Any, q: Tensor, pool: Tensor, out: Tensor, lse: Tensor | None, **scales: float | None
+        self,
+        wrapper: Any,
+        q: Tensor,
+        pool: Tensor,
+        out: Tensor,
+        lse: Tensor | None = None,
+        scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> None:
-        """Attention as the wrapper was planned.
+        """Attention as the wrapper was planned, with this scale of scores and of values.
 
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm, unless None
         """
+        # The library multiplies the result by the scale of values, after the kernel.
+        scales = {"q_scale": scale, "v_scale": None if v_scale == 1.0 else v_scale}
         if lse is None:
             wrapper.run(q, pool, out=out, **scales)
         elif self.has_lse_base and isinstance(wrapper, self.prefill_class):
