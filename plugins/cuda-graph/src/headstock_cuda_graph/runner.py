@@ -155,7 +155,6 @@ class CudaGraphRunner(Runner):
             self.add_sampler(bucket, kind, warm=True)
         except Exception as error:
             self.unrecorded.add(kind)
-            bucket.samplers.pop(kind, None)
             LOG.warning("sampling by %s is not recorded: %s", ", ".join(sorted(kind)), error)
 
     def load(self, bucket: Bucket, step: DecodeStep) -> None:
