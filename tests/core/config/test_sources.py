@@ -191,6 +191,12 @@ def test_a_misspelt_variable_is_pointed_out() -> None:
     assert settled("", {"HEADSTOCK_TP": ""}).engine.tp == 1
 
 
+@pytest.mark.parametrize("word", ["bogus", "verbose", "port", "threads", "gpus"])
+def test_a_name_that_is_like_none_gets_no_suggestion(word: str) -> None:
+    assert refused(f"--{word} 4") == f"unknown flag --{word}; see 'headstock run --help'"
+    assert settled("", {f"HEADSTOCK_{word.upper()}": "4"}).notes == ()
+
+
 def test_file_with_tables_lists_aliases_and_sampling(tmp_path: Path) -> None:
     text = (
         'block_size = 4\nno_kv_cache = true\ntemperature = 0\nstop = ["a b", "c"]\n[opt.fa]\nnum_splits = 4\nx = "y"\n'

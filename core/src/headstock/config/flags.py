@@ -48,7 +48,7 @@ class FlagParser(argparse.ArgumentParser):
         if not word.startswith("-"):
             self.error(f"unexpected argument {shown(word)}")
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        close = suggestion(word, flags) or f"; see '{self.prog} --help'"
+        close = suggestion(word, flags, prefix="--") or f"; see '{self.prog} --help'"
         raise UsageError(f"unknown flag {shown(word)}{close}")
 
 

@@ -15,6 +15,9 @@ from attrs import field, frozen
 INT32_MAX = 2**31 - 1
 """The largest count: lengths, pages and slots live in int32 tables."""
 
+LEAST_LIKENESS = 0.66
+"""A name less like what was given is not suggested: two letters in the wrong order of a word of three still are."""
+
 Value = bool | int | float | str | tuple[str, ...] | None
 
 
@@ -212,7 +215,11 @@ def entries(table: object) -> Iterable[tuple[str, object]]:
     return table.items()
 
 
-def suggestion(word: str, names: Iterable[str]) -> str:
-    """A question that names the most similar of `names`; empty when none is close."""
-    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+def suggestion(word: str, names: Iterable[str], prefix: str = "") -> str:
+    """A question that names the most similar of `names`; empty when none is close.
+
+    `prefix` begins all of them: it is named too, and not compared.
+    """
+    bare = [name.removeprefix(prefix) for name in names]
+    close = difflib.get_close_matches(word.removeprefix(prefix), bare, n=1, cutoff=LEAST_LIKENESS)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""

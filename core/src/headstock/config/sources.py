@@ -62,7 +62,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[Source, tuple[str, ...
         if word in names():
             given = variable(names()[word], name, text)
             source[given.name.setting.key] = once(source, given, over="LOG_LEVEL")
-        elif close := suggestion(name, (PREFIX + key.upper() for key in names())):
+        elif close := suggestion(name, (PREFIX + key.upper() for key in names()), prefix=PREFIX):
             notes.append(f"{name} is not a setting and has no effect{close}")
     return source, tuple(notes)
 

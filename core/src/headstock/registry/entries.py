@@ -147,5 +147,5 @@ def ambiguous(found: list[Installed]) -> str:
 def suggestion(name: str, candidates: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the candidate most like `name`, or nothing."""
     lower = {each.lower(): each for each in candidates}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     return f" (did you mean {lower[near[0]]!r}?)" if near else ""
