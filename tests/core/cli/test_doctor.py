@@ -66,9 +66,29 @@ def test_the_exit_code_is_5_when_something_failed(
     assert set(printed[0]) == {"status", "subject", "text", "hint"}
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--model", "no-such-model"],
+        ["--model", "demoo"],
+        ["--model", "no/such/model"],
+        ["--attn", "nope"],
+        ["--attn", "sdpa", "--page-size", "16", "--ops", "nope"],
+        ["--device", "cpu", "--attn", "fi"],
+    ],
+)
+def test_the_exit_code_is_that_of_run_with_the_same_flags(
+    flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    codes = [main([*verb, *flags]) for verb in (["doctor"], ["doctor", "--json"], ["run", "--quiet", "--prompt", "x"])]
+    assert codes[0] and len(set(codes)) == 1, codes
+
+
 def test_hints_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert show([warned("nvcc", "not found", "install it")], as_json=False) == {Status.WARN: 1}
-    assert "WARN  nvcc" in capsys.readouterr().out
+    found = [warned("nvcc", "not found", "install it")]
+    assert show(iter(found)) == found
+    assert "WARN  nvcc                      not found  (install it)\n0 PASS, 1 WARN, 0 FAIL" in capsys.readouterr().out
 
 
 def spec(**changes: object) -> OpsSpec:

@@ -11,31 +11,45 @@ from headstock.config.flags import FlagParser, add_engine_flags, resolve
 from headstock.doctor import Finding, Status, examine
 from headstock.errors import CannotRun
 
+EPILOG = """
+Exit codes: 0 nothing failed; otherwise the one with which 'headstock run' would refuse these flags, such as 6 for a
+model that cannot be read, or 5 for whatever else has to be repaired.
+"""
+
 
 def main(arguments: list[str]) -> int:
-    """Run `headstock doctor ARGUMENTS`; 0 when nothing failed, else 5.   raises: UsageError"""
+    """Run `headstock doctor ARGUMENTS`; 0 when nothing failed, else as `run` would end, or 5.   raises: UsageError"""
     about = "What works on this machine, and whether the model can be served as the flags ask; WARN is no obstacle."
-    parser = FlagParser(prog="headstock doctor", description=about)
+    parser = FlagParser(prog="headstock doctor", description=about, epilog=EPILOG)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     add_engine_flags(parser)
     asked = parser.parse_args(arguments)
-    found = show(examine(resolve(asked, os.environ).engine), as_json=asked.json)
-    return CannotRun.exit_code if Status.FAIL in found else 0
+    found = examine(resolve(asked, os.environ).engine)
+    return exit_code(show_json(list(found)) if asked.json else show(found))
 
 
-def show(found: Iterable[Finding], *, as_json: bool) -> Counter[Status]:
-    """Print the findings, as text each at once; how many there are of each status."""
-    if as_json:
-        everything = list(found)
-        print(json.dumps([entry(each) for each in everything], indent=2))
-        return Counter(each.status for each in everything)
-    counts: Counter[Status] = Counter()
+def exit_code(found: Iterable[Finding]) -> int:
+    """0 when nothing failed; else the first code that says more than that something cannot run here."""
+    codes = [each.exit_code for each in found if each.status is Status.FAIL]
+    return next((code for code in codes if code != CannotRun.exit_code), CannotRun.exit_code if codes else 0)
+
+
+def show_json(found: list[Finding]) -> list[Finding]:
+    """Print the findings for programs; the same findings."""
+    print(json.dumps([entry(each) for each in found], indent=2))
+    return found
+
+
+def show(found: Iterable[Finding]) -> list[Finding]:
+    """Print the findings, each at once, and how many there are of each status; the same findings."""
+    printed = []
     for each in found:
-        counts[each.status] += 1
         hint = f"  ({each.hint})" if each.hint else ""
         print(f"{each.status.value}  {each.subject:24}  {each.text}{hint}", flush=True)
+        printed.append(each)
+    counts = Counter(each.status for each in printed)
     print(", ".join(f"{counts[status]} {status.value}" for status in Status))
-    return counts
+    return printed
 
 
 def entry(finding: Finding) -> dict[str, str]:

@@ -41,7 +41,7 @@ def examine_parts(config: EngineConfig) -> Iterator[Finding]:
         directory = model.directory_of(config.model)
     except HeadstockError as error:
         yield from findings("plugins", lambda: plugins.plugins(lambda spec: ""))
-        yield failed(f"model {config.model}", str(error), "")
+        yield failed(f"model {config.model}", str(error), "", error.exit_code)
         return
     here = look(config, directory)
     if isinstance(here, Finding):
@@ -60,5 +60,7 @@ def look(config: EngineConfig, directory: Path) -> Situation | Finding:
         from headstock.doctor.situation import situation  # which needs torch
 
         return situation(config, directory)
-    except (HeadstockError, ImportError, OSError) as error:
+    except HeadstockError as error:
+        return failed("choice", str(error), "", error.exit_code)
+    except (ImportError, OSError) as error:
         return failed("choice", str(error), "")

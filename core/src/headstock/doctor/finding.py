@@ -7,7 +7,7 @@ from enum import Enum
 
 from attrs import frozen
 
-from headstock.errors import shown
+from headstock.errors import CannotRun, shown
 
 
 class Status(Enum):
@@ -20,12 +20,16 @@ class Status(Enum):
 
 @frozen
 class Finding:
-    """One line of the doctor's report; `hint` is the next move, empty when there is nothing to do."""
+    """One line of the doctor's report; `hint` is the next move, empty when there is nothing to do.
+
+    `exit_code`, of a FAIL: with what `headstock run` would end because of it, where that is known.
+    """
 
     status: Status
     subject: str
     text: str
     hint: str = ""
+    exit_code: int = CannotRun.exit_code
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -41,9 +45,9 @@ def warned(subject: str, text: str, hint: str) -> Finding:
     return Finding(Status.WARN, subject, text, hint)
 
 
-def failed(subject: str, text: str, hint: str) -> Finding:
+def failed(subject: str, text: str, hint: str, exit_code: int = CannotRun.exit_code) -> Finding:
     """A finding that something is broken."""
-    return Finding(Status.FAIL, subject, text, hint)
+    return Finding(Status.FAIL, subject, text, hint, exit_code)
 
 
 def findings(subject: str, check: Check) -> list[Finding]:
@@ -52,5 +56,6 @@ def findings(subject: str, check: Check) -> list[Finding]:
     try:
         found.extend(check())
     except (Exception, SystemExit) as error:
-        found.append(failed(subject, f"{type(error).__name__}: {shown(error)}", "the check itself broke off here"))
+        text, code = f"{type(error).__name__}: {shown(error)}", getattr(error, "exit_code", CannotRun.exit_code)
+        found.append(failed(subject, text, "the check itself broke off here", code))
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headstock import registry
 from headstock.doctor.finding import Finding, failed, passed
-from headstock.errors import ModelError, shown
+from headstock.errors import ModelError, UnknownPlugin, shown
 
 SAMPLE = "Once upon a time"
 
@@ -19,7 +19,8 @@ def checkpoint(directory: Path) -> Iterator[Finding]:
     yield passed("config.json", ", ".join(config.get("architectures") or ["no architecture named"]))
     files = sorted(directory.glob("*.safetensors"))
     if not files:
-        yield failed("weights", "no .safetensors file", "other formats are not read; convert the checkpoint")
+        hint = "other formats are not read; convert the checkpoint"
+        yield failed("weights", "no .safetensors file", hint, ModelError.exit_code)
         return
     counts = {file: tensors(file) for file in files}
     size = sum(file.stat().st_size for file in files) / 2**20
@@ -50,9 +51,12 @@ def tokenizer(directory: Path) -> Iterator[Finding]:
 
 
 def directory_of(model: str) -> Path:
-    """The directory of a checkpoint given by path or by an installed name.   raises: HeadstockError"""
+    """The directory of a checkpoint given by path or by an installed name.   raises: ModelError, PluginBroken"""
     if Path(model).is_dir():
         return Path(model)
     if "/" in model or model.startswith("."):
         raise ModelError(f"--model {shown(model)}: no such directory; give a path that exists or an installed name")
-    return Path(registry.spec("checkpoint", model).directory)
+    try:
+        return Path(registry.spec("checkpoint", model).directory)
+    except UnknownPlugin as error:
+        raise ModelError(str(error)) from None

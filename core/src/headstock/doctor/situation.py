@@ -48,7 +48,7 @@ class Situation:
             parts = select(self.config, self.env, self.question)
             terms = negotiate(self.config, parts, self.model, self.dtype, self.env)
         except HeadstockError as error:
-            yield failed("choice", str(error), "")
+            yield failed("choice", str(error), "", error.exit_code)
             return
         named = {
             "attention": parts.attention_name,
