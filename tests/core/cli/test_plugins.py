@@ -37,7 +37,8 @@ def test_the_list_can_be_cut_to_one_kind_and_read_by_programs(capsys: pytest.Cap
     ("extras", "hint"),
     [
         ({"kernels": "no-such-kernels>=2"}, "pip install 'no-such-kernels>=2'"),
-        ({"a": "no-such-kernels", "b": "pytest>=9999"}, "pip install 'no-such-kernels'"),
+        ({"a": "no-such-kernels", "b": "pytest>=9999"}, "pip install 'no-such-kernels' or pip install 'pytest>=9999'"),
+        ({"a": "no-such-kernels", "b": "cpu-built>=2"}, "pip install 'no-such-kernels'"),  # is there, without kernels
         ({"a": "no-such-kernels", "b": "pytest>=1"}, ""),  # one way to have them is enough
         ({}, ""),
     ],
@@ -51,6 +52,9 @@ def test_S15_the_list_says_what_would_complete_a_backend_without_running_its_cod
 ) -> None:
     module = "raise SystemExit('plugin code was run')\n"
     unpack(tmp_path, (Dist(name="kernel-user", plugin="hungry", module=module, kind="attention", extras=extras),))
+    (tmp_path / "cpu_built-2.1+cpu.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: cpu-built\nVersion: 2.1+cpu\n"
+    (tmp_path / "cpu_built-2.1+cpu.dist-info" / "METADATA").write_text(metadata)
     monkeypatch.syspath_prepend(tmp_path)
     (row,) = (each for each in json.loads(output(capsys, "list", "attention", "--json")) if each["name"] == "hungry")
     assert (row["status"], row["hint"]) == ("incomplete" if hint else "ok", hint)

@@ -11,7 +11,7 @@ EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
 
 def incomplete(name: str) -> str:
-    """The command that would give a distribution one of its extras, when it has none of them; else nothing.
+    """The commands, any of which gives a distribution one of its extras, when it has none of them; else nothing.
 
     Only metadata is read, so this says nothing about devices.
     """
@@ -21,7 +21,8 @@ def incomplete(name: str) -> str:
         return ""
     if not extras or any(all(map(met, needs)) for needs in extras.values()):
         return ""
-    return "pip install " + " ".join(f"'{need}'" for need in next(iter(extras.values())))
+    absent = [needs for needs in extras.values() if not all(met(need, any_build=True) for need in needs)]
+    return " or ".join("pip install " + " ".join(f"'{need}'" for need in needs) for needs in absent or extras.values())
 
 
 def offered(requirements: list[str]) -> dict[str, list[str]]:

@@ -64,15 +64,19 @@ def found_version(need: Require) -> str | None:
         return None
 
 
-def met(requirement: str) -> bool:
-    """Whether a PEP 508 requirement is installed; its marker and extras are not looked at."""
+def met(requirement: str, *, any_build: bool = False) -> bool:
+    """Whether a PEP 508 requirement is installed; its marker and extras are not looked at.
+
+    A build for CPUs, as torch's `2.13.0+cpu`, counts only when `any_build`: it lacks the kernels of other devices.
+    """
     from packaging.requirements import Requirement  # as below
 
     need = Requirement(requirement)
     try:
-        return need.specifier.contains(importlib.metadata.version(need.name), prereleases=True)
+        version = importlib.metadata.version(need.name)
     except importlib.metadata.PackageNotFoundError:
         return False
+    return need.specifier.contains(version, prereleases=True) and (any_build or not version.endswith("+cpu"))
 
 
 def allows(specifier: str, version: str) -> bool:
