@@ -44,6 +44,26 @@ def test_bad_messages_are_request_errors(tokenizer: Tokenizer, messages: Any) ->
     assert caught.value.parameter == "messages"
 
 
+CALL = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+def test_a_message_without_content_is_named(byte_level: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    for bare in ({"role": "user"}, {"role": "user", "content": None}):
+        with pytest.raises(
+            RequestError, match=r"messages\[1\] \(role user\) has no content; only a message with tool_c"
+        ):
+            chat_prompt(tokenizer, [*HELLO, bare])
+    talk = [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]
+    reads = with_template(
+        byte_level, tmp_path, "{% for m in messages %}{{ m.content or m.tool_calls[0].type }}{% endfor %}"
+    )
+    assert chat_prompt(reads, talk) == "hellofunction"
+    for template in ("{{ 'x' + messages[1].content }}", "{{ messages[1].content.strip() }}"):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        with pytest.raises(RequestError, match=r"messages\[1\] has tool_calls and no content, which the model's chat"):
+            chat_prompt(with_template(byte_level, tmp_path / "other", template), talk)
+
+
 def test_a_model_without_template_says_what_to_do(byte_fallback: Path) -> None:
     with pytest.raises(UsageError, match="no chat template; give it a plain prompt"):
         chat_prompt(Tokenizer(byte_fallback), HELLO)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headstock.errors import ModelError, RequestError, UsageError, kind, shown
+from headstock.errors import HeadstockError, ModelError, RequestError, UsageError, kind, shown
 from headstock.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -21,17 +21,26 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], *, add_genera
     turns = checked_turns(messages)
     if tokenizer.whole.chat_template is None:
         raise UsageError("this model has no chat template; give it a plain prompt, or choose a chat model")
-    from jinja2 import TemplateError, TemplateSyntaxError
-
     try:
         text = tokenizer.whole.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
-    except TemplateSyntaxError as error:
-        raise ModelError(f"the model's chat template is broken: {shown(error)}; correct the checkpoint") from error
-    except TemplateError as error:  # also what a template itself raises about the messages
-        raise RequestError(f"the chat template refuses these messages: {shown(error)}", parameter="messages") from error
     except Exception as error:  # a template can divide by zero or call what is no function
-        raise ModelError(f"the model's chat template failed: {shown(error)}; correct the checkpoint") from error
+        raise failure(error, turns) from error
     return str(text)
+
+
+def failure(error: Exception, turns: Sequence[Message]) -> HeadstockError:
+    """What to tell the user of a template that raised."""
+    from jinja2 import TemplateError, TemplateSyntaxError
+
+    if isinstance(error, TemplateSyntaxError):
+        return ModelError(f"the model's chat template is broken: {shown(error)}; correct the checkpoint")
+    bare = next((index for index, turn in enumerate(turns) if turn["content"] is None), None)
+    if bare is not None:
+        reason = f"messages[{bare}] has tool_calls and no content, which the model's chat template cannot write"
+        return RequestError(f"{reason}; give it a content", parameter="messages")
+    if isinstance(error, TemplateError):  # also what a template itself raises about the messages
+        return RequestError(f"the chat template refuses these messages: {shown(error)}", parameter="messages")
+    return ModelError(f"the model's chat template failed: {shown(error)}; correct the checkpoint")
 
 
 def checked_turns(messages: object) -> list[dict[str, Any]]:
@@ -45,11 +54,17 @@ def checked_turns(messages: object) -> list[dict[str, Any]]:
 
 def checked(message: object, index: int) -> dict[str, Any]:
     """A copy of one turn whose content is text.   raises: RequestError"""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+    if not isinstance(message, Mapping):
         raise RequestError(
             f"messages[{index}] must be an object with a role and content, got {kind(message)}", parameter="messages"
         )
-    return {**message, "content": content_text(message.get("content"), index)}
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise RequestError(f"messages[{index}].role must be text, got {kind(role)}", parameter="messages")
+    if content is None and not message.get("tool_calls"):
+        reason = f"messages[{index}] (role {shown(role)}) has no content"
+        raise RequestError(f"{reason}; only a message with tool_calls may lack it", parameter="messages")
+    return {**message, "content": content_text(content, index)}
 
 
 def content_text(content: object, index: int) -> str | None:
