@@ -62,5 +62,6 @@ def amount(stage: str, done: int, total: int, seconds: float) -> str:
     """How much of a stage is done, in words; bytes with their rate over `seconds`."""
     if stage not in BYTES:
         return f"{done} of {total}"
-    rate = f", {done / seconds / 1e9:.2f} GB/s" if seconds > 0 else ""
-    return f"{done / 1e9:.2f} of {total / 1e9:.2f} GB{rate}"
+    unit, size = ("GB", 1e9) if total >= 1e9 else ("MB", 1e6)
+    rate = f", {done / seconds / size:.2f} {unit}/s" if seconds > 0 else ""
+    return f"{done / size:.2f} of {total / size:.2f} {unit}{rate}"

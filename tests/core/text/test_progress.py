@@ -39,4 +39,5 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bytes_have_a_rate() -> None:
     assert amount("weights", 2_000_000_000, 4_000_000_000, 2.0) == "2.00 of 4.00 GB, 1.00 GB/s"
+    assert amount("weights", 12_000_000, 25_700_000, 0.1) == "12.00 of 25.70 MB, 120.00 MB/s"
     assert amount("prompts", 1, 2, 2.0) == "1 of 2"
