@@ -64,6 +64,15 @@ def test_a_truncated_file_says_where_and_partial_replays_what_is_there(
     assert "the recording breaks off there" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flags", [[], ["--partial"]])
+def test_bytes_after_the_end_mark_are_found(
+    whole: bytes, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in (b"\n", whole):
+        code, line = said(whole + more, tmp_path, capsys, *flags)
+        assert code == 6 and f"goes on for {len(more)} bytes after its end mark, at byte {len(whole)}" in line
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [

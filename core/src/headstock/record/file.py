@@ -108,10 +108,18 @@ class Recording:
                     return
                 raise ModelError(f"{error}; --partial replays the steps before it") from None
             if kind == END:
+                self.check_ended()
                 return
             for moment in steps_of(data, self.name, number):
                 yield moment
                 number += 1
+
+    def check_ended(self) -> None:
+        """Raise ModelError when something follows the end mark."""
+        at = self.file.tell()
+        more = self.file.seek(0, io.SEEK_END) - at
+        if more:
+            raise ModelError(f"{self.name} goes on for {more} bytes after its end mark, at byte {at}; cut them off")
 
 
 class Truncated(Exception):
