@@ -165,6 +165,35 @@ def test_a_batch_that_is_broken_off_prints_the_answers_that_are_whole(tmp_path: 
     assert "broken off before the answer to prompts.jsonl:1 was whole" in err
 
 
+def test_a_reader_that_has_enough_ends_the_run_in_silence(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lengths = (2, 200, 3900)
+    file.write_text("".join(json.dumps({"prompt": STORY, "max_tokens": n, "ignore_eos": True}) + "\n" for n in lengths))
+    arguments = ["--input", str(file), "--json", "--quiet", "--num-pages", "512"]
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    first = json.loads(process.stdout.readline())
+    process.stdout.close()
+
+    assert (process.wait(timeout=60), process.stderr.read(), first["request"]) == (141, "", 1)
+    process.stderr.close()
+
+
+def test_T6_preemptions_are_told_of_each_answer_and_of_all(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [
+        {"prompt": f"{name} had a boat.", "max_tokens": 60, "ignore_eos": True} for name in ("Anna", "Otto", "Tim")
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    done = run("--input", str(file), "--json", "--num-pages", "8", "--max-seq-len", "96", "--temperature", "0")
+    told = [json.loads(line)["preemptions"] for line in done.stdout.splitlines()]
+
+    assert done.returncode == 0 and len(told) == 3 and sum(told) > 0, done.stderr
+    assert re.search(
+        rf"^3 prompts, 0 failed; 180 tokens in .* tokens/s, {sum(told)} preemptions$", done.stderr, re.MULTILINE
+    )
+
+
 def test_quiet_writes_nothing_to_a_terminal_but_the_text() -> None:
     master, slave = pty.openpty()
     arguments = ["--prompt", STORY, "--prompt", STORY, "--quiet", "--max-tokens", "3", *SMALL]

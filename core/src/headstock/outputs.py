@@ -78,3 +78,8 @@ class RequestOutput:
     def finished(self) -> bool:
         """Whether every answer in it has ended."""
         return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def sound(self) -> bool:
+        """Whether no answer in it failed."""
+        return all(output.error is None for output in self.outputs)

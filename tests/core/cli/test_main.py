@@ -177,7 +177,7 @@ def test_a_reader_that_leaves_is_no_noise() -> None:
     done = subprocess.run([sys.executable, "-c", CONFIG], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert done.stderr == ""
-    assert done.returncode == 1
+    assert done.returncode == 141
 
 
 def test_unknown_verbs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:

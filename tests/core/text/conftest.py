@@ -100,12 +100,13 @@ class ScriptedLoop:
     """Steps every live request on its own thread, `pace` tokens at once, as `engine.loop.Loop` would.
 
     `script(request)` gives the tokens to say; without one the next token is a hash of all before. `hold` stops the
-    stepping while set.
+    stepping while set. `preempted` is what is said of each request at its end.
     """
 
     vocab: int
     script: Callable[[Request], list[int]] | None = None
     pace: int = 1
+    preempted: int = 0
     refuse: set[str] = field(factory=set)
     rows: dict[str, Row] = field(factory=dict)
     seen: list[Request] = field(factory=list)
@@ -193,6 +194,7 @@ class ScriptedLoop:
             finish_reason=reason,
             stop_token=stop,
             cached_tokens=0 if reason else None,
+            preemptions=self.preempted if reason else 0,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,18 @@ def test_json_lines_hold_tokens_times_and_reasons(run: Run, tokenizer: Tokenizer
     assert first["timings"]["tokens_per_second"] > 0
 
 
+def test_T6_the_summaries_and_json_count_preemptions_and_failures(run: Run) -> None:
+    code, out, err = run("-p", "hello", "-p", "", "-p", "fox", "--json", script=hello, preempted=2)
+    assert code == 1 and [json.loads(line).get("preemptions") for line in out.splitlines()] == [None, 2, 2]
+    assert re.search(
+        r"^3 prompts, 1 failed; \d+ tokens in [\d.]+ s, [\d.]+ tokens/s, 4 preemptions$", err, re.MULTILINE
+    )
+    assert run("-p", "hello", script=hello, preempted=2)[2].endswith(", ended by stop, preempted 2 times\n")
+    assert run("-p", "hello", script=hello)[2].endswith(", ended by stop\n")
+    code, out, err = run("-p", "a", "-p", "b", script=hello, refuse={"0"})
+    assert code == 1 and "2 prompts, 1 failed; " in err
+
+
 LINES = [
     '{"prompt": "hello", "max_tokens": 1, "ignore_eos": true}',
     "{bad",
@@ -162,6 +175,8 @@ BAD_LINES = {
     '{"prompt": "x", "": 1}': "no sampling parameter is called ''; known are",
     '{"messages": 5}': "messages must be a list of one or more turns, got int 5",
     '{"messages": [5]}': "messages[0] must be an object with a role and content, got int 5",
+    '{"messages": [{"content": "x"}]}': "messages[0].role must be text, got None",
+    '{"messages": [{"role": "system", "content": "x"}, {"role": "user"}]}': "messages[1] (role user) has no content",
     "5": "must be a JSON object with prompt or messages, got int 5",
     '{"prompt": "x", "seed": ' + "9" * 5000 + "}": "not valid JSON: Exceeds the limit",
     "[" * 100_000: "not valid JSON: maximum recursion depth exceeded",

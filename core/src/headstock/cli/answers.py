@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from headstock.errors import shown
@@ -55,6 +56,7 @@ def record(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
             "completion_tokens": len(answer.token_ids),
             "cached_tokens": output.metrics.cached_tokens,
         },
+        "preemptions": output.metrics.preemptions,
     }
     if answer.logprobs is not None:
         values["cumulative_logprob"] = answer.cumulative_logprob
@@ -93,7 +95,19 @@ def footer(output: RequestOutput, tokens: int) -> str:
     reason = output.outputs[-1].finish_reason or "Ctrl-C"
     first = "-" if times["ttft"] is None else f"{1000 * times['ttft']:.0f} ms"
     rate = "-" if times["tokens_per_second"] is None else f"{times['tokens_per_second']:.1f}"
-    return f"{tokens} tokens, first after {first}, {rate} tokens/s, ended by {reason}"
+    preempted = f", preempted {n} times" if (n := output.metrics.preemptions) else ""
+    return f"{tokens} tokens, first after {first}, {rate} tokens/s, ended by {reason}{preempted}"
+
+
+def total(outputs: Sequence[RequestOutput], asked: int) -> str:
+    """One line about the results of a batch of which `asked` prompts were to be answered."""
+    tokens = sum(map(count, outputs))
+    metrics = [output.metrics for output in outputs]
+    seconds = max(each.end or 0.0 for each in metrics) - min(each.arrival for each in metrics)
+    preemptions = sum(each.preemptions or 0 for each in metrics)
+    failed = asked - sum(output.sound for output in outputs)
+    rate = f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s"
+    return f"{asked} prompts, {failed} failed; {rate}, {preemptions} preemptions"
 
 
 def note(text: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from headstock.cli.answers import footer, note, show_error, show_json, show_prompt, show_text
+from headstock.cli.answers import footer, note, show_error, show_json, show_prompt, show_text, total
 from headstock.cli.inputs import Ask
 from headstock.errors import RequestError
 from headstock.progress import Bars
@@ -40,7 +40,6 @@ class Batch:
         jobs = [job for *_, job in waiting]
         if self.total == len(jobs) == 1 and jobs[0].params.n == 1 and not self.as_json:
             return self.stream(jobs[0])
-        failed = len(jobs) < self.total
         try:
             with Bars(shown=not self.quiet) as bars:
                 ended = 0
@@ -48,10 +47,16 @@ class Batch:
                     ended += job.ended
                     bars.report("prompts", ended, len(jobs))
                     while waiting and waiting[0][2].ended:
-                        failed |= self.show(*waiting.pop(0))
-        finally:
+                        self.show(*waiting.pop(0))
+        except BrokenPipeError:  # nobody reads the rest
+            raise
+        except BaseException:
             self.show_the_rest(waiting)
-        return int(failed)
+            raise
+        outputs = [job.result() for job in jobs]
+        if outputs and not self.quiet:
+            note(total(outputs, self.total))
+        return int(self.total > sum(output.sound for output in outputs))
 
     def show_the_rest(self, waiting: Sequence[tuple[int, Ask, Job]]) -> None:
         """Print what has ended of the prompts that are left when the batch is broken off, and say what has not."""
@@ -112,14 +117,13 @@ class Batch:
             note(footer(piece, tokens))
         return 0
 
-    def show(self, number: int, ask: Ask, job: Job) -> bool:
-        """Print the answers to one prompt; whether one of them failed."""
+    def show(self, number: int, ask: Ask, job: Job) -> None:
+        """Print the answers to one prompt, and what went wrong with them."""
         output = job.result()
         if self.as_json:
             show_json(ask.where, number, output)
         else:
             show_text(number, output)
-        errors = [answer.error for answer in output.outputs if answer.error is not None]
-        for error in errors:
-            note(f"headstock: {ask.where}: {error}")
-        return bool(errors)
+        for answer in output.outputs:
+            if answer.error is not None:
+                note(f"headstock: {ask.where}: {answer.error}")

@@ -24,7 +24,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
 )
 """Verb -> summary; its module is `headstock.cli.VERB`."""
 
-INTERRUPTED, TERMINATED, DIED, UNWRITTEN = 130, 143, 70, 1
+INTERRUPTED, UNREAD, TERMINATED, DIED, UNWRITTEN = 130, 141, 143, 70, 1
 TRACEBACK = "HEADSTOCK_TRACEBACK"
 
 
@@ -62,9 +62,9 @@ def report(error: BaseException) -> int:
             return INTERRUPTED
         case Terminated():
             return TERMINATED
-        case BrokenPipeError():  # the reader of standard output has gone
+        case BrokenPipeError():  # the reader of standard output has gone, as `head` does: the end that SIGPIPE brings
             drop_output()
-            return UNWRITTEN
+            return UNREAD
         case OSError() if error.errno in CANNOT_WRITE:
             where = "output" if error.filename is None else shown(error.filename)
             say(f"cannot write {where}: {error.strerror}; make room, or write elsewhere")

@@ -28,7 +28,8 @@ EPILOG = """
 A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages", and any sampling parameters of its
 own, such as {"prompt": "Hello", "max_tokens": 20}; "priority" (lower goes first) and "cache_salt" (nothing is shared
 with prompts of another one) too. With no prompt and a terminal, a chat begins. Exit codes: 0 all
-answered, 1 some prompts failed, 2 usage, 5 cannot run here, 6 a file cannot be read, 130 Ctrl-C, 143 SIGTERM.
+answered, 1 some prompts failed, 2 usage, 3 a broken plugin, 4 a plugin for another contract, 5 cannot run here, 6 a
+model or file cannot be read, 70 the engine died, 130 Ctrl-C, 141 nobody reads the output any more, 143 SIGTERM.
 """
 
 
