@@ -244,6 +244,26 @@ def test_G4_graphs_asked_for_on_a_cpu_run_eagerly_with_one_info_line(
     engine.close()
 
 
+def test_a_fault_of_captures_is_said_to_be_impossible_where_nothing_is_captured(
+    toys: Toys, caplog: pytest.LogCaptureFixture
+) -> None:
+    toys.engine(runner="eager", faults=("capture", "slow@1:0")).close()
+    (line,) = [str(record.msg) for record in caplog.records if "capture" in str(record.msg)]
+    assert line == 'event="--faults capture cannot happen" because="the runner eager captures nothing here"'
+
+
+@pytest.mark.parametrize(("most", "warnings"), [(0, 1), (1 << 30, 0)])
+def test_a_watch_over_a_large_pool_is_announced_with_its_size(
+    toys: Toys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, most: int, warnings: int
+) -> None:
+    monkeypatch.setattr("headstock.engine.build.MOST_WATCHED", most)
+    engine = toys.engine(debug_canary=True)
+    said = [str(record.msg) for record in caplog.records if "--debug-canary" in str(record.msg)]
+    assert len(said) == warnings
+    assert all("pool=" in line and 'instead="--num-pages 256' in line for line in said)
+    engine.close()
+
+
 def test_P12_graphs_asked_for_in_contiguous_mode_run_eagerly_with_one_warning(
     toys: Toys, caplog: pytest.LogCaptureFixture
 ) -> None:

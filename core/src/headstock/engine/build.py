@@ -44,6 +44,9 @@ Report = Callable[[str, int, int], None]
 SLACK = 64 << 20
 """Bytes by which graphs may differ from the plan unsaid: the driver hands memory out in large pieces."""
 
+MOST_WATCHED = 1 << 30
+"""Bytes of a pool that is watched unsaid: about a quarter of a second a step on one thread of a CPU."""
+
 
 @frozen(kw_only=True, eq=False)
 class Build:
@@ -126,7 +129,7 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
         agreement=agreement,
         memory=memory,
         limits=attrs.evolve(bounds, choose=faults.around_choice(bounds.choose)),
-        executor=watched(config, parts, buffers, model, faults.around_executor(assembly.executor)),
+        executor=watched(material, memory, buffers, faults.around_executor(assembly.executor)),
         notes=(*notes, *graphs),
     )
 
@@ -146,6 +149,9 @@ def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: R
     """Capture the runner's graphs; what the user should know of it."""
     buckets = assembly.runner.buckets(most_rows(material))
     if not buckets:
+        if material.faults.concern("capture"):
+            reason = f"the runner {material.parts.runner.name} captures nothing here"
+            LOG.warning(event("--faults capture cannot happen", because=reason))
         return ()
     off = ("graphs are off: they could not be captured (the log says why), and every step runs without",)
     if not memory.spent.capturable:
@@ -175,12 +181,17 @@ def reserve(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) 
         ) from error
 
 
-def watched(config: EngineConfig, parts: Parts, buffers: Buffers, model: ModelConfig, executor: Executor) -> Executor:
+def watched(material: Material, memory: MemoryPlan, buffers: Buffers, executor: Executor) -> Executor:
     """The executor, its free pages watched under `--debug-canary`."""
-    if not config.debug_canary:
+    if not material.config.debug_canary:
         return executor
-    padded = parts.runner.capabilities.needs_graph > GraphSupport.NEVER
-    return Canary(executor, buffers, model.kv_groups, padded=padded)
+    if memory.pool > MOST_WATCHED:
+        small = "--num-pages 256, or as few as the requests need"
+        LOG.warning(
+            event("--debug-canary reads the whole KV pool in every step", pool=size(memory.pool), instead=small)
+        )
+    padded = material.parts.runner.capabilities.needs_graph > GraphSupport.NEVER
+    return Canary(executor, buffers, material.model.kv_groups, padded=padded)
 
 
 def question(config: EngineConfig, model: ModelConfig, dtype: str, max_len: int) -> AttentionQuestion:
