@@ -232,7 +232,7 @@ class EngineConfig:
         None,
         "largest batch size with a CUDA graph, 0 for no graphs",
         aliases={"--graph": GRAPH_BATCH},
-        default_text="auto, by free memory",
+        default_text="auto: --max-running-requests",
         group="running",
     )
     overlap: bool = setting(
