@@ -14,7 +14,7 @@ from headstock.cli.main import VERBS, main
 from headstock.spi import RESERVED, SPI
 
 README = ROOT / "README.md"
-PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*/README.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/*/README.md")])
 DIMENSIONS = "tokens rows layers heads kv_heads head_dim hidden vocab pages page_size experts groups".split()
 
 

@@ -6,9 +6,10 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
-from source_tree import ROOT
+from source_tree import PLUGINS, ROOT
 
 README = (ROOT / "README.md").read_text()
 COMMAND = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -52,6 +53,16 @@ def test_a_session_in_the_readme_has_the_shape_that_is_shown(command: str, shown
 
 def test_the_readme_has_sessions_of_success_and_of_failure() -> None:
     assert [command.split()[0] for command, _ in samples()] == ["run", "plugins", "run"]
+
+
+def test_the_attention_backends_of_a_session_are_those_of_the_install_line() -> None:
+    (shown,) = [shown for command, shown in samples() if "sdap" in command]
+    found = []
+    for member in PLUGINS:
+        project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
+        names = project["entry-points"].get("headstock.attention", {})
+        found += [f"{name} ({project['name']} {project['version']})" for name in names]
+    assert shown.rstrip("\n").partition("; installed: ")[2] == ", ".join(sorted(found))
 
 
 def test_the_python_sample_prints_the_lines_that_are_shown() -> None:
