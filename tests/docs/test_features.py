@@ -25,6 +25,13 @@ def test_every_id_is_in_the_table_once() -> None:
     assert sorted(id for row in TABLE for id in row.all_ids) == sorted(IDS)
 
 
+def test_the_page_names_the_numbers_that_stand_for_nothing() -> None:
+    numbers = {kind: [int(id[1:]) for id in IDS if id[0] == kind] for kind in "TPGSHI"}
+    unused = [f"{kind}{n}" for kind, used in numbers.items() for n in range(1, max(used)) if n not in used]
+    (said,) = re.findall(r"^Nothing has the numbers (.+)\.$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.findall(r"[A-Z]\d+", said) == unused
+
+
 def test_every_test_named_in_the_table_exists() -> None:
     there = set(all_tests())
     assert [test.name for row in TABLE for test in row.tests if test not in there] == [], UPDATE
