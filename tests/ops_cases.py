@@ -193,7 +193,8 @@ def heads_case(
 def model_case(shape: Shape, tokens: int, dtype: torch.dtype, device: str) -> float:
     """All layers, attention left out: hidden states and pools of both sets of operations.
 
-    Errors of layers add up: what float32 says is the measure, from which `triton` may be as far as 1.5 times `torch`.
+    Errors of layers add up: what float32 says is the measure. From it `triton` may be as far as `torch` on the whole
+    (root of the mean square, which no single number decides), and its worst number twice as far as torch's worst.
     """
     config = config_of(shape)
     params = params_of(config, dtype, device)
@@ -204,8 +205,13 @@ def model_case(shape: Shape, tokens: int, dtype: torch.dtype, device: str) -> fl
         for name, each in params.items()
     }
     truth = run_model(TorchOps(), config, wide, tokens, torch.float32, device)
+    for own, other, exact in zip(ours, theirs, truth, strict=True):
+        mine, allowed = ((each.float() - exact).square().mean().sqrt() / exact.abs().max() for each in (own, other))
+        assert mine <= 1.02 * allowed + LIMITS[torch.float32], (
+            f"{mine:.3e} from float32 on the whole, torch {allowed:.3e}"
+        )
     found, allowed = (max(error(f.float(), t) for f, t in zip(each, truth, strict=True)) for each in (ours, theirs))
-    assert found <= 1.5 * allowed + LIMITS[torch.float32], f"{found:.2e} from float32, torch {allowed:.2e}"
+    assert found <= 2 * allowed + LIMITS[torch.float32], f"{found:.2e} from float32, torch {allowed:.2e}"
     return found
 
 

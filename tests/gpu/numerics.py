@@ -82,7 +82,7 @@ def story(attn: str, runner: str, prompts: list[list[int]], told: list[Any]) -> 
             wanted.append(tokens[place : place + 2])
             margins.append((best[place : place + 2, 0] - best[place : place + 2, 1]).tolist())
             references.append(scores[place : place + 2])
-    params = SamplingParams(temperature=0, max_tokens=2, min_tokens=2, logprobs=5)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=5)  # a story's end is a token too
     settings = {"num_pages": 4096, "max_running_requests": 64, "max_seq_len": 1024}
     with LLM("demo", device="cuda", attn=attn, runner=runner, **settings) as llm:
         answers = [output.outputs[0] for output in llm.generate(asked, params)]
