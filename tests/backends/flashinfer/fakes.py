@@ -163,6 +163,21 @@ class BatchDecodeWithPagedKVCacheWrapper(Planned):
         return (out, lse) if return_lse else out
 
 
+def fast_decode_plan(
+    self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode="NONE",
+    window_left=-1, logits_soft_cap=None, q_data_type=None, kv_data_type=None, data_type=None, sm_scale=None,
+    rope_scale=None, rope_theta=None, non_blocking=True, fixed_split_size=None, disable_split_kv=False, q_len_per_req=1,
+    global_override_indptr_cpu=None,
+) -> None:  # fmt: skip
+    """Plan again in a graph's wrapper, whose static buffers must hold the step: nothing is copied to them here."""
+    starts, pages, lens = self.static
+    assert self.use_cuda_graph and self.plans and (q_data_type, kv_data_type) == self.types[:2]
+    assert (num_qo_heads, num_kv_heads, head_dim, page_size) == self.shape and sm_scale == self.scale
+    assert torch.equal(starts, global_override_indptr_cpu) and torch.equal(lens, last_page_len)
+    assert indices.data_ptr() == pages.data_ptr() and len(indices) == starts[-1]
+    self.keep(None, starts, pages, lens, self.shape, self.scale, self.types, False)
+
+
 def flashinfer(version: str) -> SimpleNamespace:
     """The module `flashinfer` of a version."""
     prefill = BatchPrefillWithPagedKVCacheWrapper if version.startswith("0.6") else LaterPrefillWrapper

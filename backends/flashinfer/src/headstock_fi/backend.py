@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
@@ -101,14 +100,11 @@ class FlashInferBackend(AttentionBackend):
             slots.append(slot)
         return FlashInferPlan(tuple(slots), tuple(slot.turn for slot in slots))
 
-    def bind(self, slot: Slot, page_table: Tensor, arrays: PageArrays, max_query_len: int, padding: int = 0) -> None:
-        """Plan a step in a slot; `max_query_len` is 0 for decode, `padding` counts rows beyond the page table's."""
+    def bind(self, slot: Slot, page_table: Tensor, arrays: PageArrays, max_query_len: int) -> None:
+        """Plan a step in a slot; `max_query_len` is 0 for decode."""
         slot.begin()
         query_start, page_start, last_page_lens = slot.stage(arrays)
-        owned = arrays.page_start[: len(arrays.page_start) - padding]
-        pages = slot.pages(page_table, table_places(owned, page_table.shape[1]))
-        if padding:
-            pages = F.pad(pages, (0, padding))  # one dummy page each
+        pages = slot.pages(page_table, table_places(arrays.page_start, page_table.shape[1]))
         if max_query_len == 0:
             lists = (page_start, pages, last_page_lens)
             slot.wrapper.plan(*lists, head_dim=self.shape.head_dim, **self.shape.arguments)
@@ -156,10 +152,11 @@ class FlashInferBackend(AttentionBackend):
         if (rows, group) not in self.buckets:
             if group not in self.static_pages:
                 self.static_pages[group] = self.zeros(self.max_rows * self.columns)
-            buffers = (self.zeros(rows + 1), self.static_pages[group][: rows * self.columns], self.zeros(rows))
-            self.buckets[rows, group] = Slot(
-                self.library.decode(self.workspace, self.tensor_cores, buffers), rows, self.columns, self.device
-            )
+            static = (self.zeros(rows + 1), self.static_pages[group][: rows * self.columns], self.zeros(rows))
+            wrapper = self.library.decode(self.workspace, self.tensor_cores, static)
+            slot = self.buckets[rows, group] = Slot(wrapper, rows, self.columns, self.device, static)
+            ones = np.ones(rows, np.int32)
+            self.bind(slot, self.zeros(rows).view(rows, 1), page_arrays(ones, ones, self.page_size), 0)
         return self.buckets[rows, group]
 
     def zeros(self, size: int) -> Tensor:
@@ -169,9 +166,14 @@ class FlashInferBackend(AttentionBackend):
     def graph_update(self, plan: FlashInferPlan, step: AttentionStep) -> None:
         """Plan the step anew in the same buffers; rows that it lacks become one token in the dummy page."""
         for slot, page_table in zip(plan.slots, step.page_tables, strict=True):
-            rows = slot.rows
-            lens = padded(step.host_context_lens, rows)
-            self.bind(slot, page_table, page_arrays(np.ones_like(lens), lens, self.page_size), 0, rows - step.num_rows)
+            lens = padded(step.host_context_lens, slot.rows)
+            arrays = page_arrays(np.ones_like(lens), lens, self.page_size)
+            slot.begin()
+            _, page_start, last_page_lens = slot.stage(arrays)
+            places = table_places(arrays.page_start[: step.num_rows + 1], page_table.shape[1])
+            pages = slot.upload(page_table, places, slot.rows - step.num_rows)
+            self.library.replan(slot.wrapper, page_start, pages, last_page_lens, self.shape)
+            slot.end()
 
     def memory_bytes(self) -> int:
         """The workspaces and the static buffers."""

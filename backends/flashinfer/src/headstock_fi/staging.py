@@ -46,11 +46,15 @@ def fence(device: torch.device) -> Fence:
 class Slot:
     """A wrapper with staging buffers for up to `rows` rows of `columns` pages.
 
+    `static` are the buffers on the device that a graph's wrapper reads: page_start, pages, last_page_lens.
     `turn` counts how often the ring came round to it, so that a plan that has been overwritten is found out.
     """
 
-    def __init__(self, wrapper: Any, rows: int, columns: int, device: torch.device) -> None:
+    def __init__(
+        self, wrapper: Any, rows: int, columns: int, device: torch.device, static: tuple[Tensor, ...] = ()
+    ) -> None:
         self.wrapper = wrapper
+        self.static = static
         self.rows = rows
         self.device = device
         self.fence = fence(device)
@@ -80,6 +84,21 @@ class Slot:
         """The pages at these places of the table, row after row. [pages] int32, on the device"""
         index = put(self.places, places).to(self.device, non_blocking=True)
         return table.reshape(-1).index_select(0, index)
+
+    def upload(self, table: Tensor, places: Ints, padding: int) -> Tensor:
+        """Bring the static buffers up to date with what is staged, the pages at these places of the table, and the
+        dummy page for each of `padding` rows after them.
+
+        returns: [pages] int32, the part of the static list that is in use
+        """
+        page_start, pages, last_page_lens = self.static
+        page_start.copy_(self.page_start, non_blocking=True)
+        last_page_lens.copy_(self.last_page_lens, non_blocking=True)
+        index = put(self.places, places).to(self.device, non_blocking=True)
+        owned = len(places)
+        torch.index_select(table.reshape(-1), 0, index, out=pages[:owned])
+        pages[owned : owned + padding].zero_()
+        return pages[: owned + padding]
 
 
 class Ring:
