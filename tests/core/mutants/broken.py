@@ -172,7 +172,7 @@ def kept_too_early(keep: Any, self: Any, rows: Any, positions: Any, tokens: Any)
 def no_ban(join: Any, self: Any, row: int, request: Any) -> None:
     """min_tokens bans nothing."""
     join(self, row, request)
-    self.min_lens[row] = 0
+    self.ruled_until[row] = 0
 
 
 def noise_of_the_batch(select: Any, self: Any, rows: Any, positions: Any, table: Any) -> Any:

@@ -74,7 +74,7 @@ def decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> Decode
     return DecodeStep(
         rows=rows,
         positions=positions,
-        settings=sampling.settings(rows, buffers),
+        settings=sampling.settings(rows, positions, buffers),
         sampling=lambda: sampling.select(rows, positions, buffers),
     )
 

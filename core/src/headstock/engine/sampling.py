@@ -9,6 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from headstock.engine.rules import Rules, tables
 from headstock.schedule import Request
 from headstock.spi import Sampling
 
@@ -54,10 +55,9 @@ class SamplingTable:
         self.seeds = np.zeros(rows, np.int64)
         self.logprobs = np.full(rows, -1, np.int64)
         self.prompt_lens = np.zeros(rows, np.int64)
-        self.min_lens = np.zeros(rows, np.int64)
         self.scored = np.zeros(rows, bool)
-        self.requests: dict[int, Request] = {}
-        self.ruled: set[int] = set()
+        self.rules: dict[int, Rules] = {}
+        self.ruled_until = np.zeros(rows, np.int64)
 
     def join(self, row: int, request: Request) -> None:
         """Write the request's settings to its seat."""
@@ -76,23 +76,25 @@ class SamplingTable:
         asked = [count for count in (params.logprobs, params.prompt_logprobs) if count is not None]
         self.logprobs[row] = max(asked, default=-1)
         self.prompt_lens[row] = len(request.prompt)
-        self.min_lens[row] = len(request.prompt) + request.min_tokens
         self.scored[row] = request.prompt_logprobs
-        self.requests[row] = request
-        ruled = request.min_tokens > 0 or params.logit_bias or params.allowed_token_ids is not None
-        (self.ruled.add if ruled else self.ruled.discard)(row)
+        rules = Rules.of(request, self.vocab)
+        self.ruled_until[row] = rules.until
+        if rules.until:
+            self.rules[row] = rules
+        else:
+            self.rules.pop(row, None)
         self.unsent.add(row)
 
-    def settings(self, rows: Ints, buffers: Buffers) -> frozenset[str] | None:
+    def settings(self, rows: Ints, positions: Ints, buffers: Buffers) -> frozenset[str] | None:
         """Which of the device's columns matter for these rows, brought up to date; None when these are not all.
 
-        rows: [n] int64
+        rows, positions: [n] int64
         writes: columns
         """
         used = {name for name, is_used in zip(FLOATS, self.used(rows), strict=True) if is_used}
         if used & PENALTIES or self.logprobs[rows].max(initial=-1) >= 0:
             return None
-        if self.ruled and not self.ruled.isdisjoint(rows.tolist()):
+        if self.ruled(rows, positions):
             return None
         if self.unsent:
             new = np.fromiter(self.unsent, np.int64, len(self.unsent))
@@ -103,6 +105,18 @@ class SamplingTable:
         if "temperature" not in used:
             return frozenset()
         return frozenset(used | ({"top_k"} if (self.top_k[rows] < self.vocab).any() else set()))
+
+    def ruled(self, rows: Ints, positions: Ints) -> list[tuple[int, int, Rules]]:
+        """The logits whose bans and biases matter, with the length that the row has then, and its rules.
+
+        Within the prompt no token is chosen.   rows, positions: [n] int64
+        """
+        if not self.rules:
+            return []
+        lengths = positions + 1
+        at = ((lengths >= self.prompt_lens[rows]) & (lengths < self.ruled_until[rows])).nonzero()[0]
+        told = zip(at.tolist(), lengths[at].tolist(), rows[at].tolist(), strict=True)
+        return [(i, length, self.rules[row]) for i, length, row in told]
 
     def used(self, rows: Ints) -> list[bool]:
         """Whether each of `FLOATS` does something in one of these rows."""
@@ -119,7 +133,7 @@ class SamplingTable:
         used: dict[str, Any] = {name: buffers.put(values) for name, is_used, values in told if is_used}
         top_k = self.top_k[rows]
         if "temperature" not in used:
-            used.pop("top_p", None), used.pop("min_p", None)
+            used = {name: values for name, values in used.items() if name in PENALTIES}
         else:
             # The token to come sits one past the position that is scored.
             used |= {"seeds": buffers.put(self.seeds[rows]), "positions": buffers.put(positions + 1)}
@@ -127,8 +141,8 @@ class SamplingTable:
                 used["top_k"] = buffers.put(top_k)
         if used.keys() & PENALTIES:
             used |= self.history(rows, positions, buffers, dict(zip(FLOATS, floats, strict=True)))
-        if self.ruled and not self.ruled.isdisjoint(rows.tolist()):
-            used |= self.rules(rows, positions, buffers)
+        if ruled := self.ruled(rows, positions):
+            used |= tables(ruled, (len(rows), self.vocab), buffers)
         if self.scored[rows].any():
             used["targets"] = self.targets(rows, positions, buffers)
         return Sampling(**used, top_logprobs=int(self.logprobs[rows].max(initial=-1)))
@@ -142,24 +156,6 @@ class SamplingTable:
             "history_lens": buffers.put(positions + 1),
             "prompt_lens": buffers.put(self.prompt_lens[rows]),
         }
-
-    def rules(self, rows: Ints, positions: Ints, buffers: Buffers) -> dict[str, Tensor]:
-        """Bans (stop ids before the minimum length, tokens outside an allowed set) and biases.   each: [n, vocab]"""
-        banned = torch.zeros((len(rows), self.vocab), dtype=torch.bool)
-        bias = torch.zeros((len(rows), self.vocab))
-        for i, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
-            if row not in self.ruled:
-                continue
-            request = self.requests[row]
-            params: Any = request.params
-            if params.allowed_token_ids is not None:
-                banned[i] = True
-                banned[i, list(params.allowed_token_ids)] = False
-            if position + 1 < self.min_lens[row]:
-                banned[i, [id for id in request.stop_ids if id < self.vocab]] = True
-            for token, value in (params.logit_bias or {}).items():
-                bias[i, token] = value
-        return {"banned": banned.to(buffers.device), "bias": bias.to(buffers.device)}
 
     def targets(self, rows: Ints, positions: Ints, buffers: Buffers) -> Tensor:
         """The prompt token that follows each scored position, -1 where that is the token to be sampled.
