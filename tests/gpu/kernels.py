@@ -98,6 +98,7 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
         matrix(who, found)
         shape(who, found, page_size=1000)
     eight_bit(Contestant("fi", ("fi.prefill=fa2",)), found)
+    eight_bit(fa, found, tolerance=0.1)  # queries and probabilities have 8 bits too
     for who in (fa, *COMPILED):
         for attempt in (replay, no_sync, three_steps_in_flight):
             found.attempt(who, attempt.__name__, lambda who=who, attempt=attempt: attempt(who))

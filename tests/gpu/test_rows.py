@@ -28,7 +28,7 @@ from headstock.schedule import Request
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 SIZES: dict[str, Any] = {"device": "cuda", "num_pages": 2048, "max_seq_len": 2048, "max_running_requests": 32}
-EIGHT_BITS = ("fi", "fi,trtllm")
+EIGHT_BITS = ("fi", "fa", "fa,fi", "fi,trtllm")
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 
 
@@ -68,7 +68,7 @@ def test_P7_fp8_holds_twice_the_tokens_and_answers_right(attn: str, runner: str)
     assert abs(tokens["fp8_e4m3"] - 2 * tokens["bfloat16"]) <= 2 * 16, tokens
 
 
-@pytest.mark.parametrize("attn", ["fa", "trtllm"])
+@pytest.mark.parametrize("attn", ["sdpa", "trtllm"])
 def test_P7_a_pair_without_fp8_says_why(attn: str) -> None:
     with pytest.raises(CannotRun, match=r"fp8|float8"):
         LLM("demo", attn=attn, kv_dtype="fp8_e4m3", **SIZES)

@@ -32,7 +32,8 @@ def attention(
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """Paged attention, row by row.   returns: [tokens, heads, head_dim], [heads, tokens] natural logarithms"""
-    assert causal and window[1] in (0, -1) and page_table.dtype == context_lens.dtype == torch.int32
+    assert causal and window[1] in (0, -1) and q.dtype == k.dtype == v.dtype
+    assert page_table.dtype == context_lens.dtype == torch.int32
     answers, sums = [], []
     bounds = query_start.tolist()
     for row, context in enumerate(context_lens.tolist()):
@@ -40,7 +41,7 @@ def attention(
         keys, values = (side[pages].flatten(0, 1)[:context] for side in (k, v))
         seen = None if window[0] < 0 else window[0] + 1
         answer, logs = row_attention(q[bounds[row] : bounds[row + 1]], keys, values, scale, seen, softcap)
-        answers.append(answer.to(q.dtype))
+        answers.append(answer.to(torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype))
         sums.append(logs.t().float())
     return torch.cat(answers), torch.cat(sums, 1)
 

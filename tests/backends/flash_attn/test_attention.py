@@ -100,6 +100,23 @@ def test_a_soft_cap_is_passed_on(provider: Provider, phase: Phase) -> None:
     cases.check(backend(case, provider), case, evolve(LAYER, softcap=2.0))
 
 
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
+def test_8_bit_keys_and_values_are_scaled_by_layer_and_met_by_8_bit_queries(provider: Provider, phase: Phase) -> None:
+    if provider.generation == 2:
+        pytest.skip("resolve refuses it: see test_resolve.py")
+    lens = {Phase.DECODE: [(1, 40), (1, 3)], Phase.EXTEND: [(9, 40), (3, 3)], Phase.PREFILL: [(40, 40), (3, 3)]}[phase]
+    case = cases.in_8_bits(cases.make(phase, lens, head_dim=16, dtype=torch.bfloat16), 0.5, 2.0)
+    rounded = case.q.to(torch.float8_e4m3fn)
+    layer = evolve(LAYER, k_scale=0.5, v_scale=2.0)
+    one, out = backend(case, provider), torch.empty_like(case.q)
+
+    one.forward(case.q, layer, one.plan(case.step), out)
+    cases.compare(out, cases.expected(evolve(case, q=rounded.to(torch.bfloat16)), layer)[0])
+
+    one.forward(case.q * 1e4, layer, one.plan(case.step), out)
+    assert out.isfinite().all()  # queries beyond the type saturate
+
+
 def test_a_layer_reads_the_page_table_of_its_group(provider: Provider) -> None:
     case = cases.in_second_group(two_rows(Phase.EXTEND, provider))
     cases.check(backend(case, provider), case, evolve(LAYER, group=1))

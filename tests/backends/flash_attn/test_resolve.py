@@ -19,7 +19,7 @@ from headstock.spi import (
     Planning,
     Require,
 )
-from headstock_fa.plugin import resolve, spec
+from headstock_fa.plugin import EIGHT_BIT_KV, resolve, spec
 from headstock_fa.providers import PROVIDERS, choose, installed, leading
 
 A100, H200, B200, T4 = (
@@ -104,7 +104,10 @@ def test_the_spec_claims_what_the_kernels_can_do() -> None:
     assert claims.phases == set(Phase)
     assert claims.graph is GraphSupport.DECODE and claims.planning is Planning.NONE
     assert claims.head_dims == IntSet.multiples(8, 256)
-    assert claims.dtypes == {(dtype,) * 3 for dtype in ("bfloat16", "float16")}
+    wide = {(dtype,) * 3 for dtype in ("bfloat16", "float16")}
+    assert claims.dtypes == wide | {EIGHT_BIT_KV}
+    for distributions, eight_bit in ((VLLM, {EIGHT_BIT_KV}), (FA2, set()), (TORCH, set())):
+        assert resolve(QUERY, evolve(H200, distributions=distributions)).dtypes == wide | eight_bit
 
 
 def test_what_was_found_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:

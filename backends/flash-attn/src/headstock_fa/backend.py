@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from headstock.nn.static_rows import StaticRows
@@ -12,6 +13,8 @@ from headstock.spi import AttentionBackend, AttentionContext, AttentionStep, Dev
 from headstock_fa import kernels
 from headstock_fa.providers import REQUIRE, Provider, choose, installed
 from headstock_fa.step import FlashPlan, splits
+
+EIGHT_BIT = "float8_e4m3fn"
 
 
 class FlashAttentionBackend(AttentionBackend):
@@ -25,6 +28,7 @@ class FlashAttentionBackend(AttentionBackend):
         self.page_size = context.page_size
         self.keys = {layer: pool[:, 0] for layer, pool in context.pools.items()}
         self.values = {layer: pool[:, 1] for layer, pool in context.pools.items()}
+        self.eight_bit = context.query.kv_dtype == EIGHT_BIT
         self.kv_heads = context.query.kv_heads
         self.num_splits = context.options.num_splits
         self.processors = processors(context.device)
@@ -44,7 +48,11 @@ class FlashAttentionBackend(AttentionBackend):
         q: [tokens, heads, head_dim]
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
         """
+        if self.eight_bit:
+            q, layer = narrowed(q), evolve(layer, scale=layer.scale * layer.k_scale)
         self.kernel(q, self.keys[layer.index], self.values[layer.index], plan, layer, out, lse)
+        if self.eight_bit and layer.v_scale != 1.0:
+            out.mul_(layer.v_scale)
 
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
         """Allocate buffers for the largest bucket, which the others share."""
@@ -69,6 +77,12 @@ class FlashAttentionBackend(AttentionBackend):
     def close(self) -> None:
         """Forget the pools and the buffers."""
         self.keys, self.values, self.static = {}, {}, None
+
+
+def narrowed(q: Tensor) -> Tensor:
+    """The queries in the 8-bit type of keys and values, as the library wants them; what is too large saturates."""
+    most = torch.finfo(torch.float8_e4m3fn).max
+    return q.clamp(-most, most).to(torch.float8_e4m3fn)
 
 
 def found(device: torch.device) -> Provider:

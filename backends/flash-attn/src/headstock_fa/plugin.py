@@ -35,10 +35,13 @@ def spec() -> AttentionSpec:
     )
 
 
+EIGHT_BIT_KV = ("bfloat16", "float8_e4m3fn", "bfloat16")
+"""FlashAttention-3 alone; it computes on queries and probabilities of 8 bits then."""
+
 CAPABILITIES = AttentionCapabilities(
     phases=frozenset(Phase),
     devices=(DeviceRange("cuda", (8, 0)),),
-    dtypes=frozenset((dtype, dtype, dtype) for dtype in ("bfloat16", "float16")),
+    dtypes=frozenset({(dtype,) * 3 for dtype in ("bfloat16", "float16")} | {EIGHT_BIT_KV}),
     head_dims=IntSet.multiples(8, 256),
     gqa_ratios=IntSet.all(),
     page_sizes=IntSet.all(),
@@ -93,6 +96,7 @@ def narrowed(provider: Provider) -> AttentionCapabilities:
     """What `fa` can do with this provider."""
     return evolve(
         CAPABILITIES,
+        dtypes=CAPABILITIES.dtypes if provider.generation == 3 else CAPABILITIES.dtypes - {EIGHT_BIT_KV},
         page_sizes=IntSet.multiples(provider.page_step),
         contiguous=provider.page_step == 1,
         features=provider.features,
