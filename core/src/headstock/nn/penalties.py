@@ -1,6 +1,10 @@
-"""Penalties on tokens that a request has already seen; repetition after Keskar et al. 2019 (arXiv 1909.05858)."""
+"""Rules on logits: bans, biases, and penalties on tokens that a request has already seen; repetition after Keskar et
+al. 2019 (arXiv 1909.05858).
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -8,11 +12,16 @@ from torch import Tensor
 from headstock.spi import Sampling
 
 
-def penalize_(logits: Tensor, sampling: Sampling) -> None:
-    """Apply the penalties that are not None: repetition over prompt and output, the others over output alone.
+def rule_(logits: Tensor, sampling: Sampling) -> None:
+    """Apply what is not None of bans, biases and penalties, in this order: repetition counts prompt and output, the
+    other penalties output alone.
 
     writes: logits [n, vocab] float32
     """
+    if sampling.banned is not None:
+        logits.masked_fill_(sampling.banned, -math.inf)
+    if sampling.bias is not None:
+        logits.add_(sampling.bias)
     if sampling.repetition is sampling.presence is sampling.frequency is None:
         return
     seen, counts = token_counts(logits, sampling)

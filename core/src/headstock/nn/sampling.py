@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from headstock.nn.noise import gumbel
-from headstock.nn.penalties import penalize_
+from headstock.nn.penalties import rule_
 from headstock.nn.truncation import keep_min_p, keep_top
 from headstock.spi import Sample, Sampling
 
@@ -24,11 +22,7 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
     writes: logits
     """
     logprobs = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
-    if sampling.banned is not None:
-        logits.masked_fill_(sampling.banned, -math.inf)
-    if sampling.bias is not None:
-        logits.add_(sampling.bias)
-    penalize_(logits, sampling)
+    rule_(logits, sampling)
     scores = logits if sampling.temperature is None else noisy(logits, sampling.temperature, sampling)
     # NaN wins every maximum, so a row is healthy exactly when its maximum is a number.
     best, tokens = scores.max(-1)

@@ -10,7 +10,7 @@ import triton.language as tl
 from attrs import evolve
 from torch import Tensor
 
-from headstock.nn.penalties import penalize_
+from headstock.nn.penalties import rule_
 from headstock.nn.sampling import with_logprobs
 from headstock.spi import Sample, Sampling
 from headstock_triton.noise import gumbel
@@ -198,11 +198,7 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
         return Sample(tokens=tokens, healthy=healthy, logprobs=logprobs, top_ids=nothing.long(), top_logprobs=nothing)
     logits = logits.to(torch.float32)
     likely = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
-    if sampling.banned is not None:
-        logits.masked_fill_(sampling.banned, -math.inf)
-    if sampling.bias is not None:
-        logits.add_(sampling.bias)
-    penalize_(logits, sampling)
+    rule_(logits, sampling)
     tokens, healthy, _ = draw(logits, evolve(sampling, targets=None), with_logprob=False)
     return (
         Sample(tokens=tokens, healthy=healthy) if likely is None else with_logprobs(tokens, healthy, likely, sampling)
