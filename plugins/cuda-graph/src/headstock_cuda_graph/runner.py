@@ -118,9 +118,9 @@ class CudaGraphRunner(Runner):
     def sample(self, inputs: Tensor, hidden: Tensor, kind: frozenset[str]) -> Sample:
         """The rows' next tokens.   writes: seats.tokens"""
         seats = self.program.seats
-        rows, positions = inputs[0], inputs[1]
-        sample = score(self.program, hidden, steps.sampling(seats, rows, positions, kind))
-        seats.tokens[rows, positions + 1] = sample.tokens
+        rows, after = inputs[0], inputs[1] + 1
+        sample = score(self.program, hidden, steps.sampling(seats, rows, after, kind))
+        seats.tokens[rows, after] = sample.tokens
         return sample
 
     def decode(self, step: DecodeStep) -> Sample | None:

@@ -51,8 +51,8 @@ def attention_step(
 
 
 def sampling(seats: Seats, rows: Tensor, positions: Tensor, kind: frozenset[str]) -> Sampling:
-    """How the rows' next tokens are sampled.   rows, positions: [n] int64"""
+    """How the tokens that come to these positions are sampled.   rows, positions: [n] int64"""
     if not kind:
         return Sampling()
     columns = {name: getattr(seats, name)[rows] for name in sorted(kind)}
-    return Sampling(**columns, seeds=seats.seeds[rows], positions=positions + 1)
+    return Sampling(**columns, seeds=seats.seeds[rows], positions=positions)
