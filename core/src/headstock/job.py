@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import evolve
@@ -16,6 +16,8 @@ from headstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from headstock.engine.update import Update
+
+PromptLogprobs = tuple[dict[int, Logprob] | None, ...] | None
 
 
 class Job:
@@ -60,7 +62,7 @@ class Job:
         }
         self.pieces: dict[str, list[CompletionOutput]] = {request.id: [] for request in self.requests}
         self.metrics = RequestMetrics(arrival=0.0)
-        self.prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+        self.prompt_logprobs: PromptLogprobs = None
 
     def begin(self, request: Request, at: float) -> None:
         """Note that `request` goes to the engine at `at` seconds; the first to go is the job's arrival."""
@@ -71,18 +73,24 @@ class Job:
         """What `update`, learned at `at` seconds, adds to the output."""
         piece = self.answers[update.id].absorb(update)
         self.pieces[update.id].append(piece)
-        if update.cached_tokens is not None and update.id == self.requests[0].id:  # the others find what it computed
-            self.metrics = evolve(self.metrics, cached_tokens=update.cached_tokens)
-        if update.finish_reason is not None:
-            so_far = self.metrics.preemptions or 0
-            self.metrics = evolve(self.metrics, preemptions=so_far + update.preemptions)
-        if update.tokens and self.metrics.first_token is None:
-            self.metrics = evolve(self.metrics, first_token=at)
-        if self.ended:
-            self.metrics = evolve(self.metrics, end=at)
+        self.measure(update, at)
         fresh = prompt_table(update.prompt_logprobs, self.tokenizer)
         self.prompt_logprobs = fresh or self.prompt_logprobs
-        return evolve(self.output((piece,)), prompt_logprobs=fresh)
+        return self.output((piece,), fresh)
+
+    def measure(self, update: Update, at: float) -> None:
+        """Bring the metrics up to date; most news changes none."""
+        new: dict[str, Any] = {}
+        if update.cached_tokens is not None and update.id == self.requests[0].id:  # the others find what it computed
+            new["cached_tokens"] = update.cached_tokens
+        if update.finish_reason is not None:
+            new["preemptions"] = (self.metrics.preemptions or 0) + update.preemptions
+        if update.tokens and self.metrics.first_token is None:
+            new["first_token"] = at
+        if self.ended:
+            new["end"] = at
+        if new:
+            self.metrics = evolve(self.metrics, **new)
 
     @property
     def max_tokens(self) -> int:
@@ -96,16 +104,16 @@ class Job:
 
     def result(self) -> RequestOutput:
         """All that came, once every answer has ended."""
-        return self.output(tuple(joined(pieces) for pieces in self.pieces.values()))
+        return self.output(tuple(joined(pieces) for pieces in self.pieces.values()), self.prompt_logprobs)
 
-    def output(self, outputs: tuple[CompletionOutput, ...]) -> RequestOutput:
+    def output(self, outputs: tuple[CompletionOutput, ...], prompt_logprobs: PromptLogprobs) -> RequestOutput:
         """An output with these answers."""
         return RequestOutput(
             request_id=self.name,
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.tokens,
             outputs=outputs,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=prompt_logprobs,
             metrics=self.metrics,
             max_tokens=self.max_tokens,
         )
