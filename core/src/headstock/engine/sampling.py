@@ -47,8 +47,9 @@ class SamplingTable:
 
     def __init__(self, rows: int, vocab: int, device: torch.device | str = "cpu") -> None:
         self.vocab = vocab
-        self.neutral = np.array(list(FLOATS.values()), np.float32)[:, None]
-        self.floats = self.neutral.repeat(rows, 1)
+        self.neutral = np.array(list(FLOATS.values()), np.float32)
+        self.floats = self.neutral[:, None].repeat(rows, 1)
+        self.active = np.zeros(self.floats.shape, bool)
         self.columns = DeviceColumns.new(rows, vocab, torch.device(device))
         self.unsent: set[int] = set()
         self.top_k = np.full(rows, vocab, np.int64)
@@ -71,6 +72,7 @@ class SamplingTable:
             "frequency": params.frequency_penalty,
         }
         self.floats[:, row] = [given[name] for name in FLOATS]
+        self.active[:, row] = self.floats[:, row] != self.neutral
         self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab else self.vocab
         self.seeds[row] = params.seed or 0
         asked = [count for count in (params.logprobs, params.prompt_logprobs) if count is not None]
@@ -120,7 +122,7 @@ class SamplingTable:
 
     def used(self, rows: Ints) -> list[bool]:
         """Whether each of `FLOATS` does something in one of these rows."""
-        used: list[bool] = (self.floats[:, rows] != self.neutral).any(1).tolist()
+        used: list[bool] = self.active.take(rows, axis=1).any(1).tolist()
         return used
 
     def select(self, rows: Ints, positions: Ints, buffers: Buffers) -> Sampling:

@@ -75,7 +75,7 @@ def worst_step(assembly: Assembly, material: Material, longest: int) -> int:
         num_logits=ones,
         samples=ones,
     )
-    sampling.floats[:, :rows] = np.array(WORST, np.float32)[:, None]
+    sampling.floats[:, :rows], sampling.active[:, :rows] = np.array(WORST, np.float32)[:, None], True
     sampling.top_k[:rows], sampling.logprobs[:rows] = 50, 5
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()
