@@ -171,16 +171,14 @@ def context_of(
 ) -> AttentionContext:
     """What a backend for the case is built from; every layer has the case's pool."""
     _, _, page_size, kv_heads, head_dim = case.pool.shape
-    query = AttentionQuery(
-        phases=frozenset(Phase),
+    query = evolve(
+        QUERY,
         heads=case.q.shape[1],
         kv_heads=kv_heads,
         head_dim=head_dim,
         q_dtype=str(case.q.dtype).removeprefix("torch."),
         kv_dtype=str(case.pool.dtype).removeprefix("torch."),
         page_size=page_size,
-        contiguous=False,
-        features=frozenset(),
         max_rows=max_rows,
         max_seq_len=max_seq_len,
     )

@@ -161,6 +161,7 @@ def load_flash_attn() -> Kernel:
 def load_torch() -> Kernel:
     """FlashAttention-2 inside torch."""
     library = import_module("torch.nn.attention.varlen")
+    # With `seqused_k` and a page table the kernel does not read where contexts start: a graph may keep an old answer.
     attend, aux = library.varlen_attn_out, library.AuxRequest(lse=True)
 
     def kernel(
