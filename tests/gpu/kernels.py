@@ -188,14 +188,18 @@ def captured(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def no_sync(who: Contestant) -> float:
-    """Planning and attention ask the device nothing."""
+    """Planning, also of a replay, and attention ask the device nothing."""
     case = made(Phase.EXTEND, tail=who.tail(64, Phase.EXTEND))
     backend = who.make(case)
     cases.check(backend, case, LAYER)
     out = torch.empty_like(case.q)
+    step = made(Phase.DECODE).step
+    backend.graph_init([step.num_rows], cases.MAX_SEQ_LEN)
+    static = backend.graph_plan(step.num_rows, step)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
+        backend.graph_update(static, step)
         backend.forward(case.q, LAYER, backend.plan(case.step), out)
     finally:
         torch.cuda.set_sync_debug_mode("default")
