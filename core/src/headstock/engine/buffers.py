@@ -103,9 +103,6 @@ class Buffers:
             else:
                 pool[pages] = pool[pages].nan_to_num_(0.0, 0.0, 0.0)
 
-    def close(self) -> None:
-        """Nothing to do: dropping the record frees the memory."""
-
 
 def allocate(
     groups: tuple[KVGroup, ...],

@@ -89,7 +89,7 @@ class AttentionSpec(PluginSpec):
 
 @frozen(kw_only=True)
 class AttentionQuery:
-    """What the engine asks of a backend for one KV group. `page_size` is None while it is still open."""
+    """What the engine asks of a backend. `page_size` is None while it is still open; `max_seq_len` counts tokens."""
 
     phases: frozenset[Phase]
     heads: int
@@ -109,6 +109,7 @@ class AttentionContext:
     """All that a backend is built from. Two contexts share nothing, so two engines live in one process.
 
     pools: layer -> [pages, 2, page_size, kv_heads, head_dim]; `[:, 0]` holds keys and `[:, 1]` values
+    `max_tokens` is the most query tokens of a step; `options` is the options class of the spec, or None without one.
     """
 
     query: AttentionQuery

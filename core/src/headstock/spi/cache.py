@@ -144,7 +144,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def reset(self, index: Any) -> Ints:
-        """Drop every unheld page and return them all."""
+        """Drop every unheld page and return them all.   returns: [n] int32"""
 
     @abstractmethod
     def stats(self, index: Any) -> CacheStats:
@@ -156,4 +156,4 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def pages(self, index: Any) -> Ints:
-        """Every page the index holds, in no order. For invariants and pictures; O(pages)."""
+        """Every page the index holds, in no order. For invariants and pictures; O(pages).   returns: [n] int32"""

@@ -31,7 +31,8 @@ class View:
     computed, tokens already computed; prompt, the prompt's length; last_run, the number of
     the step that the row last ran in
     waiting_lengths, waiting_priorities: one entry for each of the first `budget.free_rows` waiting requests, in queue
-    order `number` counts steps.
+    order
+    All are int32. `number` counts steps.
     """
 
     ranked: Ints
@@ -58,7 +59,8 @@ class Budget:
 class Choice:
     """What to run.
 
-    rows, counts: running rows in order of preference, and how many of the wanted tokens each may compute
+    rows, counts: [n] running rows, each once, in order of preference, and how many of the wanted tokens each may
+    compute, at least one
     admit: positions in the waiting view, ascending, to seat now; they share what the counts leave of the token budget
     victims: running rows to preempt whatever the pressure (core picks its own when pages run out)
     """
