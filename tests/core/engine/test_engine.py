@@ -7,6 +7,7 @@ import json
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ import pytest
 import torch
 from attrs import evolve
 
-from headstock import SamplingParams
+from headstock import SamplingParams, registry
 from headstock.config import EngineConfig
+from headstock.engine.build import check_options
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.engine.update import Update
-from headstock.errors import CannotRun, CapacityError, EngineDied, ModelError, RequestError, UsageError
+from headstock.errors import CannotRun, CapacityError, EngineDied, ModelError, PluginBroken, RequestError, UsageError
 from headstock.schedule import Request
 from headstock.schedule.check import check
 from headstock.spi import Batch, Runner, Sample
@@ -250,6 +252,12 @@ def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
         ({"kv_dtype": "bfloat16"}, CannotRun, "not float32 with bfloat16 KV"),
         ({"tp": 2}, CannotRun, "--tp 2"),
         ({"opt": ("nobody.x=1",)}, UsageError, "nobody"),
+        ({"opt": ("mixed.x=1",)}, UsageError, "'mixed' has no options"),
+        ({"opt": ("eager.x=1",), "runner": "eager"}, UsageError, "'eager' has no options"),
+        ({"opt": ("inline.x=1",)}, UsageError, "'inline' has no options"),
+        ({"opt": ("torch.x=1",), "ops": "torch"}, UsageError, "'torch' has no options"),
+        ({"opt": ("naive.x=1",), "cache_type": "naive"}, UsageError, "'naive' has no options"),
+        ({"opt": ("radix.y=1",), "prefix_cache_n": 0}, UsageError, "y"),
         ({"model": "/no/such/place"}, ModelError, "no model directory"),
         ({"prefix_cache_n": 3, "cache_type": "naive"}, None, ""),
         ({"memory_ratio": 0.0001}, CannotRun, "--memory-ratio 0.0001"),
@@ -262,6 +270,16 @@ def test_what_cannot_be_built_says_why(asked: dict[str, Any], error: type[Except
     sizes = {} if "memory_ratio" in asked else SMALL
     with pytest.raises(error, match=text):
         Engine(EngineConfig(**(sizes | asked)))
+
+
+def test_options_that_nobody_would_read_are_the_fault_of_the_plugin() -> None:
+    kinds = {"cache": "radix", "scheduler": "mixed", "runner": "eager", "ops": "torch", "executor": "inline"}
+    parts: dict[str, Any] = {kind: registry.spec(kind, name) for kind, name in kinds.items()}
+    check_options(EngineConfig(), SimpleNamespace(attention=(), **parts))
+    for kind in ("scheduler", "runner", "executor"):
+        greedy = evolve(parts[kind], options=parts["cache"].options)
+        with pytest.raises(PluginBroken, match=f"'{greedy.name}' declares options, but"):
+            check_options(EngineConfig(), SimpleNamespace(attention=(), **(parts | {kind: greedy})))
 
 
 def test_the_summary_prints_what_was_agreed(engine: Engine) -> None:

@@ -26,20 +26,25 @@ from headstock.engine.negotiate import Agreement, model_dtype, negotiate, pool_d
 from headstock.engine.resolve import AttentionQuestion
 from headstock.engine.selection import Parts, select
 from headstock.engine.trial import capture, measure, most_rows, settled_bytes
-from headstock.errors import CannotRun, UsageError
+from headstock.errors import CannotRun, PluginBroken, UsageError
 from headstock.logs import event
 from headstock.schedule import Limits
 from headstock.spi import (
     DeviceEnv,
     Executor,
+    ExecutorSpec,
     GraphSupport,
     ModelConfig,
     PluginSpec,
+    RunnerSpec,
+    SchedulerSpec,
 )
 
 LOG = logging.getLogger(__name__)
 
 Report = Callable[[str, int, int], None]
+
+WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec, ExecutorSpec)
 
 SLACK = 64 << 20
 """Bytes by which graphs may differ from the plan unsaid: the driver hands memory out in large pieces."""
@@ -209,7 +214,7 @@ def question(config: EngineConfig, model: ModelConfig, dtype: str, max_len: int)
 
 
 def check_options(config: EngineConfig, parts: Parts) -> None:
-    """Raise UsageError for an `--opt` that no chosen plugin owns."""
+    """Raise UsageError for an `--opt` that no chosen plugin takes, PluginBroken for options that would not be read."""
     specs: list[PluginSpec] = [choice.spec for choice in parts.attention]
     specs += [parts.cache, parts.scheduler, parts.runner, parts.ops, parts.executor]
     stray = registry.unclaimed(config.opt, specs)
@@ -217,3 +222,9 @@ def check_options(config: EngineConfig, parts: Parts) -> None:
         raise UsageError(
             f"--opt {stray[0]}: no chosen plugin has that name; chosen: {', '.join(s.name for s in specs)}"
         )
+    for spec in specs:
+        if registry.options(spec, config.opt) is not None and isinstance(spec, WITHOUT_OPTIONS):
+            raise PluginBroken(
+                f"the plugin {spec.name!r} declares options, but schedulers, runners and executors are not given any; "
+                "its author should leave `options` out of its spec"
+            )
