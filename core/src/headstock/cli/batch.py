@@ -43,7 +43,7 @@ class Batch:
         try:
             with Bars(shown=not self.quiet) as bars:
                 ended = 0
-                for job, _ in self.llm.events(jobs):
+                for job, _ in self.llm.events(jobs, eager=False):
                     ended += job.ended
                     bars.report("prompts", ended, len(jobs))
                     while waiting and waiting[0][2].ended:

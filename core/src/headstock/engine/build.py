@@ -80,18 +80,17 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     notes: list[str] = []
     dtype = model_dtype(config.dtype, model, env)
     max_len = longest(config, model, notes)
-    parts = select(config, env, question(config, model, dtype, max_len))
+    asked = question(config, model, dtype, max_len)
+    parts = select(config, env, asked)
     check_options(config, parts)
     agreement = negotiate(config, parts, model, dtype, env)
     free = free_bytes(device)
     params = load(config, directory, family, model, dtype, device, max_len, parts.operations, free, report)
-    taken = sum(tensor_bytes(weight) for weight in params.values())
-    page_size = agreement.page_size or max_len
     faults = Faults.of(config.faults)
     material = Material(
         config=config,
         parts=parts,
-        asked=question(config, model, dtype, max_len),
+        asked=asked,
         family=family,
         model=model,
         params=params,
@@ -101,23 +100,10 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
         "groups": model.kv_groups,
         "device": device,
         "kv_dtype": getattr(torch, agreement.kv_dtype),
-        "page_size": page_size,
+        "page_size": agreement.page_size or max_len,
         "rows": config.max_running_requests,
     }
-    if device.type == "cuda":
-        spent = measured(material, sizes, max_len)
-    else:
-        spent = estimate(model, config.max_batch_tokens, config.max_running_requests, getattr(torch, dtype).itemsize)
-    memory = plan_memory(
-        config,
-        model=model,
-        page_size=page_size,
-        kv_dtype=getattr(torch, agreement.kv_dtype),
-        weights=taken,
-        spent=spent,
-        free=free,
-        most_tokens=config.max_running_requests * max_len,
-    )
+    memory = shared_out(material, sizes, max_len, free)
     if memory.kv_tokens < max_len:
         notes.append(f"max_seq_len is cut from {max_len} to {memory.kv_tokens} tokens, all that the KV pool can hold")
         max_len = memory.kv_tokens
@@ -136,6 +122,24 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
         limits=attrs.evolve(bounds, choose=faults.around_choice(bounds.choose)),
         executor=watched(material, memory, buffers, faults.around_executor(assembly.executor)),
         notes=(*notes, *graphs),
+    )
+
+
+def shared_out(material: Material, sizes: Mapping[str, Any], max_len: int, free: int) -> MemoryPlan:
+    """What of the `free` bytes goes to what, weights being loaded.   raises: CannotRun"""
+    config, model = material.config, material.model
+    rows, tokens = config.max_running_requests, config.max_batch_tokens
+    on_gpu = sizes["device"].type == "cuda"
+    itemsize = getattr(torch, material.asked.dtype).itemsize
+    return plan_memory(
+        config,
+        model=model,
+        page_size=sizes["page_size"],
+        kv_dtype=sizes["kv_dtype"],
+        weights=sum(tensor_bytes(weight) for weight in material.params.values()),
+        spent=measured(material, sizes, max_len) if on_gpu else estimate(model, tokens, rows, itemsize),
+        free=free,
+        most_tokens=rows * max_len,
     )
 
 

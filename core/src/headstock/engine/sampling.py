@@ -122,7 +122,7 @@ class SamplingTable:
 
     def used(self, rows: Ints) -> list[bool]:
         """Whether each of `FLOATS` does something in one of these rows."""
-        used: list[bool] = self.active.take(rows, axis=1).any(1).tolist()
+        used: list[bool] = np.logical_or.reduce(self.active.take(rows, axis=1), axis=1).tolist()
         return used
 
     def select(self, rows: Ints, positions: Ints, buffers: Buffers) -> Sampling:
