@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from headstock.config import EngineConfig
-from headstock.errors import UsageError
+from headstock.errors import UsageError, kind
 from headstock.flight import fly, fly_async
 from headstock.intake import Intake, Params, located
 from headstock.job import Job
@@ -36,8 +37,9 @@ def start_engine(config: EngineConfig, report: Report | None) -> tuple[Any, Any]
 class LLM:
     """A model ready to generate; close it, or use it in a `with` statement, to give its memory back.
 
-    Keywords are the flags of the command line with underscores (`attn="sdpa"`, `page_size=16`); a `config` takes the
-    place of them all. Several may live in one process, and one may be called from several threads.
+    Keywords are the flags of the command line with underscores (`attn="sdpa"`, `page_size=16`); `config` is a file of
+    settings that rank below them, as with `--config`, or an EngineConfig, which takes the place of them all. Several
+    may live in one process, and one may be called from several threads.
     raises: UsageError, CannotRun, ModelError
     """
 
@@ -45,7 +47,7 @@ class LLM:
         self,
         model: str | None = None,
         *,
-        config: EngineConfig | None = None,
+        config: EngineConfig | str | Path | None = None,
         report: Report | None = None,
         start: Callable[[EngineConfig, Report | None], tuple[Any, Any]] = start_engine,
         **settings: Any,
@@ -198,12 +200,16 @@ class LLM:
         self.close()
 
 
-def asked(model: str | None, config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
+def asked(model: str | None, config: EngineConfig | str | Path | None, settings: dict[str, Any]) -> EngineConfig:
     """The configuration that the keywords of `LLM` ask for.   raises: UsageError"""
     if model is not None:
         settings = {"model": model, **settings}
-    if config is None:
-        return EngineConfig.from_keywords(**settings)
-    if settings:
-        raise UsageError(f"give LLM a config or keywords, not both: got config and {', '.join(settings)}")
-    return config
+    if isinstance(config, EngineConfig):
+        if settings:
+            raise UsageError(f"give LLM an EngineConfig or keywords, not both: got config and {', '.join(settings)}")
+        return config
+    if isinstance(config, str | Path):
+        settings = {"config": str(config), **settings}
+    elif config is not None:
+        raise UsageError(f"config must be a file's path or an EngineConfig, got {kind(config)}; settings are keywords")
+    return EngineConfig.from_keywords(**settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,7 +194,7 @@ def test_chat_goes_through_the_template(scripted: Make) -> None:
         llm.chat([talk, []], SHORT)
 
 
-def test_keywords_are_the_configuration() -> None:
+def test_H8_keywords_and_a_file_below_them_are_the_configuration(tmp_path: Path) -> None:
     class Reached(Exception):
         pass
 
@@ -210,6 +211,14 @@ def test_keywords_are_the_configuration() -> None:
         LLM("demo", page_sise=16, start=start)
     with pytest.raises(UsageError, match="not both"):
         LLM("demo", config=EngineConfig(), start=start)
+    with pytest.raises(UsageError, match="config must be a file's path or an EngineConfig, got dict"):
+        LLM("demo", config={"page_size": 16}, start=start)  # type: ignore[arg-type]
+    file = tmp_path / "engine.toml"
+    file.write_text("page_size = 8\nnum_pages = 99\n", encoding="utf-8")
+    for given in (file, str(file)):
+        with pytest.raises(Reached):
+            LLM(config=given, page_size=4, start=start)
+        assert (seen[-1].page_size, seen[-1].num_pages) == (4, 99)
 
 
 def test_importing_headstock_imports_no_torch() -> None:
