@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.schedule.columns import Column, every, some, where
+from headstock.schedule.columns import NONE, Column, every, some, where
 from headstock.schedule.draft import Draft
-from headstock.schedule.events import NONE, Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
+from headstock.schedule.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
 from headstock.schedule.limits import refusal
 from headstock.schedule.pages import clear_index, forget, keep_region, release
 from headstock.schedule.request import Entry, Request

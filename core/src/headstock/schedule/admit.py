@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.schedule.absorb import preempt
-from headstock.schedule.columns import NO_PAGES, NUM_COLUMNS, Column, where, writeable
+from headstock.schedule.columns import NONE, NUM_COLUMNS, Column, where, writeable
 from headstock.schedule.draft import Draft
 from headstock.schedule.pages import available, grow_one, held, share, take_over
 from headstock.schedule.regions import Region, longest
@@ -139,7 +139,7 @@ def has_room(draft: Draft, head: Match | Region | None, length: int, below: int 
 
 def freed(draft: Draft, group: int, rows: Ints, head: Match | Region | None) -> int:
     """Pages that only these rows hold, but for those that were found for the request that is to come."""
-    pages = np.concatenate([NO_PAGES, *(held(draft, group, row) for row in rows.tolist())])
+    pages = np.concatenate([NONE, *(held(draft, group, row) for row in rows.tolist())])
     refs = draft.refs[group]
     alone = (np.bincount(pages, minlength=len(refs)) == refs) & (refs > 0)
     if isinstance(head, Match) and group == 0:

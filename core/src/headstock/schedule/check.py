@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.schedule.columns import NO_PAGES, Column
+from headstock.schedule.columns import NONE, Column
 from headstock.schedule.limits import Limits
 from headstock.schedule.state import State
 
@@ -27,7 +27,7 @@ def check_pages(state: State, limits: Limits, group: int) -> None:
     assert (held > 0).all(), f"group {group}: a row holds the dummy page"
     refs = np.bincount(held, minlength=total + 1)
     assert (refs == state.refs[group]).all(), f"group {group}: reference counts do not match the rows"
-    free = np.bincount(np.concatenate([NO_PAGES, *state.free[group]]), minlength=total + 1)
+    free = np.bincount(np.concatenate([NONE, *state.free[group]]), minlength=total + 1)
     assert free.sum() == state.num_free[group], f"group {group}: the free pages are miscounted"
     indexed = np.zeros(total + 1, np.int64)
     if limits.policy is not None and group == 0:
@@ -72,7 +72,7 @@ def check_idle(state: State, limits: Limits) -> None:
     for group, total in enumerate(limits.num_pages):
         held = np.flatnonzero(state.refs[group])
         assert not len(held), f"group {group}: page {held[0]} is still held, one of {len(held)}"
-        free = np.concatenate([NO_PAGES, *state.free[group]])
+        free = np.concatenate([NONE, *state.free[group]])
         assert len(free) == state.num_free[group], f"group {group}: the free pages are miscounted"
         assert not len(free) or 0 < free.min() <= free.max() <= total, f"group {group}: a free page is not in the pool"
         assert len(free) == np.count_nonzero(np.bincount(free)), f"group {group}: a page is free twice"

@@ -9,9 +9,8 @@ import numpy as np
 from headstock.errors import PluginBroken
 from headstock.schedule.absorb import preempt
 from headstock.schedule.admit import admit
-from headstock.schedule.columns import Column, some, where
+from headstock.schedule.columns import NONE, Column, some, where
 from headstock.schedule.draft import Draft
-from headstock.schedule.events import NONE
 from headstock.schedule.pages import available, grow, grow_one
 from headstock.schedule.request import Entry
 from headstock.spi.scheduler import Budget, Choice, View

@@ -34,8 +34,9 @@ class Column:
 
 NUM_COLUMNS = 17
 
-NO_PAGES: Ints = np.zeros(0, np.int32)
-NO_PAGES.flags.writeable = False
+NONE: Ints = np.zeros(0, np.int32)
+"""No rows, pages or tokens."""
+NONE.flags.writeable = False
 
 
 def sealed(array: np.ndarray) -> np.ndarray:

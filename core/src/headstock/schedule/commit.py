@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.schedule.columns import Column, every, where
+from headstock.schedule.columns import NONE, Column, every, where
 from headstock.schedule.draft import Draft
-from headstock.schedule.events import NONE
 from headstock.schedule.plan import Plan
 
 Ints = np.ndarray

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 from attrs import field, frozen
 
+from headstock.schedule.columns import NONE
 from headstock.schedule.request import Request
 
 Ints = np.ndarray
-
-NONE: Ints = np.zeros(0, np.int32)
-NONE.flags.writeable = False
 
 
 @frozen

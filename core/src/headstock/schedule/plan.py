@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import fields, frozen
 
-from headstock.schedule.events import NONE
+from headstock.schedule.columns import NONE
 
 Ints = np.ndarray
 

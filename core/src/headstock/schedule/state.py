@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from headstock.schedule.columns import NO_PAGES, NUM_COLUMNS, sealed
+from headstock.schedule.columns import NONE, NUM_COLUMNS, sealed
 from headstock.schedule.events import Ended
 from headstock.schedule.limits import Limits
 from headstock.schedule.queue import Queue
@@ -29,7 +29,7 @@ class Accepted:
     tokens: Ints
 
 
-NOTHING = Accepted(NO_PAGES, NO_PAGES, NO_PAGES)
+NOTHING = Accepted(NONE, NONE, NONE)
 
 Write = tuple[int, Ints, Ints, Ints]
 """Entries of a page table: the group, and rows, columns and pages, each [n]."""
@@ -93,7 +93,7 @@ def initial(limits: Limits) -> State:
     rows, groups, columns = limits.max_rows, len(limits.groups), limits.pages_for(limits.max_len)
     return State(
         columns=sealed(np.zeros((NUM_COLUMNS, rows), np.int32)),
-        ranked=NO_PAGES,
+        ranked=NONE,
         stop_ids=sealed(np.full((1, rows), -1, np.int32)),
         seats=(None,) * rows,
         handles=(None,) * rows,
