@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import re
+import pytest
+from core.mutants.broken import MUTANTS
+from core.mutants.broken_rules import NEGLECTED
+from core.mutants.table import PAGE, ROW, TABLE, catches
+from feature_table import all_tests
 
-from core.mutants.test_mutants import MUTANTS
-from feature_table import LINK, TESTS, all_tests
-
-PAGE = (TESTS.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
-CLASSES = "P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 C1 C2 C3 C4 C5 C6 S9 S10".split()
-TABLE = {cells[1].strip(): cells for line in PAGE.splitlines() if len(cells := line.split("|")) == 6 and cells[1:]}
-
-
-def test_every_class_has_a_test_and_a_broken_engine_that_stands_for_it() -> None:
-    for name in CLASSES:
-        tests, broken = LINK.findall(TABLE[name][3]), TABLE[name][4].strip().split("<br>")
-        assert tests and set(tests) <= {(test.name, test.file) for test in all_tests()}, name
-        assert all(name in MUTANTS[each].bugs.split() for each in broken), name
+CLASSES = "P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 C1 C2 C3 C4 C5 C6 S8 S9 S10".split()
 
 
-def test_every_broken_engine_is_told_of() -> None:
-    told = {each for cells in TABLE.values() for each in re.split(r"<br>", cells[4].strip())}
+def test_every_class_has_tests_each_with_a_broken_engine_that_it_notices() -> None:
+    assert [bug for bug, _ in ROW.findall(PAGE.read_text(encoding="utf-8"))] == CLASSES
+    assert {catch.bug for catch in TABLE} == set(CLASSES)
+    assert {(catch.file, catch.test) for catch in TABLE} <= {(test.file, test.name) for test in all_tests()}
 
-    assert set(MUTANTS) <= told
-    assert set(CLASSES) <= {name for mutant in MUTANTS.values() for name in mutant.bugs.split()}
+
+def test_every_broken_engine_is_in_the_table_and_nothing_else() -> None:
+    assert {catch.mutant for catch in TABLE} == {*MUTANTS, *NEGLECTED}
+
+
+def test_a_test_that_notices_nothing_has_no_place_in_the_table() -> None:
+    with pytest.raises(
+        ValueError, match=r"C9: wanted a link to a test and the broken engines it notices, got '\[test_x"
+    ):
+        list(catches("| C9 | it stops | [test_x](../tests/core/test_x.py) |\n"))

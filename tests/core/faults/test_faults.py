@@ -42,7 +42,7 @@ def faulty(toys: Toys, *faults: str, **settings: Any) -> Trial:
 def test_R9_a_row_of_nan_fails_alone_and_is_counted(toys: Toys, overlap: bool) -> None:
     trial = faulty(toys, "nan@4:2", overlap=overlap)
 
-    assert trial.reasons == {"0": "length", "1": "length", "2": "error", "3": "length"}
+    assert trial.reasons == {"0": "length", "1": "length", "2": "error", "3": "length"}, "a row did not fail alone"
     assert 0 < len(trial.outputs["2"]) < 12 and trial.engine.stats().failed == 1
 
 
@@ -128,14 +128,15 @@ def test_many_faults_in_a_random_mix_hurt_only_whom_they_hit(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     rng = np.random.default_rng(seed)
-    kinds = ("nan@{}:{}", "execute@{}", "wait@{}")
+    kinds = ("nan@{}:{}", "execute@{}", "wait@{}")[: None if seed % 2 else 1]
     faults = [str(rng.choice(kinds)).format(rng.integers(1, 60), rng.integers(0, 6)) for _ in range(6)]
     trial = Trial(toys.engine(faults=faults, num_pages=70, max_running_requests=6, debug_canary=True))
     trial.run(random_requests(rng, 40, greedy=True))
     trial.engine.close()
     failed = sum(reason == "error" for reason in trial.reasons.values())
 
-    assert 0 < failed == trial.engine.stats().failed <= 36
+    assert 0 < failed == trial.engine.stats().failed
+    assert failed <= sum(1 if fault.startswith("nan") else 6 for fault in faults), "a row did not fail alone"
     assert set(trial.reasons.values()) == {"stop", "length", "error"}
 
 
@@ -148,5 +149,6 @@ def test_a_prefix_computed_with_nan_is_found_by_nobody() -> None:
     fresh = Trial(engine).run([request("c", prompt, 4, params=SAMPLED)])
     engine.close()
 
-    assert first.reasons == {"a": "error"}
-    assert (hit.reasons["b"], hit.outputs["b"]) == (fresh.reasons["c"], fresh.outputs["c"])
+    assert first.reasons == {"a": "error"}, "NaN of a chunk was not noticed"
+    found = hit.reasons["b"], hit.outputs["b"]
+    assert found == (fresh.reasons["c"], fresh.outputs["c"]), "NaN of a chunk was found"

@@ -39,17 +39,41 @@ def test_S18_aborts_that_come_a_step_late_leave_the_others_their_tokens(toys: To
     rng = np.random.default_rng(rows)
     requests = random_requests(rng, rows + rows // 2, greedy=True)
     trial = Trial(toys.engine(max_running_requests=rows, max_batch_tokens=rows + 20, num_pages=12 * rows))
+    aborted: set[str] = set()
     for one in requests:
         trial.submit(one)
     while trial.engine.has_work:
         trial.step()  # judges each request as it ends
+        assert aborted <= trial.reasons.keys(), "it runs on though aborted"
         for name in rng.choice(list(trial.requests), 2):
             if rng.random() < 0.2:
                 trial.engine.abort(str(name))
+                aborted.add(str(name))
     trial.drain()
     trial.engine.close()
 
+    assert "error" not in trial.reasons.values(), "a request failed that nothing was wrong with"
     assert set(trial.reasons.values()) >= {"length", "abort"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_S18_pages_that_a_running_step_reads_go_to_the_next_one_which_runs_after_it(toys: Toys, seed: int) -> None:
+    requests = random_requests(np.random.default_rng(seed), 60, greedy=True)
+    sizes = {"max_running_requests": 8, "max_batch_tokens": 40, "num_pages": 60}
+    trial = Trial(toys.engine(scheduler="prefill-first", cache_type="naive", **sizes))
+    for one in requests:
+        trial.submit(one)
+    handed_on = 0
+    while trial.engine.has_work:
+        rows = trial.engine.plan.rows.tolist() if trial.engine.plan is not None else []
+        read = {page for row in rows for page in trial.engine.state.pages[0][row].tolist()}
+        trial.step()  # the plan is launched, and the next one is made while it runs
+        handed_on += len(read & set(trial.engine.plan.page_numbers.tolist()))
+    trial.drain()
+    trial.engine.close()
+
+    assert "error" not in trial.reasons.values(), "a request failed that nothing was wrong with"
+    assert handed_on > 20, "nothing was put to the test"
 
 
 def test_S18_overlap_changes_nothing_on_the_demo_model() -> None:

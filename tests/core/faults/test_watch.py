@@ -36,6 +36,16 @@ def test_no_step_writes_to_a_free_page(toys: Toys, seed: int) -> None:
     assert (pools[0][0] == PATTERN).all(), "the dummy page was written"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_padding_of_a_replayed_step_writes_to_no_page_of_anybody(toys: Toys, seed: int) -> None:
+    sizes = {"max_running_requests": 13, "max_batch_tokens": 40, "num_pages": 200}
+    engine = toys.engine(runner="rerun", debug_canary=True, cache_type="naive", **sizes)
+    trial = Trial(engine).run(random_requests(np.random.default_rng(seed), 40, greedy=True))
+    engine.close()
+
+    assert set(trial.reasons.values()) == {"stop", "length"}, "a request failed that nothing was wrong with"
+
+
 @pytest.mark.parametrize(("page", "said"), [(90, "page 90 of layer 0"), (0, "the dummy page of layer 0")])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_stray_write_ends_the_engine_before_the_next_step(toys: Toys, page: int, said: str, overlap: bool) -> None:

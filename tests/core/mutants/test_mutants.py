@@ -1,38 +1,26 @@
-"""The searches find something in every broken engine, and nothing in the engine as it is."""
+"""The tests of docs/reliability.md notice the broken engines that it says they notice, in words that name the fault."""
 
 from __future__ import annotations
 
-import logging
+import re
+from pathlib import Path
 
 import pytest
-from toy_engine import Toys
+from feature_table import TESTS
 
-from headstock.errors import EngineDied, PluginBroken
-
-from . import broken
+from .broken import MUTANTS
 from .broken_rules import NEGLECTED
-from .hunts import HUNTS, Hunt
-from .hunts_rules import HUNTS_OF_RULES
+from .session import failures
+from .table import TABLE
 
-MUTANTS = broken.MUTANTS | NEGLECTED
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    """Broken engines log their failures."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+ALL = MUTANTS | NEGLECTED
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_broken_engine_is_caught(name: str, toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = MUTANTS[name]
-    mutant.apply(monkeypatch)
-    with pytest.raises((AssertionError, PluginBroken, EngineDied), match=mutant.said):
-        mutant.hunt(toys)
+@pytest.mark.parametrize("name", ALL)
+def test_the_tests_of_its_rows_notice_a_broken_engine(name: str, tmp_path: Path) -> None:
+    tests = {catch.test: f"{TESTS / catch.file}::{catch.test}" for catch in TABLE if catch.mutant == name}
+    said = failures(ALL[name], tests.values(), tmp_path / "session")
 
-
-@pytest.mark.parametrize("hunt", [*HUNTS, *HUNTS_OF_RULES], ids=lambda hunt: hunt.__name__)
-def test_nothing_is_found_in_the_engine_as_it_is(hunt: Hunt, toys: Toys) -> None:
-    hunt(toys)
+    assert tests and not tests.keys() - said.keys(), "these tests do not notice it"
+    unlike = {test: words for test, words in said.items() if not re.search(ALL[name].said, words)}
+    assert not unlike, "these fail for another reason"

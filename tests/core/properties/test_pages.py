@@ -60,8 +60,9 @@ def conserved(drive: Drive, last: Sizes) -> None:
         used = {page for pages in held(drive.state, group).values() for page in pages}
         if policy is not None:
             used |= set(policy.pages(drive.state.index).tolist())
-        assert len(set(idle)) == len(idle) == drive.state.num_free[group]
-        assert not set(idle) & used and set(idle) | used == set(range(1, total + 1))
+        assert len(set(idle)) == len(idle) == drive.state.num_free[group], "a page is free twice, or miscounted"
+        assert not set(idle) & used, "a free page is in use"
+        assert set(idle) | used == set(range(1, total + 1)), "a page is lost"
 
 
 def without_the_padding_page(drive: Drive, last: Sizes) -> None:
@@ -111,6 +112,7 @@ def treated(bounds: Limits, asked: list[Request], ends: list[tuple[int, int, str
                 news.append(Failed(rows, orders))
         drive.events += news * times
         drive.step()
+        assert len(drive.plans) < 5_000, "it does not end"
         late = [event for event in news if isinstance(event, Failed)]
         drive.events += late * (times - 1)  # of rows that are gone, or others' by now
     return drive

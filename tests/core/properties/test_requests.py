@@ -94,6 +94,8 @@ def test_I6_I7_I11_I14_requests_keep_to_their_place_and_the_caps_and_end_in_time
     drive = run(bounds, asked, see, gap)
     assert drive.outputs == {one.id: alone(one) for one in asked}
     assert set(drive.reasons.values()) <= {"stop", "length"}
+    first = max(asked, key=lambda one: one.priority)
+    assert first.id not in preemptions, "the first in rank was preempted"
     assert max(preemptions.values(), default=0) <= sum(bounds.pages_for(one.max_len) for one in asked)
     # Every step computes a token, but for one that overlap wastes at the start and one at the end of each seat.
     seats = {one.id: 1 + preemptions.get(one.id, 0) for one in asked}
@@ -149,7 +151,7 @@ def test_I15_a_row_that_fails_fails_alone(engine: Engine, prompts: list[list[int
         sick, engine.executor = engine.executor, well
     reasons = list(trial.reasons.values())
 
-    assert reasons.count("error") == engine.stats().failed - failed <= len(rows)
+    assert reasons.count("error") == engine.stats().failed - failed <= len(rows), "a row did not fail alone"
     assert set(reasons) <= {"length", "error"}
     assert "error" in reasons or not rows or min(rows) >= len(sick.launched)
     for name, reason in trial.reasons.items():  # as Trial has judged already
@@ -165,7 +167,7 @@ def test_I16_what_can_never_fit_fails_at_once_and_disturbs_nobody(
     bounds = limits(max_len=160, page_size=page_size, num_pages=pages)
     assume(length + most > 160 or -(-(length + most - 1) // page_size) > pages)
     state, _ = step(initial(bounds), (Arrived(toy_request("big", np.zeros(length), most)),), bounds)
-    assert [(ended.id, ended.reason) for ended in state.ended] == [("big", "error")]
+    assert [(ended.id, ended.reason) for ended in state.ended] == [("big", "error")], "it was not refused"
     assert not state.num_running and not state.waiting and state.num_free == bounds.num_pages
 
     small = toy_request("small", [1, 2, 3], 3)
