@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from core.schedule.toy import VOCAB
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from toy_engine import LONGEST, SCHEDULERS, Trial, contiguous, installed, request
 
 from headstock.errors import CapacityError
-from headstock.schedule import Request
+from headstock.schedule import Request, refusal
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
 FAULTS = st.lists(
@@ -32,9 +33,10 @@ MODES = st.one_of(
     st.fixed_dictionaries({"cache_type": st.just("naive")}),
     st.fixed_dictionaries({"prefix_cache_n": st.integers(0, 2)}),
     st.fixed_dictionaries({"kv_cache": st.just(False)}),
+    st.fixed_dictionaries({"on_pressure": st.just("reject"), "memory_threshold": st.sampled_from([0.3, 0.6, 0.9])}),
     st.fixed_dictionaries({"paged_attn": st.just("off"), "cache_type": st.sampled_from(["radix", "naive"])}),
 )
-"""What an engine keeps of requests that ended."""
+"""What an engine keeps of requests that ended, and whether it refuses some."""
 
 
 class Serving(RuleBasedStateMachine):
@@ -64,14 +66,22 @@ class Serving(RuleBasedStateMachine):
             sizes = {"max_seq_len": LONGEST} | contiguous(rows, pages)
         budget = {"max_running_requests": rows, "max_batch_tokens": rows + tokens}
         self.trial = Trial(self.toys.engine(debug_canary=True, **(budget | modes | sizes), **more))
-        self.refused: set[str] = set()
+        self.refused = 0
 
     @rule(
-        tokens=TOKENS, most=st.integers(1, 20), priority=st.integers(0, 2), shared=st.booleans(), stop=st.integers(0, 9)
+        tokens=TOKENS,
+        most=st.integers(1, 20),
+        shared=st.booleans(),
+        stop=st.integers(0, 9),
+        n=st.sampled_from([1, 1, 3]),
+        priority=st.integers(0, 2),
+        namespace=st.sampled_from(["", "other"]),
     )
-    def arrive(self, tokens: list[int], most: int, priority: int, shared: bool, stop: int) -> None:
+    def arrive(self, tokens: list[int], most: int, shared: bool, stop: int, n: int, **more: Any) -> None:
+        """A request, or several that ask for the same."""
         prompt = list(range(20)) + tokens if shared else tokens
-        self.submit(request(self.name(), prompt, most, priority=priority, stop_ids=(stop,), min_tokens=most // 3))
+        for _ in range(n):
+            self.offer(request(self.name(), prompt, most, stop_ids=(stop,), min_tokens=most // 3, **more))
 
     @rule(which=st.integers(0, 30), token=st.integers(0, VOCAB - 1), most=st.integers(1, 20))
     def go_on(self, which: int, token: int, most: int) -> None:
@@ -79,23 +89,19 @@ class Serving(RuleBasedStateMachine):
         if ended := list(self.trial.reasons):
             last = ended[which % len(ended)]
             prompt = [*self.trial.requests[last].prompt.tolist(), *self.trial.outputs[last], token]
-            self.submit(
-                request(
-                    self.name(),
-                    prompt,
-                    most,
-                )
-            )
+            self.offer(request(self.name(), prompt, most, namespace=self.trial.requests[last].namespace))
 
     def name(self) -> str:
-        return str(len(self.trial.requests) + len(self.refused))
+        return str(len(self.trial.requests) + self.refused)
 
-    def submit(self, one: Request) -> None:
-        try:
+    def offer(self, one: Request) -> None:
+        """Hand a request in, or see it refused: it is too long, or the engine is told to refuse when it is full."""
+        if refusal(one, self.trial.engine.limits) is None:
+            self.refused += not self.trial.offer(one)
+            return
+        self.refused += 1
+        with pytest.raises(CapacityError):
             self.trial.submit(one)
-        except CapacityError:
-            del self.trial.requests[one.id], self.trial.outputs[one.id]
-            self.refused.add(one.id)
 
     @rule(times=st.integers(1, 4))
     def step(self, times: int) -> None:

@@ -16,7 +16,7 @@ def running(drive: Drive) -> set[str]:
 
 
 def test_a_higher_priority_takes_pages_from_lower_ones_when_the_pool_is_full() -> None:
-    drive = Drive(limits(num_pages=20, policy=None))
+    drive = Drive(limits(num_pages=21, policy=None))
     low = [request(f"low{i}", prompt(RNG, 30), 8) for i in range(2)]
     high = request("high", prompt(RNG, 41), 8, priority=1)
     for one in low:

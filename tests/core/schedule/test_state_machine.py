@@ -4,12 +4,16 @@ once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from attrs import evolve
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from headstock.schedule import Aborted, Failed, refusal
+from headstock.spi import Budget, Choice, View
 
 from .toy import VOCAB, Drive, alone
 from .workloads import SCHEDULERS, limits, request
@@ -39,19 +43,46 @@ class Scheduling(RuleBasedStateMachine):
         bounds = limits(
             page_size=size, num_pages=pages, max_rows=rows, max_batch_tokens=tokens, scheduler=scheduler, **changes
         )
-        self.drive = Drive(bounds, np.random.default_rng(0) if drafts else None)
+        self.victims = 0
+        self.drive = Drive(evolve(bounds, choose=self.choose), np.random.default_rng(0) if drafts else None)
+        self.inner = bounds.choose
         self.fenced = drafts
         self.requests = {}
 
+    def choose(self, view: View, budget: Budget) -> Choice:
+        """What the scheduler chooses, but for rows that are to be preempted: the lowest in rank."""
+        choice = self.inner(view, budget)
+        count, self.victims = min(self.victims, len(view.ranked)), 0
+        if not count:
+            return choice
+        victims = view.ranked[-count:]
+        for row in victims.tolist():
+            self.drive.onlooker.pardon(self.drive.state.seats[row])
+        stay = ~np.isin(choice.rows, victims)
+        return Choice(rows=choice.rows[stay], counts=choice.counts[stay], victims=victims)
+
     @rule(
-        tokens=TOKENS, most=st.integers(1, 20), priority=st.integers(0, 2), shared=st.booleans(), stop=st.integers(0, 9)
+        tokens=TOKENS,
+        most=st.integers(1, 20),
+        shared=st.booleans(),
+        stop=st.integers(0, 9),
+        n=st.sampled_from([1, 1, 3]),
+        priority=st.integers(0, 2),
+        namespace=st.sampled_from(["", "other"]),
     )
-    def arrive(self, tokens: list[int], most: int, priority: int, shared: bool, stop: int) -> None:
+    def arrive(self, tokens: list[int], most: int, shared: bool, stop: int, n: int, **more: Any) -> None:
+        """A request, or several that ask for the same."""
         head = list(range(20)) if shared else []
-        name = str(len(self.requests))
-        one = request(name, head + tokens, most, priority=priority, fenced=self.fenced, stop_ids=(stop,))
-        self.requests[name] = one
-        self.drive.submit(one)
+        for _ in range(n):
+            name = str(len(self.requests))
+            one = request(name, head + tokens, most, fenced=self.fenced, stop_ids=(stop,), **more)
+            self.requests[name] = one
+            self.drive.submit(one)
+
+    @rule(count=st.integers(1, 3))
+    def preempt(self, count: int) -> None:
+        """The next step preempts so many rows."""
+        self.victims = count
 
     @rule(times=st.integers(1, 4))
     def step(self, times: int) -> None:

@@ -11,6 +11,8 @@ from attrs import define, field
 
 from headstock.schedule import Arrived, Column, Entry, Event, Limits, Plan, Request, Sampled, State, initial, step
 
+from .onlooker import Onlooker
+
 VOCAB = 50
 
 
@@ -153,9 +155,11 @@ class Drive:
     plans: list[Plan] = field(factory=list)
     made: tuple[Plan, dict[int, Entry]] | None = None
     flying: Sampled | None = None
+    onlooker: Onlooker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.state = initial(self.limits)
+        self.onlooker = Onlooker(self.limits)
         self.device = ToyDevice(self.limits)
 
     def submit(self, request: Request) -> None:
@@ -175,6 +179,7 @@ class Drive:
         self.events = []
         self.plans.append(plan)
         self.note()
+        self.onlooker.see(self.state)
         joined = {row: self.state.seats[row] for row in plan.joined.tolist()}
         self.made = plan, {row: entry for row, entry in joined.items() if entry is not None}
         return plan

@@ -1,23 +1,5 @@
-"""Toy engines that replay."""
+"""Toy engines that replay; those that fail report it to the test's own folder."""
 
-from __future__ import annotations
+from core.faults.conftest import crash_reports, toys
 
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-from toy_engine import Toys, installed
-
-
-@pytest.fixture(scope="session")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toys]:
-    """The toy plugins, installed."""
-    with installed(tmp_path_factory.mktemp("toys")) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def crash_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an engine writes when a step fails goes to the test's own folder."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+__all__ = ["crash_reports", "toys"]

@@ -39,10 +39,10 @@ def make_room(draft: Draft) -> None:
         head = find(draft, entry)
         if soon_cached(draft, entry, length_of(draft, head), []):
             return
-        seats = draft.limits.max_rows - len(draft.ranked)
-        if seats and has_room(draft, head, len(entry.tokens)):
+        seats, length = draft.limits.max_rows - len(draft.ranked), length_to_seat(draft, entry)
+        if seats and has_room(draft, head, length):
             return
-        if not has_room(draft, head, len(entry.tokens), below=entry.request.priority):
+        if not has_room(draft, head, length, below=entry.request.priority):
             return
         preempt(draft, lowest)
 
@@ -66,7 +66,7 @@ def admit(draft: Draft, positions: Ints, budget: int, chosen: Ints) -> None:
         head = find(draft, entry)
         if soon_cached(draft, entry, length_of(draft, head), siblings):
             continue
-        if not has_room(draft, head, len(entry.tokens)):
+        if not has_room(draft, head, length_to_seat(draft, entry)):
             break
         row = free_rows.pop(0)
         chosen[row] = count = seat(draft, entry, row, head, budget)
@@ -110,31 +110,47 @@ def length_of(draft: Draft, head: Match | Region | None) -> int:
     return len(head.pages) * draft.limits.page_size if head is not None else 0
 
 
-def has_room(draft: Draft, head: Match | Region | None, length: int, below: int | None = None) -> bool:
-    """Whether pages are left for all known tokens, with one spare for each running row that has yet to grow.
+def length_to_seat(draft: Draft, entry: Entry) -> int:
+    """For how many tokens there must be room before the entry is seated: those it has and a page more, if it grows."""
+    return min(len(entry.tokens) + draft.limits.page_size, entry.request.max_len - 1)
 
-    Without the spare pages a request seated in the last gap would be preempted again at once.
+
+def has_room(draft: Draft, head: Match | Region | None, length: int, below: int | None = None) -> bool:
+    """Whether pages are left for `length` tokens beside those that the running rows will take next.
+
+    Without these a request seated in the last gap would be preempted again at once.
     `below`: whether there would be room if every row of a priority under that were preempted.
     """
+    columns = draft.columns
+    wanted = int(columns[Column.NUM_TOKENS].sum() - columns[Column.NUM_COMPUTED].sum())
     for group in range(len(draft.refs)):
         need, left = draft.limits.most_pages(group, length), available(draft, group)
-        if below is None and need + len(draft.seats) <= left:
-            continue  # there is plenty: no need to look which rows have yet to grow
+        if below is None and need + len(draft.seats) + wanted // draft.limits.page_size <= left:
+            continue  # there is plenty: no need to look what each row lacks
         if isinstance(head, Region):
             need, left = need - 1, left - 1
         elif head is not None and group == 0:
             # Matched pages that someone holds cost nothing; the others stop being evictable.
             need -= int(np.count_nonzero(draft.refs[0][head.pages]))
-        columns = draft.columns
         stays = columns[Column.ACTIVE] > 0
         if below is not None:
             gone = stays & (columns[Column.PRIORITY] < below)
             left += freed(draft, group, where(gone), head)
             stays &= ~gone
-        last = -(-columns[Column.LAST] // draft.limits.page_size)
-        if need + int(np.count_nonzero(stays & (draft.spans[group] < last))) > left:
+        if need + lacking(draft, group, stays) > left:
             return False
     return True
+
+
+def lacking(draft: Draft, group: int, stays: Ints) -> int:
+    """Pages that the rows that stay lack for their tokens, one at least of each that has yet to grow.
+
+    stays: [rows] bool
+    """
+    limits, spans, columns = draft.limits, draft.spans[group], draft.columns
+    growing = stays & (spans < -(-columns[Column.LAST] // limits.page_size))
+    pages = -(-columns[Column.NUM_TOKENS] // limits.page_size) - spans
+    return int(np.clip(pages, 1, limits.most_pages(group, limits.max_len))[growing].sum())
 
 
 def freed(draft: Draft, group: int, rows: Ints, head: Match | Region | None) -> int:
