@@ -136,7 +136,7 @@ class Trial:
         if one.params != GREEDY:
             asked = (one.prompt.tobytes(), repr(one.params), one.stop_ids, one.min_tokens)
             longest = self.sampled[asked] = max(self.sampled.get(asked, []), said, key=len)
-            assert said == longest[: len(said)], f"{one.id} said {said}, another asked the same and was told {longest}"
+            assert said == longest[: len(said)], f"{one.id} said {said} and not {longest}, as one that asked the same"
             return
         wanted = expected(one)
         if self.reasons[one.id] in ("stop", "length"):

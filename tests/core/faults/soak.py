@@ -1,4 +1,5 @@
-"""Random requests, aborts, bad inputs and faults through real engines, one engine after the other and one all along.
+"""Random requests, aborts, bad inputs and faults through real engines, one engine after the other and one all along,
+and through the scheduler alone, with guesses.
 
 `python -m core.faults.soak --seconds 1800`, in the folder of tests, prints what was done; whatever goes wrong ends it.
 """
@@ -8,32 +9,35 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from attrs import define, evolve
-from toy_engine import GREEDY, LONGEST, Toys, Trial, installed, random_requests, random_settings, request
+from attrs import define, field
+from core.schedule.workloads import simulate
+from toy_engine import Toys, Trial, installed, random_requests, random_settings, request
 
 from headstock.engine.engine import Engine
-from headstock.errors import CapacityError, RequestError
 from headstock.schedule import Request
 
-KINDS = ("nan@{}:{}", "execute@{}", "wait@{}")
-LASTING = {"num_pages": 300, "max_running_requests": 32, "max_batch_tokens": 80}
+from .census import objects, resident, settle, threads_and_files
+from .rounds import Round, random_modes
+
+LASTING = {"num_pages": 100, "max_running_requests": 32, "max_batch_tokens": 80}
 """The engine that lives all along."""
-WARM = 0.2
+WARM = 0.3
 """The share of the time after which memory counts as taken."""
+LEAST = 15
+"""Rounds at least, on a slow machine too."""
+GROWTH = 4.0
+"""MiB that may come on top of that."""
 
 
 @define
 class Tally:
-    """What was done, and the most memory that was in use once warm and at the end, in MiB."""
+    """What was done, and the memory that was in use once warm and at the end, in MiB."""
 
     rounds: int = 0
     steps: int = 0
@@ -47,18 +51,35 @@ class Tally:
     most_preemptions: int = 0
     warm: float = 0.0
     last: float = 0.0
+    kept: dict[str, int] = field(factory=dict, repr=False)
 
-    def add(self, trial: Trial, refused: int) -> None:
-        """Count what came of a trial that has drained."""
+    def add(self, done: Round) -> None:
+        """Count what came of a round."""
+        trial = done.trial
         reasons = list(trial.reasons.values())
-        self.rounds += 1
         self.steps += trial.steps
         self.requests += len(reasons)
         self.aborted += reasons.count("abort")
         self.failed += reasons.count("error")
-        self.refused += refused
+        self.refused += done.refused
         self.preempted += sum(trial.preemptions.values())
-        self.most_preemptions = max(self.most_preemptions, *trial.preemptions.values())
+        self.most_preemptions = max(self.most_preemptions, *trial.preemptions.values(), 0)
+
+    def weigh(self, engine: Engine) -> float:
+        """MiB in use while the engine has nothing to do.
+
+        raises: AssertionError when there are more threads, files or objects than the first time
+        """
+        settle(engine)
+        kept = objects() | {"threads and files": threads_and_files()}
+        self.kept = self.kept or kept
+        grown = {
+            name: f"{self.kept.get(name, 0)} to {count}"
+            for name, count in kept.items()
+            if count > self.kept.get(name, 0)
+        }
+        assert not grown, f"left behind: {grown}"
+        return resident()
 
 
 def soak(seconds: float, toys: Toys, seed: int, report: Callable[[Tally], None] = lambda tally: None) -> Tally:
@@ -69,118 +90,50 @@ def soak(seconds: float, toys: Toys, seed: int, report: Callable[[Tally], None] 
     rng, tally, started = np.random.default_rng(seed), Tally(), time.monotonic()
     baseline = threads_and_files()
     lasting = toys.engine(**LASTING)
-    while (spent := time.monotonic() - started) < seconds:
-        if tally.rounds % 2:
-            treat(lasting, tally, rng)
-        else:
-            settings = random_settings(rng) | random_modes(rng)
-            engine = toys.engine(**settings)
-            treat(engine, tally, rng)
-            tally.faults += len(settings["faults"])
-            tally.cached_tokens += engine.stats().cached_tokens
-            engine.close()
-        tally.last = resident()
-        tally.warm = max(tally.warm, tally.last) if spent < WARM * seconds or tally.rounds < 3 else tally.warm
+    Trial(lasting).run(everywhere())
+    tally.weigh(lasting)
+    while (spent := time.monotonic() - started) < seconds or tally.rounds < LEAST:
+        if not tally.warm and spent > WARM * seconds and tally.rounds > 2:
+            tally.warm = tally.weigh(lasting)
+        one_round(tally.rounds, lasting, toys, tally, rng)
+        tally.rounds += 1
         report(tally)
+    tally.last = tally.weigh(lasting)
+    assert tally.last <= tally.warm + GROWTH, f"memory grew from {tally.warm} to {tally.last} MiB"
     tally.cached_tokens += lasting.stats().cached_tokens
     lasting.close()
     gc.collect()
-    assert tally.last <= max(tally.warm * 1.05, tally.warm + 30), f"memory grew from {tally.warm} to {tally.last} MiB"
     assert threads_and_files() <= baseline, f"{threads_and_files()} threads and files, {baseline} before"
     return tally
 
 
-def treat(engine: Engine, tally: Tally, rng: np.random.Generator) -> None:
-    """One round: requests come while others run, some are aborted, a tenth is bad; now and then prefixes are reset."""
-    trial, refused = Trial(engine), 0
-    todo = renamed(random_requests(rng, int(rng.integers(5, 80))), tally.rounds)
-    while todo or engine.has_work:
-        if todo and rng.random() < 0.4:
-            one = todo.pop()
-            refused += offer_bad(engine, one, rng) if rng.random() < 0.1 else 0
-            refused += offer(trial, one)
-        if todo and trial.reasons and rng.random() < 0.05:
-            refused += offer(trial, follow_up(trial, rng))
-        if trial.requests and rng.random() < 0.03:
-            engine.abort(str(rng.choice(list(trial.requests))))
-        if rng.random() < 0.01:
-            engine.reset_prefix_cache()
-        trial.step()
-        assert trial.steps < 20_000, f"{engine.config} does not end"
-    trial.drain()
-    tally.add(trial, refused)
+def everywhere() -> list[Request]:
+    """Requests that leave on every seat what a seat keeps of its last request, and in every namespace."""
+    rows = LASTING["max_running_requests"]
+    kinds = {"stop_ids": (1,), "min_tokens": 2}
+    return [request(str(i), [i] * 9, 3, namespace="other" if i % 2 else "", **kinds) for i in range(rows)]
 
 
-def offer(trial: Trial, one: Request) -> int:
-    """Submit a request; 1 when an engine that refuses under pressure did so."""
-    try:
-        trial.submit(one)
-    except CapacityError:
-        assert trial.engine.config.on_pressure == "reject", "a request that fits was refused"
-        del trial.requests[one.id], trial.outputs[one.id]
-        return 1
-    return 0
-
-
-def follow_up(trial: Trial, rng: np.random.Generator) -> Request:
-    """A request that goes on from one that has ended, as the next turn of a talk does."""
-    name = str(rng.choice(list(trial.reasons)))
-    last = trial.requests[name]
-    tokens = [*last.prompt.tolist(), *trial.outputs[name], int(rng.integers(0, 50))][: LONGEST - 10]
-    return request(f"{name}/{trial.steps}", tokens, 10, params=GREEDY, namespace=last.namespace)
-
-
-def renamed(requests: list[Any], round_number: int) -> list[Any]:
-    """The requests under names of this round."""
-    return [evolve(one, id=f"{round_number}/{one.id}") for one in requests]
-
-
-def offer_bad(engine: Engine, one: Any, rng: np.random.Generator) -> int:
-    """Submit a request that no engine takes; 1 when it was refused."""
-    bad = [
-        request("empty", []),
-        request("unknown", [999]),
-        request("negative", [-1]),
-        evolve(one, id="long", max_tokens=10_000),
-        request("nothing", [1], 0),
-    ]
-    try:
-        engine.submit(bad[int(rng.integers(len(bad)))])
-    except RequestError:
-        return 1
-    raise AssertionError("a bad request was taken")
-
-
-def random_modes(rng: np.random.Generator) -> dict[str, Any]:
-    """Faults, and now and then a mode that keeps less, refuses more or watches free pages."""
-    modes: dict[str, Any] = {"faults": random_faults(rng), "debug_canary": bool(rng.random() < 0.3)}
-    if rng.random() < 0.2:
-        modes["prefix_cache_n"] = int(rng.integers(0, 3))
-    if rng.random() < 0.1:
-        modes |= {"kv_cache": False, "max_batch_tokens": 512}  # every token again in every step
-    if rng.random() < 0.1:
-        modes |= {"on_pressure": "reject", "memory_threshold": float(rng.choice([0.3, 0.6, 0.9]))}
-    return modes
-
-
-def random_faults(rng: np.random.Generator) -> tuple[str, ...]:
-    """Up to four faults."""
-    drawn = (str(rng.choice(KINDS)) for _ in range(int(rng.integers(0, 5))))
-    return tuple(kind.format(rng.integers(0, 150), rng.integers(0, 8)) for kind in drawn)
-
-
-def resident() -> float:
-    """Memory in use, MiB; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    except OSError:
-        return 0.0
-
-
-def threads_and_files() -> int:
-    """Threads that run and files that are open."""
-    folder = Path("/proc/self/fd")
-    return threading.active_count() + (len(os.listdir(folder)) if folder.exists() else 0)
+def one_round(number: int, lasting: Engine, toys: Toys, tally: Tally, rng: np.random.Generator) -> None:
+    """The scheduler alone, the engine that lasts, or one of its own: each in its turn."""
+    if number % 3 == 0:
+        for _ in range(2):
+            simulate(int(rng.integers(2**31)))
+        return
+    requests = random_requests(rng, int(rng.integers(5, 40)))
+    if number % 3 == 1:
+        done = Round(Trial(lasting), rng, f"{number}/", requests)
+        done.run()
+        tally.add(done)
+        return
+    settings = random_settings(rng) | random_modes(rng)
+    engine = toys.engine(**settings)
+    done = Round(Trial(engine), rng, f"{number}/", requests)
+    done.run()
+    tally.add(done)
+    tally.faults += len(engine.config.faults)
+    tally.cached_tokens += engine.stats().cached_tokens
+    engine.close()
 
 
 @define

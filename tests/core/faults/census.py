@@ -1,0 +1,44 @@
+"""What a process has: objects of headstock's own classes, memory, threads and open files."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+
+from headstock.engine.engine import Engine
+from headstock.record.recorder import REMEMBERED
+
+
+def settle(engine: Engine) -> None:
+    """Let an engine that has no work forget what it keeps for a while: prefixes, and its last steps."""
+    engine.reset_prefix_cache()
+    for _ in range(REMEMBERED):
+        engine.step()
+    gc.collect()
+
+
+def objects() -> dict[str, int]:
+    """Live objects of headstock's own classes, by class."""
+    kinds = Counter(map(type, gc.get_objects()))
+    return {
+        f"{kind.__module__}.{kind.__qualname__}": count
+        for kind, count in kinds.items()
+        if str(kind.__module__).startswith("headstock")
+    }
+
+
+def resident() -> float:
+    """Memory in use, MiB; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except OSError:
+        return 0.0
+
+
+def threads_and_files() -> int:
+    """Threads that run and files that are open."""
+    folder = Path("/proc/self/fd")
+    return threading.active_count() + (len(os.listdir(folder)) if folder.exists() else 0)
