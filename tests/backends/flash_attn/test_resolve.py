@@ -110,6 +110,14 @@ def test_the_spec_claims_what_the_kernels_can_do() -> None:
         assert resolve(QUERY, evolve(H200, distributions=distributions)).dtypes == wide | eight_bit
 
 
+@pytest.mark.parametrize(("head_dim", "served"), [(16, True), (40, False), (72, False), (128, True)])
+def test_8_bit_kv_needs_heads_of_multiples_of_16(head_dim: int, served: bool) -> None:
+    query = evolve(QUERY, head_dim=head_dim, kv_dtype="float8_e4m3fn", q_dtype="bfloat16")
+    env = evolve(H200, distributions=VLLM)
+    assert (head_dim in resolve(query, env).head_dims) == served
+    assert head_dim in resolve(evolve(query, kv_dtype="bfloat16"), env).head_dims
+
+
 def test_what_was_found_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = VLLM | {"torch": "2.13.0"}
     monkeypatch.setattr("headstock_fa.plugin.installed", lambda: versions)

@@ -13,6 +13,7 @@ import pytest
 
 from headstock.cli import main as entry
 from headstock.cli.main import VERBS, main
+from headstock.cli.process import ALLOCATOR
 from headstock.errors import (
     CapacityError,
     EngineDied,
@@ -178,6 +179,24 @@ def test_a_reader_that_leaves_is_no_noise() -> None:
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode == 141
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_device_memory_is_extended_unless_the_user_set_the_allocator_up(
+    name: str, verb: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    verb.main = lambda arguments: seen.append({each: os.environ.get(each) for each in ALLOCATOR}) or 0  # type: ignore[attr-defined]
+    for each in ALLOCATOR:
+        monkeypatch.setenv(each, "")
+        monkeypatch.delenv(each)
+    main(["run"])
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setenv(name, "max_split_size_mb:128")
+    main(["run"])
+
+    assert seen[0] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": None}
+    assert seen[1] == dict.fromkeys(ALLOCATOR) | {name: "max_split_size_mb:128"}
 
 
 def test_unknown_verbs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
                 code="provider", message=f"no FlashAttention serves here: {'; '.join(passed)}", hint=REQUIRE.hint
             ),
         )
-    capabilities = narrowed(provider)
+    capabilities = narrowed(provider, query)
     label = f"{provider.require.distribution} (FlashAttention-{provider.generation})"
     reasons = []
     if not query.contiguous and query.page_size is not None and query.page_size not in capabilities.page_sizes:
@@ -92,10 +92,11 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
     return tuple(reasons) or capabilities
 
 
-def narrowed(provider: Provider) -> AttentionCapabilities:
-    """What `fa` can do with this provider."""
+def narrowed(provider: Provider, query: AttentionQuery) -> AttentionCapabilities:
+    """What `fa` can do with this provider for such types: keys of 8 bits are read 16 at a time."""
     return evolve(
         CAPABILITIES,
+        head_dims=IntSet.multiples(16, 256) if query.kv_dtype == EIGHT_BIT_KV[1] else CAPABILITIES.head_dims,
         dtypes=CAPABILITIES.dtypes if provider.generation == 3 else CAPABILITIES.dtypes - {EIGHT_BIT_KV},
         page_sizes=IntSet.multiples(provider.page_step),
         contiguous=provider.page_step == 1,

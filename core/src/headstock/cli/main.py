@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from headstock.cli.process import CANNOT_WRITE, Terminated, drop_output, open_streams, terminable
+from headstock.cli.process import CANNOT_WRITE, Terminated, drop_output, expand_memory, open_streams, terminable
 from headstock.errors import HeadstockError, UsageError, shown
 
 VERBS: Mapping[str, str] = MappingProxyType(
@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     verbose = bool(arguments) and arguments[0] in ("-v", "--verbose")
     open_streams()
+    expand_memory(os.environ)  # before anything imports torch, which looks at it once
     try:
         with terminable():
             return guarded(arguments[verbose:])
