@@ -21,7 +21,7 @@ NODES = {catch.test: f"{TESTS / catch.file}::{catch.test}" for catch in TABLE}
 def test_the_tests_of_its_rows_notice_a_broken_engine(name: str, tmp_path: Path) -> None:
     tests = {catch.test for catch in TABLE if catch.mutant == name}
     assert tests, "docs/reliability.md does not name it"
-    said = failures(ALL[name], [NODES[test] for test in tests], tmp_path / "session")
+    said = failures(ALL[name], [NODES[test] for test in sorted(tests)], tmp_path / "session")
 
     assert not tests - said.keys(), "these tests do not notice it"
     unlike = {test: words for test, words in said.items() if not re.search(ALL[name].said, words)}
