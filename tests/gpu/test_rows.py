@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gpu import graphs
@@ -18,7 +19,10 @@ from gpu.tokens import command, questions
 
 from headstock import LLM, SamplingParams
 from headstock.cli.process import EXPANDABLE
+from headstock.config import EngineConfig
+from headstock.engine.engine import Engine
 from headstock.errors import CannotRun
+from headstock.schedule import Request
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -127,6 +131,30 @@ def test_G11_a_fault_hurts_whom_it_hits(fault: str) -> None:
     assert found["ok"], found
 
 
+@pytest.mark.parametrize("runner", ["cudagraph", "eager"])
+def test_R9_a_row_of_nan_that_is_aborted_while_its_step_runs_leaves_no_nan_behind(runner: str) -> None:
+    sizes = {"num_pages": 12, "page_size": 64, "max_seq_len": 512, "max_running_requests": 2, "max_batch_tokens": 512}
+    config = EngineConfig(device="cuda", attn="fa", runner=runner, cache_type="naive", faults=("nan@3:1",), **sizes)
+    engine = Engine(config)
+    rng = np.random.default_rng(0)
+    lengths = {"first": 20, "sick": 300, "next": 3, "last": 10}
+    for name, length in lengths.items():
+        prompt = rng.integers(5, 500, length).astype(np.int32)
+        params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+        engine.submit(Request(id=name, prompt=prompt, max_tokens=20, params=params))
+    while engine.plan is None or engine.plan.number < 3:
+        engine.step()
+    engine.abort("first")
+    engine.abort("sick")  # before the result of step 3 is known; the seats go to the others in step 4
+    ends = {}
+    while engine.has_work:
+        ends |= {each.id: each.finish_reason for each in engine.step() if each.finish_reason}
+    pools = engine.executor.buffers.pools
+    assert all(bool(pool.isfinite().all()) for pool in pools)
+    assert ends == {"first": "abort", "sick": "abort", "next": "length", "last": "length"}
+    engine.close()
+
+
 def test_G13_one_stream_is_faster_with_graphs() -> None:
     seconds: dict[str, list[float]] = {}
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -141,14 +169,14 @@ def test_G13_one_stream_is_faster_with_graphs() -> None:
 
 def test_T18_an_engine_stays_within_its_budget_and_larger_steps_plan_for_more() -> None:
     planned = {}
-    for tokens, rows in ((1024, 16), (1024, 256), (8192, 256)):
+    for tokens, rows in ((1024, 16), (8192, 16), (1024, 256)):
         words = [sys.executable, str(Path(__file__).with_name("budget.py")), str(tokens), str(rows)]
         done = subprocess.run(words, env=os.environ | EXPANDABLE, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout.splitlines()[-1])
         assert (0.45 if rows == 256 else 0) < found["taken"] <= 0.5, found
         planned[tokens, rows] = found["activations"]
-    assert planned[8192, 256] > planned[1024, 256] > planned[1024, 16] > 0, planned
+    assert min(planned[8192, 16], planned[1024, 256]) > planned[1024, 16] > 0, planned
 
 
 def test_the_doctor_finds_the_pair_fit() -> None:

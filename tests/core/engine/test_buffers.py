@@ -28,7 +28,9 @@ def test_R9_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtyp
         values[2:5, 0, 1] = math.nan
         pool.copy_(values.to(dtype))
 
-    buffers.clean(np.array([1]))
+    then = tuple(table.clone() for table in buffers.page_tables)
+    buffers.page_tables[0][1] = torch.tensor([3, 5, 0], dtype=torch.int32)  # another request's by now
+    buffers.clean(np.array([1]), then)
 
     for pool, old in zip(buffers.pools, before, strict=True):
         assert pool[[2, 4]].float().isfinite().all() and (pool[[2, 4], 0, 1].float() == 0).all()

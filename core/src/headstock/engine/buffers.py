@@ -84,9 +84,16 @@ class Buffers:
         at = self.native(rows.astype(np.int64)), self.native(positions.astype(np.int64))
         self.native(self.tokens)[at] = self.native(tokens)
 
+    def launched_tables(self) -> tuple[Tensor, ...]:
+        """The page tables of the step that is launched now, for as long as its result is out.
+
+        On a GPU the next step may seat others in its rows before that, so these are copies; on a CPU it may not.
+        """
+        return self.page_tables if self.device.type == "cpu" else tuple(table.clone() for table in self.page_tables)
+
     @torch.inference_mode()
-    def clean(self, rows: Ints) -> None:
-        """Put 0 for every number that is not finite in the pages of these rows.
+    def clean(self, rows: Ints, page_tables: tuple[Tensor, ...]) -> None:
+        """Put 0 for every number that is not finite in the pages that these rows have in `page_tables`.
 
         Some kernels read the whole last page of a row, and NaN times a weight of 0 is NaN: what a failed row leaves
         behind would spoil the row that gets its page next.
@@ -94,7 +101,7 @@ class Buffers:
         writes: pools
         """
         device_rows = self.put(rows)
-        pages = torch.cat([table[device_rows].flatten() for table in self.page_tables]).to(torch.int64)
+        pages = torch.cat([table[device_rows].flatten() for table in page_tables]).to(torch.int64)
         for pool in self.pools:
             if pool.dtype.itemsize == 1:  # torch indexes 8-bit floats as bytes only; NaN is 0x7F with either sign
                 held = pool.view(torch.uint8)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 from attrs import frozen
+from torch import Tensor
 
 from headstock.engine.batch import decode_step, make_step
 from headstock.engine.buffers import Buffers
@@ -41,10 +42,14 @@ class Outcome:
 
 @frozen(kw_only=True, eq=False)
 class Launched(Pending):
-    """A step whose kernels have been launched, and where its logits are; fields as in `Outcome`."""
+    """A step whose kernels have been launched, and where its logits are; fields as in `Outcome`.
+
+    page_tables: as they were for this step
+    """
 
     readback: Readback
     buffers: Buffers
+    page_tables: tuple[Tensor, ...]
     rows: Ints
     positions: Ints
     last_logits: Ints
@@ -54,7 +59,7 @@ class Launched(Pending):
         told = self.readback.wait()
         healthy = told["healthy"]
         if not healthy.all():
-            self.buffers.clean(np.unique(self.rows[~healthy]))
+            self.buffers.clean(np.unique(self.rows[~healthy]), self.page_tables)
         return Outcome(
             tokens=told["tokens"],
             healthy=healthy,
@@ -114,9 +119,13 @@ class InlineExecutor(Executor):
 
     def launched(self, sample: Sample, rows: Ints, positions: Ints, last_logits: Ints) -> Launched:
         """The step whose sample is on its way to the host."""
-        readback = Readback(sample, self.buffers.device)
         return Launched(
-            readback=readback, buffers=self.buffers, rows=rows, positions=positions, last_logits=last_logits
+            readback=Readback(sample, self.buffers.device),
+            buffers=self.buffers,
+            page_tables=self.buffers.launched_tables(),
+            rows=rows,
+            positions=positions,
+            last_logits=last_logits,
         )
 
     def close(self) -> None:
