@@ -61,7 +61,7 @@ def test_a_scheduler_that_raises_ends_the_engine_and_everyone_is_told(toys: Toys
     loop.thread.join(10)
 
     assert told[-1].finish_reason == "error" and "Injected" in told[-1].error and "headstock replay" in told[-1].error
-    with pytest.raises(EngineDied, match="the engine stopped: the scheduler failed"):
+    with pytest.raises(EngineDied, match="the engine stopped: the scheduler 'mixed' raised Injected"):
         loop.submit(request("b", PROMPTS[0], 12), told.append)
     loop.close()
     loop.engine.close()

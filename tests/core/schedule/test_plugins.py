@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from headstock.builtin import mixed
+from headstock.errors import PluginBroken
 from headstock.spi import Budget, CachePolicy, CacheStats, Choice, Inserted, Match, View
 from headstock_radix_cache.policy import RadixCache
 
@@ -68,6 +69,24 @@ def test_a_policy_without_insert_each_leads_to_the_same_plans(seed: int) -> None
         drive.drain(3_000)
         plans.append([plan.encode() for plan in drive.plans])
     assert plans[0] == plans[1] and len(plans[0]) > 20
+
+
+def raises(view: View, budget: Budget) -> Choice:
+    raise ZeroDivisionError("of its own")
+
+
+@pytest.mark.parametrize(
+    ("choose", "said"),
+    [
+        (raises, "the scheduler 'mixed' raised ZeroDivisionError: of its own; report it"),
+        (lambda view, budget: None, "the scheduler 'mixed' gave None where a Choice belongs; report it"),
+    ],
+)
+def test_a_scheduler_that_fails_is_named(choose: Any, said: str) -> None:
+    drive = Drive(limits(choose=choose))
+    drive.submit(request("a", prompt(np.random.default_rng(2), 20)))
+    with pytest.raises(PluginBroken, match=said):
+        drive.step()
 
 
 def test_a_scheduler_cannot_write_what_it_sees() -> None:

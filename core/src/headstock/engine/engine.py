@@ -17,7 +17,7 @@ from headstock.engine.news import news
 from headstock.engine.summary import EngineStats, EngineSummary, count, summarize
 from headstock.engine.update import Update
 from headstock.engine.worker import WorkerThread
-from headstock.errors import CapacityError, EngineDied, HeadstockError, RequestError, shown
+from headstock.errors import CapacityError, EngineDied, PluginBroken, RequestError, shown
 from headstock.logs import event
 from headstock.record.file import check_writable
 from headstock.record.header import describe
@@ -176,9 +176,10 @@ class Engine:
         """The state after `events` and the next plan, recorded.   raises: EngineDied, PluginBroken"""
         try:
             state, plan = step(self.state, tuple(events), self.limits)
-        except HeadstockError as error:
-            LOG.error(event("the scheduler failed", recording=self.recorder.died(events, error)))
-            raise
+        except PluginBroken as error:
+            said = self.recorder.died(events, error)
+            LOG.error(event("the scheduler failed", recording=said))
+            raise PluginBroken(f"{error}; {said}") from error
         except AssertionError as error:
             said = self.recorder.died(events, error)
             raise EngineDied(f"the scheduler contradicts itself: {error}; {said}") from error

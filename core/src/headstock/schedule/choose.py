@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headstock.errors import PluginBroken
+from headstock.errors import PluginBroken, shown
 from headstock.schedule.absorb import preempt
 from headstock.schedule.admit import admit
 from headstock.schedule.columns import NONE, Column, some, where
@@ -16,6 +16,8 @@ from headstock.schedule.request import Entry
 from headstock.spi.scheduler import Budget, Choice, View
 
 Ints = np.ndarray
+
+BLAME = "report it to its author or pick another --scheduler"
 
 
 def choose(draft: Draft) -> Ints:
@@ -32,7 +34,7 @@ def choose(draft: Draft) -> Ints:
         pages=available(draft, 0),
         page_size=limits.page_size,
     )
-    choice = limits.choose(view, budget)
+    choice = ask(draft, view, budget)
     chosen = judge(draft, view, budget, choice)
     preempted = draft.num_preempted
     for row in choice.victims.tolist():
@@ -45,7 +47,7 @@ def choose(draft: Draft) -> Ints:
     if some(chosen) or not some(view.want):
         return chosen
     # It waited for requests that found no room: ask again without them.
-    choice = limits.choose(look(draft, ()), budget)
+    choice = ask(draft, look(draft, ()), budget)
     return provide(draft, judge(draft, view, budget, choice))
 
 
@@ -69,6 +71,20 @@ def look(draft: Draft, waiting: Sequence[Entry]) -> View:
         waiting_priorities=np.array([entry.request.priority for entry in waiting], np.int32) if waiting else NONE,
         number=draft.old.num_steps,
     )
+
+
+def ask(draft: Draft, view: View, budget: Budget) -> Choice:
+    """What the scheduler plugin chooses.   raises: PluginBroken, naming it, when it raises or gives something else"""
+    limits = draft.limits
+    try:
+        choice = limits.choose(view, budget)
+    except Exception as error:
+        raise PluginBroken(
+            f"the scheduler {limits.scheduler!r} raised {type(error).__name__}: {error}; {BLAME}"
+        ) from error
+    if not isinstance(choice, Choice):
+        raise PluginBroken(f"the scheduler {limits.scheduler!r} gave {shown(choice)} where a Choice belongs; {BLAME}")
+    return choice
 
 
 def judge(draft: Draft, view: View, budget: Budget, choice: Choice) -> Ints:
@@ -96,10 +112,7 @@ def judge(draft: Draft, view: View, budget: Budget, choice: Choice) -> Ints:
     if len(choice.victims) and not np.isin(choice.victims, np.setdiff1d(view.ranked, choice.rows)).all():
         fault = "a victim that is free or chosen to run"
     if fault:
-        raise PluginBroken(
-            f"the scheduler {draft.limits.scheduler!r} chose {fault}; report it to its author or pick another "
-            "--scheduler"
-        )
+        raise PluginBroken(f"the scheduler {draft.limits.scheduler!r} chose {fault}; {BLAME}")
     return chosen
 
 

@@ -19,7 +19,8 @@ class Plan:
     num_logits: [n] how many of the last positions are scored, at least 1 (k + 1: k drafts to verify)
     samples: [n] 1 where the row gets a token from its last scored position
     page_groups, page_rows, page_columns, page_numbers: [m] entries to write to the page tables, in order
-    joined: rows seated by this step      copies: [m, 2] pages to copy before the step (source, destination)
+    joined: rows seated by this step
+    copies: [m, 2] pages to copy before the step (source, destination); none so far, since rows share whole pages only
     `num_decode` rows at the front have one position each after earlier ones. `number` counts steps.
     """
 
