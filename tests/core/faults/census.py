@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -28,6 +29,11 @@ def objects() -> dict[str, int]:
         for kind, count in kinds.items()
         if str(kind.__module__).startswith("headstock")
     }
+
+
+def allocated() -> int:
+    """Blocks of memory that Python's small objects take, those of other packages and array headers among them."""
+    return sys.getallocatedblocks()
 
 
 def resident() -> float:

@@ -118,6 +118,7 @@ def random_modes(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def random_faults(rng: np.random.Generator) -> tuple[str, ...]:
-    """Up to four faults in half of the engines."""
+    """Up to four faults in half of the engines, of NaN alone in half of those."""
     count = int(rng.integers(1, 5)) if rng.random() < 0.5 else 0
-    return tuple(str(rng.choice(KINDS)).format(rng.integers(0, 60), rng.integers(0, 8)) for _ in range(count))
+    kinds = KINDS[:1] if rng.random() < 0.5 else KINDS
+    return tuple(str(rng.choice(kinds)).format(rng.integers(0, 60), rng.integers(0, 8)) for _ in range(count))

@@ -22,22 +22,23 @@ from toy_engine import Toys, Trial, installed, random_requests, random_settings,
 from headstock.engine.engine import Engine
 from headstock.schedule import Request
 
-from .census import objects, resident, settle, threads_and_files
+from .census import allocated, objects, resident, settle, threads_and_files
 from .rounds import Round, random_modes
 
 LASTING = {"num_pages": 100, "max_running_requests": 32, "max_batch_tokens": 80}
 """The engine that lives all along."""
-WARM = 0.3
-"""The share of the time after which memory counts as taken."""
-LEAST = 15
-"""Rounds at least, on a slow machine too."""
-GROWTH = 4.0
-"""MiB that may come on top of that."""
+LEAST, WARM = 15, 40
+"""Rounds at least, however slow the machine is, and after how many memory counts as taken."""
+GROWTH = 6.0
+"""MiB that may come on top of that: half an hour takes 3."""
 
 
 @define
 class Tally:
-    """What was done, and the memory that was in use once warm and at the end, in MiB."""
+    """What was done, and the memory that was in use once warm and at the end, in MiB.
+
+    `kept` are the objects of the first time, `blocks` those of memory once warm, and `since` the requests until then.
+    """
 
     rounds: int = 0
     steps: int = 0
@@ -52,6 +53,8 @@ class Tally:
     warm: float = 0.0
     last: float = 0.0
     kept: dict[str, int] = field(factory=dict, repr=False)
+    blocks: int = 0
+    since: int = 0
 
     def add(self, done: Round) -> None:
         """Count what came of a round."""
@@ -65,21 +68,27 @@ class Tally:
         self.preempted += sum(trial.preemptions.values())
         self.most_preemptions = max(self.most_preemptions, *trial.preemptions.values(), 0)
 
-    def weigh(self, engine: Engine) -> float:
-        """MiB in use while the engine has nothing to do.
+    def weigh(self, engine: Engine) -> None:
+        """Note what is in use while the engine has nothing to do.
 
-        raises: AssertionError when there are more threads, files or objects than the first time
+        raises: AssertionError when there are more threads, files or objects than the first time, or as many more blocks
+        of memory than once warm as requests came since
         """
         settle(engine)
-        kept = objects() | {"threads and files": threads_and_files()}
+        kept, blocks, self.last = objects() | {"threads and files": threads_and_files()}, allocated(), resident()
         self.kept = self.kept or kept
-        grown = {
-            name: f"{self.kept.get(name, 0)} to {count}"
-            for name, count in kept.items()
-            if count > self.kept.get(name, 0)
-        }
+        grown = {name: f"{self.kept.get(name, 0)} to {count}" for name, count in kept.items()}
+        grown = {name: said for name, said in grown.items() if kept[name] > self.kept.get(name, 0)}
         assert not grown, f"left behind: {grown}"
-        return resident()
+        if self.rounds < WARM:
+            return
+        if not self.blocks:
+            self.warm, self.blocks, self.since = self.last, blocks, self.requests
+        came = self.requests - self.since
+        assert blocks - self.blocks <= came, (
+            f"{blocks - self.blocks} blocks of memory were left behind by {came} requests"
+        )
+        assert self.last <= self.warm + GROWTH, f"memory grew from {self.warm} to {self.last} MiB"
 
 
 def soak(seconds: float, toys: Toys, seed: int, report: Callable[[Tally], None] = lambda tally: None) -> Tally:
@@ -92,14 +101,13 @@ def soak(seconds: float, toys: Toys, seed: int, report: Callable[[Tally], None] 
     lasting = toys.engine(**LASTING)
     Trial(lasting).run(everywhere())
     tally.weigh(lasting)
-    while (spent := time.monotonic() - started) < seconds or tally.rounds < LEAST:
-        if not tally.warm and spent > WARM * seconds and tally.rounds > 2:
-            tally.warm = tally.weigh(lasting)
+    while time.monotonic() - started < seconds or tally.rounds < LEAST:
+        if tally.rounds in (2, WARM):
+            tally.weigh(lasting)
         one_round(tally.rounds, lasting, toys, tally, rng)
         tally.rounds += 1
         report(tally)
-    tally.last = tally.weigh(lasting)
-    assert tally.last <= tally.warm + GROWTH, f"memory grew from {tally.warm} to {tally.last} MiB"
+    tally.weigh(lasting)
     tally.cached_tokens += lasting.stats().cached_tokens
     lasting.close()
     gc.collect()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from toy_engine import Toys
+
+from headstock.engine.ledger import Account, Ledger
 
 from .soak import soak
 
@@ -21,6 +24,30 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.full)])
 def test_any_mix_of_requests_aborts_and_faults_leaves_nothing_behind(toys: Toys, seconds: int) -> None:
-    tally = soak(seconds, toys, seed=seconds)
+    tally = soak(seconds, toys, seed=5)
 
-    assert tally.requests > 20 and tally.aborted + tally.failed + tally.refused > 0
+    assert tally.requests > 100 and tally.preempted
+    assert tally.aborted and tally.failed and tally.refused
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left", "said"),
+    [
+        (0, lambda account: account, "left behind: .*ledger.Account"),
+        pytest.param(60, lambda account: np.zeros(512, np.int32), "blocks of memory were left", marks=pytest.mark.full),
+    ],
+    ids=["an object", "2 KiB"],
+)
+def test_what_every_request_leaves_behind_is_noticed(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch, seconds: int, left: Callable[[Account], object], said: str
+) -> None:
+    kept: list[object] = []
+    unseat = Ledger.unseat
+
+    def leaving(self: Ledger, account: Account) -> None:
+        kept.append(left(account))
+        unseat(self, account)
+
+    monkeypatch.setattr(Ledger, "unseat", leaving)
+    with pytest.raises(AssertionError, match=said):
+        soak(seconds, toys, seed=5)

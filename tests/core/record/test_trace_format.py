@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import evolve
-from core.record.runs import bounds, record, recorder, requests, run
+from core.record.runs import bounds, recorder, requests, run
 from core.record.trace_format import faults
 
 from headstock.cli.main import main
+from headstock.record.moment import Noted
 from headstock.schedule import Aborted, Arrived, Sampled, initial, step
 
 
@@ -22,11 +23,20 @@ def trace_of(path: Path, tmp_path: Path) -> str:
     return (tmp_path / "trace.json").read_text(encoding="utf-8")
 
 
+PAUSES = [0, 1, 500, 1_001, 99_999, 10**7, 7 * 10**9]
+"""Nanoseconds between two steps: none at all where a clock is coarse, seconds where the machine does something else."""
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("pages", [80, 300])
 def test_a_trace_is_what_every_viewer_takes(overlap: bool, pages: int, tmp_path: Path) -> None:
-    path = tmp_path / "run.recording"
-    record(path, bounds(num_pages=pages, overlap=overlap), requests(150), 900)
+    path, limits = tmp_path / "run.recording", bounds(num_pages=pages, overlap=overlap)
+    kept, at, rng = recorder(limits, path), 10**15, np.random.default_rng(pages)
+    for events, state, plan in run(limits, requests(150), 900):
+        at += int(rng.choice(PAUSES))
+        joined = tuple(entry for row in plan.joined.tolist() if (entry := state.seats[row]) is not None)
+        kept.note(Noted(at, events, plan, joined))
+    kept.close()
 
     assert faults(trace_of(path, tmp_path)) == []
 

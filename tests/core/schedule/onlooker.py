@@ -13,10 +13,10 @@ class Onlooker:
     """Sees every state of an engine, from one on in which nobody is there.
 
     - Who is preempted ranks below all that keep their seats.
-    - A request is preempted at most once for each of higher rank that it met. For it gives way when one of those
-      lacks pages that it holds (or its seat), and waits then for room for all its tokens and a page for each row that
-      still grows. There is less than that once its pages are taken, and before one of those above it ends there is no
-      more: those who wait are seated in the order of their ranks, and what runs only grows.
+    - A request is preempted at most once for each of higher rank that it met, and once more for each of those that came
+      later, which may take a seat from it before they lack pages. For who gave way waits for room for all its tokens
+      and for what the running rows lack. There is less than that once its pages are taken, and no more before one of
+      those above it ends: those who wait are seated in the order of their ranks, and what runs only grows.
     - What a row starts on was computed for its own namespace.
     - Rows of a namespace that begin alike are on the same pages, as far as they are indexed.
     """
@@ -25,7 +25,7 @@ class Onlooker:
     num_arrived: int = 0
     num_admitted: int = 0
     num_preempted: int = 0
-    met: dict[int, int] = field(factory=dict)
+    most: dict[int, int] = field(factory=dict)
     preemptions: dict[int, int] = field(factory=dict)
     tenants: list[str] = field(factory=lambda: [""])
     owners: np.ndarray = field(init=False)
@@ -47,13 +47,14 @@ class Onlooker:
         self.num_preempted = state.num_preempted
 
     def meet(self, entries: list[Entry]) -> None:
-        """Count for each live request, by its arrival, those of higher rank that were there with it."""
-        self.met = {entry.arrival: self.met.get(entry.arrival, 0) for entry in entries}
+        """Count for each live request, by its arrival, how often those that were there with it may preempt it."""
+        self.most = {entry.arrival: self.most.get(entry.arrival, 0) for entry in entries}
         self.preemptions = {entry.arrival: self.preemptions.get(entry.arrival, 0) for entry in entries}
         for new in entries:
             for other in entries if new.arrival > self.num_arrived else ():
                 if other.arrival < new.arrival:
-                    self.met[max(new, other, key=lambda entry: entry.rank).arrival] += 1
+                    lower, times = (new, 1) if new.rank > other.rank else (other, 2)
+                    self.most[lower.arrival] += times
 
     def judge_preemptions(self, state: State, entries: list[Entry]) -> None:
         """Who was preempted is the lowest in rank, and was not preempted too often."""
@@ -66,13 +67,13 @@ class Onlooker:
             self.preemptions[arrival] = entry.preemptions
             younger = [other.request.id for other in stay if other.rank > entry.rank]
             assert not younger, f"of {name} and {younger[0]} the oldest was preempted"
-            assert entry.preemptions <= self.met[arrival], (
-                f"{name} was preempted over and over: {entry.preemptions} times, for {self.met[arrival]} above it"
+            assert entry.preemptions <= self.most[arrival], (
+                f"{name} was preempted over and over: {entry.preemptions} times of {self.most[arrival]}"
             )
 
     def pardon(self, entry: Entry) -> None:
         """Do not count that the entry is preempted next: its scheduler has reasons of its own."""
-        self.met[entry.arrival] += 1
+        self.most[entry.arrival] += 1
 
     def judge_tenants(self, state: State) -> None:
         """Whatever was computed of a row before this step was computed for its namespace."""
