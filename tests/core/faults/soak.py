@@ -29,8 +29,8 @@ LASTING = {"num_pages": 100, "max_running_requests": 32, "max_batch_tokens": 80}
 """The engine that lives all along."""
 LEAST, WARM = 15, 40
 """Rounds at least, however slow the machine is, and after how many memory counts as taken."""
-GROWTH = 6.0
-"""MiB that may come on top of that: half an hour takes 3."""
+GROWTH = 10.0
+"""MiB that may come on top of that: minutes of sound engines took 2 to 7, which malloc keeps."""
 
 
 @define
