@@ -96,7 +96,6 @@ def test_I6_I7_I11_I14_requests_keep_to_their_place_and_the_caps_and_end_in_time
     assert set(drive.reasons.values()) <= {"stop", "length"}
     first = max(asked, key=lambda one: one.priority)
     assert first.id not in preemptions, "the first in rank was preempted"
-    assert max(preemptions.values(), default=0) <= sum(bounds.pages_for(one.max_len) for one in asked)
     # Every step computes a token, but for one that overlap wastes at the start and one at the end of each seat.
     seats = {one.id: 1 + preemptions.get(one.id, 0) for one in asked}
     work = sum((one.max_len + 2) * seats[one.id] for one in asked)
