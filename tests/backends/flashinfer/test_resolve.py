@@ -7,6 +7,7 @@ from attention_cases import QUERY
 from attrs import evolve
 
 from headstock import registry
+from headstock.cli.main import main
 from headstock.engine.resolve import resolve as resolved
 from headstock.errors import CannotRun, UsageError
 from headstock.spi import (
@@ -59,6 +60,15 @@ def test_S15_without_the_library_or_a_gpu_the_reason_says_so() -> None:
     absent = evolve(spec(), requires=(evolve(REQUIRE, import_name="no_such_module"),))
     with pytest.raises(CannotRun, match=r"fi.*flashinfer-python.* is not installed, install with: pip install"):
         registry.require(absent)
+
+
+@pytest.mark.parametrize("name", ["fi", "trtllm"])
+def test_S15_without_a_gpu_nobody_is_told_to_install_a_library_that_would_not_help(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--device", "cpu", "--attn", name, "--prompt", "Hello", "--quiet"]) == 5
+    error = capsys.readouterr().err
+    assert "and this is cpu. Use --attn sdpa." in error and "pip install" not in error
 
 
 def test_shapes_and_features_without_kernels_are_refused() -> None:

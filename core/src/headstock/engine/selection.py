@@ -73,7 +73,7 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
     decode = attention[-1].capabilities
 
     def runner(name: str) -> RunnerSpec:
-        found: RunnerSpec = ready("runner", name)
+        found: RunnerSpec = ready("runner", name, env)
         if question.contiguous and replays(found):
             raise CannotRun(f"--runner {name} replays graphs, and --paged-attn off runs without; use --runner eager")
         if config.cuda_graph_max_bs == 0 and replays(found):
@@ -88,7 +88,7 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
         return found
 
     def ops(name: str) -> tuple[OpsSpec, Ops]:
-        found: OpsSpec = ready("ops", name)
+        found: OpsSpec = ready("ops", name, env)
         if not any(env in served for served in found.capabilities.devices):
             raise CannotRun(f"--ops {name} cannot run on {env}; use --ops torch")
         if question.dtype not in found.capabilities.dtypes:
@@ -99,12 +99,12 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
     ops_spec, operations = first(config.ops, auto.OPS, ops, "--ops")
     return Parts(
         attention=attention,
-        cache=ready("cache", config.cache_type),
-        scheduler=ready("scheduler", config.scheduler),
+        cache=ready("cache", config.cache_type, env),
+        scheduler=ready("scheduler", config.scheduler, env),
         runner=first(runner_name(config, env), auto.RUNNERS, runner, "--runner"),
         ops=ops_spec,
         operations=operations,
-        executor=ready("executor", config.executor),
+        executor=ready("executor", config.executor, env),
     )
 
 
@@ -132,10 +132,13 @@ def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
     return config.runner
 
 
-def ready(kind: str, name: str) -> Any:
-    """The plugin's spec, what it requires being installed."""
+def ready(kind: str, name: str, env: DeviceEnv) -> Any:
+    """The plugin's spec, what it requires being installed. A plugin that does not run on this device is not asked for
+    that: nothing that could be installed would help, and its caller says why.
+    """
     spec = registry.spec(kind, name)
-    registry.require(spec)
+    if not registry.elsewhere(spec, env):
+        registry.require(spec)
     return spec
 
 
@@ -169,6 +172,6 @@ def backends(pair: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Ch
     wanted = {names[0]: prompts | decode} if len(set(names)) == 1 else dict(zip(names, (prompts, decode), strict=True))
     choices = []
     for name, phases in wanted.items():
-        spec: AttentionSpec = ready("attention", name)
+        spec: AttentionSpec = ready("attention", name, env)
         choices.append(Choice(spec=spec, phases=phases, capabilities=resolve(spec, question.query(phases), env)))
     return tuple(choices)
