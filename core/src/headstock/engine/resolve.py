@@ -81,6 +81,9 @@ def resolve(spec: AttentionSpec, query: AttentionQuery, env: DeviceEnv) -> Atten
     return capabilities
 
 
+ASK = "'headstock doctor' with the same flags says what can serve."
+
+
 def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: DeviceEnv) -> list[Rejection]:
     """Every reason why these capabilities do not meet the query on this machine."""
     found: list[Rejection] = []
@@ -103,13 +106,13 @@ def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: 
             "dtype", f"it takes {known}, not {query.q_dtype} with {query.kv_dtype} KV", "Change --dtype or --kv-dtype."
         )
     if query.head_dim not in capabilities.head_dims:
-        reject("head_dim", f"heads of {query.head_dim} are not among {capabilities.head_dims}")
+        reject("head_dim", f"heads of {query.head_dim} are not among {capabilities.head_dims}", ASK)
     ratio = query.heads // query.kv_heads
     if ratio not in capabilities.gqa_ratios:
-        reject("gqa_ratio", f"{ratio} query heads a KV head are not among {capabilities.gqa_ratios}")
+        reject("gqa_ratio", f"{ratio} query heads a KV head are not among {capabilities.gqa_ratios}", ASK)
     missing = query.features - capabilities.features
     if missing:
-        reject("feature", f"the model needs {', '.join(sorted(feature.value for feature in missing))}")
+        reject("feature", f"the model needs {', '.join(sorted(feature.value for feature in missing))}", ASK)
     if query.contiguous and not capabilities.contiguous:
         reject("contiguous", "it reads pages only", "Use --paged-attn on.")
     if not query.contiguous and not capabilities.paged:
