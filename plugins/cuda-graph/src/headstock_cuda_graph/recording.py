@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -35,7 +36,7 @@ class CudaRecorder:
         self.stream = torch.cuda.graph(torch.cuda.CUDAGraph()).capture_stream
 
     def __call__(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
-        """A graph of `work`."""
+        """A graph of `work`.   raises: what `work` raises"""
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
@@ -47,7 +48,10 @@ class CudaRecorder:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 result = work()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(Exception):  # work that failed may have spoilt the capture: its end then fails too
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         here.wait_stream(self.stream)
         return Recording(graph.replay, result)

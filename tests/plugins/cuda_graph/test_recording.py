@@ -1,0 +1,43 @@
+"""The recorder of CUDA graphs over a torch.cuda that notes what it is asked."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from headstock_cuda_graph.recording import CudaRecorder
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The graph that is recorded."""
+    made = Mock(spec=("capture_begin", "capture_end", "replay"))
+    for name, stand_in in {
+        "graph_pool_handle": lambda: (0, 1),
+        "graph": lambda graph: SimpleNamespace(capture_stream=Mock()),
+        "CUDAGraph": lambda: made,
+        "current_stream": Mock(),
+        "stream": lambda stream: nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return made
+
+
+def test_work_is_done_once_before_it_is_recorded_unless_it_is_warm(graph: Mock) -> None:
+    for warm, times in ((False, 2), (True, 1)):
+        work: Any = Mock(return_value="made")
+        recording = CudaRecorder()(work, warm=warm)
+        assert (work.call_count, recording.result, recording.replay) == (times, "made", graph.replay)
+    assert graph.capture_begin.call_count == graph.capture_end.call_count == 2
+
+
+def test_G11_work_that_spoils_the_capture_is_blamed_and_not_the_end_of_the_capture(graph: Mock) -> None:
+    graph.capture_end.side_effect = RuntimeError("operation failed due to a previous error during capture")
+    with pytest.raises(ValueError, match="a number was read from the device"):
+        CudaRecorder()(Mock(side_effect=ValueError("a number was read from the device")), warm=True)
+    graph.capture_end.assert_called_once()
