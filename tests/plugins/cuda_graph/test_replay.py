@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rerun import record
 from toy_engine import Toys, Trial, random_requests, request
 
 from headstock import SamplingParams
@@ -139,6 +141,26 @@ def test_G11_a_capture_that_fails_turns_graphs_off_with_one_warning(
 
     Trial(engine).run([request(str(i), range(1, 9), 12) for i in range(4)])
     assert not engine.executor.inner.runner.inner.recorded
+    engine.close()
+
+
+def test_G11_a_capture_that_fails_midway_leaves_nothing_to_replay(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = count()
+
+    def fail(work: Any, *, warm: bool) -> Any:
+        if next(recordings) == 4:  # in the second bucket
+            raise RuntimeError("out of memory")
+        return record(work, warm=warm)
+
+    monkeypatch.setattr("rerun.record", fail)
+    engine = replaying(toys)
+    counts = watch(engine)
+    requests = [request(str(i), range(1, 9), 12) for i in range(4)]
+    trial = Trial(engine).run(requests)
+
+    assert next(recordings) == 5 and set(counts) == {None}
+    assert any("graphs are off" in note for note in engine.summary.notes)
+    assert trial.outputs == Trial(toys.engine()).run(requests).outputs
     engine.close()
 
 
