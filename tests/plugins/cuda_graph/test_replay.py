@@ -222,7 +222,7 @@ def test_a_kind_of_sampling_that_cannot_be_recorded_is_computed_each_time(
     runner.recorder = refuse
     truncated = SamplingParams(temperature=0.8, top_p=0.7, seed=4, max_tokens=9)
     requests = [request(str(i), range(1, 9), 9, params=truncated) for i in range(2)]
-    with caplog.at_level(logging.WARNING, "headstock_cuda_graph"):
+    with caplog.at_level(logging.WARNING, "headstock"):
         trial = Trial(engine).run(requests)
 
     assert trial.outputs == Trial(toys.engine(max_running_requests=2)).run(requests).outputs

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from headstock.spi import AttentionQuery, Phase
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("headstock.trtllm")
 
 SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 """Names of types in names of modules."""

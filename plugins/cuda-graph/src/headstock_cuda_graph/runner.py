@@ -18,7 +18,7 @@ from headstock_cuda_graph import steps
 from headstock_cuda_graph.buckets import buckets
 from headstock_cuda_graph.recording import CudaRecorder, Recorder, Recording
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("headstock.cudagraph")
 
 
 @frozen(eq=False)
