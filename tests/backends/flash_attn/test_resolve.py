@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
+
 import pytest
 from attention_cases import QUERY
 from attrs import evolve
@@ -126,8 +128,17 @@ def test_what_was_found_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) 
     assert spec().summary.endswith("found here: none")
 
 
-def test_installed_names_distributions() -> None:
-    assert "torch" in installed()
+@pytest.mark.parametrize(("build", "found"), [("2.13.0+cpu", {}), ("2.13.0+cu130", {"torch": "2.13.0+cu130"})])
+def test_installed_names_distributions_with_kernels(
+    build: str, found: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name != "torch":
+            raise PackageNotFoundError(name)
+        return build
+
+    monkeypatch.setattr("headstock_fa.providers.version", version)
+    assert installed() == found
 
 
 def test_versions_are_compared_by_their_first_two_numbers() -> None:

@@ -84,14 +84,14 @@ REQUIRE = Require(
 
 
 def installed() -> dict[str, str]:
-    """Distribution -> version, of those that provide FlashAttention here."""
+    """Distribution -> version, of those that provide FlashAttention here; torch's builds for CPUs have none."""
     found = {}
     for provider in PROVIDERS:
         try:
             found[provider.require.distribution] = version(provider.require.distribution)
         except PackageNotFoundError:
             continue
-    return found
+    return {name: number for name, number in found.items() if not number.endswith("+cpu")}
 
 
 def choose(env: DeviceEnv) -> tuple[Provider | None, tuple[str, ...]]:
