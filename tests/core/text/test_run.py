@@ -157,6 +157,13 @@ def test_a_missing_or_empty_file_is_one_line(run: Run, tmp_path: Path, content: 
     assert run("--input", str(tmp_path))[0] == 6
 
 
+def test_a_recording_is_not_written_over_the_prompts(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "hello"}')
+    code, out, err = run("--input", str(file), "--record", f"{tmp_path}/./prompts.jsonl", absent=True)
+    assert (code, out, len(err.splitlines())) == (2, "", 1) and "--input and --record are both" in err
+
+
 BAD_LINES = {
     '{"prompt_token_ids": "abc"}': "prompt_token_ids must be a list of token ids, got str abc",
     '{"prompt_token_ids": null}': "prompt_token_ids must be a list of token ids, got None",

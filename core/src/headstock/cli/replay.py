@@ -6,6 +6,7 @@ from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
 
+from headstock.cli.apart import check_apart
 from headstock.config.flags import FlagParser
 from headstock.errors import CannotRun, ModelError, shown
 from headstock.record.file import Recording, read
@@ -17,14 +18,15 @@ from headstock.record.watch import Watch
 
 EPILOG = """
 'headstock run --record FILE' and 'headstock bench --record FILE' make recordings; so does an engine that dies. Exit
-codes: 0 every plan came out as recorded, 1 one did not, 5 the recording has no beginning or its plugins are not
-installed, 6 a file cannot be read or written.
+codes: 0 every plan came out as recorded, 1 one did not, 2 usage, 5 the recording has no beginning or its plugins are
+not installed, 6 a file cannot be read or written.
 """
 
 
 def main(arguments: list[str]) -> int:
     """Run `headstock replay ARGUMENTS` and return the exit code.   raises: HeadstockError"""
     asked = parser().parse_args(arguments)
+    check_apart({"FILE": asked.file, "--timeline": asked.timeline, "--html": asked.html})
     recording = read(asked.file, partial=asked.partial)
     if asked.timeline is not None:
         draw_timeline(recording, asked)

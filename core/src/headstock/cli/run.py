@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from headstock.cli.answers import note, show_error
+from headstock.cli.apart import check_apart
 from headstock.cli.batch import Batch
 from headstock.cli.inputs import PROMPTS, Ask, Bad, as_turns, from_file, from_flags, from_stdin
 from headstock.config.effective import Resolved
@@ -75,7 +76,11 @@ def parser() -> FlagParser:
 
 
 def check_flags(asked: Namespace, resolved: Resolved) -> None:
-    """Refuse values that no model could take, before one is loaded.   raises: UsageError"""
+    """Refuse values that no model could take, before one is loaded, and files that would be lost.
+
+    raises: UsageError
+    """
+    check_apart({"--input": asked.input, "--record": resolved.engine.record})
     try:
         check_unicode(asked.system or "", "--system")
         SamplingParams(max_tokens=None).replace(resolved.sampling)
