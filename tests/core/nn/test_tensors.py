@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,3 +104,10 @@ def test_experts_token_by_token(renormalize: bool) -> None:
             gate, up = (gate_up[expert] @ x[token]).chunk(2)
             expected += weight * (down[expert] @ (F.silu(gate) * up))
         torch.testing.assert_close(found[token], expected)
+
+
+def test_experts_refuse_to_be_captured_before_they_ask_the_device_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device = Mock(spec=("is_cuda",), is_cuda=True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="no graph holds experts"):
+        mix_experts(on_device, on_device, on_device, on_device, on_device)

@@ -27,7 +27,10 @@ def mix_experts(x: Tensor, weights: Tensor, ids: Tensor, gate_up: Tensor, down: 
 
     x, result: [tokens, hidden]    weights, ids: [tokens, per_token]
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
+    raises: RuntimeError inside the capture of a graph
     """
+    if capturing(x):  # asked for first: a number that is read inside a capture spoils more than the graph
+        raise RuntimeError("how many tokens each expert gets is counted on the host, so no graph holds experts")
     per_token = ids.shape[1]
     order = ids.flatten().argsort(stable=True)
     grouped = x[order // per_token]
@@ -41,3 +44,8 @@ def mix_experts(x: Tensor, weights: Tensor, ids: Tensor, gate_up: Tensor, down: 
     chosen = torch.empty_like(grouped)
     chosen[order] = torch.cat(outputs)
     return (chosen.view(*ids.shape, -1) * weights[..., None]).sum(1)
+
+
+def capturing(x: Tensor) -> bool:
+    """Whether a graph of the work on the tensor's device is being captured."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
