@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import attrs
@@ -10,6 +11,7 @@ import pytest
 from headstock.engine import auto
 from headstock.engine.negotiate import model_dtype, pool_dtype
 from headstock.engine.resolve import AttentionQuestion, check_narrower, rejections, resolve
+from headstock.engine.selection import first
 from headstock.errors import CannotRun, PluginBroken
 from headstock.spi import (
     AttentionCapabilities,
@@ -136,6 +138,21 @@ AUTO = [
 @pytest.mark.parametrize(("env", "names"), AUTO)
 def test_S14_what_auto_tries_on_each_device(env: DeviceEnv, names: tuple[str, ...]) -> None:
     assert next(found for served, found in auto.ATTENTION if env in served) == names
+
+
+def test_S14_each_candidate_that_auto_passes_over_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    names = next(found for served, found in auto.ATTENTION if H200 in served)
+
+    def make(name: str) -> str:
+        if name != names[-1]:
+            raise CannotRun(f"{name} lacks its kernels")
+        return name
+
+    with caplog.at_level(logging.DEBUG, "headstock"):
+        assert first("auto", names, make, "--attn") == names[-1]
+    told = [record.getMessage() for record in caplog.records]
+    wanted = [f'event="auto rejected" flag=--attn candidate={name} reason="{name} lacks its kernels"' for name in names]
+    assert len(names) > 2 and told == wanted[:-1]
 
 
 DTYPES = [
