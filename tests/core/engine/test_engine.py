@@ -195,6 +195,20 @@ def test_R9_a_row_with_nan_fails_alone(engine: Engine) -> None:
     assert engine.stats().failed == 1
 
 
+def test_R9_pages_of_a_row_with_nan_are_finite_when_it_has_ended() -> None:
+    engine = Engine(EngineConfig(**SMALL, faults=("nan@4:1",), overlap=False))
+    executor: Any = engine.executor
+    pools = executor.inner.buffers.pools  # the outer one makes things go wrong
+    for name in "ab":
+        engine.submit(request(name))
+    ended: list[str | None] = []
+    while not ended:
+        ended += [update.finish_reason for update in engine.step() if update.finish_reason]
+
+    assert ended == ["error"] and all(pool.isfinite().all() for pool in pools)
+    engine.close()
+
+
 def test_a_sick_model_gives_unhealthy_rows(engine: Engine) -> None:
     params = engine.executor.runner.program.params
     with torch.inference_mode():
