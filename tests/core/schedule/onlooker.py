@@ -16,12 +16,14 @@ class Onlooker:
     - A request is preempted at most once for each of higher rank that it met, and once more for each of those that came
       later, which may take a seat from it before they lack pages. For who gave way waits for room for all its tokens
       and for what the running rows lack. There is less than that once its pages are taken, and no more before one of
-      those above it ends: those who wait are seated in the order of their ranks, and what runs only grows.
+      those above it ends: those who wait are seated in the order of their ranks, and what runs only grows. Where
+      guesses are rejected it shrinks, too; then each token of who ranks above may cost a seat, and no more.
     - What a row starts on was computed for its own namespace.
     - Rows of a namespace that begin alike are on the same pages, as far as they are indexed.
     """
 
     limits: Limits
+    guesses: bool = False
     num_arrived: int = 0
     num_admitted: int = 0
     num_preempted: int = 0
@@ -53,8 +55,8 @@ class Onlooker:
         for new in entries:
             for other in entries if new.arrival > self.num_arrived else ():
                 if other.arrival < new.arrival:
-                    lower, times = (new, 1) if new.rank > other.rank else (other, 2)
-                    self.most[lower.arrival] += times
+                    lower, higher, times = (new, other, 1) if new.rank > other.rank else (other, new, 2)
+                    self.most[lower.arrival] += higher.request.max_len if self.guesses else times
 
     def judge_preemptions(self, state: State, entries: list[Entry]) -> None:
         """Who was preempted is the lowest in rank, and was not preempted too often."""

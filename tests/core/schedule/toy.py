@@ -159,7 +159,7 @@ class Drive:
 
     def __attrs_post_init__(self) -> None:
         self.state = initial(self.limits)
-        self.onlooker = Onlooker(self.limits)
+        self.onlooker = Onlooker(self.limits, guesses=self.rng is not None)
         self.device = ToyDevice(self.limits)
 
     def submit(self, request: Request) -> None:
