@@ -195,6 +195,20 @@ def test_H16_decoding_goes_on_above_the_threshold(toys: Toys) -> None:
     assert refused > 40 and trial.reasons == {"a": "length"}
 
 
+def test_H16_a_preempted_request_counts_with_the_pages_that_it_will_take_again(toys: Toys) -> None:
+    trial = Trial(toys.engine(num_pages=12, page_size=4, on_pressure="reject", cache_type="naive", overlap=False))
+    for name in "ab":
+        trial.submit(request(name, tokens(18), 20))
+    while not trial.engine.state.num_preempted:
+        trial.step()
+
+    assert trial.engine.pressure == 1.0
+    with pytest.raises(CapacityError, match="100% of the KV pool"):
+        trial.engine.submit(request("c", tokens(4)))
+    trial.run([])
+    assert trial.reasons == {"a": "length", "b": "length"}
+
+
 RUNNER = """
 from headstock.spi import DeviceRange, GraphSupport, RunnerCapabilities, RunnerSpec, SpiRange
 

@@ -61,6 +61,8 @@ def check_rows(state: State, limits: Limits) -> None:
             span = int(state.spans[group, row])
             assert span >= limits.pages_for(computed), f"row {row} computed tokens without a page"
         assert int(values[Column.INDEXED]) <= len(live[0][row]), f"row {row} indexed more pages than it holds"
+    special = np.count_nonzero(columns[Column.FENCED] | columns[Column.SCORED])
+    assert state.num_special == special, f"{state.num_special} rows are counted as fenced or scored and not {special}"
     assert set(state.ranked.tolist()) == set(np.flatnonzero(columns[Column.ACTIVE]).tolist()), "ranked rows are stale"
 
 
