@@ -241,6 +241,22 @@ def test_C2_abort_anywhere_gives_everything_back(at: str) -> None:
     assert drive.reasons.get("a") == {"ended": "length", "unknown": None}.get(at, "abort")
 
 
+def test_C2_a_preempted_request_that_is_aborted_while_it_waits_ends_with_what_it_said() -> None:
+    drive = Drive(limits(num_pages=30))
+    for i in range(6):
+        drive.submit(request(str(i), prompt(RNG, 30), 60))
+    while not drive.state.num_preempted:
+        drive.step()
+    (entry,) = [entry for entry in drive.state.waiting if entry.preemptions]
+    drive.events.append(Aborted(entry.request.id))
+    drive.step()
+
+    (ended,) = drive.state.ended
+    assert (ended.id, ended.reason, ended.preemptions) == (entry.request.id, "abort", 1), "it waits on though aborted"
+    assert ended.tokens.tolist() == entry.tokens.tolist() and len(ended.tokens) > 30
+    drive.drain()
+
+
 def test_C4_abort_takes_the_whole_id() -> None:
     drive = Drive(limits())
     for name in ("1", "10", "100"):
