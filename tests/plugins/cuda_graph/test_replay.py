@@ -36,6 +36,7 @@ def watch(engine: Engine) -> Counter[int | None]:
 
     def counted(step: DecodeStep) -> Sample | None:
         sample = decode(step)
+        assert sample is None or len(sample.tokens) == len(sample.healthy) == len(step.rows)
         sizes = [size for size in runner.recorded if size >= len(step.rows)]
         counts[min(sizes) if sample is not None else None] += 1
         return sample
