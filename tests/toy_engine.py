@@ -16,6 +16,7 @@ from core.schedule.toy import VOCAB, next_token
 
 from headstock import SamplingParams
 from headstock.config import EngineConfig
+from headstock.engine.build import Report
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError
 from headstock.schedule import Request
@@ -32,12 +33,12 @@ class Toys:
 
     folder: Path
 
-    def engine(self, *, window: int | None = None, **settings: Any) -> Engine:
+    def engine(self, *, window: int | None = None, report: Report | None = None, **settings: Any) -> Engine:
         """A small engine; every step is checked unless `settings` say otherwise."""
         small = {"num_pages": 100, "page_size": 4, "max_running_requests": 8, "max_batch_tokens": 64}
         parts = {"attn": "toy", "ops": "toy", "runner": "eager", "load_format": "dummy", "max_seq_len": LONGEST}
         model = str(toy_plugins.install(self.folder, window))
-        return Engine(EngineConfig(model=model, **({"debug_invariants": True} | parts | small | settings)))
+        return Engine(EngineConfig(model=model, **({"debug_invariants": True} | parts | small | settings)), report)
 
 
 @contextmanager

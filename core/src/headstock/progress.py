@@ -38,15 +38,16 @@ class Bars:
             self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Set the bar of `stage` to `done` of `total`."""
+        """Set the bar of `stage` to `done` of `total`; what comes after a comma in its name may change on the way."""
         if self.progress is None:
             return
-        if stage not in self.stages:
+        name = stage.partition(",")[0]
+        if name not in self.stages:
             bar = self.progress.add_task(stage, total=total, amount="")
-            self.stages[stage] = Stage(bar, time.monotonic())
-        seconds = time.monotonic() - self.stages[stage].began
-        text = amount(stage, done, total, seconds)
-        self.progress.update(self.stages[stage].bar, completed=done, total=total, amount=text)
+            self.stages[name] = Stage(bar, time.monotonic())
+        seconds = time.monotonic() - self.stages[name].began
+        text = amount(name, done, total, seconds)
+        self.progress.update(self.stages[name].bar, description=stage, completed=done, total=total, amount=text)
 
     def __enter__(self) -> Bars:
         if self.progress is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from itertools import count
 from typing import Any
@@ -230,3 +231,11 @@ def test_a_kind_of_sampling_that_cannot_be_recorded_is_computed_each_time(
     (warning,) = caplog.records
     assert "top_p is not recorded: not in a graph" in warning.getMessage()
     engine.close()
+
+
+def test_captures_are_reported_one_by_one_with_the_memory_that_is_free(toys: Toys) -> None:
+    told: list[tuple[str, int, int]] = []
+    toys.engine(runner="rerun", max_running_requests=4, report=lambda *news: told.append(news)).close()
+    graphs = [news for news in told if news[0].startswith("graphs")]
+    assert [done for _, done, total in graphs] == [1, 2, 3] and {total for *_, total in graphs} == {3}
+    assert all(re.fullmatch(r"graphs, [\d.]+ (MiB|GiB) free", stage) for stage, *_ in graphs)

@@ -166,7 +166,12 @@ def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: R
     if not memory.spent.capturable:
         return off
     before, began = settled(assembly.device), time.monotonic()
-    if not capture(assembly, buckets, lambda done, total: None if report is None else report("graphs", done, total)):
+
+    def tell(done: int, total: int) -> None:
+        if report is not None:
+            report(f"graphs, {size(free_bytes(assembly.device))} free", done, total)
+
+    if not capture(assembly, buckets, tell):
         return off
     seconds, taken = time.monotonic() - began, max(before - settled(assembly.device), 0)
     if assembly.device.type == "cuda" and taken > memory.spent.graphs * 1.05 + SLACK:
