@@ -48,6 +48,7 @@ class Scheduling(RuleBasedStateMachine):
         self.inner = bounds.choose
         self.fenced = drafts
         self.requests = {}
+        self.aborted: set[str] = set()
 
     def choose(self, view: View, budget: Budget) -> Choice:
         """What the scheduler chooses, but for rows that are to be preempted: the lowest in rank."""
@@ -91,7 +92,9 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 30))
     def abort(self, which: int) -> None:
-        self.drive.events.append(Aborted(str(which)))
+        name = str(which % (len(self.requests) + 1))  # the last is nobody's
+        self.drive.events.append(Aborted(name))
+        self.aborted |= {name} & self.requests.keys()
 
     @rule(which=st.integers(0, 4))
     def fail(self, which: int) -> None:
@@ -107,6 +110,8 @@ class Scheduling(RuleBasedStateMachine):
             assert all(plan.num_tokens <= bounds.max_batch_tokens for plan in self.drive.plans[-4:])
             ids = [entry.request.id for entry in (*state.seats, *state.waiting) if entry is not None]
             assert len(ids) == len(set(ids)) and not set(ids) & set(self.drive.reasons)
+            waiting = {event.id for event in self.drive.events if isinstance(event, Aborted)}
+            assert not self.aborted & set(ids) - waiting, "it runs on though aborted"
 
     def teardown(self) -> None:
         if not hasattr(self, "drive"):
