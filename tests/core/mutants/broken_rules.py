@@ -32,6 +32,12 @@ def of_the_queue_alone(aborted: Any, draft: Any, id: str, reason: str) -> None:
         aborted(draft, id, reason)
 
 
+def but_for_the_preempted(aborted: Any, draft: Any, id: str, reason: str) -> None:
+    """Who was preempted is not aborted while it waits."""
+    if not any(entry.request.id == id and entry.preemptions for entry in draft.waiting):
+        aborted(draft, id, reason)
+
+
 def as_if_it_were_there(aborted: Any, draft: Any, id: str, reason: str) -> None:
     """An abort of who is not there is a mistake."""
     entries = [*draft.waiting, *(entry for entry in draft.seats if entry is not None)]
@@ -109,6 +115,9 @@ class Overtaking(Executor):
 NEGLECTED = {
     "aborts by prefix": Mutant(around(absorb, "aborted", by_prefix), "another one was aborted"),
     "who runs is not aborted": Mutant(around(absorb, "aborted", of_the_queue_alone), "runs on though aborted"),
+    "who was preempted is not aborted": Mutant(
+        around(absorb, "aborted", but_for_the_preempted), "waits on though aborted"
+    ),
     "aborts of who is gone raise": Mutant(around(absorb, "aborted", as_if_it_were_there), "KeyError: 'a'"),
     "a page too many wanted": Mutant(around(admit, "has_room", one_page_more), "still busy"),
     "padding rows stay as they were": Mutant(

@@ -212,3 +212,11 @@ class Drive:
         raise AssertionError(
             f"still busy after {most} steps: {self.state.num_running} running, {len(self.state.waiting)} waiting"
         )
+
+
+def run(drive: Drive, *requests: Request) -> Drive:
+    """Submit and drain."""
+    for one in requests:
+        drive.submit(one)
+    drive.drain()
+    return drive
