@@ -23,6 +23,7 @@ from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun
 from headstock.schedule import Request
+from headstock_fa.backend import FlashAttentionBackend
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -123,6 +124,29 @@ def test_G2_replays_equal_the_same_steps_bit_for_bit(attn: str, batch: int) -> N
 def test_G9_lengths_of_512_1024_and_2048_record_nothing_anew_and_move_nothing(attn: str) -> None:
     found = graphs.lengths(attn)
     assert found["ok"], found
+
+
+@pytest.mark.parametrize("spoilt", ["raises", "reads the device"])
+def test_G11_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_without_graphs(
+    spoilt: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward = FlashAttentionBackend.forward
+
+    def spoiling(self: FlashAttentionBackend, q: torch.Tensor, *arguments: Any, **more: Any) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            if spoilt == "raises":
+                raise RuntimeError("not in a capture")
+            q.sum().item()
+        forward(self, q, *arguments, **more)
+
+    monkeypatch.setattr(FlashAttentionBackend, "forward", spoiling)
+    with caplog.at_level(logging.WARNING), LLM("demo", attn="fa", runner="cudagraph", **SIZES) as llm:
+        assert not llm.engine.executor.runner.recorded
+        assert not wrong(llm, questions())
+    assert len([record for record in caplog.records if "graphs are off" in record.message]) == 1
+    monkeypatch.undo()
+    with LLM("demo", attn="fa", runner="cudagraph", **SIZES) as llm:
+        assert llm.engine.executor.runner.recorded and not wrong(llm, questions())
 
 
 @pytest.mark.parametrize("fault", graphs.FAULTS)

@@ -26,7 +26,8 @@ from headstock.schedule import Request
 from headstock.schedule.check import check
 from headstock.spi import Batch, Runner, Sample
 
-RNG = np.random.default_rng(5)
+SEED = 5
+RNG = np.random.default_rng(SEED)
 SMALL = {"num_pages": 256, "max_running_requests": 16}
 
 

@@ -23,13 +23,8 @@ from headstock.engine.engine import Engine
 from headstock.schedule import Request
 from headstock.schedule.check import check
 
-RNG = np.random.default_rng(17)
-
-
-@pytest.fixture(autouse=True)
-def drawn_anew() -> None:
-    """What a test draws does not depend on who ran before it."""
-    RNG.bit_generator.state = np.random.default_rng(17).bit_generator.state
+SEED = 17
+RNG = np.random.default_rng(SEED)
 
 
 @pytest.fixture(scope="module")

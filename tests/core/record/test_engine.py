@@ -98,7 +98,7 @@ def test_a_scheduler_that_fails_names_a_recording_that_shows_it(
     engine = Engine(EngineConfig(**TIGHT, record=str(tmp_path / "mine") if recorded else None))
     engine.limits = evolve(engine.limits, choose=dying(9, ZeroDivisionError("oh")))
     submitted(engine, 3)
-    with pytest.raises(EngineDied, match=r"ZeroDivisionError; .*headstock replay (\S+)") as raised:
+    with pytest.raises(PluginBroken, match=r"raised ZeroDivisionError: oh; .*headstock replay (\S+)") as raised:
         finish(engine)
     engine.close()
 
@@ -106,7 +106,10 @@ def test_a_scheduler_that_fails_names_a_recording_that_shows_it(
     assert (named == str(tmp_path / "mine")) == recorded
     # The installed scheduler does not fail, which the replay tells: the fault lies in what was chosen in this engine.
     assert main(["replay", named]) == 1
-    assert "step 9 differs in outcome: recorded ZeroDivisionError: oh, replayed a plan" in capsys.readouterr().out
+    assert (
+        "step 9 differs in outcome: recorded PluginBroken: the scheduler 'mixed' raised ZeroDivisionError: oh; report it"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_broken_scheduler_plugin_leaves_a_recording_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +132,7 @@ def test_a_tail_cannot_be_replayed_but_drawn(
     prompt = np.arange(5, 15, dtype=np.int32)
     engine.submit(Request(id="long", prompt=prompt, max_tokens=300, params=SamplingParams(temperature=0.0)))
     engine.limits = evolve(engine.limits, choose=dying(290, ZeroDivisionError("oh")))
-    with pytest.raises(EngineDied, match="the last 256 steps are in") as raised:
+    with pytest.raises(PluginBroken, match="the last 256 steps are in") as raised:
         finish(engine)
     engine.close()
 
@@ -139,7 +142,8 @@ def test_a_tail_cannot_be_replayed_but_drawn(
     assert "begins with step 35, and a schedule can be run again from step 0 only; --timeline FILE draws" in line
     assert main(["replay", named, "--timeline", str(trace)]) == 0
     events = json.loads(trace.read_text())["traceEvents"]
-    assert [each["name"] for each in events if each["ph"] == "i"] == ["failed: ZeroDivisionError: oh"]
+    (failed,) = [each["name"] for each in events if each["ph"] == "i"]
+    assert failed.startswith("failed: PluginBroken: the scheduler 'mixed' raised ZeroDivisionError: oh;")
     (decode,) = [each for each in events if each["name"] == "decode"]
     assert decode["args"]["steps"] == 255
     assert all(not e.tokens.any() for m in read(named).moments() for e in m.events if hasattr(e, "tokens"))

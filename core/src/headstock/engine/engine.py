@@ -177,9 +177,7 @@ class Engine:
         try:
             state, plan = step(self.state, tuple(events), self.limits)
         except PluginBroken as error:
-            said = self.recorder.died(events, error)
-            LOG.error(event("the scheduler failed", recording=said))
-            raise PluginBroken(f"{error}; {said}") from error
+            raise PluginBroken(f"{error}; {self.recorder.died(events, error)}") from error
         except AssertionError as error:
             said = self.recorder.died(events, error)
             raise EngineDied(f"the scheduler contradicts itself: {error}; {said}") from error

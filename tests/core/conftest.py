@@ -1,4 +1,4 @@
-"""Draws of the scheduler's tests."""
+"""Draws of tests."""
 
 from __future__ import annotations
 
