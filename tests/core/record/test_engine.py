@@ -15,7 +15,7 @@ from headstock import LLM, SamplingParams
 from headstock.cli.main import main
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
-from headstock.errors import EngineDied, PluginBroken
+from headstock.errors import PluginBroken
 from headstock.record.file import read
 from headstock.schedule import Arrived, Request
 from headstock.spi import Choice
@@ -106,10 +106,8 @@ def test_a_scheduler_that_fails_names_a_recording_that_shows_it(
     assert (named == str(tmp_path / "mine")) == recorded
     # The installed scheduler does not fail, which the replay tells: the fault lies in what was chosen in this engine.
     assert main(["replay", named]) == 1
-    assert (
-        "step 9 differs in outcome: recorded PluginBroken: the scheduler 'mixed' raised ZeroDivisionError: oh; report it"
-        in capsys.readouterr().out
-    )
+    said = "step 9 differs in outcome: recorded PluginBroken: the scheduler 'mixed' raised ZeroDivisionError: oh;"
+    assert said in capsys.readouterr().out
 
 
 def test_a_broken_scheduler_plugin_leaves_a_recording_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
