@@ -32,6 +32,8 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 
 # Tests use small tensors, for which a second thread costs more than it brings (140 s against 25 s for sdpa's).
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# A test that waits for ever says where each of its threads is and fails, and the others go on.
+LIMITED = ("-o", "faulthandler_timeout=200", "-o", "faulthandler_exit_on_timeout=true")
 # What core needs to list plugins and print help: all of its dependencies but those of the engine itself.
 LIGHT = ("attrs", "numpy", "packaging", "rich", "stevedore")
 
@@ -51,9 +53,9 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         in_dev(session, "pytest", "--durations=10", *session.posargs)
         return
-    two = ("-n", "2", "--dist", "worksteal")
+    two = ("-n", "2", "--dist", "worksteal", *LIMITED)
     in_dev(session, "pytest", *two, "-m", "not full and not alone", "--durations=10")
-    in_dev(session, "pytest", "-m", "alone and not full", "--durations=5")
+    in_dev(session, "pytest", "-m", "alone and not full", "--durations=5", *LIMITED)
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -127,7 +129,8 @@ def gpu(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def full(session: nox.Session) -> None:
     """Run the long tests too (soak, all pairs, several seeds); by hand, before a release."""
-    in_dev(session, "pytest", "-m", "full or not full", "--durations=20", *session.posargs)
+    hour = (*LIMITED, "-o", "faulthandler_timeout=3600")
+    in_dev(session, "pytest", "-m", "full or not full", "--durations=20", *hour, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["dev"])

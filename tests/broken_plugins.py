@@ -108,7 +108,7 @@ def build(folder: Path, dist: Dist) -> None:
             f'[tool.hatch.build.targets.wheel]\ninclude = ["{dist.package}.py"]\n'
         )
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder.absolute())]
-        subprocess.run(command, cwd=project, check=True)
+        subprocess.run(command, cwd=project, check=True, timeout=150)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,10 @@ def test_the_scheduler_imports_only_numpy_attrs_the_contract_and_the_standard_li
 )
 def test_importing_a_light_module_leaves_heavy_ones_out(module: str) -> None:
     script = f"import sys, {module}; print([each for each in {HEAVY!r} if each in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=150).stdout
+        == "[]\n"
+    )
 
 
 def start_seconds(*arguments: str) -> tuple[float, str]:
@@ -99,7 +102,9 @@ def start_seconds(*arguments: str) -> tuple[float, str]:
     seconds = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True, timeout=150
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
     return min(seconds), done.stdout
@@ -117,7 +122,9 @@ def test_the_command_line_starts_fast_and_without_torch(arguments: tuple[str, ..
 def test_every_entry_point_of_ours_is_light() -> None:
     fastest: dict[str, float] = {}
     for _ in range(5):
-        output = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(
+            [sys.executable, "-c", LOADING], capture_output=True, text=True, check=True, timeout=150
+        ).stdout
         *lines, heavy = output.splitlines()
         assert heavy == "heavy"
         for name, seconds in (line.split() for line in lines):

@@ -36,7 +36,13 @@ def run(code: str, *arguments: str) -> str:
     settings = {name: value for name, value in os.environ.items() if not name.startswith(("HEADSTOCK_", "LOG_LEVEL"))}
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, env=settings
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=settings,
+        timeout=150,
     )
     return done.stdout
 

@@ -38,9 +38,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
-    subprocess.run(build, cwd=folder, check=True, capture_output=True)
+    subprocess.run(build, cwd=folder, check=True, timeout=150, capture_output=True)
     (wheel,) = folder.glob("dist/*.whl")
-    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(folder / "site")], check=True)
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(folder / "site")], check=True, timeout=150)
     return {**os.environ, "PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1"}
 
 
@@ -48,7 +48,7 @@ def headstock(environment: dict[str, str], *arguments: str) -> str:
     """What the command line prints."""
     script = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=150)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

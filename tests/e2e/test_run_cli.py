@@ -209,7 +209,9 @@ def test_quiet_writes_nothing_to_a_terminal_but_the_text() -> None:
 
 def test_closed_output_is_no_error() -> None:
     command = [*COMMAND, "--prompt", "x", "--max-tokens", "2", *SMALL]
-    assert subprocess.run(["/bin/sh", "-c", '"$@" >&- 2>&- <&-', "sh", *command], check=False).returncode == 0
+    assert (
+        subprocess.run(["/bin/sh", "-c", '"$@" >&- 2>&- <&-', "sh", *command], check=False, timeout=150).returncode == 0
+    )
 
 
 def test_a_terminal_begins_a_chat() -> None:

@@ -78,14 +78,15 @@ class Flight:
         while self.waiting and len(self.live) < self.room:
             job, request = self.waiting[0]
             job.begin(request, time.monotonic())
+            self.live[request.id] = job  # before it is handed over: Ctrl-C may come right after
             try:
                 self.loop.submit(request, self.hear, eager=self.eager or bool(job.params.stop))
             except RequestError as error:
-                if isinstance(error, CapacityError) and self.live:
+                if isinstance(error, CapacityError) and len(self.live) > 1:
+                    del self.live[request.id]
                     return  # others must end first
                 self.hear(refused(request, error))
             self.waiting.popleft()
-            self.live[request.id] = job
 
     def hear(self, update: Update) -> None:
         """Pass on what the engine's thread says."""
@@ -148,7 +149,11 @@ def fly(
             if piece is not None:
                 yield piece
     finally:
-        flight.close()
+        try:
+            flight.close()
+        except KeyboardInterrupt:
+            flight.close()
+            raise
 
 
 async def fly_async(

@@ -158,8 +158,8 @@ class LLM:
     def run(self, jobs: Sequence[Job], *, use_tqdm: bool = False) -> list[RequestOutput]:
         """The results of `jobs`, in their order.   raises: EngineDied"""
         ended = 0
-        with Bars(shown=use_tqdm) as bars:
-            for job, _ in self.events(jobs, eager=False):
+        with Bars(shown=use_tqdm) as bars, closing(self.events(jobs, eager=False)) as events:
+            for job, _ in events:
                 ended += job.ended
                 bars.report("prompts", ended, len(jobs))
         return [job.result() for job in jobs]

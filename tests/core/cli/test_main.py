@@ -59,7 +59,9 @@ def test_help_version_and_config_import_neither_torch_nor_plugins(arguments: lis
         "import sys; from headstock.cli.main import main; code = main(sys.argv[1:]);"
         "print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True, timeout=150
+    )
     assert "'headstock'" in done.stderr
     assert "'torch'" not in done.stderr
     assert "'stevedore'" not in done.stderr
@@ -73,7 +75,7 @@ def test_help_and_version_answer_in_less_than_300_ms(flag: str) -> None:
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", script, flag], capture_output=True, check=True)
+        subprocess.run([sys.executable, "-c", script, flag], capture_output=True, check=True, timeout=150)
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.3
 
@@ -168,14 +170,16 @@ CONFIG = "import sys; from headstock.cli.main import main; sys.exit(main(['confi
 ])  # fmt: skip
 def test_closed_and_full_streams_are_no_traceback(redirection: str, code: int, said: str) -> None:
     command = f'"{sys.executable}" -c "{CONFIG}" {redirection}'
-    done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=150)
     assert (done.returncode, done.stderr) == (code, said)
 
 
 def test_a_reader_that_leaves_is_no_noise() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, "-c", CONFIG], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CONFIG], stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=150
+    )
     os.close(writer)
     assert done.stderr == ""
     assert done.returncode == 141

@@ -15,7 +15,7 @@ from headstock import SamplingParams
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.engine.update import Update
-from headstock.errors import EngineDied
+from headstock.errors import CapacityError, EngineDied, RequestError
 from headstock.schedule import Request
 
 SCARCE = {"num_pages": 45, "max_running_requests": 6, "max_batch_tokens": 24}
@@ -124,13 +124,12 @@ def deaf(update: Update) -> None:
         raise ValueError("no")
 
 
-@pytest.mark.parametrize("faults", [(), ("schedule@4",)], ids=["closed", "died"])
+@pytest.mark.parametrize("faults", [(), ("slow@1:0.5", "schedule@4")], ids=["closed", "died"])
 def test_R2_the_end_of_an_engine_reaches_everyone_though_a_sink_raises(toys: Toys, faults: tuple[str, ...]) -> None:
     loop = Loop(toys.engine(faults=faults))
     seen: list[Update] = []
-    with loop.wake:
-        for name, sink in (("a", deaf), ("b", seen.append)):
-            loop.submit(request(name, PROMPT, 100), sink, eager=False)
+    for name, sink in (("a", deaf), ("b", seen.append)):
+        loop.submit(request(name, PROMPT, 100), sink, eager=False)
     loop.thread.join(10 if faults else 0)
     loop.close()
     loop.engine.close()
@@ -166,3 +165,18 @@ def test_only_asked_for_alternatives_are_told(toys: Toys) -> None:
 
     assert [{len(entry.top) for entry in told[name].logprobs or ()} for name in "012"] == [{0}, {3}, set()]
     assert [len(told[name].logprobs or ()) for name in "012"] == [3, 3, 0]
+
+
+def test_an_abort_of_nobody_does_not_concern_who_takes_that_name_later(toys: Toys) -> None:
+    trial = Trial(toys.engine(on_pressure="reject", memory_threshold=0.02, num_pages=40))
+    trial.engine.abort("a")
+    ask = request("a", PROMPT, 5)
+    trial.submit(ask)
+    with pytest.raises(RequestError, match="in use"):
+        trial.engine.submit(ask)
+    with pytest.raises(CapacityError, match="--memory-threshold"):  # of pages that "a" will need
+        trial.engine.submit(evolve(ask, id="b"))
+    trial.drain()
+    trial.engine.close()
+
+    assert trial.reasons == {"a": "length"} and trial.outputs["a"] == expected(ask)

@@ -162,8 +162,9 @@ def test_streams_that_are_left_at_any_moment_leave_no_page_held(toys: Toys) -> N
         readers = [threading.Thread(target=leave, args=(number,)) for number in range(50)]
         for reader in readers:
             reader.start()
+        deadline = time.monotonic() + 30
         for reader in readers:
-            reader.join(30)
+            reader.join(max(0.0, deadline - time.monotonic()))
         deadline = time.monotonic() + 2
         while llm.engine.has_work and time.monotonic() < deadline:
             time.sleep(0.01)

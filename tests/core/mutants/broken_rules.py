@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headstock import intake
+from headstock import flight, intake
 from headstock.engine import engine, worker
 from headstock.schedule import Plan, absorb, admit
 from headstock.spi import Executor, Pending
@@ -127,6 +127,7 @@ NEGLECTED = {
     "a step overtakes another": Mutant(
         lambda patch: patch.setattr(engine, "WorkerThread", Overtaking), "nothing was wrong with"
     ),
+    "who leaves runs on": Mutant(around(flight.Flight, "close", lambda close, self: None), "runs on"),
     "threads stay": Mutant(threads_stay, "threads and files"),
 }
 """What is neglected -> how, and in which words it is noticed."""

@@ -232,7 +232,7 @@ def test_replaying_imports_no_torch(tmp_path: Path) -> None:
     )
     page, trace = str(tmp_path / "a.html"), str(tmp_path / "a.json")
     command = [sys.executable, "-c", script, "replay", str(path), "--html", page, "--timeline", trace]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
     assert done.stdout.endswith("identical\nFalse\n")
 
 

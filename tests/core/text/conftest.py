@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from attrs import define, field
@@ -114,9 +116,13 @@ class ScriptedLoop:
     most: int = 0
     closed: int = 0
     died: EngineDied | None = None
-    lock: threading.Condition = field(factory=threading.Condition)
+    lock: Any = field(factory=threading.Lock)  # Ctrl-C is tested, and would leave a Condition locked
     hold: threading.Event = field(factory=threading.Event)
-    thread: threading.Thread | None = None
+    thread: threading.Thread = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.thread = threading.Thread(target=self.drive, daemon=True)
+        self.thread.start()
 
     def submit(self, request: Request, sink: Callable[[Update], None], *, eager: bool = True) -> None:
         with self.lock:
@@ -126,10 +132,6 @@ class ScriptedLoop:
             self.seen.append(request)
             self.rows[request.id] = Row(request, sink)
             self.most = max(self.most, len(self.rows))
-            if self.thread is None:
-                self.thread = threading.Thread(target=self.drive, daemon=True)
-                self.thread.start()
-            self.lock.notify()
 
     def abort(self, name: str) -> None:
         with self.lock:
@@ -153,18 +155,17 @@ class ScriptedLoop:
     def close(self) -> None:
         with self.lock:
             self.closed += 1
-            self.lock.notify()
-        if self.thread is not None:
-            self.thread.join()
+        self.thread.join()
 
     def drive(self) -> None:
         while True:
             with self.lock:
-                self.lock.wait_for(lambda: self.closed or (self.rows and not self.hold.is_set()), timeout=0.01)
                 if self.closed:
                     return
                 rows = [] if self.hold.is_set() else list(self.rows.values())
                 news = [self.advance(row) for row in rows]
+            if not rows:
+                time.sleep(0.0005)
             for row, update in zip(rows, news, strict=True):
                 row.sink(update)
 

@@ -96,6 +96,8 @@ def test_a_bad_generation_config_is_one_line_that_names_the_file(tmp_path: Path,
 def test_a_tokenizer_json_is_read_without_importing_transformers_models(byte_level: Path) -> None:
     code = "import sys; from pathlib import Path; from headstock.text.tokenizer import Tokenizer\n"
     code += "Tokenizer(Path(sys.argv[1])); print('transformers.generation' in sys.modules, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, str(byte_level)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(byte_level)], capture_output=True, text=True, check=True, timeout=150
+    )
 
     assert done.stdout.split() == ["False", "False"]

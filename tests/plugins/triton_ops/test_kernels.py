@@ -18,7 +18,8 @@ PARTS = sorted((Path(__file__).parent / "interpreted").glob("*.py"))
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.stem)
 def test_interpreted(part: Path) -> None:
-    command = [sys.executable, "-m", "pytest", str(part), "-p", "no:cacheprovider", "--tb=short"]
+    limit = ("-o", "faulthandler_timeout=120", "-o", "faulthandler_exit_on_timeout=true")  # each of its tests
+    command = [sys.executable, "-m", "pytest", str(part), "-p", "no:cacheprovider", "--tb=short", *limit]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=190)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

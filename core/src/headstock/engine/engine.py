@@ -68,6 +68,7 @@ class Engine:
             describe(self.config, self.limits), self.limits, config.record, prompts=config.record_prompts
         )
         self.inbox: deque[Event] = deque()
+        self.asked: dict[str, tuple[Request, bool]] = {}  # whose accounts are still to be opened, and whether eager
         self.plan: Plan | None = None
         self.joined: dict[int, Entry | None] = {}
         self.flights: deque[Flight] = deque()
@@ -96,13 +97,13 @@ class Engine:
         self.accept(request, eager=eager)
 
     def accept(self, request: Request, *, eager: bool) -> None:
-        """Queue a request that `check` has passed."""
-        self.ledger.open(request, eager=eager)
+        """Queue a request that `check` has passed. If that is interrupted, `abort` leaves nothing of it."""
+        self.asked[request.id] = request, eager
         self.inbox.append(Arrived(request))
 
     def check(self, request: Request) -> None:
         """Raise RequestError when the request is not for this engine."""
-        if self.ledger.knows(request.id):
+        if request.id in self.asked or self.ledger.knows(request.id):
             raise RequestError(f"request id {shown(request.id)} is in use; choose another", "request_id")
         prompt = request.prompt
         if len(prompt) and (int(prompt.min()) < 0 or int(prompt.max()) >= self.model.vocab):
@@ -128,7 +129,8 @@ class Engine:
         """The share of the pool's pages that running requests hold, or that others will need for what they have."""
         state, pages_for = self.state, self.limits.pages_for
         held = int(np.count_nonzero(state.refs[0]))
-        held += sum(pages_for(length) for length in self.ledger.unseated())
+        unseated = (*self.ledger.unseated(), *(len(request.prompt) for request, _ in list(self.asked.values())))
+        held += sum(map(pages_for, unseated))
         held += sum(pages_for(len(entry.tokens)) for entry in state.waiting if entry.preemptions)
         return min(held / self.limits.num_pages[0], 1.0)
 
@@ -154,6 +156,7 @@ class Engine:
         events = news(plan, outcome) if plan is not None else []
         while self.inbox:
             events.append(self.inbox.popleft())
+            self.enter(events[-1])
         state, next_plan = self.schedule(events)
         updates = self.ledger.settle(plan, outcome, state)
         self.state, self.plan = state, next_plan
@@ -164,6 +167,15 @@ class Engine:
         if not self.has_work:
             self.check_idle()
         return updates
+
+    def enter(self, event: Event) -> None:
+        """Open the account of a request that arrives."""
+        if isinstance(event, Arrived):
+            request, eager = self.asked.get(event.request.id, (event.request, True))
+            self.ledger.open(request, eager=eager)
+            self.asked.pop(request.id, None)
+        elif isinstance(event, Aborted):  # of one that an interrupt kept out of the inbox, or of nobody
+            self.asked.pop(event.id, None)
 
     def check_idle(self) -> None:
         """Raise EngineDied when something is left behind though no request is there: it would be lost for ever."""
@@ -223,6 +235,8 @@ class Engine:
 
     def unfinished(self) -> list[Update]:
         """The last news of every request that has not ended, once this engine takes no more steps."""
+        while self.inbox:
+            self.enter(self.inbox.popleft())
         return self.ledger.unfinished(self.state)
 
     def stats(self) -> EngineStats:

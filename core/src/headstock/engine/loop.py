@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -21,6 +22,9 @@ Sink = Callable[[Update], None]
 class Loop:
     """Owns the thread. A sink is called on it, for one request, until the update with a finish reason; then never
     again.
+
+    Ctrl-C may strike whoever calls, at any moment. So nothing is used here that keeps a lock when it does, as a
+    Condition or an Event may (their `with` is written in Python, that of a Lock is not).
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -29,33 +33,42 @@ class Loop:
         self.failure: HeadstockError | None = None
         self.heartbeat = time.monotonic()
         self.closing = False
-        self.wake = threading.Condition()
+        self.lock = threading.Lock()
+        self.bell = threading.Lock()  # taken, but for the moment between a ring and whoever sleeps hearing it
+        self.bell.acquire()
         self.thread = threading.Thread(target=self.drive, name="headstock-engine", daemon=True)
         self.thread.start()
 
     def submit(self, request: Request, sink: Sink, *, eager: bool = True) -> None:
         """Queue a request; `eager` as in `Engine.submit`.   raises: RequestError, EngineDied"""
-        with self.wake:
+        with self.lock:
             self.check_alive()
             # Checked first and known before it is queued: the thread may tell of it at once.
             self.engine.check(request)
-            self.sinks[request.id] = sink
-            self.engine.accept(request, eager=eager)
-            self.wake.notify()
+            try:
+                self.sinks[request.id] = sink
+                self.engine.accept(request, eager=eager)
+            except BaseException:  # Ctrl-C: it may have been queued or not
+                self.sinks.pop(request.id, None)
+                self.engine.abort(request.id)
+                raise
+        self.ring()
 
     def abort(self, id: str) -> None:
         """End a request; its sink hears of it. Nothing happens when there is none of that id."""
-        with self.wake:
-            if id in self.sinks and self.failure is None:
-                self.engine.abort(id)
-                self.wake.notify()
+        self.engine.abort(id)
+        self.ring()
 
     def reset_prefix_cache(self) -> None:
         """As `Engine.reset_prefix_cache`.   raises: EngineDied"""
-        with self.wake:
-            self.check_alive()
-            self.engine.reset_prefix_cache()
-            self.wake.notify()
+        self.check_alive()
+        self.engine.reset_prefix_cache()
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake the thread, or keep it from falling asleep."""
+        with contextlib.suppress(RuntimeError):  # it has been rung already
+            self.bell.release()
 
     def check_alive(self) -> None:
         """Raise EngineDied when no request can be served any more."""
@@ -76,11 +89,10 @@ class Loop:
 
     def wait(self) -> bool:
         """Whether there is work; False when the loop is closing."""
-        with self.wake:
-            while not self.closing and not self.engine.has_work:
-                self.wake.wait(timeout=1.0)
-                self.heartbeat = time.monotonic()
-            return not self.closing
+        while not self.closing and not self.engine.has_work:
+            self.bell.acquire(timeout=1.0)
+            self.heartbeat = time.monotonic()
+        return not self.closing
 
     def tell(self, updates: Sequence[Update]) -> None:
         """Pass updates on; a sink that raises loses its request and disturbs nobody else."""
@@ -99,16 +111,16 @@ class Loop:
 
     def fail(self, error: BaseException) -> None:
         """Tell everyone that the engine is gone."""
-        with self.wake:
+        with self.lock:
             self.failure = error if isinstance(error, HeadstockError) else EngineDied(type(error).__name__)
         said = f"the engine stopped: {self.failure}"
         self.tell([Update(id=id, finish_reason="error", error=said) for id in self.sinks])
 
     def close(self) -> None:
         """Stop after the step in flight; requests that are left end with reason "abort"."""
-        with self.wake:
+        with self.lock:
             self.closing = True
-            self.wake.notify()
+        self.ring()
         if threading.current_thread() is not self.thread:
             self.thread.join()
         if self.failure is None:

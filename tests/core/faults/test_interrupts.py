@@ -1,0 +1,97 @@
+"""Ctrl-C at every moment of handing requests over and hearing of them: nothing is left running, and nobody waits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from inspect import CO_GENERATOR
+from types import FrameType
+from typing import Any
+
+import pytest
+from attrs import evolve
+from toy_engine import Toys
+from toy_text import toy_llm
+
+from headstock import LLM, SamplingParams
+
+WATCHED = {"headstock.llm", "headstock.flight", "headstock.engine.loop", "headstock.engine.engine",
+           "headstock.engine.ledger", "threading", "contextlib"}  # fmt: skip
+PROMPTS = [{"prompt_token_ids": [5 + number, 9, 3]} for number in range(3)]
+SHORT = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+# Takes seconds: whoever is not aborted is found running, or to have said all that.
+ENDLESS = evolve(SHORT, max_tokens=2_000)
+SIZES = {"max_seq_len": 2_048, "num_pages": 1_600, "debug_invariants": False}
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at the `nth` place, in the watched modules, where Python looks for signals: as a
+    function begins, and when one that is written in C returns. (Not as a generator goes on: what is raised there is not
+    raised in the generator.)
+    """
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        begins = event == "call" and not frame.f_code.co_flags & CO_GENERATOR
+        if (begins or event == "c_return") and frame.f_globals.get("__name__") in WATCHED:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+
+def broken_off(work: Callable[[], Any], nth: int) -> bool:
+    """Whether the work was interrupted at the `nth` place; False when it has none so late."""
+    before = sys.getprofile()
+    sys.setprofile(Interrupt(nth))
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(before)
+    return False
+
+
+def left_behind(llm: LLM) -> dict[str, Any]:
+    """What is still there some seconds later of requests that nobody waits for."""
+    deadline = time.monotonic() + 5
+    while True:
+        engine = llm.engine
+        left = {"work": engine.has_work, "sinks": dict(llm.loop.sinks), "accounts": dict(engine.ledger.accounts),
+                "asked": dict(engine.asked)}  # fmt: skip
+        if not any(left.values()) or time.monotonic() > deadline:
+            return {name: what for name, what in left.items() if what}
+        time.sleep(0.001)
+
+
+def generate(llm: LLM) -> None:
+    """Several requests whose answers nobody will see."""
+    llm.generate(PROMPTS, ENDLESS)
+
+
+def leave(llm: LLM) -> None:
+    """A stream that is left after some tokens."""
+    with closing(llm.stream(PROMPTS[0], ENDLESS)) as stream:  # type: ignore[type-var]
+        for _ in range(4):
+            next(stream)
+
+
+@pytest.mark.parametrize(("use", "most"), [(generate, 110), (leave, 1000)])
+def test_an_interrupt_anywhere_leaves_nothing_running_and_an_engine_that_answers(
+    toys: Toys, use: Callable[[LLM], None], most: int
+) -> None:
+    with toy_llm(toys.folder, **SIZES) as llm:
+        wanted = [answer.outputs for answer in llm.generate(PROMPTS, SHORT)]
+        nth = 1
+        while nth <= most and broken_off(partial(use, llm), nth):
+            before = llm.engine.stats().output_tokens
+            assert left_behind(llm) == {}, f"runs on, interrupted at place {nth}"
+            assert llm.engine.stats().output_tokens - before < 1_000, f"runs on to its end, interrupted at place {nth}"
+            nth += 1
+        assert nth > 60
+        assert [answer.outputs for answer in llm.generate(PROMPTS, SHORT)] == wanted
