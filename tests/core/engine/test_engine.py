@@ -1,71 +1,21 @@
-"""The engine on the demo model: what it promises whatever the sizes, the neighbours and the faults."""
+"""Requests through the real engine, on the demo model."""
 
 from __future__ import annotations
 
-import gc
-import json
-import weakref
-from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from attrs import evolve
 
-from headstock import SamplingParams, registry
+from headstock import SamplingParams
 from headstock.config import EngineConfig
-from headstock.engine.build import check_options
 from headstock.engine.engine import Engine
-from headstock.engine.loop import Loop
-from headstock.engine.update import Update
-from headstock.errors import CannotRun, CapacityError, EngineDied, ModelError, PluginBroken, RequestError, UsageError
+from headstock.errors import CapacityError, RequestError
 from headstock.schedule import Request
 from headstock.schedule.check import check
-from headstock.spi import Batch, Runner, Sample
 
-SEED = 5
-RNG = np.random.default_rng(SEED)
-SMALL = {"num_pages": 256, "max_running_requests": 16}
-
-
-def request(name: str, length: int = 20, max_tokens: int = 8, **params: Any) -> Request:
-    """A request of random tokens."""
-    settings = SamplingParams(**({"temperature": 0.0} | params))
-    prompt = RNG.integers(5, 500, length).astype(np.int32)
-    return Request(
-        id=name,
-        prompt=prompt,
-        max_tokens=max_tokens,
-        params=settings,
-        prompt_logprobs=settings.prompt_logprobs is not None,
-    )
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    """A small engine that checks every step."""
-    made = Engine(EngineConfig(**SMALL, debug_invariants=True, overlap=False))
-    yield made
-    made.close()
-
-
-def drain(engine: Engine, *requests: Request) -> dict[str, list[Update]]:
-    """Submit, run to the end, and sort the news by request."""
-    for one in requests:
-        engine.submit(one)
-    news: dict[str, list[Update]] = {one.id: [] for one in requests}
-    while engine.has_work:
-        for update in engine.step():
-            news[update.id].append(update)
-    return news
-
-
-def tokens(updates: list[Update]) -> list[int]:
-    """All output tokens."""
-    return [token for update in updates for token in update.tokens]
+from .demo import drain, request, tokens
 
 
 def test_I12_I13_every_request_ends_once_and_pages_come_back(engine: Engine) -> None:
@@ -163,189 +113,11 @@ def test_H16_reject_refuses_under_pressure_and_accepts_again() -> None:
     engine.close()
 
 
-class Faulty(Runner):
-    """Runs as `inner` does, but hurts one step."""
-
-    def __init__(self, inner: Runner, at: int, kind: str) -> None:
-        self.inner, self.at, self.kind, self.steps = inner, at, kind, 0
-
-    def run(self, batch: Batch, attend: Any) -> Sample:
-        self.steps += 1
-        sample = self.inner.run(batch, attend)
-        if self.steps != self.at:
-            return sample
-        if self.kind == "raise":
-            raise RuntimeError("the device said no")
-        healthy = sample.healthy.clone()
-        healthy[1] = False
-        return evolve(sample, healthy=healthy)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-def test_R9_a_row_with_nan_fails_alone(engine: Engine) -> None:
-    requests = [request(str(i), 12, 8) for i in range(4)]
-    good = {name: tokens(news) for name, news in drain(engine, *requests).items()}
-    engine.executor.runner = Faulty(engine.executor.runner, 4, "nan")
-    news = drain(engine, *requests)
-
-    reasons = [news[str(i)][-1].finish_reason for i in range(4)]
-    assert reasons == ["length", "error", "length", "length"] and news["1"][-1].error
-    assert {name: tokens(news[name]) for name in "023"} == {name: good[name] for name in "023"}
-    assert engine.stats().failed == 1
-
-
-def test_R9_pages_of_a_row_with_nan_are_finite_when_it_has_ended() -> None:
-    engine = Engine(EngineConfig(**SMALL, faults=("nan@4:1",), overlap=False))
-    executor: Any = engine.executor
-    pools = executor.inner.buffers.pools  # the outer one makes things go wrong
-    for name in "ab":
-        engine.submit(request(name))
-    ended: list[str | None] = []
-    while not ended:
-        ended += [update.finish_reason for update in engine.step() if update.finish_reason]
-
-    assert ended == ["error"] and all(pool.isfinite().all() for pool in pools)
-    engine.close()
-
-
-def test_a_sick_model_gives_unhealthy_rows(engine: Engine) -> None:
-    params = engine.executor.runner.program.params
-    with torch.inference_mode():
-        params["norm"].tensor.fill_(float("nan"))
-
-    assert drain(engine, request("a"))["a"][-1].finish_reason == "error"
-
-
-def test_G11_a_step_that_raises_fails_its_requests_and_the_engine_lives(engine: Engine) -> None:
-    inner = engine.executor.runner
-    engine.executor.runner = Faulty(inner, 3, "raise")
-    news = drain(engine, request("a"), request("b"))
-
-    assert all(updates[-1].finish_reason == "error" for updates in news.values())
-    check(engine.state, engine.limits)
-    assert len(tokens(drain(engine, request("c"))["c"])) == 8
-
-
-def test_a_sink_that_raises_loses_its_request_and_disturbs_nobody(engine: Engine) -> None:
-    loop = Loop(engine)
-    seen: list[Update] = []
-
-    def broken(update: Update) -> None:
-        raise ValueError("no")
-
-    loop.submit(request("a", 10, 50), broken)
-    loop.submit(request("b", 10, 5), seen.append)
-    for _ in range(500):
-        if seen and seen[-1].finish_reason:
-            break
-        loop.thread.join(0.02)
-    loop.close()
-
-    assert seen[-1].finish_reason == "length" and not engine.ledger.knows("b")
-    with pytest.raises(EngineDied):
-        loop.submit(request("c"), seen.append)
-
-
-def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
-    loop = Loop(engine)
-    seen: list[Update] = []
-    loop.submit(request("a", 10, 1000), seen.append)
-    loop.close()
-
-    assert seen[-1].finish_reason == "abort"
-
-
-@pytest.mark.parametrize(
-    ("asked", "error", "text"),
-    [
-        ({"page_size": 16, "attn": "sdpa,sdpa,sdpa"}, UsageError, "one comma"),
-        ({"attn": "nope"}, UsageError, "nope"),
-        ({"runner": "cudagraf"}, UsageError, "cudagraph"),
-        ({"kv_dtype": "fp8_e4m3"}, CannotRun, "float8_e4m3fn KV"),
-        ({"kv_dtype": "bfloat16"}, CannotRun, "not float32 with bfloat16 KV"),
-        ({"tp": 2}, CannotRun, "--tp 2"),
-        ({"opt": ("nobody.x=1",)}, UsageError, "nobody"),
-        ({"opt": ("mixed.x=1",)}, UsageError, "'mixed' has no options"),
-        ({"opt": ("eager.x=1",), "runner": "eager"}, UsageError, "'eager' has no options"),
-        ({"opt": ("inline.x=1",)}, UsageError, "'inline' has no options"),
-        ({"opt": ("torch.x=1",), "ops": "torch"}, UsageError, "'torch' has no options"),
-        ({"opt": ("naive.x=1",), "cache_type": "naive"}, UsageError, "'naive' has no options"),
-        ({"opt": ("radix.y=1",), "prefix_cache_n": 0}, UsageError, "y"),
-        ({"model": "/no/such/place"}, ModelError, "no model directory"),
-        ({"prefix_cache_n": 3, "cache_type": "naive"}, None, ""),
-        ({"memory_ratio": 0.0001}, CannotRun, "--memory-ratio 0.0001"),
-    ],
-)
-def test_what_cannot_be_built_says_why(asked: dict[str, Any], error: type[Exception] | None, text: str) -> None:
-    if error is None:
-        Engine(EngineConfig(**(SMALL | asked))).close()
-        return
-    sizes = {} if "memory_ratio" in asked else SMALL
-    with pytest.raises(error, match=text):
-        Engine(EngineConfig(**(sizes | asked)))
-
-
-def test_options_that_nobody_would_read_are_the_fault_of_the_plugin() -> None:
-    kinds = {"cache": "radix", "scheduler": "mixed", "runner": "eager", "ops": "torch", "executor": "inline"}
-    parts: dict[str, Any] = {kind: registry.spec(kind, name) for kind, name in kinds.items()}
-    check_options(EngineConfig(), SimpleNamespace(attention=(), **parts))
-    for kind in ("scheduler", "runner", "executor"):
-        greedy = evolve(parts[kind], options=parts["cache"].options)
-        with pytest.raises(PluginBroken, match=f"'{greedy.name}' declares options, but"):
-            check_options(EngineConfig(), SimpleNamespace(attention=(), **(parts | {kind: greedy})))
-
-
-def test_the_summary_prints_what_was_agreed(engine: Engine) -> None:
-    text = "\n".join(engine.summary.lines())
-
-    assert all(
-        word in text for word in ("attn", "sdpa", "radix", "page size", "256 pages of 16 = 4096 tokens", "memory")
-    )
-
-
-def test_a_pool_smaller_than_a_sequence_cuts_max_seq_len_and_says_so() -> None:
-    engine = Engine(EngineConfig(num_pages=10, max_running_requests=2))
-
-    assert engine.max_seq_len == 160 and any("cut from 4096 to 160" in note for note in engine.summary.notes)
-    engine.close()
-
-
-def test_weights_that_do_not_fit_name_both_numbers(tmp_path: Path) -> None:
-    hf = {
-        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 65536, "num_hidden_layers": 96, "head_dim": 128,
-        "num_attention_heads": 512, "num_key_value_heads": 512, "intermediate_size": 262144, "vocab_size": 262144,
-        "rms_norm_eps": 1e-6, "max_position_embeddings": 1024, "hidden_act": "silu", "tie_word_embeddings": False,
-        "rope_theta": 10000.0,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(hf))
-    with pytest.raises(CannotRun, match=r"the weights need \d+\.\d+ GiB in float32, and \d+\.\d+ GiB are free on cpu"):
-        Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
-    (tmp_path / "config.json").write_text(json.dumps(hf | {"max_position_embeddings": 10**10}))
-    with pytest.raises(ModelError, match=r"max_position_embeddings is 10000000000, wanted at most 16777216"):
-        Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
-
-
 def test_the_smallest_top_p_keeps_the_best_token(engine: Engine) -> None:
     one = request("a", 20, 6)
     narrow = evolve(one, id="b", params=SamplingParams(temperature=1.5, top_p=1e-300, seed=1))
 
     assert tokens(drain(engine, narrow)["b"]) == tokens(drain(engine, one)["a"])
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_a_closed_engine_holds_neither_weights_nor_pool(overlap: bool) -> None:
-    engine = Engine(EngineConfig(**(SMALL | {"overlap": overlap})))
-    executor = getattr(engine.executor, "inner", engine.executor)
-    held = [weakref.ref(executor.buffers.pools[0]), weakref.ref(executor.runner.program.params["norm"].tensor)]
-    drain(engine, request("a", 12, 4))
-    del executor
-    assert all(each() is not None for each in held)
-    engine.close()
-    gc.collect()
-
-    assert [each() for each in held] == [None, None]
 
 
 @pytest.mark.parametrize("ids", [{"logit_bias": {768: 1.0}}, {"allowed_token_ids": (768,)}])
@@ -357,12 +129,3 @@ def test_R1_ids_outside_the_vocabulary_are_refused_at_submission(engine: Engine,
         engine.step()
 
     assert engine.stats().failed == 0
-
-
-@pytest.mark.parametrize("attn", ["sdpa", "sdpa,sdpa"])
-def test_S12_one_name_serves_both_phases_with_one_instance(attn: str) -> None:
-    engine = Engine(EngineConfig(**(SMALL | {"attn": attn, "overlap": False})))
-    router = engine.executor.router
-
-    assert router.prefill is router.decode and len(router.backends) == 1
-    engine.close()

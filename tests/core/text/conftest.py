@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import threading
 import time
@@ -16,12 +17,15 @@ from attrs import define, field
 from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from headstock.cli.main import main
 from headstock.config import EngineConfig
 from headstock.engine.update import TokenLogprob, Update
 from headstock.errors import EngineDied, RequestError
 from headstock.llm import LLM
 from headstock.schedule.request import Request
 from headstock.text.tokenizer import Tokenizer
+
+from .running import Run
 
 TEMPLATE = (
     "{% for m in messages %}<|im|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -223,3 +227,25 @@ def scripted(byte_level: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., t
     yield make
     for llm in made:
         llm.close()
+
+
+@pytest.fixture
+def run(scripted: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `headstock run ARGUMENTS` with standard input from bytes; the exit code, output and errors.
+
+    `absent`: loading a model fails the test.
+    """
+
+    def call(*arguments: str, stdin: bytes = b"", absent: bool = False, **options: Any) -> tuple[int, str, str]:
+        def load(config: Any, report: Any) -> LLM:
+            assert not absent, "no model was to be loaded"
+            return scripted(**options)[0]
+
+        monkeypatch.setattr("headstock.llm.LLM", load)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        monkeypatch.setenv("HEADSTOCK_TRACEBACK", "0")
+        code = main(["run", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call

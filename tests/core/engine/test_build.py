@@ -1,0 +1,114 @@
+"""What an engine is built of, what it cannot be built of, and what is left when it is closed."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.engine.build import check_options
+from headstock.engine.engine import Engine
+from headstock.errors import CannotRun, ModelError, PluginBroken, UsageError
+
+from .demo import SMALL, drain, request
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "text"),
+    [
+        ({"page_size": 16, "attn": "sdpa,sdpa,sdpa"}, UsageError, "one comma"),
+        ({"attn": "nope"}, UsageError, "nope"),
+        ({"runner": "cudagraf"}, UsageError, "cudagraph"),
+        ({"kv_dtype": "fp8_e4m3"}, CannotRun, "float8_e4m3fn KV"),
+        ({"kv_dtype": "bfloat16"}, CannotRun, "not float32 with bfloat16 KV"),
+        ({"tp": 2}, CannotRun, "--tp 2"),
+        ({"opt": ("nobody.x=1",)}, UsageError, "nobody"),
+        ({"opt": ("mixed.x=1",)}, UsageError, "'mixed' has no options"),
+        ({"opt": ("eager.x=1",), "runner": "eager"}, UsageError, "'eager' has no options"),
+        ({"opt": ("inline.x=1",)}, UsageError, "'inline' has no options"),
+        ({"opt": ("torch.x=1",), "ops": "torch"}, UsageError, "'torch' has no options"),
+        ({"opt": ("naive.x=1",), "cache_type": "naive"}, UsageError, "'naive' has no options"),
+        ({"opt": ("radix.y=1",), "prefix_cache_n": 0}, UsageError, "y"),
+        ({"model": "/no/such/place"}, ModelError, "no model directory"),
+        ({"prefix_cache_n": 3, "cache_type": "naive"}, None, ""),
+        ({"memory_ratio": 0.0001}, CannotRun, "--memory-ratio 0.0001"),
+    ],
+)
+def test_what_cannot_be_built_says_why(asked: dict[str, Any], error: type[Exception] | None, text: str) -> None:
+    if error is None:
+        Engine(EngineConfig(**(SMALL | asked))).close()
+        return
+    sizes = {} if "memory_ratio" in asked else SMALL
+    with pytest.raises(error, match=text):
+        Engine(EngineConfig(**(sizes | asked)))
+
+
+def test_options_that_nobody_would_read_are_the_fault_of_the_plugin() -> None:
+    kinds = {"cache": "radix", "scheduler": "mixed", "runner": "eager", "ops": "torch", "executor": "inline"}
+    parts: dict[str, Any] = {kind: registry.spec(kind, name) for kind, name in kinds.items()}
+    check_options(EngineConfig(), SimpleNamespace(attention=(), **parts))
+    for kind in ("scheduler", "runner", "executor"):
+        greedy = evolve(parts[kind], options=parts["cache"].options)
+        with pytest.raises(PluginBroken, match=f"'{greedy.name}' declares options, but"):
+            check_options(EngineConfig(), SimpleNamespace(attention=(), **(parts | {kind: greedy})))
+
+
+def test_the_summary_prints_what_was_agreed(engine: Engine) -> None:
+    text = "\n".join(engine.summary.lines())
+
+    assert all(
+        word in text for word in ("attn", "sdpa", "radix", "page size", "256 pages of 16 = 4096 tokens", "memory")
+    )
+
+
+def test_a_pool_smaller_than_a_sequence_cuts_max_seq_len_and_says_so() -> None:
+    engine = Engine(EngineConfig(num_pages=10, max_running_requests=2))
+
+    assert engine.max_seq_len == 160 and any("cut from 4096 to 160" in note for note in engine.summary.notes)
+    engine.close()
+
+
+def test_weights_that_do_not_fit_name_both_numbers(tmp_path: Path) -> None:
+    hf = {
+        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 65536, "num_hidden_layers": 96, "head_dim": 128,
+        "num_attention_heads": 512, "num_key_value_heads": 512, "intermediate_size": 262144, "vocab_size": 262144,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 1024, "hidden_act": "silu", "tie_word_embeddings": False,
+        "rope_theta": 10000.0,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    with pytest.raises(CannotRun, match=r"the weights need \d+\.\d+ GiB in float32, and \d+\.\d+ GiB are free on cpu"):
+        Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
+    (tmp_path / "config.json").write_text(json.dumps(hf | {"max_position_embeddings": 10**10}))
+    with pytest.raises(ModelError, match=r"max_position_embeddings is 10000000000, wanted at most 16777216"):
+        Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_closed_engine_holds_neither_weights_nor_pool(overlap: bool) -> None:
+    engine = Engine(EngineConfig(**(SMALL | {"overlap": overlap})))
+    executor = getattr(engine.executor, "inner", engine.executor)
+    held = [weakref.ref(executor.buffers.pools[0]), weakref.ref(executor.runner.program.params["norm"].tensor)]
+    drain(engine, request("a", 12, 4))
+    del executor
+    assert all(each() is not None for each in held)
+    engine.close()
+    gc.collect()
+
+    assert [each() for each in held] == [None, None]
+
+
+@pytest.mark.parametrize("attn", ["sdpa", "sdpa,sdpa"])
+def test_S12_one_name_serves_both_phases_with_one_instance(attn: str) -> None:
+    engine = Engine(EngineConfig(**(SMALL | {"attn": attn, "overlap": False})))
+    router = engine.executor.router
+
+    assert router.prefill is router.decode and len(router.backends) == 1
+    engine.close()

@@ -1,0 +1,113 @@
+"""Steps, rows, sinks and plugins that fail, on the demo model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from headstock.config import EngineConfig
+from headstock.engine.engine import Engine
+from headstock.engine.loop import Loop
+from headstock.engine.update import Update
+from headstock.errors import EngineDied
+from headstock.schedule.check import check
+from headstock.spi import Batch, Runner, Sample
+
+from .demo import SMALL, drain, request, tokens
+
+
+class Faulty(Runner):
+    """Runs as `inner` does, but hurts one step."""
+
+    def __init__(self, inner: Runner, at: int, kind: str) -> None:
+        self.inner, self.at, self.kind, self.steps = inner, at, kind, 0
+
+    def run(self, batch: Batch, attend: Any) -> Sample:
+        self.steps += 1
+        sample = self.inner.run(batch, attend)
+        if self.steps != self.at:
+            return sample
+        if self.kind == "raise":
+            raise RuntimeError("the device said no")
+        healthy = sample.healthy.clone()
+        healthy[1] = False
+        return evolve(sample, healthy=healthy)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_R9_a_row_with_nan_fails_alone(engine: Engine) -> None:
+    requests = [request(str(i), 12, 8) for i in range(4)]
+    good = {name: tokens(news) for name, news in drain(engine, *requests).items()}
+    engine.executor.runner = Faulty(engine.executor.runner, 4, "nan")
+    news = drain(engine, *requests)
+
+    reasons = [news[str(i)][-1].finish_reason for i in range(4)]
+    assert reasons == ["length", "error", "length", "length"] and news["1"][-1].error
+    assert {name: tokens(news[name]) for name in "023"} == {name: good[name] for name in "023"}
+    assert engine.stats().failed == 1
+
+
+def test_R9_pages_of_a_row_with_nan_are_finite_when_it_has_ended() -> None:
+    engine = Engine(EngineConfig(**SMALL, faults=("nan@4:1",), overlap=False))
+    executor: Any = engine.executor
+    pools = executor.inner.buffers.pools  # the outer one makes things go wrong
+    for name in "ab":
+        engine.submit(request(name))
+    ended: list[str | None] = []
+    while not ended:
+        ended += [update.finish_reason for update in engine.step() if update.finish_reason]
+
+    assert ended == ["error"] and all(pool.isfinite().all() for pool in pools)
+    engine.close()
+
+
+def test_a_sick_model_gives_unhealthy_rows(engine: Engine) -> None:
+    params = engine.executor.runner.program.params
+    with torch.inference_mode():
+        params["norm"].tensor.fill_(float("nan"))
+
+    assert drain(engine, request("a"))["a"][-1].finish_reason == "error"
+
+
+def test_G11_a_step_that_raises_fails_its_requests_and_the_engine_lives(engine: Engine) -> None:
+    inner = engine.executor.runner
+    engine.executor.runner = Faulty(inner, 3, "raise")
+    news = drain(engine, request("a"), request("b"))
+
+    assert all(updates[-1].finish_reason == "error" for updates in news.values())
+    check(engine.state, engine.limits)
+    assert len(tokens(drain(engine, request("c"))["c"])) == 8
+
+
+def test_a_sink_that_raises_loses_its_request_and_disturbs_nobody(engine: Engine) -> None:
+    loop = Loop(engine)
+    seen: list[Update] = []
+
+    def broken(update: Update) -> None:
+        raise ValueError("no")
+
+    loop.submit(request("a", 10, 50), broken)
+    loop.submit(request("b", 10, 5), seen.append)
+    for _ in range(500):
+        if seen and seen[-1].finish_reason:
+            break
+        loop.thread.join(0.02)
+    loop.close()
+
+    assert seen[-1].finish_reason == "length" and not engine.ledger.knows("b")
+    with pytest.raises(EngineDied):
+        loop.submit(request("c"), seen.append)
+
+
+def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
+    loop = Loop(engine)
+    seen: list[Update] = []
+    loop.submit(request("a", 10, 1000), seen.append)
+    loop.close()
+
+    assert seen[-1].finish_reason == "abort"

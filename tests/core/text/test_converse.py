@@ -1,0 +1,90 @@
+"""Chats in a terminal, over a scripted engine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headstock.cli import run as verb
+from headstock.cli.chat import converse
+from headstock.errors import UsageError
+from headstock.llm import LLM
+from headstock.sampling_params import SamplingParams
+
+
+def test_S10_a_chat_limits_graph_buckets_to_one_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("headstock.llm.LLM", lambda config, report: seen.append(config))
+    for flags in ([], ["--cuda-graph-max-bs", "4"]):
+        resolved = verb.resolve(verb.parser().parse_args(flags), {})
+        verb.opened(resolved, quiet=True, alone=True)
+    assert [config.cuda_graph_max_bs for config in seen] == [1, 4]
+
+
+class Typing:
+    """Reads typed lines; an exception among them is raised."""
+
+    def __init__(self, *lines: str | BaseException) -> None:
+        self.lines = list(lines)
+
+    def __call__(self, prompt: str) -> str:
+        line = self.lines.pop(0) if self.lines else EOFError()
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+
+def test_a_chat_remembers_resets_and_saves(scripted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    llm: LLM
+    llm, loop = scripted(script=lambda request: [*llm.tokenizer.encode("hello fox"), 0], max_seq_len=4096)
+    file = tmp_path / "chat.json"
+    typed = Typing("hi", "again", f"/save {file}", f"/save {file}", "/save", "/stats", "/nonsense", "", "/reset",
+                   "anew", "/system be brief", "x", "/system", "y", "/help", "/exit", "never")  # fmt: skip
+    assert converse(llm, SamplingParams(), None, typed) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "hello fox\n" * 5
+    talk = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello fox"},
+        {"role": "user", "content": "again"},
+        {"role": "assistant", "content": "hello fox"},
+    ]
+    assert json.loads(file.read_text()) == {"messages": talk}
+    prompts = [llm.tokenizer.decode(request.prompt, skip_special_tokens=False) for request in loop.seen]
+    assert prompts[1] == "<|im|>user: hi\n<|im|>assistant: hello fox\n<|im|>user: again\n<|im|>assistant: "
+    assert prompts[2] == "<|im|>user: anew\n<|im|>assistant: "
+    assert prompts[3].startswith("<|im|>system: be brief\n<|im|>user: x\n")
+    assert prompts[4] == "<|im|>user: y\n<|im|>assistant: "
+    for said in ("saved 4 turns", "exists; choose another name", "needs the name of a file", "chat: 2 answers",
+                 "no command /nonsense", "/reset        forget"):  # fmt: skip
+        assert said in captured.err
+    assert typed.lines == ["never"]
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(scripted: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    llm, loop = scripted(max_seq_len=1 << 20)
+    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    code = converse(llm, SamplingParams(max_tokens=None), None, Typing("hi", "/stats"))
+    captured = capsys.readouterr()
+    assert code == 0 and "[stopped]" in captured.out and "ended by Ctrl-C" in captured.err
+    assert loop.aborted == ["0"]
+    with pytest.raises(KeyboardInterrupt):
+        converse(llm, SamplingParams(), None, Typing(KeyboardInterrupt()))
+
+
+def test_a_chat_that_grew_too_long_says_so_and_goes_on(scripted: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    llm, _ = scripted(max_seq_len=64)
+    assert converse(llm, SamplingParams(max_tokens=2), None, Typing("hello " * 60, "hi")) == 0
+    captured = capsys.readouterr()
+    assert "but sequences may have 64 here" in captured.err and len(captured.out.splitlines()) >= 1
+
+
+def test_a_chat_needs_a_template(scripted: Any, byte_fallback: Path) -> None:
+    llm, _ = scripted(directory=byte_fallback)
+    with pytest.raises(UsageError, match="no chat template"):
+        converse(llm, SamplingParams(), None, Typing("hi"))
