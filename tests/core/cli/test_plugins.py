@@ -98,6 +98,15 @@ def test_S15_inspect_says_what_is_missing_and_that_the_device_is_another(
     assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"].startswith("not known, for torch")
 
 
+@pytest.mark.parametrize("name", ["fa", "fi", "trtllm", "sdpa"])
+def test_S15_inspect_and_list_agree_on_what_is_missing(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    listed = {each["name"]: each for each in json.loads(output(capsys, "list", "attention", "--json"))}
+    missing = json.loads(output(capsys, "inspect", name, "--json"))["missing"]
+
+    assert bool(missing) == (listed[name]["status"] != "ok")
+    assert all(hint.startswith("pip install ") for hint in missing.values())
+
+
 def test_inspect_shows_where_a_checkpoint_is(capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(output(capsys, "inspect", "checkpoint:demo", "--json"))
     assert Path(facts["directory"]).name == "checkpoint"

@@ -11,8 +11,9 @@ import pytest
 from headstock.engine import auto
 from headstock.engine.negotiate import model_dtype, pool_dtype
 from headstock.engine.resolve import AttentionQuestion, check_narrower, rejections, resolve
-from headstock.engine.selection import first
+from headstock.engine.selection import attention_for, first
 from headstock.errors import CannotRun, PluginBroken
+from headstock.registry import requirements
 from headstock.spi import (
     AttentionCapabilities,
     AttentionSpec,
@@ -23,6 +24,7 @@ from headstock.spi import (
     IntSet,
     Phase,
     Planning,
+    Rejection,
     SpiRange,
 )
 
@@ -153,6 +155,21 @@ def test_S14_each_candidate_that_auto_passes_over_is_logged_with_its_reason(capl
     told = [record.getMessage() for record in caplog.records]
     wanted = [f'event="auto rejected" flag=--attn candidate={name} reason="{name} lacks its kernels"' for name in names]
     assert len(names) > 2 and told == wanted[:-1]
+
+
+@pytest.mark.parametrize(("env", "warnings"), [(H200, 1), (CPU, 0)])
+def test_S14_auto_says_so_when_a_gpu_is_left_with_sdpa(
+    env: DeviceEnv, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lacking = (Rejection(code="missing", message="its kernels are not installed"),)
+    monkeypatch.setattr(requirements, "missing", lambda spec: () if spec.name == "sdpa" else lacking)
+    (choice,) = attention_for("auto", env, question())
+    assert choice.spec.name == "sdpa"
+    attention_for("sdpa", env, question())  # as asked
+
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == warnings
+    assert all("no faster attention than sdpa" in line and "headstock plugins list attention" in line for line in said)
 
 
 DTYPES = [

@@ -117,9 +117,16 @@ def describe(plugin: Installed) -> dict[str, Any]:
         "this machine": here(spec),
         "capabilities": fields(capabilities) if capabilities is not None else {},
         "requires": {need.distribution: requirement(need) for need in spec.requires},
-        "missing": {each.message: each.hint for each in registry.missing(spec)},
+        "missing": lacks(plugin, spec),
         "options": defaults(spec),
     }
+
+
+def lacks(plugin: Installed, spec: PluginSpec) -> dict[str, str]:
+    """What is missing -> the commands that give it: what the spec requires, or else what completes its distribution."""
+    required = {each.message: each.hint for each in registry.missing(spec)}
+    hint = registry.incomplete(plugin.distribution)
+    return required or ({"kernels for its device": hint} if hint else {})
 
 
 def here(spec: PluginSpec) -> str:

@@ -160,7 +160,10 @@ def first(asked: str, names: Sequence[str], make: Callable[[str], T], flag: str)
 def attention_for(asked: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Choice, ...]:
     """The attention backends for `--attn`, each narrowed to this machine."""
     names = next((names for served, names in auto.ATTENTION if env in served), ())
-    return first(asked, names, lambda pair: backends(pair, env, question), "--attn")
+    choices = first(asked, names, lambda pair: backends(pair, env, question), "--attn")
+    if asked == "auto" and choices[0].spec.name == "sdpa" != names[0]:
+        LOG.warning(event("no faster attention than sdpa", device=str(env), see="headstock plugins list attention"))
+    return choices
 
 
 def backends(pair: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Choice, ...]:
