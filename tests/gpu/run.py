@@ -112,7 +112,8 @@ def run(part: str, out: Path, builds: list[subprocess.Popen[bytes]]) -> bool:
 
 def tests() -> dict[str, Any]:
     """The tests that run on CUDA where they can: the backends' own, and those of rows that need a GPU."""
-    words = [str(HERE.parent / "backends"), str(HERE / "test_rows.py"), "-p", "no:cacheprovider", "--tb=short"]
+    files = (HERE.parent / "backends", HERE / "test_rows.py", HERE / "test_experts.py")
+    words = [*map(str, files), "-p", "no:cacheprovider", "--tb=short"]
     words += shlex.split(os.environ.get("GPU_TESTS", ""))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--durations=20", *words], capture_output=True, text=True, check=False

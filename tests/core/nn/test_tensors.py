@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from headstock.nn.kv import kv_cells, store_kv_
-from headstock.nn.moe import mix_experts, route
+from headstock.nn.moe import counts_on_device, mix_experts, one_by_one, route, together
 from headstock.nn.norm import head_norm, norm_by_length, rms_norm
 from headstock.nn.rope import Turns, rope_table, rotate_
 from headstock.spi import Experts, Rope
@@ -106,8 +106,46 @@ def test_experts_token_by_token(renormalize: bool) -> None:
         torch.testing.assert_close(found[token], expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_experts_together_make_what_they_make_one_by_one(tokens: int, dtype: torch.dtype) -> None:
+    ids = torch.stack([(torch.arange(tokens) * 7) % 5, (torch.arange(tokens) * 7 + 2) % 5], -1)  # none for the last
+    order = ids.flatten().argsort(stable=True)
+    grouped = noise(tokens, 16).to(dtype)[order // 2]
+    gate_up, down = noise(6, 48, 16, seed=2).to(dtype), noise(6, 16, 24, seed=3).to(dtype)
+
+    torch.testing.assert_close(together(grouped, ids, gate_up, down), one_by_one(grouped, ids, gate_up, down))
+
+
+HOPPER, ADA = (9, 0), (8, 9)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "capability", "wanted"),
+    [
+        (torch.bfloat16, (8, 48, 16), HOPPER, True),
+        (torch.float16, (8, 48, 16), HOPPER, False),
+        (torch.bfloat16, (8, 48, 16), ADA, False),
+        (torch.bfloat16, (8, 40, 16), HOPPER, False),
+        (torch.bfloat16, (8, 48, 12), HOPPER, False),
+    ],
+)
+def test_groups_are_multiplied_together_where_torch_has_a_kernel_for_it(
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    capability: tuple[int, int],
+    wanted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    on_device = Mock(is_cuda=True, dtype=dtype)
+
+    assert counts_on_device(on_device, torch.empty(shape)) == wanted
+    assert not counts_on_device(torch.empty(1, dtype=dtype), torch.empty(shape))
+
+
 def test_experts_refuse_to_be_captured_before_they_ask_the_device_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     on_device = Mock(spec=("is_cuda",), is_cuda=True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(RuntimeError, match="no graph holds experts"):
-        mix_experts(on_device, on_device, on_device, on_device, on_device)
+    with pytest.raises(RuntimeError, match="no graph holds these experts"):
+        one_by_one(on_device, on_device, on_device, on_device)

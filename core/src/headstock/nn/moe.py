@@ -27,23 +27,51 @@ def mix_experts(x: Tensor, weights: Tensor, ids: Tensor, gate_up: Tensor, down: 
 
     x, result: [tokens, hidden]    weights, ids: [tokens, per_token]
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
-    raises: RuntimeError inside the capture of a graph
+    raises: RuntimeError inside the capture of a graph, where the experts are multiplied one by one
     """
-    if capturing(x):  # asked for first: a number that is read inside a capture spoils more than the graph
-        raise RuntimeError("how many tokens each expert gets is counted on the host, so no graph holds experts")
-    per_token = ids.shape[1]
     order = ids.flatten().argsort(stable=True)
-    grouped = x[order // per_token]
+    grouped = x[order // ids.shape[1]]
+    multiply = together if counts_on_device(x, gate_up) else one_by_one
+    # Back to the tokens' order before summing, so that no token's sum depends on its neighbours.
+    chosen = torch.empty_like(grouped)
+    chosen[order] = multiply(grouped, ids, gate_up, down)
+    return (chosen.view(*ids.shape, -1) * weights[..., None]).sum(1)
+
+
+def together(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """What the experts make of their tokens, in two products of all of them: nothing is read on the host.
+
+    grouped, result: [tokens * per_token, hidden], the first expert's tokens first
+    """
+    ones = torch.ones(ids.numel(), dtype=torch.int32, device=ids.device)
+    counts = torch.zeros(len(gate_up), dtype=torch.int32, device=ids.device).scatter_add_(0, ids.flatten(), ones)
+    ends = counts.cumsum(0, dtype=torch.int32)
+    inner = silu_and_mul(F.grouped_mm(grouped, gate_up.mT, offs=ends))
+    return F.grouped_mm(inner, down.mT, offs=ends)
+
+
+def one_by_one(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """As `together`, with the number of each expert's tokens read on the host.   raises: RuntimeError in a capture"""
+    if capturing(grouped):  # asked for first: a number that is read inside a capture spoils more than the graph
+        raise RuntimeError("how many tokens each expert gets is counted on the host, so no graph holds these experts")
     counts = ids.flatten().bincount(minlength=len(gate_up)).tolist()
     outputs = [
         F.linear(silu_and_mul(F.linear(part, gate_up[expert])), down[expert])
         for expert, part in enumerate(torch.split(grouped, counts))
         if len(part)
     ]
-    # Back to the tokens' order before summing, so that no token's sum depends on its neighbours.
-    chosen = torch.empty_like(grouped)
-    chosen[order] = torch.cat(outputs)
-    return (chosen.view(*ids.shape, -1) * weights[..., None]).sum(1)
+    return torch.cat(outputs)
+
+
+def counts_on_device(x: Tensor, gate_up: Tensor) -> bool:
+    """Whether torch has a kernel for products of groups whose sizes are on the device: for bfloat16 on Hopper and
+    Blackwell, with rows of whole 16 bytes. Elsewhere `grouped_mm` reads the sizes, and multiplies one by one.
+    """
+    _, double, hidden = gate_up.shape
+    whole = hidden % 8 == 0 and double % 16 == 0
+    return (
+        whole and x.is_cuda and x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
+    )
 
 
 def capturing(x: Tensor) -> bool:

@@ -1,0 +1,64 @@
+"""Mixtures of experts on the device: multiplied together, without a number read on the host, inside graphs too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from headstock.nn.moe import counts_on_device, mix_experts, one_by_one, route, together
+from headstock.spi import Experts
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+HIDDEN, INTERMEDIATE = 512, 192
+EXPERTS = Experts(count=32, per_token=4, intermediate=INTERMEDIATE, renormalize=True)
+
+
+def noise(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
+    """Random numbers on the device."""
+    made = torch.Generator("cuda").manual_seed(seed)
+    return (torch.randn(*shape, generator=made, device="cuda") * scale).to(torch.bfloat16)
+
+
+def weights() -> tuple[Tensor, Tensor]:
+    """Those of all experts."""
+    gate_up = noise(EXPERTS.count, 2 * INTERMEDIATE, HIDDEN, seed=1, scale=HIDDEN**-0.5)
+    return gate_up, noise(EXPERTS.count, HIDDEN, INTERMEDIATE, seed=2, scale=INTERMEDIATE**-0.5)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 64, 300])
+def test_experts_together_are_as_near_to_float32_as_one_by_one(tokens: int) -> None:
+    x, scores, (gate_up, down) = noise(tokens, HIDDEN, seed=3), noise(tokens, EXPERTS.count, seed=4), weights()
+    if not counts_on_device(x, gate_up):
+        pytest.skip("no kernel for groups counted on this device")
+    chosen, ids = route(scores, EXPERTS)
+    order = ids.flatten().argsort(stable=True)
+    grouped = x[order // EXPERTS.per_token]
+    exact = one_by_one(grouped.float(), ids, gate_up.float(), down.float())
+    off = [
+        (way(grouped, ids, gate_up, down).float() - exact).square().mean().sqrt().item()
+        for way in (together, one_by_one)
+    ]
+
+    assert off[0] <= 1.1 * off[1]
+    assert mix_experts(x, chosen, ids, gate_up, down).isfinite().all()
+
+
+def test_a_graph_of_experts_follows_the_tokens_that_it_is_replayed_with() -> None:
+    gate_up, down = weights()
+    x, scores = noise(16, HIDDEN, seed=5), noise(16, EXPERTS.count, seed=6)
+    if not counts_on_device(x, gate_up):
+        pytest.skip("no kernel for groups counted on this device")
+    mix_experts(x, *route(scores, EXPERTS), gate_up, down)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = mix_experts(x, *route(scores, EXPERTS), gate_up, down)
+    for seed in (7, 8, 9):
+        x.copy_(noise(16, HIDDEN, seed=seed))
+        # Those of the last time all choose the same few experts.
+        scores.copy_(
+            noise(16, EXPERTS.count, seed=seed + 10) if seed < 9 else torch.arange(EXPERTS.count, device="cuda")
+        )
+        graph.replay()
+        torch.testing.assert_close(found, mix_experts(x, *route(scores, EXPERTS), gate_up, down), rtol=0, atol=0)
