@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 
 class EngineLoop(Protocol):
-    """Steps an engine on a thread of its own; a sink hears of one request, on that thread, until its finish reason."""
+    """Steps an engine on a thread of its own; a sink hears of one request, on that thread, until its finish reason.
+
+    `over`: it has ended, and no sink hears anything any more.
+    """
+
+    over: bool
 
     def submit(self, request: Request, sink: Callable[[Update], None], *, eager: bool = True) -> None:
         """Queue `request`. When not `eager`, its sink hears of the first token, and of the others at the end.
@@ -125,12 +130,15 @@ def refused(request: Request, error: RequestError) -> Update:
     return Update(id=request.id, finish_reason="error", error=str(error))
 
 
-def first(queue: SimpleQueue[News]) -> News:
-    """What comes first in the queue; waits for it."""
+def first(queue: SimpleQueue[News], loop: EngineLoop) -> News:
+    """What comes first in the queue; waits for it.   raises: EngineDied when nothing will come"""
     while True:
+        over = loop.over  # asked before: what was told last may be in the queue by now
         # A signal that another thread got is seen between two waits.
         with contextlib.suppress(Empty):
             return queue.get(timeout=LONGEST_WAIT)
+        if over:
+            loop.check_alive()
 
 
 def fly(
@@ -145,7 +153,7 @@ def fly(
     try:
         while flight.busy:
             flight.fill()
-            piece = flight.take(first(queue))
+            piece = flight.take(first(queue, loop))
             if piece is not None:
                 yield piece
     finally:

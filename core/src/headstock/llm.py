@@ -187,11 +187,16 @@ class LLM:
             raise UsageError("this LLM is closed; make a new one")
 
     def close(self) -> None:
-        """End what runs and give the memory back; a second call does nothing."""
-        if not self.closed:
-            self.closed = True
+        """End what runs and give the memory back; a second call does nothing, unless the first was interrupted."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
             self.loop.close()
             self.engine.close()
+        except KeyboardInterrupt:
+            self.closed = False
+            raise
 
     def __enter__(self) -> LLM:
         return self

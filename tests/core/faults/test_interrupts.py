@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from inspect import CO_GENERATOR
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,9 +19,12 @@ from toy_engine import Toys
 from toy_text import toy_llm
 
 from headstock import LLM, SamplingParams
+from headstock.errors import EngineDied
+from headstock.record.file import read
 
 WATCHED = {"headstock.llm", "headstock.flight", "headstock.engine.loop", "headstock.engine.engine",
-           "headstock.engine.ledger", "threading", "contextlib"}  # fmt: skip
+           "headstock.engine.ledger", "headstock.engine.worker", "headstock.record.recorder",
+           "concurrent.futures.thread", "threading", "contextlib"}  # fmt: skip
 PROMPTS = [{"prompt_token_ids": [5 + number, 9, 3]} for number in range(3)]
 SHORT = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 # Takes seconds: whoever is not aborted is found running, or to have said all that.
@@ -95,3 +100,24 @@ def test_an_interrupt_anywhere_leaves_nothing_running_and_an_engine_that_answers
             nth += 1
         assert nth > 60
         assert [answer.outputs for answer in llm.generate(PROMPTS, SHORT)] == wanted
+
+
+def test_a_closing_that_is_interrupted_anywhere_can_be_repeated(toys: Toys, tmp_path: Path) -> None:
+    before = {thread.name for thread in threading.enumerate()}
+    file = tmp_path / "a.recording"
+    nth, interrupted = 0, True
+    while interrupted:
+        nth += 3  # each third place, for an engine takes a while to make
+        llm = toy_llm(toys.folder, record=str(file), **SIZES)
+        stream = llm.stream(PROMPTS[0], ENDLESS)
+        next(stream)
+        interrupted = broken_off(llm.close, nth)
+        llm.close()
+        with suppress(EngineDied):  # whom the interrupt kept from hearing that its request was aborted
+            assert list(stream)[-1].outputs[0].finish_reason == "abort"
+        assert {thread.name for thread in threading.enumerate()} == before, f"interrupted at place {nth}"
+        recording = read(file)
+        assert list(recording.moments()) and recording.whole
+        file.unlink()
+
+    assert nth > 20

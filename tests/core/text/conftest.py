@@ -120,6 +120,7 @@ class ScriptedLoop:
     most: int = 0
     closed: int = 0
     died: EngineDied | None = None
+    over: bool = False
     lock: Any = field(factory=threading.Lock)  # Ctrl-C is tested, and would leave a Condition locked
     hold: threading.Event = field(factory=threading.Event)
     thread: threading.Thread = field(init=False)

@@ -129,7 +129,10 @@ class InlineExecutor(Executor):
         )
 
     def close(self) -> None:
-        """Free the device."""
-        self.runner.close()
-        self.router.close()
-        del self.buffers, self.sampling, self.runner, self.router
+        """Free the device; a second call frees what an interrupted one left."""
+        held = vars(self)
+        for name in ("runner", "router"):
+            if name in held:
+                held.pop(name).close()
+        for name in ("buffers", "sampling"):
+            held.pop(name, None)

@@ -33,6 +33,7 @@ class Loop:
         self.failure: HeadstockError | None = None
         self.heartbeat = time.monotonic()
         self.closing = False
+        self.over = False
         self.lock = threading.Lock()
         self.bell = threading.Lock()  # taken, but for the moment between a ring and whoever sleeps hearing it
         self.bell.acquire()
@@ -115,6 +116,7 @@ class Loop:
             self.failure = error if isinstance(error, HeadstockError) else EngineDied(type(error).__name__)
         said = f"the engine stopped: {self.failure}"
         self.tell([Update(id=id, finish_reason="error", error=said) for id in self.sinks])
+        self.over = True
 
     def close(self) -> None:
         """Stop after the step in flight; requests that are left end with reason "abort"."""
@@ -125,3 +127,4 @@ class Loop:
             self.thread.join()
         if self.failure is None:
             self.tell(self.engine.unfinished())
+        self.over = True

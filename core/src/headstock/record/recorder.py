@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -106,22 +107,27 @@ class Writer:
         self.pending: deque[Noted] = deque()
         self.file: BinaryIO | None = opened(path)
         self.lock = threading.Lock()
-        self.closing = threading.Event()
+        self.bell = threading.Lock()  # released at the end; Ctrl-C cannot leave it half set, as it can an Event
+        self.bell.acquire()
         write_start(self.file, header)
         self.thread = threading.Thread(target=self.run, name="headstock-recorder", daemon=True)
         self.thread.start()
 
     def run(self) -> None:
-        """Write now and then until the end."""
-        while not self.closing.wait(PAUSE):
+        """Write now and then until the end, then what is left and the end mark."""
+        while not self.bell.acquire(timeout=PAUSE):
             self.write()
+        self.write(last=True)
 
-    def write(self) -> None:
-        """Write all that is pending; a file that fails is given up, with a line in the log."""
+    def write(self, *, last: bool = False) -> None:
+        """Write all that is pending, and the `last` time the end mark; a file that fails is given up, and logged."""
         with self.lock:
             try:
                 while self.pending and self.file is not None:
                     self.write_block(self.file)
+                if last and self.file is not None:
+                    write_end(self.file)
+                    self.give_up()
             except Exception as error:  # whatever it is, requests are served on
                 LOG.error(event("recording stopped", file=self.path), exc_info=error)
                 self.give_up()
@@ -148,11 +154,7 @@ class Writer:
                 LOG.debug(event("recording not closed", file=self.path))
 
     def close(self) -> None:
-        """Write what is left and the end mark."""
-        self.closing.set()
+        """Have the thread end the file, and wait for it."""
+        with contextlib.suppress(RuntimeError):  # closed before
+            self.bell.release()
         self.thread.join()
-        self.write()
-        with self.lock:
-            if self.file is not None:
-                write_end(self.file)
-                self.give_up()
