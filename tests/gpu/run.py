@@ -99,6 +99,7 @@ def main() -> int:
 def run(part: str, out: Path, builds: list[subprocess.Popen[bytes]]) -> bool:
     """Whether a part ran and found nothing wrong; its findings are in OUT/PART.json."""
     began = time.monotonic()
+    os.environ["GPU_OUT"] = str(out)
     try:
         found = tests() if part == "tests" else import_module(f"gpu.{part}").main(builds)
     except Exception:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from headstock import LLM, SamplingParams
+from headstock.errors import CannotRun
 
 BACKENDS = ("sdpa", "fa", "fi", "trtllm")
 REPLAYED = ("fa", "fi", "trtllm")
@@ -47,19 +52,25 @@ def questions() -> dict[str, str]:
 
 
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """Every pair in every variant, the backends' own limits aside.
+    """Every pair in every variant; graphs of a backend that has none must be refused, and nothing else may be.
 
-    `GPU_PAIRS` names some pairs in place of all, parted by semicolons.
+    `GPU_PAIRS` names some pairs in place of all, parted by semicolons. Each run is a line of GPU_OUT/tokens.jsonl too,
+    as soon as it is over. A device that is broken ends it all.
     """
     named = os.environ.get("GPU_PAIRS")
     every = [prompts if prompts == decode else f"{prompts},{decode}" for prompts in BACKENDS for decode in BACKENDS]
-    runs = {}
-    for attn in named.split(";") if named else every:
-        for more in VARIANTS:
-            if more["runner"] == "eager" or attn.split(",")[-1] in REPLAYED:
-                runs[f"{attn} {more}"] = answer(attn, **more)
+    runs: dict[str, Any] = {}
+    with (Path(os.environ.get("GPU_OUT", ".")) / "tokens.jsonl").open("a") as lines:
+        for attn, more in ((attn, more) for attn in (named.split(";") if named else every) for more in VARIANTS):
+            refusal = more["runner"] == "cudagraph" and attn.split(",")[-1] not in REPLAYED
+            run = answer(attn, **more)
+            run["ok"] = run["wrong"] == [] and ("refused" in run) == refusal
+            runs[f"{attn} {more}"] = run
+            lines.write(json.dumps({"attn": attn} | more | run) + "\n")
+            lines.flush()
+            torch.cuda.synchronize()  # raises when a kernel has broken the device for good
     commands = {" ".join(words): command(*words) for words in COMMANDS}
-    ok = all(run["wrong"] == [] for run in runs.values()) and all(each["code"] == 0 for each in commands.values())
+    ok = all(run["ok"] for run in runs.values()) and all(each["code"] == 0 for each in commands.values())
     return {"ok": ok, "runs": runs, "commands": commands}
 
 
@@ -81,7 +92,11 @@ def answer(attn: str, **more: Any) -> dict[str, Any]:
             ready = time.monotonic()
             outputs = llm.generate(list(asked), SamplingParams(temperature=0, max_tokens=16))
             seconds = time.monotonic() - ready
-            summary = str(llm.engine.summary)
+            graphs = sorted(getattr(llm.engine.executor.runner, "recorded", ()))
+            cached = llm.engine.stats().cached_tokens
+            notes, page_size = llm.engine.summary.notes, llm.engine.summary.page_size
+    except CannotRun as error:
+        return {"wrong": [], "refused": " ".join(str(error).split())[:400]}
     except Exception as error:
         return {"wrong": [f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"]}
     answers = [output.outputs[0] for output in outputs]
@@ -90,6 +105,10 @@ def answer(attn: str, **more: Any) -> dict[str, Any]:
         for (prompt, right), each in zip(asked.items(), answers, strict=True)
         if not each.text.startswith(right)
     ]
+    if bool(graphs) != (more["runner"] == "cudagraph"):
+        wrong.append(f"graphs of {graphs} rows")
+    if bool(cached) != (more["cache_type"] == "radix") or page_size != more["page_size"]:
+        wrong.append(f"{cached} cached tokens, pages of {page_size}")
     tokens = sum(len(each.token_ids) for each in answers)
     return {
         "wrong": wrong,
@@ -97,5 +116,7 @@ def answer(attn: str, **more: Any) -> dict[str, Any]:
         "tokens": tokens,
         "ready_s": round(ready - began, 2),
         "seconds": round(seconds, 3),
-        "summary": summary[:600],
+        "graphs": graphs,
+        "cached": cached,
+        "notes": notes,
     }

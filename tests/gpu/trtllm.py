@@ -16,7 +16,17 @@ from typing import Any
 
 import torch
 from attrs import asdict
-from gpu.kernels import Contestant, Findings, eight_bit, matrix, no_sync, replay, shape, three_steps_in_flight
+from gpu.kernels import (
+    Contestant,
+    Findings,
+    eight_bit,
+    matrix,
+    no_sync,
+    replay,
+    shape,
+    three_replays_in_flight,
+    three_steps_in_flight,
+)
 
 from headstock.spi import Phase
 
@@ -72,7 +82,7 @@ def decode(found: Findings) -> None:
 
 def steps(found: Findings) -> None:
     """Replays with other lengths and tables, no synchronization, several steps in flight."""
-    for attempt in (replay, no_sync, three_steps_in_flight):
+    for attempt in (replay, no_sync, three_steps_in_flight, three_replays_in_flight):
         found.attempt(BOTH, attempt.__name__, lambda attempt=attempt: attempt(BOTH))
 
 

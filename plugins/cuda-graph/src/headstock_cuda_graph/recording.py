@@ -49,9 +49,20 @@ class CudaRecorder:
             try:
                 result = work()
             except BaseException:
-                with suppress(Exception):  # work that failed may have spoilt the capture: its end then fails too
-                    graph.capture_end()
+                self.give_up(graph)
                 raise
             graph.capture_end()
         here.wait_stream(self.stream)
         return Recording(graph.replay, result)
+
+    def give_up(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture whose work failed. Where that spoilt it, torch's own end stops half way, and its allocator would
+        take the capture to be open for ever, and give nothing back of what it keeps for later.
+        """
+        try:
+            graph.capture_end()
+        except Exception:
+            with suppress(Exception):
+                device = torch.cuda.current_device()
+                torch.cuda.memory._cuda_endAllocateToPool(device, self.pool)
+                torch.cuda.memory._cuda_releasePool(device, self.pool)
