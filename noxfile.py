@@ -74,7 +74,7 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def docs(session: nox.Session) -> None:
     """Check links, commands, glossary and headings of the documentation."""
-    in_dev(session, "pytest", "tests/docs")
+    in_dev(session, "pytest", "tests/docs", *LIMITED)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
@@ -83,7 +83,9 @@ def backend(session: nox.Session, name: str) -> None:
     """Run one backend's tests in a clean environment with the wheels of core, that backend and what its tests serve."""
     served = [ROOT / each for each in ("core", "plugins/naive-cache", "models/qwen", "models/demo")]
     install_wheels(session, [BACKENDS[name], *served], "tests")
-    session.run("pytest", f"tests/backends/{BACKENDS[name].name.replace('-', '_')}", *session.posargs, env=ONE_THREAD)
+    session.run(
+        "pytest", f"tests/backends/{BACKENDS[name].name.replace('-', '_')}", *LIMITED, *session.posargs, env=ONE_THREAD
+    )
 
 
 @nox.session(requires=["build"], reuse_venv=False)
@@ -93,14 +95,16 @@ def broken(session: nox.Session) -> None:
     session.run(python_of(BUILD), "tests/broken_plugins.py", str(fixtures), external=True, silent=True)
     install_light(session)
     session.install("-q", "--no-deps", *map(str, fixtures.glob("*.whl")))
-    session.run("pytest", "tests/plugins/broken", *session.posargs, env={"HEADSTOCK_WHEELS": str(wheel_folder())})
+    session.run(
+        "pytest", "tests/plugins/broken", *LIMITED, *session.posargs, env={"HEADSTOCK_WHEELS": str(wheel_folder())}
+    )
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 def imports(session: nox.Session) -> None:
     """Check who imports whom where torch is not installed: what may not import it must work without."""
     install_light(session)
-    session.run("pytest", "tests/test_imports.py", *session.posargs)
+    session.run("pytest", "tests/test_imports.py", *LIMITED, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -136,7 +140,7 @@ def full(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def mutants(session: nox.Session) -> None:
     """Break the engine in many ways, one at a time: the tests that docs/reliability.md names must notice each."""
-    in_dev(session, "pytest", "tests/core/mutants", "tests/docs/test_reliability.py", *session.posargs)
+    in_dev(session, "pytest", "tests/core/mutants", "tests/docs/test_reliability.py", *LIMITED, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["dev"])

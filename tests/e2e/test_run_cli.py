@@ -150,13 +150,23 @@ def test_text_streams_and_a_signal_ends_it_cleanly(number: signal.Signals, code:
     assert b"Traceback" not in err and time.monotonic() - begun < 10
 
 
+def grown(file: Path, times: int) -> None:
+    """Wait until the file has been written to so often."""
+    deadline, size = time.monotonic() + 60, 0
+    while times and time.monotonic() < deadline:
+        time.sleep(0.05)
+        if file.exists() and file.stat().st_size > size:
+            size, times = file.stat().st_size, times - 1
+
+
 def test_a_batch_that_is_broken_off_prints_the_answers_that_are_whole(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     lengths = (3900, 6, 6)
     file.write_text("".join(json.dumps({"prompt": STORY, "max_tokens": n, "ignore_eos": True}) + "\n" for n in lengths))
-    arguments = ["--input", str(file), "--json", "--quiet", "--num-pages", "512"]
+    record = tmp_path / "run.recording"  # of which something is written every quarter of a second
+    arguments = ["--input", str(file), "--json", "--quiet", "--num-pages", "512", "--record", str(record)]
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(7)
+    grown(record, 3)  # the short answers take a few steps, the long one half a minute
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
 

@@ -31,7 +31,11 @@ def start_engine(config: EngineConfig, report: Report | None) -> tuple[Any, Any]
     from headstock.engine.loop import Loop
 
     engine = Engine(config, report)
-    return engine, Loop(engine)
+    try:
+        return engine, Loop(engine)
+    except BaseException:  # Ctrl-C
+        engine.close()
+        raise
 
 
 class LLM:
@@ -194,7 +198,7 @@ class LLM:
         try:
             self.loop.close()
             self.engine.close()
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, or Terminated
             self.closed = False
             raise
 

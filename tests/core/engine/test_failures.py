@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -12,9 +13,9 @@ from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.engine.update import Update
-from headstock.errors import EngineDied
+from headstock.errors import EngineDied, PluginBroken
 from headstock.schedule.check import check
-from headstock.spi import Batch, Runner, Sample
+from headstock.spi import Batch, Choice, Runner, Sample
 
 from .demo import SMALL, drain, request, tokens
 
@@ -111,3 +112,10 @@ def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
     loop.close()
 
     assert seen[-1].finish_reason == "abort"
+
+
+def test_a_scheduler_that_runs_nothing_is_not_waited_for(engine: Engine) -> None:
+    nothing = Choice(rows=np.zeros(0, np.int32), counts=np.zeros(0, np.int32))
+    engine.limits = evolve(engine.limits, choose=lambda view, budget: nothing)
+    with pytest.raises(PluginBroken, match=r"'mixed' runs nothing, though requests wait.*headstock replay"):
+        drain(engine, request("a"))

@@ -107,7 +107,7 @@ def test_a_loop_that_closes_tells_what_is_known_so_far(toys: Toys, eager: bool) 
     ask = request("running", PROMPT, 100)
     loop.submit(ask, told["running"].append, eager=eager)
     loop.submit(evolve(ask, id="waiting"), told["waiting"].append, eager=eager)
-    while loop.engine.state.num_steps < 10:
+    while loop.engine.state.num_steps < 10 and loop.thread.is_alive():
         loop.thread.join(0.01)
     loop.close()
     loop.engine.close()

@@ -163,6 +163,13 @@ class ScriptedLoop:
         self.thread.join()
 
     def drive(self) -> None:
+        try:
+            self.step_on()
+        except BaseException:  # a script or a sink that raises
+            self.die()
+            raise
+
+    def step_on(self) -> None:
         while True:
             with self.lock:
                 if self.closed:

@@ -67,7 +67,7 @@ def test_a_chat_remembers_resets_and_saves(scripted: Any, tmp_path: Path, capsys
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(scripted: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    llm, loop = scripted(max_seq_len=1 << 20)
+    llm, loop = scripted(max_seq_len=1 << 14)
     threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
     code = converse(llm, SamplingParams(max_tokens=None), None, Typing("hi", "/stats"))
     captured = capsys.readouterr()

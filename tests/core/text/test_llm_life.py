@@ -28,7 +28,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_closing_a_stream_aborts_its_request(scripted: Make) -> None:
-    llm, loop = scripted(max_seq_len=1 << 20)
+    llm, loop = scripted(max_seq_len=1 << 14)
     stream = llm.stream("x", SamplingParams(max_tokens=None))
     next(stream)
     assert list(loop.rows) == ["0"]
@@ -37,7 +37,7 @@ def test_closing_a_stream_aborts_its_request(scripted: Make) -> None:
 
 
 def test_an_interrupt_aborts_everything_and_the_llm_lives_on(scripted: Make) -> None:
-    llm, loop = scripted(max_seq_len=1 << 20)
+    llm, loop = scripted(max_seq_len=1 << 14)
     threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b", "c"], SamplingParams(max_tokens=None))
@@ -69,14 +69,14 @@ async def first_pieces(llm: LLM, count: int) -> list[RequestOutput]:
 
 
 def test_leaving_an_async_stream_aborts_its_request(scripted: Make) -> None:
-    llm, loop = scripted(max_seq_len=1 << 20)
+    llm, loop = scripted(max_seq_len=1 << 14)
     assert len(asyncio.run(first_pieces(llm, 3))) == 3
     assert loop.aborted == ["0"] and loop.rows == {}
 
 
 async def cancelled(llm: LLM, loop: Any) -> None:
     task = asyncio.create_task(llm.generate_async("x", SamplingParams(max_tokens=None)))
-    while not loop.rows:
+    while not loop.rows and not task.done():
         await asyncio.sleep(0.001)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -84,7 +84,7 @@ async def cancelled(llm: LLM, loop: Any) -> None:
 
 
 def test_cancelling_an_async_request_aborts_it(scripted: Make) -> None:
-    llm, loop = scripted(max_seq_len=1 << 20)
+    llm, loop = scripted(max_seq_len=1 << 14)
     asyncio.run(cancelled(llm, loop))
     assert loop.aborted == ["0"] and loop.rows == {}
 
@@ -97,7 +97,7 @@ def test_a_request_that_the_engine_refuses_fails_alone(scripted: Make) -> None:
 
 
 def test_a_dead_engine_raises(scripted: Make) -> None:
-    llm, loop = scripted(max_seq_len=1 << 20)
+    llm, loop = scripted(max_seq_len=1 << 14)
     stream = llm.stream("x", SamplingParams(max_tokens=None))
     next(stream)
     loop.die()

@@ -120,7 +120,7 @@ def test_an_interrupt_exits_130_and_closes_the_engine(
     run: Run, scripted: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
-    code, _, err = run("-p", "a", "--max-tokens", "1000000", max_seq_len=1 << 20)
+    code, _, err = run("-p", "a", "--max-tokens", "1000000", max_seq_len=1 << 14)
     assert code == 130 and "Traceback" not in err
 
 

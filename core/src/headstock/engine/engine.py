@@ -36,9 +36,13 @@ from headstock.schedule import (
     step,
 )
 from headstock.schedule.check import check_idle
+from headstock.schedule.choose import BLAME
 from headstock.spi import Pending
 
 LOG = logging.getLogger(__name__)
+
+MOST_IDLE = 10_000
+"""Steps in a row that may run nothing though requests are there and nothing is awaited."""
 
 Flight = tuple[Plan, Pending | None]
 """A plan given to the device, and its result to come; None when it could not even be launched."""
@@ -72,6 +76,7 @@ class Engine:
         self.plan: Plan | None = None
         self.joined: dict[int, Entry | None] = {}
         self.flights: deque[Flight] = deque()
+        self.idle = 0
 
     @property
     def max_seq_len(self) -> int:
@@ -164,8 +169,12 @@ class Engine:
         self.ledger.seat(next_plan, state, self.limits)
         if self.canary is not None:
             self.canary.expect(next_plan, state)
+        self.idle = 0 if events or self.flights or len(next_plan.rows) else self.idle + 1
         if not self.has_work:
             self.check_idle()
+        elif self.idle > MOST_IDLE:
+            said = f"the scheduler {self.limits.scheduler!r} runs nothing, though requests wait; {BLAME}"
+            raise PluginBroken(f"{said}; {self.recorder.report()}")
         return updates
 
     def enter(self, event: Event) -> None:

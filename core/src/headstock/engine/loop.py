@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from headstock.engine.engine import Engine
 from headstock.engine.update import Update
-from headstock.errors import EngineDied, HeadstockError
+from headstock.errors import EngineDied, HeadstockError, RequestError, shown
 from headstock.logs import event
 from headstock.schedule import Request
 
@@ -34,7 +34,9 @@ class Loop:
         self.heartbeat = time.monotonic()
         self.closing = False
         self.over = False
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # of who submits; `close` takes none, as a signal's handler may call it
+        self.running = threading.Lock()  # taken until the thread has told everyone
+        self.running.acquire()
         self.bell = threading.Lock()  # taken, but for the moment between a ring and whoever sleeps hearing it
         self.bell.acquire()
         self.thread = threading.Thread(target=self.drive, name="headstock-engine", daemon=True)
@@ -46,10 +48,13 @@ class Loop:
             self.check_alive()
             # Checked first and known before it is queued: the thread may tell of it at once.
             self.engine.check(request)
+            if request.id in self.sinks:  # it has ended, and is still to be told so
+                raise RequestError(f"request id {shown(request.id)} is in use; choose another", "request_id")
             try:
                 self.sinks[request.id] = sink
                 self.engine.accept(request, eager=eager)
-            except BaseException:  # Ctrl-C: it may have been queued or not
+                self.check_alive()  # everyone may have been told before it was queued
+            except BaseException:  # that, or Ctrl-C: it may have been queued or not
                 self.sinks.pop(request.id, None)
                 self.engine.abort(request.id)
                 raise
@@ -79,14 +84,22 @@ class Loop:
             raise EngineDied("the engine is closed; make a new one")
 
     def drive(self) -> None:
-        """Step while there is work; sleep otherwise."""
+        """Step while there is work; sleep otherwise. Who is left at the end is told so here: Ctrl-C may break off
+        whoever closes.
+        """
         try:
             while self.wait():
                 self.tell(self.engine.step())
                 self.heartbeat = time.monotonic()
+            self.tell(self.engine.unfinished())
         except BaseException as error:  # even SystemExit, from a plugin: nobody else would tell those who wait
-            LOG.critical(event("engine died"), exc_info=error)
-            self.fail(error)
+            try:
+                LOG.critical(event("engine died"), exc_info=error)
+            finally:
+                self.fail(error)
+        finally:
+            self.over = True
+            self.running.release()
 
     def wait(self) -> bool:
         """Whether there is work; False when the loop is closing."""
@@ -112,19 +125,15 @@ class Loop:
 
     def fail(self, error: BaseException) -> None:
         """Tell everyone that the engine is gone."""
-        with self.lock:
-            self.failure = error if isinstance(error, HeadstockError) else EngineDied(type(error).__name__)
+        self.failure = error if isinstance(error, HeadstockError) else EngineDied(type(error).__name__)
         said = f"the engine stopped: {self.failure}"
-        self.tell([Update(id=id, finish_reason="error", error=said) for id in self.sinks])
-        self.over = True
+        self.tell([Update(id=id, finish_reason="error", error=said) for id in list(self.sinks)])
 
     def close(self) -> None:
         """Stop after the step in flight; requests that are left end with reason "abort"."""
-        with self.lock:
-            self.closing = True
+        self.closing = True
         self.ring()
         if threading.current_thread() is not self.thread:
+            with self.running:  # a `join` that Ctrl-C breaks off counts the thread as ended, though it runs
+                pass
             self.thread.join()
-        if self.failure is None:
-            self.tell(self.engine.unfinished())
-        self.over = True

@@ -158,3 +158,4 @@ class Writer:
         with contextlib.suppress(RuntimeError):  # closed before
             self.bell.release()
         self.thread.join()
+        self.write(last=True)  # nothing is left, unless Ctrl-C broke an earlier `join` off

@@ -56,7 +56,7 @@ class CudaRecorder:
         return Recording(graph.replay, result)
 
     def give_up(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture whose work failed. Where that spoilt it, torch's own end stops half way, and its allocator would
+        """End a capture whose work failed. Where that spoilt it, torch's own end stops half way: its allocator would
         take the capture to be open for ever, and give nothing back of what it keeps for later.
         """
         try:
