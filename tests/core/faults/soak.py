@@ -165,8 +165,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    with tempfile.TemporaryDirectory() as folder, installed(Path(folder)) as toys:
-        tempfile.tempdir = folder
+    plugins, reports = tempfile.TemporaryDirectory(), tempfile.TemporaryDirectory()
+    with plugins as folder, installed(Path(folder)) as toys, reports as aside:
+        # Not the folder on the path: importlib keeps what it finds there for each time that the folder changes.
+        tempfile.tempdir = aside
         print(f"seed {asked.seed}, {asked.seconds:.0f} s", flush=True)
         print("done:", soak(asked.seconds, toys, asked.seed, Now(60.0)))
 

@@ -202,7 +202,7 @@ MUTANTS = {
     ),
     "last token not computed": Mutant(around(admit, "find", whole_prompt), "the last token is not computed"),
     "held pages evicted": Mutant(around(RadixCache, "hold", lambda hold, *_: None), r"Node\(.* refs="),
-    "promise dropped": Mutant(around(commit, "score", without_promise), "running and .* waiting after"),
+    "promise dropped": Mutant(around(commit, "score", without_promise), "running and .* waiting after|runs nothing"),
     "window freed under drafts": Mutant(around(step, "drop_behind", behind_drafts), "not its own|dummy page"),
     "writes lost with an empty plan": Mutant(around(step, "commit", lost_with_an_empty_plan), "not its own"),
     "stale news taken": Mutant(
