@@ -169,7 +169,8 @@ def test_S14_auto_says_so_when_a_gpu_is_left_with_sdpa(
 
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == warnings
-    assert all("no faster attention than sdpa" in line and "headstock plugins list attention" in line for line in said)
+    assert all("left with its last choice" in line and "chosen=sdpa" in line for line in said)
+    assert all("headstock plugins list attention" in line for line in said)
 
 
 DTYPES = [

@@ -161,8 +161,9 @@ def attention_for(asked: str, env: DeviceEnv, question: AttentionQuestion) -> tu
     """The attention backends for `--attn`, each narrowed to this machine."""
     names = next((names for served, names in auto.ATTENTION if env in served), ())
     choices = first(asked, names, lambda pair: backends(pair, env, question), "--attn")
-    if asked == "auto" and choices[0].spec.name == "sdpa" != names[0]:
-        LOG.warning(event("no faster attention than sdpa", device=str(env), see="headstock plugins list attention"))
+    if asked == "auto" and len(names) > 1 and choices[0].spec.name == names[-1]:
+        see = "headstock plugins list attention"
+        LOG.warning(event("auto is left with its last choice", flag="--attn", chosen=names[-1], device=str(env), see=see))
     return choices
 
 
