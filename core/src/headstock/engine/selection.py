@@ -162,8 +162,8 @@ def attention_for(asked: str, env: DeviceEnv, question: AttentionQuestion) -> tu
     names = next((names for served, names in auto.ATTENTION if env in served), ())
     choices = first(asked, names, lambda pair: backends(pair, env, question), "--attn")
     if asked == "auto" and len(names) > 1 and choices[0].spec.name == names[-1]:
-        see = "headstock plugins list attention"
-        LOG.warning(event("auto is left with its last choice", flag="--attn", chosen=names[-1], device=str(env), see=see))
+        facts = {"flag": "--attn", "chosen": names[-1], "device": str(env), "see": "headstock plugins list attention"}
+        LOG.warning(event("auto is left with its last choice", **facts))
     return choices
 
 
