@@ -103,15 +103,16 @@ def test_an_empty_recording_draws_nothing_and_is_valid(tmp_path: Path, capsys: p
     assert data_of(page)["series"]["at"] == []
 
 
-def test_a_page_of_10000_steps_stays_small_and_loads_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [3_000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_a_page_of_10000_steps_stays_small_and_loads_nothing(steps: int, tmp_path: Path) -> None:
     path, page = tmp_path / "run.recording", tmp_path / "page.html"
-    assert record(path, bounds(max_rows=16), requests(6000), 10_000) == 10_000
+    assert record(path, bounds(max_rows=16), requests(6 * steps // 10), steps) == steps
     assert main(["replay", str(path), "--html", str(page)]) == 0
     text = page.read_text()
-    assert len(text) < MOST_BYTES
+    assert len(text) < MOST_BYTES * steps / 10_000
     assert not re.search(r"https?:|src=|@import|<link|url\(|import\(|fetch\(", text)
     data = data_of(page)
-    assert {len(column) for column in data["series"].values()} == {10_000}
+    assert {len(column) for column in data["series"].values()} == {steps}
     assert MOST_COLUMNS / 2 <= len(data["map"]["steps"]) <= MOST_COLUMNS
     assert MOST_TREES / 2 <= len(data["trees"]["steps"]) <= MOST_TREES
 
