@@ -36,8 +36,15 @@ def test_work_is_done_once_before_it_is_recorded_unless_it_is_warm(graph: Mock) 
     assert graph.capture_begin.call_count == graph.capture_end.call_count == 2
 
 
-def test_G11_work_that_spoils_the_capture_is_blamed_and_not_the_end_of_the_capture(graph: Mock) -> None:
+@pytest.mark.parametrize("end", [Mock(), Mock(side_effect=RuntimeError("it was ended already"))])
+def test_G11_work_that_spoils_the_capture_is_blamed_and_the_capture_is_ended_all_the_same(
+    graph: Mock, end: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda.memory, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_cuda_releasePool", Mock(), raising=False)
     graph.capture_end.side_effect = RuntimeError("operation failed due to a previous error during capture")
     with pytest.raises(ValueError, match="a number was read from the device"):
         CudaRecorder()(Mock(side_effect=ValueError("a number was read from the device")), warm=True)
     graph.capture_end.assert_called_once()
+    end.assert_called_once_with(3, (0, 1))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from attrs import frozen
+
+LOG = logging.getLogger("headstock.cudagraph")
 
 T = TypeVar("T")
 
@@ -61,8 +64,9 @@ class CudaRecorder:
         """
         try:
             graph.capture_end()
-        except Exception:
-            with suppress(Exception):
-                device = torch.cuda.current_device()
+        except RuntimeError as error:  # says what the work's own error, which is raised on, has said
+            LOG.debug("a capture whose work failed could not be ended: %s", error)
+            device = torch.cuda.current_device()
+            with suppress(AttributeError, RuntimeError):  # torch's own names, which may change; or it was ended already
                 torch.cuda.memory._cuda_endAllocateToPool(device, self.pool)
                 torch.cuda.memory._cuda_releasePool(device, self.pool)
