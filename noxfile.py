@@ -34,6 +34,7 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # A test that waits for ever says where each of its threads is and fails, and the others go on.
 LIMITED = ("-o", "faulthandler_timeout=200", "-o", "faulthandler_exit_on_timeout=true")
+TWO = ("-n", "2", "--dist", "worksteal", *LIMITED)
 # What core needs to list plugins and print help: all of its dependencies but those of the engine itself.
 LIGHT = ("attrs", "numpy", "packaging", "rich", "stevedore")
 
@@ -47,15 +48,16 @@ def run(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
-    """Run the tests that need no GPU, two at a time, and those that measure time one by one; arguments after `--` go
-    to a single pytest.
+    """Run the tests that need no GPU, two at a time, and those that measure time one by one; those of `docs` and
+    `mutants` are sessions of their own. Arguments after `--` go to a single pytest.
     """
     if session.posargs:
         in_dev(session, "pytest", "--durations=10", *session.posargs)
         return
-    two = ("-n", "2", "--dist", "worksteal", *LIMITED)
-    in_dev(session, "pytest", *two, "-m", "not full and not alone", "--durations=10")
-    in_dev(session, "pytest", "-m", "alone and not full", "--durations=5", *LIMITED)
+    others = [f"--ignore={folder}" for folder in ("tests/core/mutants", "tests/docs")]
+    in_dev(session, "pytest", *TWO, *others, "-m", "not full and not alone", "--durations=10")
+    timed = (path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.alone" in path.read_text("utf-8"))
+    in_dev(session, "pytest", *map(str, timed), "-m", "alone and not full", "--durations=5", *LIMITED)
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -74,13 +76,14 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def docs(session: nox.Session) -> None:
     """Check links, commands, glossary and headings of the documentation."""
-    in_dev(session, "pytest", "tests/docs", *LIMITED)
+    in_dev(session, "pytest", "tests/docs", *TWO)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize("name", [nox.param(name, id=name) for name in BACKENDS])
 def backend(session: nox.Session, name: str) -> None:
     """Run one backend's tests in a clean environment with the wheels of core, that backend and what its tests serve."""
+    session.env["PIP_NO_COMPILE"] = "1"  # half the time of installing, and one process alone imports it
     served = [ROOT / each for each in ("core", "plugins/naive-cache", "models/qwen", "models/demo")]
     install_wheels(session, [BACKENDS[name], *served], "tests")
     session.run(
@@ -140,7 +143,7 @@ def full(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def mutants(session: nox.Session) -> None:
     """Break the engine in many ways, one at a time: the tests that docs/reliability.md names must notice each."""
-    in_dev(session, "pytest", "tests/core/mutants", "tests/docs/test_reliability.py", *LIMITED, *session.posargs)
+    in_dev(session, "pytest", "tests/core/mutants", "tests/docs/test_reliability.py", *TWO, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["dev"])

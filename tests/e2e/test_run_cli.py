@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from often import often
 
 from headstock import LLM, SamplingParams
 
@@ -115,19 +116,22 @@ def test_H16_T17_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_pat
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
-    [
-        (["--input", "/no/such/file.jsonl"], 6, "cannot read /no/such/file.jsonl"),
-        (["--prompt", "x", "--model", "/no/such/model"], 6, "/no/such/model"),
-        (["--prompt", "x", "--temperature", "nan"], 2, "temperature"),
-        (["--prompt", "x", "--input", "/"], 6, "cannot read /: Is a directory"),
-        (["--prompt", "x", "--model", "/"], 6, "config.json is missing"),
-        (["--prompt", ""], 1, "--prompt '': prompt is empty"),
-        (["--prompt", "x", "--attn", "sdap"], 2, "did you mean 'sdpa'"),
-        (["--prompt", "x", "--max-tokens", "9" * 30], 2, "max_tokens must be at most"),
-        (["--prompt", "x", "--record", "/"], 6, "cannot be written: Is a directory"),
-        (["--prompt", "x " * 9000], 1, "prompt has 18000 tokens, but sequences may have 4096 here"),
-        ([], 2, "no prompt"),
-    ],
+    often(
+        6,
+        [
+            (["--input", "/no/such/file.jsonl"], 6, "cannot read /no/such/file.jsonl"),
+            (["--prompt", "x", "--model", "/no/such/model"], 6, "/no/such/model"),
+            (["--prompt", "x", "--temperature", "nan"], 2, "temperature"),
+            (["--prompt", "x", "--attn", "sdap"], 2, "did you mean 'sdpa'"),
+            (["--prompt", "x " * 9000], 1, "prompt has 18000 tokens, but sequences may have 4096 here"),
+            (["--prompt", "x", "--input", "/"], 6, "cannot read /: Is a directory"),
+            (["--prompt", "x", "--model", "/"], 6, "config.json is missing"),
+            (["--prompt", "x", "--max-tokens", "9" * 30], 2, "max_tokens must be at most"),
+            (["--prompt", "x", "--record", "/"], 6, "cannot be written: Is a directory"),
+            ([], 2, "no prompt"),
+            (["--prompt", ""], 1, "--prompt '': prompt is empty"),
+        ],
+    ),
 )
 def test_each_error_is_one_clear_line_with_its_exit_code(arguments: list[str], code: int, said: str) -> None:
     done = run(*arguments, "--num-pages", "256", "--quiet")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,40 +40,54 @@ class Waiting(threading.Thread):
 
 
 @pytest.fixture
-def slow(toys: Toys) -> Iterator[tuple[LLM, Waiting]]:
-    """An engine in the middle of a step that takes a second, and somebody who waits for it."""
-    llm = toy_llm(toys.folder, faults=("slow@5:1",), overlap=False, **SIZES)
+def held(toys: Toys) -> Iterator[tuple[LLM, Waiting, threading.Event]]:
+    """An engine in the middle of a step that ends when the event is set, and somebody who waits for it."""
+    llm = toy_llm(toys.folder, **SIZES)
+    step, begun, go_on = llm.engine.step, threading.Event(), threading.Event()
+
+    def slow() -> list[Update]:
+        begun.set()
+        go_on.wait(30)
+        return step()
+
+    llm.engine.step = slow
     waiting = Waiting(llm)
-    deadline = time.monotonic() + 30
-    while llm.engine.state.num_steps < 5 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    yield llm, waiting
+    assert begun.wait(30)
+    yield llm, waiting, go_on
+    go_on.set()
     llm.close()
 
 
 def interrupted(llm: LLM) -> None:
-    """Close the engine, and be interrupted at that."""
+    """Close the engine, which is in the middle of a step, and be interrupted at that."""
     ident = threading.main_thread().ident
     assert ident is not None
-    threading.Timer(0.2, signal.pthread_kill, [ident, signal.SIGINT]).start()
-    with pytest.raises(KeyboardInterrupt):
+    interrupt = threading.Timer(0.2, signal.pthread_kill, [ident, signal.SIGINT])
+
+    def close() -> None:
+        interrupt.start()
         llm.close()
 
+    with pytest.raises(KeyboardInterrupt):
+        close()
 
-def test_who_waits_hears_of_a_close_that_was_interrupted(slow: tuple[LLM, Waiting]) -> None:
-    llm, waiting = slow
+
+def test_who_waits_hears_of_a_close_that_was_interrupted(held: tuple[LLM, Waiting, threading.Event]) -> None:
+    llm, waiting, go_on = held
     interrupted(llm)
+    go_on.set()
     waiting.join(30)
 
     assert waiting.ended == "abort"
 
 
-def test_a_close_after_one_that_was_interrupted_waits_for_the_step(slow: tuple[LLM, Waiting]) -> None:
-    llm, waiting = slow
+def test_a_close_after_one_that_was_interrupted_waits_for_the_step(held: tuple[LLM, Waiting, threading.Event]) -> None:
+    llm, waiting, go_on = held
     interrupted(llm)
+    threading.Timer(0.2, go_on.set).start()
     llm.close()
 
-    assert llm.loop.over and llm.loop.failure is None
+    assert go_on.is_set() and llm.loop.over and llm.loop.failure is None
     waiting.join(30)
     assert waiting.ended == "abort"
 

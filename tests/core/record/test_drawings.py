@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core.record.runs import bounds, record, recorder, requests
+from often import often
 
 from headstock.cli.main import main
 from headstock.record.file import read
@@ -103,7 +104,7 @@ def test_an_empty_recording_draws_nothing_and_is_valid(tmp_path: Path, capsys: p
     assert data_of(page)["series"]["at"] == []
 
 
-@pytest.mark.parametrize("steps", [3_000, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("steps", often(1, [3_000, 10_000]))
 def test_a_page_of_10000_steps_stays_small_and_loads_nothing(steps: int, tmp_path: Path) -> None:
     path, page = tmp_path / "run.recording", tmp_path / "page.html"
     assert record(path, bounds(max_rows=16), requests(6 * steps // 10), steps) == steps

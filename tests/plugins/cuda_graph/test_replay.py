@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from often import often
 from rerun import record
 from toy_engine import Toys, Trial, random_requests, request
 
@@ -48,7 +49,7 @@ def watch(engine: Engine) -> Counter[int | None]:
 
 @BACKENDS
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("window", often(1, [None, 7]))
 def test_G2_replayed_steps_give_the_tokens_of_eager_ones(
     toys: Toys, attn: str, overlap: bool, window: int | None
 ) -> None:

@@ -11,15 +11,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from often import often
 
 ROOT = Path(__file__).parents[3]
 PARTS = sorted((Path(__file__).parent / "interpreted").glob("*.py"))
 
 
+@pytest.mark.parametrize("which", often(1, ["not full", "full"]))
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.stem)
-def test_interpreted(part: Path) -> None:
+def test_interpreted(part: Path, which: str) -> None:
     limit = ("-o", "faulthandler_timeout=120", "-o", "faulthandler_exit_on_timeout=true")  # each of its tests
-    command = [sys.executable, "-m", "pytest", str(part), "-p", "no:cacheprovider", "--tb=short", *limit]
+    command = [sys.executable, "-m", "pytest", str(part), "-m", which, "-p", "no:cacheprovider", "--tb=short", *limit]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=190)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

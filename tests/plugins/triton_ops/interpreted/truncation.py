@@ -9,6 +9,7 @@ import sampling_cases as cases
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import often
 from sampling_cases import SETTINGS
 
 from headstock.nn.truncation import keep_top
@@ -67,8 +68,9 @@ def test_outliers_and_one_value_alone() -> None:
         cases.compare_cut(logits, Sampling(temperature=torch.ones(4), **change))
 
 
-def test_the_distribution_is_that_of_the_softmax() -> None:
-    draws, logits = 150, torch.tensor([1.0, -1.0, 0.5, 0.0, 2.0, 1.5])
+@pytest.mark.parametrize("draws", often(1, [60, 150]))
+def test_the_distribution_is_that_of_the_softmax(draws: int) -> None:
+    logits = torch.tensor([1.0, -1.0, 0.5, 0.0, 2.0, 1.5])
     asked = Sampling(
         temperature=torch.full((draws,), 0.8),
         top_k=torch.full((draws,), 5),
