@@ -23,6 +23,7 @@ from headstock.engine.device import describe, free_bytes
 from headstock.engine.faults import Faults
 from headstock.engine.memory import MemoryPlan, Spent, estimate, plan_memory, size
 from headstock.engine.negotiate import Agreement, model_dtype, negotiate, pool_dtype
+from headstock.engine.patience import announced
 from headstock.engine.resolve import AttentionQuestion
 from headstock.engine.selection import Parts, select
 from headstock.engine.trial import capture, measure, most_rows, settled_bytes
@@ -145,8 +146,10 @@ def shared_out(material: Material, sizes: Mapping[str, Any], max_len: int, free:
 
 def measured(material: Material, sizes: Mapping[str, Any], max_len: int) -> Spent:
     """What the largest step, the backends and the graphs take.   raises: CannotRun"""
+    stage = announced("measuring the largest step", "kernels that are new on this machine are compiled, and kept")
     try:
-        return measure(material, lambda: allocate(**sizes, num_pages=1, max_len=max_len), max_len)
+        with stage:
+            return measure(material, lambda: allocate(**sizes, num_pages=1, max_len=max_len), max_len)
     except torch.OutOfMemoryError as error:
         raise CannotRun(
             f"a step of --max-batch-tokens {material.config.max_batch_tokens} needs more memory than the device has; "
