@@ -3,6 +3,8 @@
     python tests/gpu/run.py --pack .gpu --out OUT     a bare host: installs what pack.py made, then does all the work
     python tests/gpu/run.py --out OUT                 a host on which headstock and the kernel libraries are installed
 
+`--pack .gpu --parts none` installs and does no more.
+
 Parts (`--parts a,b`): kernels and trtllm (each backend against float32), ops (operations against torch's), tokens (the
 demo model's answers for each pair of backends), speed (attention alone), bench (workloads), step_time (a step by
 kernels), tests (pytest: tests/backends, and the rows of docs/features.md that need a GPU). Each writes OUT/PART.json;
@@ -87,6 +89,8 @@ def main() -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.pack is not None:
         install(asked.pack, asked.site)
+        if asked.parts == "none":
+            return 0
         again = [sys.executable, __file__, "--out", str(asked.out), "--parts", asked.parts]
         return subprocess.run(again, env=environment(asked.site), check=False).returncode
     sys.path.insert(0, str(HERE.parent))
@@ -99,6 +103,7 @@ def main() -> int:
 def run(part: str, out: Path, builds: list[subprocess.Popen[bytes]]) -> bool:
     """Whether a part ran and found nothing wrong; its findings are in OUT/PART.json."""
     began = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
     os.environ["GPU_OUT"] = str(out)
     try:
         found = tests() if part == "tests" else import_module(f"gpu.{part}").main(builds)

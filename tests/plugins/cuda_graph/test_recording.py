@@ -18,7 +18,7 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """The graph that is recorded."""
     made = Mock(spec=("capture_begin", "capture_end", "replay"))
     for name, stand_in in {
-        "graph_pool_handle": lambda: (0, 1),
+        "graph_pool_handle": Mock(side_effect=[(0, 1), (0, 2)]),
         "graph": lambda graph: SimpleNamespace(capture_stream=Mock()),
         "CUDAGraph": lambda: made,
         "current_stream": Mock(),
@@ -43,8 +43,17 @@ def test_G11_work_that_spoils_the_capture_is_blamed_and_the_capture_is_ended_all
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch.cuda.memory, "_cuda_endAllocateToPool", end, raising=False)
     monkeypatch.setattr(torch.cuda.memory, "_cuda_releasePool", Mock(), raising=False)
-    graph.capture_end.side_effect = RuntimeError("operation failed due to a previous error during capture")
+    monkeypatch.setattr(torch, "zeros", Mock())
+    graph.capture_end.side_effect = [
+        RuntimeError("operation failed due to a previous error during capture"),
+        None,
+        None,
+    ]
+    recorder = CudaRecorder()
     with pytest.raises(ValueError, match="a number was read from the device"):
-        CudaRecorder()(Mock(side_effect=ValueError("a number was read from the device")), warm=True)
-    graph.capture_end.assert_called_once()
+        recorder(Mock(side_effect=ValueError("a number was read from the device")), warm=True)
     end.assert_called_once_with(3, (0, 1))
+    assert graph.capture_end.call_count == 2, "a capture must end well before torch draws random numbers again"
+
+    recorder(Mock(), warm=True)
+    assert [each.kwargs["pool"] for each in graph.capture_begin.call_args_list] == [(0, 1), (0, 2), (0, 2)]

@@ -59,8 +59,10 @@ class CudaRecorder:
         return Recording(graph.replay, result)
 
     def give_up(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture whose work failed. Where that spoilt it, torch's own end stops half way: its allocator would
-        take the capture to be open for ever, and give nothing back of what it keeps for later.
+        """End a capture whose work failed. Where that spoilt it, torch's own end stops half way, and three things take
+        it to be open: the allocator, which would give nothing back of what it keeps for later; the allocator of pinned
+        memory, which would refuse to record into the same pool again; and the generator of random numbers, which
+        would draw none until another capture ends as it should.
         """
         try:
             graph.capture_end()
@@ -70,3 +72,13 @@ class CudaRecorder:
             with suppress(AttributeError, RuntimeError):  # torch's own names, which may change; or it was ended already
                 torch.cuda.memory._cuda_endAllocateToPool(device, self.pool)
                 torch.cuda.memory._cuda_releasePool(device, self.pool)
+            self.pool = torch.cuda.graph_pool_handle()
+            with suppress(RuntimeError):
+                self.record_nothing()
+
+    def record_nothing(self) -> None:
+        """Begin and end a capture.   raises: RuntimeError"""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+        torch.zeros(1, device="cuda")  # torch warns of graphs that are empty
+        graph.capture_end()
