@@ -140,10 +140,12 @@ def test_G11_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_
         forward(self, q, *arguments, **more)
 
     monkeypatch.setattr(FlashAttentionBackend, "forward", spoiling)
-    with caplog.at_level(logging.WARNING), LLM("demo", attn="fa", runner="cudagraph", **SIZES) as llm:
+    with caplog.at_level(logging.DEBUG, "headstock"), LLM("demo", attn="fa", runner="cudagraph", **SIZES) as llm:
         assert not llm.engine.executor.runner.recorded
         assert not wrong(llm, questions())
-    assert len([record for record in caplog.records if "graphs are off" in record.message]) == 1
+    said = [record.message for record in caplog.records]
+    assert len([line for line in said if "graphs are off" in line]) == 1
+    assert spoilt == "raises" or any("could not be ended" in line for line in said), "this spoils no capture"
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
