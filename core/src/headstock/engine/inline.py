@@ -80,15 +80,25 @@ class InlineExecutor(Executor):
         self.sampling = sampling
         self.runner = runner
         self.router = router
+        self.owed: list[tuple[Plan, dict[int, Ints]]] = []  # what the tables have yet to take in
 
     @torch.inference_mode()
     def execute(self, plan: Plan, joined: Mapping[int, Entry]) -> Launched:
         """Launch `plan`; `joined` holds the requests that it seats, by row."""
         with self.range(plan):
+            self.owed.append((plan, {row: entry.tokens for row, entry in joined.items()}))
+            self.take_in()
             for row, entry in joined.items():
                 self.sampling.join(row, entry.request)
-            self.buffers.take_in(plan, {row: entry.tokens for row, entry in joined.items()})
             return self.replay(plan) or self.run(plan)
+
+    def take_in(self) -> None:
+        """Bring the tables up to date with this plan, and with those before it that failed here: the news of a plan
+        concern rows that are not in it too, and a page that a table names wrongly is written to.
+        """
+        while self.owed:
+            self.buffers.take_in(*self.owed[0])
+            del self.owed[0]
 
     def range(self, plan: Plan) -> AbstractContextManager[None]:
         """A name for the step in the timelines of Nsight Systems and Nsight Compute."""

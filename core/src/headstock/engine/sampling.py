@@ -100,10 +100,10 @@ class SamplingTable:
             return None
         if self.unsent:
             new = np.fromiter(self.unsent, np.int64, len(self.unsent))
-            self.unsent.clear()
             at, integers = buffers.put(new), np.stack((self.top_k[new], self.seeds[new]))
             self.columns.floats[:, at] = buffers.put(self.floats[:3, new])
             self.columns.integers[:, at] = buffers.put(integers)
+            self.unsent.clear()
         if "temperature" not in used:
             return frozenset()
         return frozenset(used | ({"top_k"} if (self.top_k[rows] < self.vocab).any() else set()))

@@ -1,0 +1,65 @@
+"""A step that fails before the tables know of it: who is not in it keeps their pages and their tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from toy_engine import Toys, Trial, request
+
+from headstock.engine.buffers import Buffers
+from headstock.engine.sampling import SamplingTable
+
+RNG = np.random.default_rng(3)
+PROMPT = RNG.integers(0, 50, 8)
+OTHER = RNG.integers(0, 50, 6)
+LATER = [RNG.integers(0, 50, 17) for _ in range(30)]
+
+
+@pytest.fixture(params=["settings", "pages"])
+def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What fails, once, when a request with four tokens to come takes its seat."""
+    left = [True]
+    join, take_in = SamplingTable.join, Buffers.take_in
+
+    def joining(self: SamplingTable, row: int, one: Any) -> None:
+        if one.max_tokens == 4 and left:
+            left.clear()
+            raise RuntimeError("pinned memory is short")
+        join(self, row, one)
+
+    def taking(self: Buffers, plan: Any, joined: dict[int, Any]) -> None:
+        if any(np.array_equal(tokens, OTHER) for tokens in joined.values()) and left:
+            left.clear()
+            raise RuntimeError("pinned memory is short")
+        take_in(self, plan, joined)
+
+    monkeypatch.setattr(SamplingTable, "join", joining if request.param == "settings" else join)
+    monkeypatch.setattr(Buffers, "take_in", taking if request.param == "pages" else take_in)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("at", (6, 8, 9, 10, 12))
+@pytest.mark.parametrize(
+    ("scheduler", "overlap"), [("prefill-first", False), ("equal-length", False), ("equal-length", True)]
+)
+def test_who_is_not_in_the_step_keeps_pages_and_tokens(
+    toys: Toys, scheduler: str, overlap: bool, at: int, failing: str
+) -> None:
+    trial = Trial(toys.engine(scheduler=scheduler, overlap=overlap, num_pages=45))
+    for name in "ab":
+        trial.submit(request(name, PROMPT, 60))
+    for step in range(400):
+        if step == at:
+            trial.submit(request("fails", OTHER, 4))
+        if at < step < at + 60 and step % 2 == 0:
+            trial.submit(request(f"later {step}", LATER[(step - at) // 2], 6))
+        if step > at and not trial.engine.has_work:
+            break
+        trial.step()  # judges each request as it ends
+    trial.engine.close()
+
+    reasons = dict(trial.reasons)
+    assert reasons.pop("fails") == "error"
+    assert set(reasons.values()) == {"length"} and len(reasons) > 30
