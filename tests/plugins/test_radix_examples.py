@@ -137,3 +137,27 @@ def test_a_prefix_that_was_partly_evicted_is_still_the_oldest_one() -> None:
     assert policy.evict(index, 1).tolist() == [2]
     finished(policy, index, (2, 2), 5)
     assert [len(policy.match(index, ints(tokens), "").pages) for tokens in ((0, 0), (1, 1), (2, 2))] == [0, 2, 2]
+
+
+def test_S9_namespaces_that_nobody_comes_back_to_leave_nothing_behind() -> None:
+    policy = RadixCache(1)
+    index = policy.new()
+    for tenant in ("a", "b", "\ud800", ""):
+        match = policy.match(index, ints([1, 2]), tenant)
+        policy.release(
+            index, policy.insert(index, match.handle, ints([1, 2]), ints([1, 2]) + 2 * index.size, tenant).handle
+        )
+    assert len(index.roots) == 4
+
+    policy.evict(index, 2)
+    assert "a" not in index.roots and len(policy.match(index, ints([1, 2]), "b").pages) == 2
+    policy.reset(index)
+    policy.check(index)
+    assert not index.roots
+
+    limited = RadixCache(1, RadixOptions(max_prefixes=1))
+    index = limited.new()
+    for number in range(20):
+        handle = limited.insert(index, None, ints([7]), ints([number + 1]), f"tenant {number}").handle
+        limited.release(index, handle)
+    assert len(index.roots) == 1

@@ -40,7 +40,7 @@ def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-@pytest.mark.parametrize("at", (6, 8, 9, 10, 12))
+@pytest.mark.parametrize("at", [6, 8, 9, 10, 12])
 @pytest.mark.parametrize(
     ("scheduler", "overlap"), [("prefill-first", False), ("equal-length", False), ("equal-length", True)]
 )

@@ -17,6 +17,7 @@ from attrs import evolve
 from headstock.bench.shapes import SHAPES, write
 from headstock.bench.workloads import USUAL, WORKLOADS
 from headstock.cli.answers import note
+from headstock.cli.apart import check_apart
 from headstock.cli.main import version
 from headstock.config import EngineConfig, FlagParser, Resolved, add_engine_flags, resolve
 from headstock.config.kinds import suggestion
@@ -41,6 +42,7 @@ def main(arguments: list[str]) -> int:
     asked = parser().parse_args(arguments)
     check(asked)
     resolved = resolve(asked, os.environ)
+    check_apart({"--config": resolved.file, "--output": asked.output, "--record": resolved.engine.record})
     for line in resolved.notes:
         note(f"note: {line}")
     show_logs(resolved.engine.log_level)

@@ -80,7 +80,7 @@ def check_flags(asked: Namespace, resolved: Resolved) -> None:
 
     raises: UsageError
     """
-    check_apart({"--input": asked.input, "--record": resolved.engine.record})
+    check_apart({"--config": resolved.file, "--input": asked.input, "--record": resolved.engine.record})
     try:
         check_unicode(asked.system or "", "--system")
         SamplingParams(max_tokens=None).replace(resolved.sampling)

@@ -25,13 +25,15 @@ class Resolved:
     """What is in effect.
 
     `sampling` holds only what was given; `origins` maps every setting's key to "default", or "flag --page-size",
-    "environment HEADSTOCK_TP", "file engine.toml", "preset debug"; `notes` are lines that the user should see.
+    "environment HEADSTOCK_TP", "file engine.toml", "preset debug"; `notes` are lines that the user should see; `file`
+    is where settings were read from, if anywhere.
     """
 
     engine: EngineConfig
     sampling: Mapping[str, Value]
     origins: Mapping[str, str]
     notes: tuple[str, ...]
+    file: str | None = None
 
 
 def settle(flags: Source, environ: Mapping[str, str]) -> Resolved:
@@ -41,7 +43,8 @@ def settle(flags: Source, environ: Mapping[str, str]) -> Resolved:
     """
     environment, notes = from_environment(environ)
     above = ChainMap(dict(flags), dict(environment))
-    file = from_file(str(above["config"].value())) if "config" in above else {}
+    path = str(above["config"].value()) if "config" in above else None
+    file = from_file(path) if path is not None else {}
     asked = above.get("preset", file.get("preset"))
     preset = from_preset(asked) if asked is not None else {}
     given = dict(ChainMap(dict(flags), dict(environment), dict(file), dict(preset)))
@@ -55,6 +58,7 @@ def settle(flags: Source, environ: Mapping[str, str]) -> Resolved:
         sampling={k: values[k] for k in sampling_settings() if values.get(k) is not None},
         origins={k: origins.get(k, "default") for k in (*engine_settings(), *sampling_settings())},
         notes=(*notes, *aliases, *replaced, *cuts),
+        file=path,
     )
 
 

@@ -12,7 +12,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from attrs import define
 
@@ -67,18 +67,21 @@ def checksum(kind: bytes, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(kind + len(data).to_bytes(4, "little")))
 
 
-def opened(path: str | Path) -> BinaryIO:
-    """The file to record into, empty.   raises: ModelError"""
+def opened(path: str | Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
+    """The file to record into, empty unless the mode says otherwise.   raises: ModelError"""
     try:
-        return open(path, "wb")
+        return open(path, mode)
     except OSError as error:
         raise ModelError(f"--record {shown(path)}: cannot be written: {error.strerror}") from error
 
 
 def check_writable(path: str | None) -> None:
-    """Raise ModelError when there is a path and no file can be written there; what it held is gone."""
-    if path is not None:
-        opened(path).close()
+    """Raise ModelError when there is a path and no file can be written there; what it holds stays.
+
+    A pipe is left alone: who reads it would take the end of a trial for the end.
+    """
+    if path is not None and not Path(path).is_fifo():
+        opened(path, "ab").close()
 
 
 @define

@@ -41,6 +41,7 @@ def check_index(index: Index, page_size: int) -> None:
     assert len(set(pages)) == len(pages), "a page is indexed twice"
     assert min(pages, default=1) > 0, "the dummy page is indexed"
     for root in index.roots.values():
+        assert root.children, f"root {root!r} is of a namespace without pages"
         assert root.refs == 1 + locked_children(root), f"root {root!r} has {locked_children(root)} locked children"
     for node in nodes:
         assert node.parent is not None and node.parent.children[node.key] is node, f"{node!r} hangs in the wrong place"

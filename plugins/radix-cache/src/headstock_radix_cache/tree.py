@@ -52,10 +52,12 @@ class Index:
         self.version = 0
 
     def root(self, namespace: str) -> Node:
-        """The root of a namespace, made when missing. It stands for no page and is locked for ever."""
+        """The root of a namespace, made when missing and gone with its last page. It stands for no page and is always
+        locked.
+        """
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = Node(-1, None, b"", 0)
+            root = self.roots[namespace] = Node(-1, None, namespace.encode(errors="surrogatepass"), 0)
         return root
 
     def lock(self, node: Node) -> None:
@@ -101,6 +103,8 @@ class Index:
         parent = node.parent
         assert parent is not None and not node.children and node.refs == 0, node
         del parent.children[node.key]
+        if parent.parent is None and not parent.children:  # nobody comes back to most namespaces
+            del self.roots[parent.key.decode(errors="surrogatepass")]
         node.parent = None
         self.size -= 1
         return node.page

@@ -1,0 +1,68 @@
+"""No file is lost to another one that a command writes, nor to a start that fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from headstock import LLM
+from headstock.cli.main import main
+from headstock.errors import UsageError
+from headstock.record.file import read
+
+KEPT = "max_tokens = 3\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, entered, with a file of settings and two links to it."""
+    (tmp_path / "it").write_text(KEPT)
+    (tmp_path / "hard").hardlink_to(tmp_path / "it")
+    (tmp_path / "soft").symlink_to("it")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run --input it --record hard",
+        "run --input soft --record hard",
+        "run --prompt x --config it --record it",
+        "bench --config it --output hard",
+        "bench --record new --output ./new",
+        "replay it --timeline hard",
+        "replay soft --html it",
+    ],
+)
+def test_files_that_are_one_are_refused_and_kept(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
+    assert "which would be written over; name another file" in capsys.readouterr().err
+    assert (here / "it").read_text() == KEPT and not (here / "new").exists()
+
+
+def test_what_keeps_nothing_may_be_named_twice(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "it", "--timeline", os.devnull, "--html", os.devnull]) == 6
+    assert "is not a recording" in capsys.readouterr().err
+
+
+def test_a_start_that_fails_leaves_an_older_recording(here: Path) -> None:
+    with pytest.raises(UsageError, match="nosuch"):
+        LLM("demo", attn="nosuch", record="it")
+    assert (here / "it").read_text() == KEPT
+
+
+def test_a_recording_may_go_through_a_pipe(here: Path) -> None:
+    os.mkfifo(here / "pipe")
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append((here / "pipe").read_bytes()), daemon=True)
+    reader.start()
+    with LLM("demo", num_pages=64, record="pipe") as llm:
+        llm.generate("Once upon a time")
+    reader.join(30)
+    (here / "kept").write_bytes(found[0])
+
+    assert len(list(read(here / "kept").moments())) > 5
