@@ -152,3 +152,36 @@ def test_a_prefix_computed_with_nan_is_found_by_nobody() -> None:
     assert first.reasons == {"a": "error"}, "NaN of a chunk was not noticed"
     found = hit.reasons["b"], hit.outputs["b"]
     assert found == (fresh.reasons["c"], fresh.outputs["c"]), "NaN of a chunk was found"
+
+
+class Counting(Runner):
+    """Runs nothing, and counts."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def close(self) -> None: ...
+
+    def run(self, batch: Batch, attend: Any) -> Any:
+        self.runs += 1
+
+
+def test_what_a_start_tries_is_no_step() -> None:
+    faults = Faults.of(("execute@0", "nan@0:0", "capture"))
+    inner = Counting()
+    runner = faults.around_runner(inner)
+    runner.run(None, lambda q, layer: q)  # type: ignore[arg-type]
+
+    assert inner.runs == 1 and len(faults.left) == 3
+    with pytest.raises(Injected, match="capture"):
+        runner.capture((1,), lambda done, total: None)
+    faults.step = 0
+    with pytest.raises(Injected, match="execute@0"):
+        runner.run(None, lambda q, layer: q)  # type: ignore[arg-type]
+
+
+def test_faults_that_never_happened_are_named_at_the_end(toys: Toys, caplog: pytest.LogCaptureFixture) -> None:
+    faulty(toys, "nan@0:77", "slow@3:0.01", "wait@100000", overlap=False)
+    (line,) = [record.getMessage() for record in caplog.records if "never" in record.getMessage()]
+
+    assert line == 'event="faults never happened" faults="nan@0:77 wait@100000"'

@@ -14,6 +14,7 @@ which it can. (A replayed graph does not call attention, so a step that is to ha
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
+from headstock.logs import event
 from headstock.schedule import Plan
 from headstock.spi import (
     Attend,
@@ -38,6 +40,8 @@ from headstock.spi import (
     View,
 )
 
+LOG = logging.getLogger(__name__)
+
 
 class Injected(RuntimeError):
     """A fault that was asked for."""
@@ -45,28 +49,30 @@ class Injected(RuntimeError):
 
 @frozen
 class Fault:
-    """One fault; `value` is a row or seconds."""
+    """One fault; `value` is a row or seconds, `text` what was asked for."""
 
     kind: str
     step: int = 0
     value: float = 0.0
+    text: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Fault:
         """The fault that a text of the forms above stands for."""
         kind, _, rest = text.partition("@")
         step, _, value = rest.partition(":")
-        return cls(kind, int(step or 0), float(value or 0))
+        return cls(kind, int(step or 0), float(value or 0), text)
 
 
 @define
 class Faults:
-    """The faults that have not happened yet, and the step that runs now. They are put around an engine's parts, which
-    know nothing of them; a part that no fault concerns stays as it is.
+    """The faults that have not happened yet, and the step that runs now, -1 before the first (a start may try what it
+    can do). They are put around an engine's parts, which know nothing of them; a part that no fault concerns stays as
+    it is.
     """
 
     left: list[Fault]
-    step: int = 0
+    step: int = -1
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Faults:
@@ -129,8 +135,11 @@ class FaultyExecutor(Executor):
         return FaultyStep(self.inner.execute(plan, joined), self.faults, plan.number)
 
     def close(self) -> None:
-        """Free the device."""
+        """Free the device, and say which faults never happened: whoever asked for them has tested nothing."""
         self.inner.close()
+        if self.faults.left:
+            LOG.warning(event("faults never happened", faults=" ".join(fault.text for fault in self.faults.left)))
+            self.faults.left.clear()
 
 
 @frozen(eq=False)
