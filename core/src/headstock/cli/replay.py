@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from contextlib import ExitStack
 from pathlib import Path
 
 from headstock.cli.apart import check_apart
@@ -29,8 +28,7 @@ def main(arguments: list[str]) -> int:
     check_apart({"FILE": asked.file, "--timeline": asked.timeline, "--html": asked.html})
     recording = read(asked.file, partial=asked.partial)
     if asked.timeline is not None:
-        draw_timeline(recording, asked)
-        recording = read(asked.file, partial=asked.partial)
+        draw_timeline(recording, asked.timeline)
     if recording.first:
         if asked.timeline is None or asked.html is not None:
             raise CannotRun(
@@ -53,17 +51,16 @@ def parser() -> FlagParser:
     return root
 
 
-def draw_timeline(recording: Recording, asked: Namespace) -> None:
+def draw_timeline(recording: Recording, path: str) -> None:
     """Write the trace.   raises: ModelError"""
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(open(asked.timeline, "w", encoding="utf-8"))
-        except OSError as error:
-            raise ModelError(f"--timeline {shown(asked.timeline)}: cannot be written: {error.strerror}") from error
-        timeline = Timeline(file)
-        for moment in recording.moments():
-            timeline.see(moment)
-        timeline.end()
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            timeline = Timeline(file)
+            for moment in recording.moments():
+                timeline.see(moment)
+            timeline.end()
+    except OSError as error:
+        raise ModelError(f"--timeline {shown(path)}: cannot be written: {error.strerror}") from error
 
 
 def run_again(recording: Recording, asked: Namespace) -> int:

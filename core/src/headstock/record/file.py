@@ -26,6 +26,9 @@ VERSION = 1
 FIRST = b"headstock recording "
 FRAME = struct.Struct("<4sII")
 HEADER, STEPS, END = b"head", b"step", b"end."
+FIELDS = {"headstock", "model", "limits", "groups", "scheduler", "cache", "options", "prefix_cache_n", "first"}
+"""What every header has."""
+
 MOST_BYTES = 1 << 30
 """No block is larger, packed or unpacked."""
 
@@ -86,12 +89,15 @@ def check_writable(path: str | None) -> None:
 
 @define
 class Recording:
-    """A recording being read. `whole` is False when it broke off and that was to be accepted."""
+    """A recording being read, whose steps begin at byte `start`. `whole` is False when it broke off and that was to be
+    accepted.
+    """
 
     name: str
     file: BinaryIO
     partial: bool
     header: Mapping[str, Any]
+    start: int
     whole: bool = True
 
     @property
@@ -100,8 +106,9 @@ class Recording:
         return int(self.header["first"])
 
     def moments(self) -> Iterator[Moment]:
-        """The steps in their order.   raises: ModelError"""
-        number = self.first
+        """The steps in their order, from the first on each time.   raises: ModelError"""
+        self.file.seek(self.start)
+        self.whole, number = True, self.first
         while True:
             try:
                 kind, data = read_frame(self.file, self.name, number)
@@ -146,11 +153,26 @@ def read(path: str | Path, *, partial: bool = False) -> Recording:
         kind, data = read_frame(file, name, 0)
     except Truncated as error:
         raise ModelError(str(error)) from None
-    header = json.loads(data) if kind == HEADER else {}
+    header = header_in(data, name) if kind == HEADER else {}
     if header.get("shape") != shape():
         made = shown(header.get("headstock", "another"))
         raise ModelError(f"{name} was made by headstock {made}, whose steps consist of other fields; replay it there")
-    return Recording(name, file, partial, header)
+    if missing := FIELDS - header.keys():
+        raise ModelError(
+            f"{name}: its header lacks {', '.join(sorted(missing))}; headstock run --record FILE writes it"
+        )
+    return Recording(name, file, partial, header, file.tell())
+
+
+def header_in(data: bytes, name: str) -> dict[str, Any]:
+    """The header of a recording.   raises: ModelError"""
+    try:
+        header = json.loads(data)
+    except ValueError as error:
+        raise ModelError(f"{name}: its header is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{name}: its header is no JSON object; headstock run --record FILE writes one")
+    return header
 
 
 def read_frame(file: BinaryIO, name: str, number: int) -> tuple[bytes, bytes]:

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from headstock import registry
 from headstock.config import EngineConfig
-from headstock.errors import HeadstockError, ModelError
+from headstock.errors import CannotRun, HeadstockError, ModelError, UnknownPlugin
 from headstock.schedule import Limits
 from headstock.spi import CachePolicy, KVGroup
 
@@ -47,14 +47,19 @@ def version() -> str:
 def limits_of(header: Mapping[str, Any], *, check: bool = False) -> Limits:
     """The limits that the header describes, with the installed plugins of those names.
 
-    raises: ModelError when the header lacks something, and whatever choosing a plugin may raise
+    raises: ModelError when the header is not sound, CannotRun when a plugin is not installed, and what else choosing a
+    plugin may raise
     """
     try:
         plain = dict(header["limits"]) | {"check": check}
         plain["num_pages"] = tuple(plain["num_pages"])
+        if min(plain["page_size"], plain["max_rows"], *plain["num_pages"]) < 1:
+            raise ValueError("a size is less than 1")
         groups = tuple(KVGroup(**group | {"layers": tuple(group["layers"])}) for group in header["groups"])
         choose = registry.implementation(registry.spec("scheduler", header["scheduler"]))
         return Limits(**plain, groups=groups, choose=choose, policy=policy(header, int(plain["page_size"])))
+    except UnknownPlugin as error:
+        raise CannotRun(str(error)) from error
     except HeadstockError:
         raise
     except (TypeError, ValueError, KeyError) as error:
