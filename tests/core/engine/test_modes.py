@@ -262,8 +262,29 @@ def test_a_fault_of_captures_is_said_to_be_impossible_where_nothing_is_captured(
     toys: Toys, caplog: pytest.LogCaptureFixture
 ) -> None:
     toys.engine(runner="eager", faults=("capture", "slow@1:0")).close()
-    (line,) = [str(record.msg) for record in caplog.records if "capture" in str(record.msg)]
+    (line,) = [str(record.msg) for record in caplog.records if "cannot happen" in str(record.msg)]
     assert line == 'event="--faults capture cannot happen" because="the runner eager captures nothing here"'
+
+
+class Unread(dict[str, Any]):
+    """A mapping of which one key may be looked up, and that nobody walks."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("who arrives pays for everyone who waits")
+
+    items = values = keys = __iter__
+
+
+def test_H16_what_those_who_wait_will_need_is_known_without_a_look_at_each(toys: Toys) -> None:
+    trial = Trial(toys.engine(num_pages=400, on_pressure="reject", max_running_requests=2, overlap=False))
+    for number in range(40):
+        trial.submit(request(str(number), range(number % 30, number % 30 + 20), 4))
+    trial.step()
+    trial.engine.ledger.accounts = Unread(trial.engine.ledger.accounts)
+    wanted = trial.pressure
+
+    assert trial.engine.pressure == wanted > 0.4
+    trial.engine.submit(request("new", range(20), 4))
 
 
 @pytest.mark.parametrize(("most", "warnings"), [(0, 1), (1 << 30, 0)])

@@ -12,7 +12,7 @@ import torch
 import toy_plugins
 from attrs import evolve, frozen
 
-from headstock.engine import buffers, engine, sampling
+from headstock.engine import buffers, engine, inline, sampling
 from headstock.schedule import Column, Failed, absorb, admit, commit, indexing, pages
 from headstock.spi import Match
 from headstock_radix_cache.policy import RadixCache
@@ -169,6 +169,12 @@ def table_not_cleared(take_in: Any, self: Any, plan: Any, joined: dict[int, Any]
         table[list(joined)] = torch.where(table[list(joined)] == 0, old, table[list(joined)])
 
 
+def only_the_last(take_in: Any, self: Any) -> None:
+    """What a step that failed was to tell the tables is forgotten."""
+    del self.owed[:-1]
+    take_in(self)
+
+
 def kept_too_early(keep: Any, self: Any, rows: Any, positions: Any, tokens: Any) -> None:
     """A sampled token lands one place before its own."""
     keep(self, rows, positions - 1, tokens)
@@ -220,6 +226,7 @@ MUTANTS = {
     "too long not refused": Mutant(around(absorb, "refusal", lambda *_: None), "still busy|was not refused"),
     "NaN fails all": Mutant(around(engine, "news", all_fail), "did not fail alone"),
     "table not cleared": Mutant(around(buffers.Buffers, "take_in", table_not_cleared), "nothing was wrong with"),
+    "failed steps forgotten": Mutant(around(inline.InlineExecutor, "take_in", only_the_last), "nothing was wrong with"),
     "token not kept on the device": Mutant(around(buffers.Buffers, "keep", lambda keep, *_: None), "said .* and not"),
     "token kept too early": Mutant(around(buffers.Buffers, "keep", kept_too_early), "said .* and not"),
     "min_tokens bans nothing": Mutant(

@@ -131,12 +131,14 @@ class Engine:
 
     @property
     def pressure(self) -> float:
-        """The share of the pool's pages that running requests hold, or that others will need for what they have."""
+        """The share of the pool's pages that running requests hold, or that others will need for what they have; may be
+        asked from any thread.
+        """
         state, pages_for = self.state, self.limits.pages_for
-        held = int(np.count_nonzero(state.refs[0]))
-        unseated = (*self.ledger.unseated(), *(len(request.prompt) for request, _ in list(self.asked.values())))
-        held += sum(map(pages_for, unseated))
-        held += sum(pages_for(len(entry.tokens)) for entry in state.waiting if entry.preemptions)
+        held = int(np.count_nonzero(state.refs[0])) + self.ledger.unseated_pages
+        held += sum(pages_for(len(request.prompt)) for request, _ in list(self.asked.values()))
+        if len(state.waiting) > self.ledger.unseated:
+            held += sum(pages_for(len(entry.tokens)) for entry in state.waiting if entry.preemptions)
         return min(held / self.limits.num_pages[0], 1.0)
 
     def abort(self, id: str) -> None:
@@ -181,7 +183,7 @@ class Engine:
         """Open the account of a request that arrives."""
         if isinstance(event, Arrived):
             request, eager = self.asked.get(event.request.id, (event.request, True))
-            self.ledger.open(request, eager=eager)
+            self.ledger.open(request, eager=eager, pages=self.limits.pages_for(len(request.prompt)))
             self.asked.pop(request.id, None)
         elif isinstance(event, Aborted):  # of one that an interrupt kept out of the inbox, or of nobody
             self.asked.pop(event.id, None)

@@ -20,10 +20,12 @@ class Account:
     scores that have not.
 
     `eager`: it is told of every token; otherwise of the first one, and of the rest when it ends.
+    `pages`: those that its prompt takes
     """
 
     request: Request
     eager: bool
+    pages: int
     order: int = 0
     told: int = 0
     cached: int | None = None
@@ -52,7 +54,7 @@ class Ledger:
     """The live requests, by id and by the admission number of the seat they have, and counts since the start.
 
     `awaited` are those of `by_order` whose next token is told as soon as it is known: no other costs anything until
-    it ends.
+    it ends. `unseated` requests never had a seat yet, and their prompts will take `unseated_pages`.
     """
 
     accounts: dict[str, Account] = field(factory=dict)
@@ -63,18 +65,18 @@ class Ledger:
     output_tokens: int = 0
     failed: int = 0
     peak_held_pages: int = 0
+    unseated: int = 0
+    unseated_pages: int = 0
 
-    def open(self, request: Request, *, eager: bool) -> None:
+    def open(self, request: Request, *, eager: bool, pages: int) -> None:
         """Start an account."""
-        self.accounts[request.id] = Account(request, eager)
+        self.accounts[request.id] = Account(request, eager, pages)
+        self.unseated += 1
+        self.unseated_pages += pages
 
     def knows(self, id: str) -> bool:
         """Whether a live request has this id."""
         return id in self.accounts
-
-    def unseated(self) -> list[int]:
-        """Lengths of the prompts that never had a seat yet; may be asked from any thread."""
-        return [len(account.request.prompt) for account in list(self.accounts.values()) if account.cached is None]
 
     def seat(self, plan: Plan, state: State, limits: Limits) -> None:
         """Note the admission numbers that the plan gave out, and the pages that are held."""
@@ -90,6 +92,12 @@ class Ledger:
                 self.awaited[account.order] = account
             if account.cached is None:  # what a preempted request finds later is its own
                 account.cached = int(state.columns[Column.CACHED, row])
+                self.leave(account)
+
+    def leave(self, account: Account) -> None:
+        """Count a request no more among those that never had a seat."""
+        self.unseated -= 1
+        self.unseated_pages -= account.pages
 
     def unseat(self, account: Account) -> None:
         """Forget the admission number of the account's last seat."""
@@ -126,6 +134,8 @@ class Ledger:
         """The last of a request's news."""
         account = self.accounts.pop(ended.id)
         self.unseat(account)
+        if account.cached is None:
+            self.leave(account)
         self.prompt_tokens += len(account.request.prompt)
         self.cached_tokens += account.cached or 0
         self.failed += ended.reason == "error"

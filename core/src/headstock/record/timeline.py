@@ -32,7 +32,7 @@ class Timeline:
     """Writes the trace as steps come. A step lasts until the next one is planned.
 
     A request is *queued* until it is seated, then in a *prefill chunk* or *decoding* (steps in a row are one slice),
-    and *preempted* from its last step until it is seated again.
+    and *preempted* from its last step until it is seated again, if it is: a recording says so only then.
     """
 
     file: TextIO
@@ -132,7 +132,7 @@ class Timeline:
         """Draw what is unfinished and close the trace."""
         for track in self.tracks.values():
             last = self.previous.at if self.previous is not None else track.until
-            self.slice(track, last if track.doing in ("queued", "preempted") else track.until)
+            self.slice(track, last if track.doing == "queued" else track.until)
         self.file.write(("" if self.start is not None else '{"traceEvents":[') + "\n]}\n")
 
     def name(self, what: str, process: int, thread: int, name: str) -> None:
