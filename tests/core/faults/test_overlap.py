@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
+from often import often
 from toy_engine import Toys, Trial, random_requests
 
 from headstock import LLM, SamplingParams
@@ -32,6 +34,25 @@ def test_S18_tokens_do_not_depend_on_overlap_at_any_concurrency(toys: Toys, rows
     assert on.reasons == off.reasons == alone.reasons and set(on.reasons.values()) == {"stop", "length"}
     assert rows == 1 or on.engine.stats().cached_tokens > 0
     assert rows == 1 or on.engine.state.num_preempted > 0, "the pool is too large to put anything to the test"
+
+
+@pytest.mark.parametrize("seed", often(3, range(20)))
+def test_S18_rows_whose_last_token_must_be_read_first_change_nothing_for_themselves_and_for_others(
+    toys: Toys, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    requests = random_requests(rng, 40)
+    some = [evolve(one, fenced=bool(rng.random() < 0.4)) for one in requests]
+    sizes = {"max_running_requests": 8, "max_batch_tokens": 40, "num_pages": 60}
+    free, mixed, all_of_them = (
+        run(toys, asked, overlap=True, **sizes)
+        for asked in (requests, some, [evolve(one, fenced=True) for one in requests])
+    )
+
+    assert 5 < sum(one.fenced for one in some) < 35
+    assert free.outputs == mixed.outputs == all_of_them.outputs
+    assert free.reasons == mixed.reasons == all_of_them.reasons and set(free.reasons.values()) == {"stop", "length"}
+    assert free.engine.state.num_steps < all_of_them.engine.state.num_steps, "nobody waited for a token"
 
 
 @pytest.mark.parametrize("rows", [8, 128])
