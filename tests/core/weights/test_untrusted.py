@@ -157,7 +157,9 @@ def test_a_local_directory_is_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["no-such-model", "./no/such", "/no/such/dir", "a/b/c", "../x", "~nobody-at-all/x", "x" * 9999]
 )
-def test_what_is_neither_a_directory_nor_a_hub_name(name: str) -> None:
+def test_what_is_neither_a_directory_nor_a_hub_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ModelError, match="give an existing directory, or owner/name"):
         resolve_directory(name)
 
