@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -165,14 +164,6 @@ def test_only_what_serves_the_phases_is_made(library: SimpleNamespace) -> None:
     assert one.memory_bytes() == (16 << 20) + TURNS * INT_WORKSPACE
     one.close()
     assert one.memory_bytes() == 0
-
-
-def test_what_is_being_made_ready_is_named(library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    named: list[str] = []
-    monkeypatch.setattr("headstock_fi.backend.announced", lambda kernels: named.append(kernels) or nullcontext())
-    backend(decode([3]))
-    shape = "heads of 16, torch.float16 queries, torch.float16 KV"
-    assert named == [f"prompts with {shape}", f"decode with {shape}"]
 
 
 def test_building_it_runs_every_kind_of_step_once(library: SimpleNamespace) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -48,5 +50,8 @@ def test_the_trial_on_a_device_says_that_kernels_are_compiled(
     monkeypatch.setattr(build, "announced", lambda *said: announced(*said, patience=0.01))
     monkeypatch.setattr(build, "measure", measure)
 
-    assert build.measured(None, {}, 1) == "measured"  # type: ignore[arg-type]
-    assert "kernels that are new on this machine are compiled" in lines(caplog)[0]
+    parts = SimpleNamespace(attention_name="fa,fi", ops=SimpleNamespace(name="triton"))
+    material: Any = SimpleNamespace(parts=parts)
+
+    assert build.measured(material, {}, 1) == "measured"  # type: ignore[comparison-overlap]
+    assert "kernels of fa,fi, triton that are new on this machine are compiled" in lines(caplog)[0]

@@ -10,7 +10,6 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import AttentionBackend, AttentionContext, AttentionQuery, AttentionStep, LayerInfo, Phase
-from headstock_fi.announce import announced
 from headstock_fi.arrays import PageArrays, padded, page_arrays, table_places
 from headstock_fi.library import Library, Shape
 from headstock_fi.staging import TURNS, Ring, Slot
@@ -64,10 +63,9 @@ class FlashInferBackend(AttentionBackend):
         page_table = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         q = torch.zeros((1, self.shape.heads, self.shape.head_dim), dtype=self.shape.q_dtype, device=self.device)
         for is_decode in sorted({phase is Phase.DECODE for phase in phases}):
-            with announced(f"{'decode' if is_decode else 'prompts'} with {self.shape}"):
-                slot = self.ring(is_decode, 0).next()
-                self.bind(slot, page_table, page_arrays(one, one, self.page_size), 0 if is_decode else 1)
-                self.library.run(slot.wrapper, q, next(iter(self.pools.values())), torch.empty_like(q))
+            slot = self.ring(is_decode, 0).next()
+            self.bind(slot, page_table, page_arrays(one, one, self.page_size), 0 if is_decode else 1)
+            self.library.run(slot.wrapper, q, next(iter(self.pools.values())), torch.empty_like(q))
 
     def ring(self, is_decode: bool, group: int) -> Ring:
         """The wrappers for a kind of step and a KV group, made when first asked for."""

@@ -25,9 +25,6 @@ class Shape:
     q_dtype: Any
     kv_dtype: Any
 
-    def __str__(self) -> str:
-        return f"heads of {self.head_dim}, {self.q_dtype} queries, {self.kv_dtype} KV"
-
     @property
     def arguments(self) -> dict[str, Any]:
         """As keyword arguments of a plan. The scale is 1 here because each layer brings its own to `run`."""

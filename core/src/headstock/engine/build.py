@@ -146,9 +146,11 @@ def shared_out(material: Material, sizes: Mapping[str, Any], max_len: int, free:
 
 def measured(material: Material, sizes: Mapping[str, Any], max_len: int) -> Spent:
     """What the largest step, the backends and the graphs take.   raises: CannotRun"""
-    stage = announced("measuring the largest step", "kernels that are new on this machine are compiled, and kept")
+    parts = material.parts
+    names = f"{parts.attention_name}, {parts.ops.name}"
+    reason = f"kernels of {names} that are new on this machine are compiled at their first use, and kept"
     try:
-        with stage:
+        with announced("measuring the largest step", reason):
             return measure(material, lambda: allocate(**sizes, num_pages=1, max_len=max_len), max_len)
     except torch.OutOfMemoryError as error:
         raise CannotRun(

@@ -13,7 +13,7 @@ from headstock.logs import event
 LOG = logging.getLogger(__name__)
 
 PATIENCE = 5.0
-"""Seconds that nobody minds; a stage that compiles nothing takes less."""
+"""Seconds for which nobody wants a reason."""
 
 
 @contextmanager
