@@ -126,6 +126,13 @@ def test_G9_lengths_of_512_1024_and_2048_record_nothing_anew_and_move_nothing(at
     assert found["ok"], found
 
 
+@pytest.mark.parametrize("attn", ["fa,fi", "fi", "fa", "trtllm"])
+def test_G10_graphs_take_no_more_than_the_plan_counts(attn: str) -> None:
+    found = command("run", "--attn", attn, "--prompt", "12 + 30 =", "--temperature", "0")
+    assert found["code"] == 0 and found["out"].startswith(" 42."), found
+    assert "graphs for 23 batch sizes" in found["error"] and "more than planned" not in found["error"], found
+
+
 @pytest.mark.parametrize("spoilt", ["raises", "reads the device"])
 def test_G11_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_without_graphs(
     spoilt: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -79,6 +79,7 @@ def config(shape: Shape) -> dict[str, Any]:
         "rope_theta": shape.rope_theta,
         "tie_word_embeddings": shape.tied,
         "torch_dtype": "bfloat16",
+        "transformers_version": "5.0.0",  # without it, the library warns of Mistral's tokenizers
         "vocab_size": shape.vocab,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -92,38 +92,20 @@ def rehearse(assembly: Assembly, rows: int) -> bool:
 
 
 def graph_bytes(assembly: Assembly, rows: int, free: Callable[[], int] | None = None) -> int:
-    """What graphs of all buckets will take; 0 when they cannot be captured.
+    """What graphs of all buckets take; 0 when they cannot be captured.
 
-    Three are captured: the largest, which makes the memory that all share, and beside it the second and the smallest;
-    what the others add lies between. `free` tells how many bytes are free.
+    All are captured, since what one adds is no measure of the next: memory comes in large pieces, and some backends
+    take more for each. `free` tells how many bytes are free.
     """
     free = free or settled_bytes
     buckets = assembly.runner.buckets(rows)
-    if not buckets:
-        return 0
-    largest, others = buckets[0], buckets[1:]
-    alone = taken(assembly, (largest,), free)
-    added = {bucket: taken(assembly, (largest, bucket), free) - alone for bucket in {*others[:1], *others[-1:]}}
-    return max(alone + between(added, others), 0)
-
-
-def taken(assembly: Assembly, buckets: tuple[int, ...], free: Callable[[], int]) -> int:
-    """Bytes that graphs of these buckets take; 0 when they cannot be captured."""
-    capture(assembly, (), ignored)
     before = free()
-    return before - free() if capture(assembly, buckets, ignored) else 0
+    taken = before - free() if buckets and capture(assembly, buckets, ignored) else 0
+    return max(taken, 0)
 
 
 def ignored(done: int, total: int) -> None:
     """Tell nobody how far it is."""
-
-
-def between(known: dict[int, int], buckets: Sequence[int]) -> int:
-    """The sum over `buckets` of what lies on the line through the known sizes."""
-    if not known:
-        return 0
-    sizes = sorted(known)
-    return round(sum(np.interp(buckets, sizes, [known[size] for size in sizes])))
 
 
 def capture(assembly: Assembly, buckets: tuple[int, ...], report: Callable[[int, int], None]) -> bool:
