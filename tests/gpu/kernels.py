@@ -76,7 +76,7 @@ class Findings:
 
 FIRST = (Contestant("sdpa"), Contestant("fa"), Contestant("fa", ("fa.num_splits=5",)))
 COMPILED = (
-    Contestant("fi", (), (torch.bfloat16,)),
+    Contestant("fi"),
     Contestant("fi", ("fi.prefill=fa2", "fi.tensor_cores=off")),
     Contestant("fi", ("fi.prefill=fa2", "fi.tensor_cores=on")),
 )
@@ -97,6 +97,9 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
     for who in COMPILED:
         matrix(who, found)
         shape(who, found, page_size=1000)
+        for head_dim in (64, 256):
+            shape(who, found, head_dim=head_dim)
+        found.attempt(who, "many heads", lambda who=who: many_heads(who))
     eight_bit(Contestant("fi", ("fi.prefill=fa2",)), found)
     eight_bit(fa, found, tolerance=0.1, narrow_queries=True)  # its probabilities have 8 bits too
     for who in (fa, *COMPILED):
@@ -188,6 +191,24 @@ def replay(who: Contestant) -> float:
     return cases.check_replays(who.make(made[0]), made, LAYER, bucket=16, record=captured)
 
 
+def many_heads(who: Contestant) -> float:
+    """Replays of 256 rows of 64 heads over 8 KV heads, whose partial results are larger than any option's default."""
+    made = [
+        cases.make(
+            Phase.DECODE,
+            [(1, 1 + (seed * 131 + row * 97) % longest) for row in range(256)],
+            page_size=64,
+            heads=64,
+            kv_heads=8,
+            dtype=torch.bfloat16,
+            device=DEVICE,
+            seed=seed,
+        )
+        for seed, longest in ((1, 400), (2, 200))
+    ]
+    return cases.check_replays(who.make(made[0]), made, LAYER, bucket=256, record=captured)
+
+
 def captured(work: Callable[[], None]) -> Callable[[], None]:
     """The replay of a graph of the work."""
     work()  # libraries load code when first used, which no capture allows
@@ -258,9 +279,10 @@ def in_flight(case: Case, attend: Callable[[torch.Tensor, AttentionStep, torch.T
     return max(cases.compare(out, answer[order]) for out, order in zip(outs, orders, strict=True))
 
 
-def build(q_dtype: str, kv_dtype: str, prefill: str, tensor_cores: str) -> None:
+def build(q_dtype: str, kv_dtype: str, prefill: str, tensor_cores: str, head_dim: str = "128") -> None:
     """Compile the kernels of one kind of FlashInfer backend, by making it."""
-    case = cases.make(Phase.DECODE, [(1, 5)], dtype=getattr(torch, q_dtype), device=DEVICE, unused=0.0)
+    sizes = {"dtype": getattr(torch, q_dtype), "head_dim": int(head_dim)}
+    case = cases.make(Phase.DECODE, [(1, 5)], device=DEVICE, unused=0.0, **sizes)
     case = evolve(case, pool=case.pool.to(getattr(torch, kv_dtype)))
     Contestant("fi", (f"fi.prefill={prefill}", f"fi.tensor_cores={tensor_cores}")).make(case)
 

@@ -34,9 +34,13 @@ BUILDS = (
     ("bfloat16", "bfloat16", "fa2", "off"),
     ("float16", "float16", "fa2", "auto"),
     ("float16", "float16", "fa2", "off"),
+    ("float16", "float16", "auto", "auto"),
     ("bfloat16", "float8_e4m3fn", "fa2", "auto"),
+    *(("bfloat16", "bfloat16", *kind, size) for kind in (("auto", "auto"), ("fa2", "off")) for size in ("64", "256")),
 )
-"""The FlashInfer kernels that are used: types of queries and KV, prompt templates, tensor cores for decode."""
+"""The FlashInfer kernels that are used: types of queries and KV, prompt templates, tensor cores for decode, head size
+where it is not 128.
+"""
 
 
 def install(pack: Path, site: Path) -> None:
@@ -71,7 +75,8 @@ def keep_kernels(out: Path) -> None:
     folders = [*Path.home().glob(".cache/flashinfer/*/*/cached_ops")]
     folders += [Path(place) / "data" / "aot" for place in (package.submodule_search_locations or [] if package else [])]
     built = {f"{path.parent.name}/{path.name}": path for folder in folders for path in sorted(folder.glob("*/*"))}
-    wanted = {name: path for name, path in built.items() if path.suffix == ".so" or path.name == "head_dims"}
+    beside = ("head_dims", "made_with")
+    wanted = {name: path for name, path in built.items() if path.suffix == ".so" or path.name in beside}
     if not wanted:
         return
     with tarfile.open(out / "kernels.tar.xz", "w:xz", preset=6) as archive:

@@ -124,6 +124,8 @@ def test_what_was_found_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) 
     versions = VLLM | {"torch": "2.13.0"}
     monkeypatch.setattr("headstock_fa.plugin.installed", lambda: versions)
     assert spec().summary.endswith("found here: vllm 0.24.0 (FA3), torch 2.13.0 (FA2)")
+    monkeypatch.setattr("headstock_fa.plugin.installed", lambda: VLLM | {"torch": "2.11.0"})
+    assert spec().summary.endswith("found here: vllm 0.24.0 (FA3)"), "torch 2.11 has no FA2 over pages"
     monkeypatch.setattr("headstock_fa.plugin.installed", dict)
     assert spec().summary.endswith("found here: none")
 

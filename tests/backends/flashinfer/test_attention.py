@@ -15,6 +15,7 @@ from backends.flashinfer import fakes
 
 from headstock.spi import LayerInfo, Phase
 from headstock_fi.backend import INT_WORKSPACE, FlashInferBackend
+from headstock_fi.library import Shape, partial_bytes
 from headstock_fi.options import FlashInferOptions
 from headstock_fi.plugin import CAPABILITIES
 from headstock_fi.staging import TURNS, Slot
@@ -172,3 +173,33 @@ def test_building_it_runs_every_kind_of_step_once(library: SimpleNamespace) -> N
         [1, 0],
         [1, 0],
     ]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "rows", "mebibytes"),
+    [(16, 8, 256, 36), (32, 8, 256, 80), (32, 8, 512, 161), (40, 8, 512, 211), (64, 8, 256, 193)],
+)
+def test_the_workspace_holds_what_graphs_of_larger_shapes_split(
+    heads: int, kv_heads: int, rows: int, mebibytes: int
+) -> None:
+    shape = Shape(heads=heads, kv_heads=kv_heads, head_dim=128, page_size=64, q_dtype=None, kv_dtype=None)
+    assert round(partial_bytes(shape, rows, processors=132) / 2**20) == mebibytes
+
+
+def test_the_workspace_grows_with_the_rows_from_what_the_option_asks_for(library: SimpleNamespace) -> None:
+    case = decode([5], heads=64, kv_heads=8, head_dim=128)
+    for rows, wanted in ((8, 16 << 20), (512, None)):
+        context = cases.context_of(case, CAPABILITIES, FlashInferOptions(workspace_mb=16), max_rows=rows)
+        made = FlashInferBackend(context)
+        assert made.workspace.nbytes == wanted or partial_bytes(made.shape, rows, 1) == made.workspace.nbytes > 16 << 20
+
+
+def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_helps(
+    library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_once(self: FlashInferBackend, phases: object) -> None:
+        raise RuntimeError("Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist")
+
+    monkeypatch.setattr(FlashInferBackend, "run_once", run_once)
+    with pytest.raises(ValueError, match=r"Could not find nvcc.*flashinfer-jit-cache.*--attn sdpa"):
+        backend(decode([5]))

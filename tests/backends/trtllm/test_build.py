@@ -16,7 +16,7 @@ from attrs import evolve
 
 from headstock.spi import Phase
 from headstock_trtllm import build, modules
-from headstock_trtllm.modules import HEAD_DIMS, Need, ensure, has_prefill, missing, prefill_name
+from headstock_trtllm.modules import HEAD_DIMS, MADE_WITH, Need, ensure, has_prefill, missing, prefill_name
 
 NEED = Need(
     head_dims=(128,), page_sizes=(64,), ratios=(2,), q_dtype="bfloat16", kv_dtype="bfloat16", phases=frozenset(Phase)
@@ -83,7 +83,7 @@ class Toolchain:
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
     tools = Toolchain(tmp_path)
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(jit=tools))
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(jit=tools, __version__="0.6.18"))
     monkeypatch.setitem(sys.modules, "flashinfer.jit", tools)
     monkeypatch.setitem(sys.modules, "flashinfer.jit.xqa", SimpleNamespace(gen_xqa_module=tools.gen_xqa_module))
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
@@ -123,6 +123,20 @@ def test_what_is_there_is_not_compiled_again_and_head_sizes_add_up(tools: Toolch
     assert len(missing(decode)) == 4
     build.build(decode)
     assert len(tools.compiled) == 7 and missing(decode) == []
+
+
+def test_what_another_version_of_the_library_made_is_compiled_again(
+    tools: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build.build(NEED)
+    assert missing(NEED) == []
+    monkeypatch.setattr(sys.modules["flashinfer"], "__version__", "0.7.2")
+    assert missing(NEED) == tools.compiled
+    build.build(NEED)
+    assert missing(NEED) == [] and len(tools.compiled) == 4
+    for mark in tools.root.glob(f"aot/*/{MADE_WITH}"):
+        mark.unlink()  # as the library's own modules come
+    assert missing(NEED) == []
 
 
 def test_a_module_without_a_list_is_the_library_s_own_and_has_all_head_sizes(tmp_path: Path) -> None:

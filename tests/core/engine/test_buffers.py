@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from headstock.engine.buffers import allocate
+from headstock.engine.buffers import CLEANED, allocate
 from headstock.spi import KVGroup
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most bytes that an operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and all(out is not each for each in args):
+            self.bytes = max(self.bytes, out.nbytes)
+        return out
+
+
+def test_R9_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
+    group = KVGroup(layers=(0,), kind="full", kv_heads=2, head_dim=64)
+    sizes = {"device": torch.device("cpu"), "kv_dtype": torch.float32, "page_size": 16}
+    buffers = allocate((group,), **sizes, num_pages=5 * CLEANED, rows=8, max_len=16 * 5000)
+    buffers.page_tables[0][:8, 0] = torch.arange(1, 9)
+    buffers.page_tables[0][3, :200] = torch.arange(1, 201)  # shared pages among them
+    buffers.pools[0][1:].fill_(math.nan)
+
+    with Largest() as largest:
+        buffers.clean(np.arange(8), buffers.page_tables)
+
+    assert buffers.pools[0][1:201].isfinite().all() and buffers.pools[0][201:].isnan().all()
+    assert largest.bytes <= CLEANED * buffers.pools[0][0].nbytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)

@@ -117,14 +117,17 @@ def test_every_reason_is_given_at_once() -> None:
 
 @pytest.mark.parametrize(
     "wider",
-    [{"phases": ALL}, {"contiguous": True}, {"graph": GraphSupport.ALWAYS}, {"features": frozenset({Feature.LSE})}],
-)
+    [{"phases": ALL}, {"contiguous": True}, {"graph": GraphSupport.ALWAYS}, {"features": frozenset({Feature.LSE})},
+     {"page_sizes": IntSet.of(64)}, {"head_dims": IntSet.all()}, {"gqa_ratios": IntSet.multiples(3, most=9)}],
+)  # fmt: skip
 def test_resolve_may_only_narrow(wider: dict[str, Any]) -> None:
-    declared = spec(phases=frozenset({Phase.DECODE}))
+    served = {"page_sizes": IntSet.multiples(128), "head_dims": IntSet.of(64, 128), "gqa_ratios": IntSet.of(1, 2, 4)}
+    declared = spec(phases=frozenset({Phase.DECODE}), **served)
+    narrower = {"phases": frozenset(), "page_sizes": IntSet.of(256), "head_dims": IntSet.of(64)}
 
-    check_narrower(declared, capabilities(phases=frozenset()))
+    check_narrower(declared, capabilities(**served | narrower))
     with pytest.raises(PluginBroken, match="claims more"):
-        check_narrower(declared, capabilities(**({"phases": frozenset()} | wider)))
+        check_narrower(declared, capabilities(**served | narrower | wider))
 
 
 AUTO = [
@@ -133,6 +136,8 @@ AUTO = [
     (DeviceEnv(device="cuda", capability=(10, 0)), ("trtllm", "fi", "fa,fi", "sdpa")),
     (DeviceEnv(device="cuda", capability=(8, 0)), ("fa,fi", "fi", "sdpa")),
     (DeviceEnv(device="cuda", capability=(8, 9)), ("fa,fi", "fi", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(11, 0)), ("fi", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(12, 0)), ("fi", "sdpa")),
     (DeviceEnv(device="cuda", capability=(7, 5)), ("sdpa",)),
 ]
 

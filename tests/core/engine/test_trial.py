@@ -9,8 +9,13 @@ import pytest
 import torch
 from attrs import define, field
 
-from headstock.engine.assembly import Assembly
-from headstock.engine.trial import graph_bytes, rehearse
+from headstock import LLM
+from headstock.engine import build
+from headstock.engine.assembly import Assembly, assemble
+from headstock.engine.trial import graph_bytes, measure, rehearse
+from headstock.nn import penalties
+from headstock.nn.penalties import token_counts
+from headstock.spi import Sampling
 
 SIZES = (32, 24, 16, 8, 4, 2, 1)
 PIECE = 40
@@ -61,3 +66,34 @@ def test_G10_no_buckets_take_nothing_and_a_failed_capture_counts_for_nothing() -
     assert graph_bytes(Device().assembly(), 0, Device().free) == 0
     failing = Device(fails=True)
     assert graph_bytes(failing.assembly(), 8, failing.free) == 0 and not rehearse(failing.assembly(), 8)
+
+
+@pytest.fixture
+def counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that always has as many bytes free."""
+    for name in ("empty_cache", "synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    for name in ("memory_reserved", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 30))
+
+
+def test_T18_the_worst_step_has_a_row_as_long_as_any_and_the_tables_are_counted(
+    counters: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(build, "assemble", lambda *parts: (given.append(parts), assemble(*parts))[1])
+    histories: list[tuple[int, ...]] = []
+
+    def counted(logits: torch.Tensor, sampling: Sampling) -> Any:
+        assert sampling.history is not None
+        histories.append(tuple(sampling.history.shape))
+        return token_counts(logits, sampling)
+
+    with LLM("demo", max_running_requests=4, num_pages=300, max_seq_len=1024, max_batch_tokens=64):
+        (material, buffers, max_len) = given[0]
+        monkeypatch.setattr(penalties, "token_counts", counted)
+        spent = measure(material, lambda: buffers, max_len)
+
+    assert histories == [(4, 1024)]
+    assert spent.workspaces == sum(each.nbytes for each in (buffers.tokens, *buffers.page_tables))

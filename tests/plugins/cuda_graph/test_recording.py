@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +36,21 @@ def test_work_is_done_once_before_it_is_recorded_unless_it_is_warm(graph: Mock) 
         recording = CudaRecorder()(work, warm=warm)
         assert (work.call_count, recording.result, recording.replay) == (times, "made", graph.replay)
     assert graph.capture_begin.call_count == graph.capture_end.call_count == 2
+
+
+def test_two_engines_of_a_process_record_one_after_the_other(graph: Mock) -> None:
+    inside, most = [], []
+
+    def work() -> None:
+        inside.append(1)
+        time.sleep(0.002)
+        most.append(len(inside))
+        inside.pop()
+
+    recorders = CudaRecorder(), CudaRecorder()
+    with ThreadPoolExecutor(2) as pool:
+        assert len([*pool.map(lambda number: recorders[number % 2](work, warm=True), range(8))]) == 8
+    assert most == [1] * 8
 
 
 @pytest.mark.parametrize("end", [Mock(), Mock(side_effect=RuntimeError("it was ended already"))])

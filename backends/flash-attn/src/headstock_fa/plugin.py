@@ -18,7 +18,7 @@ from headstock.spi import (
     Rejection,
     SpiRange,
 )
-from headstock_fa.providers import ALL_FEATURES, FA3_HINT, PROVIDERS, REQUIRE, Provider, choose, installed
+from headstock_fa.providers import ALL_FEATURES, FA3_HINT, PROVIDERS, REQUIRE, Provider, choose, installed, leading
 
 
 def spec() -> AttentionSpec:
@@ -57,7 +57,8 @@ def found() -> str:
     """The installed providers in order of preference; the first one that serves the device is used."""
     here = installed()
     named = [(each, here.get(each.require.distribution)) for each in PROVIDERS]
-    said = [f"{each.require.distribution} {number} (FA{each.generation})" for each, number in named if number]
+    fit = [(each, number) for each, number in named if number and leading(number) >= each.least]
+    said = [f"{each.require.distribution} {number} (FA{each.generation})" for each, number in fit]
     return ", ".join(said) or "none"
 
 

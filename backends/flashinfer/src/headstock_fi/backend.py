@@ -11,11 +11,15 @@ from torch import Tensor
 
 from headstock.spi import AttentionBackend, AttentionContext, AttentionQuery, AttentionStep, LayerInfo, Phase
 from headstock_fi.arrays import PageArrays, padded, page_arrays, table_places
-from headstock_fi.library import Library, Shape
+from headstock_fi.library import Library, Shape, partial_bytes
 from headstock_fi.staging import TURNS, Ring, Slot
 
 INT_WORKSPACE = 8 << 20
 """Bytes that each wrapper takes for its schedule, on the device and pinned on the host."""
+COMPILER = (
+    "it needs ninja, and nvcc of a CUDA toolkit (CUDA_HOME says where that is), or kernels that come compiled (the "
+    "package flashinfer-jit-cache); or use --attn sdpa"
+)
 
 
 @frozen(eq=False)
@@ -32,7 +36,7 @@ class FlashInferBackend(AttentionBackend):
     def __init__(self, context: AttentionContext) -> None:
         """Allocate the workspace and compile what is not compiled yet.
 
-        raises: ValueError when the device lacks the kernels that the options ask for
+        raises: ValueError when the device lacks the kernels that the options ask for, or they cannot be compiled
         """
         query, options = context.query, context.options
         self.device = context.device
@@ -51,13 +55,24 @@ class FlashInferBackend(AttentionBackend):
             kv_dtype=getattr(torch, query.kv_dtype),
         )
         self.library = Library.load()
-        self.workspace = torch.zeros(options.workspace_mb << 20, dtype=torch.uint8, device=context.device)
+        room = max(options.workspace_mb << 20, partial_bytes(self.shape, query.max_rows, processors(context.device)))
+        self.workspace = torch.zeros(room, dtype=torch.uint8, device=context.device)
         self.rings: dict[tuple[bool, int], Ring] = {}
         self.buckets: dict[tuple[int, int], Slot] = {}
         self.static_pages: dict[int, Tensor] = {}
         self.warm_up(query.phases)
 
     def warm_up(self, phases: frozenset[Phase]) -> None:
+        """Run each kind of step once.   raises: ValueError when the kernels cannot be compiled or loaded"""
+        try:
+            self.run_once(phases)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, OSError) as error:
+            said = " ".join(str(error).split())[-600:]
+            raise ValueError(f"FlashInfer cannot compile or load its kernels: {said}; {COMPILER}") from error
+
+    def run_once(self, phases: frozenset[Phase]) -> None:
         """Plan and run one token on the dummy page for each kind of step, which compiles the kernels."""
         one = np.ones(1, np.int32)
         page_table = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
@@ -193,3 +208,8 @@ def checked(backend: str, query: AttentionQuery, device: torch.device) -> str:
     if backend == "fa3" and query.q_dtype != query.kv_dtype:
         raise ValueError(f"fi.prefill=fa3 does not read {query.kv_dtype} KV; use fi.prefill=auto")
     return backend
+
+
+def processors(device: torch.device) -> int:
+    """How many blocks the device works on at the same time, of which a plan makes two for each."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -39,6 +39,19 @@ class Shape:
         }
 
 
+def partial_bytes(shape: Shape, rows: int, processors: int) -> int:
+    """The most bytes of partial results: FlashInfer 0.6 keeps a whole tile of queries, in float32, for each part.
+
+    Rows are cut into two parts a processor at most, and in a graph, whose queries it takes to be ragged, each of `rows`
+    rows is a tile at least.
+    """
+    ratio, most = shape.heads // shape.kv_heads, 64 if shape.head_dim >= 256 else 128
+    tile = next(size for size in (16, 64, most) if ratio <= size or size == most)
+    parts = 2 * processors // shape.kv_heads
+    replayed = max(parts, -(-rows * ratio // tile) + rows - 1)
+    return shape.heads * max(parts * most, replayed * tile) * (shape.head_dim + 1) * 4
+
+
 @frozen(eq=False)
 class Library:
     """The two wrapper classes, how decode is planned again in a graph's wrapper, and whether the library can give

@@ -7,7 +7,7 @@ from typing import Literal
 from attrs import field, frozen
 from attrs.validators import ge, in_, instance_of
 
-CUDA_CORE_RATIOS = (1, 2, 3, 4, 8)
+CUDA_CORE_RATIOS = (1, 2, 3, 4, 6, 8)
 """Query heads per KV head for which the library has a decode kernel on CUDA cores."""
 
 
@@ -18,7 +18,7 @@ class FlashInferOptions:
     `prefill`: FlashAttention-2 or -3 templates for prompts; auto: as the library chooses for the device and the types.
     `tensor_cores`: whether decode uses them; auto: when several query heads share a KV head. With a number of heads for
     which CUDA cores have no kernel they are used in any case.
-    `workspace_mb`: room for partial results, MiB.
+    `workspace_mb`: the least room for partial results, MiB; larger shapes take what they need.
     """
 
     prefill: Literal["auto", "fa2", "fa3"] = field(default="auto", validator=in_(("auto", "fa2", "fa3")))

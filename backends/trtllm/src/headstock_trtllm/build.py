@@ -24,7 +24,7 @@ import torch
 
 from headstock.spi import Phase
 from headstock_trtllm import modules
-from headstock_trtllm.modules import HEAD_DIMS, SHORT, Need
+from headstock_trtllm.modules import HEAD_DIMS, MADE_WITH, SHORT, Need
 
 LAUNCHER = re.compile(r"^void (run_fmha_v2_\w+)\((Params_v2 &params, const Launch_params &launch_params, .*?)\);", re.M)
 
@@ -135,6 +135,7 @@ def keep(spec: Any, head_dims: tuple[int, ...]) -> None:
     spec.aot_path.unlink(missing_ok=True)  # never an old module beside a new list of head sizes
     if spec.name.startswith("trtllm_fmha_v2"):
         (folder / HEAD_DIMS).write_text(" ".join(map(str, head_dims)) + "\n")
+    (folder / MADE_WITH).write_text(import_module("flashinfer").__version__)
     fresh = folder / f"{spec.name}.so.new"
     shutil.copyfile(spec.jit_library_path, fresh)
     fresh.replace(spec.aot_path)

@@ -26,6 +26,8 @@ SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 """Names of types in names of modules."""
 HEAD_DIMS = "head_dims"
 """The file beside a module of FMHA v2."""
+MADE_WITH = "made_with"
+"""The file beside a module that `build` made: FlashInfer's version. An upgrade leaves both where they are."""
 
 
 @frozen(kw_only=True)
@@ -75,10 +77,16 @@ def prefill_name(dtype: str) -> str:
     return f"trtllm_fmha_v2_q_paged_kv_nhd_{SHORT[dtype]}_{SHORT[dtype]}"
 
 
+def is_fresh(module: Path) -> bool:
+    """Whether the module is there, and was not made with another version of FlashInfer."""
+    mark = module.parent / MADE_WITH
+    return module.exists() and (not mark.exists() or mark.read_text() == import_module("flashinfer").__version__)
+
+
 def has_prefill(folder: Path, name: str, head_dims: tuple[int, ...]) -> bool:
     """Whether the module is in the folder with these head sizes. Without the file it is FlashInfer's own: all sizes."""
     listed = folder / name / HEAD_DIMS
-    if not (folder / name / f"{name}.so").exists():
+    if not is_fresh(folder / name / f"{name}.so"):
         return False
     return not listed.exists() or set(head_dims) <= set(map(int, listed.read_text().split()))
 
@@ -102,7 +110,7 @@ def missing(need: Need) -> list[str]:
     if need.prompts and not has_prefill(kept, prefill_name(need.q_dtype), need.head_dims):
         names.append(prefill_name(need.q_dtype))
     if Phase.DECODE in need.phases:
-        names += [each.name for each in decode_specs(need) if not each.aot_path.exists()]
+        names += [each.name for each in decode_specs(need) if not is_fresh(each.aot_path)]
     return names
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -14,6 +15,9 @@ from headstock.schedule import Plan
 from headstock.spi import KVGroup
 
 Ints = np.ndarray
+
+CLEANED = 64
+"""Pages that are cleaned at once: `clean` copies them, and the pool leaves little room."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -101,14 +105,15 @@ class Buffers:
         writes: pools
         """
         device_rows = self.put(rows)
-        pages = torch.cat([table[device_rows].flatten() for table in page_tables]).to(torch.int64)
-        for pool in self.pools:
+        owned = torch.cat([table[device_rows].flatten() for table in page_tables])
+        pages = torch.bincount(owned).nonzero().flatten()
+        for pool, some in product(self.pools, torch.split(pages, CLEANED)):
             if pool.dtype.itemsize == 1:  # torch indexes 8-bit floats as bytes only; NaN is 0x7F with either sign
                 held = pool.view(torch.uint8)
-                part = held[pages]
-                held[pages] = part.masked_fill_((part & 0x7F) == 0x7F, 0)
+                part = held[some]
+                held[some] = part.masked_fill_((part & 0x7F) == 0x7F, 0)
             else:
-                pool[pages] = pool[pages].nan_to_num_(0.0, 0.0, 0.0)
+                pool[some] = pool[some].nan_to_num_(0.0, 0.0, 0.0)
 
 
 def allocate(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from headstock.errors import CannotRun
+from headstock.errors import CannotRun, EngineDied
 from headstock.spi import DeviceEnv
 
 
@@ -42,6 +42,20 @@ def describe(asked: str) -> DeviceEnv:
         cuda=torch.version.cuda,
         distributions=installed,
     )
+
+
+def check_usable(env: DeviceEnv) -> None:
+    """Ask the device whether it still serves this process: after an illegal access, say, no call ever does.
+
+    raises: EngineDied
+    """
+    if env.device != "cuda":
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        said = str(error).split("\n", 1)[0]
+        raise EngineDied(f"the GPU is lost to this process ({said}); the log has the step that failed") from error
 
 
 def free_bytes(device: torch.device) -> int:

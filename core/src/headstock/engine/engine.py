@@ -11,6 +11,7 @@ import numpy as np
 from headstock.config import EngineConfig
 from headstock.engine.build import Report, build
 from headstock.engine.canary import Canary
+from headstock.engine.device import check_usable
 from headstock.engine.inline import Outcome
 from headstock.engine.ledger import Ledger
 from headstock.engine.news import news
@@ -62,6 +63,7 @@ class Engine:
         self.model = parts.model
         self.limits = parts.limits
         self.canary = parts.executor if isinstance(parts.executor, Canary) else None
+        self.env = parts.env
         on_cpu = parts.env.device == "cpu"
         self.executor = WorkerThread(parts.executor) if self.config.overlap and on_cpu else parts.executor
         self.directory: Path = parts.directory
@@ -243,6 +245,7 @@ class Engine:
         LOG.error(event("step failed", step=plan.number, rows=len(plan.rows), recording=said), exc_info=error)
         if isinstance(error, EngineDied):
             raise error
+        check_usable(self.env)
 
     def unfinished(self) -> list[Update]:
         """The last news of every request that has not ended, once this engine takes no more steps."""

@@ -29,11 +29,12 @@ def measure(material: Material, make_buffers: Callable[[], Buffers], max_len: in
     gc.collect()
     torch.cuda.empty_cache()
     buffers = make_buffers()
+    tables = sum(each.nbytes for each in (buffers.tokens, *buffers.page_tables))
     before = settled_bytes()
     assembly = assemble(material, buffers, max_len)
     activations = worst_step(assembly, material, max_len)
     capturable = rehearse(assembly, most_rows(material))
-    workspaces = max(before - settled_bytes(), 0)
+    workspaces = max(before - settled_bytes(), 0) + tables
     graphs = graph_bytes(assembly, most_rows(material)) if capturable else 0
     assembly.executor.close()
     del assembly, buffers
@@ -64,14 +65,16 @@ def worst_step(assembly: Assembly, material: Material, longest: int) -> int:
     rows = min(config.max_running_requests, config.max_batch_tokens)
     counts = np.full(rows, min(config.max_batch_tokens // rows, longest), np.int32)
     counts[0] = min(config.max_batch_tokens - int(counts[1:].sum()), longest)
+    starts = np.zeros(rows, np.int32)
+    starts[0] = longest - counts[0]  # what penalties look at is as wide as the longest row
     seats, ones = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32)
     plan = Plan(
         number=0,
         num_decode=0,
         rows=seats,
         orders=seats,
-        starts=np.zeros(rows, np.int32),
-        stops=counts,
+        starts=starts,
+        stops=starts + counts,
         num_logits=ones,
         samples=ones,
     )

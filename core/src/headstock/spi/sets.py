@@ -44,6 +44,16 @@ class IntSet:
             return value in self.values
         return value >= 1 and value % self.step == 0 and (self.most is None or value <= self.most)
 
+    def __le__(self, other: IntSet) -> bool:
+        """Whether the other set has all of this one."""
+        if self.values:
+            return all(value in other for value in self.values)
+        if other.values:
+            return self.most is not None and all(value in other for value in range(self.step, self.most + 1, self.step))
+        if other.most is not None and (self.most is None or self.most // self.step * self.step > other.most):
+            return False
+        return self.step % other.step == 0 or (self.most is not None and self.most < self.step)
+
     def __str__(self) -> str:
         if self.values:
             return ", ".join(map(str, self.values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
@@ -13,6 +14,9 @@ from attrs import frozen
 LOG = logging.getLogger("headstock.cudagraph")
 
 T = TypeVar("T")
+
+CAPTURING = threading.Lock()
+"""Held while something is recorded: torch has one stream for captures, which all engines of a process share."""
 
 
 @frozen(eq=False)
@@ -40,6 +44,11 @@ class CudaRecorder:
 
     def __call__(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
         """A graph of `work`.   raises: what `work` raises"""
+        with CAPTURING:
+            return self.record(work, warm=warm)
+
+    def record(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
+        """A graph of `work`, nothing else being recorded."""
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
