@@ -206,6 +206,18 @@ def test_G13_one_stream_is_faster_with_graphs() -> None:
     assert max(seconds["cudagraph"]) < min(seconds["eager"]), seconds
 
 
+def test_S18_one_stream_is_faster_with_overlap_where_steps_are_planned() -> None:
+    seconds: dict[bool, list[float]] = {}
+    params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    for overlap in (True, False, True, False):
+        with LLM("demo", attn="fi", overlap=overlap, **SIZES) as llm:
+            llm.generate(["Once"], params)
+            began = time.perf_counter()
+            llm.generate(["Once upon a time"], params)
+            seconds.setdefault(overlap, []).append(time.perf_counter() - began)
+    assert max(seconds[True]) < min(seconds[False]), seconds
+
+
 def test_T18_an_engine_stays_within_its_budget_and_larger_steps_plan_for_more() -> None:
     planned = {}
     for tokens, rows in ((1024, 16), (8192, 16), (1024, 256)):

@@ -139,7 +139,7 @@ def test_a_prefix_that_was_partly_evicted_is_still_the_oldest_one() -> None:
     assert [len(policy.match(index, ints(tokens), "").pages) for tokens in ((0, 0), (1, 1), (2, 2))] == [0, 2, 2]
 
 
-def test_S9_namespaces_that_nobody_comes_back_to_leave_nothing_behind() -> None:
+def test_namespaces_that_nobody_comes_back_to_leave_nothing_behind() -> None:
     policy = RadixCache(1)
     index = policy.new()
     for tenant in ("a", "b", "\ud800", ""):

@@ -69,7 +69,7 @@ def test_what_is_claimed_by_device_and_phase(
         (H200, {"heads": 64, "kv_heads": 1}, "64 query heads a KV head are not among any up to 32"),
         (H200, {"contiguous": True}, "it reads pages only"),
         (H200, {"features": frozenset({Feature.SLIDING_WINDOW})}, "the model needs sliding-window"),
-        (A100, {}, r"it runs on cuda sm_90 to sm_90, cuda sm_100 to sm_103, and this is cuda sm_80"),
+        (A100, {}, r"it runs on cuda sm_90, cuda sm_100 to sm_103, and this is cuda sm_80"),
         (RTX, {}, "this is cuda sm_120"),
         (DeviceEnv(device="cpu", distributions=PRESENT), {}, "this is cpu"),
     ],

@@ -117,7 +117,9 @@ def test_S15_plugins_pass_lack_kernels_or_are_broken() -> None:
 
 
 def test_S15_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_next_move() -> None:
-    found = {each.subject: each for each in examine_parts(EngineConfig(device="cpu"))}
+    all_found = list(examine_parts(EngineConfig(device="cpu")))
+    found = {each.subject: each for each in all_found}
+    assert len(found) == len(all_found) and not any("pip install" in each.hint for each in all_found)
     for name in ("fa", "fi"):
         assert found[f"attention {name}"].status is Status.WARN
         assert "it runs on cuda from sm_80, and this is cpu. Use --attn sdpa." in found[f"attention {name}"].text
@@ -130,6 +132,8 @@ def test_S15_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the
     [
         ({"attn": "fa,fi"}, "--attn fa cannot serve"),
         ({"attn": "nope"}, "no attention backend 'nope' is installed"),
+        ({"opt": ("fi.prefill=fa2",)}, "--opt fi.prefill=fa2: no chosen plugin has that name"),
+        ({"tp": 2}, "--tp 2"),
         ({"ops": "torch", "page_size": 3, "attn": "sdpa"}, None),
     ],
 )

@@ -8,10 +8,13 @@ from typing import Any
 import attrs
 import pytest
 
+from headstock import registry
+from headstock.config import EngineConfig
 from headstock.engine import auto
-from headstock.engine.negotiate import model_dtype, pool_dtype
+from headstock.engine.assembly import constructed
+from headstock.engine.negotiate import agree_page_size, model_dtype, pool_dtype
 from headstock.engine.resolve import AttentionQuestion, check_narrower, rejections, resolve
-from headstock.engine.selection import attention_for, first
+from headstock.engine.selection import attention_for, backends, first
 from headstock.errors import CannotRun, PluginBroken
 from headstock.registry import requirements
 from headstock.spi import (
@@ -99,6 +102,44 @@ def test_P6_S3_S4_a_page_size_that_is_not_served_lists_those_that_are() -> None:
         resolve(spec(), question(page_size=8).query(ALL), CPU)
 
 
+CLAIMS = {"--attn x": IntSet.of(16, 32), "--cache-type y": IntSet.all()}
+
+
+@pytest.mark.parametrize("asked", [8, 64, 256])
+def test_P6_S3_S4_a_page_size_asked_for_is_never_replaced_by_another(asked: int) -> None:
+    with pytest.raises(CannotRun, match=rf"--page-size {asked}: --attn x serves 16, 32"):
+        agree_page_size(EngineConfig(page_size=asked), CLAIMS, CPU)
+
+
+def test_S4_page_sizes_that_are_left_open_are_those_that_everyone_serves() -> None:
+    def agreed(size: int | str, claims: dict[str, IntSet], env: DeviceEnv = H200, or_less: bool = False) -> int:
+        return agree_page_size(EngineConfig(page_size=size, page_size_or_less=or_less), claims, env)
+
+    assert [agreed(asked, CLAIMS, or_less=True) for asked in (256, 32, 31)] == [32, 32, 16]
+    anything, halves = {"--attn x": IntSet.all()}, {"--attn x": IntSet.multiples(256)}
+    assert [agreed("auto", anything, env) for env in (H200, CPU)] == [64, 16]
+    assert agreed("auto", CLAIMS) == 32 and agreed("auto", halves) == 256
+    with pytest.raises(CannotRun, match=r"no page size suits everyone: --attn x serves 16, 32; --cache.* 64"):
+        agreed("auto", CLAIMS | {"--cache-type y": IntSet.of(64)})
+
+
+def test_S13_the_first_name_serves_prompts_and_the_second_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "spec", lambda kind, name: attrs.evolve(spec(), name=name))
+    chosen = [(each.spec.name, set(each.phases)) for each in backends("a,b", CPU, question())]
+    assert chosen == [("a", {Phase.PREFILL, Phase.EXTEND}), ("b", {Phase.DECODE})]
+
+
+def test_S15_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = (DeviceRange("cuda"),)
+    monkeypatch.setattr(registry, "spec", lambda kind, name: attrs.evolve(spec(devices=gpu), name=name))
+    with pytest.raises(CannotRun, match=r"--attn a cannot serve .*; --attn b cannot serve"):
+        backends("a,b", CPU, question())
+
+
+def test_S14_operations_are_tried_from_the_fastest() -> None:
+    assert auto.OPS == ("triton", "fbgemm", "onednn", "torch")
+
+
 def test_a_feature_that_is_not_named_cannot_be_done() -> None:
     windowed = attrs.evolve(model(), layers=(attrs.evolve(model().layers[0], window=5),))
 
@@ -130,14 +171,59 @@ def test_resolve_may_only_narrow(wider: dict[str, Any]) -> None:
         check_narrower(declared, capabilities(**served | narrower | wider))
 
 
+@pytest.mark.parametrize("answer", [None, True, (), "no", ("no",), Rejection(code="x", message="y")])
+def test_a_resolve_that_answers_with_something_else_is_broken(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "imported", lambda spec, path: lambda query, env: answer)
+    with pytest.raises(PluginBroken, match="attention plugin 'x': its resolve returned"):
+        resolve(attrs.evolve(spec(), resolve="a:b"), question().query(ALL), CPU)
+
+
+WRONG: list[dict[str, Any]] = [
+    {"devices": DeviceRange("cpu")}, {"devices": "cpu"}, {"dtypes": frozenset({("float32", "float32")})},
+    {"page_sizes": 16}, {"head_dims": (64, 128)}, {"phases": list(ALL)}, {"features": []}, {"graph": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: str(*wrong))
+def test_a_claim_of_another_type_cannot_be_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=str(*wrong)):
+        capabilities(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted", "text"),
+    [
+        (ValueError("buy another"), CannotRun, "--attn x: buy another"),
+        (
+            ImportError("undefined symbol: y"),
+            CannotRun,
+            "--attn x: its kernels cannot be loaded: .*: y; install",
+        ),
+        (OSError("libcudart.so.12: no such file"), CannotRun, "cannot be loaded: OSError"),
+        (RuntimeError("boom"), PluginBroken, "attention plugin 'x': it could not be made: RuntimeError: boom"),
+        (SystemExit(3), PluginBroken, "SystemExit: 3"),
+        (None, PluginBroken, "its implementation made object"),
+    ],
+)
+def test_a_backend_that_cannot_be_made_is_named(error: BaseException | None, wanted: Any, text: str) -> None:
+    def make(context: Any) -> object:
+        if error is not None:
+            raise error
+        return object()
+
+    with pytest.raises(wanted, match=text):
+        constructed(spec(), make, None)  # type: ignore[arg-type]
+
+
 AUTO = [
     (CPU, ("sdpa",)),
     (H200, ("fa,fi", "fa", "fi", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(10, 0)), ("trtllm", "fi", "fa,fi", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(8, 0)), ("fa,fi", "fi", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(8, 9)), ("fa,fi", "fi", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(11, 0)), ("fi", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(12, 0)), ("fi", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(10, 0)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(10, 3)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(8, 0)), ("fa,fi", "fi", "fa", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(8, 9)), ("fa,fi", "fi", "fa", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(11, 0)), ("fi", "fa", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(12, 0)), ("fi", "fa", "sdpa")),
     (DeviceEnv(device="cuda", capability=(7, 5)), ("sdpa",)),
 ]
 
@@ -175,7 +261,7 @@ def test_S14_auto_says_so_when_a_gpu_is_left_with_sdpa(
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == warnings
     assert all("left with its last choice" in line and "chosen=sdpa" in line for line in said)
-    assert all("headstock plugins list attention" in line for line in said)
+    assert all("headstock doctor, with the same flags" in line for line in said)
 
 
 DTYPES = [

@@ -19,7 +19,7 @@ from toy_engine import Toys, Trial, random_requests, request
 from headstock import SamplingParams
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun
-from headstock.spi import DecodeStep, Sample
+from headstock.spi import DecodeStep, Phase, Sample
 from headstock_cuda_graph.buckets import buckets
 
 BACKENDS = pytest.mark.parametrize("attn", ["toy", "toy-planned", "toy,toy-planned"])
@@ -240,3 +240,51 @@ def test_captures_are_reported_one_by_one_with_the_memory_that_is_free(toys: Toy
     graphs = [news for news in told if news[0].startswith("graphs")]
     assert [done for _, done, total in graphs] == [1, 2, 3] and {total for *_, total in graphs} == {3}
     assert all(re.fullmatch(r"graphs, [\d.]+ (MiB|GiB) free", stage) for stage, *_ in graphs)
+
+
+def test_G6_S9_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
+    engine = replaying(toys, max_running_requests=9)
+    runner = getattr(engine.executor, "inner", engine.executor).runner
+    used: list[tuple[int, int]] = []
+    load = runner.load
+
+    def noted(bucket: Any, step: DecodeStep) -> None:
+        used.append((len(step.rows), bucket.size))
+        load(bucket, step)
+
+    runner.load = noted
+    Trial(engine).run([request(str(i), range(1, 10), 12 + 3 * i) for i in range(9)])
+
+    assert {size for _, size in used} == {9, 8, 4, 2, 1}
+    assert all(size == min(each for each in runner.recorded if each >= rows) for rows, size in used)
+    engine.close()
+
+
+def test_G3_S9_a_decode_backend_without_graphs_is_refused_by_name(toys: Toys) -> None:
+    with pytest.raises(CannotRun, match=r"--runner rerun needs graph support DECODE .*'sdpa' has NEVER"):
+        replaying(toys, attn="toy,sdpa")
+
+
+def test_S13_a_mixed_step_is_shared_out_by_phase(toys: Toys) -> None:
+    engine = toys.engine(attn="toy,toy-planned", overlap=False)
+    router = getattr(engine.executor, "inner", engine.executor).router
+    served: dict[str, set[Phase]] = {"prefill": set(), "decode": set()}
+    for name, phases in served.items():
+        backend = getattr(router, name)
+
+        def forward(
+            q: Any, layer: Any, plan: Any, out: Any, phases: set[Phase] = phases, told: Any = backend.forward
+        ) -> None:
+            phases.add(plan.phase)
+            told(q, layer, plan, out)
+
+        backend.forward = forward
+    trial = Trial(engine)
+    trial.submit(request("a", range(1, 10), 30))
+    trial.step()
+    trial.submit(request("b", range(20, 30), 30))
+    trial.drain()
+
+    assert router.prefill is not router.decode
+    assert served["decode"] == {Phase.DECODE} and served["prefill"] and Phase.DECODE not in served["prefill"]
+    engine.close()

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from headstock.cli.process import CANNOT_WRITE, Terminated, drop_output, expand_memory, open_streams, terminable
+from headstock.cli.process import CANNOT_WRITE, Terminated, drop_output, expand_memory, leave, open_streams, terminable
 from headstock.errors import HeadstockError, UsageError, shown
 
 VERBS: Mapping[str, str] = MappingProxyType(
@@ -40,7 +40,10 @@ def main(argv: list[str] | None = None) -> int:
     except BaseException as error:
         if verbose or os.environ.get(TRACEBACK, "0") not in ("", "0"):
             traceback.print_exc()
-        return report(error)
+        code = report(error)
+        if argv is None and code == DIED:
+            leave(code)  # while the error keeps what is not to be freed; see `Engine.close`
+        return code
 
 
 def guarded(arguments: list[str]) -> int:

@@ -42,9 +42,10 @@ def one(plugin: Installed, spec: Any, unfit: Callable[[Any], str]) -> Iterator[F
     if isinstance(spec, CheckpointSpec):
         yield passed(subject, provider)
         return
-    found = [warned(subject, f"{provider}: {reason.message}", reason.hint) for reason in registry.missing(spec)]
-    if reason := unfit(spec):
-        found.append(warned(subject, f"{provider}: {reason}", ""))
+    if reason := unfit(spec):  # no installation would help, or the reason says which one would
+        found = [warned(subject, f"{provider}: {reason}", "")]
+    else:
+        found = [warned(subject, f"{provider}: {each.message}", each.hint) for each in registry.missing(spec)]
     yield from found
     if found:
         return

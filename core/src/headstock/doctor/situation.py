@@ -11,7 +11,7 @@ from attrs import frozen
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.doctor.finding import Finding, failed, passed
-from headstock.engine.build import question
+from headstock.engine.build import check_options, question
 from headstock.engine.checkpoint import longest, read_model
 from headstock.engine.device import describe
 from headstock.engine.negotiate import model_dtype, negotiate
@@ -46,6 +46,7 @@ class Situation:
         """Whether the parts that the configuration names, `auto` decided, can serve together."""
         try:
             parts = select(self.config, self.env, self.question)
+            check_options(self.config, parts)
             terms = negotiate(self.config, parts, self.model, self.dtype, self.env)
         except HeadstockError as error:
             yield failed("choice", str(error), "", error.exit_code)

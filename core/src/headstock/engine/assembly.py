@@ -15,9 +15,11 @@ from headstock.engine.resolve import AttentionQuestion
 from headstock.engine.router import PhaseRouter
 from headstock.engine.sampling import SamplingTable
 from headstock.engine.selection import Choice, Parts
-from headstock.errors import CannotRun
+from headstock.errors import CannotRun, HeadstockError, PluginBroken, shown
 from headstock.spi import (
+    AttentionBackend,
     AttentionContext,
+    AttentionSpec,
     DecodeAttention,
     Executor,
     LayerInfo,
@@ -108,10 +110,7 @@ def attention(material: Material, buffers: Buffers) -> PhaseRouter:
             max_tokens=config.max_batch_tokens,
             options=registry.options(choice.spec, config.opt),
         )
-        try:
-            return registry.implementation(choice.spec)(context)
-        except ValueError as error:  # by contract: the options or the machine do not suit it
-            raise CannotRun(f"--attn {choice.spec.name}: {error}") from error
+        return constructed(choice.spec, registry.implementation(choice.spec), context)
 
     built = {phase: backend for choice in parts.attention for backend in [make(choice)] for phase in choice.phases}
     layers = tuple(
@@ -119,3 +118,25 @@ def attention(material: Material, buffers: Buffers) -> PhaseRouter:
         for layer in material.model.layers
     )
     return PhaseRouter(built[Phase.PREFILL], built[Phase.DECODE], layers)
+
+
+def constructed(spec: AttentionSpec, implementation: Any, context: AttentionContext) -> AttentionBackend:
+    """The backend that its implementation makes.   raises: CannotRun, PluginBroken, torch.OutOfMemoryError"""
+    try:
+        backend = implementation(context)
+    except (HeadstockError, torch.OutOfMemoryError):
+        raise
+    except ValueError as error:  # by contract: the options or the machine do not suit it
+        raise CannotRun(f"--attn {spec.name}: {error}") from error
+    except (ImportError, OSError) as error:
+        raise CannotRun(
+            f"--attn {spec.name}: its kernels cannot be loaded: {type(error).__name__}: {error}; install a build of "
+            f"them for torch {torch.__version__}, or use --attn sdpa"
+        ) from error
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {shown(error)}"
+        raise PluginBroken(f"attention plugin {spec.name!r}: it could not be made: {reason}") from error
+    if not isinstance(backend, AttentionBackend):
+        found = f"made {type(backend).__name__}, which is no AttentionBackend"
+        raise PluginBroken(f"attention plugin {spec.name!r}: its implementation {found}")
+    return backend

@@ -6,10 +6,10 @@ from headstock.spi import DeviceRange
 
 ATTENTION: tuple[tuple[DeviceRange, tuple[str, ...]], ...] = (
     (DeviceRange("cpu"), ("sdpa",)),
-    (DeviceRange("cuda", (10, 0), (10, 3)), ("trtllm", "fi", "fa,fi", "sdpa")),
+    (DeviceRange("cuda", (10, 0), (10, 3)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
     (DeviceRange("cuda", (9, 0), (9, 0)), ("fa,fi", "fa", "fi", "sdpa")),
-    (DeviceRange("cuda", (8, 0), (8, 9)), ("fa,fi", "fi", "sdpa")),
-    (DeviceRange("cuda", (11, 0)), ("fi", "sdpa")),
+    (DeviceRange("cuda", (8, 0), (8, 9)), ("fa,fi", "fi", "fa", "sdpa")),
+    (DeviceRange("cuda", (11, 0)), ("fi", "fa", "sdpa")),
     (DeviceRange("cuda"), ("sdpa",)),
 )
 """Device -> what `--attn auto` tries, best first; the first range that has the device counts."""

@@ -72,8 +72,6 @@ class Build:
 
 def build(config: EngineConfig, report: Report | None = None) -> Build:
     """The parts for `config`, weights loaded.   raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError"""
-    if config.tp > 1:
-        raise CannotRun(f"--tp {config.tp}: this version runs on one device; use --tp 1")
     env = describe(config.device)
     device = torch.device(env.device)
     directory = locate(config.model)

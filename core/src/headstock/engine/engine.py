@@ -64,6 +64,7 @@ class Engine:
         self.limits = parts.limits
         self.canary = parts.executor if isinstance(parts.executor, Canary) else None
         self.env = parts.env
+        self.lost = False
         on_cpu = parts.env.device == "cpu"
         self.executor = WorkerThread(parts.executor) if self.config.overlap and on_cpu else parts.executor
         self.directory: Path = parts.directory
@@ -239,13 +240,15 @@ class Engine:
     def report(self, plan: Plan, error: Exception) -> None:
         """Log a step that failed, with a recording of how it came to that.
 
-        raises: the error itself when it says that the engine cannot go on
+        raises: the error itself when it says that the engine cannot go on; EngineDied when the device is lost
         """
         said = self.recorder.report()
         LOG.error(event("step failed", step=plan.number, rows=len(plan.rows), recording=said), exc_info=error)
         if isinstance(error, EngineDied):
             raise error
+        self.lost = True
         check_usable(self.env)
+        self.lost = False
 
     def unfinished(self) -> list[Update]:
         """The last news of every request that has not ended, once this engine takes no more steps."""
@@ -258,9 +261,13 @@ class Engine:
         return count(self.state, self.limits, self.ledger)
 
     def close(self) -> None:
-        """Free the device, also while this engine is still referred to. It is not used afterwards."""
+        """Free the device, also while this engine is still referred to. It is not used afterwards.
+
+        A device that is lost keeps what it has: torch aborts a process that gives back pinned memory then.
+        """
         try:
             self.recorder.close()
         finally:
-            self.executor.close()
-            self.flights.clear()
+            if not self.lost:
+                self.executor.close()
+                self.flights.clear()

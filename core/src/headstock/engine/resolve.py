@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import fields, frozen
 
 from headstock import registry
-from headstock.errors import CannotRun, PluginBroken
+from headstock.errors import CannotRun, PluginBroken, shown
 from headstock.spi import (
     AttentionCapabilities,
     AttentionQuery,
@@ -60,13 +60,7 @@ def resolve(spec: AttentionSpec, query: AttentionQuery, env: DeviceEnv) -> Atten
     capabilities = spec.capabilities
     reasons = [*rejections(capabilities, query, env)]
     if not reasons and spec.resolve is not None:
-        function = registry.imported(spec, spec.resolve)
-        try:
-            answer = function(query, env)
-        except Exception as error:
-            raise PluginBroken(
-                f"attention plugin {spec.name!r}: its resolve raised {type(error).__name__}: {error}"
-            ) from error
+        answer = answered(spec, spec.resolve, query, env)
         if isinstance(answer, AttentionCapabilities):
             check_narrower(spec, answer)
             capabilities = answer
@@ -81,7 +75,28 @@ def resolve(spec: AttentionSpec, query: AttentionQuery, env: DeviceEnv) -> Atten
     return capabilities
 
 
+def answered(
+    spec: AttentionSpec, path: str, query: AttentionQuery, env: DeviceEnv
+) -> AttentionCapabilities | tuple[Rejection, ...]:
+    """What the backend's own `resolve` says.   raises: PluginBroken when it raises, or says something else"""
+    function = registry.imported(spec, path)
+    try:
+        answer = function(query, env)
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {shown(error)}"
+        raise PluginBroken(f"attention plugin {spec.name!r}: its resolve raised {reason}") from error
+    if isinstance(answer, AttentionCapabilities):
+        return answer
+    if isinstance(answer, tuple | list) and answer and all(isinstance(each, Rejection) for each in answer):
+        return tuple(answer)
+    raise PluginBroken(
+        f"attention plugin {spec.name!r}: its resolve returned {shown(answer)}; wanted AttentionCapabilities, or one "
+        "Rejection or more in a tuple"
+    )
+
+
 ASK = "'headstock doctor' with the same flags says what can serve."
+UNSEEN = "Where there is a GPU, 'headstock doctor' says why torch does not find it."
 
 
 def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: DeviceEnv) -> list[Rejection]:
@@ -92,9 +107,9 @@ def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: 
         found.append(Rejection(code=code, message=message, hint=hint))
 
     if not any(env in served for served in capabilities.devices):
-        reject(
-            "device", f"it runs on {', '.join(map(str, capabilities.devices))}, and this is {env}", "Use --attn sdpa."
-        )
+        served = ", ".join(map(str, capabilities.devices))
+        hint = "Use --attn sdpa." if env.device == "cuda" else f"Use --attn sdpa. {UNSEEN}"
+        reject("device", f"it runs on {served}, and this is {env}", hint)
         return found  # nothing else could be mended by a flag
     lacking = query.phases - capabilities.phases
     if lacking:
@@ -102,9 +117,8 @@ def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: 
     dtypes = {(q, kv) for q, kv, _ in capabilities.dtypes}
     if (query.q_dtype, query.kv_dtype) not in dtypes:
         known = ", ".join(sorted(f"{q} with {kv} KV" for q, kv in dtypes))
-        reject(
-            "dtype", f"it takes {known}, not {query.q_dtype} with {query.kv_dtype} KV", "Change --dtype or --kv-dtype."
-        )
+        hint = "Use --kv-dtype auto." if (query.q_dtype, query.q_dtype) in dtypes else "Change --dtype or --kv-dtype."
+        reject("dtype", f"it takes {known}, not {query.q_dtype} with {query.kv_dtype} KV", hint)
     if query.head_dim not in capabilities.head_dims:
         reject("head_dim", f"heads of {query.head_dim} are not among {capabilities.head_dims}", ASK)
     ratio = query.heads // query.kv_heads

@@ -69,6 +69,8 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
 
     raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun with the reasons
     """
+    if config.tp > 1:
+        raise CannotRun(f"--tp {config.tp}: this version runs on one device; use --tp 1")
     attention = attention_for(config.attn, env, question)
     decode = attention[-1].capabilities
 
@@ -162,7 +164,8 @@ def attention_for(asked: str, env: DeviceEnv, question: AttentionQuestion) -> tu
     names = next((names for served, names in auto.ATTENTION if env in served), ())
     choices = first(asked, names, lambda pair: backends(pair, env, question), "--attn")
     if asked == "auto" and len(names) > 1 and choices[0].spec.name == names[-1]:
-        facts = {"flag": "--attn", "chosen": names[-1], "device": str(env), "see": "headstock plugins list attention"}
+        see = "headstock doctor, with the same flags"
+        facts = {"flag": "--attn", "chosen": names[-1], "device": str(env), "see": see}
         LOG.warning(event("auto is left with its last choice", **facts))
     return choices
 
@@ -174,8 +177,15 @@ def backends(pair: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Ch
         raise UsageError(f"--attn {pair}: wanted one backend, or two as PREFILL,DECODE; got {len(names)}")
     prompts, decode = frozenset({Phase.PREFILL, Phase.EXTEND}), frozenset({Phase.DECODE})
     wanted = {names[0]: prompts | decode} if len(set(names)) == 1 else dict(zip(names, (prompts, decode), strict=True))
-    choices = []
+    choices, refusals = [], []
     for name, phases in wanted.items():
-        spec: AttentionSpec = ready("attention", name, env)
-        choices.append(Choice(spec=spec, phases=phases, capabilities=resolve(spec, question.query(phases), env)))
+        try:
+            spec: AttentionSpec = ready("attention", name, env)
+            choices.append(Choice(spec=spec, phases=phases, capabilities=resolve(spec, question.query(phases), env)))
+        except CannotRun as error:
+            refusals.append(error)
+    if len(refusals) > 1:
+        raise CannotRun("; ".join(map(str, refusals)))
+    if refusals:
+        raise refusals[0]
     return tuple(choices)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import deep_iterable, instance_of
 
 from headstock.spi.environment import DeviceRange
 from headstock.spi.plugin import PluginSpec
@@ -53,6 +54,12 @@ class Planning(Enum):
     PER_STEP = "per-step"
 
 
+def check_triples(instance: object, attribute: object, value: frozenset[tuple[str, ...]]) -> None:
+    """Raise ValueError unless all are (query, KV, output)."""
+    if any(not isinstance(each, tuple) or len(each) != 3 for each in value):
+        raise ValueError(f"dtypes are triples (query, KV, output), got {sorted(value, key=str)}")
+
+
 @frozen(kw_only=True)
 class AttentionCapabilities:
     """What a backend can do. Nothing here has a default: what is left out cannot be claimed by accident.
@@ -62,17 +69,17 @@ class AttentionCapabilities:
     pages can.
     """
 
-    phases: frozenset[Phase]
-    devices: tuple[DeviceRange, ...]
-    dtypes: frozenset[tuple[str, str, str]]
-    head_dims: IntSet
-    gqa_ratios: IntSet
-    page_sizes: IntSet
-    paged: bool
-    contiguous: bool
-    graph: GraphSupport
-    planning: Planning
-    features: frozenset[Feature]
+    phases: frozenset[Phase] = field(validator=deep_iterable(instance_of(Phase), instance_of(frozenset)))
+    devices: tuple[DeviceRange, ...] = field(validator=deep_iterable(instance_of(DeviceRange), instance_of(tuple)))
+    dtypes: frozenset[tuple[str, str, str]] = field(validator=[instance_of(frozenset), check_triples])
+    head_dims: IntSet = field(validator=instance_of(IntSet))
+    gqa_ratios: IntSet = field(validator=instance_of(IntSet))
+    page_sizes: IntSet = field(validator=instance_of(IntSet))
+    paged: bool = field(validator=instance_of(bool))
+    contiguous: bool = field(validator=instance_of(bool))
+    graph: GraphSupport = field(validator=instance_of(GraphSupport))
+    planning: Planning = field(validator=instance_of(Planning))
+    features: frozenset[Feature] = field(validator=deep_iterable(instance_of(Feature), instance_of(frozenset)))
 
 
 @frozen(kw_only=True)

@@ -57,7 +57,9 @@ class DeviceRange:
             return self.device
         low, high = (f"sm_{c[0]}{c[1]}" if c else "" for c in (self.lowest, self.highest))
         return (
-            f"{self.device} {low} to {high}"
+            f"{self.device} {low}"
+            if low == high
+            else f"{self.device} {low} to {high}"
             if low and high
             else f"{self.device} from {low}"
             if low

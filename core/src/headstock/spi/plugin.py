@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from attrs import field, frozen
+from attrs.validators import deep_iterable, instance_of
 
 from headstock.spi.versions import SpiRange
 
@@ -54,5 +55,5 @@ class PluginSpec:
     spi: SpiRange
     summary: str
     implementation: str = field(validator=check_path)
-    requires: tuple[Require, ...] = ()
+    requires: tuple[Require, ...] = field(default=(), validator=deep_iterable(instance_of(Require), instance_of(tuple)))
     options: str | None = None
