@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -11,23 +12,25 @@ import pytest
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.engine import auto
-from headstock.engine.assembly import constructed
+from headstock.engine.assembly import backend_of
 from headstock.engine.negotiate import agree_page_size, model_dtype, pool_dtype
 from headstock.engine.resolve import AttentionQuestion, check_narrower, rejections, resolve
 from headstock.engine.selection import attention_for, backends, first
 from headstock.errors import CannotRun, PluginBroken
-from headstock.registry import requirements
+from headstock.registry import loading, requirements
 from headstock.spi import (
     AttentionCapabilities,
     AttentionSpec,
     DeviceEnv,
     DeviceRange,
+    Executor,
     Feature,
     GraphSupport,
     IntSet,
     Phase,
     Planning,
     Rejection,
+    Runner,
     SpiRange,
 )
 
@@ -194,25 +197,32 @@ def test_a_claim_of_another_type_cannot_be_made(wrong: dict[str, Any]) -> None:
     ("error", "wanted", "text"),
     [
         (ValueError("buy another"), CannotRun, "--attn x: buy another"),
-        (
-            ImportError("undefined symbol: y"),
-            CannotRun,
-            "--attn x: its kernels cannot be loaded: .*: y; install",
-        ),
+        (ImportError("undefined symbol: y"), CannotRun, "--attn x: its kernels cannot be loaded: .*: y; install"),
         (OSError("libcudart.so.12: no such file"), CannotRun, "cannot be loaded: OSError"),
-        (RuntimeError("boom"), PluginBroken, "attention plugin 'x': it could not be made: RuntimeError: boom"),
+        (RuntimeError("boom"), PluginBroken, "attention backend 'x': it could not be made: RuntimeError: boom"),
         (SystemExit(3), PluginBroken, "SystemExit: 3"),
-        (None, PluginBroken, "its implementation made object"),
+        (None, PluginBroken, "which is no AttentionBackend"),
     ],
 )
-def test_a_backend_that_cannot_be_made_is_named(error: BaseException | None, wanted: Any, text: str) -> None:
+def test_a_backend_that_cannot_be_made_is_named(
+    error: BaseException | None, wanted: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def make(context: Any) -> object:
         if error is not None:
             raise error
         return object()
 
+    monkeypatch.setattr(loading, "implementation", lambda spec: make)
     with pytest.raises(wanted, match=text):
-        constructed(spec(), make, None)  # type: ignore[arg-type]
+        backend_of(spec(), Mock())
+
+
+@pytest.mark.parametrize("base", [Runner, Executor])
+def test_a_runner_or_executor_that_cannot_be_made_is_named(base: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = registry.spec("runner" if base is Runner else "executor", "eager" if base is Runner else "inline")
+    monkeypatch.setattr(loading, "implementation", lambda spec: lambda **parts: parts["missing"])
+    with pytest.raises(PluginBroken, match=rf"{broken.name}.* \(headstock .*\): it could not be made: KeyError"):
+        registry.made(broken, base)
 
 
 AUTO = [

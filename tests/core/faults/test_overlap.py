@@ -25,7 +25,7 @@ def run(toys: Toys, requests: list[Request], **settings: Any) -> Trial:
 
 @pytest.mark.parametrize("rows", [1, 8, 32, 128])
 def test_S18_tokens_do_not_depend_on_overlap_at_any_concurrency(toys: Toys, rows: int) -> None:
-    requests = random_requests(np.random.default_rng(rows), 2 * rows + 20)
+    requests = random_requests(np.random.default_rng(rows), rows + 40)
     alone = run(toys, requests, max_running_requests=1, overlap=False, cache_type="naive")
     sizes = {"max_running_requests": rows, "max_batch_tokens": rows + 30, "page_size": 1, "num_pages": 150 + 8 * rows}
     on, off = (run(toys, requests, overlap=overlap, **sizes) for overlap in (True, False))

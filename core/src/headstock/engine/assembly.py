@@ -15,7 +15,7 @@ from headstock.engine.resolve import AttentionQuestion
 from headstock.engine.router import PhaseRouter
 from headstock.engine.sampling import SamplingTable
 from headstock.engine.selection import Choice, Parts
-from headstock.errors import CannotRun, HeadstockError, PluginBroken, shown
+from headstock.errors import CannotRun
 from headstock.spi import (
     AttentionBackend,
     AttentionContext,
@@ -75,8 +75,10 @@ def assemble(material: Material, buffers: Buffers, max_len: int) -> Assembly:
         ),
         most_logits=material.config.max_running_requests,
     )
-    runner = material.faults.around_runner(registry.implementation(parts.runner)(program))
-    executor = registry.implementation(parts.executor)(buffers=buffers, sampling=sampling, runner=runner, router=router)
+    short = (torch.OutOfMemoryError,)
+    runner = material.faults.around_runner(registry.made(parts.runner, Runner, program, expected=short))
+    given = {"buffers": buffers, "sampling": sampling, "runner": runner, "router": router}
+    executor = registry.made(parts.executor, Executor, expected=short, **given)
     return Assembly(executor=executor, runner=runner, sampling=sampling, device=buffers.device)
 
 
@@ -110,7 +112,7 @@ def attention(material: Material, buffers: Buffers) -> PhaseRouter:
             max_tokens=config.max_batch_tokens,
             options=registry.options(choice.spec, config.opt),
         )
-        return constructed(choice.spec, registry.implementation(choice.spec), context)
+        return backend_of(choice.spec, context)
 
     built = {phase: backend for choice in parts.attention for backend in [make(choice)] for phase in choice.phases}
     layers = tuple(
@@ -120,12 +122,11 @@ def attention(material: Material, buffers: Buffers) -> PhaseRouter:
     return PhaseRouter(built[Phase.PREFILL], built[Phase.DECODE], layers)
 
 
-def constructed(spec: AttentionSpec, implementation: Any, context: AttentionContext) -> AttentionBackend:
-    """The backend that its implementation makes.   raises: CannotRun, PluginBroken, torch.OutOfMemoryError"""
+def backend_of(spec: AttentionSpec, context: AttentionContext) -> AttentionBackend:
+    """The backend that the plugin makes.   raises: CannotRun, PluginBroken, torch.OutOfMemoryError"""
+    expected = (torch.OutOfMemoryError, ValueError, ImportError, OSError)
     try:
-        backend = implementation(context)
-    except (HeadstockError, torch.OutOfMemoryError):
-        raise
+        backend: AttentionBackend = registry.made(spec, AttentionBackend, context, expected=expected)
     except ValueError as error:  # by contract: the options or the machine do not suit it
         raise CannotRun(f"--attn {spec.name}: {error}") from error
     except (ImportError, OSError) as error:
@@ -133,10 +134,4 @@ def constructed(spec: AttentionSpec, implementation: Any, context: AttentionCont
             f"--attn {spec.name}: its kernels cannot be loaded: {type(error).__name__}: {error}; install a build of "
             f"them for torch {torch.__version__}, or use --attn sdpa"
         ) from error
-    except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {shown(error)}"
-        raise PluginBroken(f"attention plugin {spec.name!r}: it could not be made: {reason}") from error
-    if not isinstance(backend, AttentionBackend):
-        found = f"made {type(backend).__name__}, which is no AttentionBackend"
-        raise PluginBroken(f"attention plugin {spec.name!r}: its implementation {found}")
     return backend

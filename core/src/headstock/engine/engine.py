@@ -246,7 +246,7 @@ class Engine:
         LOG.error(event("step failed", step=plan.number, rows=len(plan.rows), recording=said), exc_info=error)
         if isinstance(error, EngineDied):
             raise error
-        self.lost = True
+        self.lost = True  # until it answers
         check_usable(self.env)
         self.lost = False
 

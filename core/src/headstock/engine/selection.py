@@ -95,8 +95,8 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
             raise CannotRun(f"--ops {name} cannot run on {env}; use --ops torch")
         if question.dtype not in found.capabilities.dtypes:
             raise CannotRun(f"--ops {name} does not serve {question.dtype}; use --ops torch or another --dtype")
-        make = registry.implementation(found)
-        return found, make() if found.options is None else make(registry.options(found, config.opt))
+        options = () if found.options is None else (registry.options(found, config.opt),)
+        return found, registry.made(found, Ops, *options)
 
     ops_spec, operations = first(config.ops, auto.OPS, ops, "--ops")
     return Parts(

@@ -3,7 +3,7 @@
 from headstock.registry.assignments import options, unclaimed
 from headstock.registry.entries import Installed, find, group, installed, noun, unknown_name
 from headstock.registry.extras import incomplete
-from headstock.registry.loading import implementation, imported, spec, specs
+from headstock.registry.loading import implementation, imported, made, spec, specs
 from headstock.registry.requirements import elsewhere, missing, require
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "imported",
     "incomplete",
     "installed",
+    "made",
     "missing",
     "noun",
     "options",

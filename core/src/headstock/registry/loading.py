@@ -118,6 +118,23 @@ def implementation(spec: PluginSpec) -> Any:
     return imported(spec, spec.implementation)
 
 
+def made(spec: PluginSpec, base: type, *parts: Any, expected: tuple[type[Exception], ...] = (), **named: Any) -> Any:
+    """What the spec's implementation makes of the parts.
+
+    raises: PluginBroken when that is no `base`, or for an exception that is neither a HeadstockError nor `expected`
+    """
+    make = implementation(spec)
+    try:
+        found = make(*parts, **named)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, (HeadstockError, *expected)):
+            raise
+        raise PluginBroken(f"{origin(spec)}: it could not be made: {type(error).__name__}: {shown(error)}") from error
+    if not isinstance(found, base):
+        raise PluginBroken(f"{origin(spec)}: {spec.implementation} made {shown(found)}, which is no {base.__name__}")
+    return found
+
+
 def imported(spec: PluginSpec, path: str) -> Any:
     """What a dotted path of the spec (`package.module:Name`) names, imported now.   raises: PluginBroken"""
     module, _, name = path.partition(":")
