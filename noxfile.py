@@ -30,8 +30,9 @@ BACKENDS = {
 }
 GROUPS = nox.project.load_toml("pyproject.toml")
 
-# Tests use small tensors, for which a second thread costs more than it brings (140 s against 25 s for sdpa's).
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# Tests use small tensors, for which a second thread costs more than it brings (140 s against 25 s for sdpa's), and
+# start hundreds of processes, each of which would compile every module anew where bytecode may not be kept.
+SWIFT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 # A test that waits for ever says where each of its threads is and fails, and the others go on.
 LIMITED = ("-o", "faulthandler_timeout=200", "-o", "faulthandler_exit_on_timeout=true")
 TWO = ("-n", "2", "--dist", "worksteal", *LIMITED)
@@ -87,7 +88,7 @@ def backend(session: nox.Session, name: str) -> None:
     served = [ROOT / each for each in ("core", "plugins/naive-cache", "models/qwen", "models/demo")]
     install_wheels(session, [BACKENDS[name], *served], "tests")
     session.run(
-        "pytest", f"tests/backends/{BACKENDS[name].name.replace('-', '_')}", *LIMITED, *session.posargs, env=ONE_THREAD
+        "pytest", f"tests/backends/{BACKENDS[name].name.replace('-', '_')}", *LIMITED, *session.posargs, env=SWIFT
     )
 
 
@@ -191,7 +192,7 @@ def build(session: nox.Session) -> None:
 
 def in_dev(session: nox.Session, command: str, *arguments: str) -> None:
     """Run one of the tools of .nox/dev."""
-    session.run(str(bin_of(DEV) / command), *arguments, external=True, env=ONE_THREAD)
+    session.run(str(bin_of(DEV) / command), *arguments, external=True, env=SWIFT)
 
 
 def install_wheels(session: nox.Session, members: Iterable[Path], *groups: str) -> None:

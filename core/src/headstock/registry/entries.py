@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
@@ -54,15 +54,15 @@ def installed(kind: str | None = None) -> tuple[Installed, ...]:
     """The installed plugins of `kind` (None: of every kind), by kind, name and distribution."""
     groups = {each: group(each) for each in (tuple(SPI) if kind is None else (kind,))}
     everything = entry_points()  # one scan of all distributions; asking group by group would scan as often
-    return tuple(
-        plugin for each, name in groups.items() for plugin in records(each, in_order(everything.select(group=name)))
-    )
+    return tuple(plugin for each, name in groups.items() for plugin in records(each, everything.select(group=name)))
 
 
-def records(kind: str, entries: Sequence[EntryPoint]) -> list[Installed]:
-    """The entry points of one group as records."""
-    providers = Counter(entry.name for entry in entries)
-    return [record(kind, entry, providers[entry.name]) for entry in entries]
+def records(kind: str, entries: Iterable[EntryPoint]) -> list[Installed]:
+    """The entry points of one group as records, by name, providing distribution and target."""
+    found = list(entries)
+    providers = Counter(entry.name for entry in found)
+    named = (record(kind, entry, providers[entry.name]) for entry in found)
+    return sorted(named, key=lambda each: (each.name, each.distribution, each.target))
 
 
 def in_order(entries: Iterable[EntryPoint]) -> list[EntryPoint]:
@@ -77,12 +77,13 @@ def provider(entry: EntryPoint) -> str:
 
 def record(kind: str, entry: EntryPoint, providers: int) -> Installed:
     """What the metadata says of one entry point."""
+    metadata = entry.dist.metadata if entry.dist is not None else None  # once: each look parses the whole file
     named_well = kind == "model" or (NAME.fullmatch(entry.name) and entry.name != "auto")
     return Installed(
         kind=kind,
         name=entry.name,
-        distribution=provider(entry),
-        version=entry.dist.version if entry.dist is not None else "",
+        distribution=metadata["Name"] if metadata else "",
+        version=metadata["Version"] if metadata else "",
         target=entry.value,
         status="duplicate" if providers > 1 else "ok" if named_well else "bad name",
     )
