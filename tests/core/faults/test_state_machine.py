@@ -64,6 +64,8 @@ class Serving(RuleBasedStateMachine):
         sizes = {"page_size": size, "num_pages": pages, "max_seq_len": min(LONGEST, size * pages)}
         if "paged_attn" in modes:
             sizes = {"max_seq_len": LONGEST} | contiguous(rows, pages)
+        if "kv_cache" in modes:
+            tokens = 30  # every token computes its whole history again, which a token at a time takes minutes
         budget = {"max_running_requests": rows, "max_batch_tokens": rows + tokens}
         self.trial = Trial(self.toys.engine(debug_canary=True, **(budget | modes | sizes), **more))
         self.refused = 0

@@ -17,7 +17,8 @@ def describe(asked: str) -> DeviceEnv:
 
     raises: CannotRun when CUDA is asked for and there is none
     """
-    installed = {dist.name: dist.version for dist in distributions() if dist.name}
+    found = [dist.metadata for dist in distributions()]  # once each: every look at a distribution parses its metadata
+    installed = {metadata["Name"]: metadata["Version"] for metadata in found if metadata["Name"]}
     cuda = asked != "cpu" and torch.cuda.is_available()
     if asked == "cuda" and not cuda:
         raise CannotRun(

@@ -65,16 +65,6 @@ def records(kind: str, entries: Iterable[EntryPoint]) -> list[Installed]:
     return sorted(named, key=lambda each: (each.name, each.distribution, each.target))
 
 
-def in_order(entries: Iterable[EntryPoint]) -> list[EntryPoint]:
-    """The entry points by name, providing distribution and target."""
-    return sorted(entries, key=lambda entry: (entry.name, provider(entry), entry.value))
-
-
-def provider(entry: EntryPoint) -> str:
-    """The name of the distribution that an entry point came from."""
-    return entry.dist.name if entry.dist is not None else ""
-
-
 def record(kind: str, entry: EntryPoint, providers: int) -> Installed:
     """What the metadata says of one entry point."""
     metadata = entry.dist.metadata if entry.dist is not None else None  # once: each look parses the whole file

@@ -7,14 +7,14 @@ instead of raising them, and let SystemExit and AssertionError of one plugin end
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from stevedore.driver import DriverManager
 from stevedore.extension import Extension
 
 from headstock.errors import HeadstockError, PluginBroken, SpiMismatch, shown
-from headstock.registry.entries import Installed, find, group, in_order, installed, noun, provider
+from headstock.registry.entries import Installed, find, group, installed, noun
 from headstock.spi import (
     SPI,
     AttentionSpec,
@@ -43,16 +43,15 @@ SPECS: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
 
 
 class Driver(DriverManager[Any]):
-    """stevedore's driver of one installed plugin: fresh metadata, and every failure raised as PluginBroken."""
+    """stevedore's driver of one plugin that was just found: every failure to load it is raised as PluginBroken."""
 
     def __init__(self, chosen: Installed) -> None:
         self.chosen = chosen
         super().__init__(group(chosen.kind), chosen.name, invoke_on_load=True)
 
     def list_entry_points(self) -> list[EntryPoint]:
-        """The chosen entry point as the interpreter sees it now; stevedore's cache is not asked."""
-        found = in_order(entry_points(group=self.namespace))
-        return [entry for entry in found if provider(entry) == self.chosen.distribution]
+        """The chosen entry point alone; stevedore's cache is not asked."""
+        return [EntryPoint(name=self.chosen.name, value=self.chosen.target, group=self.namespace)]
 
     def _load_one_plugin(self, ep: EntryPoint, *arguments: Any) -> Extension[Any] | None:
         try:
