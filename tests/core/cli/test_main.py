@@ -80,6 +80,14 @@ def test_help_and_version_answer_in_less_than_300_ms(flag: str) -> None:
     assert min(seconds) < 0.3
 
 
+@pytest.mark.parametrize(("call", "frozen"), [("main()", True), ("main(['--version'])", False)])
+def test_only_a_process_that_ends_with_its_command_spares_the_collector_a_last_look(call: str, frozen: bool) -> None:
+    script = f"import gc; from headstock.cli.main import main; {call}; print(gc.get_freeze_count() > 0)"
+    command = [sys.executable, "-c", script, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
+    assert done.stdout.splitlines()[-1] == str(frozen)
+
+
 def test_a_verb_gets_the_rest_and_gives_the_exit_code(verb: ModuleType) -> None:
     seen = []
     verb.main = lambda arguments: seen.append(arguments) or 1  # type: ignore[attr-defined]
