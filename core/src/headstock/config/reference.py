@@ -73,14 +73,20 @@ def row(setting: Setting) -> tuple[str, ...]:
     """A setting's cells."""
     flag = f"`{setting.flag}`" + (f", `{setting.negative}`" if setting.negative else "")
     match setting.kind:
-        case Choice(names=names):
-            values = ", ".join(f"`{name}`" for name in names)
+        case Choice() as choice:
+            values = words(choice)
         case Switch():
             values = "switch"
         case kind:
             values = kind.describe().replace("|", " or ")
     aliases = ", ".join(f"`{alias}`" for alias in setting.aliases)
     return flag, aliases, values, setting.default_text, setting.help
+
+
+def words(choice: Choice) -> str:
+    """The names to choose from, each with its other spellings."""
+    others = {name: [f"`{each}`" for each, meant in choice.spellings.items() if meant == name] for name in choice.names}
+    return ", ".join(f"`{name}`" + (f" ({', '.join(also)})" if also else "") for name, also in others.items())
 
 
 def preset_table() -> str:
