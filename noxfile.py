@@ -143,7 +143,7 @@ def gpu(session: nox.Session) -> None:
     session.run("python3", "tests/gpu/run.py", "--out", ".gpu/out", *session.posargs, external=True)
 
 
-@nox.session(venv_backend="none", requires=["dev"])
+@nox.session(venv_backend="none", requires=["dev", "build"])  # `build` for `perfetto`: notify() brings no prerequisites
 def full(session: nox.Session) -> None:
     """Run the long tests too (soak, all pairs, several seeds, Perfetto); by hand, before a release."""
     hour = (*LIMITED, "-o", "faulthandler_timeout=3600")
