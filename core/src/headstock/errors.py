@@ -15,6 +15,7 @@ HeadstockError (70)
 
 from __future__ import annotations
 
+import traceback
 from typing import ClassVar
 
 
@@ -82,10 +83,16 @@ class EngineDied(HeadstockError):
     exit_code = 70
 
 
-def shown(value: object) -> str:
-    """`value` as error texts show it: at most 64 characters on one line."""
+def shown(value: object, most: int = 64) -> str:
+    """`value` as error texts show it: at most `most` characters on one line."""
     text = " ".join(str(value).split())
-    return text if len(text) <= 64 else text[:61] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def place(error: BaseException) -> str:
+    """Where an exception was raised, as FUNCTION (FILE:LINE); nothing for one that was never raised."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return f"{frames[-1][0].f_code.co_qualname} ({frames[-1][0].f_code.co_filename}:{frames[-1][1]})" if frames else ""
 
 
 def kind(value: object) -> str:

@@ -18,7 +18,7 @@ from headstock.config import EngineConfig
 from headstock.doctor import Finding, Status, examine, examine_parts, machine, software
 from headstock.doctor import plugins as plugin_checks
 from headstock.doctor.finding import failed, findings, passed, warned
-from headstock.errors import PluginBroken
+from headstock.errors import AmbiguousPlugin, PluginBroken
 from headstock.registry import Installed
 from headstock.spi import OpsCapabilities, OpsSpec, Require, SpiRange
 
@@ -114,6 +114,7 @@ def test_S15_plugins_pass_lack_kernels_or_are_broken() -> None:
     assert status(spec()) == [("PASS", "")]
     assert status(spec(requires=(need,))) == [("WARN", "pip install no-such-kernels")]
     assert status(PluginBroken("it fell apart")) == [("FAIL", "repair it or remove it: pip uninstall odd-ops")]
+    assert status(AmbiguousPlugin("choose with odd-ops:odd or even-ops:odd")) == [("FAIL", "")]
 
 
 def test_S15_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_next_move() -> None:

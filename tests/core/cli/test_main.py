@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from headstock import registry
 from headstock.cli import main as entry
 from headstock.cli.main import VERBS, main
 from headstock.cli.process import ALLOCATOR
@@ -23,6 +24,8 @@ from headstock.errors import (
     SpiMismatch,
     UsageError,
 )
+from headstock.registry import Installed
+from headstock.spi import CommandSpec, SpiRange
 
 
 @pytest.fixture
@@ -209,6 +212,19 @@ def test_device_memory_is_extended_unless_the_user_set_the_allocator_up(
 
     assert seen[0] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": None}
     assert seen[1] == dict.fromkeys(ALLOCATOR) | {name: "max_split_size_mb:128"}
+
+
+def test_a_verb_of_a_plugin_that_is_no_function_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Installed(kind="command", name="hum", distribution="hum-verb", version="1", target="hum:spec", status="ok")
+    spec = CommandSpec(name="hum", spi=SpiRange(0, 1), summary="", implementation="math:pi")
+    monkeypatch.setattr(registry, "installed", lambda kind=None: (found,))
+    monkeypatch.setattr(registry, "spec", lambda kind, name: spec)
+    assert main(["hum"]) == 3
+    assert capsys.readouterr().err == (
+        "headstock: verb 'hum': math:pi is 3.141592653589793; wanted main(arguments) -> int\n"
+    )
 
 
 def test_unknown_verbs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,8 @@ from headstock.engine.loop import Loop
 from headstock.engine.update import Update
 from headstock.errors import EngineDied, PluginBroken
 from headstock.schedule.check import check
-from headstock.spi import Batch, Choice, Runner, Sample
+from headstock.spi import Batch, Choice, LayerInfo, Runner, Sample
+from headstock_sdpa.backend import SdpaBackend
 
 from .demo import SMALL, drain, request, tokens
 
@@ -83,6 +84,28 @@ def test_G11_a_step_that_raises_fails_its_requests_and_the_engine_lives(engine: 
     assert all(updates[-1].finish_reason == "error" for updates in news.values())
     check(engine.state, engine.limits)
     assert len(tokens(drain(engine, request("c"))["c"])) == 8
+
+
+def test_a_step_that_raises_says_where(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    engine.executor.runner = Faulty(engine.executor.runner, 3, "raise")
+    drain(engine, request("a"))
+    (line,) = (each for each in caplog.messages if "step failed" in each)
+    assert f'at="Faulty.run ({__file__}:' in line
+
+
+def test_an_attention_that_writes_nothing_is_noticed_when_invariants_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward = SdpaBackend.forward
+
+    def forgetful(self: SdpaBackend, q: Any, layer: LayerInfo, plan: Any, out: Any, lse: Any = None) -> None:
+        forward(self, q, layer, plan, out.clone(), lse)
+
+    monkeypatch.setattr(SdpaBackend, "forward", forgetful)
+    engine = Engine(EngineConfig(**SMALL, debug_invariants=True))
+    news = drain(engine, request("a"), request("b"))
+    assert [updates[-1].finish_reason for updates in news.values()] == ["error", "error"]
+    engine.close()
 
 
 def test_a_sink_that_raises_loses_its_request_and_disturbs_nobody(engine: Engine) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,13 +11,12 @@ import pytest
 
 from headstock import registry
 from headstock.config import EngineConfig
-from headstock.engine import auto
 from headstock.engine.assembly import backend_of
-from headstock.engine.negotiate import agree_page_size, model_dtype, pool_dtype
+from headstock.engine.negotiate import agree_page_size, negotiate, pool_dtype
 from headstock.engine.resolve import AttentionQuestion, check_narrower, rejections, resolve
-from headstock.engine.selection import attention_for, backends, first
+from headstock.engine.selection import backends
 from headstock.errors import CannotRun, PluginBroken
-from headstock.registry import loading, requirements
+from headstock.registry import loading
 from headstock.spi import (
     AttentionCapabilities,
     AttentionSpec,
@@ -74,6 +73,7 @@ REFUSED = [
     ({}, {"page_size": 8}, "page_size"),
     ({}, {"kv_dtype": "float8_e4m3fn"}, "dtype"),
     ({}, {"dtype": "bfloat16", "kv_dtype": "bfloat16"}, "dtype"),
+    ({"dtypes": frozenset({("float32", "float32", "bfloat16")})}, {}, "dtype"),  # what comes out is of the query's type
     ({}, {"contiguous": True}, "contiguous"),
     ({"paged": False, "contiguous": True}, {}, "paged"),
 ]
@@ -114,6 +114,14 @@ def test_P6_S3_S4_a_page_size_asked_for_is_never_replaced_by_another(asked: int)
         agree_page_size(EngineConfig(page_size=asked), CLAIMS, CPU)
 
 
+@pytest.mark.parametrize(("asked", "who"), [("auto", "--attn x"), (32, "--page-size 32")])
+def test_S4_the_summary_says_who_decided_the_page_size(asked: Any, who: str) -> None:
+    attention = (SimpleNamespace(spec=spec(), capabilities=capabilities()),)
+    parts: Any = SimpleNamespace(attention=attention, cache=registry.spec("cache", "naive"))
+    agreed = negotiate(EngineConfig(page_size=asked), parts, model(), "float32", CPU)
+    assert ("page size", str(agreed.page_size), who) in agreed.table
+
+
 def test_S4_page_sizes_that_are_left_open_are_those_that_everyone_serves() -> None:
     def agreed(size: int | str, claims: dict[str, IntSet], env: DeviceEnv = H200, or_less: bool = False) -> int:
         return agree_page_size(EngineConfig(page_size=size, page_size_or_less=or_less), claims, env)
@@ -137,10 +145,6 @@ def test_S15_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(registry, "spec", lambda kind, name: attrs.evolve(spec(devices=gpu), name=name))
     with pytest.raises(CannotRun, match=r"--attn a cannot serve .*; --attn b cannot serve"):
         backends("a,b", CPU, question())
-
-
-def test_S14_operations_are_tried_from_the_fastest() -> None:
-    assert auto.OPS == ("triton", "fbgemm", "onednn", "torch")
 
 
 def test_a_feature_that_is_not_named_cannot_be_done() -> None:
@@ -194,8 +198,26 @@ def test_a_claim_of_another_type_cannot_be_made(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    "wrong",
+    [{"spi": (0, 1)}, {"name": 5}, {"summary": None}, {"options": 5}, {"resolve": 5}, {"capabilities": None}],
+    ids=lambda wrong: str(*wrong),
+)
+def test_a_field_of_a_spec_that_is_of_another_type_cannot_be_given(wrong: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"{str(*wrong)}|wanted a dotted path"):
+        attrs.evolve(spec(), **wrong)
+    for kind, name in (("cache", "naive"), ("ops", "torch"), ("runner", "eager")):
+        with pytest.raises(TypeError, match="capabilities"):
+            attrs.evolve(registry.spec(kind, name), capabilities=None)
+
+
+@pytest.mark.parametrize(
     ("error", "wanted", "text"),
     [
+        (
+            TypeError("Mine" * 15 + " without an implementation for abstract method 'forward'"),
+            PluginBroken,
+            "'forward'",
+        ),
         (ValueError("buy another"), CannotRun, "--attn x: buy another"),
         (ImportError("undefined symbol: y"), CannotRun, "--attn x: its kernels cannot be loaded: .*: y; install"),
         (OSError("libcudart.so.12: no such file"), CannotRun, "cannot be loaded: OSError"),
@@ -223,71 +245,6 @@ def test_a_runner_or_executor_that_cannot_be_made_is_named(base: type, monkeypat
     monkeypatch.setattr(loading, "implementation", lambda spec: lambda **parts: parts["missing"])
     with pytest.raises(PluginBroken, match=rf"{broken.name}.* \(headstock .*\): it could not be made: KeyError"):
         registry.made(broken, base)
-
-
-AUTO = [
-    (CPU, ("sdpa",)),
-    (H200, ("fa,fi", "fa", "fi", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(10, 0)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(10, 3)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(8, 0)), ("fa,fi", "fi", "fa", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(8, 9)), ("fa,fi", "fi", "fa", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(11, 0)), ("fi", "fa", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(12, 0)), ("fi", "fa", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(7, 5)), ("sdpa",)),
-]
-
-
-@pytest.mark.parametrize(("env", "names"), AUTO)
-def test_S14_what_auto_tries_on_each_device(env: DeviceEnv, names: tuple[str, ...]) -> None:
-    assert next(found for served, found in auto.ATTENTION if env in served) == names
-
-
-def test_S14_each_candidate_that_auto_passes_over_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    names = next(found for served, found in auto.ATTENTION if H200 in served)
-
-    def make(name: str) -> str:
-        if name != names[-1]:
-            raise CannotRun(f"{name} lacks its kernels")
-        return name
-
-    with caplog.at_level(logging.DEBUG, "headstock"):
-        assert first("auto", names, make, "--attn") == names[-1]
-    told = [record.getMessage() for record in caplog.records]
-    wanted = [f'event="auto rejected" flag=--attn candidate={name} reason="{name} lacks its kernels"' for name in names]
-    assert len(names) > 2 and told == wanted[:-1]
-
-
-@pytest.mark.parametrize(("env", "warnings"), [(H200, 1), (CPU, 0)])
-def test_S14_auto_says_so_when_a_gpu_is_left_with_sdpa(
-    env: DeviceEnv, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    lacking = (Rejection(code="missing", message="its kernels are not installed"),)
-    monkeypatch.setattr(requirements, "missing", lambda spec: () if spec.name == "sdpa" else lacking)
-    (choice,) = attention_for("auto", env, question())
-    assert choice.spec.name == "sdpa"
-    attention_for("sdpa", env, question())  # as asked
-
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == warnings
-    assert all("left with its last choice" in line and "chosen=sdpa" in line for line in said)
-    assert all("headstock doctor, with the same flags" in line for line in said)
-
-
-DTYPES = [
-    ("auto", "bfloat16", CPU, "float32"),
-    ("auto", "float16", CPU, "float32"),
-    ("auto", "float32", CPU, "float32"),
-    ("auto", "bfloat16", H200, "bfloat16"),
-    ("auto", "float16", H200, "float16"),
-    ("auto", "float32", H200, "float16"),
-    ("bfloat16", "float32", CPU, "bfloat16"),
-]
-
-
-@pytest.mark.parametrize(("asked", "stored", "env", "wanted"), DTYPES)
-def test_S23_the_dtype_table(asked: str, stored: str, env: DeviceEnv, wanted: str) -> None:
-    assert model_dtype(asked, attrs.evolve(model(), dtype=stored), env) == wanted
 
 
 def test_P7_fp8_halves_bytes_per_token() -> None:

@@ -32,11 +32,19 @@ class Options:
     order: Order = Order.FIFO
 
 
+@frozen(kw_only=True)
+class Unread:
+    sizes: list[int] = field(factory=list)
+    other = field(default=1)
+    read: tuple[int, ...] = field(default=(), converter=lambda text: tuple(map(int, text)))
+
+
 @pytest.fixture
 def spec(monkeypatch: pytest.MonkeyPatch) -> SchedulerSpec:
     module = ModuleType("fa_options")
     module.Options = Options  # type: ignore[attr-defined]
     module.Plain = dict  # type: ignore[attr-defined]
+    module.Unread = Unread  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fa_options", module)
     return made("fa_options:Options")
 
@@ -107,6 +115,15 @@ def test_an_option_class_must_be_an_attrs_class(spec: SchedulerSpec) -> None:
         registry.options(made("fa_options:Plain"))
     with pytest.raises(PluginBroken, match="no_such_module"):
         registry.options(made("no_such_module:Options"))
+
+
+def test_a_field_that_no_text_can_be_read_for_is_its_authors_mistake_unless_it_reads_it_itself(
+    spec: SchedulerSpec,
+) -> None:
+    for name in ("sizes", "other"):
+        with pytest.raises(PluginBroken, match=f"its option '{name}': it is of type .*, wanted int, float"):
+            registry.options(made("fa_options:Unread"), [f"fa.{name}=3"])
+    assert registry.options(made("fa_options:Unread"), ["fa.read=312"]) == Unread(read=(3, 1, 2))
 
 
 def test_an_assignment_for_nobody_is_found(spec: SchedulerSpec) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from headstock.errors import ModelError
+from headstock.errors import ModelError, PluginBroken
 from headstock.spi import Weight
 from headstock.weights import weight_bytes
 from headstock_qwen.families import QWEN3
@@ -55,6 +55,18 @@ def test_dtype_and_progress(write: Any, loading: Any, tensors: Any) -> None:
     assert seen[0] == ("weights", 0, total)
     assert seen[-1] == ("weights", total, total)
     assert all(before[1] <= after[1] for before, after in pairwise(seen))
+
+
+@pytest.mark.parametrize("made", [None, torch.ones(1)])
+def test_operations_that_make_no_weight_of_a_parameter_are_named(
+    made: Any, write: Any, loading: Any, tensors: Any
+) -> None:
+    def careless(name: str, weight: Weight) -> Any:
+        return made
+
+    said = rf"careless\('.*'\) returned a {type(made).__name__}; wanted a headstock.spi.Weight"
+    with pytest.raises(PluginBroken, match=said):
+        loading(write(tensors), prepare=careless)
 
 
 def test_missing_and_unexpected_tensors_are_named(write: Any, loading: Any, tensors: Any) -> None:

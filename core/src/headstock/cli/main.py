@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from headstock.cli.process import CANNOT_WRITE, Terminated, drop_output, expand_memory, leave, open_streams, terminable
-from headstock.errors import HeadstockError, UsageError, shown
+from headstock.errors import HeadstockError, PluginBroken, UsageError, shown
 
 VERBS: Mapping[str, str] = MappingProxyType(
     {
@@ -150,4 +150,6 @@ def command(verb: str) -> Callable[[list[str]], int]:
     spec = registry.spec("command", verb)
     registry.require(spec)
     found: Callable[[list[str]], int] = registry.implementation(spec)
+    if not callable(found):
+        raise PluginBroken(f"verb {verb!r}: {spec.implementation} is {shown(found)}; wanted main(arguments) -> int")
     return found

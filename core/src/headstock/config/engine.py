@@ -254,7 +254,7 @@ class EngineConfig:
         group="running",
     )
     debug_invariants: bool = setting(
-        "--debug-invariants", Switch(), False, "check the scheduler's invariants after every step", group="running"
+        "--debug-invariants", Switch(), False, "check each schedule; what attention leaves out is NaN", group="running"
     )
     debug_canary: bool = setting(
         "--debug-canary", Switch(), False, "fill free pages with a pattern, die when one is written", group="running"

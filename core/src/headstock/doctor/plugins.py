@@ -8,7 +8,7 @@ from typing import Any
 
 from headstock import registry
 from headstock.doctor.finding import Finding, failed, findings, passed, warned
-from headstock.errors import HeadstockError
+from headstock.errors import AmbiguousPlugin, HeadstockError
 from headstock.registry import Installed
 from headstock.registry.first_party import sources
 from headstock.spi import SPI, CheckpointSpec
@@ -37,7 +37,8 @@ def one(plugin: Installed, spec: Any, unfit: Callable[[Any], str]) -> Iterator[F
     remedy = f"repair it or remove it: pip uninstall {plugin.distribution}"
     provider = f"{plugin.distribution} {plugin.version}"
     if isinstance(spec, HeadstockError):
-        yield failed(subject, str(spec), "" if "pip " in str(spec) else remedy)
+        said = "pip " in str(spec) or isinstance(spec, AmbiguousPlugin)
+        yield failed(subject, str(spec), "" if said else remedy)
         return
     if isinstance(spec, CheckpointSpec):
         yield passed(subject, provider)

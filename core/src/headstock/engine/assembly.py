@@ -119,7 +119,7 @@ def attention(material: Material, buffers: Buffers) -> PhaseRouter:
         LayerInfo(index=layer.index, group=layer.group, scale=layer.scale, window=layer.window, softcap=layer.softcap)
         for layer in material.model.layers
     )
-    return PhaseRouter(built[Phase.PREFILL], built[Phase.DECODE], layers)
+    return PhaseRouter(built[Phase.PREFILL], built[Phase.DECODE], layers, config.debug_invariants)
 
 
 def backend_of(spec: AttentionSpec, context: AttentionContext) -> AttentionBackend:

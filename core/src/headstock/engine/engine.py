@@ -18,7 +18,7 @@ from headstock.engine.news import news
 from headstock.engine.summary import EngineStats, EngineSummary, count, summarize
 from headstock.engine.update import Update
 from headstock.engine.worker import WorkerThread
-from headstock.errors import CapacityError, EngineDied, PluginBroken, RequestError, shown
+from headstock.errors import CapacityError, EngineDied, PluginBroken, RequestError, place, shown
 from headstock.logs import event
 from headstock.record.file import check_writable
 from headstock.record.header import describe
@@ -209,7 +209,8 @@ class Engine:
             raise EngineDied(f"the scheduler contradicts itself: {error}; {said}") from error
         except Exception as error:
             said = self.recorder.died(events, error)
-            raise EngineDied(f"the scheduler failed: {type(error).__name__}; {said}") from error
+            what = f"{type(error).__name__}: {shown(error)}"
+            raise EngineDied(f"scheduling failed in {place(error)}: {what}; {said}") from error
         self.recorder.step(events, state, plan)
         return state, plan
 
@@ -243,7 +244,8 @@ class Engine:
         raises: the error itself when it says that the engine cannot go on; EngineDied when the device is lost
         """
         said = self.recorder.report()
-        LOG.error(event("step failed", step=plan.number, rows=len(plan.rows), recording=said), exc_info=error)
+        facts = {"step": plan.number, "rows": len(plan.rows), "at": place(error), "recording": said}
+        LOG.error(event("step failed", **facts), exc_info=error)
         if isinstance(error, EngineDied):
             raise error
         self.lost = True  # until it answers

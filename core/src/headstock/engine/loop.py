@@ -79,7 +79,7 @@ class Loop:
     def check_alive(self) -> None:
         """Raise EngineDied when no request can be served any more."""
         if self.failure is not None:
-            raise EngineDied(f"the engine stopped: {self.failure}")
+            raise EngineDied(f"the engine stopped: {self.failure}") from self.failure
         if self.closing:
             raise EngineDied("the engine is closed; make a new one")
 

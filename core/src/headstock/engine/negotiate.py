@@ -51,7 +51,7 @@ def negotiate(config: EngineConfig, parts: Parts, model: ModelConfig, dtype: str
     page_size = 0 if contiguous else agree_page_size(config, claims, env)
     shareable = len(model.kv_groups) == 1 and model.kv_groups[0].kind in parts.cache.capabilities.kinds
     against = no_reuse(config, parts) or ("" if shareable or contiguous else "the model's KV groups")
-    narrowing = [who for who, sizes in claims.items() if sizes != IntSet.all()]
+    narrowing = [who for who, sizes in claims.items() if sizes != IntSet.all() and page_size != config.page_size]
     storage = (str(page_size), ", ".join(narrowing) or f"--page-size {config.page_size}")
     sharing = ("on", f"--cache-type {parts.cache.name}")
     if contiguous:

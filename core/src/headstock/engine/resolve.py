@@ -114,7 +114,7 @@ def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: 
     lacking = query.phases - capabilities.phases
     if lacking:
         reject("phase", f"it does not do {', '.join(sorted(phase.value for phase in lacking))}", "Name two backends.")
-    dtypes = {(q, kv) for q, kv, _ in capabilities.dtypes}
+    dtypes = {(q, kv) for q, kv, out in capabilities.dtypes if out == q}  # what comes out goes where q came from
     if (query.q_dtype, query.kv_dtype) not in dtypes:
         known = ", ".join(sorted(f"{q} with {kv} KV" for q, kv in dtypes))
         hint = "Use --kv-dtype auto." if (query.q_dtype, query.q_dtype) in dtypes else "Change --dtype or --kv-dtype."

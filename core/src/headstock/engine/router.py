@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -12,11 +14,12 @@ from headstock.spi import Attend, AttentionBackend, LayerInfo
 
 @frozen(eq=False)
 class PhaseRouter:
-    """The backends by phase; one instance may serve both."""
+    """The backends by phase; one instance may serve both. With `check`, what a backend leaves unwritten is NaN."""
 
     prefill: AttentionBackend
     decode: AttentionBackend
     layers: tuple[LayerInfo, ...]
+    check: bool = False
 
     def attend(self, step: Step) -> Attend:
         """Attention over the step's rows, planned once for all layers."""
@@ -26,6 +29,8 @@ class PhaseRouter:
 
         def attend(q: Tensor, index: int) -> Tensor:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            if self.check:
+                out.fill_(math.nan)
             layer = self.layers[index]
             if extend is None:
                 self.decode.forward(q, layer, decode, out)

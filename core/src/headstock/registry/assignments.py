@@ -74,7 +74,10 @@ def option_fields(spec: PluginSpec) -> dict[str, attrs.Attribute[Any]]:
 
 
 def convert(spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str, text: str) -> Any:
-    """`text` as the field's type.   raises: UsageError"""
+    """`text` as the field's type; as it is for a field of another type whose converter will read it.
+
+    raises: UsageError, PluginBroken when the field takes no text
+    """
     if name not in fields:
         known = ", ".join(fields)
         raise UsageError(
@@ -82,6 +85,11 @@ def convert(spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str
         )
     try:
         return as_type(fields[name].type, text)
+    except TypeError as error:
+        if fields[name].converter is not None:
+            return text
+        wanted = "int, float, bool, str, Literal, an enum, one of these and None, or a converter"
+        raise PluginBroken(f"{origin(spec)}: no text can be read for its option {name!r}: {error} {wanted}") from error
     except ValueError as error:
         raise UsageError(f"--opt {spec.name}.{name}: got {shown(text)!r}, wanted {error}") from error
 
@@ -89,7 +97,7 @@ def convert(spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str
 def as_type(wanted: Any, text: str) -> Any:
     """`text` as a bool, int, finite float, str, Literal, Enum or a union of these.
 
-    raises: ValueError whose text is what was wanted
+    raises: ValueError whose text is what was wanted; TypeError for any other type
     """
     origin_type, members = typing.get_origin(wanted), typing.get_args(wanted)
     if origin_type in (typing.Union, types.UnionType):
@@ -106,7 +114,9 @@ def as_type(wanted: Any, text: str) -> Any:
         )
     if wanted in (int, float):
         return number(wanted, text)
-    return text
+    if wanted is str:
+        return text
+    raise TypeError(f"it is of type {wanted}, wanted")
 
 
 def first_that_fits(members: Sequence[Any], text: str) -> Any:

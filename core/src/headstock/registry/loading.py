@@ -42,6 +42,10 @@ SPECS: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
 }
 
 
+MOST = 240
+"""Characters of a plugin's own exception that are shown: what it misses comes last in Python's texts."""
+
+
 class Driver(DriverManager[Any]):
     """stevedore's driver of one plugin that was just found: every failure to load it is raised as PluginBroken."""
 
@@ -65,10 +69,15 @@ class Driver(DriverManager[Any]):
         return self.extensions[0].obj
 
 
+def reason(error: BaseException) -> str:
+    """An exception of a plugin's as error texts show it; of one of attrs' validators the sentence alone."""
+    text = error.args[0] if type(error) in (TypeError, ValueError) and len(error.args) > 1 else error
+    return f"{type(error).__name__}: {shown(text, MOST)}"
+
+
 def failure(plugin: Installed, error: BaseException) -> str:
     """What is said of a plugin that raised while it was loaded."""
-    reason = f"{type(error).__name__}: {shown(error)}"
-    return f"{plugin} failed to load: {reason}; repair it or remove it with: pip uninstall {plugin.distribution}"
+    return f"{plugin} failed to load: {reason(error)}; repair it or remove it with: pip uninstall {plugin.distribution}"
 
 
 def spec(kind: str, name: str) -> Any:
@@ -128,7 +137,7 @@ def made(spec: PluginSpec, base: type, *parts: Any, expected: tuple[type[Excepti
     except (Exception, SystemExit) as error:
         if isinstance(error, (HeadstockError, *expected)):
             raise
-        raise PluginBroken(f"{origin(spec)}: it could not be made: {type(error).__name__}: {shown(error)}") from error
+        raise PluginBroken(f"{origin(spec)}: it could not be made: {reason(error)}") from error
     if not isinstance(found, base):
         raise PluginBroken(f"{origin(spec)}: {spec.implementation} made {shown(found)}, which is no {base.__name__}")
     return found
@@ -140,8 +149,7 @@ def imported(spec: PluginSpec, path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {shown(error)}"
-        raise PluginBroken(f"{origin(spec)}: {path} cannot be imported: {reason}") from error
+        raise PluginBroken(f"{origin(spec)}: {path} cannot be imported: {reason(error)}") from error
 
 
 def origin(spec: PluginSpec) -> str:

@@ -8,10 +8,10 @@ from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
-from attrs.validators import deep_iterable, instance_of
+from attrs.validators import deep_iterable, instance_of, optional
 
 from headstock.spi.environment import DeviceRange
-from headstock.spi.plugin import PluginSpec
+from headstock.spi.plugin import PluginSpec, check_path
 from headstock.spi.sets import IntSet
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ class AttentionSpec(PluginSpec):
     `(AttentionQuery, DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]` that may only narrow `capabilities`.
     """
 
-    capabilities: AttentionCapabilities
-    resolve: str | None = None
+    capabilities: AttentionCapabilities = field(validator=instance_of(AttentionCapabilities))
+    resolve: str | None = field(default=None, validator=optional(check_path))
 
 
 @frozen(kw_only=True)
@@ -164,7 +164,9 @@ class AttentionStep:
 class LayerInfo:
     """What a backend must know of the layer it serves.
 
-    `window` is the number of latest tokens a query sees, itself included (None = all); `softcap` is 0 for none.
+    `index` is its key in `AttentionContext.pools`, `group` its place in `AttentionStep.page_tables`. `window` is the
+    number of latest tokens a query sees, itself included (None = all); `softcap` is 0 for none. Scores are the
+    products times `scale * k_scale`, the output is times `v_scale`; nothing sets `k_scale`, `v_scale` and `sinks` yet.
     sinks: [heads] float32 or None
     """
 
@@ -195,7 +197,7 @@ class AttentionBackend(ABC):
     @abstractmethod
     def forward(self, q: Tensor, layer: LayerInfo, plan: Any, out: Tensor, lse: Tensor | None = None) -> None:
         """Write causal attention of the step's queries over their rows' pages to `out`: no sync, no device-to-host
-        read.
+        read. `out` is of q's type, and what it holds before is undefined.
 
         q: [tokens, heads, head_dim]
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm, only with Feature.LSE
@@ -203,7 +205,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def memory_bytes(self) -> int:
-        """Bytes of device memory that the backend holds for itself."""
+        """Bytes of device memory that the backend holds for itself. For tests: the engine measures what is taken."""
 
     @abstractmethod
     def close(self) -> None:

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import instance_of
 
 from headstock.spi.plugin import PluginSpec
 from headstock.spi.sets import IntSet
@@ -32,7 +33,7 @@ class CacheCapabilities:
 class CacheSpec(PluginSpec):
     """A cache policy as its entry point returns it; `implementation` names a `CachePolicy`."""
 
-    capabilities: CacheCapabilities
+    capabilities: CacheCapabilities = field(validator=instance_of(CacheCapabilities))
 
 
 @frozen(eq=False)

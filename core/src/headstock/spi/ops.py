@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import instance_of
 
 from headstock.spi.environment import DeviceRange
 from headstock.spi.plugin import PluginSpec
@@ -50,7 +51,7 @@ class OpsCapabilities:
 class OpsSpec(PluginSpec):
     """A set of operations as its entry point returns it; `implementation` names an `Ops`."""
 
-    capabilities: OpsCapabilities
+    capabilities: OpsCapabilities = field(validator=instance_of(OpsCapabilities))
 
 
 class Ops(ABC):

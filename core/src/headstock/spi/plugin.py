@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from attrs import field, frozen
-from attrs.validators import deep_iterable, instance_of
+from attrs.validators import deep_iterable, instance_of, optional
 
 from headstock.spi.versions import SpiRange
 
@@ -15,7 +15,7 @@ NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 def check_path(instance: object, attribute: object, value: str) -> None:
     """Raise ValueError unless `value` reads `package.module:attribute`."""
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
         raise ValueError(f"wanted a dotted path like 'package.module:Name', got {value!r}")
 
 
@@ -51,9 +51,9 @@ class PluginSpec:
     `options` that of an attrs class whose fields are the plugin's own options (`--opt name.field=value`).
     """
 
-    name: str
-    spi: SpiRange
-    summary: str
+    name: str = field(validator=instance_of(str))
+    spi: SpiRange = field(validator=instance_of(SpiRange))
+    summary: str = field(validator=instance_of(str))
     implementation: str = field(validator=check_path)
     requires: tuple[Require, ...] = field(default=(), validator=deep_iterable(instance_of(Require), instance_of(tuple)))
-    options: str | None = None
+    options: str | None = field(default=None, validator=optional(check_path))

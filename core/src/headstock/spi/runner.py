@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import field, frozen
+from attrs.validators import instance_of
 
 from headstock.spi.attention import GraphSupport, Planning
 from headstock.spi.environment import DeviceRange
@@ -37,7 +38,7 @@ class RunnerCapabilities:
 class RunnerSpec(PluginSpec):
     """A runner as its entry point returns it; `implementation` names a `Runner`."""
 
-    capabilities: RunnerCapabilities
+    capabilities: RunnerCapabilities = field(validator=instance_of(RunnerCapabilities))
 
 
 @frozen(kw_only=True, eq=False)

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from headstock.errors import ModelError, shown
+from headstock.errors import ModelError, PluginBroken, shown
 from headstock.spi import ModelConfig, Params, ParamSpec, Weight
 from headstock.weights.checkpoint import Checkpoint, Piece, plan
 
@@ -130,8 +130,16 @@ def noise(
 
 
 def prepared(tensors: dict[str, Tensor], prepare: Prepare) -> dict[str, Weight]:
-    """The tensors as weights, each `NAME.bias` inside that of NAME, prepared.   writes: tensors, emptied"""
+    """The tensors as weights, each `NAME.bias` inside that of NAME, prepared.
+
+    writes: tensors, emptied
+    raises: PluginBroken when `prepare` makes anything but a Weight
+    """
     biases = {name: tensors.pop(name) for name in list(tensors) if name.endswith(".bias")}
-    return {
-        name: prepare(name, Weight(tensor=tensors.pop(name), bias=biases.get(f"{name}.bias"))) for name in list(tensors)
-    }
+    weights = {}
+    for name in list(tensors):
+        weights[name] = prepare(name, Weight(tensor=tensors.pop(name), bias=biases.get(f"{name}.bias")))
+        if not isinstance(weights[name], Weight):
+            who, made = getattr(prepare, "__qualname__", "prepare"), type(weights[name]).__name__
+            raise PluginBroken(f"operations: {who}({name!r}) returned a {made}; wanted a headstock.spi.Weight")
+    return weights
