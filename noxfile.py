@@ -34,7 +34,7 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 # start hundreds of processes, each of which would compile every module anew where bytecode may not be kept.
 SWIFT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 # Modules are compiled when they are first imported, which few of a library's are: it is half of pip's time otherwise.
-LATER = {"PIP_NO_COMPILE": "1"}
+LATER = "--no-compile"
 # A test that waits for ever says where each of its threads is and fails, and the others go on.
 LIMITED = ("-o", "faulthandler_timeout=200", "-o", "faulthandler_exit_on_timeout=true")
 TWO = ("-n", "2", "--dist", "worksteal", *LIMITED)
@@ -45,7 +45,6 @@ LIGHT = ("attrs", "numpy", "packaging", "rich", "stevedore")
 @nox.session(requires=["build"])
 def run(session: nox.Session) -> None:
     """Start `headstock run` with the arguments after `--`, every member installed from its wheel."""
-    session.env.update(LATER)
     install_wheels(session, MEMBERS)
     session.run("headstock", "run", *session.posargs, env={"PYTHONDONTWRITEBYTECODE": ""})
 
@@ -87,7 +86,6 @@ def docs(session: nox.Session) -> None:
 @nox.parametrize("name", [nox.param(name, id=name) for name in BACKENDS])
 def backend(session: nox.Session, name: str) -> None:
     """Run one backend's tests in a clean environment with the wheels of core, that backend and what its tests serve."""
-    session.env.update(LATER)
     served = [ROOT / each for each in ("core", "plugins/naive-cache", "models/qwen", "models/demo")]
     install_wheels(session, [BACKENDS[name], *served], "tests")
     session.run(
@@ -173,10 +171,9 @@ def dev(session: nox.Session) -> None:
     needed = digest([CONSTRAINTS, ROOT / "pyproject.toml", *(member / "pyproject.toml" for member in MEMBERS)])
     if needed == remembered(session):
         return
-    session.env.update(LATER)
-    session.install("-q", "-c", str(CONSTRAINTS), *nox.project.dependency_groups(GROUPS, "dev"))
+    session.install("-q", LATER, "-c", str(CONSTRAINTS), *nox.project.dependency_groups(GROUPS, "dev"))
     editables = [argument for member in MEMBERS for argument in ("-e", str(member))]
-    session.install("-q", "-c", str(CONSTRAINTS), "--no-build-isolation", *editables)
+    session.install("-q", LATER, "-c", str(CONSTRAINTS), "--no-build-isolation", *editables)
     remember(session, needed)
 
 
@@ -208,7 +205,7 @@ def install_wheels(session: nox.Session, members: Iterable[Path], *groups: str) 
     if before:  # the version numbers are the same, so pip would keep the old wheels
         session.install("-q", "--no-deps", "--force-reinstall", *map(str, wheels))
     requirements = [*map(str, wheels), *nox.project.dependency_groups(GROUPS, *groups)] if groups else map(str, wheels)
-    session.install("-q", "-c", str(CONSTRAINTS), *requirements)
+    session.install("-q", LATER, "-c", str(CONSTRAINTS), *requirements)
     remember(session, needed)
 
 
