@@ -46,7 +46,8 @@ LIGHT = ("attrs", "numpy", "packaging", "rich", "stevedore")
 def run(session: nox.Session) -> None:
     """Start `headstock run` with the arguments after `--`, every member installed from its wheel."""
     install_wheels(session, MEMBERS)
-    session.run("headstock", "run", *session.posargs, env={"PYTHONDONTWRITEBYTECODE": ""})
+    kept = {"PYTHONDONTWRITEBYTECODE": ""}  # or a second start would compile everything anew
+    session.run("headstock", "run", *session.posargs, env=kept)
 
 
 @nox.session(venv_backend="none", requires=["dev"])

@@ -89,6 +89,15 @@ def shown(value: object, most: int = 64) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def reason(error: BaseException) -> str:
+    """An exception as error texts show it: its type and 240 characters, since Python names what is missing last.
+
+    Of one that an attrs validator raised only the sentence.
+    """
+    text = error.args[0] if type(error) in (TypeError, ValueError) and len(error.args) > 1 else error
+    return f"{type(error).__name__}: {shown(text, 240)}"
+
+
 def place(error: BaseException) -> str:
     """Where an exception was raised, as FUNCTION (FILE:LINE); nothing for one that was never raised."""
     frames = list(traceback.walk_tb(error.__traceback__))

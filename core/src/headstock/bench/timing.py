@@ -9,7 +9,7 @@ from typing import Protocol
 from attrs import field, frozen
 
 from headstock.bench.workloads import Workload
-from headstock.errors import shown
+from headstock.errors import reason
 
 Tokens = tuple[tuple[int, ...], ...]
 """The requested output tokens of every request, in order."""
@@ -81,7 +81,7 @@ def warm_up(contestant: Contestant, workload: Workload) -> str | None:
     try:
         contestant.run(workload)
     except Exception as error:
-        return f"{type(error).__name__}: {shown(error)}"
+        return reason(error)
     return None
 
 

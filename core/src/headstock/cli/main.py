@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from headstock.cli.process import CANNOT_WRITE, Terminated, drop_output, expand_memory, leave, open_streams, terminable
-from headstock.errors import HeadstockError, PluginBroken, UsageError, shown
+from headstock.errors import HeadstockError, PluginBroken, UsageError, reason, shown
 
 VERBS: Mapping[str, str] = MappingProxyType(
     {
@@ -80,7 +80,7 @@ def report(error: BaseException) -> int:
             return UNWRITTEN
         case _:
             hint = f"'headstock -v ...' or {TRACEBACK}=1 shows where"
-            say(f"failed in a way it should not: {type(error).__name__}: {shown(error)}; {hint}")
+            say(f"failed in a way it should not: {reason(error)}; {hint}")
             return DIED
 
 

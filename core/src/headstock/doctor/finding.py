@@ -7,7 +7,7 @@ from enum import Enum
 
 from attrs import frozen
 
-from headstock.errors import CannotRun, shown
+from headstock.errors import CannotRun, reason
 
 
 class Status(Enum):
@@ -56,6 +56,6 @@ def findings(subject: str, check: Check) -> list[Finding]:
     try:
         found.extend(check())
     except (Exception, SystemExit) as error:
-        text, code = f"{type(error).__name__}: {shown(error)}", getattr(error, "exit_code", CannotRun.exit_code)
+        text, code = reason(error), getattr(error, "exit_code", CannotRun.exit_code)
         found.append(failed(subject, text, "the check itself broke off here", code))
     return found

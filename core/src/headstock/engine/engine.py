@@ -18,7 +18,7 @@ from headstock.engine.news import news
 from headstock.engine.summary import EngineStats, EngineSummary, count, summarize
 from headstock.engine.update import Update
 from headstock.engine.worker import WorkerThread
-from headstock.errors import CapacityError, EngineDied, PluginBroken, RequestError, place, shown
+from headstock.errors import CapacityError, EngineDied, PluginBroken, RequestError, place, reason, shown
 from headstock.logs import event
 from headstock.record.file import check_writable
 from headstock.record.header import describe
@@ -209,8 +209,7 @@ class Engine:
             raise EngineDied(f"the scheduler contradicts itself: {error}; {said}") from error
         except Exception as error:
             said = self.recorder.died(events, error)
-            what = f"{type(error).__name__}: {shown(error)}"
-            raise EngineDied(f"scheduling failed in {place(error)}: {what}; {said}") from error
+            raise EngineDied(f"scheduling failed in {place(error)}: {reason(error)}; {said}") from error
         self.recorder.step(events, state, plan)
         return state, plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import fields, frozen
 
 from headstock import registry
-from headstock.errors import CannotRun, PluginBroken, shown
+from headstock.errors import CannotRun, PluginBroken, reason, shown
 from headstock.spi import (
     AttentionCapabilities,
     AttentionQuery,
@@ -83,8 +83,7 @@ def answered(
     try:
         answer = function(query, env)
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {shown(error)}"
-        raise PluginBroken(f"attention plugin {spec.name!r}: its resolve raised {reason}") from error
+        raise PluginBroken(f"attention plugin {spec.name!r}: its resolve raised {reason(error)}") from error
     if isinstance(answer, AttentionCapabilities):
         return answer
     if isinstance(answer, tuple | list) and answer and all(isinstance(each, Rejection) for each in answer):

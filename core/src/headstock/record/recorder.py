@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-from headstock.errors import shown
+from headstock.errors import reason, shown
 from headstock.logs import event
 from headstock.record.block import BlockWriter
 from headstock.record.file import opened, write_all, write_end, write_start, write_steps
@@ -72,7 +72,7 @@ class Recorder:
 
     def died(self, events: Sequence[Event], error: BaseException) -> str:
         """Remember the step that raised, and write down what is remembered: what to tell the user of it."""
-        self.note(Noted(time.perf_counter_ns(), events, None, error=f"{type(error).__name__}: {shown(error)}"))
+        self.note(Noted(time.perf_counter_ns(), events, None, error=reason(error)))
         return self.report()
 
     def report(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from stevedore.driver import DriverManager
 from stevedore.extension import Extension
 
-from headstock.errors import HeadstockError, PluginBroken, SpiMismatch, shown
+from headstock.errors import HeadstockError, PluginBroken, SpiMismatch, reason, shown
 from headstock.registry.entries import Installed, find, group, installed, noun
 from headstock.spi import (
     SPI,
@@ -42,10 +42,6 @@ SPECS: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
 }
 
 
-MOST = 240
-"""Characters of a plugin's own exception that are shown: what it misses comes last in Python's texts."""
-
-
 class Driver(DriverManager[Any]):
     """stevedore's driver of one plugin that was just found: every failure to load it is raised as PluginBroken."""
 
@@ -67,12 +63,6 @@ class Driver(DriverManager[Any]):
     def spec(self) -> object:
         """What the entry point's function returned."""
         return self.extensions[0].obj
-
-
-def reason(error: BaseException) -> str:
-    """An exception of a plugin's as error texts show it; of one of attrs' validators the sentence alone."""
-    text = error.args[0] if type(error) in (TypeError, ValueError) and len(error.args) > 1 else error
-    return f"{type(error).__name__}: {shown(text, MOST)}"
 
 
 def failure(plugin: Installed, error: BaseException) -> str:

@@ -53,15 +53,13 @@ class DeviceRange:
         )
 
     def __str__(self) -> str:
-        if self.lowest is None and self.highest is None:
-            return self.device
-        low, high = (f"sm_{c[0]}{c[1]}" if c else "" for c in (self.lowest, self.highest))
-        return (
-            f"{self.device} {low}"
-            if low == high
-            else f"{self.device} {low} to {high}"
-            if low and high
-            else f"{self.device} from {low}"
-            if low
-            else f"{self.device} up to {high}"
-        )
+        match [f"sm_{c[0]}{c[1]}" if c else None for c in (self.lowest, self.highest)]:
+            case [None, None]:
+                return self.device
+            case [None, high]:
+                return f"{self.device} up to {high}"
+            case [low, None]:
+                return f"{self.device} from {low}"
+            case [low, high]:
+                return f"{self.device} {low}" if low == high else f"{self.device} {low} to {high}"
+        raise AssertionError("a range has two ends")
