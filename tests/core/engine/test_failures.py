@@ -16,6 +16,7 @@ from headstock.engine.update import Update
 from headstock.errors import EngineDied, PluginBroken
 from headstock.schedule.check import check
 from headstock.spi import Batch, Choice, LayerInfo, Runner, Sample
+from headstock_radix_cache.policy import RadixCache
 from headstock_sdpa.backend import SdpaBackend
 
 from .demo import SMALL, drain, request, tokens
@@ -91,6 +92,18 @@ def test_a_step_that_raises_says_where(engine: Engine, caplog: pytest.LogCapture
     drain(engine, request("a"))
     (line,) = (each for each in caplog.messages if "step failed" in each)
     assert f'at="Faulty.run ({__file__}:' in line
+
+
+def test_a_cache_policy_that_raises_ends_the_engine_and_is_named(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(self: RadixCache, *arguments: Any, **named: Any) -> None:
+        raise RuntimeError("no such prefix")
+
+    monkeypatch.setattr(RadixCache, "match", lost)
+    said = rf"scheduling failed in .*lost \({__file__}:\d+\): RuntimeError: no such prefix"
+    with pytest.raises(EngineDied, match=said):
+        drain(engine, request("a"))
 
 
 def test_an_attention_that_writes_nothing_is_noticed_when_invariants_are_looked_at(
