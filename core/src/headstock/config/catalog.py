@@ -19,7 +19,7 @@ CONFIG = Setting(
     name="config",
     flag="--config",
     kind=Text(form="FILE"),
-    help="a file of settings, TOML or JSON (by its ending .json)",
+    help="a file of settings: TOML, or by its ending JSON (.json) or YAML (.yaml, .yml)",
     aliases={},
     default=None,
     default_text="none",

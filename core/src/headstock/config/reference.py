@@ -16,7 +16,7 @@ PAGE = Template("""\
 # Configuration
 
 Every setting is one thing under four names: a flag (`--page-size 32`), an environment variable
-(`HEADSTOCK_PAGE_SIZE=32`), a key of a TOML or JSON file (`page_size = 32`), and a keyword of the Python API
+(`HEADSTOCK_PAGE_SIZE=32`), a key of a TOML, JSON or YAML file (`page_size = 32`), and a keyword of the Python API
 (`LLM(page_size=32)`). Sampling settings are the exception in Python, where they belong to `SamplingParams`; the keyword
 of `--engine-seed` is `seed` or `engine_seed`.
 
@@ -28,6 +28,8 @@ The order is flag (or keyword), environment, file, preset, default: the first th
 - An empty environment variable counts as not set. `LOG_LEVEL` stands for `HEADSTOCK_LOG_LEVEL` where that is not set.
 - Switches take `on`, `off`, `1`, `0`, `true`, `false`; `--no-overlap` is `--overlap off`, and `no_overlap = true`
   says so in a file.
+- YAML is read by the rules of YAML 1.2, so that `off` is a word and `010` is ten. A key that comes twice, an alias
+  (`*name`) and a tag are errors.
 - Options of a plugin may also be tables in a file: `[opt.fa]` with `num_splits = 4` is `--opt fa.num_splits=4`.
 - At most one of $sizes
   may be given. One of a higher rank replaces one of a lower rank.

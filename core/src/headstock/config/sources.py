@@ -48,6 +48,9 @@ class Given:
 
 Source = Mapping[str, Given]
 
+FORMS = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML"}
+"""The ending of a file's name -> the form of its settings; any other name is TOML's."""
+
 
 def from_environment(environ: Mapping[str, str]) -> tuple[Source, tuple[str, ...]]:
     """What `HEADSTOCK_*` variables (and LOG_LEVEL) set, and a line for each that looks misspelt. Empty means unset."""
@@ -81,7 +84,10 @@ def once(source: Source, given: Given, over: str | None = None) -> Given:
 
 
 def from_file(path: str) -> Source:
-    """What a TOML or JSON file sets.   raises: ModelError when it cannot be read; UsageError for an unknown key"""
+    """What a TOML, JSON or YAML file sets.
+
+    raises: ModelError when it cannot be read; UsageError for an unknown key
+    """
     source: dict[str, Given] = {}
     for word, raw in read_table(Path(path)).items():
         name = lookup(word, names(), path)
@@ -94,17 +100,30 @@ def from_file(path: str) -> Source:
 
 def read_table(path: Path) -> Mapping[str, Any]:
     """The top-level table of a file.   raises: ModelError"""
-    form = "JSON" if path.suffix.lower() == ".json" else "TOML"
+    form = FORMS.get(path.suffix.lower(), "TOML")
     try:
-        text = path.read_bytes().decode()
-        table = json.loads(text, object_pairs_hook=distinct) if form == "JSON" else tomllib.loads(text)
+        table = parse(form, path.read_bytes().decode())
     except OSError as error:
         raise ModelError(f"--config {shown(path)}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"--config {shown(path)}: not valid {form}: {shown(error)}") from None
+        raise ModelError(f"--config {shown(path)}: not valid {form}: {shown(error, 120)}") from None
     if not isinstance(table, dict):
-        raise ModelError(f"--config {shown(path)}: wanted a JSON object of settings, found {type(table).__name__}")
+        what = "a JSON object" if form == "JSON" else "a mapping"
+        raise ModelError(f"--config {shown(path)}: wanted {what} of settings, found {type(table).__name__}")
     return table
+
+
+def parse(form: str, text: str) -> object:
+    """The value that `text` spells in TOML, JSON or YAML.   raises: ValueError, RecursionError"""
+    match form:
+        case "JSON":
+            return json.loads(text, object_pairs_hook=distinct)
+        case "YAML":
+            from headstock.config.yaml_file import read_yaml  # only here: not every start reads a file
+
+            return read_yaml(text)
+        case _:
+            return tomllib.loads(text)
 
 
 def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -1,0 +1,76 @@
+"""Settings in YAML: plain data only, by YAML 1.2's rules for plain words, each key once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import yaml
+
+from headstock.errors import kind, shown
+
+DECIMAL = r"-?(0|[1-9][0-9]*)"
+SCALARS = {
+    "null": (r"~|null|Null|NULL|", ("~", "n", "N", "")),
+    "bool": (r"true|True|TRUE|false|False|FALSE", tuple("tTfF")),
+    "int": (DECIMAL, tuple("-0123456789")),
+    "float": (
+        rf"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|{DECIMAL}[eE][-+]?[0-9]+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        tuple("-+.0123456789"),
+    ),
+}
+"""Tag -> which plain words have it, and their first characters; all others are text.
+
+YAML 1.1, which PyYAML reads by itself, takes `off` for false, 010 for 8, 1:30 for 90 and 2026-11-22 for a date.
+"""
+
+
+class Loader(yaml.SafeLoader):
+    """Plain values; a key that comes twice, one that is no text and an alias are errors.
+
+    An alias is refused because a few of them, nested, stand for more data than fits any memory.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # the stubs take it for an instance's
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            said = f"an alias (*{shown(event.anchor)}) is not supported; write the value out"
+            raise yaml.composer.ComposerError(None, None, said, event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_table(self, node: yaml.MappingNode) -> Iterator[dict[str, Any]]:
+        """The mapping, first empty and then filled, as PyYAML wants it of what can hold itself."""
+        table: dict[str, Any] = {}
+        yield table
+        for key_node, value_node in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                self.refuse(f"a key must be text, found {kind(key)}", key_node)
+            if key in table:
+                self.refuse(f"key {shown(key)} comes twice", key_node)
+            table[key] = self.construct_object(value_node, deep=True)
+
+    def refuse(self, said: str, node: yaml.Node) -> None:
+        """Raise the error of a node."""
+        raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+
+
+for _name, (_words, _first) in SCALARS.items():
+    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_words})\Z"), list(_first))
+Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_table)
+
+
+def read_yaml(text: str) -> Any:
+    """The value of the one document in `text`; an empty mapping where there is none.   raises: ValueError"""
+    try:
+        value = Loader(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f", at line {mark.line + 1}, column {mark.column + 1}"
+        raise ValueError(f"{shown(error.problem)}{where}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(shown(error)) from error
+    return {} if value is None else value
