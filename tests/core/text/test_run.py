@@ -132,3 +132,25 @@ def test_help_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=150, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--prompt" in done.stdout and "--attn" in done.stdout
+
+
+def test_a_dash_reads_json_lines_from_standard_input(run: Run) -> None:
+    lines = b'{"prompt": "hello", "max_tokens": 1, "ignore_eos": true}\n\n{bad\n{"prompt_token_ids": [9, 8]}\n'
+    code, out, err = run("--input", "-", "--json", "--quiet", "-p", "fox", stdin=lines, script=hello)
+    found = [json.loads(line) for line in out.splitlines()]
+    assert code == 1 and err.startswith("headstock: standard input:3: not valid JSON: Expecting property name")
+    assert [(entry["where"], entry["request"]) for entry in found if "text" in entry] == [
+        ("--prompt fox", 1),
+        ("standard input:1", 2),
+        ("standard input:4", 4),
+    ]
+    assert len(found[2]["token_ids"]) == 1
+
+
+def test_a_dash_with_nothing_behind_it_is_one_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = 'headstock: standard input holds no prompts; give one JSON object a line, such as {"prompt": "Hello"}\n'
+    assert run("--input", "-", stdin=b"\n", absent=True) == (2, "", said)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-").write_text('{"prompt": "not this file"}')
+    assert run("--input", "./-", "--quiet", script=hello)[1] == "not this file\n"
+    assert run("--input", "-", "--record", "-", stdin=b"\n", absent=True)[2] == said

@@ -18,6 +18,12 @@ from headstock.text.prompt import checked_salt, parts
 PROMPTS = "--prompt TEXT, --input FILE.jsonl, or text on standard input"
 """Where prompts come from, for error texts."""
 
+STDIN = "-"
+"""What --input names standard input by."""
+
+EXAMPLE = '{"prompt": "Hello"}'
+"""A line of JSON, for error texts."""
+
 
 @frozen(kw_only=True)
 class Ask:
@@ -62,7 +68,7 @@ def from_stdin() -> Ask | Bad:
     raises: UsageError when it is empty, ModelError when it cannot be read as text
     """
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
+        text = stdin_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read standard input as UTF-8 text: {shown(error)}") from error
     prompt = text.removesuffix("\n").removesuffix("\r")
@@ -71,19 +77,27 @@ def from_stdin() -> Ask | Bad:
     return from_text("standard input", prompt)
 
 
-def from_file(path: str) -> list[Ask | Bad]:
-    """What each line of a JSON-lines file asks for; empty lines ask for nothing.
+def stdin_bytes() -> bytes:
+    """The whole of standard input.   raises: OSError; UsageError when it is closed"""
+    if sys.stdin is None:
+        raise UsageError("standard input is closed; give --prompt TEXT or --input FILE.jsonl")
+    return sys.stdin.buffer.read()
 
-    raises: ModelError when the file cannot be read, UsageError when there is nothing in it
+
+def from_lines(path: str) -> list[Ask | Bad]:
+    """What each line of a JSON-lines file, or of standard input (`-`), asks for; empty lines ask for nothing.
+
+    raises: ModelError when it cannot be read, UsageError when there is nothing in it
     """
+    name = "standard input" if path == STDIN else shown(path)
     try:
-        lines = Path(path).read_bytes().split(b"\n")
+        content = stdin_bytes() if path == STDIN else Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or shown(error)
-        raise ModelError(f"cannot read {shown(path)}: {reason}; give --input a file of JSON lines") from error
-    asks = list(parsed(Path(path).name, lines))
+        raise ModelError(f"cannot read {name}: {reason}; give --input a file of JSON lines") from error
+    asks = list(parsed(name if path == STDIN else Path(path).name, content.split(b"\n")))
     if not asks:
-        raise UsageError(f'{shown(path)} holds no prompts; give one JSON object a line, such as {{"prompt": "Hello"}}')
+        raise UsageError(f"{name} holds no prompts; give one JSON object a line, such as {EXAMPLE}")
     return asks
 
 

@@ -13,7 +13,7 @@ from attrs import evolve
 from headstock.cli.answers import note, show_error
 from headstock.cli.apart import check_apart
 from headstock.cli.batch import Batch
-from headstock.cli.inputs import PROMPTS, Ask, Bad, as_turns, from_file, from_flags, from_stdin
+from headstock.cli.inputs import PROMPTS, STDIN, Ask, Bad, as_turns, from_flags, from_lines, from_stdin
 from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
 from headstock.errors import RequestError, UsageError
@@ -65,7 +65,7 @@ def parser() -> FlagParser:
     section.add_argument(
         "-p", "--prompt", action="append", default=[], metavar="TEXT", help="may be given several times"
     )
-    section.add_argument("--input", metavar="FILE.jsonl", help="one prompt a line, as JSON")
+    section.add_argument("--input", metavar="FILE.jsonl", help="one prompt a line, as JSON; - reads standard input")
     section.add_argument("--chat", action="store_true", help="put each prompt through the model's chat template")
     section.add_argument("--system", metavar="TEXT", help="system message of chats; implies --chat")
     section.add_argument("--json", action="store_true", help="print one JSON line an answer in place of text")
@@ -80,7 +80,8 @@ def check_flags(asked: Namespace, resolved: Resolved) -> None:
 
     raises: UsageError
     """
-    check_apart({"--config": resolved.file, "--input": asked.input, "--record": resolved.engine.record})
+    source = None if asked.input == STDIN else asked.input
+    check_apart({"--config": resolved.file, "--input": source, "--record": resolved.engine.record})
     try:
         check_unicode(asked.system or "", "--system")
         SamplingParams(max_tokens=None).replace(resolved.sampling)
@@ -92,11 +93,11 @@ def everything_asked(asked: Namespace) -> list[Ask | Bad] | None:
     """The prompts in their order; None when there are none and a terminal waits.   raises: UsageError, ModelError"""
     asks = from_flags(asked.prompt)
     if asked.input is not None:
-        asks += from_file(asked.input)
+        if asked.input == STDIN and sys.stdin is not None and sys.stdin.isatty():
+            note("reading JSON lines from the terminal; Ctrl-D on an empty line ends them")
+        asks += from_lines(asked.input)
     if not asks:
-        if sys.stdin is None:
-            raise UsageError("standard input is closed; give --prompt TEXT or --input FILE.jsonl")
-        if sys.stdin.isatty():
+        if sys.stdin is not None and sys.stdin.isatty():
             if asked.json:
                 raise UsageError(f"--json needs a prompt: give {PROMPTS}")
             return None
