@@ -91,6 +91,17 @@ def test_only_a_process_that_ends_with_its_command_spares_the_collector_a_last_l
     assert done.stdout.splitlines()[-1] == str(frozen)
 
 
+def test_python_m_headstock_is_the_console_script() -> None:
+    def headstock(*arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "headstock", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    assert headstock("--version") == (0, f"headstock {entry.version()}\n", "")
+    code, out, err = headstock("run", "--page-sise", "4")
+    assert (code, out) == (2, "") and err == "headstock: unknown flag --page-sise; did you mean --page-size?\n"
+
+
 def test_a_verb_gets_the_rest_and_gives_the_exit_code(verb: ModuleType) -> None:
     seen = []
     verb.main = lambda arguments: seen.append(arguments) or 1  # type: ignore[attr-defined]
