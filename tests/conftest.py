@@ -6,6 +6,12 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# A deadline would judge how busy the machine is. `@settings(...)` takes the rest from the profile
+# that is loaded when it runs, so this comes before any test module is imported.
+settings.register_profile("headstock", deadline=None)
+settings.load_profile("headstock")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -186,7 +186,7 @@ def test_rows_hold_whole_documents(tokenizer: Tokenizer) -> None:
 
 
 @given(st.text())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     if not re.search(r"<\|(endoftext|im_start|im_end)\|>", text):
         assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text

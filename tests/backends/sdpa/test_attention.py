@@ -51,7 +51,7 @@ def row_lengths(draw: st.DrawFn, phase: Phase, page_size: int) -> list[tuple[int
 @pytest.mark.parametrize("page_size", [1, 3, 16, 128])
 @pytest.mark.parametrize("phase", list(Phase), ids=lambda phase: phase.value)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_every_shape_agrees_with_attention_written_out(
     phase: Phase, page_size: int, dtype: torch.dtype, device: str, data: st.DataObject
 ) -> None:

@@ -138,4 +138,4 @@ class Serving(RuleBasedStateMachine):
 
 
 def test_I12_I13_I15_the_engine_survives_any_treatment_and_nothing_is_left_behind() -> None:
-    run_state_machine_as_test(Serving, settings=settings(max_examples=50, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(Serving, settings=settings(max_examples=50, stateful_step_count=25))

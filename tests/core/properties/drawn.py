@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headstock.schedule import Limits, Request, State
 from headstock_radix_cache.policy import RadixCache
 
-EXAMPLES = settings(max_examples=200, deadline=None)
+EXAMPLES = settings(max_examples=200)
 LONGEST = 48
 """Tokens of a drawn request at most."""
 HEAD = list(range(20))

@@ -65,7 +65,7 @@ def test_T10_a_starved_length_is_served_within_a_bounded_number_of_steps() -> No
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_T10_no_row_waits_longer_than_the_bound(seed: int, count: int, arrivals: bool) -> None:
     rng = np.random.default_rng(seed)
     computed = rng.integers(1, 40, count).astype(np.int32)

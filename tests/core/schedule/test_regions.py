@@ -139,7 +139,7 @@ def test_clearing_frees_the_regions_and_scored_prompts_take_none() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_T16_conversations_of_many_turns_say_what_each_turn_says_alone(seed: int, overlap: bool, two: bool) -> None:
     rng = np.random.default_rng(seed)
     groups = (FULL, window(int(rng.integers(1, 40)))) if two else (FULL,)

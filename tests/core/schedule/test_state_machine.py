@@ -131,4 +131,4 @@ class Scheduling(RuleBasedStateMachine):
 
 
 def test_I6_I7_I12_I13_any_treatment_ends_every_request_once_and_brings_its_pages_back() -> None:
-    run_state_machine_as_test(Scheduling, settings=settings(max_examples=200, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(Scheduling, settings=settings(max_examples=200, stateful_step_count=25))

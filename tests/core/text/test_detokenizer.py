@@ -25,14 +25,14 @@ def streamed(tokenizer: Tokenizer, tokens: list[int], skip: bool) -> list[str]:
     return [*(detokenizer.feed_one(token) for token in tokens), detokenizer.finish()]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data(), skip=st.booleans())
 def test_stream_equals_decode_of_all_tokens(either: Tokenizer, data: st.DataObject, skip: bool) -> None:
     tokens = data.draw(st.lists(st.integers(0, either.vocab_size + 2), max_size=60))
     assert "".join(streamed(either, tokens, skip)) == either.decode(tokens, skip_special_tokens=skip)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), texts=st.lists(st.sampled_from(TEXTS), max_size=12))
 def test_stream_of_cut_texts_equals_decode(either: Tokenizer, data: st.DataObject, texts: list[str]) -> None:
     tokens = either.encode("".join(texts))

@@ -57,7 +57,7 @@ def test_a_stop_string_waits_for_min_tokens(scripted: Make, tokenizer: Tokenizer
     assert (answer.text, answer.stop_reason) == ("abab", "ab")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.text("ab 日😀é", min_size=1, max_size=20),
     stops=st.lists(st.text("ab 日😀", min_size=1, max_size=3), max_size=3),
