@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock import sampling_params as limits
+from headstock import sampling_checks as limits
 from headstock.errors import RequestError
 from headstock.sampling_params import SamplingParams
 

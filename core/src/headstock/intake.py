@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from headstock.errors import RequestError, kind, shown
 from headstock.job import Job
-from headstock.sampling_params import SamplingParams, check_priority
+from headstock.sampling_checks import check_priority
+from headstock.sampling_params import SamplingParams
 from headstock.text.chat import Message, chat_prompt
 from headstock.text.generation_config import read_generation_config
 from headstock.text.prompt import Prompt, PromptInput, as_prompt, check_ids, check_prompt

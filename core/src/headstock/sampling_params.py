@@ -3,164 +3,49 @@
 from __future__ import annotations
 
 import difflib
-import re
-import sys
-from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral, Real
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
-from attrs import Attribute, evolve, field, fields, frozen
+from attrs import evolve, field, fields, frozen
 
 from headstock.errors import RequestError, shown
-
-MAX_N: Final = 128
-MAX_TEMPERATURE: Final = 2.0
-MAX_PENALTY: Final = 2.0
-MIN_REPETITION: Final = 0.01
-MAX_REPETITION: Final = 100.0
-MAX_STOP_STRINGS: Final = 16
-MAX_STOP_LENGTH: Final = 128  # characters
-MAX_STOP_TOKEN_IDS: Final = 128
-MAX_LOGPROBS: Final = 20
-MAX_LOGIT_BIAS: Final = 1024  # entries
-MAX_BIAS: Final = 100.0
-MAX_ALLOWED_TOKEN_IDS: Final = 1 << 18
-MAX_TOKEN_ID: Final = (1 << 31) - 1
-MAX_COUNT: Final = (1 << 31) - 1  # tokens
-MIN_SEED: Final = -(1 << 63)
-MAX_SEED: Final = (1 << 63) - 1
-DEFAULT_MAX_TOKENS: Final = 100
-LARGEST: Final = sys.float_info.max
-
-Check = Callable[[Any, "Attribute[Any]", Any], None]
-
-
-def refuse(name: str, wanted: str, value: object) -> RequestError:
-    """The one-line error of parameter `name`."""
-    return RequestError(f"{name} must be {wanted}, got {shown(value)}", parameter=name)
-
-
-def is_int(value: Any, low: int, high: int) -> bool:
-    """Whether `value` is an integer (not a bool) in low..high."""
-    return not isinstance(value, bool) and issubclass(type(value), Integral) and bool(low <= value <= high)
+from headstock.sampling_checks import (
+    DEFAULT_MAX_TOKENS,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_COUNT,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_PENALTY,
+    MAX_REPETITION,
+    MAX_SEED,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TEMPERATURE,
+    MIN_REPETITION,
+    MIN_SEED,
+    Range,
+    TokenIds,
+    Whole,
+    biases,
+    refuse,
+    stops,
+    to_bias,
+    to_ids,
+    to_some_ids,
+    to_texts,
+    truth,
+)
 
 
-def is_real(value: Any) -> bool:
-    """Whether `value` is a finite number (not a bool)."""
-    return not isinstance(value, bool) and issubclass(type(value), Real) and bool(-LARGEST <= value <= LARGEST)
+def flagged(text: str, default: str = "", *, flag: str = "", aliases: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Metadata of a field from which its flag, its variable and its key in files are made.
+
+    `default` says what the default means where its value does not; `flag` is made of the field's name when empty.
+    """
+    return {"help": text, "default_text": default, "flag": flag, "aliases": aliases}
 
 
-def check_priority(value: Any) -> int:
-    """A request's priority, when it is one.   raises: RequestError"""
-    if not is_int(value, -MAX_COUNT, MAX_COUNT):
-        raise refuse("priority", "an integer of at most 31 bits", value)
-    return int(value)
-
-
-def whole(low: int, high: int, wanted: str, *, optional: bool = False) -> Check:
-    """A check for integers in low..high; None passes when `optional`."""
-
-    def check(_: object, attribute: Attribute[Any], value: object) -> None:
-        if not (optional and value is None) and not is_int(value, low, high):
-            raise refuse(attribute.name, wanted, value)
-
-    return check
-
-
-def number(low: float, high: float, wanted: str, *, above: bool = False) -> Check:
-    """A check for finite numbers in low..high; `above` excludes `low`."""
-
-    def check(_: object, attribute: Attribute[Any], value: Any) -> None:
-        if not is_real(value) or not low <= value <= high or (above and value == low):
-            raise refuse(attribute.name, wanted, value)
-
-    return check
-
-
-def truth(_: object, attribute: Attribute[Any], value: object) -> None:
-    """Raises unless `value` is True or False."""
-    if not isinstance(value, bool):
-        raise refuse(attribute.name, "true or false", value)
-
-
-def stops(_: object, attribute: Attribute[Any], value: object) -> None:
-    """Raises unless `value` holds at most MAX_STOP_STRINGS non-empty strings of at most MAX_STOP_LENGTH characters."""
-    if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
-        raise refuse(attribute.name, "a string or a list of strings", value)
-    if len(value) > MAX_STOP_STRINGS:
-        raise refuse(attribute.name, f"at most {MAX_STOP_STRINGS} strings", f"{len(value)}")
-    for text in value:
-        if not 1 <= len(text) <= MAX_STOP_LENGTH:
-            raise refuse(attribute.name, f"strings of 1 to {MAX_STOP_LENGTH} characters", f"one of {len(text)}")
-
-
-def token_ids(most: int, *, empty: bool) -> Check:
-    """A check for tuples of at most `most` token ids; None passes where an empty tuple does not."""
-
-    def check(_: object, attribute: Attribute[Any], value: object) -> None:
-        if value is None and not empty:
-            return
-        if not isinstance(value, tuple):
-            raise refuse(attribute.name, "a list of token ids", value)
-        if len(value) > most or not (value or empty):
-            raise refuse(attribute.name, f"{0 if empty else 1} to {most} token ids", f"{len(value)}")
-        for token in value:
-            if not is_int(token, 0, MAX_TOKEN_ID):
-                raise refuse(attribute.name, f"token ids of 0 to {MAX_TOKEN_ID}", token)
-
-    return check
-
-
-def biases(_: object, attribute: Attribute[Any], value: object) -> None:
-    """Raises unless `value` is None or maps at most MAX_LOGIT_BIAS token ids to numbers within MAX_BIAS of zero."""
-    if value is None:
-        return
-    if not isinstance(value, Mapping):
-        raise refuse(attribute.name, "a mapping of token ids to numbers", value)
-    if len(value) > MAX_LOGIT_BIAS:
-        raise refuse(attribute.name, f"at most {MAX_LOGIT_BIAS} entries", f"{len(value)}")
-    for token, bias in value.items():
-        if not is_int(token, 0, MAX_TOKEN_ID):
-            raise refuse(attribute.name, f"keyed by token ids of 0 to {MAX_TOKEN_ID}", token)
-        if not is_real(bias) or abs(bias) > MAX_BIAS:
-            raise refuse(attribute.name, f"numbers between {-MAX_BIAS:g} and {MAX_BIAS:g}", bias)
-
-
-def to_texts(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    """One string, several or None as a tuple; anything else is left for the check to refuse."""
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list | tuple) else value  # type: ignore[return-value]
-
-
-def to_ids(value: Iterable[int] | None) -> tuple[int, ...]:
-    """A list, set or None as a tuple; anything else is left for the check to refuse."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list | tuple | set | frozenset | range) else value  # type: ignore[return-value]
-
-
-def to_some_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
-    """As `to_ids`, but None stays None: no restriction, which an empty list would not mean."""
-    return None if value is None else to_ids(value)
-
-
-def to_id(key: Any) -> Any:
-    """An integer where `key` spells one; anything else is left for the check to refuse."""
-    return int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,10}", key) else key
-
-
-def to_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
-    """A copy whose keys are integers where JSON made strings of them; anything else is left for the check to refuse."""
-    if not isinstance(value, Mapping):
-        return value
-    return {to_id(key): bias for key, bias in value.items()}
-
-
-PENALTY = number(-MAX_PENALTY, MAX_PENALTY, f"between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
-LOGPROBS = whole(0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}, or none", optional=True)
+PENALTY = Range(-MAX_PENALTY, MAX_PENALTY, f"between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
+LOGPROBS = Whole(0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}, or none", optional=True)
 
 
 @frozen(kw_only=True)
@@ -174,33 +59,115 @@ class SamplingParams:
     raises: RequestError
     """
 
-    n: int = field(default=1, validator=whole(1, MAX_N, f"an integer from 1 to {MAX_N}"))
-    temperature: float = field(default=1.0, validator=number(0, MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"))
-    top_p: float = field(default=1.0, validator=number(0, 1, "above 0 and at most 1", above=True))
-    top_k: int = field(default=0, validator=whole(-1, MAX_COUNT, "a positive integer, or 0 or -1 for off"))
-    min_p: float = field(default=0.0, validator=number(0, 1, "between 0 and 1"))
-    presence_penalty: float = field(default=0.0, validator=PENALTY)
-    frequency_penalty: float = field(default=0.0, validator=PENALTY)
+    n: int = field(
+        default=1,
+        validator=Whole(1, MAX_N, f"an integer from 1 to {MAX_N}"),
+        metadata=flagged("answers to each prompt", flag="-n", aliases=("--n",)),
+    )
+    temperature: float = field(
+        default=1.0,
+        validator=Range(0, MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"),
+        metadata=flagged("spread of the choice of tokens; 0 always takes the likeliest", "the model's, else 1.0"),
+    )
+    top_p: float = field(
+        default=1.0,
+        validator=Range(0, 1, "above 0 and at most 1", above=True),
+        metadata=flagged(
+            "sample from the smallest set of tokens whose probabilities sum to this", "the model's, else 1.0"
+        ),
+    )
+    top_k: int = field(
+        default=0,
+        validator=Whole(-1, MAX_COUNT, "a positive integer, or 0 or -1 for off"),
+        metadata=flagged("sample from this many likeliest tokens; 0 or -1 for all", "the model's, else off"),
+    )
+    min_p: float = field(
+        default=0.0,
+        validator=Range(0, 1, "between 0 and 1"),
+        metadata=flagged(
+            "leave out tokens below this share of the likeliest one's probability", "the model's, else off"
+        ),
+    )
+    presence_penalty: float = field(
+        default=0.0,
+        validator=PENALTY,
+        metadata=flagged("subtract this from the score of each token that the answer has", "off"),
+    )
+    frequency_penalty: float = field(
+        default=0.0,
+        validator=PENALTY,
+        metadata=flagged("subtract this once for each time that the answer has the token", "off"),
+    )
     repetition_penalty: float = field(
-        default=1.0, validator=number(MIN_REPETITION, MAX_REPETITION, "between 0.01 and 100.0")
+        default=1.0,
+        validator=Range(MIN_REPETITION, MAX_REPETITION, "between 0.01 and 100.0"),
+        metadata=flagged(
+            "divide the score of each token in prompt or answer by this; multiply it if negative",
+            "the model's, else 1.0",
+        ),
     )
-    seed: int | None = field(default=None, validator=whole(MIN_SEED, MAX_SEED, "a 64-bit integer", optional=True))
-    stop: tuple[str, ...] = field(default=(), converter=to_texts, validator=stops)
+    seed: int | None = field(
+        default=None,
+        validator=Whole(MIN_SEED, MAX_SEED, "a 64-bit integer", optional=True),
+        metadata=flagged("seed of each prompt's sampling; the same seed gives the same text", "unset"),
+    )
+    stop: tuple[str, ...] = field(
+        default=(),
+        converter=to_texts,
+        validator=stops,
+        metadata=flagged("end a text before this string", "none"),
+    )
     stop_token_ids: tuple[int, ...] = field(
-        default=(), converter=to_ids, validator=token_ids(MAX_STOP_TOKEN_IDS, empty=True)
+        default=(),
+        converter=to_ids,
+        validator=TokenIds(MAX_STOP_TOKEN_IDS, empty=True),
+        metadata=flagged("end a text before one of these tokens", "none"),
     )
-    ignore_eos: bool = field(default=False, validator=truth)
+    ignore_eos: bool = field(
+        default=False,
+        validator=truth,
+        metadata=flagged("go on to the most tokens past the model's end-of-sequence tokens"),
+    )
     max_tokens: int | None = field(
-        default=DEFAULT_MAX_TOKENS, validator=whole(1, MAX_COUNT, "a positive integer, or none", optional=True)
+        default=DEFAULT_MAX_TOKENS,
+        validator=Whole(1, MAX_COUNT, "a positive integer, or none", optional=True),
+        metadata=flagged(
+            "most tokens to generate for a prompt", "the model's, else 100", aliases=("--max-new-tokens",)
+        ),
     )
-    min_tokens: int = field(default=0, validator=whole(0, MAX_COUNT, "an integer of at least 0"))
-    logprobs: int | None = field(default=None, validator=LOGPROBS)
-    prompt_logprobs: int | None = field(default=None, validator=LOGPROBS)
-    skip_special_tokens: bool = field(default=True, validator=truth)
-    include_stop_str_in_output: bool = field(default=False, validator=truth)
-    logit_bias: dict[int, float] | None = field(default=None, converter=to_bias, validator=biases, hash=False)
+    min_tokens: int = field(
+        default=0,
+        validator=Whole(0, MAX_COUNT, "an integer of at least 0"),
+        metadata=flagged("tokens before which nothing ends a text"),
+    )
+    logprobs: int | None = field(
+        default=None,
+        validator=LOGPROBS,
+        metadata=flagged("report each token's log-probability, and those of this many likeliest ones", "none"),
+    )
+    prompt_logprobs: int | None = field(
+        default=None,
+        validator=LOGPROBS,
+        metadata=flagged("the same of the prompt's tokens", "none"),
+    )
+    skip_special_tokens: bool = field(
+        default=True, validator=truth, metadata=flagged("leave special tokens out of the text")
+    )
+    include_stop_str_in_output: bool = field(
+        default=False, validator=truth, metadata=flagged("end a text behind the stop string")
+    )
+    logit_bias: dict[int, float] | None = field(
+        default=None,
+        converter=to_bias,
+        validator=biases,
+        hash=False,
+        metadata=flagged("add a number to the score of a token, such as 42=-100 to forbid it", "none"),
+    )
     allowed_token_ids: tuple[int, ...] | None = field(
-        default=None, converter=to_some_ids, validator=token_ids(MAX_ALLOWED_TOKEN_IDS, empty=False)
+        default=None,
+        converter=to_some_ids,
+        validator=TokenIds(MAX_ALLOWED_TOKEN_IDS, empty=False),
+        metadata=flagged("choose from these tokens alone", "all"),
     )
 
     def __attrs_post_init__(self) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstock.config import EngineConfig
+from headstock.config.catalog import sampling_settings
 from headstock.config.kinds import INT32_MAX, Integer, Invalid
-from headstock.config.sampling import SamplingSettings
 from headstock.errors import UsageError
 
 COUNTS = [
@@ -148,20 +148,21 @@ def test_H10_H11_H12_H13_sampling_limits() -> None:
     edges = {"max_tokens": [1], "temperature": [0, 2], "top_p": [1e-9, 1], "top_k": [-1, 0], "min_p": [0, 1]}
     for field, values in edges.items():
         for value in values:
-            assert getattr(SamplingSettings(**{field: value}), field) == value
+            assert sampling_settings()[field].read(value, "") == value
     beyond = {
         "max_tokens": [0],
         "temperature": [-0.1, 2.001, math.nan, math.inf],
         "top_p": [0, 1.001, math.nan],
         "top_k": [-2],
         "min_p": [-0.1, 1.1, math.nan],
-        "seed": [-1, 2**63],
+        "seed": [-(2**63) - 1, 2**63],
         "stop": [("",), 3],
     }
     for field, values in beyond.items():
         for value in values:
-            with pytest.raises(UsageError, match=f"--{field.replace('_', '-')} .*: {field} must be"):
-                SamplingSettings(**{field: value})
+            setting = sampling_settings()[field]
+            with pytest.raises(UsageError, match=f"--{field.replace('_', '-')} x: {field} must be"):
+                setting.read(value, f"{setting.flag} x")
 
 
 @given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers())))

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import attrs
 import pytest
+import yaml
 
 from headstock.config import EngineConfig, FlagParser, add_engine_flags, add_sampling_flags, from_keywords, resolve
 from headstock.config.catalog import engine_settings, names, sampling_settings
 from headstock.config.flags import DEST
-from headstock.config.sampling import SamplingSettings
 from headstock.config.setting import settings_of
 from headstock.errors import UsageError
+from headstock.sampling_params import SamplingParams
+from headstock.text.generation_config import NAMES
 
 OTHER_VALUES: dict[str, object] = {
     "model": "elsewhere",
@@ -56,6 +58,31 @@ OTHER_VALUES: dict[str, object] = {
 }
 
 
+OTHER_SAMPLING: dict[str, tuple[object, list[str]]] = {
+    "n": (3, ["3"]),
+    "temperature": (0.5, ["0.5"]),
+    "top_p": (0.25, ["0.25"]),
+    "top_k": (-1, ["-1"]),
+    "min_p": (0.125, ["0.125"]),
+    "presence_penalty": (-1.5, ["-1.5"]),
+    "frequency_penalty": (2.0, ["2"]),
+    "repetition_penalty": (1.25, ["1.25"]),
+    "seed": (-7, ["-7"]),
+    "stop": (("a b", "c,"), ["a b", "c,"]),
+    "stop_token_ids": ((1, 22), ["1,22"]),
+    "ignore_eos": (True, ["on"]),
+    "max_tokens": (9, ["9"]),
+    "min_tokens": (8, ["8"]),
+    "logprobs": (0, ["0"]),
+    "prompt_logprobs": (20, ["20"]),
+    "skip_special_tokens": (False, ["off"]),
+    "include_stop_str_in_output": (True, ["on"]),
+    "logit_bias": ({5: -100.0, 7: 1.5}, ["5=-100", "7=1.5"]),
+    "allowed_token_ids": ((3, 4, 5), ["3 4", "5"]),
+}
+"""Field of SamplingParams -> another value than its default, and the texts of its flag."""
+
+
 def parser() -> FlagParser:
     """All flags."""
     made = FlagParser(prog="headstock run")
@@ -87,6 +114,60 @@ def test_T22_one_setting_by_flag_environment_file_and_keyword(key: str, tmp_path
         assert from_keywords({word: value}, {}).engine == wanted
 
 
+def test_T22_each_sampling_parameter_has_a_value_here_that_is_not_its_default() -> None:
+    assert list(OTHER_SAMPLING) == [field.name for field in attrs.fields(SamplingParams)]
+    for name, (value, _) in OTHER_SAMPLING.items():
+        assert value != getattr(SamplingParams(), name)
+
+
+@pytest.mark.parametrize("name", OTHER_SAMPLING)
+def test_T22_one_sampling_parameter_by_flag_environment_and_file(name: str, tmp_path: Path) -> None:
+    setting, (value, texts) = sampling_settings()[name], OTHER_SAMPLING[name]
+    wanted = SamplingParams(**{name: value})  # type: ignore[arg-type]
+    for flag in (setting.flag, *setting.aliases):
+        line = [word for text in texts for word in (flag, text)]
+        assert SamplingParams().replace(resolve(parser().parse_args(line), {}).sampling) == wanted
+    if setting.negative is not None:
+        word = setting.flag if value else setting.negative
+        assert resolve(parser().parse_args([word]), {}).sampling == {name: value}
+    variables = {f"HEADSTOCK_{name.upper()}": setting.kind.show(setting.kind.read(value))}
+    if name != "stop":  # a variable holds one stop string, spaces and all
+        assert resolve(parser().parse_args([]), variables).sampling == {name: value}
+    (tmp_path / "a.json").write_text(json.dumps({name: value}), encoding="utf-8")
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value}))
+    for file in ("a.json", "a.yaml"):
+        assert resolve(parser().parse_args(["--config", str(tmp_path / file)]), {}).sampling == {name: value}
+
+
+def test_T22_the_defaults_of_sampling_say_when_they_are_the_models() -> None:
+    left = {name for name, setting in sampling_settings().items() if "the model's" in setting.default_text}
+    assert left == set(NAMES.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("-n 0", "-n 0: n must be greater than 0"),
+        ("--n 129", "--n 129: n must be at most 128"),
+        ("--frequency-penalty 2.1", "--frequency-penalty 2.1: frequency_penalty must be between -2 and 2"),
+        ("--logprobs 21", "--logprobs 21: logprobs must be at most 20"),
+        ("--stop-token-ids 1,x", "stop_token_ids must be token ids of 0 to 2147483647, got x"),
+        ("--stop-token-ids -1", "stop_token_ids must be token ids of 0 to 2147483647, got -1"),
+        ("--logit-bias 5", "logit_bias must read ID=BIAS, got 5"),
+        ("--logit-bias 5=x", "logit_bias must be numbers between -100 and 100, got x"),
+        ("--logit-bias 5=nan", "logit_bias must be numbers between -100 and 100, got nan"),
+        ("--logit-bias x=5", "logit_bias must be keyed by token ids of 0 to 2147483647, got x"),
+        ("--allowed-token-ids ,", "allowed_token_ids must be 1 to 262144 token ids, got 0"),
+        ("--ignore-eos maybe", "--ignore-eos maybe: ignore_eos must be one of on, 1, true, off, 0, false"),
+        ("--no-skip-special-token", "unknown flag --no-skip-special-token; did you mean --no-skip-special-tokens?"),
+    ],
+)
+def test_a_sampling_flag_out_of_range_says_its_rule(line: str, said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        resolve(parser().parse_args(line.split()), {})
+    assert str(raised.value).endswith(said)
+
+
 def test_T22_the_flags_are_the_fields() -> None:
     dests = {action.dest for action in parser()._actions if action.dest.startswith(DEST)}
     fields = {*engine_settings(), *sampling_settings(), "config", "preset"}
@@ -94,7 +175,7 @@ def test_T22_the_flags_are_the_fields() -> None:
     names_of_fields = [field.name for field in attrs.fields(EngineConfig)]
     assert [setting.name for setting in engine_settings().values()] == names_of_fields
     assert {s.name: s.key for s in engine_settings().values() if s.name != s.key} == {"seed": "engine_seed"}
-    assert [field.name for field in attrs.fields(SamplingSettings)] == list(sampling_settings())
+    assert [field.name for field in attrs.fields(SamplingParams)] == list(sampling_settings())
 
 
 def test_T22_no_name_means_two_settings() -> None:

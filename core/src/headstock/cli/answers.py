@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from headstock.cli.tables import print_table
 from headstock.errors import shown
 from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
@@ -25,6 +26,33 @@ def show_text(number: int, output: RequestOutput) -> None:
         which = f"{number}" if len(output.outputs) == 1 else f"{number}.{answer.index + 1}"
         heading = "token ids" if output.prompt is None else shown(output.prompt)
         print(f"==> {which}: {heading} <==\n{answer.text}\n", flush=True)
+        if show_logprobs(output, answer):
+            print(flush=True)
+
+
+def show_logprobs(output: RequestOutput, answer: CompletionOutput) -> bool:
+    """Print the log-probabilities of an answer and, with the first one, its prompt; whether there are any."""
+    rows = []
+    if output.prompt_logprobs is not None and answer.index == 0:
+        pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+        rows += [logprob_row("prompt", token, entries) for token, entries in pairs if entries is not None]
+    if answer.logprobs is not None:
+        rows += [logprob_row("answer", *pair) for pair in zip(answer.token_ids, answer.logprobs, strict=True)]
+    if rows:
+        print_table(("PLACE", "TOKEN", "LOGPROB", "LIKELIEST"), rows, sys.stdout)
+    return bool(rows)
+
+
+def logprob_row(place: str, token: int, entries: dict[int, Logprob]) -> tuple[str, ...]:
+    """One token, its log-probability and the likeliest ones in its place."""
+    ranked = sorted((each for each in entries.values() if each.rank is not None), key=lambda each: each.rank or 0)
+    likeliest = ", ".join(f"{quoted(each.decoded_token)} {each.logprob:z.4f}" for each in ranked)
+    return place, quoted(entries[token].decoded_token), f"{entries[token].logprob:z.4f}", likeliest
+
+
+def quoted(text: str) -> str:
+    """A token's text on one line, with its spaces to be seen."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def show_json(where: str, number: int, output: RequestOutput) -> None:

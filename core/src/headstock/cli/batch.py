@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from headstock.cli.answers import footer, note, show_error, show_json, show_prompt, show_text, total
+from headstock.cli.answers import footer, note, show_error, show_json, show_logprobs, show_prompt, show_text, total
 from headstock.cli.inputs import Ask
 from headstock.errors import RequestError
 from headstock.progress import Bars
@@ -113,9 +113,17 @@ class Batch:
         if piece.outputs[0].error is not None:
             note(f"headstock: {piece.outputs[0].error}")
             return 1
+        self.show_scores(job)
         if not self.quiet:
             note(footer(piece, tokens))
         return 0
+
+    def show_scores(self, job: Job) -> None:
+        """Print the log-probabilities of a whole answer, if they were asked for."""
+        if job.params.logprobs is not None or job.params.prompt_logprobs is not None:
+            print()
+            output = job.result()
+            show_logprobs(output, output.outputs[0])
 
     def show(self, number: int, ask: Ask, job: Job) -> None:
         """Print the answers to one prompt, and what went wrong with them."""

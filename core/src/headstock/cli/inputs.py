@@ -11,7 +11,8 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from headstock.errors import ModelError, RequestError, UsageError, kind, shown
-from headstock.sampling_params import SamplingParams, check_priority
+from headstock.sampling_checks import check_priority
+from headstock.sampling_params import SamplingParams
 from headstock.text.chat import checked_turns
 from headstock.text.prompt import checked_salt, parts
 

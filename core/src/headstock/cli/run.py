@@ -46,6 +46,7 @@ def main(arguments: list[str]) -> int:
     if asks is None:
         from headstock.cli.chat import converse
 
+        check_chat(resolved)
         with opened(resolved, quiet=asked.quiet, alone=True) as llm:
             return converse(llm, llm.get_default_sampling_params().replace(resolved.sampling), asked.system)
     good = list(sound(asks, as_json=asked.json))
@@ -93,16 +94,30 @@ def everything_asked(asked: Namespace) -> list[Ask | Bad] | None:
     """The prompts in their order; None when there are none and a terminal waits.   raises: UsageError, ModelError"""
     asks = from_flags(asked.prompt)
     if asked.input is not None:
-        if asked.input == STDIN and sys.stdin is not None and sys.stdin.isatty():
+        if asked.input == STDIN and has_terminal():
             note("reading JSON lines from the terminal; Ctrl-D on an empty line ends them")
         asks += from_lines(asked.input)
     if not asks:
-        if sys.stdin is not None and sys.stdin.isatty():
+        if has_terminal():
             if asked.json:
                 raise UsageError(f"--json needs a prompt: give {PROMPTS}")
             return None
         asks = [from_stdin()]
     return [as_turns(ask, asked.system) for ask in asks] if asked.chat or asked.system is not None else asks
+
+
+def has_terminal() -> bool:
+    """Whether somebody can type."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def check_chat(resolved: Resolved) -> None:
+    """Raise UsageError for values that a chat has no use for."""
+    if resolved.sampling.get("n", 1) != 1:
+        raise UsageError(f"n {resolved.sampling['n']}: a chat gives one answer; to have several, give {PROMPTS}")
+    for name in ("logprobs", "prompt_logprobs"):
+        if resolved.sampling.get(name) is not None:
+            raise UsageError(f"{name}: a chat shows no log-probabilities; to have them, give {PROMPTS}")
 
 
 def sound(asks: Sequence[Ask | Bad], *, as_json: bool) -> Iterator[tuple[int, Ask]]:

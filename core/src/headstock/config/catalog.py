@@ -11,7 +11,7 @@ from attrs import frozen
 from headstock.config.engine import EngineConfig
 from headstock.config.kinds import Text, Value, suggestion
 from headstock.config.presets import PRESETS
-from headstock.config.sampling import SamplingSettings
+from headstock.config.sampling import settings_of_sampling
 from headstock.config.setting import Setting, key, settings_of
 from headstock.errors import UsageError, shown
 
@@ -64,8 +64,8 @@ def engine_settings() -> Mapping[str, Setting]:
 
 @cache
 def sampling_settings() -> Mapping[str, Setting]:
-    """The sampling settings by key."""
-    return MappingProxyType({setting.key: setting for setting in settings_of(SamplingSettings).values()})
+    """The sampling settings by key, which is their name."""
+    return MappingProxyType(settings_of_sampling())
 
 
 @cache

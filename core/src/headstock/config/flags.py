@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from headstock.config.catalog import CONFIG, PRESET, Name, engine_settings, sampling_settings
 from headstock.config.effective import Resolved, settle
-from headstock.config.kinds import Choice, Switch, Texts, suggestion
+from headstock.config.kinds import Choice, Repeated, Switch, suggestion
 from headstock.config.setting import Setting
 from headstock.config.sources import Given
 from headstock.errors import UsageError, shown
@@ -92,8 +92,8 @@ def metavar(setting: Setting) -> str:
             return "|".join(names)
         case Switch():
             return "on|off"
-        case Texts(each=each):
-            return each.form
+        case Repeated(form=form):
+            return form
         case kind:
             return kind.describe().split()[0].rstrip(",")
 
@@ -107,7 +107,7 @@ def remember(setting: Setting) -> type[argparse.Action]:
             name = Name(setting, flag if flag in setting.aliases else None)
             raw: object = "off" if flag == setting.negative else values
             said = flag if flag == setting.negative else f"{flag} {shown(values)}"
-            if isinstance(setting.kind, Texts):
+            if isinstance(setting.kind, Repeated):
                 earlier = getattr(namespace, self.dest, None)
                 raw = [*(earlier.raw if earlier is not None else ()), values]
             setattr(namespace, self.dest, Given(name, raw, "flag", flag, said))

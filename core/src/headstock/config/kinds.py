@@ -18,7 +18,7 @@ INT32_MAX = 2**31 - 1
 LEAST_LIKENESS = 0.66
 """A name less like what was given is not suggested: two letters in the wrong order of a word of three still are."""
 
-Value = bool | int | float | str | tuple[str, ...] | None
+Value = bool | int | float | str | tuple[str, ...] | tuple[int, ...] | Mapping[int, float] | None
 
 
 class Invalid(Exception):
@@ -70,7 +70,8 @@ class Integer(Kind):
         raise Invalid("must be a whole number" + (f" or '{self.word}'" if self.word else ""))
 
     def describe(self) -> str:
-        return f"N, {self.least} or more" + (f", or '{self.word}'" if self.word else "")
+        limits = f", {self.least} or more" if self.most >= INT32_MAX else f" from {self.least} to {self.most}"
+        return f"N{limits if self.least > -INT32_MAX else ''}" + (f", or '{self.word}'" if self.word else "")
 
     def show(self, value: Value) -> str:
         return str(self.word) if value == self.unset else str(value)
@@ -178,8 +179,20 @@ class Text(Kind):
         return str(self.word) if value is None else str(value)
 
 
+class Repeated(Kind):
+    """Several entries: a list or a table in a file or in Python, a flag that may be repeated."""
+
+    @property
+    @abstractmethod
+    def form(self) -> str:
+        """How one entry reads."""
+
+    def describe(self) -> str:
+        return f"{self.form}, may be repeated"
+
+
 @frozen(kw_only=True)
-class Texts(Kind):
+class Texts(Repeated):
     """Several texts of one kind, in order: a list in a file or Python, a flag that may be repeated.
 
     A table stands for its entries, `key.inner=value`. With `spaced`, a single text is several, separated by spaces.
@@ -201,11 +214,12 @@ class Texts(Kind):
             return raw
         raise Invalid("must be a text or a list of texts")
 
-    def describe(self) -> str:
-        return f"{self.each.form}, may be repeated"
+    @property
+    def form(self) -> str:
+        return self.each.form
 
     def show(self, value: Value) -> str:
-        return " ".join(value) if isinstance(value, tuple) else ""
+        return " ".join(map(str, value)) if isinstance(value, tuple) else ""
 
 
 def entries(table: object) -> Iterable[tuple[str, object]]:

@@ -1,66 +1,145 @@
-"""The sampling values that flags, environment and files may set; what is not set is left to the model."""
+"""The settings of sampling, made from the fields of SamplingParams; what is not set is left to the model."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
 from attrs import frozen
 
-from headstock.config.kinds import Integer, Number, Text, Texts
-from headstock.config.setting import setting
+from headstock.config.kinds import Integer, Invalid, Kind, Number, Repeated, Switch, Text, Texts, Value
+from headstock.config.setting import Setting, negative
+from headstock.errors import RequestError, shown
+from headstock.sampling_checks import Range, TokenIds, Whole, biases, stops, truth
+from headstock.sampling_params import SamplingParams
+
+WORDS = re.compile(r"[\s,]+")
+"""What separates the ids and biases of one text."""
 
 
 @frozen(kw_only=True)
-class SamplingSettings:
-    """What was asked of sampling; None where nothing was.
+class Checked(Repeated):
+    """Several entries whose number and size SamplingParams limits; `name` is its field."""
 
-    raises: UsageError naming the flag, the value and the rule
-    """
+    name: str
 
-    max_tokens: int | None = setting(
-        "--max-tokens",
-        Integer(least=1, word="auto"),
-        None,
-        "most tokens to generate for a prompt",
-        default_text="the model's, else 100",
+    def check(self, value: Value) -> Value:
+        """The value as SamplingParams holds it.   raises: Invalid"""
+        try:
+            return getattr(SamplingParams(**{self.name: value}), self.name)  # type: ignore[no-any-return,arg-type]
+        except RequestError as error:
+            raise Invalid(str(error).removeprefix(f"{self.name} ")) from None
+
+
+@frozen(kw_only=True)
+class Stops(Checked):
+    """Texts of one character or more; a flag that may be repeated, a list in a file."""
+
+    form: str = "TEXT"
+
+    def read(self, raw: object) -> Value:
+        return self.check(Texts(each=Text(pattern=r"(?s).+", form=self.form), spaced=False).read(raw))
+
+    def show(self, value: Value) -> str:
+        return " ".join(map(str, value)) if isinstance(value, tuple) else ""
+
+
+@frozen(kw_only=True)
+class Ids(Checked):
+    """Token ids: a list in a file, or texts of ids with commas or spaces between them; `auto` leaves them unset."""
+
+    form: str = "ID[,ID]"
+
+    def read(self, raw: object) -> Value:
+        if raw is None or raw == "auto":
+            return None
+        return self.check(tuple(self.number(each) for each in entries(raw)))
+
+    def number(self, raw: object) -> Any:
+        """The id that a text spells; any other value is left for the check to refuse."""
+        return int(raw) if isinstance(raw, str) and re.fullmatch(r"-?[0-9]{1,20}", raw) else raw
+
+    def show(self, value: Value) -> str:
+        return "auto" if value is None else ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@frozen(kw_only=True)
+class Biases(Checked):
+    """Token ids with a number each: a table in a file, or texts such as `42=-100,7=1.5`; `auto` leaves them unset."""
+
+    form: str = "ID=BIAS"
+
+    def read(self, raw: object) -> Value:
+        if raw is None or raw == "auto":
+            return None
+        if isinstance(raw, Mapping):
+            return self.check({key: self.number(bias) for key, bias in raw.items()})
+        return self.check(dict(self.pair(each) for each in entries(raw)))
+
+    def pair(self, raw: object) -> tuple[Any, Any]:
+        """The id and the bias that a text spells.   raises: Invalid"""
+        token, equals, bias = str(raw).partition("=")
+        if not equals:
+            raise Invalid(f"must read {self.form}, got {shown(raw)}")
+        return token, self.number(bias)
+
+    def number(self, raw: object) -> Any:
+        """The number that a text spells; any other value is left for the check to refuse."""
+        try:
+            return float(raw) if isinstance(raw, str) else raw
+        except ValueError:
+            return raw
+
+    def show(self, value: Value) -> str:
+        if not isinstance(value, Mapping):
+            return "auto"
+        return ",".join(f"{token}={bias:g}" for token, bias in value.items())
+
+
+def entries(raw: object) -> Iterable[object]:
+    """The single entries of a text, or of a list of texts and numbers.   raises: Invalid"""
+    if not isinstance(raw, str | list | tuple):
+        raise Invalid("must be a text or a list")
+    for each in [raw] if isinstance(raw, str) else raw:
+        yield from filter(None, WORDS.split(each)) if isinstance(each, str) else [each]
+
+
+def settings_of_sampling() -> dict[str, Setting]:
+    """A setting for each field of SamplingParams, by its name."""
+    return {field.name: from_field(field) for field in attrs.fields(SamplingParams)}
+
+
+def from_field(field: attrs.Attribute[Any]) -> Setting:
+    """The setting that a field describes; its default is None, which leaves the value to the model."""
+    flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
+    kind = kind_of(field)
+    return Setting(
+        name=field.name,
+        flag=flag,
+        kind=kind,
+        help=field.metadata["help"],
+        aliases=dict.fromkeys(field.metadata["aliases"], ""),
+        default=None,
+        default_text=field.metadata["default_text"] or kind.show(field.default),
+        negative=negative(flag, kind),
     )
-    temperature: float | None = setting(
-        "--temperature",
-        Number(least=0.0, most=2.0, rule="must be between 0.0 and 2.0", word="auto"),
-        None,
-        "spread of the choice of tokens; 0 always takes the likeliest",
-        default_text="the model's, else 1.0",
-    )
-    top_p: float | None = setting(
-        "--top-p",
-        Number(least=0.0, most=1.0, above=True, rule="must be above 0.0 and at most 1.0", word="auto"),
-        None,
-        "sample from the smallest set of tokens whose probabilities sum to this",
-        default_text="the model's, else 1.0",
-    )
-    top_k: int | None = setting(
-        "--top-k",
-        Integer(least=-1, word="auto"),
-        None,
-        "sample from this many likeliest tokens; 0 or -1 for all",
-        default_text="the model's, else off",
-    )
-    min_p: float | None = setting(
-        "--min-p",
-        Number(least=0.0, most=1.0, rule="must be between 0.0 and 1.0", word="auto"),
-        None,
-        "leave out tokens below this share of the likeliest one's probability",
-        default_text="the model's, else off",
-    )
-    seed: int | None = setting(
-        "--seed",
-        Integer(least=0, most=2**63 - 1, word="auto"),
-        None,
-        "seed of each prompt's sampling; the same seed gives the same text",
-        default_text="unset",
-    )
-    stop: tuple[str, ...] = setting(
-        "--stop",
-        Texts(each=Text(pattern=r"(?s).+", form="TEXT"), spaced=False),
-        (),
-        "end a text before this string",
-        default_text="none",
-    )
+
+
+def kind_of(field: attrs.Attribute[Any]) -> Kind:
+    """How values of a field are read, with the limits of its check."""
+    match field.validator:
+        case Whole(low=low, high=high):
+            return Integer(least=low, most=high, word="auto")
+        case Range(low=low, high=high, wanted=wanted, above=above):
+            return Number(least=low, most=high, rule=f"must be {wanted}", above=above, word="auto")
+        case TokenIds():
+            return Ids(name=field.name)
+        case check if check is truth:
+            return Switch()
+        case check if check is stops:
+            return Stops(name=field.name)
+        case check if check is biases:
+            return Biases(name=field.name)
+    raise TypeError(f"no kind of setting reads {field.name}")

@@ -48,6 +48,11 @@ def key(flag: str) -> str:
     return flag.lstrip("-").replace("-", "_")
 
 
+def negative(flag: str, kind: Kind) -> str | None:
+    """The flag that turns a switch off; None for what is no switch."""
+    return f"--no-{flag.removeprefix('--')}" if isinstance(kind, Switch) else None
+
+
 def setting(
     flag: str,
     kind: Kind,
@@ -67,7 +72,7 @@ def setting(
         "aliases": noted,
         "choices": kind.names if isinstance(kind, Choice) else None,
         "default_text": default_text,
-        "negative": f"--no-{flag.removeprefix('--')}" if isinstance(kind, Switch) else None,
+        "negative": negative(flag, kind),
         "group": group,
     }
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from headstock.errors import kind, shown
+from headstock.errors import shown
 
 DECIMAL = r"-?(0|[1-9][0-9]*)"
 SCALARS = {
@@ -27,7 +27,7 @@ YAML 1.1, which PyYAML reads by itself, takes `off` for false, 010 for 8, 1:30 f
 
 
 class Loader(yaml.SafeLoader):
-    """Plain values; a key that comes twice, one that is no text and an alias are errors.
+    """Plain values. Keys are text, as in TOML and JSON; one that comes twice and an alias are errors.
 
     An alias is refused because a few of them, nested, stand for more data than fits any memory.
     """
@@ -46,9 +46,9 @@ class Loader(yaml.SafeLoader):
         table: dict[str, Any] = {}
         yield table
         for key_node, value_node in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                self.refuse(f"a key must be text, found {kind(key)}", key_node)
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.refuse("a key must be one word or text", key_node)
+            key = str(key_node.value)
             if key in table:
                 self.refuse(f"key {shown(key)} comes twice", key_node)
             table[key] = self.construct_object(value_node, deep=True)

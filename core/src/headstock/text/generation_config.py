@@ -10,7 +10,8 @@ from typing import Any
 from attrs import frozen
 
 from headstock.errors import ModelError, RequestError, shown
-from headstock.sampling_params import SamplingParams, is_int
+from headstock.sampling_checks import is_int
+from headstock.sampling_params import SamplingParams
 
 NAMES = {
     "temperature": "temperature",

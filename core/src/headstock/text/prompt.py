@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from attrs import frozen
 
 from headstock.errors import RequestError, kind
-from headstock.sampling_params import MAX_TOKEN_ID, is_int
+from headstock.sampling_checks import MAX_TOKEN_ID, is_int
 from headstock.text.tokenizer import Tokenizer
 
 

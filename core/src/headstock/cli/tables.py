@@ -1,0 +1,73 @@
+"""Tables and long lines: fitted to a terminal's width, and one unbroken line a record for every other reader."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Sequence
+from typing import TextIO
+
+WIDEST_WHOLE = 26
+"""Characters up to which a column of a table is never broken: names and versions are not, sentences are."""
+NARROWEST = 20
+"""Columns below which nothing is fitted: a terminal that narrow does not know its width."""
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """The columns of the terminal that `stream` leads to; None where it leads elsewhere, or no width is known."""
+    if not stream.isatty():
+        return None
+    stated = os.environ.get("COLUMNS", "")
+    try:
+        width = int(stated) if stated.isdecimal() else os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return None
+    return width if width >= NARROWEST else None
+
+
+def fold(line: str, width: int | None, indent: int) -> str:
+    """`line` broken between words into lines of `width` characters, all but the first indented; whole without one.
+
+    A word that is longer than a line stays whole, so that it can be copied.
+    """
+    if width is None or len(line) <= width:
+        return line
+    wrapper = textwrap.TextWrapper(
+        width=width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
+    )
+    return "\n".join(wrapper.wrap(line))
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], stream: TextIO, *, spare: str = "") -> None:
+    """Print records under a header; on a terminal that is too narrow, without the column called `spare`."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    width = terminal_width(stream)
+    if width is None:
+        print("\n".join(aligned([list(header), *cells])), file=stream)
+        return
+    if spare and max(map(len, aligned([list(header), *cells]))) > width:
+        left_out = list(header).index(spare)
+        header = [title for title in header if title != spare]
+        cells = [[*row[:left_out], *row[left_out + 1 :]] for row in cells]
+    print_fitted(header, cells, stream, width)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, in columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def print_fitted(header: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO, width: int) -> None:
+    """Print a table whose long cells are broken between words to keep within `width`."""
+    from rich.console import Console  # only for a terminal: it takes a tenth of a second to import
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title, column in zip(header, zip(*rows, strict=True) if rows else [()] * len(header), strict=True):
+        whole = max((len(cell) for cell in column), default=0) <= WIDEST_WHOLE
+        table.add_column(title, no_wrap=whole, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(file=stream, width=width, highlight=False).print(table)

@@ -1,0 +1,167 @@
+"""What the fields of SamplingParams may hold: limits, the checks that enforce them, and other forms of a value."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any, Final
+
+from attrs import Attribute, frozen
+
+from headstock.errors import RequestError, shown
+
+MAX_N: Final = 128
+MAX_TEMPERATURE: Final = 2.0
+MAX_PENALTY: Final = 2.0
+MIN_REPETITION: Final = 0.01
+MAX_REPETITION: Final = 100.0
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_LENGTH: Final = 128  # characters
+MAX_STOP_TOKEN_IDS: Final = 128
+MAX_LOGPROBS: Final = 20
+MAX_LOGIT_BIAS: Final = 1024  # entries
+MAX_BIAS: Final = 100.0
+MAX_ALLOWED_TOKEN_IDS: Final = 1 << 18
+MAX_TOKEN_ID: Final = (1 << 31) - 1
+MAX_COUNT: Final = (1 << 31) - 1  # tokens
+MIN_SEED: Final = -(1 << 63)
+MAX_SEED: Final = (1 << 63) - 1
+DEFAULT_MAX_TOKENS: Final = 100
+LARGEST: Final = sys.float_info.max
+
+
+def refuse(name: str, wanted: str, value: object) -> RequestError:
+    """The one-line error of parameter `name`."""
+    return RequestError(f"{name} must be {wanted}, got {shown(value)}", parameter=name)
+
+
+def is_int(value: Any, low: int, high: int) -> bool:
+    """Whether `value` is an integer (not a bool) in low..high."""
+    return not isinstance(value, bool) and issubclass(type(value), Integral) and bool(low <= value <= high)
+
+
+def is_real(value: Any) -> bool:
+    """Whether `value` is a finite number (not a bool)."""
+    return not isinstance(value, bool) and issubclass(type(value), Real) and bool(-LARGEST <= value <= LARGEST)
+
+
+def check_priority(value: Any) -> int:
+    """A request's priority, when it is one.   raises: RequestError"""
+    if not is_int(value, -MAX_COUNT, MAX_COUNT):
+        raise refuse("priority", "an integer of at most 31 bits", value)
+    return int(value)
+
+
+@frozen
+class Whole:
+    """A check for integers in low..high; None passes when `optional`."""
+
+    low: int
+    high: int
+    wanted: str
+    optional: bool = False
+
+    def __call__(self, _: object, attribute: Attribute[Any], value: object) -> None:
+        if not (self.optional and value is None) and not is_int(value, self.low, self.high):
+            raise refuse(attribute.name, self.wanted, value)
+
+
+@frozen
+class Range:
+    """A check for finite numbers in low..high; `above` excludes `low`."""
+
+    low: float
+    high: float
+    wanted: str
+    above: bool = False
+
+    def __call__(self, _: object, attribute: Attribute[Any], value: Any) -> None:
+        outside = not is_real(value) or not self.low <= value <= self.high
+        if outside or (self.above and value == self.low):
+            raise refuse(attribute.name, self.wanted, value)
+
+
+def truth(_: object, attribute: Attribute[Any], value: object) -> None:
+    """Raises unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise refuse(attribute.name, "true or false", value)
+
+
+def stops(_: object, attribute: Attribute[Any], value: object) -> None:
+    """Raises unless `value` holds at most MAX_STOP_STRINGS non-empty strings of at most MAX_STOP_LENGTH characters."""
+    if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
+        raise refuse(attribute.name, "a string or a list of strings", value)
+    if len(value) > MAX_STOP_STRINGS:
+        raise refuse(attribute.name, f"at most {MAX_STOP_STRINGS} strings", f"{len(value)}")
+    for text in value:
+        if not 1 <= len(text) <= MAX_STOP_LENGTH:
+            raise refuse(attribute.name, f"strings of 1 to {MAX_STOP_LENGTH} characters", f"one of {len(text)}")
+
+
+@frozen
+class TokenIds:
+    """A check for tuples of at most `most` token ids; None passes where an empty tuple does not."""
+
+    most: int
+    empty: bool
+
+    def __call__(self, _: object, attribute: Attribute[Any], value: object) -> None:
+        if value is None and not self.empty:
+            return
+        if not isinstance(value, tuple):
+            raise refuse(attribute.name, "a list of token ids", value)
+        if len(value) > self.most or not (value or self.empty):
+            raise refuse(attribute.name, f"{0 if self.empty else 1} to {self.most} token ids", f"{len(value)}")
+        for token in value:
+            if not is_int(token, 0, MAX_TOKEN_ID):
+                raise refuse(attribute.name, f"token ids of 0 to {MAX_TOKEN_ID}", token)
+
+
+def biases(_: object, attribute: Attribute[Any], value: object) -> None:
+    """Raises unless `value` is None or maps at most MAX_LOGIT_BIAS token ids to numbers within MAX_BIAS of zero."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise refuse(attribute.name, "a mapping of token ids to numbers", value)
+    if len(value) > MAX_LOGIT_BIAS:
+        raise refuse(attribute.name, f"at most {MAX_LOGIT_BIAS} entries", f"{len(value)}")
+    for token, bias in value.items():
+        if not is_int(token, 0, MAX_TOKEN_ID):
+            raise refuse(attribute.name, f"keyed by token ids of 0 to {MAX_TOKEN_ID}", token)
+        if not is_real(bias) or abs(bias) > MAX_BIAS:
+            raise refuse(attribute.name, f"numbers between {-MAX_BIAS:g} and {MAX_BIAS:g}", bias)
+
+
+def to_texts(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    """One string, several or None as a tuple; anything else is left for the check to refuse."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list | tuple) else value  # type: ignore[return-value]
+
+
+def to_ids(value: Iterable[int] | None) -> tuple[int, ...]:
+    """A list, set or None as a tuple; anything else is left for the check to refuse."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list | tuple | set | frozenset | range) else value  # type: ignore[return-value]
+
+
+def to_some_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
+    """As `to_ids`, but None stays None: no restriction, which an empty list would not mean."""
+    return None if value is None else to_ids(value)
+
+
+def to_id(key: Any) -> Any:
+    """An integer where `key` spells one; anything else is left for the check to refuse."""
+    return int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,10}", key) else key
+
+
+def to_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
+    """A copy whose keys are integers where JSON made strings of them; anything else is left for the check to refuse."""
+    if not isinstance(value, Mapping):
+        return value
+    return {to_id(key): bias for key, bias in value.items()}
