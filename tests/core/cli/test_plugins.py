@@ -38,7 +38,10 @@ def test_the_list_can_be_cut_to_one_kind_and_read_by_programs(capsys: pytest.Cap
     [
         ({"kernels": "no-such-kernels>=2"}, "pip install 'no-such-kernels>=2'"),
         ({"a": "no-such-kernels", "b": "pytest>=9999"}, "pip install 'no-such-kernels' or pip install 'pytest>=9999'"),
-        ({"a": "no-such-kernels", "b": "cpu-built>=2"}, "pip install 'no-such-kernels'"),  # is there, without kernels
+        (
+            {"a": "no-such-kernels", "b": "cpu-built>=2"},  # the second is there, without kernels
+            "a CUDA build of cpu-built in place of its CPU build or pip install 'no-such-kernels'",
+        ),
         ({"a": "no-such-kernels", "b": "pytest>=1"}, ""),  # one way to have them is enough
         ({}, ""),
     ],
@@ -104,7 +107,7 @@ def test_S15_inspect_and_list_agree_on_what_is_missing(capsys: pytest.CaptureFix
     missing = json.loads(output(capsys, "inspect", name, "--json"))["missing"]
 
     assert bool(missing) == (listed[name]["status"] != "ok")
-    assert all(hint.startswith("pip install ") for hint in missing.values())
+    assert all(hint.startswith(("pip install ", "a CUDA build of ")) for hint in missing.values())
 
 
 def test_inspect_shows_where_a_checkpoint_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from attrs import frozen
 from headstock.spi import DeviceEnv, DeviceRange, Feature, Require
 
 FA3_HINT = "pip install 'vllm>=0.20'"
+TORCH_HINT = "pip install 'torch>=2.13'"
 ALL_FEATURES = frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE})
 
 
@@ -66,7 +67,7 @@ PROVIDERS = (
     Provider(
         name="torch",
         generation=2,
-        require=Require(import_name="torch", distribution="torch", version=">=2.13", hint="pip install 'torch>=2.13'"),
+        require=Require(import_name="torch", distribution="torch", version=">=2.13", hint=TORCH_HINT),
         least=(2, 13),
         devices=DeviceRange("cuda", (8, 0)),
         features=ALL_FEATURES - {Feature.SOFTCAP},
@@ -78,7 +79,7 @@ PROVIDERS = (
 REQUIRE = Require(
     import_name="flash_attn",
     distribution="flash-attn",
-    hint=f"{FA3_HINT} (Hopper) or pip install 'torch>=2.13'",
+    hint=f"{TORCH_HINT}, or on Hopper for FlashAttention-3 {FA3_HINT}",
     any_of=tuple(provider.require for provider in PROVIDERS),
 )
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, distribution
 
-from headstock.registry.requirements import met
+from headstock.registry.requirements import met, package
 
 EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
 
 def incomplete(name: str) -> str:
-    """The commands, any of which gives a distribution one of its extras, when it has none of them; else nothing.
+    """What gives a distribution one of its extras, any of several ways, when it has none of them; else nothing.
 
-    Only metadata is read, so this says nothing about devices.
+    Only metadata is read, so this says nothing about devices. A library that is here as a build for CPUs comes first:
+    its build for GPUs is the smallest step.
     """
     try:
         extras = offered(distribution(name).requires or [])
@@ -21,8 +22,16 @@ def incomplete(name: str) -> str:
         return ""
     if not extras or any(all(map(met, needs)) for needs in extras.values()):
         return ""
-    absent = [needs for needs in extras.values() if not all(met(need, any_build=True) for need in needs)]
-    return " or ".join("pip install " + " ".join(f"'{need}'" for need in needs) for needs in absent or extras.values())
+    ways = sorted(extras.values(), key=lambda needs: not all(met(need, any_build=True) for need in needs))
+    return " or ".join(map(way, ways))
+
+
+def way(needs: list[str]) -> str:
+    """What gives the requirements of one extra, none of which is met by a build for GPUs."""
+    if all(met(need, any_build=True) for need in needs):
+        built = ", ".join(sorted({package(need) for need in needs if not met(need)}))
+        return f"a CUDA build of {built} in place of its CPU build"
+    return "pip install " + " ".join(f"'{need}'" for need in needs)
 
 
 def offered(requirements: list[str]) -> dict[str, list[str]]:

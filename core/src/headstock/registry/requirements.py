@@ -79,6 +79,13 @@ def met(requirement: str, *, any_build: bool = False) -> bool:
     return need.specifier.contains(version, prereleases=True) and (any_build or not version.endswith("+cpu"))
 
 
+def package(requirement: str) -> str:
+    """The distribution that a PEP 508 requirement names."""
+    from packaging.requirements import Requirement  # as below
+
+    return Requirement(requirement).name
+
+
 def allows(specifier: str, version: str) -> bool:
     """Whether a PEP 440 specifier allows the version (pre-releases count)."""
     from packaging.specifiers import SpecifierSet  # 30 ms that few commands need to spend
