@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from source_tree import PLUGINS, ROOT
 
 from headstock import registry
-from headstock.errors import UnknownPlugin
+from headstock.engine.checkpoint import locate, read_model
+from headstock.errors import CannotRun, ModelError, UnknownPlugin
 from headstock.registry import Installed
-from headstock.registry.first_party import FOLDERS
-from headstock.spi import PluginSpec
+from headstock.registry.first_party import FOLDERS, sources, upgrade_line
+from headstock.spi import SPI, PluginSpec, Require
 
 
 def test_the_table_is_what_the_members_declare() -> None:
@@ -24,13 +30,110 @@ def test_the_table_is_what_the_members_declare() -> None:
     assert {folder: (name, dict(kinds)) for folder, (name, kinds) in FOLDERS.items()} == declared
 
 
-def test_an_absent_plugin_of_ours_comes_with_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No distribution has an entry point."""
     monkeypatch.setattr("headstock.registry.entries.entry_points", lambda: _Nothing())
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_an_absent_plugin_of_ours_comes_with_its_pip_line() -> None:
     with pytest.raises(UnknownPlugin) as caught:
         registry.spec("attention", "spda")
     assert "did you mean 'sdpa'?" in str(caught.value)
     assert "installed: none" in str(caught.value)
-    assert "pip install headstock-sdpa (in a checkout: pip install ./backends/sdpa)" in str(caught.value)
+    assert "not installed: sdpa: pip install ./backends/sdpa (in a checkout of headstock)" in str(caught.value)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_the_name_of_an_absent_plugin_of_ours_is_not_suggested_in_place_of_itself() -> None:
+    with pytest.raises(UnknownPlugin) as caught:
+        registry.spec("attention", "sdpa")
+    line = "pip install ./backends/sdpa (in a checkout of headstock)"
+    assert str(caught.value) == (f"attention backend 'sdpa' is not installed; install it with: {line}; installed: none")
+
+
+def write_model(directory: Path, architecture: str) -> Path:
+    """A model directory of an architecture, without weights."""
+    (directory / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    return directory
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_an_absent_family_of_ours_and_the_demo_model_come_with_their_pip_lines(tmp_path: Path) -> None:
+    with pytest.raises(CannotRun) as family:
+        read_model(write_model(tmp_path, "Qwen3ForCausalLM"))
+    assert str(family.value) == (
+        "the model family of Qwen3ForCausalLM is not installed; install it with: pip install ./models/qwen (in a "
+        "checkout of headstock)"
+    )
+    with pytest.raises(ModelError) as demo:
+        locate("demo")
+    assert str(demo.value) == (
+        "the model 'demo' is not installed; install it with: pip install ./models/demo (in a checkout of headstock)"
+    )
+
+
+@pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Phi3ForCausalLM", "Qwen3NextForCausalLM", "BertModel"])
+def test_an_architecture_that_nobody_serves_is_answered_with_those_served(tmp_path: Path, architecture: str) -> None:
+    with pytest.raises(CannotRun) as caught:
+        read_model(write_model(tmp_path, architecture))
+    said = str(caught.value)
+    assert said.startswith(f"no installed model family serves the architecture {architecture}; served: ")
+    assert "LlamaForCausalLM, MistralForCausalLM (headstock-llama)" in said
+    assert "Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM (headstock-qwen)" in said
+    assert said.endswith("; docs/plugins.md says how to add a family") and "did you mean" not in said
+
+
+def test_the_pip_lines_for_plugins_of_ours_can_be_followed_in_a_checkout() -> None:
+    lines = [upgrade_line("headstock"), *(line for kind in SPI for line in sources(kind).values())]
+    paths = sorted({path for line in lines for path in re.findall(r"pip install (?:--upgrade )?(\./\S+) ", line)})
+    assert len(paths) == len(FOLDERS) + 1
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index", "--no-build-isolation"]
+    done = subprocess.run(
+        [*pip, "--ignore-installed", *paths], cwd=ROOT, capture_output=True, text=True, check=False, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    (would,) = (line for line in done.stdout.splitlines() if line.startswith("Would install "))
+    wanted = {"headstock", *(name for name, _ in FOLDERS.values())}
+    assert {each.rpartition("-")[0] for each in would.split()[2:]} == wanted
+
+
+def read_hints(need: Require) -> list[str]:
+    """The hints of a requirement and of its alternatives."""
+    return [need.hint, *(hint for each in need.any_of for hint in read_hints(each))]
+
+
+LIBRARIES = sorted(
+    {
+        requirement
+        for kind in SPI
+        for plugin, spec in registry.specs(kind)
+        if plugin.distribution.startswith("headstock") and isinstance(spec, PluginSpec)
+        for need in spec.requires
+        for hint in (*read_hints(need), registry.incomplete(plugin.distribution))
+        for requirement in re.findall(r"'([^']+)'", hint)
+    }
+)
+"""What the hints of this project's plugins have pip install."""
+
+
+@pytest.mark.parametrize("requirement", LIBRARIES)
+def test_a_hint_names_a_requirement_that_pip_can_read(requirement: str) -> None:
+    assert Requirement(requirement).specifier
+
+
+@pytest.mark.full  # it needs a package index
+@pytest.mark.parametrize("requirement", LIBRARIES)
+def test_a_hint_names_what_the_package_index_has(requirement: str) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed"]
+    done = subprocess.run([*pip, requirement], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "Would install" in done.stdout
+
+
+def test_another_distribution_is_upgraded_by_its_name() -> None:
+    assert upgrade_line("somebody-elses") == "pip install --upgrade somebody-elses"
 
 
 OURS = [each for each in registry.installed() if each.distribution.startswith("headstock")]

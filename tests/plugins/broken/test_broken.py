@@ -26,7 +26,7 @@ INSPECTED = [
     ("twin-second:twin", 0, ["twin-second 1.0"]),
     ("twin", 2, ["twin-first 1.0", "twin-second 1.0", "twin-first:twin or twin-second:twin"]),
     ("soumd", 2, ["did you mean 'sound'?"]),
-    ("sdpa", 2, ["pip install headstock-sdpa"]),
+    ("sdpa", 2, ["pip install ./backends/sdpa (in a checkout of headstock)"]),
     ("import-error", 3, ["raises-import-error 1.0", "raises_import_error:spec", "'no_such_module_anywhere'"]),
     ("assertion", 3, ["raises-assertion 1.0", "AssertionError: arithmetic is off"]),
     ("system-exit", 3, ["raises-system-exit 1.0", "SystemExit: left early"]),

@@ -10,7 +10,7 @@ from headstock import registry
 from headstock.doctor.finding import Finding, failed, findings, passed, warned
 from headstock.errors import AmbiguousPlugin, HeadstockError
 from headstock.registry import Installed
-from headstock.registry.first_party import sources
+from headstock.registry.first_party import CHECKOUT, sources
 from headstock.spi import SPI, CheckpointSpec
 
 NEEDED = ("attention", "cache", "scheduler", "runner", "ops", "model", "executor")
@@ -25,7 +25,7 @@ def plugins(unfit: Callable[[Any], str]) -> Iterator[Finding]:
     for kind in SPI:
         found = registry.specs(kind)
         if not found and kind in NEEDED:
-            hint = next(iter(sources(kind).values()), "pip install --force-reinstall headstock")
+            hint = next(iter(sources(kind).values()), f"pip install --force-reinstall ./core {CHECKOUT}")
             yield failed(kind, f"no {registry.noun(kind)} is installed", hint)
         for plugin, spec in found:
             yield from findings(f"{kind} {plugin.name}", partial(one, plugin, spec, unfit))

@@ -21,20 +21,29 @@ def locate(name: str) -> Path:
     names = [found.name for found in registry.installed("checkpoint")]
     if name in names:
         return Path(registry.spec("checkpoint", name).directory)
+    path = Path(name).expanduser()
+    source = registry.sources("checkpoint").get(name)
+    if source and not path.exists():
+        raise ModelError(f"the model {name!r} is not installed; install it with: {source}")
     close = suggestion(name, names)
-    if close and "/" not in name and not Path(name).expanduser().exists():
+    if close and "/" not in name and not path.exists():
         raise ModelError(f"no model {shown(name)}{close}")
     return weights.resolve_directory(name)
 
 
 def read_model(directory: Path) -> tuple[Model, ModelConfig]:
-    """The family that serves the directory, and its configuration.   raises: ModelError, UnknownPlugin"""
+    """The family that serves the directory, and its configuration.
+
+    raises: ModelError; CannotRun when no installed family serves the architecture
+    """
     hf = weights.read_config(directory)
     architectures = hf.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelError(
             f"config.json in {directory} names no architecture; wanted a list such as ['Qwen3ForCausalLM']"
         )
+    if architectures[0] not in {each.name for each in registry.installed("model")}:
+        raise registry.unknown_architecture(architectures[0])
     spec = registry.spec("model", architectures[0])
     registry.require(spec)
     family: Model = registry.implementation(spec)

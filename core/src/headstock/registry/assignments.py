@@ -59,7 +59,7 @@ def parse(assignment: str) -> tuple[str, str]:
     target, equals, text = assignment.partition("=")
     name = target.rpartition(".")[2].strip().replace("-", "_")
     if not equals or not name or not owner(assignment):
-        raise UsageError(f"--opt {shown(assignment)!r}: wanted NAME.FIELD=VALUE, such as sdpa.chunk=1024")
+        raise UsageError(f"--opt {shown(assignment)!r}: wanted NAME.FIELD=VALUE, such as radix.max_prefixes=4")
     return name, text.strip()
 
 

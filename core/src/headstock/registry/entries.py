@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from attrs import frozen
 
-from headstock.errors import AmbiguousPlugin, PluginBroken, UnknownPlugin, UsageError, shown
+from headstock.errors import AmbiguousPlugin, CannotRun, PluginBroken, UnknownPlugin, UsageError, shown
 from headstock.registry.first_party import sources
 from headstock.spi.plugin import NAME
 from headstock.spi.versions import SPI
@@ -107,6 +107,9 @@ def unknown(kind: str, name: str, available: Iterable[Installed]) -> str:
     """What is said when no plugin has the name: what is near, what is installed, what could be."""
     present = {each.name: f"{each.name} ({each.distribution} {each.version})" for each in available}
     absent = {each: line for each, line in sources(kind).items() if each not in present}
+    if name in absent:
+        there = ", ".join(present.values()) or "none"
+        return f"{noun(kind)} {name!r} is not installed; install it with: {absent[name]}; installed: {there}"
     said = [
         f"no {noun(kind)} {shown(name)!r} is installed{suggestion(name, (*present, *absent))}",
         f"installed: {', '.join(present.values()) or 'none'}",
@@ -123,6 +126,21 @@ def unknown_name(name: str) -> UnknownPlugin:
         return UnknownPlugin(f"no plugin {shown(name)!r} is installed; install it with: {absent[0]}")
     near = suggestion(plain, {each.name for each in installed()})
     return UnknownPlugin(f"no plugin {shown(name)!r} is installed{near}; 'headstock plugins list' shows what is")
+
+
+def unknown_architecture(name: str) -> CannotRun:
+    """The error for an architecture that no installed model family serves."""
+    absent = sources("model").get(name)
+    if absent:
+        return CannotRun(f"the model family of {name} is not installed; install it with: {absent}")
+    families: dict[str, list[str]] = {}
+    for each in installed("model"):
+        families.setdefault(each.distribution, []).append(each.name)
+    served = "; ".join(f"{', '.join(names)} ({distribution})" for distribution, names in families.items())
+    return CannotRun(
+        f"no installed model family serves the architecture {shown(name)}; served: {served or 'none'}; "
+        "docs/plugins.md says how to add a family"
+    )
 
 
 def ambiguous(found: list[Installed]) -> str:

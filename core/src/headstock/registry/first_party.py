@@ -26,10 +26,21 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
 """Folder in a checkout -> (distribution, kind -> names)."""
 
 
+CHECKOUT = "(in a checkout of headstock)"
+"""Where the pip lines of this module work: no package index has these distributions yet."""
+
+
 def sources(kind: str) -> dict[str, str]:
     """Name -> the pip line that installs it, for every first-party plugin of `kind` outside core."""
     return {
-        name: f"pip install {distribution} (in a checkout: pip install ./{folder})"
-        for folder, (distribution, names) in FOLDERS.items()
+        name: f"pip install ./{folder} {CHECKOUT}"
+        for folder, (_, names) in FOLDERS.items()
         for name in names.get(kind, ())
     }
+
+
+def upgrade_line(distribution: str) -> str:
+    """The pip line that upgrades a distribution, of this project or of another."""
+    folders = {name: folder for folder, (name, _) in FOLDERS.items()} | {"headstock": "core"}
+    folder = folders.get(distribution)
+    return f"pip install --upgrade ./{folder} {CHECKOUT}" if folder else f"pip install --upgrade {distribution}"

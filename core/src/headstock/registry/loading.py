@@ -15,6 +15,7 @@ from stevedore.extension import Extension
 
 from headstock.errors import HeadstockError, PluginBroken, SpiMismatch, reason, shown
 from headstock.registry.entries import Installed, find, group, installed, noun
+from headstock.registry.first_party import upgrade_line
 from headstock.spi import (
     SPI,
     AttentionSpec,
@@ -107,7 +108,7 @@ def check(plugin: Installed, found: Any) -> None:
         side = "headstock" if newer else plugin.distribution
         raise SpiMismatch(
             f"{plugin} needs version {found.spi} of the {plugin.kind} contract; this headstock offers "
-            f"{offered[0]}.{offered[1]}; upgrade {side}: pip install --upgrade {side}"
+            f"{offered[0]}.{offered[1]}; upgrade {side}: {upgrade_line(side)}"
         )
 
 
