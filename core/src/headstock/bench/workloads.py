@@ -18,12 +18,19 @@ class Workload:
     """Requests that are all handed over at once; end-of-sequence tokens do not end them.
 
     prompts: one tuple of token ids a request    outputs: tokens to generate, by request
+    seed: of the draws, and of the first request's sampling
     """
 
     name: str
     prompts: tuple[tuple[int, ...], ...] = field(repr=False)
     outputs: tuple[int, ...] = field(repr=False)
     temperature: float
+    seed: int = SEED
+
+    @property
+    def warm_up(self) -> Workload:
+        """The work that is done once before anything is timed."""
+        return self
 
     @property
     def tokens_in(self) -> int:
