@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
+from headstock.bench.latency import summarize_streams
+from headstock.bench.latency_workloads import LatencyWorkload
+from headstock.bench.streams import stream_requests
 from headstock.bench.timing import Run
-from headstock.bench.workloads import SEED, Workload
+from headstock.bench.workloads import Workload
 from headstock.errors import EngineDied, UsageError
 from headstock.llm import LLM
 from headstock.sampling_params import SamplingParams
@@ -31,10 +35,14 @@ class Ours:
         """Do the work once.   raises: UsageError when it does not fit the engine, EngineDied"""
         self.check(workload)
         params = [
-            SamplingParams(temperature=workload.temperature, seed=SEED + number, max_tokens=count, ignore_eos=True)
+            SamplingParams(
+                temperature=workload.temperature, seed=workload.seed + number, max_tokens=count, ignore_eos=True
+            )
             for number, count in enumerate(workload.outputs)
         ]
         self.llm.reset_prefix_cache()
+        if isinstance(workload, LatencyWorkload):
+            return self._run_streams(workload, params)
         begin = time.perf_counter()
         outputs = self.llm.generate([list(prompt) for prompt in workload.prompts], params)
         seconds = time.perf_counter() - begin
@@ -45,6 +53,18 @@ class Ours:
         self.cached_tokens = sum(output.metrics.cached_tokens or 0 for output in outputs)
         self.peak_pages = self.llm.engine.stats().peak_held_pages
         return Run(seconds, tuple(answer.token_ids for answer in answers))
+
+    def _run_streams(self, workload: LatencyWorkload, params: Sequence[SamplingParams]) -> Run:
+        """The run of requests that come one by one; some may fail.   raises: EngineDied"""
+        streams, seconds = stream_requests(self.llm, workload, params)
+        errors = [stream.error for stream in streams if stream.error is not None]
+        if len(errors) == len(streams):
+            raise EngineDied(f"{workload.name}: every request failed, so there is no figure: {errors[0]}")
+        metrics = [stream.metrics for stream in streams if stream.metrics is not None]
+        self.cached_tokens = sum(one.cached_tokens or 0 for one in metrics)
+        self.peak_pages = self.llm.engine.stats().peak_held_pages
+        tokens = tuple(stream.token_ids for stream in streams)
+        return Run(seconds, tokens, summarize_streams(streams))
 
     def check(self, workload: Workload) -> None:
         """Raise UsageError when a request is too long: cut to what fits, it would be another workload."""

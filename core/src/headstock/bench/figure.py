@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any
 
 from attrs import asdict, evolve, field, frozen
 
+from headstock.bench.latency import collect_percentiles
 from headstock.bench.timing import Difference, Timing
 from headstock.bench.workloads import Workload
 
@@ -84,7 +87,15 @@ class Figure:
     @property
     def out_tok_s(self) -> float:
         """Generated tokens a second."""
+        if self.timing.latencies:  # requests that failed did not generate all of theirs
+            generated = median(latency.num_tokens for latency in self.timing.latencies)
+            return generated / self.timing.median
         return self.workload.tokens_out / self.timing.median
+
+    @property
+    def finished(self) -> int:
+        """Requests that finished, in the run in which the fewest did."""
+        return min((latency.finished for latency in self.timing.latencies), default=len(self.workload.prompts))
 
     def record(self) -> dict[str, Any]:
         """The figure as one JSON object."""
@@ -105,9 +116,22 @@ class Figure:
             "out_tok_s": round(self.out_tok_s, 1),
             "peak_kv_pages": self.peak_kv_pages,
             "cached_tokens": self.cached_tokens,
+            **self._record_latency(),
             "notes": list(self.notes),
             **{f"ratio_{peer.mode}": peer.ratio for peer in self.peers},
             **({"peers": [asdict(peer) for peer in self.peers]} if self.peers else {}),
+        }
+
+    def _record_latency(self) -> dict[str, Any]:
+        """What only figures of latency have."""
+        runs = self.timing.latencies
+        if not runs:
+            return {}
+        percentiles = collect_percentiles(runs)
+        return {
+            "finished": self.finished,
+            **{name: round(median(each), 3) if each else None for name, each in percentiles.items()},
+            **{f"runs_{name}": [round(value, 3) for value in each] for name, each in percentiles.items()},
         }
 
     def lines(self) -> list[str]:
@@ -118,6 +142,7 @@ class Figure:
         return [
             f"{work.name}: {self.out_tok_s:,.1f} output tok/s, {self.in_tok_s:,.1f} input tok/s, "
             f"median {self.timing.median:.3f} s of {len(times)} runs ({min(times):.3f} to {max(times):.3f})",
+            *self._latency_lines(),
             f"  work      {work.lengths}, temperature {work.temperature:g}, EOS ignored, seed {self.seed}",
             f"  model     {s.shape}, {s.weights} weights, {s.dtype}, KV {s.kv_dtype}, batch up to {s.batch}",
             f"  plugins   attn {s.attn} | cache {s.cache} | scheduler {s.scheduler} | runner {s.runner} | ops {s.ops}",
@@ -127,6 +152,27 @@ class Figure:
             *(f"  peer      {peer_line(peer)}" for peer in self.peers),
             *(f"  note      {note}" for note in self.notes),
         ]
+
+    def _latency_lines(self) -> list[str]:
+        """Latencies for people; none where requests are handed over all at once."""
+        runs = self.timing.latencies
+        if not runs:
+            return []
+        spans = {name: _span_ms(name.split("_")[1], each) for name, each in collect_percentiles(runs).items()}
+        errors = [latency.error for latency in runs if latency.error is not None]
+        return [
+            f"  TTFT      {spans['ttft_p50_ms']}, {spans['ttft_p99_ms']}",
+            f"  ITL       {spans['itl_p50_ms']}, {spans['itl_p99_ms']}",
+            f"  requests  {self.finished} of {len(self.workload.prompts)} finished",
+            *(f"  failed    {error}" for error in errors[:1]),
+        ]
+
+
+def _span_ms(percentile: str, runs: Sequence[float]) -> str:
+    """The median of the runs, and their span, for people."""
+    if not runs:
+        return f"{percentile} unknown (no stream has two pieces)"
+    return f"{percentile} {median(runs):.2f} ms ({min(runs):.2f} to {max(runs):.2f})"
 
 
 def peer_line(peer: Peer) -> str:

@@ -6,7 +6,7 @@ from headstock.bench.engine import Ours
 from headstock.bench.figure import Figure, peer_of
 from headstock.bench.machine import setting
 from headstock.bench.timing import Contestant, Difference, Report, Timing, alternate, difference
-from headstock.bench.workloads import SEED, Workload
+from headstock.bench.workloads import Workload
 from headstock.llm import LLM
 
 
@@ -53,7 +53,7 @@ class Bench:
             timing=ours,
             peak_kv_pages=self.ours.peak_pages,
             cached_tokens=self.ours.cached_tokens,
-            seed=SEED,
+            seed=workload.seed,
             peers=tuple(peer_of(ours, theirs, workload, self.parted(ours, theirs)) for theirs in found),
             notes=notes,
         )

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from attrs import field, frozen
 
+from headstock.bench.latency import Latency
 from headstock.bench.workloads import Workload
 from headstock.errors import reason
 
@@ -17,10 +18,14 @@ Tokens = tuple[tuple[int, ...], ...]
 
 @frozen
 class Run:
-    """One contestant at one workload once: wall seconds from the first request handed over to the last token."""
+    """One contestant at one workload once: wall seconds from the first request handed over to the last token.
+
+    latency: None where the requests are handed over all at once
+    """
 
     seconds: float
     tokens: Tokens = field(repr=False)
+    latency: Latency | None = None
 
 
 class Contestant(Protocol):
@@ -39,6 +44,7 @@ class Timing:
     """What a contestant needed; `error` says why it could not do the work at all, and then there are no runs.
 
     seconds: one a run, the warm-up left out    tokens: of the last run
+    latencies: one a run, where requests come one by one
     """
 
     engine: str
@@ -46,6 +52,7 @@ class Timing:
     version: str
     seconds: tuple[float, ...] = ()
     tokens: Tokens = field(default=(), repr=False)
+    latencies: tuple[Latency, ...] = ()
     error: str | None = None
 
     @property
@@ -65,7 +72,7 @@ def alternate(
     A contestant other than the first that fails in its warm-up is left out, and its timing says why.
     """
     errors = [None, *(warm_up(each, workload) for each in contestants[1:])]
-    contestants[0].run(workload)
+    contestants[0].run(workload.warm_up)
     done: list[list[Run]] = [[] for _ in contestants]
     for count in range(runs):
         for each, error, mine in zip(contestants, errors, done, strict=True):
@@ -79,7 +86,7 @@ def alternate(
 def warm_up(contestant: Contestant, workload: Workload) -> str | None:
     """Let it run once; why it cannot, if it cannot."""
     try:
-        contestant.run(workload)
+        contestant.run(workload.warm_up)
     except Exception as error:
         return reason(error)
     return None
@@ -93,6 +100,7 @@ def timing(contestant: Contestant, error: str | None, runs: Sequence[Run]) -> Ti
         version=contestant.version,
         seconds=tuple(run.seconds for run in runs),
         tokens=runs[-1].tokens if runs else (),
+        latencies=tuple(run.latency for run in runs if run.latency is not None),
         error=error,
     )
 

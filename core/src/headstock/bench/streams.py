@@ -1,0 +1,102 @@
+"""Sending requests at their times and following their streams, as a server would."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from headstock.bench.latency import StreamTimes
+from headstock.bench.latency_workloads import LatencyWorkload
+from headstock.llm import LLM
+from headstock.sampling_params import SamplingParams
+
+IDLE_POLL = 0.001
+"""Seconds."""
+
+
+def stream_requests(
+    llm: LLM, workload: LatencyWorkload, params: Sequence[SamplingParams]
+) -> tuple[list[StreamTimes], float]:
+    """What each request's caller saw, in order, and the wall seconds of it all.
+
+    raises: EngineDied
+    """
+    return asyncio.run(_stream_requests(llm, workload, params))
+
+
+async def _stream_requests(
+    llm: LLM, workload: LatencyWorkload, params: Sequence[SamplingParams]
+) -> tuple[list[StreamTimes], float]:
+    await _wait_until_idle(llm)
+    start = time.perf_counter()
+    pairs = list(zip(workload.prompts, params, strict=True))
+    if workload.arrivals is None:
+        streams = []
+        for prompt, one in pairs:
+            await _wait_until_idle(llm)
+            streams.append(await _follow_stream(llm, prompt, one, time.perf_counter()))
+        return streams, time.perf_counter() - start
+    due: asyncio.Queue[float] = asyncio.Queue()
+    tasks = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            with _clock([start + at for at in workload.arrivals], due):
+                for prompt, one in pairs:
+                    follow = _follow_stream(llm, prompt, one, await due.get())
+                    tasks.append(group.create_task(follow))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks], time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def _clock(moments: Sequence[float], due: asyncio.Queue[float]) -> Iterator[None]:
+    """While open, puts each moment of `time.perf_counter` into `due` when it has come."""
+    # asyncio.sleep rounds up to whole milliseconds, which would be added to every first token.
+    loop = asyncio.get_running_loop()
+    closing = threading.Event()
+
+    def keep_time() -> None:
+        for moment in moments:
+            if closing.wait(max(0.0, moment - time.perf_counter())):
+                return
+            loop.call_soon_threadsafe(due.put_nowait, moment)
+
+    thread = threading.Thread(target=keep_time, name="headstock-bench-clock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closing.set()
+        thread.join()
+
+
+async def _wait_until_idle(llm: LLM) -> None:
+    """Return once the engine has nothing to do.   raises: EngineDied"""
+    while llm.engine.has_work:
+        llm.loop.check_alive()
+        await asyncio.sleep(IDLE_POLL)
+
+
+async def _follow_stream(llm: LLM, prompt: tuple[int, ...], params: SamplingParams, arrival: float) -> StreamTimes:
+    """What the caller of one request sees.   raises: EngineDied"""
+    times: list[float] = []
+    token_ids: list[int] = []
+    metrics = error = None
+    async for output in llm.astream(list(prompt), params):
+        now = time.perf_counter()
+        (piece,) = output.outputs
+        if piece.token_ids:
+            times.append(now)
+            token_ids += piece.token_ids
+        metrics, error = output.metrics, piece.error
+    return StreamTimes(
+        arrival=arrival,
+        times=tuple(times),
+        token_ids=tuple(token_ids),
+        metrics=metrics,
+        error=error,
+    )
