@@ -12,6 +12,7 @@ import pytest
 
 import headstock.cli.bench as bench
 from headstock import LLM
+from headstock.bench.latency_workloads import LatencyWorkload
 from headstock.bench.measure import Bench
 from headstock.bench.workloads import Workload, lengths, tokens
 from headstock.cli.main import main
@@ -77,6 +78,41 @@ def test_T20_G14_two_benches_do_the_same_work() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(("name", "seed", "out"), [("online:50:2", 1, 448), ("first-token:16:3", 0, 6)])
+def test_T20_latencies_are_measured_where_a_caller_hears_of_tokens(
+    run: Callable[..., Any], name: str, seed: int, out: int
+) -> None:
+    code, text, err = run(name, "--json", "--runs", "2", "--quiet")
+    assert code == 0, err
+    record = json.loads(text)
+    assert [key for key in FORMAT if key not in record] == []
+    assert (record["workload"], record["seed"], record["tokens_out"]) == (name, seed, out)
+    assert record["finished"] == record["requests"] and record["cached_tokens"] == 0
+    for kind in ("ttft", "itl"):
+        assert 0 < record[f"{kind}_p50_ms"] <= record[f"{kind}_p99_ms"] < 1000 * max(record["runs_s"])
+        assert len(record[f"runs_{kind}_p50_ms"]) == 2
+    assert record["out_tok_s"] == pytest.approx(out / record["median_s"], rel=0.01)
+
+
+def test_a_bench_in_which_requests_failed_ends_with_1_and_says_why(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two prompts of 50 pages each are due at once, and the first alone is over the threshold.
+    work = LatencyWorkload(
+        name="online:9:2",
+        prompts=((5,) * 800, (6,) * 800),
+        outputs=(4, 4),
+        temperature=0.0,
+        arrivals=(0.0, 0.0),
+    )
+    monkeypatch.setattr(bench, "draw_latency_workload", lambda name: work)
+    flags = ("--on-pressure", "reject", "--memory-threshold", "0.1", "--runs", "1", "--quiet")
+    code, out, err = run("online:9:2", *flags)
+    assert (code, err) == (1, "")
+    assert "requests  1 of 2 finished" in out
+    assert "failed    20% of the KV pool is in use and --memory-threshold is 0.1" in out
+
+
 def test_transformers_does_the_same_work_and_finds_the_same_tokens(run: Callable[..., Any]) -> None:
     code, out, err = run("small", "--json", "--runs", "1", "--compare", "transformers", "--quiet")
     assert code == 0, err
@@ -97,6 +133,10 @@ def test_a_shape_is_measured_with_random_weights(run: Callable[..., Any]) -> Non
     ("arguments", "code", "said"),
     [
         (["smal"], 2, "did you mean small?"),
+        (["onlin:16:200"], 2, "known are small, online:RATE:COUNT, first-token:LENGTH[:COUNT]"),
+        (["small", "online:16"], 2, "online:16 is not of the form online:RATE:COUNT, as in online:16:200"),
+        (["first-token:9000:1"], 2, "first-token:9000:1 has requests of 9002 tokens"),
+        (["online:16:2", "--compare", "transformers"], 2, "--compare takes greedy workloads"),
         (["small", "--runs", "0"], 2, "--runs must be at least 1"),
         (["small", "--shape", "qwen3-0.6"], 2, "did you mean qwen3-0.6b?"),
         (["small", "--shape", "demo", "--model", "demo"], 2, "name two models"),

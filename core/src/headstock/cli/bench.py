@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from headstock.bench.latency_workloads import (
+    FORMS,
+    check_latency_workload,
+    draw_latency_workload,
+    is_latency_workload,
+)
 from headstock.bench.shapes import SHAPES, write
-from headstock.bench.workloads import USUAL, WORKLOADS
+from headstock.bench.workloads import USUAL, WORKLOADS, Workload
 from headstock.cli.answers import note
 from headstock.cli.apart import check_apart
 from headstock.cli.main import version
@@ -34,11 +40,15 @@ EPILOG = """
 Workloads: offline256, single, prefix256 and prefill32x4k (for a GPU), cpu32, cpu1 and shared-prefix (for a CPU). The
 prompts are seeded token ids and end-of-sequence tokens are ignored, so the work is the same for every model and engine.
 One run warms up; the prefix cache is empty when a run begins; a figure is the median.
+
+For latency: online:RATE:COUNT is COUNT requests that arrive at random, RATE a second, as in online:16:200;
+first-token:LENGTH[:COUNT] is COUNT prompts (default: 100) of LENGTH tokens, each sent to an idle engine, as in
+first-token:128. Their first 16 requests warm up.
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Run `headstock bench ARGUMENTS`; 0 when everything was measured.   raises: HeadstockError"""
+    """Run `headstock bench ARGUMENTS`; 0, or 1 when requests failed.   raises: HeadstockError"""
     asked = parser().parse_args(arguments)
     check(asked)
     resolved = resolve(asked, os.environ)
@@ -46,10 +56,12 @@ def main(arguments: list[str]) -> int:
     for line in resolved.notes:
         note(f"note: {line}")
     show_logs(resolved.engine.log_level)
+    unfinished = False
     with configured(asked.shape, resolved) as config, open_output(asked.output):
         for figure in figures(asked, config):
             show(figure, asked)
-    return 0
+            unfinished |= figure.finished < len(figure.workload.prompts)
+    return int(unfinished)
 
 
 def parser() -> FlagParser:
@@ -80,8 +92,12 @@ def parser() -> FlagParser:
 
 def check(asked: Namespace) -> None:
     """Raise UsageError for a name or a number that cannot be meant."""
+    latency = [name for name in asked.workloads if is_latency_workload(name)]
+    for name in latency:
+        check_latency_workload(name)
+    at_once = [name for name in asked.workloads if name not in latency]
     for what, given, known in (
-        ("workload", asked.workloads, WORKLOADS),
+        ("workload", at_once, (*WORKLOADS, *FORMS.values())),
         ("--shape", [asked.shape], SHAPES),
         ("--compare", [asked.compare], PEERS),
     ):
@@ -133,9 +149,14 @@ def figures(asked: Namespace, config: EngineConfig) -> Iterator[Figure]:
         bench = Bench(llm, version=version(), shape=shape, runs=asked.runs, report=None if asked.quiet else progress)
         if asked.compare is not None:
             bench.compare()
-        works = [bench.fitted(WORKLOADS[name]()) for name in names]
+        works = [bench.fitted(draw_workload(name)) for name in names]
         for work, notes in works:
             yield bench.figure(work, notes)
+
+
+def draw_workload(name: str) -> Workload:
+    """The workload of a checked name."""
+    return draw_latency_workload(name) if is_latency_workload(name) else WORKLOADS[name]()
 
 
 def progress(stage: str, done: int, total: int) -> None:
