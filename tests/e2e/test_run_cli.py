@@ -13,8 +13,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pexpect
 import pytest
 from often import often
+from terminal import PROMPTS, headstock
 
 from headstock import LLM, SamplingParams
 
@@ -228,6 +230,45 @@ def test_closed_output_is_no_error() -> None:
     )
 
 
+def test_a_chat_in_a_terminal_edits_pastes_stops_and_leaves(tmp_path: Path) -> None:
+    chat = headstock("run", *SMALL, "--quiet", "--ignore-eos", "--max-tokens", "4000", state=tmp_path)
+    chat.expect("exit leaves")
+    chat.expect(PROMPTS)
+    chat.send("never sent\x03")
+    chat.expect("Ctrl-C again leaves")
+    chat.expect(PROMPTS)
+    chat.send("\x1b[200~Once\nupon\na\ntime\x1b[201~\r")  # four lines pasted, then Enter
+    chat.expect(r"[a-z]+ [a-z]+ [a-z]+")
+    chat.sendintr()
+    chat.expect_exact("[stopped]")
+    chat.expect(PROMPTS)
+    chat.send("/stats\r")
+    chat.expect("chat: 1 answer, ")  # not four
+    chat.expect(PROMPTS)
+    chat.send("\x03")
+    chat.expect("Ctrl-C again leaves")
+    chat.expect(PROMPTS)
+    chat.send("\x03")
+    chat.expect("chat ended: 1 answer, ")
+    chat.expect(pexpect.EOF)
+    chat.close()
+    assert chat.exitstatus == 0
+    remembered = (tmp_path / "headstock" / "history").read_text()
+    assert remembered.count("\n# ") == 2 and "+Once\n+upon\n+a\n+time\n" in remembered and "never" not in remembered
+
+
+def test_sigterm_at_the_prompt_ends_a_chat_and_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    chat = headstock("run", *SMALL, "--quiet", "--history", "off", state=tmp_path)
+    chat.expect(PROMPTS)
+    before = chat.before
+    chat.kill(signal.SIGTERM)
+    chat.expect(r"\x1b\[\?2004l")  # pasted texts are no longer marked
+    chat.expect(pexpect.EOF)
+    chat.close()
+    assert chat.exitstatus == 143 and "Traceback" not in before
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_terminal_begins_a_chat() -> None:
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -243,4 +284,4 @@ def test_a_terminal_begins_a_chat() -> None:
     out, err = process.communicate(timeout=120)
     os.close(master)
     assert process.returncode == 0, err
-    assert "5" in out and "chat: 1 answers" in err and "/help lists the commands" in err
+    assert "5" in out and "chat: 1 answer, " in err and "/help lists the commands" in err

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from headstock.cli import run as verb
-from headstock.cli.chat import converse
+from headstock.cli.chat import Chat, converse
+from headstock.cli.turns import LineDropped
 from headstock.errors import UsageError
 from headstock.llm import LLM
 from headstock.sampling_params import SamplingParams
@@ -32,7 +33,7 @@ class Typing:
     def __init__(self, *lines: str | BaseException) -> None:
         self.lines = list(lines)
 
-    def __call__(self, prompt: str) -> str:
+    def __call__(self) -> str:
         line = self.lines.pop(0) if self.lines else EOFError()
         if isinstance(line, BaseException):
             raise line
@@ -73,8 +74,44 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(scripted: Any, capsys: p
     captured = capsys.readouterr()
     assert code == 0 and "[stopped]" in captured.out and "ended by Ctrl-C" in captured.err
     assert loop.aborted == ["0"]
-    with pytest.raises(KeyboardInterrupt):
-        converse(llm, SamplingParams(), None, Typing(KeyboardInterrupt()))
+
+
+def test_ctrl_c_at_the_prompt_drops_the_line_and_on_the_next_empty_one_leaves(
+    scripted: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm, loop = scripted(script=lambda request: [*llm.tokenizer.encode("fox"), 0], max_seq_len=4096)
+    empty, full = LineDropped(is_empty=True), LineDropped(is_empty=False)
+    typed = Typing(empty, "hi", full, full, empty, "never")
+    assert converse(llm, SamplingParams(), None, typed) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "fox\n" and typed.lines == ["never"]
+    assert captured.err.splitlines() == [
+        "/help lists the commands; /exit leaves",
+        *["Ctrl-C again leaves, as do Ctrl-D and /exit"] * 3,
+        "chat ended: 1 answer, 3 tokens",
+    ]
+
+
+def test_ctrl_c_before_an_answer_begins_forgets_the_turn(scripted: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    llm, loop = scripted(max_seq_len=4096)
+    chat = Chat(llm, SamplingParams(max_tokens=3), None)
+
+    def interrupted(messages: object) -> None:
+        raise KeyboardInterrupt
+
+    llm.chat_prompt = interrupted
+    chat.say("hi")
+    assert chat.turns == [] and loop.seen == []
+    assert capsys.readouterr().err == "stopped; the turn is forgotten\n"
+
+
+def test_a_text_of_several_lines_is_one_turn_even_behind_a_slash(scripted: Any) -> None:
+    llm, loop = scripted(script=lambda request: [0], max_seq_len=4096)
+    assert converse(llm, SamplingParams(), None, Typing("a\nb\nc", "/etc\n/usr", "/system be\nbrief", "x")) == 0
+    prompts = [llm.tokenizer.decode(request.prompt, skip_special_tokens=False) for request in loop.seen]
+    assert prompts[0] == "<|im|>user: a\nb\nc\n<|im|>assistant: "
+    assert prompts[1].endswith("<|im|>user: /etc\n/usr\n<|im|>assistant: ")
+    assert prompts[2] == "<|im|>system: be\nbrief\n<|im|>user: x\n<|im|>assistant: "
 
 
 def test_a_chat_that_grew_too_long_says_so_and_goes_on(scripted: Any, capsys: pytest.CaptureFixture[str]) -> None:

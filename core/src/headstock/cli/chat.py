@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headstock.cli.answers import footer, note
+from headstock.cli.turns import LineDropped
 from headstock.errors import RequestError
 from headstock.outputs import RequestOutput
 from headstock.sampling_params import SamplingParams
@@ -16,33 +16,48 @@ from headstock.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from headstock.llm import LLM
 
+COMMANDS = ("/reset", "/system", "/stats", "/save", "/exit", "/quit", "/help")
+
 HELP = """/reset        forget what was said
 /system TEXT  begin anew with TEXT as the system message; without TEXT, with none
 /stats        tokens and times of the last answer and of the whole chat
 /save FILE    write the conversation to a new file, as JSON
-/exit         leave (so do Ctrl-D, and Ctrl-C at the prompt)
-Ctrl-C stops an answer."""
+/exit         leave (so do Ctrl-D, and Ctrl-C on an empty line)
+Enter sends, Alt-Enter begins a new line, and a pasted text is one turn.
+Ctrl-C stops an answer, and drops the line at the prompt."""
 
 
-def converse(llm: LLM, params: SamplingParams, system: str | None, read: Callable[[str], str] = input) -> int:
-    """Talk until the user leaves; the exit code.   raises: UsageError without a chat template, KeyboardInterrupt"""
+def converse(llm: LLM, params: SamplingParams, system: str | None, read: Callable[[], str]) -> int:
+    """Talk until the user leaves; the exit code. `read` gives a turn, and raises EOFError and LineDropped.
+
+    raises: UsageError without a chat template
+    """
     llm.chat_prompt([{"role": "user", "content": "hello"}])
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # gives `input` editing and a history, kept in memory
-
     note("/help lists the commands; /exit leaves")
     chat = Chat(llm, params, system)
+    has_dropped = False
     while True:
         try:
-            line = read("> ").strip()
+            turn = read().strip()
         except EOFError:
-            print()
-            return 0
-        if line.startswith("/"):
-            if not chat.command(line):
+            return chat.leave()
+        except LineDropped as dropped:
+            if has_dropped and dropped.is_empty:
+                return chat.leave()
+            note("Ctrl-C again leaves, as do Ctrl-D and /exit")
+            has_dropped = True
+            continue
+        has_dropped = False
+        if is_command(turn):
+            if not chat.command(turn):
                 return 0
-        elif line:
-            chat.say(line)
+        elif turn:
+            chat.say(turn)
+
+
+def is_command(turn: str) -> bool:
+    """Whether a turn is for the chat: one line behind a slash, or more behind the name of a command."""
+    return turn.startswith("/") and ("\n" not in turn or turn.split()[0] in COMMANDS)
 
 
 class Chat:
@@ -62,6 +77,16 @@ class Chat:
         """The whole conversation, with the system message if there is one."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
+    def leave(self) -> int:
+        """Say that the chat has ended, and give its exit code."""
+        note(f"chat ended: {self.summary}")
+        return 0
+
+    @property
+    def summary(self) -> str:
+        """What was said, in numbers."""
+        return f"{self.answers} {'answer' if self.answers == 1 else 'answers'}, {self.tokens} tokens"
+
     def say(self, text: str) -> None:
         """Print the answer to `text` as it comes and remember both; a turn that fails is forgotten."""
         self.turns.append({"role": "user", "content": text})
@@ -70,8 +95,11 @@ class Chat:
         except RequestError as error:
             self.turns.pop()
             note(f"headstock: {error}; /reset begins anew")
-            return
-        self.turns.append({"role": "assistant", "content": answer})
+        except KeyboardInterrupt:  # before the answer began, or a second Ctrl-C while it was being stopped
+            self.turns.pop()
+            note("stopped; the turn is forgotten")
+        else:
+            self.turns.append({"role": "assistant", "content": answer})
 
     def answer(self) -> str:
         """The answer to the conversation, or as much of it as came before Ctrl-C.   raises: RequestError, EngineDied"""
@@ -115,7 +143,7 @@ class Chat:
                 note("begun anew" + ("" if self.system else ", without a system message"))
             case "/stats":
                 note(f"last answer: {self.last}")
-                note(f"chat: {self.answers} answers, {self.tokens} tokens")
+                note(f"chat: {self.summary}")
             case "/save":
                 self.save(rest.strip())
             case _:

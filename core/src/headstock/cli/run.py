@@ -45,10 +45,12 @@ def main(arguments: list[str]) -> int:
     asks = everything_asked(asked)
     if asks is None:
         from headstock.cli.chat import converse
+        from headstock.cli.turns import history_path, open_reader
 
         check_chat(resolved)
+        read = open_reader(history_path(asked.history, os.environ))
         with opened(resolved, quiet=asked.quiet, alone=True) as llm:
-            return converse(llm, llm.get_default_sampling_params().replace(resolved.sampling), asked.system)
+            return converse(llm, llm.get_default_sampling_params().replace(resolved.sampling), asked.system, read)
     good = list(sound(asks, as_json=asked.json))
     if not good:
         return RequestError.exit_code
@@ -69,6 +71,11 @@ def parser() -> FlagParser:
     section.add_argument("--input", metavar="FILE.jsonl", help="one prompt a line, as JSON; - reads standard input")
     section.add_argument("--chat", action="store_true", help="put each prompt through the model's chat template")
     section.add_argument("--system", metavar="TEXT", help="system message of chats; implies --chat")
+    section.add_argument(
+        "--history",
+        metavar="FILE|off",
+        help="where a chat remembers what was typed (default: headstock/history in the user's state folder)",
+    )
     section.add_argument("--json", action="store_true", help="print one JSON line an answer in place of text")
     section.add_argument("--quiet", action="store_true", help="no summary and no statistics on standard error")
     add_sampling_flags(root)

@@ -16,7 +16,7 @@ from headstock.config.presets import preset
 from headstock.errors import ModelError, UsageError, shown
 
 PREFIX = "HEADSTOCK_"
-OTHER_VARIABLES = frozenset({"HEADSTOCK_TRACEBACK"})
+OTHER_VARIABLES = frozenset({"HEADSTOCK_HISTORY", "HEADSTOCK_TRACEBACK"})
 """Variables with the prefix that are no settings."""
 
 

@@ -1,0 +1,141 @@
+"""Turns typed at a terminal: a line editor in which a pasted text is one turn, with a history."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from headstock.cli.answers import note
+from headstock.errors import shown
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.output import Output
+
+HISTORY_VARIABLE = "HEADSTOCK_HISTORY"
+OFF = "off"
+PROMPT = "> "
+CONTINUATION = "... "
+
+
+class LineDropped(Exception):
+    """Ctrl-C at the prompt; `is_empty` when there was nothing to drop."""
+
+    def __init__(self, *, is_empty: bool) -> None:
+        super().__init__()
+        self.is_empty = is_empty
+
+
+def history_path(flag: str | None, environ: Mapping[str, str]) -> Path | None:
+    """The file that turns are remembered in: the flag's, the variable's, or one in the user's state folder.
+
+    None where either says `off`.
+    """
+    named = flag or environ.get(HISTORY_VARIABLE)
+    if named == OFF:
+        return None
+    if named:
+        return Path(named).expanduser()
+    folder = environ.get("XDG_STATE_HOME", "")
+    state = Path(folder) if Path(folder).is_absolute() else Path("~/.local/state").expanduser()
+    return state / "headstock" / "history"
+
+
+def open_reader(history: Path | None) -> Callable[[], str]:
+    """What reads a turn from the terminal; it edits lines where it can draw, on standard output or else on error.
+
+    The reader raises EOFError at the end of input, and LineDropped.
+    """
+    drawn = next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
+    if drawn is None:
+        return read_plain
+    return open_editor(history, output=open_output(drawn))
+
+
+def open_output(stream: TextIO) -> Output:
+    """The terminal behind `stream`, never asked where its cursor is: those that do not answer would hold up a chat."""
+    from prompt_toolkit.data_structures import Size
+    from prompt_toolkit.output import create_output
+    from prompt_toolkit.output.vt100 import Vt100_Output
+
+    if sys.platform == "win32":
+        return create_output(stdout=stream)
+
+    def size() -> Size:
+        """The terminal's size, or a usual one where it knows none."""
+        found = os.get_terminal_size(stream.fileno())
+        return Size(rows=found.lines or 24, columns=found.columns or 80)
+
+    return Vt100_Output(stream, size, term=os.environ.get("TERM"), enable_cpr=False)
+
+
+def read_plain() -> str:
+    """A line of standard input, where no terminal shows what is typed.   raises: EOFError, LineDropped"""
+    try:
+        return input(PROMPT)
+    except KeyboardInterrupt:
+        raise LineDropped(is_empty=True) from None
+
+
+def open_editor(history: Path | None, *, input: Input | None = None, output: Output | None = None) -> Callable[[], str]:
+    """A reader with an editor: Enter ends a turn, Alt-Enter a line of it, and a pasted text is one turn."""
+    from prompt_toolkit import PromptSession
+
+    session: PromptSession[str] = PromptSession(
+        message=PROMPT,
+        history=open_history(history),
+        key_bindings=bind_keys(),
+        prompt_continuation=CONTINUATION,
+        enable_suspend=True,
+        input=input,
+        output=output,
+    )
+    return session.prompt
+
+
+def bind_keys() -> KeyBindings:
+    """Ctrl-C drops the line, Alt-Enter begins another one in the same turn."""
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("c-c")
+    @keys.add("<sigint>")
+    def drop(event: Any) -> None:
+        event.app.exit(exception=LineDropped(is_empty=not event.app.current_buffer.text))
+
+    @keys.add("escape", "enter")
+    def break_line(event: Any) -> None:
+        event.app.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def open_history(path: Path | None) -> History:
+    """A history in the file, which only its owner can read; in memory without one, or where it cannot be written."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    class History(FileHistory):
+        """A chat goes on when its history cannot be written, as on a full disk."""
+
+        def store_string(self, string: str) -> None:
+            try:
+                super().store_string(string)
+            except (OSError, UnicodeError):
+                return
+
+    if path is None:
+        return InMemoryHistory()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or shown(error)
+        note(f"note: what is typed is not remembered: cannot write {shown(path)}: {reason}")
+        return InMemoryHistory()
+    return History(str(path))
