@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from headstock.errors import ModelError, PluginBroken
 from headstock.spi import Weight
-from headstock.weights import weight_bytes
+from headstock.weights import find_differing_copies, read_config, weight_bytes
 from headstock_qwen.families import QWEN3
 
 LAYER = "model.layers.1."
@@ -108,12 +108,39 @@ def test_numbers_that_the_asked_dtype_cannot_hold(write: Any, loading: Any, tens
 
 def test_tied_embeddings_may_be_stored_twice(write: Any, loading: Any, tensors: Any) -> None:
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(2)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
 
     params = loading(write(tensors, tie_word_embeddings=True))
 
     assert "lm_head" not in params
     del tensors["lm_head.weight"]
     assert torch.equal(loading(write(tensors, tie_word_embeddings=True))["embed"].tensor, params["embed"].tensor)
+
+
+@pytest.mark.parametrize(
+    ("copy", "differing"),
+    [
+        (lambda tensor: tensor.clone(), ()),
+        (lambda tensor: tensor.to(torch.bfloat16), ("lm_head.weight",)),
+        (lambda tensor: tensor + 1e-6, ("lm_head.weight",)),
+        (lambda tensor: tensor[:-1].clone(), ("lm_head.weight",)),
+    ],
+    ids=["equal", "rounded", "other numbers", "other shape"],
+)
+def test_copies_that_differ_are_found(copy: Any, differing: tuple[str, ...], write: Any, tensors: Any) -> None:
+    tensors["lm_head.weight"] = copy(tensors["model.embed_tokens.weight"])
+    directory = write(tensors, tie_word_embeddings=True)
+    specs = QWEN3.params(QWEN3.config(read_config(directory)))
+
+    assert find_differing_copies(directory, specs) == differing
+
+
+def test_a_copy_in_another_dtype_with_the_same_numbers_is_one(write: Any, tensors: Any) -> None:
+    embeddings = tensors["model.embed_tokens.weight"].to(torch.bfloat16)
+    tensors |= {"model.embed_tokens.weight": embeddings.float(), "lm_head.weight": embeddings}
+    directory = write(tensors, tie_word_embeddings=True)
+
+    assert find_differing_copies(directory, QWEN3.params(QWEN3.config(read_config(directory)))) == ()
 
 
 def test_biases_join_their_weights(write: Any, loading: Any, tensors: Any) -> None:

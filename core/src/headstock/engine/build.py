@@ -18,7 +18,7 @@ from headstock.engine.assembly import Assembly, Material, assemble
 from headstock.engine.bounds import limits
 from headstock.engine.buffers import Buffers, allocate
 from headstock.engine.canary import Canary
-from headstock.engine.checkpoint import load, locate, longest, read_model, tensor_bytes
+from headstock.engine.checkpoint import load, locate, longest, read_model, tensor_bytes, untie
 from headstock.engine.device import describe, free_bytes
 from headstock.engine.faults import Faults
 from headstock.engine.memory import MemoryPlan, Spent, estimate, plan_memory, size
@@ -76,6 +76,8 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     device = torch.device(env.device)
     directory = locate(config.model)
     family, model = read_model(directory)
+    if config.load_format != "dummy":
+        model = untie(directory, family, model)
     notes: list[str] = []
     dtype = model_dtype(config.dtype, model, env)
     max_len = longest(config, model, notes)

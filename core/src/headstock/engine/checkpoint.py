@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 
 from headstock import registry, weights
@@ -13,7 +15,10 @@ from headstock.config import EngineConfig
 from headstock.config.kinds import suggestion
 from headstock.engine.memory import size
 from headstock.errors import CannotRun, ModelError, shown
+from headstock.logs import event
 from headstock.spi import Model, ModelConfig, Ops, Params
+
+LOG = logging.getLogger(__name__)
 
 
 def locate(name: str) -> Path:
@@ -48,9 +53,23 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
     registry.require(spec)
     family: Model = registry.implementation(spec)
     try:
-        return family, family.config(hf)
+        model = family.config(hf)
     except ValueError as error:
         raise ModelError(f"config.json in {directory}: {error}") from error
+    return family, model
+
+
+def untie(directory: Path, family: Model, model: ModelConfig) -> ModelConfig:
+    """`model`, its output matrix apart from its embeddings where the checkpoint stores one that differs.
+
+    raises: ModelError when a file is not what it says
+    """
+    differing = weights.find_differing_copies(directory, family.params(model)) if model.tied_embeddings else ()
+    if not differing:
+        return model
+    because = "it is stored and differs from the embeddings, though config.json has tie_word_embeddings"
+    LOG.warning(event("an output matrix of its own is used", tensor=differing[0], because=because))
+    return attrs.evolve(model, tied_embeddings=False)
 
 
 def longest(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:

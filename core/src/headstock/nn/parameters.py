@@ -29,7 +29,7 @@ def outer(config: ModelConfig) -> Named:
     yield (
         "embed",
         ParamSpec(
-            shape=(config.vocab, config.hidden), axes=table, sources=(("model.embed_tokens.weight",),), ignored=twin
+            shape=(config.vocab, config.hidden), axes=table, sources=(("model.embed_tokens.weight",),), copies=twin
         ),
     )
     if not config.tied_embeddings:

@@ -108,11 +108,12 @@ class ParamSpec:
     shape: as the model uses it          axes: one name a dimension ("heads", "hidden", ...), for sharding
     sources: rows of checkpoint names; the names of a row are concatenated on their first dimension, rows are stacked
     parts: the sizes of a row's names on that dimension; empty for equal sizes
-    `whole`, where the checkpoint has it, is one tensor that is used in place of the sources. `ignored` are checkpoint
-    names that may also be there and are not read. `dtype` is a torch name, None for the model's. `compute`, in place of
-    sources, makes the tensor from the configuration and the length of the longest sequence (rope tables). Dummy weights
-    hold `dummy` everywhere, or noise where it is None. A parameter named `NAME.bias` becomes the bias in NAME's
-    `Weight`.
+    `whole`, where the checkpoint has it, is one tensor that is used in place of the sources.
+    `copies` are checkpoint names that may hold the first source once more; `ignored` are others that
+    may be there and are not read. `dtype` is a torch name, None for the model's. `compute`, in place
+    of sources, makes the tensor from the configuration and the length of the longest sequence (rope
+    tables). Dummy weights hold `dummy` everywhere, or noise where it is None. A parameter named
+    `NAME.bias` becomes the bias in NAME's `Weight`.
     """
 
     shape: tuple[int, ...]
@@ -124,6 +125,7 @@ class ParamSpec:
     parts: tuple[int, ...] = ()
     whole: str | None = None
     ignored: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
     dummy: float | None = None
 
 

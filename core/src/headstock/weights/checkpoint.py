@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from attrs import field, frozen
 from safetensors import safe_open
 from torch import Tensor
@@ -47,6 +48,14 @@ class Checkpoint:
         if path not in self._files:
             self._files[path] = self._stack.enter_context(safe_open(path, framework="pt"))
         return self._files[path].get_tensor(name)  # type: ignore[no-any-return]
+
+    def is_equal(self, name: str, other: str) -> bool:
+        """Whether two tensors hold the same numbers, whatever their dtypes."""
+        if self.entries[name][1].shape != self.entries[other][1].shape:
+            return False
+        one, two = self.read(name), self.read(other)
+        dtype = torch.promote_types(one.dtype, two.dtype)
+        return torch.equal(one.to(dtype), two.to(dtype))
 
     def nbytes(self, name: str) -> int:
         """How many bytes of file the tensor takes."""
@@ -90,7 +99,7 @@ def plan(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> dict[str, li
     """
     plans = {name: list(pieces(spec, checkpoint)) for name, spec in specs.items() if spec.sources}
     wanted = {piece.name: piece for parts in plans.values() for piece in parts}
-    ignored = {name for spec in specs.values() for name in spec.ignored}
+    ignored = {name for spec in specs.values() for name in (*spec.ignored, *spec.copies)}
     where = f"the weights in {checkpoint.directory} do not fit the model: "
     missing = [name for name in wanted if name not in checkpoint.entries]
     unexpected = [name for name in checkpoint.entries if name not in wanted and name not in ignored]
@@ -104,6 +113,15 @@ def plan(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> dict[str, li
         if entry.dtype not in FLOATING:
             raise ModelError(f"{where}{name} has dtype {entry.dtype}, wanted one of {', '.join(FLOATING)}")
     return plans
+
+
+def differing_copies(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> Iterator[str]:
+    """The stored tensors that are declared as copies of another stored one and differ from it."""
+    for spec in specs.values():
+        for name in spec.copies:
+            source = spec.sources[0][0]
+            if {name, source} <= checkpoint.entries.keys() and not checkpoint.is_equal(name, source):
+                yield name
 
 
 def listed(names: list[str]) -> str:

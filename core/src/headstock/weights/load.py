@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headstock.errors import ModelError, PluginBroken, shown
 from headstock.spi import ModelConfig, Params, ParamSpec, Weight
-from headstock.weights.checkpoint import Checkpoint, Piece, plan
+from headstock.weights.checkpoint import Checkpoint, Piece, differing_copies, plan
 
 Report = Callable[[str, int, int], None]
 Prepare = Callable[[str, Weight], Weight]
@@ -52,6 +52,17 @@ def load(
     else:
         tensors |= read(directory, specs, target, device, report)
     return prepared(tensors, prepare or (lambda name, weight: weight))
+
+
+def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple[str, ...]:
+    """The tensors in `directory` that are declared as copies of others and differ from them.   raises: ModelError"""
+    if not any(spec.copies for spec in specs.values()):
+        return ()
+    with Checkpoint.open(directory) as checkpoint:
+        try:
+            return tuple(differing_copies(specs, checkpoint))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"cannot read the weights in {directory}: {shown(error)}") from error
 
 
 def weight_bytes(specs: Mapping[str, ParamSpec], dtype: torch.dtype) -> int:
