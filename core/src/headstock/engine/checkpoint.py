@@ -20,6 +20,9 @@ from headstock.spi import Model, ModelConfig, Ops, Params
 
 LOG = logging.getLogger(__name__)
 
+NAMED = 8
+"""How many fields a warning lists before it only counts the rest."""
+
 
 def locate(name: str) -> Path:
     """The directory of a model: an installed checkpoint's, or the one named.   raises: ModelError"""
@@ -56,6 +59,10 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
         model = family.config(hf)
     except ValueError as error:
         raise ModelError(f"config.json in {directory}: {error}") from error
+    if model.ignored_fields:
+        fields = ", ".join(map(shown, model.ignored_fields[:NAMED]))
+        more = {"more": len(model.ignored_fields) - NAMED} if len(model.ignored_fields) > NAMED else {}
+        LOG.warning(event(f"{architectures[0]} does not read all of config.json", ignored=fields, **more))
     return family, model
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 from headstock.errors import shown
-from headstock.nn.rope import OPTIONAL, REQUIRED, SCALINGS
-from headstock.spi import Experts, Feature, KVGroup, LayerConfig, ModelConfig, Rope
-
-Json = Mapping[str, Any]
+from headstock.nn.config_keys import check_served, ignored_fields
+from headstock.nn.fields import Json, quoted, read_flag, read_number, read_positive
+from headstock.nn.rope_config import FIELDS as ROPE_FIELDS
+from headstock.nn.rope_config import LAYER_TYPES, ignored_rope_fields, read_rope, stretched_length
+from headstock.spi import Experts, Feature, KVGroup, LayerConfig, ModelConfig
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -19,6 +19,18 @@ MOST_LAYERS = 1024
 MOST_POSITIONS = 1 << 24
 """Beyond any real model, and few enough for a table of rotations."""
 
+RENAMED_TYPES: Mapping[str, str] = {"attention": "full_attention"}
+"""Layer types as earlier releases of transformers wrote them."""
+
+FIELDS = frozenset(
+    (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "layer_types"),
+        *("tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", *ROPE_FIELDS),
+    )
+)
+"""The fields of config.json that every family reads."""
+
 
 def decoder_config(
     hf: Json,
@@ -26,7 +38,10 @@ def decoder_config(
     *,
     windows: Sequence[int | None] | None = None,
     experts: Sequence[Experts | None] | None = None,
+    model_types: Collection[str] = (),
+    fields: Collection[str] = (),
     default_head_dim: int | None = None,
+    default_kv_heads: int | None = None,
     qkv_bias: bool = False,
     out_bias: bool = False,
     mlp_bias: bool = False,
@@ -34,32 +49,36 @@ def decoder_config(
 ) -> ModelConfig:
     """The decoder that `hf`, a parsed config.json, describes.
 
-    windows, experts: one entry a layer; None for a layer without
+    windows, experts: one entry a layer, None for a layer without; absent where no layer has any
+    model_types: the `model_type` that the architecture goes with, empty for any
+    fields: what the family reads beside `FIELDS`
+    default_head_dim, default_kv_heads: where config.json has none; None for `hidden // heads` and `heads`
     raises: ValueError with the field, what was found and what was wanted
     """
-    check_served(hf)
-    hidden, heads = positive(hf, "hidden_size"), positive(hf, "num_attention_heads")
-    kv_heads = positive(hf, "num_key_value_heads", heads)
-    head_dim = positive(hf, "head_dim", default_head_dim or hidden // heads)
+    check_model_type(hf, architecture, model_types)
+    check_served(hf, fields)
+    hidden, heads = read_positive(hf, "hidden_size"), read_positive(hf, "num_attention_heads")
+    kv_heads = read_positive(hf, "num_key_value_heads", default_kv_heads or heads)
+    head_dim = read_positive(hf, "head_dim", default_head_dim or hidden // heads)
     if heads % kv_heads:
         raise ValueError(f"num_attention_heads is {heads}, which {kv_heads} num_key_value_heads do not divide")
     rope = read_rope(hf, head_dim)
-    max_position = longest(rope, positive(hf, "max_position_embeddings"))
+    max_position = stretched_length(rope, read_positive(hf, "max_position_embeddings"))
     if max_position > MOST_POSITIONS:
         raise ValueError(f"max_position_embeddings is {max_position}, wanted at most {MOST_POSITIONS}")
     count = layer_count(hf)
     # A window that no position reaches past is none.
-    windows = [w if w is not None and w < max_position else None for w in windows or [None] * count]
+    windows = [w if w is not None and w < max_position else None for w in windows or one_window(hf, None)]
     groups = kv_groups(windows, kv_heads, head_dim)
     return ModelConfig(
         architecture=architecture,
-        vocab=positive(hf, "vocab_size"),
+        vocab=read_positive(hf, "vocab_size"),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=positive(hf, "intermediate_size"),
-        norm_eps=number(hf, "rms_norm_eps", 1e-6),
+        intermediate=read_positive(hf, "intermediate_size"),
+        norm_eps=read_number(hf, "rms_norm_eps", 1e-6),
         max_position=max_position,
         rope=rope,
         layers=layers(windows, experts or [None] * count, groups, head_dim),
@@ -68,27 +87,25 @@ def decoder_config(
         out_bias=out_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
-        tied_embeddings=flag(hf, "tie_word_embeddings", False),
+        tied_embeddings=read_flag(hf, "tie_word_embeddings", False),
         dtype=read_dtype(hf),
         eos_ids=read_eos(hf),
         features=frozenset({Feature.SLIDING_WINDOW} if any(windows) else ()),
+        ignored_fields=(*ignored_fields(hf, (*FIELDS, *fields)), *ignored_rope_fields(hf)),
     )
 
 
-def check_served(hf: Json) -> None:
-    """Raise ValueError when `hf` asks for what no decoder here does."""
-    if hf.get("quantization_config") is not None:
-        raise ValueError(
-            "quantization_config is set, but quantized weights are not supported; use the full-precision model"
-        )
-    activation = hf.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ValueError(f"hidden_act is {shown(activation)!r}, but only 'silu' is supported")
+def check_model_type(hf: Json, architecture: str, model_types: Collection[str]) -> None:
+    """Raise ValueError when `model_type`, by which transformers chooses, is that of another family."""
+    model_type = hf.get("model_type")
+    if model_types and model_type is not None and model_type not in model_types:
+        wanted = " or ".join(model_types)
+        raise ValueError(f"model_type is {quoted(model_type)}, but the architecture is {architecture}; wanted {wanted}")
 
 
 def layer_count(hf: Json) -> int:
     """How many layers the decoder has."""
-    count = positive(hf, "num_hidden_layers")
+    count = read_positive(hf, "num_hidden_layers")
     if count > MOST_LAYERS:
         raise ValueError(f"num_hidden_layers is {count}, wanted at most {MOST_LAYERS}")
     return count
@@ -126,59 +143,33 @@ def kv_groups(windows: Sequence[int | None], kv_heads: int, head_dim: int) -> tu
     )
 
 
-def layer_windows(hf: Json) -> list[int | None]:
-    """Each layer's window, as `layer_types` or else `max_window_layers` says (Qwen)."""
-    count = layer_count(hf)
-    window = positive(hf, "sliding_window", 4096) if flag(hf, "use_sliding_window", False) else None
-    kinds = hf.get("layer_types")
-    if kinds is None:
-        first = whole(hf, "max_window_layers", 28)
-        return [window if index >= first else None for index in range(count)]
-    known = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != count or not all(isinstance(k, str) and k in known for k in kinds):
-        raise ValueError(f"layer_types is {shown(kinds)!r}, wanted {count} entries out of {', '.join(known)}")
-    return [known[kind] for kind in kinds]
+def read_layer_types(hf: Json) -> list[str] | None:
+    """Each layer's type as `layer_types` has it; None where the field is absent or null."""
+    types = hf.get("layer_types")
+    if types is None:
+        return None
+    count, known = layer_count(hf), (*LAYER_TYPES, *RENAMED_TYPES)
+    if not isinstance(types, list) or len(types) != count or not all(type(t) is str and t in known for t in types):
+        raise ValueError(f"layer_types is {quoted(types)}, wanted {count} entries out of {', '.join(LAYER_TYPES)}")
+    return [RENAMED_TYPES.get(each, each) for each in types]
 
 
-def read_rope(hf: Json, head_dim: int) -> Rope:
-    """Rotary positions from `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before)."""
-    title = next((name for name in ("rope_parameters", "rope_scaling") if hf.get(name) is not None), "rope_parameters")
-    numbers = {} if hf.get(title) is None else hf[title]
-    if not isinstance(numbers, dict) or any(isinstance(value, dict) for value in numbers.values()):
-        raise ValueError(f"{title} is {shown(numbers)!r}, wanted one flat table for all layers")
-    try:
-        scaling = read_scaling(numbers)
-    except ValueError as error:
-        raise ValueError(f"{title}: {error}") from None
-    both = {**hf, **numbers}
-    theta, dim = number(both, "rope_theta", 10000.0), int(head_dim * number(both, "partial_rotary_factor", 1.0))
-    if theta <= 1:
-        raise ValueError(f"rope_theta is {theta}, wanted above 1")
-    if dim % 2 or not 0 < dim <= head_dim:
-        raise ValueError(f"head_dim is {head_dim}, of which {dim} are turned, wanted an even part of them")
-    return Rope(theta=theta, dim=dim, scaling=scaling, parameters=numbers)
+def windows_by_type(types: Sequence[str], window: int | None) -> list[int | None]:
+    """Each layer's window by its type.   raises: ValueError for a sliding layer where there is no window"""
+    if window is None and "sliding_attention" in types:
+        raise ValueError(
+            "layer_types has 'sliding_attention', but there is no window; wanted a sliding_window, and "
+            "use_sliding_window where the family has it"
+        )
+    return [window if each == "sliding_attention" else None for each in types]
 
 
-def read_scaling(numbers: Json) -> str:
-    """The name of the scaling, once the table has the numbers that it needs; others' keys are passed over."""
-    scaling = numbers.get("rope_type") or numbers.get("type") or "default"
-    if not isinstance(scaling, str) or scaling not in SCALINGS:
-        raise ValueError(f"rope_type is {shown(scaling)!r}, wanted one of {', '.join(SCALINGS)}")
-    for name in (*REQUIRED[scaling], *(name for name in OPTIONAL if name not in REQUIRED[scaling])):
-        number(numbers, name, None if name in REQUIRED[scaling] else 1.0)
-    if scaling == "llama3" and not numbers["low_freq_factor"] < numbers["high_freq_factor"]:
-        raise ValueError("low_freq_factor is not below high_freq_factor")
-    if scaling == "yarn":
-        flag(numbers, "truncate", True)
-    return scaling
-
-
-def longest(rope: Rope, stated: int) -> int:
-    """The most positions the model serves: those stated, or what YaRN stretches the original ones to."""
-    original = rope.parameters.get("original_max_position_embeddings")
-    if rope.scaling != "yarn" or original is None:
-        return stated
-    return max(stated, int(original * rope.parameters["factor"]))
+def one_window(hf: Json, window: int | None) -> list[int | None]:
+    """`window` for every layer. `layer_types`, which such families do not have, may only repeat that."""
+    wanted = "full_attention" if window is None else "sliding_attention"
+    if any(each != wanted for each in read_layer_types(hf) or ()):
+        raise ValueError(f"layer_types is {quoted(hf['layer_types'])}, but every layer is of type {wanted!r} here")
+    return [window] * layer_count(hf)
 
 
 def read_dtype(hf: Json) -> str:
@@ -196,42 +187,3 @@ def read_eos(hf: Json) -> tuple[int, ...]:
     if not all(type(i) is int and i >= 0 for i in ids):
         raise ValueError(f"eos_token_id is {shown(found)!r}, wanted a token id or a list of them")
     return tuple(dict.fromkeys(ids))
-
-
-def positive(hf: Json, name: str, default: int | None = None) -> int:
-    """The field, a whole number above 0; `default` where it is absent or null."""
-    value = whole(hf, name, default)
-    if value < 1:
-        raise ValueError(f"{name} is {value}, wanted a number above 0")
-    return value
-
-
-def whole(hf: Json, name: str, default: int | None = None) -> int:
-    """The field, a whole number; `default` where it is absent or null."""
-    value = hf.get(name)
-    value = default if value is None else value
-    if type(value) is not int:
-        raise ValueError(
-            f"{name} is {shown(value)!r}, wanted a whole number" if value is not None else f"{name} is missing"
-        )
-    return value
-
-
-def number(hf: Json, name: str, default: float | None = None) -> float:
-    """The field, a number above 0; `default` where it is absent or null."""
-    value = hf.get(name)
-    value = default if value is None else value
-    if value is None:
-        raise ValueError(f"{name} is missing")
-    if type(value) not in (int, float) or not 0 < value < float("inf"):
-        raise ValueError(f"{name} is {shown(value)!r}, wanted a number above 0")
-    return float(value)
-
-
-def flag(hf: Json, name: str, default: bool) -> bool:
-    """The field, true or false; `default` where it is absent or null."""
-    value = hf.get(name)
-    value = default if value is None else value
-    if type(value) is not bool:
-        raise ValueError(f"{name} is {shown(value)!r}, wanted true or false")
-    return value

@@ -71,7 +71,8 @@ def llama3(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     """Slow frequencies divided by `factor`, fast ones kept, those between blended by wavelength (Llama 3.1)."""
     numbers = rope.parameters
     frequencies, _ = plain(rope, max_position)
-    turns = numbers["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    original = numbers.get("original_max_position_embeddings") or max_position
+    turns = original * frequencies / (2 * math.pi)
     low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / numbers["factor"]), 1.0
@@ -116,22 +117,12 @@ def yarn_attention_factor(numbers: Mapping[str, Any], factor: float) -> float:
 
 SCALINGS: Mapping[str, Callable[[Rope, int], tuple[Tensor, float]]] = {
     "default": plain,
+    "dynamic": plain,
     "linear": linear,
     "llama3": llama3,
     "yarn": yarn,
 }
-"""Scaling's name in config.json -> `(rope, max_position) -> (frequencies, attention factor)`."""
+"""Type of scaling in config.json -> `(rope, max_position) -> (frequencies, attention factor)`.
 
-REQUIRED: Mapping[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor",),
-}
-"""Scaling's name -> the numbers it cannot do without."""
-
-OPTIONAL = (
-    *("factor", "original_max_position_embeddings", "rope_theta", "partial_rotary_factor"),
-    *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
-)
-"""The numbers that a table may have whatever its scaling."""
+Dynamic NTK changes frequencies only for sequences beyond `max_position`, and there are none.
+"""

@@ -76,7 +76,10 @@ class LayerConfig:
 
 @frozen(kw_only=True)
 class ModelConfig:
-    """A decoder as data: shapes, per-layer differences and KV groups. Sizes count elements, not bytes."""
+    """A decoder as data: shapes, per-layer differences and KV groups. Sizes count elements, not bytes.
+
+    `ignored_fields` names the fields of config.json that may matter to its author and that the family does not read.
+    """
 
     architecture: str
     vocab: int
@@ -99,6 +102,7 @@ class ModelConfig:
     dtype: str = "float32"
     eos_ids: tuple[int, ...] = ()
     features: frozenset[Feature] = frozenset()
+    ignored_fields: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -14,6 +14,9 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 NEEDED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
 """What is fetched of a repository on the hub: no pickles and no code."""
 
+ELSEWHERE = ("configuration_files", "transformers_weights")
+"""Fields by which transformers reads other files in place of config.json and model.safetensors."""
+
 LARGEST_JSON = 64 << 20
 
 
@@ -45,13 +48,20 @@ def resolve_directory(model: str) -> Path:
 def read_config(directory: Path) -> dict[str, Any]:
     """The parsed config.json of a model directory that can be loaded without running anything from it.
 
-    raises: ModelError when it is missing, not JSON, or asks for code; when all weights are pickles
+    raises: ModelError when it is missing, not JSON, asks for code, or points to other files; when all weights are
+    pickles
     """
     config = read_json(directory, "config.json")
     if "auto_map" in config:
         raise ModelError(
             f"{directory / 'config.json'} has auto_map: the model wants its own code run, which is never done"
         )
+    for name in ELSEWHERE:
+        if config.get(name):
+            raise ModelError(
+                f"{directory / 'config.json'} has {name}, which points to other files and is not followed; "
+                "put what it names into config.json and model.safetensors, and remove it"
+            )
     pickles = sorted(path.name for pattern in PICKLES for path in directory.glob(pattern))
     if pickles and not any(directory.glob("*.safetensors")):
         raise ModelError(

@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from headstock.nn.config import Json, decoder_config, flag, layer_count, positive
+from headstock.nn.config import decoder_config, layer_count, read_layer_types, windows_by_type
 from headstock.nn.decoder import decoder
+from headstock.nn.fields import Json, read_flag, read_positive, without_nulls
 from headstock.spi import ModelConfig
 
 
 def llama(hf: Json) -> ModelConfig:
-    """Llama: biases as configured."""
-    bias = flag(hf, "attention_bias", False)
-    return decoder_config(hf, "LlamaForCausalLM", qkv_bias=bias, out_bias=bias, mlp_bias=flag(hf, "mlp_bias", False))
+    """Llama: biases as configured, and no windows."""
+    hf = without_nulls(hf, "head_dim", "num_key_value_heads")
+    bias = read_flag(hf, "attention_bias", False)
+    hidden, heads = read_positive(hf, "hidden_size"), read_positive(hf, "num_attention_heads")
+    if hidden % heads:
+        raise ValueError(f"hidden_size is {hidden}, wanted a multiple of the {heads} num_attention_heads")
+    return decoder_config(
+        hf,
+        "LlamaForCausalLM",
+        model_types=("llama",),
+        fields=("attention_bias", "mlp_bias"),
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=read_flag(hf, "mlp_bias", False),
+    )
 
 
 def mistral(hf: Json) -> ModelConfig:
-    """Mistral: one window for all layers, 4096 where the field is absent and none where it is null."""
-    window = None if hf.get("sliding_window", 4096) is None else positive(hf, "sliding_window", 4096)
-    return decoder_config(hf, "MistralForCausalLM", windows=[window] * layer_count(hf))
+    """Mistral: one window for all layers, 4096 where the field is absent and none where it is null.
+
+    A configuration with `layer_types`, be they null, is Ministral, as transformers has it.
+    """
+    hf = without_nulls(hf, "head_dim")
+    if "layer_types" in hf or hf.get("model_type") == "ministral":
+        windows = ministral_windows(hf)
+    else:
+        window = None if hf.get("sliding_window", 4096) is None else read_positive(hf, "sliding_window", 4096)
+        windows = [window] * layer_count(hf)
+    return decoder_config(
+        hf,
+        "MistralForCausalLM",
+        model_types=("mistral", "ministral"),
+        fields=("sliding_window",),
+        windows=windows,
+        default_kv_heads=8,
+    )
+
+
+def ministral_windows(hf: Json) -> list[int | None]:
+    """Each layer's window. Ministral cannot do without a window and `head_dim`, even where no layer slides."""
+    read_positive(hf, "head_dim")
+    window, types = read_positive(hf, "sliding_window", 4096), read_layer_types(hf)
+    return [window] * layer_count(hf) if types is None else windows_by_type(types, window)
 
 
 LLAMA = decoder(llama)

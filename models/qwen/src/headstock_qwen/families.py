@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from headstock.nn.config import Json, decoder_config, flag, layer_count, layer_windows, positive, whole
+from headstock.nn.config import decoder_config, layer_count, one_window, read_layer_types, windows_by_type
 from headstock.nn.decoder import decoder
+from headstock.nn.fields import Json, read_flag, read_positive, read_whole
 from headstock.spi import Experts, ModelConfig
+
+WINDOW_FIELDS = ("use_sliding_window", "sliding_window", "max_window_layers")
+QWEN3_FIELDS = (*WINDOW_FIELDS, "attention_bias", "use_qk_norm", "qk_norm")
+EXPERT_FIELDS = (
+    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
+    *("decoder_sparse_step", "mlp_only_layers"),
+)
 
 
 def qwen2(hf: Json) -> ModelConfig:
     """Qwen2: biases on queries, keys and values."""
-    return decoder_config(hf, "Qwen2ForCausalLM", windows=layer_windows(hf), qkv_bias=True)
+    return decoder_config(
+        hf,
+        "Qwen2ForCausalLM",
+        model_types=("qwen2",),
+        fields=WINDOW_FIELDS,
+        windows=read_windows(hf),
+        default_kv_heads=32,
+        qkv_bias=True,
+    )
 
 
 def qwen3(hf: Json) -> ModelConfig:
     """Qwen3: normalized queries and keys, heads of 128 unless it says otherwise."""
-    bias = flag(hf, "attention_bias", False)
+    bias = read_flag(hf, "attention_bias", False)
     return decoder_config(
         hf,
         "Qwen3ForCausalLM",
-        windows=layer_windows(hf),
+        model_types=("qwen3",),
+        fields=QWEN3_FIELDS,
+        windows=read_windows(hf),
         default_head_dim=128,
+        default_kv_heads=32,
         qkv_bias=bias,
         out_bias=bias,
         qk_norm=True,
@@ -28,33 +47,51 @@ def qwen3(hf: Json) -> ModelConfig:
 
 def qwen3_moe(hf: Json) -> ModelConfig:
     """Qwen3-MoE: as Qwen3, with experts in most layers and one window for all layers."""
-    bias = flag(hf, "attention_bias", False)
-    window = positive(hf, "sliding_window", 4096) if flag(hf, "use_sliding_window", False) else None
+    bias = read_flag(hf, "attention_bias", False)
     return decoder_config(
         hf,
         "Qwen3MoeForCausalLM",
-        windows=[window] * layer_count(hf),
+        model_types=("qwen3_moe",),
+        fields=(*QWEN3_FIELDS, *EXPERT_FIELDS),
+        windows=one_window(hf, read_window(hf)),
         experts=layer_experts(hf),
+        default_kv_heads=4,
         qkv_bias=bias,
         out_bias=bias,
         qk_norm=True,
     )
 
 
+def read_window(hf: Json) -> int | None:
+    """The window of sliding layers: `sliding_window`, 4096 where it is absent, if `use_sliding_window` is true."""
+    if not read_flag(hf, "use_sliding_window", False) or hf.get("sliding_window", 4096) is None:
+        return None
+    return read_positive(hf, "sliding_window", 4096)
+
+
+def read_windows(hf: Json) -> list[int | None]:
+    """Each layer's window: as `layer_types` says, or else from layer `max_window_layers` on."""
+    window, types = read_window(hf), read_layer_types(hf)
+    if types is not None:
+        return windows_by_type(types, window)
+    first = read_whole(hf, "max_window_layers", 28)
+    return [window if index >= first else None for index in range(layer_count(hf))]
+
+
 def layer_experts(hf: Json) -> list[Experts | None]:
     """Each layer's experts: every `decoder_sparse_step`-th layer has some, unless `mlp_only_layers` names it."""
     # transformers 5 writes num_local_experts where earlier releases wrote num_experts.
-    count = positive(hf, "num_local_experts" if hf.get("num_local_experts") is not None else "num_experts", 128)
-    per_token = positive(hf, "num_experts_per_tok", 8)
+    count = read_positive(hf, "num_local_experts" if "num_local_experts" in hf else "num_experts", 128)
+    per_token = read_positive(hf, "num_experts_per_tok", 8)
     if per_token > count:
         raise ValueError(f"num_experts_per_tok is {per_token}, wanted at most the {count} experts there are")
     experts = Experts(
         count=count,
         per_token=per_token,
-        intermediate=positive(hf, "moe_intermediate_size", 768),
-        renormalize=flag(hf, "norm_topk_prob", False),
+        intermediate=read_positive(hf, "moe_intermediate_size", 768),
+        renormalize=read_flag(hf, "norm_topk_prob", False),
     )
-    step, dense = whole(hf, "decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
+    step, dense = read_whole(hf, "decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
     if step < 1 or not isinstance(dense, list | tuple):
         raise ValueError("decoder_sparse_step must be above 0 and mlp_only_layers a list of layer numbers")
     return [None if (index + 1) % step or index in dense else experts for index in range(layer_count(hf))]

@@ -1,0 +1,58 @@
+"""Typed reading of the fields of a parsed config.json. Errors name the field, its value and what was wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headstock.errors import shown
+
+Json = Mapping[str, Any]
+
+
+def read_positive(hf: Json, name: str, default: int | None = None) -> int:
+    """The field, a whole number above 0; `default` where it is absent.   raises: ValueError"""
+    value = read_whole(hf, name, default)
+    if value < 1:
+        raise ValueError(f"{name} is {value}, wanted a number above 0")
+    return value
+
+
+def read_whole(hf: Json, name: str, default: int | None = None) -> int:
+    """The field, a whole number; `default` where it is absent.   raises: ValueError"""
+    value = _read(hf, name, default)
+    if type(value) is not int:
+        raise ValueError(f"{name} is {quoted(value)}, wanted a whole number")
+    return value
+
+
+def read_number(hf: Json, name: str, default: float | None = None) -> float:
+    """The field, a finite number above 0; `default` where it is absent.   raises: ValueError"""
+    value = _read(hf, name, default)
+    if type(value) not in (int, float) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} is {quoted(value)}, wanted a number above 0")
+    return float(value)
+
+
+def read_flag(hf: Json, name: str, default: bool) -> bool:
+    """The field, true or false; `default` where it is absent.   raises: ValueError"""
+    value = hf.get(name, default)
+    if type(value) is not bool:
+        raise ValueError(f"{name} is {quoted(value)}, wanted true or false")
+    return value
+
+
+def without_nulls(hf: Json, *names: str) -> Json:
+    """`hf` without those of the named fields that are null: for fields in which null means absent."""
+    return {name: value for name, value in hf.items() if value is not None or name not in names}
+
+
+def quoted(value: object) -> str:
+    """`value` as an error shows it, cut to 64 characters."""
+    return "null" if value is None else repr(shown(value))
+
+
+def _read(hf: Json, name: str, default: object) -> Any:
+    if name not in hf and default is None:
+        raise ValueError(f"{name} is missing")
+    return hf.get(name, default)

@@ -1,0 +1,109 @@
+"""Rotary positions as config.json describes them, with the precedence that transformers has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from headstock.nn.fields import Json, quoted, read_flag, read_number
+from headstock.nn.rope import SCALINGS
+from headstock.spi import Rope
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+ORIGINAL = "original_max_position_embeddings"
+
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "dynamic": ("factor",),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+"""Type of scaling -> the numbers that it cannot do without."""
+
+OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "llama3": (ORIGINAL,),
+    "yarn": (ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+}
+"""Type of scaling -> the numbers that have a default."""
+
+FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
+"""The fields of config.json that are read here."""
+
+
+def read_rope(hf: Json, head_dim: int) -> Rope:
+    """Rotary positions of whole heads.
+
+    A `rope_scaling` that is not empty replaces `rope_parameters`. What the table lacks comes from the top level, but an
+    `original_max_position_embeddings` of the top level replaces that of the table.
+    raises: ValueError with the field, what was found and what was wanted
+    """
+    title, table = _read_table(hf)
+    try:
+        scaling = _read_scaling(table)
+        numbers = _read_numbers(hf, table, scaling)
+        theta = read_number({"rope_theta": hf.get("rope_theta", 10000.0), **table}, "rope_theta")
+    except ValueError as error:
+        raise ValueError(f"{title}: {error}" if title in hf else str(error)) from None
+    if theta <= 1:
+        raise ValueError(f"rope_theta is {theta}, wanted above 1")
+    part = table.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
+    # transformers drops the factor under plain positions and fails under scaled ones; others turn a part of the head.
+    if ("partial_rotary_factor" in table and part is None) or part not in (None, 1):
+        raise ValueError(f"partial_rotary_factor is {quoted(part)}, but only whole heads are turned; wanted 1.0")
+    if head_dim % 2:
+        raise ValueError(f"head_dim is {head_dim}, wanted an even number, whose halves are turned together")
+    return Rope(theta=theta, dim=head_dim, scaling=scaling, parameters=numbers)
+
+
+def stretched_length(rope: Rope, stated: int) -> int:
+    """The most positions the model serves: those stated, or what YaRN stretches the original ones to."""
+    original = rope.parameters.get(ORIGINAL)
+    if rope.scaling != "yarn" or original is None:
+        return stated
+    return max(stated, int(original * rope.parameters["factor"]))
+
+
+def ignored_rope_fields(hf: Json) -> Iterator[str]:
+    """The names of what `read_rope` leaves unread in the fields that are its own."""
+    title, table = _read_table(hf)
+    scaling = _read_scaling(table)
+    if title == "rope_scaling" and hf.get("rope_parameters"):
+        yield "rope_parameters"
+    if hf.get(ORIGINAL) is not None and ORIGINAL not in OPTIONAL.get(scaling, ()):
+        yield ORIGINAL
+    read = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *REQUIRED[scaling], *OPTIONAL.get(scaling, ()))
+    yield from (f"{title}.{name}" for name in table if name not in read and (name, scaling) != ("truncate", "yarn"))
+
+
+def _read_table(hf: Json) -> tuple[str, Json]:
+    """The table that counts, with its name; an empty one where there is none."""
+    title = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
+    table = {} if hf.get(title) is None else hf[title]
+    is_flat = isinstance(table, dict) and not any(
+        isinstance(value, dict) or name in LAYER_TYPES for name, value in table.items()
+    )
+    if not is_flat:
+        raise ValueError(f"{title} is {quoted(table)}, wanted one flat table for all layers")
+    return title, table
+
+
+def _read_scaling(table: Json) -> str:
+    """The type of scaling."""
+    scaling = table.get("rope_type", table.get("type", "default"))
+    if not isinstance(scaling, str) or scaling not in SCALINGS:
+        raise ValueError(f"rope_type is {quoted(scaling)}, wanted one of {', '.join(SCALINGS)}")
+    return scaling
+
+
+def _read_numbers(hf: Json, table: Json, scaling: str) -> Json:
+    """The numbers that the scaling reads, where they are stated; numbers of other scalings are passed over."""
+    if ORIGINAL in OPTIONAL.get(scaling, ()) and ORIGINAL in hf:
+        table = {**table, ORIGINAL: hf[ORIGINAL]}
+    numbers = {name: read_number(table, name) for name in REQUIRED[scaling]}
+    for name in OPTIONAL.get(scaling, ()):
+        if name in table and (table[name] is not None or name == ORIGINAL):
+            numbers[name] = read_number(table, name)
+    if scaling == "llama3" and not numbers["low_freq_factor"] < numbers["high_freq_factor"]:
+        raise ValueError("low_freq_factor is not below high_freq_factor")
+    return {**numbers, "truncate": read_flag(table, "truncate", True)} if scaling == "yarn" else numbers
