@@ -10,10 +10,10 @@ from headstock.config.flags import FlagParser
 from headstock.errors import CannotRun, ModelError, shown
 from headstock.record.file import Recording, read
 from headstock.record.header import limits_of
-from headstock.record.page import render
+from headstock.record.view.page import render
 from headstock.record.replay import Divergence, replay
-from headstock.record.timeline import Timeline
-from headstock.record.watch import Watch
+from headstock.record.view.timeline import Timeline
+from headstock.record.view.watch import Watch
 
 EPILOG = """
 'headstock run --record FILE' and 'headstock bench --record FILE' make recordings; so does an engine that dies. Exit

@@ -16,10 +16,10 @@ from often import often
 from headstock.cli.main import main
 from headstock.record.file import read
 from headstock.record.header import limits_of
-from headstock.record.page import differences, packed, render
-from headstock.record.prefixes import GONE, MOST_SEGMENTS, largest
+from headstock.record.view.page import differences, packed, render
+from headstock.record.view.prefixes import GONE, MOST_SEGMENTS, largest
 from headstock.record.replay import replay
-from headstock.record.watch import FREE, MOST_COLUMNS, MOST_TREES, SERIES, SHARED, Thinned, Watch, mostly
+from headstock.record.view.watch import FREE, MOST_COLUMNS, MOST_TREES, SERIES, SHARED, Thinned, Watch, mostly
 from headstock.schedule import Aborted, Arrived, initial, step
 
 REQUESTS = 2

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from headstock.record.prefixes import Prefixes
+from headstock.record.view.prefixes import Prefixes
 from headstock.record.replay import Replayed
 from headstock.schedule import Limits, Plan, State
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from headstock.record.watch import SERIES, Watch
+from headstock.record.view.watch import SERIES, Watch
 
 PLACE = "/*DATA*/"
 
 
 def render(watch: Watch, header: Mapping[str, Any], verdict: str) -> str:
     """The page's text."""
-    template = files("headstock.record").joinpath("page.html").read_text("utf-8")
+    template = files("headstock.record.view").joinpath("page.html").read_text("utf-8")
     data = json.dumps(facts(watch, header, verdict), separators=(",", ":"))
     return template.replace(PLACE, data.replace("<", "\\u003c"))  # so that no text in it can end the script
 
