@@ -10,8 +10,9 @@ from headstock.config.flags import FlagParser
 from headstock.errors import CannotRun, ModelError, shown
 from headstock.record.file import Recording, read
 from headstock.record.header import limits_of
-from headstock.record.view.page import render
 from headstock.record.replay import Divergence, replay
+from headstock.record.view.data import collect
+from headstock.record.view.page import render
 from headstock.record.view.timeline import Timeline
 from headstock.record.view.watch import Watch
 
@@ -45,7 +46,7 @@ def parser() -> FlagParser:
     root = FlagParser(prog="headstock replay", usage="%(prog)s FILE [options]", description=about, epilog=EPILOG)
     root.add_argument("file", metavar="FILE", help="a recording")
     root.add_argument("--timeline", metavar="OUT.json", help="write a trace for ui.perfetto.dev or chrome://tracing")
-    root.add_argument("--html", metavar="OUT.html", help="write a page with the steps, the page map and the prefixes")
+    root.add_argument("--html", metavar="OUT.html", help="write a page with requests, steps, pages and prefixes")
     root.add_argument("--check", action="store_true", help="check the scheduler's invariants after every step")
     root.add_argument("--partial", action="store_true", help="accept a file that breaks off")
     return root
@@ -81,7 +82,7 @@ def run_again(recording: Recording, asked: Namespace) -> int:
         verdict += "; the recording breaks off there"
     print(verdict)
     if watch is not None:
-        write_page(asked.html, render(watch, recording.header, verdict))
+        write_page(asked.html, render(collect(watch, recording.header, verdict, whole=recording.whole)))
     return int(divergence is not None)
 
 

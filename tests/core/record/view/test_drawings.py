@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
+from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 from core.record.runs import bounds, record, recorder, requests
 from often import often
 
 from headstock.cli.main import main
 from headstock.record.file import read
 from headstock.record.header import limits_of
-from headstock.record.view.page import differences, packed, render
-from headstock.record.view.prefixes import GONE, MOST_SEGMENTS, largest
 from headstock.record.replay import replay
+from headstock.record.view.data import collect, differences, packed, plain
+from headstock.record.view.page import render
+from headstock.record.view.prefixes import GONE, MOST_SEGMENTS, fold_leaves, keep_largest
 from headstock.record.view.watch import FREE, MOST_COLUMNS, MOST_TREES, SERIES, SHARED, Thinned, Watch, mostly
 from headstock.schedule import Aborted, Arrived, initial, step
 
@@ -111,18 +117,68 @@ def test_a_page_of_10000_steps_stays_small_and_loads_nothing(steps: int, tmp_pat
     assert main(["replay", str(path), "--html", str(page)]) == 0
     text = page.read_text()
     assert len(text) < MOST_BYTES * steps / 10_000
-    assert not re.search(r"https?:|src=|@import|<link|url\(|import\(|fetch\(", text)
+    assert not re.search(r"https?:|src=|href=|@import|<link|url\(|import\(|fetch\(", text)
     data = data_of(page)
     assert {len(column) for column in data["series"].values()} == {steps}
     assert MOST_COLUMNS / 2 <= len(data["map"]["steps"]) <= MOST_COLUMNS
     assert MOST_TREES / 2 <= len(data["trees"]["steps"]) <= MOST_TREES
 
 
-def test_text_of_a_recording_cannot_end_the_script(tmp_path: Path) -> None:
-    limits = bounds()
-    header = {"model": "</script><script>alert(1)", "headstock": "1", "scheduler": "mixed", "cache": None}
-    text = render(Watch(limits), header, "<b>mine")
-    assert text.count("</script>") == 2 and "alert(1)" in text and "<b>mine" not in text
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u202e\n\"'`${alert(3)}{{ data }}"
+
+
+def hostile_page(tmp_path: Path) -> str:
+    """The page of a recording in which every text is hostile."""
+    limits, path = bounds(max_rows=2), tmp_path / "run.recording"
+    kept, state = recorder(limits, path), initial(limits)
+    kept.header |= {"model": HOSTILE, "headstock": HOSTILE}
+    watch = Watch(limits)
+    asked = [Arrived(evolve(one, id=f"{number}{HOSTILE}")) for number, one in enumerate(requests(4))]
+    for events in (asked, [Aborted(asked[3].request.id, HOSTILE)], [Aborted(asked[0].request.id, HOSTILE)], []):
+        state, plan = step(state, tuple(events), limits)
+        kept.step(events, state, plan)
+    kept.close()
+    recording = read(path)
+    for replayed in replay(recording.moments(), limits):
+        watch.see(replayed)
+    header = dict(recording.header) | dict.fromkeys(("model", "headstock", "scheduler", "cache"), HOSTILE)
+    return render(collect(watch, header, HOSTILE))
+
+
+class Elements(HTMLParser):
+    """What a page consists of, as a browser's parser sees it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+        self.attributes: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names[tag] += 1
+        self.attributes |= {name for name, _ in attrs}
+
+
+def test_text_of_a_recording_is_shown_and_never_run(tmp_path: Path) -> None:
+    text = hostile_page(tmp_path)
+    elements = Elements(text)
+    assert elements.names["script"] == 2 and elements.names["img"] == 0
+    assert not [name for name in elements.attributes if name.startswith("on") or name in ("style", "src", "href")]
+    assert "\u202e" not in text and text.count("{{ data }}") > 0
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    style, script = (
+        re.findall(pattern, text, re.DOTALL)[-1] for pattern in (r"<style>(.*?)</style>", r"<script>(.*?)</script>")
+    )
+    for kind, part in (("style", style), ("script", script)):
+        digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in unescape(policy)
+    assert unescape(policy).startswith("default-src 'none'; ") and "unsafe" not in policy
+
+
+def test_long_and_unprintable_texts_are_cut_and_shown_as_codes() -> None:
+    assert plain("x" * 100) == "x" * 61 + "..."
+    assert plain("a\u202eb\x00c d") == "a\\u202eb\\u0000c d"
+    assert plain(["not", "a text"]) == "['not', 'a text']"
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -162,21 +218,36 @@ def test_the_tree_is_that_of_the_policy(tmp_path: Path) -> None:
             parent = max(node.parent.page, 0)
             assert watch.prefixes.parents[node.page] == parent and watch.prefixes.depths[node.page] == node.depth
         tree = watch.prefixes.tree(watch.indexed(state), state.refs[0])
-        assert sum(segment[1] for segment in tree) == len(nodes) * limits.page_size
-        assert sum(segment[0] == GONE for segment in tree[:-1]) == len({n.page for n in nodes if n.depth == 1})
+        assert sum(segment[1] * segment[4] for segment in tree[:-1]) + tree[-1][1] == len(nodes) * limits.page_size
+        roots = sum(count for parent, *_, count in tree[:-1] if parent == GONE)
+        assert roots == len({node.page for node in nodes if node.depth == 1})
         assert all(parent < at for at, (parent, *_) in enumerate(tree))
-        held = sum(tokens for _, tokens, refs, _ in tree if refs)
+        held = sum(tokens * count for _, tokens, refs, _, count in tree if refs)
         assert held == sum(limits.page_size for node in nodes if state.refs[0][node.page])
         trees += len(tree)
     assert trees > 1000
 
 
+def test_equal_leaves_of_one_parent_are_one_with_their_number() -> None:
+    leaves = [[0, 16, 0, 5 + number] for number in range(102)]
+    tree = [[GONE, 64, 3, 200], *leaves, [0, 16, 1, 9], [0, 32, 0, 9], [GONE, 16, 0, 9], [105, 16, 0, 9]]
+    folded = fold_leaves([[*segment, 1] for segment in tree])
+    assert folded == [
+        [GONE, 64, 3, 200, 1],
+        [0, 16, 0, 106, 102],  # used last when the latest of them was
+        [0, 16, 1, 9, 1],  # held by a row
+        [0, 32, 0, 9, 1],  # longer
+        [GONE, 16, 0, 9, 1],  # of another parent, and with a block behind it
+        [4, 16, 0, 9, 1],
+    ]
+
+
 def test_a_large_tree_keeps_its_heaviest_branches() -> None:
-    segments = [[GONE, 8, 1, 0], *([0 if at % 2 else GONE, 8 + at % 100, 0, 0] for at in range(2000))]
-    kept = largest(segments)
+    segments = [[GONE, 8, 1, 0, 1], *([0 if at % 2 else GONE, 8 + at % 100, 0, 0, 1] for at in range(2000))]
+    kept = keep_largest(segments)
     assert len(kept) == MOST_SEGMENTS + 1
     assert sum(segment[1] for segment in kept) == sum(segment[1] for segment in segments)
-    assert kept[0] == [GONE, 8, 1, 0] and kept[-1][2] == len(segments) - MOST_SEGMENTS
+    assert kept[0] == [GONE, 8, 1, 0, 1] and kept[-1][4] == len(segments) - MOST_SEGMENTS
     assert min(segment[1] for segment in kept[1:-1]) >= 87
 
 

@@ -1,62 +1,52 @@
-"""A replay as one page for a browser: nothing is loaded from elsewhere."""
+"""The page: the computed data and the files that draw it as one text, with nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-import numpy as np
+from headstock.record.view.words import list_facts, list_slowest, list_tiles
 
-from headstock.record.view.watch import SERIES, Watch
-
-PLACE = "/*DATA*/"
-
-
-def render(watch: Watch, header: Mapping[str, Any], verdict: str) -> str:
-    """The page's text."""
-    template = files("headstock.record.view").joinpath("page.html").read_text("utf-8")
-    data = json.dumps(facts(watch, header, verdict), separators=(",", ":"))
-    return template.replace(PLACE, data.replace("<", "\\u003c"))  # so that no text in it can end the script
+SCRIPTS = ("model.js", "canvas.js", "lanes.js", "charts.js", "tree.js", "readout.js", "controls.js")
+"""In this order they are one script."""
 
 
-def facts(watch: Watch, header: Mapping[str, Any], verdict: str) -> dict[str, Any]:
-    """All that the page shows."""
-    rows, pages = watch.height
-    limits = watch.limits
-    return {
-        "verdict": verdict,
-        "model": header["model"],
-        "headstock": header["headstock"],
-        "parts": {"scheduler": header["scheduler"], "cache": header["cache"] or "none"},
-        "limits": {
-            "seats": limits.max_rows,
-            "tokens a step": limits.max_batch_tokens,
-            "longest sequence": limits.max_len,
-            "page size": limits.page_size,
-            "pages": limits.num_pages[0],
-        },
-        "series": {name: differences(column) for name, column in zip(SERIES, columns(watch), strict=True)},
-        "map": {"steps": differences(watch.maps.steps), "rows": rows, "pages": pages, "kinds": packed(watch.picture())},
-        "trees": {"steps": watch.trees.steps, "segments": watch.trees.values},
-    }
+def render(data: Mapping[str, Any]) -> str:
+    """The page's text; whatever the data says is shown as text and never run."""
+    from jinja2 import Environment, StrictUndefined  # heavier than a replay without a page
+    from markupsafe import Markup
+
+    style, script = read_asset("page.css"), "".join(map(read_asset, SCRIPTS))
+    script = f'"use strict";\n(() => {{\n{script}}})();\n'
+    page = Environment(autoescape=True, undefined=StrictUndefined).from_string(read_asset("page.html"))
+    return page.render(
+        data=data,
+        facts=list_facts(data),
+        tiles=list_tiles(data["headline"]),
+        slowest=list_slowest(data),
+        policy=write_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        json=Markup(write_json(data)),
+    )
 
 
-def columns(watch: Watch) -> np.ndarray:
-    """The series, one row a kind.   returns: [kinds, steps] int64"""
-    return np.array(watch.series, np.int64).reshape(-1, len(SERIES)).T
+def read_asset(name: str) -> str:
+    """The text of a file that draws."""
+    return files("headstock.record.view").joinpath("assets", name).read_text("utf-8")
 
 
-def differences(values: Any) -> list[int]:
-    """The first value, then what each adds to the one before: short numbers."""
-    found: list[int] = np.diff(np.asarray(values, np.int64), prepend=0).tolist()
-    return found
+def write_policy(style: str, script: str) -> str:
+    """A content security policy under which only this style and this script count, and nothing is loaded."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    rules = ("default-src 'none'", f"style-src 'sha256-{hashes[0]}'", f"script-src 'sha256-{hashes[1]}'")
+    return "; ".join((*rules, "base-uri 'none'", "form-action 'none'"))
 
 
-def packed(picture: np.ndarray) -> str:
-    """Four kinds a byte, the first in the lowest bits, as base64."""
-    flat = picture.ravel()
-    quads = np.pad(flat, (0, -len(flat) % 4)).reshape(-1, 4)
-    return base64.b64encode((quads << np.array([0, 2, 4, 6], np.uint8)).sum(1, dtype=np.uint8).tobytes()).decode()
+def write_json(data: Mapping[str, Any]) -> str:
+    """The data as JSON in which no text can end the element that it stands in."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

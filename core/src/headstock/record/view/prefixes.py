@@ -49,8 +49,8 @@ class Prefixes:
     def tree(self, indexed: Ints, refs: Ints) -> list[list[int]]:
         """The tree of the indexed pages, pages in a chain with as many holders as one segment, parents first.
 
-        returns: [parent segment or -1, tokens, rows that hold it, step of last use] of each; the last one is
-        [GONE, tokens, segments, 0] of what was left out
+        returns: [parent segment or -1, tokens, rows that hold it, step of last use, how many such] of each; the last
+        one is [GONE, tokens, 0, 0, segments] of what was left out
         """
         pages = indexed[np.argsort(self.depths[indexed], kind="stable")]
         known = np.zeros(len(refs), bool)
@@ -67,14 +67,35 @@ class Prefixes:
                 segments[at][3] = max(segments[at][3], int(self.used[page]))
             else:
                 at = len(segments)
-                segments.append([int(segment_of[parent]), self.page_size, int(refs[page]), int(self.used[page])])
+                segments.append([int(segment_of[parent]), self.page_size, int(refs[page]), int(self.used[page]), 1])
             segment_of[page] = at
-        return largest(segments)
+        return keep_largest(fold_leaves(segments))
 
 
-def largest(segments: list[list[int]]) -> list[list[int]]:
+def fold_leaves(segments: list[list[int]]) -> list[list[int]]:
+    """The segments with equal leaves of one parent (as many tokens, as many holders) counted as one, used last when the
+    latest of them was.
+    """
+    inner = {segment[0] for segment in segments}
+    places: dict[int, int] = {GONE: GONE}
+    leaves: dict[tuple[int, int, int], list[int]] = {}
+    folded: list[list[int]] = []
+    for at, (parent, tokens, refs, used, count) in enumerate(segments):
+        key = (parent, tokens, refs)
+        if at not in inner and key in leaves:
+            leaves[key][3] = max(leaves[key][3], used)
+            leaves[key][4] += count
+            continue
+        places[at] = len(folded)
+        folded.append([places[parent], tokens, refs, used, count])
+        if at not in inner:
+            leaves[key] = folded[-1]
+    return folded
+
+
+def keep_largest(segments: list[list[int]]) -> list[list[int]]:
     """The segments with the most tokens in and below them, renumbered, and one for the rest."""
-    below = [segment[1] for segment in segments]
+    below = [segment[1] * segment[4] for segment in segments]
     for at in range(len(segments) - 1, -1, -1):
         if segments[at][0] != GONE:
             below[segments[at][0]] += below[at]
@@ -83,4 +104,4 @@ def largest(segments: list[list[int]]) -> list[list[int]]:
     place = {at: new for new, at in enumerate(kept)} | {GONE: GONE}
     rest = [segment for at, segment in enumerate(segments) if at not in place]
     chosen = [[place[segments[at][0]], *segments[at][1:]] for at in kept]
-    return [*chosen, [GONE, sum(segment[1] for segment in rest), len(rest), 0]]
+    return [*chosen, [GONE, sum(each[1] * each[4] for each in rest), 0, 0, sum(each[4] for each in rest)]]

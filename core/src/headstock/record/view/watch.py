@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from headstock.record.view.prefixes import Prefixes
 from headstock.record.replay import Replayed
+from headstock.record.view.lanes import Lanes
+from headstock.record.view.prefixes import Prefixes
 from headstock.schedule import Limits, Plan, State
 
 MOST_COLUMNS = 1024
@@ -20,8 +21,15 @@ FINE_ROWS = 4096
 """Rows kept until the map's height is known."""
 FREE, CACHED, LIVE, SHARED = range(4)
 
-SERIES = ("at", "prefill", "decode", "running", "waiting", "preempted", "free", "cached", "live", "shared")
-"""What is kept of every step: microseconds, tokens of prompts, decode rows, requests, preemptions so far, pages."""
+SERIES = (
+    *("at", "prefill", "decode", "told"),
+    *("running", "waiting", "preempted"),
+    *("queued", "prefilling", "decoding", "stalled", "away"),
+    *("free", "cached", "live", "shared"),
+)
+"""What is kept of every step: nanoseconds, tokens of prompts computed, decode rows, output tokens that became known;
+requests with a seat and without, preemptions so far; requests by phase (`away`: preempted); pages by kind.
+"""
 
 
 @define
@@ -55,18 +63,26 @@ class Watch:
     maps: Thinned = field(factory=lambda: Thinned(MOST_COLUMNS))
     trees: Thinned = field(factory=lambda: Thinned(MOST_TREES))
     prefixes: Prefixes = field(init=False)
+    lanes: Lanes = field(init=False)
     highest: int = 1
+    differs: int | None = None
 
     def __attrs_post_init__(self) -> None:
         self.prefixes = Prefixes(self.limits)
+        self.lanes = Lanes(self.limits)
 
     def see(self, replayed: Replayed) -> None:
-        """Take a step in."""
-        state, plan = replayed.after, replayed.moment.plan
+        """Take a step in; one that failed is not drawn, nor one that differs, whose plan is not that of its state."""
+        moment, state, plan = replayed.moment, replayed.after, replayed.moment.plan
+        if replayed.divergence is not None:
+            self.differs = moment.number
+            return
         if state is None or plan is None:
             return
-        number = replayed.moment.number
-        self.series.append(self.numbers(replayed.moment.at, state, plan))
+        number = moment.number
+        at = max(moment.at, self.series[-1][0]) if self.series else moment.at
+        self.lanes.see(moment, at, state, plan)
+        self.series.append(self.numbers(at, state, plan))
         self.prefixes.see(state, number)
         if not self.maps.wants(number) and not self.trees.wants(number):
             return
@@ -85,9 +101,14 @@ class Watch:
             stats = self.limits.policy.stats(state.index)
             cached += stats.pages - stats.held
         free = total - held - cached
-        prefill = plan.num_tokens - plan.num_decode
-        rows = (prefill, plan.num_decode, state.num_running, len(state.waiting), state.num_preempted)
-        return (at // 1000, *rows, free, cached, held - shared, shared)
+        work = (plan.num_tokens - plan.num_decode, plan.num_decode, int(state.accepted.counts.sum()))
+        requests = (state.num_running, len(state.waiting), state.num_preempted)
+        return (at, *work, *requests, *self.lanes.count_phases(state), free, cached, held - shared, shared)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Each of SERIES.   each: [steps] int64"""
+        table = np.array(self.series, np.int64).reshape(-1, len(SERIES)).T
+        return dict(zip(SERIES, table, strict=True))
 
     def indexed(self, state: State) -> np.ndarray:
         """The pages that the prefix index holds.   returns: [n] int32"""

@@ -1,0 +1,142 @@
+"""The figures that a person who tunes an engine looks at first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from attrs import frozen
+
+from headstock.record.view.lanes import GONE, PREEMPTED, Lanes
+
+Ints = np.ndarray
+
+
+@frozen(kw_only=True)
+class Headline:
+    """A run in few numbers; None where there is nothing to measure.
+
+    Seconds are those of the engine's clock: `span` from the first planned step to the last, `busy` without the time
+    after steps that computed nothing. Rates are per busy second. `hit_rate` is the share of prompt tokens that came
+    from the prefix index when a request was first seated. `ttft` and `gap` (between a request's tokens) are
+    percentiles 50 and 99, in seconds. `pages` is the most pages that rows held at once, of `all_pages`.
+    `busiest` is the first of the steps that computed most tokens, among those the first with most requests running.
+    Steps that are longer than percentile 99, `slow_from` milliseconds, are `slow`, the longest of all is `slowest`.
+    """
+
+    steps: int
+    span: float
+    busy: float
+    requests: int
+    finished: int
+    aborted: int
+    failed: int
+    unfinished: int
+    output_tokens: int
+    prompt_tokens: int
+    output_rate: float | None
+    input_rate: float | None
+    ttft: tuple[float, float] | None
+    gap: tuple[float, float] | None
+    hit_rate: float | None
+    cached_tokens: int
+    preemptions: int
+    preempted: int
+    never_back: int
+    recomputed: int
+    stalled: int
+    running: int
+    waiting: int
+    pages: int
+    all_pages: int
+    busiest: int
+    step_ms: tuple[float, float] | None
+    slow_from: float | None
+    slow: tuple[int, ...]
+    slowest: int
+
+
+def summarize(series: Mapping[str, Ints], lanes: Lanes, all_pages: int) -> Headline:
+    """The figures of a run.   series: by name, an entry for each step; "at" in nanoseconds"""
+    count = len(series["at"])
+    table = {name: np.array(values, np.int64) for name, values in lanes.numbers().items()}
+    seated, ended = table["seated"] >= 0, table["ended"] >= 0
+    reasons = np.array(lanes.reasons, object)
+    failed, finished = reasons == "error", np.isin(reasons, ("stop", "length"))
+    tokens = series["prefill"] + series["decode"]
+    lengths = step_lengths(series["at"], tokens)
+    ran = lengths[lengths >= 0]
+    busy, output = float(ran.sum()) / 1e9, int(table["output"].sum())
+    looked_up = int(table["prompt"][seated].sum())
+    cached = int(table["cached"].sum())
+    top = percentile(ran, 99)
+    return Headline(
+        steps=count,
+        span=float(series["at"][-1] - series["at"][0]) / 1e9 if count else 0.0,
+        busy=busy,
+        requests=len(lanes.ids),
+        finished=int(finished.sum()),
+        failed=int(failed.sum()),
+        aborted=int((ended & ~finished & ~failed).sum()),
+        unfinished=int((~ended).sum()),
+        output_tokens=output,
+        prompt_tokens=int(series["prefill"].sum()),
+        output_rate=output / busy if busy else None,
+        input_rate=float(series["prefill"].sum()) / busy if busy else None,
+        ttft=pair(np.array(sorted(lanes.waits), np.int64), 1e9),
+        gap=pair_of_counts(lanes.gaps),
+        hit_rate=cached / looked_up if looked_up else None,
+        cached_tokens=cached,
+        preemptions=int(table["preemptions"].sum()),
+        preempted=int((table["preemptions"] > 0).sum()),
+        never_back=sum(is_away(steps) for steps in lanes.segments),
+        recomputed=int(table["recomputed"].sum()),
+        stalled=int(table["stalled"].sum()),
+        running=int(series["running"].max(initial=0)),
+        waiting=int(series["waiting"].max(initial=0)),
+        pages=int((series["live"] + series["shared"]).max(initial=0)),
+        all_pages=all_pages,
+        busiest=int(np.lexsort((-series["running"], -tokens))[0]) if count else 0,
+        step_ms=pair(ran, 1e6),
+        slow_from=None if top is None else top / 1e6,
+        slow=() if top is None else tuple(np.flatnonzero(lengths > top).tolist()),
+        slowest=int(lengths.argmax()) if len(ran) else 0,
+    )
+
+
+def is_away(segments: list[tuple[int, int]]) -> bool:
+    """Whether a request was preempted and got no seat again, ended or not."""
+    phases = [phase for _, phase in segments if phase != GONE]
+    return phases[-1] == PREEMPTED
+
+
+def step_lengths(at: Ints, tokens: Ints) -> Ints:
+    """Nanoseconds from each step to the next; -1 for one that computed nothing, and the last, which has no next."""
+    lengths = np.append(np.diff(at), -1)[: len(at)]
+    return np.where(tokens > 0, lengths, -1)
+
+
+def percentile(values: Ints, share: float) -> int | None:
+    """The smallest of the values that is no less than `share` percent of them (nearest rank); None of none."""
+    if not len(values):
+        return None
+    rank = max(math.ceil(len(values) * share / 100), 1)
+    return int(np.partition(values, rank - 1)[rank - 1])
+
+
+def pair(values: Ints, unit: float) -> tuple[float, float] | None:
+    """Percentiles 50 and 99 in units of `unit`."""
+    low, high = percentile(values, 50), percentile(values, 99)
+    return None if low is None or high is None else (low / unit, high / unit)
+
+
+def pair_of_counts(counts: Mapping[int, int]) -> tuple[float, float] | None:
+    """Percentiles 50 and 99 of nanoseconds by how often each came, in seconds."""
+    if not counts:
+        return None
+    values = np.array(sorted(counts), np.int64)
+    ranks = np.cumsum([counts[value] for value in values.tolist()])
+    wanted = [max(math.ceil(int(ranks[-1]) * share / 100), 1) for share in (50, 99)]
+    low, high = values[np.searchsorted(ranks, wanted)].tolist()
+    return low / 1e9, high / 1e9

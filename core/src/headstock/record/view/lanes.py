@@ -1,0 +1,207 @@
+"""What each request did, step by step, read off the replayed state."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from attrs import define, field
+
+from headstock.record.moment import Moment
+from headstock.schedule import Arrived, Column, Limits, Plan, Request, State
+
+Ints = np.ndarray
+
+QUEUED, PREFILL, DECODE, STALLED, PREEMPTED, GONE = range(6)
+"""What a request does in a step. `STALLED` has a seat and work to do, but the step left it out."""
+
+MOST_STALLS = 100_000
+"""Stalls that are drawn; later ones are only counted, so that alternating rows do not fill the page."""
+
+FIELDS = (
+    "arrived",
+    "seated",
+    "first",
+    "ended",
+    "prompt",
+    "cached",
+    "output",
+    "preemptions",
+    "recomputed",
+    "stalled",
+    "priority",
+)
+"""The numbers kept of every request: steps of its milestones (-1: never came), tokens, counts."""
+
+ARRIVED, SEATED, FIRST, ENDED, PROMPT, CACHED, OUTPUT, PREEMPTIONS, RECOMPUTED, STALLS, PRIORITY = range(11)
+TOLD_AT, LOST = 11, 12
+"""Nanoseconds of the last token, and tokens that were computed before a preemption; for counting alone."""
+
+
+@define
+class Lanes:
+    """Follows every request from the step that first saw it.
+
+    A request *queues* until it is seated, is in *prefill* up to and including the step that samples its next token,
+    *decodes* afterwards, *stalls* while it has work and a seat but no part in the step, and is *preempted* from the
+    step that took its seat until one that gives it another. A preempted request that never comes back stays so.
+    """
+
+    limits: Limits
+    ids: list[str] = field(factory=list)
+    reasons: list[str] = field(factory=list)
+    segments: list[list[tuple[int, int]]] = field(factory=list)
+    gaps: Counter[int] = field(factory=Counter)
+    waits: list[int] = field(factory=list)
+    num_stalls: int = 0
+    away: int = 0
+    table: Ints = field(factory=lambda: np.zeros((LOST + 1, 64), np.int64))
+    lane_of: Ints = field(factory=lambda: np.zeros(64, np.int64))
+    orders: Ints = field(init=False)
+    computed: Ints = field(init=False)
+    phases: Ints = field(init=False)
+    sampled: Ints = field(init=False)
+    starts: list[int] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        rows = self.limits.max_rows
+        self.orders = np.zeros(rows, np.int32)
+        self.computed = np.zeros(rows, np.int32)
+        self.phases = np.full(rows, GONE, np.int8)
+        self.sampled = np.zeros(rows, bool)
+
+    def see(self, moment: Moment, at: int, state: State, plan: Plan) -> None:
+        """Take in a step that began at `at` nanoseconds and led to `state`."""
+        number, orders = moment.number, state.columns[Column.ORDER]
+        for event in moment.events:
+            if isinstance(event, Arrived):
+                self.add_lane(event.request, number, at)
+        self.count_tokens(state, number, at)
+        self.end_lanes(state, number)
+        if not np.array_equal(orders, self.orders):
+            self.change_seats(state, number)
+        self.follow_rows(state, plan, number)
+        self.orders, self.computed = orders, state.columns[Column.NUM_COMPUTED]
+
+    def add_lane(self, request: Request, number: int, at: int) -> None:
+        """Begin the lane of a request that queues."""
+        lane = len(self.ids)
+        self.table = grown(self.table, lane)
+        self.table[:, lane] = 0
+        self.table[[SEATED, FIRST, ENDED], lane] = -1
+        self.table[[ARRIVED, PROMPT, PRIORITY], lane] = number, len(request.prompt), request.priority
+        self.ids.append(request.id)
+        self.reasons.append("")
+        self.segments.append([(number, QUEUED)])
+        self.starts.append(at)
+
+    def count_tokens(self, state: State, number: int, at: int) -> None:
+        """Count the output tokens that the step was told of, and the time that each request waited for them."""
+        lanes = self.lane_of[state.accepted.orders]
+        if not len(lanes):
+            return
+        table = self.table
+        np.add.at(table[OUTPUT], lanes, state.accepted.counts)
+        lanes = np.unique(lanes)
+        again = table[FIRST, lanes] >= 0
+        new, old = lanes[~again], lanes[again]
+        table[FIRST, new] = number
+        self.waits += [at - self.starts[lane] for lane in new.tolist()]
+        gaps, counts = np.unique(at - table[TOLD_AT, old], return_counts=True)
+        self.gaps.update(dict(zip(gaps.tolist(), counts.tolist(), strict=True)))
+        table[TOLD_AT, lanes] = at
+
+    def end_lanes(self, state: State, number: int) -> None:
+        """Close the lanes of the requests that ended."""
+        queued: set[int] = set()
+        if any(not ended.order for ended in state.ended):
+            queued = {entry.arrival for entry in state.waiting}
+        for ended in state.ended:
+            lane = int(self.lane_of[ended.order]) if ended.order else self.find_unseated(ended.id, queued)
+            if self.segments[lane][-1][1] == PREEMPTED:
+                self.away -= 1
+            self.reasons[lane] = ended.reason
+            self.table[ENDED, lane] = number
+            self.put(lane, number, GONE)
+
+    def find_unseated(self, id: str, queued: set[int]) -> int:
+        """The lane of a request that ended without a seat.   queued: arrival numbers of those that still wait"""
+        outside = (QUEUED, PREEMPTED)  # an id may have come again after its first request ended
+        return next(
+            lane
+            for lane, name in enumerate(self.ids)
+            if name == id and lane + 1 not in queued and self.segments[lane][-1][1] in outside
+        )
+
+    def change_seats(self, state: State, number: int) -> None:
+        """Note who lost a seat without having ended, then who got one."""
+        orders = state.columns[Column.ORDER]
+        changed = np.flatnonzero(orders != self.orders)
+        for row in changed[self.orders[changed] > 0].tolist():
+            lane = int(self.lane_of[self.orders[row]])
+            if self.table[ENDED, lane] < 0:
+                self.table[PREEMPTIONS, lane] += 1
+                self.table[LOST, lane] = max(self.table[LOST, lane], self.computed[row])
+                self.away += 1
+                self.put(lane, number, PREEMPTED)
+        self.phases[changed] = GONE
+        self.sampled[changed] = False
+        for row in changed[orders[changed] > 0].tolist():
+            lane, order = int(state.columns[Column.ARRIVAL, row]) - 1, int(orders[row])
+            self.lane_of = grown(self.lane_of, order)
+            self.lane_of[order] = lane
+            if self.table[SEATED, lane] < 0:
+                self.table[SEATED, lane] = number
+                self.table[CACHED, lane] = state.columns[Column.CACHED, row]
+            else:
+                self.away -= 1
+
+    def follow_rows(self, state: State, plan: Plan, number: int) -> None:
+        """Note what each seated request does in the step."""
+        columns, rows = state.columns, plan.rows
+        lanes = self.lane_of[plan.orders]
+        again = np.minimum(plan.stops, self.table[LOST, lanes]) - plan.starts
+        self.table[RECOMPUTED, lanes] += np.maximum(again, 0)
+        self.table[LOST, lanes[plan.stops >= self.table[LOST, lanes]]] = 0
+        phases = self.phases.copy()
+        phases[columns[Column.ORDER] == 0] = GONE
+        phases[rows] = np.where(self.sampled[rows], DECODE, PREFILL)
+        self.sampled[rows[plan.samples > 0]] = True
+        want = np.minimum(columns[Column.NUM_TOKENS], columns[Column.LAST]) > columns[Column.NUM_COMPUTED]
+        want &= (columns[Column.FENCED] & columns[Column.PROMISED]) == 0
+        want[rows] = False
+        stalled = want & (columns[Column.ACTIVE] > 0)
+        phases[stalled] = STALLED
+        self.table[STALLS, columns[Column.ARRIVAL, stalled] - 1] += 1
+        for row in np.flatnonzero((phases != self.phases) & (phases != GONE)).tolist():
+            self.put(int(columns[Column.ARRIVAL, row]) - 1, number, int(phases[row]))
+        self.phases = phases
+
+    def put(self, lane: int, number: int, phase: int) -> None:
+        """Begin a phase of a lane; one that lasted no step is forgotten."""
+        steps = self.segments[lane]
+        if phase == STALLED:
+            if self.num_stalls >= MOST_STALLS:
+                return
+            self.num_stalls += 1
+        if steps[-1][0] == number and (len(steps) > 1 or phase != GONE):
+            steps.pop()
+        if not steps or steps[-1][1] != phase:
+            steps.append((number, phase))
+
+    def count_phases(self, state: State) -> tuple[int, int, int, int, int]:
+        """How many requests queue, are in prefill, decode, stall and are preempted after the step."""
+        prefill, decode, stalled = (int(np.count_nonzero(self.phases == phase)) for phase in (PREFILL, DECODE, STALLED))
+        return len(state.waiting) - self.away, prefill, decode, stalled, self.away
+
+    def numbers(self) -> dict[str, list[int]]:
+        """Each of FIELDS, a list with an entry for each request in the order they came."""
+        return {name: self.table[at, : len(self.ids)].tolist() for at, name in enumerate(FIELDS)}
+
+
+def grown(array: Ints, index: int) -> Ints:
+    """The array with room for `index` along its last axis."""
+    if index < array.shape[-1]:
+        return array
+    more = max(array.shape[-1], index + 1 - array.shape[-1])
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, more)])

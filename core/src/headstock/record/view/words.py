@@ -1,0 +1,145 @@
+"""The figures of a page as words: tiles, facts, and the table for a browser without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+NOTHING = "-"
+MOST_SLOWEST = 20
+COLUMNS = ("request", "arrived", "first token after", "output tokens", "preempted", "ended")
+
+
+@frozen(kw_only=True)
+class Tile:
+    """One figure: its name, value, what belongs beside it, and how it is counted."""
+
+    name: str
+    value: str
+    detail: str
+    meaning: str
+
+
+def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
+    """The headline, most wanted first."""
+    f = figures
+    ends = {"finished": f["finished"], "aborted": f["aborted"], "failed": f["failed"], "unfinished": f["unfinished"]}
+    lost = {"never seated again": f["never_back"]}
+    return [
+        Tile(
+            name="Output tokens/s",
+            value=rate(f["output_rate"]),
+            detail=f"{f['output_tokens']:,} tokens in {seconds(f['busy'])}; {rate(f['input_rate'])} prompt tokens/s",
+            meaning="output tokens that became known, by the time of all steps that computed something.",
+        ),
+        Tile(
+            name="Time to first token, p50\u00a0/\u00a0p99",
+            value=both(f["ttft"]),
+            detail="from the step that first saw the request",
+            meaning="from the step that first saw a request to the step that was told of its first token.",
+        ),
+        Tile(
+            name="Time between tokens, p50\u00a0/\u00a0p99",
+            value=both(f["gap"]),
+            detail="of all tokens after a request's first",
+            meaning="from one step that was told of a request's tokens to the next such step, preemptions included.",
+        ),
+        Tile(
+            name="Prefix hit rate",
+            value=NOTHING if f["hit_rate"] is None else f"{f['hit_rate']:.1%}",
+            detail=f"{f['cached_tokens']:,} prompt tokens from the index",
+            meaning="share of prompt tokens that were in the prefix index when a request was first seated.",
+        ),
+        Tile(
+            name="Requests",
+            value=f"{f['requests']:,}",
+            detail=f"{parts(ends)}; at most {f['running']:,} running, {f['waiting']:,} waiting",
+            meaning="requests that the scheduler was told of, by how they ended.",
+        ),
+        Tile(
+            name="Preemptions",
+            value=f"{f['preemptions']:,}",
+            detail=f"of {f['preempted']:,} requests; {f['recomputed']:,} tokens computed again"
+            + (f"; {parts(lost)}" if f["never_back"] else ""),
+            meaning="how often a request lost its seat before it ended; what it had computed is computed again unless "
+            "the prefix index kept it.",
+        ),
+        Tile(
+            name="Steps",
+            value=f"{f['steps']:,}",
+            detail=f"p50 / p99 {both(f['step_ms'], 1000)}; {f['stalled']:,} stalls",
+            meaning="scheduling steps; a stall is a request with a seat and work to do that a step left out.",
+        ),
+        Tile(
+            name="KV pages at the peak",
+            value=f"{f['pages'] / f['all_pages']:.0%}",
+            detail=f"{f['pages']:,} of {f['all_pages']:,} held by requests",
+            meaning="the most pages that requests held at once; pages that only the prefix index keeps do not count.",
+        ),
+    ]
+
+
+def list_facts(data: Mapping[str, Any]) -> list[str]:
+    """What the engine was made of."""
+    figures, limits = data["headline"], data["limits"]
+    return [
+        f"{figures['steps']:,} steps in {seconds(figures['span'])}",
+        *(f"{kind} {name}" for kind, name in data["parts"].items()),
+        *(f"{value:,} {name}" for name, value in limits.items()),
+        f"headstock {data['headstock']}",
+    ]
+
+
+def list_slowest(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The requests that waited longest for a first token, those without one first, as a table of texts."""
+    lanes, at, total = data["lanes"], [], 0
+    for step in data["series"]["at"]:
+        total += step
+        at.append(total / 1e6)
+
+    def wait(lane: int) -> float:
+        first = lanes["first"][lane]
+        return float("inf") if first < 0 else at[first] - at[lanes["arrived"][lane]]
+
+    rows = [
+        (
+            lanes["ids"][lane],
+            seconds(at[lanes["arrived"][lane]]),
+            NOTHING if lanes["first"][lane] < 0 else seconds(wait(lane)),
+            f"{lanes['output'][lane]:,}",
+            f"{lanes['preemptions'][lane]:,}",
+            lanes["reasons"][lane] or "not yet",
+        )
+        for lane in sorted(range(len(lanes["ids"])), key=wait, reverse=True)[:MOST_SLOWEST]
+    ]
+    return {"names": COLUMNS, "rows": rows}
+
+
+def seconds(value: float) -> str:
+    """A time to three digits, in the unit that suits it."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= 0.9995 * size:
+            return f"{digits(value / size)} {unit}"
+    return f"{digits(value * 1e6)} µs" if value else "0 s"
+
+
+def digits(value: float) -> str:
+    """A number to three digits, or all before its point."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def both(pair: tuple[float, float] | None, per_second: float = 1) -> str:
+    """Two percentiles."""
+    return NOTHING if pair is None else " / ".join(seconds(each / per_second) for each in pair)
+
+
+def rate(value: float | None) -> str:
+    """Something a second."""
+    return NOTHING if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def parts(counts: Mapping[str, int]) -> str:
+    """The counts that are not zero; all of nothing are "none"."""
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"

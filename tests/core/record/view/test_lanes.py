@@ -1,0 +1,273 @@
+"""Lanes and figures of runs that were worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from core.record.runs import bounds, requests, run
+from core.schedule.workloads import limits, request
+
+from headstock.builtin import mixed
+from headstock.record.moment import Moment, Seated
+from headstock.record.replay import Divergence, Replayed
+from headstock.record.view.headline import Headline, percentile, summarize
+from headstock.record.view.lanes import (
+    DECODE,
+    FIELDS,
+    GONE,
+    PREEMPTED,
+    PREFILL,
+    QUEUED,
+    STALLED,
+    Lanes,
+)
+from headstock.record.view.watch import SERIES, Watch
+from headstock.schedule import Aborted, Arrived, Event, Limits, Plan, Sampled, State, initial, step
+from headstock.spi import Budget, Choice, View
+
+MS = 1_000_000
+
+
+def watch_script(bounds: Limits, script: Sequence[tuple[int, list[Event]]]) -> Watch:
+    """A watch over a run: at each time in milliseconds the scheduler is told of the events, and of a token for each
+    row that the step before sampled.
+    """
+    state, watch, told = initial(bounds), Watch(bounds), list[Event]()
+    for number, (at, events) in enumerate(script):
+        events = [*told, *events]
+        state, plan = step(state, events, bounds)
+        see(watch, number, at * MS, events, state, plan)
+        rows = plan.samples > 0
+        tokens = np.full(np.count_nonzero(rows), 9, np.int32)
+        told = [Sampled(plan.rows[rows], plan.orders[rows], None, tokens)] if len(tokens) else []
+    return watch
+
+
+def see(watch: Watch, number: int, at: int, events: list[Event], state: State, plan: Plan, **more: Any) -> None:
+    """Show a step to a watch."""
+    seated = tuple[Seated, ...]()
+    moment = Moment(number=number, at=at, events=tuple(events), plan=plan, seated=seated, error="")
+    watch.see(Replayed(moment=moment, after=state, divergence=None, **more))
+
+
+def numbers(lanes: Lanes, *names: str) -> list[tuple[int, ...]]:
+    """Some numbers of each lane."""
+    table = lanes.numbers()
+    return list(zip(*(table[name] for name in names), strict=True))
+
+
+def headline(watch: Watch) -> Headline:
+    """The figures of what was watched."""
+    return summarize(watch.columns(), watch.lanes, watch.limits.num_pages[0])
+
+
+ONE_SEAT = limits(max_rows=1, max_batch_tokens=4, policy=None)
+
+
+def one_after_the_other() -> Watch:
+    """`a` (6 prompt tokens, 3 to generate) takes two steps for its prompt, and `b` (2 and 1) waits for its seat."""
+    a, b = request("a", [1] * 6, 3), request("b", [2] * 2, 1)
+    return watch_script(ONE_SEAT, [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, []), (150, [])])
+
+
+def test_a_lane_is_queued_until_it_is_seated_then_in_prefill_then_decodes() -> None:
+    lanes = one_after_the_other().lanes
+    assert lanes.segments == [
+        [(0, PREFILL), (2, DECODE), (4, GONE)],
+        [(0, QUEUED), (4, PREFILL), (5, GONE)],
+    ]
+    assert numbers(lanes, "arrived", "seated", "first", "ended", "prompt", "output") == [
+        (0, 0, 2, 4, 6, 3),
+        (0, 4, 5, 5, 2, 1),
+    ]
+    assert lanes.reasons == ["length", "length"]
+
+
+def test_the_headline_of_a_run_worked_out_by_hand() -> None:
+    figures = headline(one_after_the_other())
+    assert (figures.steps, figures.requests, figures.finished, figures.unfinished) == (6, 2, 2, 0)
+    assert (figures.span, figures.busy) == (0.15, 0.15)
+    assert (figures.output_tokens, figures.prompt_tokens) == (4, 8)
+    assert figures.output_rate == pytest.approx(4 / 0.15) and figures.input_rate == pytest.approx(8 / 0.15)
+    assert figures.ttft == (0.03, 0.15)
+    assert figures.gap == (0.03, 0.04)
+    assert figures.step_ms == (30, 50) and figures.slow_from == 50
+    assert figures.slow == () and figures.slowest == 4
+    assert figures.busiest == 0
+    assert (figures.running, figures.waiting, figures.pages, figures.all_pages) == (1, 1, 2, 100)
+    assert (figures.hit_rate, figures.preemptions, figures.stalled) == (0, 0, 0)
+
+
+def test_requests_are_counted_by_what_they_do_in_each_step() -> None:
+    watch = one_after_the_other()
+    names = ("queued", "prefilling", "decoding", "stalled", "away", "told")
+    assert [tuple(int(watch.columns()[name][at]) for name in names) for at in range(6)] == [
+        (1, 1, 0, 0, 0, 0),
+        (1, 1, 0, 0, 0, 0),
+        (1, 0, 1, 0, 0, 1),
+        (1, 0, 1, 0, 0, 1),
+        (0, 1, 0, 0, 0, 1),
+        (0, 0, 0, 0, 0, 1),
+    ]
+
+
+def preempting(*more: tuple[int, list[Event]]) -> Watch:
+    """`low` (4 and 4) computes 5 tokens, has two, and loses the only seat to `high` (2 and 1)."""
+    low, high = request("low", [1] * 4, 4), request("high", [2] * 2, 1, priority=1)
+    engine = evolve(ONE_SEAT, max_batch_tokens=8)
+    return watch_script(engine, [(0, [Arrived(low)]), (10, []), (20, [Arrived(high)]), *more])
+
+
+def test_a_preempted_lane_shows_its_way_back_and_what_was_computed_again() -> None:
+    lanes = preempting((30, []), (40, []), (50, [])).lanes
+    assert lanes.segments == [
+        [(0, PREFILL), (1, DECODE), (2, PREEMPTED), (3, PREFILL), (4, DECODE), (5, GONE)],
+        [(2, PREFILL), (3, GONE)],
+    ]
+    names = ("preemptions", "recomputed", "output", "first", "priority")
+    assert numbers(lanes, *names) == [(1, 5, 4, 1, 0), (0, 0, 1, 3, 1)]
+    assert lanes.away == 0
+
+
+def test_a_preempted_request_that_never_comes_back_is_known_from_the_replayed_state() -> None:
+    watch = preempting()
+    assert watch.lanes.segments[0] == [(0, PREFILL), (1, DECODE), (2, PREEMPTED)]
+    figures = headline(watch)
+    assert (figures.never_back, figures.preemptions, figures.preempted, figures.unfinished) == (1, 1, 1, 2)
+    assert [int(count) for count in watch.columns()["away"]] == [0, 0, 1]
+
+
+def test_a_preempted_request_that_is_aborted_ends_there() -> None:
+    watch = preempting((30, [Aborted("low")]))
+    assert watch.lanes.segments[0][-2:] == [(2, PREEMPTED), (3, GONE)]
+    assert watch.lanes.reasons == ["abort", "length"] and watch.lanes.away == 0
+    figures = headline(watch)
+    assert (figures.never_back, figures.aborted, figures.finished) == (1, 1, 1)
+
+
+def leaving_out(number: int) -> Callable[[View, Budget], Choice]:
+    """A scheduler that runs nothing in one step."""
+
+    def choose(view: View, budget: Budget) -> Choice:
+        return Choice(rows=[], counts=[]) if view.number == number else mixed.choose(view, budget)
+
+    return choose
+
+
+def test_a_row_that_a_step_leaves_out_stalls() -> None:
+    engine = evolve(ONE_SEAT, choose=leaving_out(2))
+    watch = watch_script(engine, [(0, [Arrived(request("a", [1] * 2, 3))]), *((10 * at, []) for at in range(1, 6))])
+    assert watch.lanes.segments == [[(0, PREFILL), (1, DECODE), (2, STALLED), (3, DECODE), (4, GONE)]]
+    assert headline(watch).stalled == 1
+
+
+def test_an_id_may_come_again_and_what_can_never_fit_ends_at_once() -> None:
+    same, other, huge = request("same", [1], 1), request("same", [2], 1), request("huge", [1] * 170, 1)
+    script: list[tuple[int, list[Event]]] = [
+        (0, [Arrived(same), Arrived(huge), Arrived(other)]),
+        (10, [Aborted("same")]),
+        (20, []),
+    ]
+    lanes = watch_script(ONE_SEAT, script).lanes
+    assert lanes.segments == [[(0, PREFILL), (1, GONE)], [(0, QUEUED), (0, GONE)], [(0, QUEUED), (1, GONE)]]
+    assert lanes.reasons == ["length", "error", "abort"]
+
+
+def test_the_hit_rate_is_of_prompts_when_they_are_first_seated() -> None:
+    engine = limits(max_rows=1)
+    a, b = request("a", [*range(9)], 2), request("b", [*range(9)], 1)
+    watch = watch_script(engine, [(0, [Arrived(a)]), (10, [Arrived(b)]), (20, []), (30, [])])
+    assert numbers(watch.lanes, "prompt", "cached") == [(9, 0), (9, 8)]
+    assert headline(watch).hit_rate == 8 / 18
+
+
+def test_the_busiest_step_is_the_first_of_most_tokens_then_of_most_requests() -> None:
+    lanes = Lanes(ONE_SEAT)
+    series = {name: np.zeros(5, np.int64) for name in SERIES}
+    series["prefill"] += [1, 4, 2, 4, 4]
+    series["decode"] += [5, 3, 4, 3, 3]
+    series["running"] += [9, 3, 9, 4, 4]
+    assert summarize(series, lanes, 10).busiest == 3
+
+
+def test_steps_above_p99_are_listed_and_do_not_move_the_axis() -> None:
+    count = 201
+    series = {name: np.zeros(count, np.int64) for name in SERIES}
+    lengths = np.full(count - 1, 5 * MS)
+    lengths[[40, 150]] = 700 * MS, 900 * MS
+    series["at"][1:] = np.cumsum(lengths)
+    series["decode"] += 1
+    figures = summarize(series, Lanes(ONE_SEAT), 10)
+    assert (figures.slow_from, figures.slow, figures.slowest) == (5, (40, 150), 150)
+
+
+def test_time_in_which_nothing_was_computed_is_not_busy() -> None:
+    a, b = request("a", [1] * 2, 1), request("b", [2] * 2, 1)
+    watch = watch_script(ONE_SEAT, [(0, [Arrived(a)]), (10, []), (5010, [Arrived(b)]), (5030, [])])
+    figures = headline(watch)
+    assert (figures.span, figures.busy) == (5.03, 0.03)
+    assert figures.output_rate == pytest.approx(2 / 0.03)
+    assert figures.step_ms == (10, 20)
+
+
+@pytest.mark.parametrize("share", [1, 50, 99, 100])
+def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(share: int) -> None:
+    rng = np.random.default_rng(share)
+    for size in (1, 2, 3, 99, 100, 101, 1000):
+        values = rng.integers(0, 50, size)
+        right = min(value for value in values.tolist() if 100 * int((values <= value).sum()) >= share * size)
+        assert percentile(values, share) == right
+    assert percentile(np.zeros(0, np.int64), share) is None
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_lanes_agree_with_plans_and_queues_in_every_step(overlap: bool, reuse: bool) -> None:
+    engine = bounds(num_pages=80, overlap=overlap) if reuse else bounds(num_pages=80, overlap=overlap, policy=None)
+    watch, states, plans = Watch(engine), list[State](), list[Plan]()
+    for number, (events, state, plan) in enumerate(run(engine, requests(120), 700)):
+        see(watch, number, number * MS, list(events), state, plan)
+        states.append(state)
+        plans.append(plan)
+    lanes, count = watch.lanes, len(states)
+    done = np.full((len(lanes.ids), count), GONE)
+    for lane, segments in enumerate(lanes.segments):
+        for (start, phase), (stop, _) in pairwise([*segments, (count, GONE)]):
+            done[lane, start:stop] = phase
+    for number, (state, plan) in enumerate(zip(states, plans, strict=True)):
+        at = done[:, number]
+        assert np.isin(at, (PREFILL, DECODE)).sum() >= len(plan.rows)
+        assert (at == DECODE).sum() <= state.num_running
+        assert np.isin(at, (PREFILL, DECODE, STALLED)).sum() == state.num_running
+        assert np.isin(at, (QUEUED, PREEMPTED)).sum() == len(state.waiting)
+        assert (at == PREEMPTED).sum() == sum(entry.preemptions > 0 for entry in state.waiting)
+        assert {lanes.ids[lane] for lane in np.flatnonzero(at == QUEUED)} == {
+            entry.request.id for entry in state.waiting if not entry.preemptions
+        }
+    table = lanes.numbers()
+    assert sum(table["preemptions"]) == states[-1].num_preempted > 0
+    assert sum(table["output"]) == sum(int(state.accepted.counts.sum()) for state in states)
+    ended = {ended.id: (ended.reason, ended.cached) for state in states for ended in state.ended}
+    assert {lanes.ids[lane]: lanes.reasons[lane] for lane in np.flatnonzero(np.array(table["ended"]) >= 0)} == {
+        id: reason for id, (reason, _) in ended.items()
+    }
+    assert set(table) == set(FIELDS)
+
+
+def test_a_step_that_differs_is_not_drawn() -> None:
+    watch = one_after_the_other()
+    state, plan = step(initial(ONE_SEAT), [Arrived(request("c", [1], 1))], ONE_SEAT)
+    wrong = Divergence(step=6, field="rows", recorded="[1]", replayed="[0]")
+    moment = Moment(number=6, at=0, events=(), plan=plan, seated=(), error="")
+    watch.see(Replayed(moment=moment, after=state, divergence=wrong))
+    assert len(watch.series) == 6 and watch.differs == 6 and len(watch.lanes.ids) == 2
+
+
+def test_a_clock_that_goes_back_stands_still() -> None:
+    watch = watch_script(ONE_SEAT, [(10, [Arrived(request("a", [1], 1))]), (3, []), (12, [])])
+    assert watch.columns()["at"].tolist() == [10 * MS, 10 * MS, 12 * MS]
