@@ -9,7 +9,7 @@ import attrs
 from torch import Tensor
 
 from headstock.spi import DeviceRange, GraphSupport, Program, RunnerCapabilities, RunnerSpec, SpiRange
-from headstock_cuda_graph.recording import Recording
+from headstock_cuda_graph.recording import PiecewiseRecording, PiecewiseWork, Recording, skip
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 T = TypeVar("T")
@@ -30,7 +30,24 @@ class RerunRunner(CudaGraphRunner):
     """The runner, with recordings that a CPU can make."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__(program, record)
+        super().__init__(program, Rerecorder())
+
+
+class Rerecorder:
+    """Recordings that compute again."""
+
+    def __call__(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
+        """See `record`."""
+        return record(work, warm=warm)
+
+    def pieces(self, work: PiecewiseWork) -> PiecewiseRecording:
+        """Work whose result stays at its addresses; the attention it is given is called as often as it has layers."""
+        result = work(skip)
+        return PiecewiseRecording(lambda attend: write(result, work(attend)), result)
+
+    def is_worthwhile(self, work: PiecewiseWork) -> bool:
+        """Whatever it takes."""
+        return True
 
 
 def record(work: Callable[[], T], *, warm: bool) -> Recording[T]:

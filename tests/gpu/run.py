@@ -7,8 +7,8 @@
 
 Parts (`--parts a,b`): kernels and trtllm (each backend against float32), ops (operations against torch's), tokens (the
 demo model's answers for each pair of backends), speed (attention alone), bench (workloads), step_time (a step by
-kernels), tests (pytest: tests/backends, and the rows of docs/features.md that need a GPU). Each writes OUT/PART.json;
-one that fails does not stop the others.
+kernels), prompts (replayed steps with prompt tokens), tests (pytest: tests/backends, and the rows of docs/features.md
+that need a GPU). Each writes OUT/PART.json; one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PARTS = ("kernels", "trtllm", "ops", "numerics", "tokens", "speed", "bench", "step_time", "tests")
+PARTS = ("kernels", "trtllm", "ops", "numerics", "tokens", "speed", "bench", "step_time", "prompts", "tests")
 HERE = Path(__file__).parent
 BUILDS = (
     ("bfloat16", "bfloat16", "auto", "auto"),

@@ -46,6 +46,7 @@ OTHER_VALUES: dict[str, object] = {
     "on_pressure": "reject",
     "memory_threshold": 0.25,
     "cuda_graph_max_bs": 0,
+    "cuda_graph_max_tokens": 512,
     "overlap": False,
     "tp": 2,
     "engine_seed": 14,

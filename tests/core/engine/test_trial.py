@@ -12,7 +12,7 @@ from attrs import define, field
 from headstock import LLM
 from headstock.engine import build
 from headstock.engine.assembly import Assembly, assemble
-from headstock.engine.trial import graph_bytes, measure, rehearse
+from headstock.engine.trial import GraphSizes, graph_bytes, measure, rehearse
 from headstock.nn import penalties
 from headstock.nn.penalties import token_counts
 from headstock.spi import Sampling
@@ -28,21 +28,23 @@ class Device:
     """
 
     captured: tuple[int, ...] = ()
+    prompts: tuple[int, ...] = ()
     seen: set[int] = field(factory=set)
     fails: bool = False
 
     def buckets(self, most_rows: int) -> tuple[int, ...]:
         return tuple(size for size in SIZES if size <= most_rows)
 
-    def capture(self, buckets: Sequence[int], report: Any) -> None:
-        self.captured = ()
+    def capture(self, buckets: Sequence[int], report: Any, prompt_buckets: Sequence[int] = ()) -> Sequence[int]:
+        self.captured = self.prompts = ()
         if self.fails and buckets:
             raise RuntimeError("no")
-        self.captured = tuple(buckets)
+        self.captured, self.prompts = tuple(buckets), tuple(prompt_buckets)
         self.seen |= {*buckets}
+        return self.prompts
 
     def free(self) -> int:
-        graphs = 1000 * bool(self.captured) + sum(10 + 2 * size for size in self.captured)
+        graphs = 1000 * bool(self.captured) + sum(10 + 2 * size for size in self.captured) + 7 * sum(self.prompts)
         return 50_000 - 500 * bool(self.seen) - sum(-(-used // PIECE) * PIECE for used in (graphs, 16 * len(self.seen)))
 
     def assembly(self) -> Assembly:
@@ -56,16 +58,18 @@ def test_G10_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_eac
     assert rehearse(device.assembly(), rows)
     before = device.free()
 
-    expected = graph_bytes(device.assembly(), rows, device.free)
+    sizes = GraphSizes(device.buckets(rows), (64, 16))
+    expected = graph_bytes(device.assembly(), sizes, device.free)
 
-    assert device.captured == device.buckets(rows)
+    assert (device.captured, device.prompts) == (device.buckets(rows), (64, 16))
     assert expected == before - device.free() > 0
 
 
 def test_G10_no_buckets_take_nothing_and_a_failed_capture_counts_for_nothing() -> None:
-    assert graph_bytes(Device().assembly(), 0, Device().free) == 0
+    assert graph_bytes(Device().assembly(), GraphSizes(), Device().free) == 0
     failing = Device(fails=True)
-    assert graph_bytes(failing.assembly(), 8, failing.free) == 0 and not rehearse(failing.assembly(), 8)
+    assert graph_bytes(failing.assembly(), GraphSizes((8, 4)), failing.free) == 0
+    assert not rehearse(failing.assembly(), 8)
 
 
 @pytest.fixture

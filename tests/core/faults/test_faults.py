@@ -88,8 +88,9 @@ def test_a_capture_fails_once() -> None:
         def run(self, batch: Batch, attend: Any) -> Sample:
             raise NotImplementedError
 
-        def capture(self, buckets: Any, report: Any) -> None:
-            captured.append(buckets)
+        def capture(self, buckets: Any, report: Any, prompt_buckets: Any = ()) -> tuple[int, ...]:
+            captured.append((buckets, prompt_buckets))
+            return (16,)
 
         def close(self) -> None: ...
 
@@ -98,8 +99,8 @@ def test_a_capture_fails_once() -> None:
 
     with pytest.raises(Injected, match="capture"):
         runner.capture((8, 1), print)
-    runner.capture((8, 1), print)
-    assert captured == [(8, 1)]
+    assert runner.capture((8, 1), print, (32, 16)) == (16,)
+    assert captured == [((8, 1), (32, 16))]
 
 
 def test_without_faults_the_parts_stay_as_they_are() -> None:

@@ -20,7 +20,7 @@ from headstock import SamplingParams
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun
 from headstock.spi import DecodeStep, Phase, Sample
-from headstock_cuda_graph.buckets import buckets
+from headstock_cuda_graph.buckets import buckets, token_buckets
 
 BACKENDS = pytest.mark.parametrize("attn", ["toy", "toy-planned", "toy,toy-planned"])
 
@@ -78,7 +78,7 @@ def test_G3_G5_G7_S9_only_decode_steps_within_the_largest_bucket_are_replayed(to
     engine.close()
 
 
-def test_S9_steps_with_prompt_tokens_are_not_offered_for_replay(toys: Toys) -> None:
+def test_S9_steps_with_prompt_tokens_are_not_offered_as_decode_steps(toys: Toys) -> None:
     engine = replaying(toys, max_batch_tokens=8, overlap=False)
     counts = watch(engine)
     trial = Trial(engine)
@@ -209,8 +209,19 @@ def test_G10_buckets_are_few_and_never_much_too_large(most: int) -> None:
         assert padded - rows <= (7 if rows <= 64 else 15)
 
 
+@given(st.integers(1, 20_000))
+def test_G10_token_buckets_are_few_and_never_much_too_large(most: int) -> None:
+    sizes = token_buckets(most)
+
+    assert list(sizes) == sorted(set(sizes), reverse=True) and sizes[0] >= most
+    assert all(size % 16 == 0 for size in sizes) and len(sizes) <= 4 * most.bit_length()
+    for tokens in (*range(1, min(most, 300) + 1), *range(300, most + 1, 97)):
+        padded = min(size for size in sizes if size >= tokens)
+        assert padded - tokens <= max(31, tokens / 4)
+
+
 def test_no_rows_no_buckets() -> None:
-    assert buckets(0) == ()
+    assert buckets(0) == token_buckets(0) == ()
 
 
 def test_a_kind_of_sampling_that_cannot_be_recorded_is_computed_each_time(
@@ -238,7 +249,8 @@ def test_captures_are_reported_one_by_one_with_the_memory_that_is_free(toys: Toy
     told: list[tuple[str, int, int]] = []
     toys.engine(runner="rerun", max_running_requests=4, report=lambda *news: told.append(news)).close()
     graphs = [news for news in told if news[0].startswith("graphs")]
-    assert [done for _, done, total in graphs] == [1, 2, 3] and {total for *_, total in graphs} == {3}
+    total = len(buckets(4)) + len(token_buckets(64))
+    assert [done for _, done, _ in graphs] == [*range(1, total + 1)] and {news[2] for news in graphs} == {total}
     assert all(re.fullmatch(r"graphs, [\d.]+ (MiB|GiB) free", stage) for stage, *_ in graphs)
 
 
@@ -246,13 +258,13 @@ def test_G6_S9_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
     engine = replaying(toys, max_running_requests=9)
     runner = getattr(engine.executor, "inner", engine.executor).runner
     used: list[tuple[int, int]] = []
-    load = runner.load
+    decode, bucket_for = runner.decode, runner.bucket_for
 
-    def noted(bucket: Any, step: DecodeStep) -> None:
-        used.append((len(step.rows), bucket.size))
-        load(bucket, step)
+    def noted(step: DecodeStep) -> Sample | None:
+        used.append((len(step.rows), bucket_for(len(step.rows)).size))
+        return decode(step)  # type: ignore[no-any-return]
 
-    runner.load = noted
+    runner.decode = noted
     Trial(engine).run([request(str(i), range(1, 10), 12 + 3 * i) for i in range(9)])
 
     assert {size for _, size in used} == {9, 8, 4, 2, 1}

@@ -235,6 +235,15 @@ class EngineConfig:
         default_text="auto: --max-running-requests",
         group="running",
     )
+    cuda_graph_max_tokens: int | None = setting(
+        "--cuda-graph-max-tokens",
+        Integer(least=0, word="auto"),
+        None,
+        "most tokens of a step with prompt tokens that CUDA graphs replay, 0 for none",
+        aliases={"--piecewise-cuda-graph-max-tokens": ""},
+        default_text="auto: 2048",
+        group="running",
+    )
     overlap: bool = setting(
         "--overlap", Switch(), True, "schedule the next step while the device computes", group="running"
     )

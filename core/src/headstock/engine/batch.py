@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from headstock.engine.buffers import Buffers
 from headstock.engine.sampling import SamplingTable
 from headstock.schedule import Plan
-from headstock.spi import AttentionStep, Batch, DecodeStep, Phase
+from headstock.spi import AttendInto, AttentionStep, Batch, DecodeStep, Phase, PromptStep
 
 Ints = np.ndarray
 
@@ -37,11 +38,7 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> Step:
     """The tensors of a plan whose news the buffers have taken in."""
     counts = plan.stops - plan.starts
     ends = np.cumsum(counts)
-    rows = plan.rows.astype(np.int64)
-    token_rows, positions = rows, plan.starts.astype(np.int64)
-    if plan.num_decode < len(rows):
-        token_rows = np.repeat(rows, counts)
-        positions = np.arange(ends[-1]) + np.repeat(positions - (ends - counts), counts)
+    token_rows, positions = flat_tokens(plan, counts, ends)
     logits, logit_ends = logit_indices(plan, ends)
     at_rows, at_positions = buffers.native(token_rows), buffers.native(positions)
     logit_rows, logit_positions = token_rows[logits], positions[logits]
@@ -54,11 +51,11 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> Step:
         logit_indices=None if len(logits) == len(token_rows) else buffers.put(logits),
         sampling=sampling.select(logit_rows, logit_positions, buffers),
     )
-    split = plan.num_decode
+    decode, extend = attention_steps(plan, buffers)
     return Step(
         batch=batch,
-        decode=attention_step(plan, buffers, slice(0, split), Phase.DECODE) if split else None,
-        extend=attention_step(plan, buffers, slice(split, None), None) if split < len(rows) else None,
+        decode=decode,
+        extend=extend,
         logit_rows=logit_rows,
         logit_positions=logit_positions,
         last_logits=logit_ends - 1,
@@ -77,6 +74,47 @@ def decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> Decode
         settings=sampling.settings(rows, positions, buffers),
         sampling=lambda: sampling.select(rows, positions, buffers),
     )
+
+
+PlanAttention = Callable[[AttentionStep | None, AttentionStep | None], AttendInto]
+"""Plans attention over a step's decode rows and the others."""
+
+
+def prompt_step(
+    plan: Plan, sampling: SamplingTable, buffers: Buffers, plan_attention: PlanAttention
+) -> PromptStep | None:
+    """The plan as a step with prompt tokens, each row scored once; None when it is something else."""
+    if plan.num_decode == len(plan.rows) or (plan.num_logits != 1).any():
+        return None
+    counts = plan.stops - plan.starts
+    ends = np.cumsum(counts)
+    token_rows, positions = flat_tokens(plan, counts, ends)
+    rows, last = plan.rows.astype(np.int64), plan.stops.astype(np.int64) - 1
+    return PromptStep(
+        token_rows=token_rows,
+        positions=positions,
+        last_tokens=ends.astype(np.int64) - 1,
+        is_sampled=plan.samples > 0,
+        settings=sampling.settings(rows, last, buffers),
+        sampling=lambda: sampling.select(rows, last, buffers),
+        attention=lambda: plan_attention(*attention_steps(plan, buffers)),
+    )
+
+
+def flat_tokens(plan: Plan, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """The row and the position of each token of the batch.   counts, ends: [rows]    returns: [tokens] int64, twice"""
+    rows, starts = plan.rows.astype(np.int64), plan.starts.astype(np.int64)
+    if plan.num_decode == len(rows):
+        return rows, starts
+    return np.repeat(rows, counts), np.arange(ends[-1]) + np.repeat(starts - (ends - counts), counts)
+
+
+def attention_steps(plan: Plan, buffers: Buffers) -> tuple[AttentionStep | None, AttentionStep | None]:
+    """What attention is told of the plan's decode rows, and of the others; None where there are none."""
+    split = plan.num_decode
+    decode = attention_step(plan, buffers, slice(0, split), Phase.DECODE) if split else None
+    extend = attention_step(plan, buffers, slice(split, None), None) if split < len(plan.rows) else None
+    return decode, extend
 
 
 def logit_indices(plan: Plan, ends: Ints) -> tuple[Ints, Ints]:

@@ -26,7 +26,7 @@ from headstock.engine.negotiate import Agreement, model_dtype, negotiate, pool_d
 from headstock.engine.patience import announced
 from headstock.engine.resolve import AttentionQuestion
 from headstock.engine.selection import Parts, select
-from headstock.engine.trial import capture, measure, most_rows, settled_bytes
+from headstock.engine.trial import capture, graph_sizes, measure, settled_bytes
 from headstock.errors import CannotRun, PluginBroken, UsageError
 from headstock.logs import event
 from headstock.schedule import Limits
@@ -161,8 +161,8 @@ def measured(material: Material, sizes: Mapping[str, Any], max_len: int) -> Spen
 
 def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: Report | None) -> tuple[str, ...]:
     """Capture the runner's graphs; what the user should know of it."""
-    buckets = assembly.runner.buckets(most_rows(material))
-    if not buckets:
+    sizes = graph_sizes(assembly.runner, material)
+    if not sizes.rows:
         if material.faults.concern("capture"):
             reason = f"the runner {material.parts.runner.name} captures nothing here"
             LOG.warning(event("--faults capture cannot happen", because=reason))
@@ -176,12 +176,16 @@ def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: R
         if report is not None:
             report(f"graphs, {size(free_bytes(assembly.device))} free", done, total)
 
-    if not capture(assembly, buckets, tell):
+    captured = capture(assembly, sizes, tell)
+    if captured is None:
         return off
     seconds, taken = time.monotonic() - began, max(before - settled(assembly.device), 0)
     if assembly.device.type == "cuda" and taken > memory.spent.graphs * 1.05 + SLACK:
         LOG.warning(event("graphs took more than planned", planned=size(memory.spent.graphs), taken=size(taken)))
-    return (f"graphs for {len(buckets)} batch sizes up to {buckets[0]}, {size(taken)}, captured in {seconds:.1f} s",)
+    rows, tokens = captured.rows, captured.tokens
+    prompts = f" and {len(tokens)} token counts up to {tokens[0]}" if tokens else ""
+    sizes_text = f"{len(rows)} batch sizes up to {rows[0]}{prompts}"
+    return (f"graphs for {sizes_text}, {size(taken)}, captured in {seconds:.1f} s",)
 
 
 def settled(device: torch.device) -> int:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import define, frozen
 from torch import Tensor
@@ -35,6 +36,7 @@ from headstock.spi import (
     DecodeStep,
     Executor,
     Pending,
+    PromptStep,
     Runner,
     Sample,
     View,
@@ -184,20 +186,34 @@ class FaultyRunner(Runner):
         """The batch sizes that `inner` would record."""
         return self.inner.buckets(most_rows)
 
-    def capture(self, buckets: Sequence[int], report: CaptureReport) -> None:
+    def prompt_buckets(self, most_tokens: int) -> tuple[int, ...]:
+        """The token counts that `inner` would capture."""
+        return self.inner.prompt_buckets(most_tokens)
+
+    def capture(
+        self, buckets: Sequence[int], report: CaptureReport, prompt_buckets: Sequence[int] = ()
+    ) -> Sequence[int]:
         """Record steps of these sizes."""
         if buckets:
             self.faults.strike("capture")
-        self.inner.capture(buckets, report)
+        return self.inner.capture(buckets, report, prompt_buckets)
 
     def decode(self, step: DecodeStep) -> Sample | None:
         """What the step samples, by a replay; None where NaN is due, which only `run` can make."""
-        faults = self.faults
-        if any(int(fault.value) in step.rows for fault in faults.due("nan", faults.step)):
-            return None
-        sample = self.inner.decode(step)
+        return None if self.is_poisoned(step.rows) else self.struck(self.inner.decode(step))
+
+    def prompt(self, step: PromptStep) -> Sample | None:
+        """What each row's last token samples, by a replay; None where NaN is due, which only `run` can make."""
+        return None if self.is_poisoned(step.token_rows) else self.struck(self.inner.prompt(step))
+
+    def is_poisoned(self, rows: np.ndarray) -> bool:
+        """Whether NaN is due in one of these rows."""
+        return any(int(fault.value) in rows for fault in self.faults.due("nan", self.faults.step))
+
+    def struck(self, sample: Sample | None) -> Sample | None:
+        """The sample of a replay, if there was one.   raises: Injected when the step is to fail after its launch"""
         if sample is not None:
-            faults.strike("execute", faults.step)
+            self.faults.strike("execute", self.faults.step)
         return sample
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.engine.batch import decode_step, make_step
+from headstock.engine.batch import decode_step, make_step, prompt_step
 from headstock.engine.buffers import Buffers
 from headstock.engine.readback import Readback
 from headstock.engine.router import PhaseRouter
@@ -90,7 +90,7 @@ class InlineExecutor(Executor):
             self.take_in()
             for row, entry in joined.items():
                 self.sampling.join(row, entry.request)
-            return self.replay(plan) or self.run(plan)
+            return self.replay(plan) or self.replay_prompt(plan) or self.run(plan)
 
     def take_in(self) -> None:
         """Bring the tables up to date with this plan, and with those before it that failed here: the news of a plan
@@ -114,6 +114,15 @@ class InlineExecutor(Executor):
         if step is None or sample is None:
             return None
         return self.launched(sample, step.rows, step.positions, np.arange(len(step.rows)))
+
+    def replay_prompt(self, plan: Plan) -> Launched | None:
+        """The plan as a step with prompt tokens that the runner has recorded; None when it has not."""
+        step = prompt_step(plan, self.sampling, self.buffers, self.router.plan)
+        sample = None if step is None else self.runner.prompt(step)
+        if sample is None:
+            return None
+        rows, last = plan.rows.astype(np.int64), plan.stops.astype(np.int64) - 1
+        return self.launched(sample, rows, last, np.arange(len(rows)))
 
     def run(self, plan: Plan) -> Launched:
         """The plan as a batch of its own."""

@@ -9,7 +9,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.engine.batch import Step
-from headstock.spi import Attend, AttentionBackend, LayerInfo
+from headstock.spi import Attend, AttendInto, AttentionBackend, AttentionStep, LayerInfo
 
 
 @frozen(eq=False)
@@ -21,24 +21,33 @@ class PhaseRouter:
     layers: tuple[LayerInfo, ...]
     check: bool = False
 
-    def attend(self, step: Step) -> Attend:
-        """Attention over the step's rows, planned once for all layers."""
-        decode = self.decode.plan(step.decode) if step.decode is not None else None
-        extend = self.prefill.plan(step.extend) if step.extend is not None else None
-        split = step.decode.num_rows if step.decode is not None else 0
+    def plan(self, decode: AttentionStep | None, extend: AttentionStep | None) -> AttendInto:
+        """Attention over a step's decode rows and the others, planned once for all layers."""
+        decode_plan = self.decode.plan(decode) if decode is not None else None
+        extend_plan = self.prefill.plan(extend) if extend is not None else None
+        split = decode.num_rows if decode is not None else 0
 
-        def attend(q: Tensor, index: int) -> Tensor:
-            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        def attend(q: Tensor, index: int, out: Tensor) -> None:
             if self.check:
                 out.fill_(math.nan)
             layer = self.layers[index]
-            if extend is None:
-                self.decode.forward(q, layer, decode, out)
-            elif decode is None:
-                self.prefill.forward(q, layer, extend, out)
+            if extend_plan is None:
+                self.decode.forward(q, layer, decode_plan, out)
+            elif decode_plan is None:
+                self.prefill.forward(q, layer, extend_plan, out)
             else:
-                self.decode.forward(q[:split], layer, decode, out[:split])
-                self.prefill.forward(q[split:], layer, extend, out[split:])
+                self.decode.forward(q[:split], layer, decode_plan, out[:split])
+                self.prefill.forward(q[split:], layer, extend_plan, out[split:])
+
+        return attend
+
+    def attend(self, step: Step) -> Attend:
+        """Attention over the step's rows, each layer's in a tensor of its own."""
+        attend_into = self.plan(step.decode, step.extend)
+
+        def attend(q: Tensor, index: int) -> Tensor:
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            attend_into(q, index, out)
             return out
 
         return attend

@@ -8,17 +8,31 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from attrs import frozen
 
 from headstock.engine.assembly import Assembly, Material, assemble
 from headstock.engine.buffers import Buffers
 from headstock.engine.memory import Spent
 from headstock.logs import event
 from headstock.schedule import Plan
+from headstock.spi import Runner
 
 LOG = logging.getLogger(__name__)
 
 WORST = (0.7, 0.9, 0.05, 1.1, 0.1, 0.1)
 """Sampling that needs the most memory: temperature, top_p, min_p and all penalties."""
+
+
+DEFAULT_GRAPH_TOKENS = 2048
+"""Tokens of a step above which launching its operations one by one seldom takes longer than doing them."""
+
+
+@frozen
+class GraphSizes:
+    """Which graphs are captured: row counts of decode steps, token counts of steps with prompt tokens."""
+
+    rows: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
 
 
 def measure(material: Material, make_buffers: Callable[[], Buffers], max_len: int) -> Spent:
@@ -34,8 +48,9 @@ def measure(material: Material, make_buffers: Callable[[], Buffers], max_len: in
     assembly = assemble(material, buffers, max_len)
     activations = worst_step(assembly, material, max_len)
     capturable = rehearse(assembly, most_rows(material))
+    sizes = graph_sizes(assembly.runner, material)
     workspaces = max(before - settled_bytes(), 0) + tables
-    graphs = graph_bytes(assembly, most_rows(material)) if capturable else 0
+    graphs = graph_bytes(assembly, sizes) if capturable else 0
     assembly.executor.close()
     del assembly, buffers
     gc.collect()
@@ -48,6 +63,15 @@ def most_rows(material: Material) -> int:
     config = material.config
     most = config.max_running_requests
     return most if config.cuda_graph_max_bs is None else min(most, config.cuda_graph_max_bs)
+
+
+def graph_sizes(runner: Runner, material: Material) -> GraphSizes:
+    """The sizes that the runner captures graphs of under this configuration."""
+    config = material.config
+    rows = runner.buckets(most_rows(material))
+    most = DEFAULT_GRAPH_TOKENS if config.cuda_graph_max_tokens is None else config.cuda_graph_max_tokens
+    tokens = runner.prompt_buckets(min(most, config.max_batch_tokens)) if rows else ()
+    return GraphSizes(rows, tokens)
 
 
 def settled_bytes() -> int:
@@ -91,19 +115,19 @@ def rehearse(assembly: Assembly, rows: int) -> bool:
     """Whether graphs can be captured. One is, and forgotten: what libraries take at a first capture is none of the
     graphs'.
     """
-    return capture(assembly, assembly.runner.buckets(rows)[:1], ignored) and capture(assembly, (), ignored)
+    first = GraphSizes(assembly.runner.buckets(rows)[:1])
+    return None not in (capture(assembly, first, ignored), capture(assembly, GraphSizes(), ignored))
 
 
-def graph_bytes(assembly: Assembly, rows: int, free: Callable[[], int] | None = None) -> int:
-    """What graphs of all buckets take; 0 when they cannot be captured.
+def graph_bytes(assembly: Assembly, sizes: GraphSizes, free: Callable[[], int] | None = None) -> int:
+    """What graphs of these sizes take; 0 when they cannot be captured.
 
     All are captured, since what one adds is no measure of the next: memory comes in large pieces, and some backends
     take more for each. `free` tells how many bytes are free.
     """
     free = free or settled_bytes
-    buckets = assembly.runner.buckets(rows)
     before = free()
-    taken = before - free() if buckets and capture(assembly, buckets, ignored) else 0
+    taken = before - free() if sizes.rows and capture(assembly, sizes, ignored) else 0
     return max(taken, 0)
 
 
@@ -111,15 +135,14 @@ def ignored(done: int, total: int) -> None:
     """Tell nobody how far it is."""
 
 
-def capture(assembly: Assembly, buckets: tuple[int, ...], report: Callable[[int, int], None]) -> bool:
-    """Capture these buckets in place of those captured before; False, with a warning, when that fails: steps run
-    without graphs then.
+def capture(assembly: Assembly, sizes: GraphSizes, report: Callable[[int, int], None]) -> GraphSizes | None:
+    """Capture these sizes in place of those captured before, and say which were; None, with a warning, when that
+    fails: steps run without graphs then.
     """
     try:
         with torch.inference_mode():
-            assembly.runner.capture(buckets, report)
+            return GraphSizes(sizes.rows, tuple(assembly.runner.capture(sizes.rows, report, sizes.tokens)))
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         LOG.warning(event("graphs are off", because="capture failed", reason=reason))
-        return False
-    return True
+        return None

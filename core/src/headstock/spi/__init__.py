@@ -23,10 +23,12 @@ from headstock.spi.model import Attend, Experts, KVGroup, LayerConfig, Model, Mo
 from headstock.spi.ops import Ops, OpsCapabilities, OpsSpec, Params, Stream, Weight
 from headstock.spi.plugin import PluginSpec, Rejection, Require
 from headstock.spi.runner import (
+    AttendInto,
     CaptureReport,
     DecodeAttention,
     DecodeStep,
     Program,
+    PromptStep,
     Runner,
     RunnerCapabilities,
     RunnerSpec,
@@ -40,6 +42,7 @@ __all__ = [
     "RESERVED",
     "SPI",
     "Attend",
+    "AttendInto",
     "AttentionBackend",
     "AttentionCapabilities",
     "AttentionContext",
@@ -85,6 +88,7 @@ __all__ = [
     "Planning",
     "PluginSpec",
     "Program",
+    "PromptStep",
     "Rejection",
     "Require",
     "Rope",

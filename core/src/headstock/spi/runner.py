@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 from attrs.validators import instance_of
 
-from headstock.spi.attention import GraphSupport, Planning
+from headstock.spi.attention import AttentionStep, GraphSupport, Phase, Planning
+from headstock.spi.batch import Batch, Sample, Sampling
 from headstock.spi.environment import DeviceRange
 from headstock.spi.plugin import PluginSpec
 
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headstock.spi.attention import AttentionBackend, LayerInfo
-    from headstock.spi.batch import Batch, Sample, Sampling
     from headstock.spi.model import Attend, Model, ModelConfig
     from headstock.spi.ops import Ops, Params
 
 CaptureReport = Callable[[int, int], None]
 """Told how many captures are done, and of how many."""
+
+AttendInto = Callable[["Tensor", int, "Tensor"], None]
+"""`(q, layer, out)`: writes attention of a step's queries to `out`, both [tokens, heads, head_dim]."""
 
 
 @frozen(kw_only=True)
@@ -66,6 +69,62 @@ class Seats:
     def nobody(self) -> int:
         """The seat of rows that pad a batch."""
         return len(self.tokens) - 1
+
+    def batch(self, token_rows: Tensor, positions: Tensor) -> Batch:
+        """The batch of these tokens, every one of them scored. A graph may capture it.
+
+        token_rows, positions: [tokens] int64, the seat and the place in its request of each token
+        """
+        size = self.page_size
+        columns, offsets = positions.div(size, rounding_mode="floor"), positions % size
+        return Batch(
+            tokens=self.tokens[token_rows, positions],
+            positions=positions,
+            slots=tuple(offsets.add(table[token_rows, columns], alpha=size) for table in self.page_tables),
+            pools=self.pools,
+            rows=token_rows,
+            logit_indices=None,
+            sampling=Sampling(),
+        )
+
+    def decode_attention(
+        self, rows: Tensor, positions: Tensor, query_start: Tensor, host_context_lens: np.ndarray
+    ) -> AttentionStep:
+        """What attention is told of decode rows. A graph may capture it.
+
+        rows, positions: [n] int64    query_start: [n + 1] int32, 0, 1, 2, ...
+        host_context_lens: [n] int32, or the most that they may be
+        """
+        import torch  # importing the contract does not
+
+        columns = -(-int(host_context_lens.max()) // self.page_size)
+        return AttentionStep(
+            phase=Phase.DECODE,
+            query_start=query_start,
+            context_lens=torch.add(positions, 1, out=torch.empty_like(positions, dtype=torch.int32)),
+            page_tables=tuple(table[:, :columns].index_select(0, rows) for table in self.page_tables),
+            host_query_lens=host_context_lens.clip(1, 1),
+            host_context_lens=host_context_lens,
+        )
+
+    def sampling(self, rows: Tensor, positions: Tensor, kind: frozenset[str]) -> Sampling:
+        """How the tokens that come to these positions are sampled, by the columns that `kind` names. A graph may
+        capture it.
+
+        rows, positions: [n] int64
+        """
+        if not kind:
+            return Sampling()
+        columns = {name: getattr(self, name)[rows] for name in sorted(kind)}
+        return Sampling(**columns, seeds=self.seeds[rows], positions=positions)
+
+    def keep(self, rows: Tensor, positions: Tensor, sample: Sample) -> None:
+        """Note the sampled tokens where they belong. A graph may capture it.
+
+        rows, positions: [n] int64
+        writes: tokens
+        """
+        self.tokens[rows, positions] = sample.tokens
 
 
 @frozen(kw_only=True, eq=False)
@@ -110,6 +169,26 @@ class DecodeStep:
     sampling: Callable[[], Sampling]
 
 
+@frozen(kw_only=True, eq=False)
+class PromptStep:
+    """A step in which some row computes several tokens or its first, and each row is scored at its last one.
+
+    token_rows, positions: [tokens] int64 numpy, the seat and the place in its request of each token
+    last_tokens: [n] int64 numpy, which of the tokens is the last of each row
+    is_sampled: [n] bool numpy, False where the row's prompt goes on after this step, so that no token is kept
+    `settings` and `sampling` are those of `DecodeStep`, for the last tokens. `attention` plans the step's attention
+    on the host and gives what computes it: the first call of a step may be made after work has been launched.
+    """
+
+    token_rows: np.ndarray
+    positions: np.ndarray
+    last_tokens: np.ndarray
+    is_sampled: np.ndarray
+    settings: frozenset[str] | None
+    sampling: Callable[[], Sampling]
+    attention: Callable[[], AttendInto]
+
+
 class Runner(ABC):
     """Runs batches through a program."""
 
@@ -132,18 +211,37 @@ class Runner(ABC):
         """The batch sizes that it would record for steps of up to `most_rows` rows, largest first; none by default."""
         return ()
 
-    def capture(self, buckets: Sequence[int], report: CaptureReport) -> None:
-        """Record steps of these sizes, in place of those recorded before, so that `decode` can replay them.
+    def prompt_buckets(self, most_tokens: int) -> tuple[int, ...]:
+        """The token counts that it would capture for steps with prompt tokens of up to `most_tokens` tokens, largest
+        first; none by default.
+        """
+        return ()
+
+    def capture(
+        self, buckets: Sequence[int], report: CaptureReport, prompt_buckets: Sequence[int] = ()
+    ) -> Sequence[int]:
+        """Record steps of these sizes, in place of those recorded before, so that `decode` and `prompt` can replay
+        them.
 
         Whatever it raises, `run` works on.
+        returns: those of `prompt_buckets` that were worth it, largest first
         """
-        if buckets:
+        if buckets or prompt_buckets:
             raise TypeError(f"{type(self).__name__} names buckets but has no capture")
+        return ()
 
     def decode(self, step: DecodeStep) -> Sample | None:
         """What the step samples, by a replay; None when this is a step for `run`.
 
         The sample's tensors may be overwritten by the next call.
         writes: the pools; seats.tokens at each row's next position
+        """
+        return None
+
+    def prompt(self, step: PromptStep) -> Sample | None:
+        """What each row's last token samples, by a replay; None when this is a step for `run`.
+
+        The sample's tensors may be overwritten by the next call.
+        writes: the pools; seats.tokens at the next position of each row that is sampled
         """
         return None

@@ -1,9 +1,10 @@
-"""The runner that replays decode steps."""
+"""The runner that replays steps."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import attrs
@@ -13,30 +14,59 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.nn.program import run, score
-from headstock.spi import Attend, Batch, CaptureReport, DecodeStep, Planning, Program, Runner, Sample
-from headstock_cuda_graph import steps
-from headstock_cuda_graph.buckets import buckets
+from headstock.spi import (
+    Attend,
+    AttentionStep,
+    Batch,
+    CaptureReport,
+    DecodeStep,
+    Planning,
+    Program,
+    PromptStep,
+    Runner,
+    Sample,
+    Sampling,
+)
+from headstock_cuda_graph.buckets import buckets, token_buckets
+from headstock_cuda_graph.prompts import PromptGraphs
 from headstock_cuda_graph.recording import CudaRecorder, Recorder, Recording
+from headstock_cuda_graph.uploads import upload
 
 LOG = logging.getLogger("headstock.cudagraph")
+
+KINDS = (frozenset[str](), frozenset({"temperature"}), frozenset({"temperature", "top_k", "top_p", "min_p"}))
+"""Kinds of sampling that are recorded, each by the columns it looks at."""
+
+
+def kind_of(settings: frozenset[str]) -> frozenset[str]:
+    """The least of `KINDS` that has these columns."""
+    return next(kind for kind in KINDS if settings <= kind)
 
 
 @frozen(eq=False)
 class Bucket:
     """A recorded forward pass of `size` rows: where its input is, its attention plan, and its hidden states.
 
-    inputs: [2, size] int64, the seats and the positions of the rows
+    lines: [3, size] int64, the seats and the positions of the rows, and where their hidden states are among those of a
+        step with prompt tokens
     """
 
     size: int
-    inputs: Tensor
+    lines: Tensor
     plan: Any
     forward: Recording[Tensor]
     samplers: dict[frozenset[str], Recording[Sample]]
 
+    @property
+    def inputs(self) -> Tensor:
+        """The seats and the positions of the rows. [2, size] int64"""
+        return self.lines[:2]
+
 
 class CudaGraphRunner(Runner):
-    """Replays decode steps of up to as many rows as its largest bucket has; runs everything else as it comes."""
+    """Replays decode steps of up to as many rows, and steps with prompt tokens of up to as many tokens, as its largest
+    buckets have; runs everything else as it comes.
+    """
 
     def __init__(self, program: Program, recorder: Recorder | None = None) -> None:
         self.program = program
@@ -45,6 +75,7 @@ class CudaGraphRunner(Runner):
         self.recorder: Recorder | None = None
         self.query_start: Tensor | None = None
         self.recorded: dict[int, Bucket] = {}
+        self.prompts: PromptGraphs | None = None
         self.unrecorded: set[frozenset[str]] = set()
         self.plans_itself = self.attention.planning is Planning.NONE
 
@@ -53,36 +84,46 @@ class CudaGraphRunner(Runner):
         return run(self.program, batch, attend)
 
     def buckets(self, most_rows: int) -> tuple[int, ...]:
-        """The sizes that are recorded."""
+        """The batch sizes that are recorded."""
         return buckets(most_rows)
 
-    def capture(self, buckets: Sequence[int], report: CaptureReport) -> None:
+    def prompt_buckets(self, most_tokens: int) -> tuple[int, ...]:
+        """The token counts that are recorded for steps with prompt tokens."""
+        return token_buckets(most_tokens)
+
+    def capture(
+        self, buckets: Sequence[int], report: CaptureReport, prompt_buckets: Sequence[int] = ()
+    ) -> Sequence[int]:
         """Record steps of these sizes. After an error nothing is replayed."""
-        self.recorded = {}
+        self.recorded, self.prompts = {}, None
         if not buckets:
-            return
+            return ()
         device = self.program.seats.tokens.device
         # A pool of memory ends with its last graph, so each capture begins one of its own.
         self.recorder = self.given or CudaRecorder()
+        done, total = count(1), len(buckets) + len(prompt_buckets)
+        prompts = PromptGraphs(self.program, self.recorder)
+        prompts.capture(prompt_buckets, lambda: report(next(done), total))
         self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
-        inputs = torch.empty(2 * max(buckets), dtype=torch.int64, device=device)
+        lines = torch.empty(3 * max(buckets), dtype=torch.int64, device=device)
         self.query_start = torch.arange(max(buckets) + 1, dtype=torch.int32, device=device)
         recorded = {}
         for size in buckets:
-            recorded[size] = self.record(inputs[: 2 * size].view(2, size))
-            report(len(recorded), len(buckets))
-        self.recorded = dict(sorted(recorded.items()))
+            recorded[size] = self.record(lines[: 3 * size].view(3, size))
+            report(next(done), total)
+        self.recorded, self.prompts = dict(sorted(recorded.items())), prompts
+        return sorted(prompts.captured, reverse=True)
 
-    def record(self, inputs: Tensor) -> Bucket:
+    def record(self, lines: Tensor) -> Bucket:
         """A bucket in whose rows nobody sits, with its samplers for greedy rows and for temperatures."""
         assert self.recorder is not None
-        size = inputs.shape[1]
-        inputs[0], inputs[1] = self.program.seats.nobody, 0
+        size, inputs = lines.shape[1], lines[:2]
+        lines[0], lines[1:] = self.program.seats.nobody, 0
         plan = self.attention.backend.graph_plan(size, self.attention_step(inputs, np.ones(size, np.int32)))
         forward = self.recorder(lambda: self.forward(inputs, plan), warm=False)
-        bucket = Bucket(size, inputs, plan, forward, {})
+        bucket = Bucket(size, lines, plan, forward, {})
         forward.replay()
-        for kind in steps.SETTINGS[:2]:
+        for kind in KINDS[:2]:
             self.add_sampler(bucket, kind, warm=False)
         return bucket
 
@@ -92,18 +133,18 @@ class CudaGraphRunner(Runner):
         hidden = bucket.forward.result
         bucket.samplers[kind] = self.recorder(lambda: self.sample(bucket.inputs, hidden, kind), warm=warm)
 
-    def attention_step(self, inputs: Tensor, host_context_lens: np.ndarray) -> Any:
+    def attention_step(self, inputs: Tensor, host_context_lens: np.ndarray) -> AttentionStep:
         """What the decode backend is told of the first rows, as many as there are lengths."""
-        seats, count = self.program.seats, len(host_context_lens)
-        columns = -(-int(host_context_lens.max()) // seats.page_size)
         assert self.query_start is not None, "capture comes first"
+        count = len(host_context_lens)
         rows, positions = inputs[:, :count]
-        return steps.attention_step(seats, rows, positions, self.query_start[: count + 1], host_context_lens, columns)
+        query_start = self.query_start[: count + 1]
+        return self.program.seats.decode_attention(rows, positions, query_start, host_context_lens)
 
     def forward(self, inputs: Tensor, plan: Any) -> Tensor:
         """The hidden states of a step. [size, hidden]   writes: the pools"""
         program, layers, backend = self.program, self.attention.layers, self.attention.backend
-        batch = steps.batch(program.seats, inputs[0], inputs[1])
+        batch = program.seats.batch(inputs[0], inputs[1])
         if self.plans_itself:
             longest = np.full(inputs.shape[1], self.attention.max_seq_len, np.int32)
             backend.graph_update(plan, self.attention_step(inputs, longest))
@@ -119,24 +160,51 @@ class CudaGraphRunner(Runner):
         """The rows' next tokens.   writes: seats.tokens"""
         seats = self.program.seats
         rows, after = inputs[0], inputs[1] + 1
-        sample = score(self.program, hidden, steps.sampling(seats, rows, after, kind))
-        seats.tokens[rows, after] = sample.tokens
+        sample = score(self.program, hidden, seats.sampling(rows, after, kind))
+        seats.keep(rows, after, sample)
         return sample
 
     def decode(self, step: DecodeStep) -> Sample | None:
         """What the step samples, by a replay; None when it has more rows than any bucket."""
         count = len(step.rows)
-        bucket = next((bucket for size, bucket in self.recorded.items() if size >= count), None)
+        bucket = self.bucket_for(count)
         if bucket is None:
             return None
-        self.load(bucket, step)
+        upload(bucket.inputs, (step.rows, step.positions), padding=(self.program.seats.nobody, 0))
         if not self.plans_itself:
             lens = (step.positions + 1).astype(np.int32)
             self.attention.backend.graph_update(bucket.plan, self.attention_step(bucket.inputs, lens))
         bucket.forward.replay()
-        if step.settings is None:
-            return self.sample_apart(bucket, step)
-        kind = steps.kind_of(step.settings)
+        return self.sample_rows(bucket, count, step.settings, step.sampling)
+
+    def prompt(self, step: PromptStep) -> Sample | None:
+        """What each row's last token samples, by a replay; None when it has more rows or tokens than any bucket."""
+        count = len(step.last_tokens)
+        bucket = self.bucket_for(count)
+        hidden = None if bucket is None or self.prompts is None else self.prompts.replay(step)
+        if bucket is None or hidden is None:
+            return None
+        # A row whose prompt goes on is scored in nobody's seat: its next token is known.
+        last, nobody = step.last_tokens, self.program.seats.nobody
+        rows = np.where(step.is_sampled, step.token_rows[last], nobody)
+        upload(bucket.lines, (rows, step.positions[last], last), padding=(nobody, 0, 0))
+        torch.index_select(hidden, 0, bucket.lines[2], out=bucket.forward.result)
+        return self.sample_rows(bucket, count, step.settings, step.sampling)
+
+    def bucket_for(self, count: int) -> Bucket | None:
+        """The smallest bucket of at least so many rows."""
+        return next((bucket for size, bucket in self.recorded.items() if size >= count), None)
+
+    def sample_rows(
+        self, bucket: Bucket, count: int, settings: frozenset[str] | None, sampling: Callable[[], Sampling]
+    ) -> Sample:
+        """What the hidden states in the bucket sample for its first rows, by a replay where their settings have one.
+
+        writes: seats.tokens
+        """
+        if settings is None:
+            return self.sample_apart(bucket, count, sampling())
+        kind = kind_of(settings)
         if kind in bucket.samplers:
             bucket.samplers[kind].replay()
             return first(bucket.samplers[kind].result, count)
@@ -157,26 +225,16 @@ class CudaGraphRunner(Runner):
             self.unrecorded.add(kind)
             LOG.warning("sampling by %s is not recorded: %s", ", ".join(sorted(kind)), error)
 
-    def load(self, bucket: Bucket, step: DecodeStep) -> None:
-        """Write the step's rows to the bucket's input; nobody sits in the others."""
-        # Fresh memory each time: torch hands pinned memory out again only when its copy is over.
-        host = torch.empty(bucket.inputs.shape, dtype=torch.int64, pin_memory=bucket.inputs.is_cuda)
-        packed, count = host.numpy(), len(step.rows)
-        packed[0, :count], packed[1, :count] = step.rows, step.positions
-        packed[0, count:], packed[1, count:] = self.program.seats.nobody, 0
-        bucket.inputs.copy_(host, non_blocking=True)
-
-    def sample_apart(self, bucket: Bucket, step: DecodeStep) -> Sample:
-        """The rows' next tokens by settings that no recording knows.   writes: seats.tokens"""
-        count = len(step.rows)
-        sample = score(self.program, bucket.forward.result[:count], step.sampling())
+    def sample_apart(self, bucket: Bucket, count: int, sampling: Sampling) -> Sample:
+        """The first rows' next tokens by settings that no recording knows.   writes: seats.tokens"""
+        sample = score(self.program, bucket.forward.result[:count], sampling)
         rows, positions = bucket.inputs[:, :count]
-        self.program.seats.tokens[rows, positions + 1] = sample.tokens
+        self.program.seats.keep(rows, positions + 1, sample)
         return sample
 
     def close(self) -> None:
         """Forget the recordings and the program, which holds the weights and the pool."""
-        self.recorded, self.query_start = {}, None
+        self.recorded, self.prompts, self.query_start = {}, None, None
         del self.program, self.attention
 
 

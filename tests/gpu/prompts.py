@@ -1,0 +1,127 @@
+"""Replayed steps with prompt tokens: bits against the same bucket computed at once, and the time to a first token."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from headstock import LLM, SamplingParams
+from headstock.bench.shapes import SHAPES, write
+from headstock.spi import AttendInto, PromptStep
+from headstock_cuda_graph.runner import CudaGraphRunner
+
+LENGTHS = (16, 128, 512, 2048)
+TURNS = 15
+
+
+def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
+    """Findings for each `SHAPE:ATTN` of `GPU_PROMPTS`, parted by semicolons."""
+    for build in builds:
+        build.wait()
+    asked = os.environ.get("GPU_PROMPTS", "qwen3-0.6b:fa;qwen3-0.6b:fa,fi")
+    found: dict[str, Any] = {"ok": True}
+    for text in asked.split(";"):
+        found[text] = attempt(*text.split(":"))
+        found["ok"] = found["ok"] and found[text]["ok"]
+        sys.stderr.write(f"{text}: {found[text]}\n")
+    return found
+
+
+def attempt(shape: str, attn: str) -> dict[str, Any]:
+    """Bits and times of a shape with random weights."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write(SHAPES[shape], Path(folder))
+        settings = {"load_format": "dummy", "device": "cuda", "attn": attn, "max_seq_len": 5120}
+        for most in (None, 0):
+            with LLM(folder, cuda_graph_max_tokens=most, **settings) as llm:
+                name = "replayed" if most is None else "eager"
+                found[name] = {"first_ms": {length: first_token(llm, length) for length in LENGTHS}}
+                found[name]["notes"] = [note for note in llm.engine.summary.notes if "graph" in note]
+                if most is None:
+                    found["bits"] = bits(llm)
+    found["ok"] = not found["bits"].get("differ") and found["bits"].get("steps", 0) > 20
+    return found
+
+
+def first_token(llm: LLM, length: int) -> dict[str, float]:
+    """Milliseconds to the first of two tokens, and to the end of a request of one."""
+    rng = np.random.default_rng(length)
+    firsts, wholes = [], []
+    for _ in range(TURNS):
+        prompt = rng.integers(0, 10_000, length).tolist()
+        began = time.perf_counter()
+        for _ in llm.stream(prompt, SamplingParams(temperature=0.6, seed=1, max_tokens=2, ignore_eos=True)):
+            firsts.append(time.perf_counter() - began)
+            began = float("-inf")
+        prompt = rng.integers(0, 10_000, length).tolist()
+        began = time.perf_counter()
+        llm.generate(prompt, SamplingParams(temperature=0.6, seed=1, max_tokens=1, ignore_eos=True))
+        wholes.append(time.perf_counter() - began)
+    firsts = [each for each in firsts if each < 1e6]
+    return {"first": round(1e3 * statistics.median(firsts), 2), "whole": round(1e3 * statistics.median(wholes), 2)}
+
+
+def bits(llm: LLM) -> dict[str, int]:
+    """How many replayed steps differ in any bit from the same bucket computed operation by operation."""
+    runner = llm.engine.executor.runner
+    with compared(runner) as counts:
+        rng = np.random.default_rng(3)
+        params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        for count in (1, 3, 8, 17):
+            prompts = [rng.integers(0, 10_000, int(rng.integers(1, 700))).tolist() for _ in range(count)]
+            for prompt in prompts:  # one joins while others decode
+                prompt[0] = int(rng.integers(0, 10_000))
+            llm.generate(prompts, params)
+            llm.generate(prompts[0] + prompts[0], params)
+        for number in range(12):
+            llm.generate(rng.integers(0, 10_000, 40 * number + 1).tolist(), params)
+    return dict(counts)
+
+
+@contextmanager
+def compared(runner: CudaGraphRunner) -> Iterator[Counter[str]]:
+    """Counts replays, and those that differ, as long as the context lasts."""
+    counts: Counter[str] = Counter()
+    prompts = runner.prompts
+    assert prompts is not None
+    replay = prompts.replay
+
+    @torch.inference_mode()
+    def counted(step: PromptStep) -> torch.Tensor | None:
+        hidden = replay(step)
+        if hidden is None:
+            counts["left to run"] += 1
+            return None
+        tokens = len(step.token_rows)
+        bucket = next(bucket for size, bucket in prompts.captured.items() if size >= tokens)
+        attention: AttendInto = step.attention()
+
+        def attend(q: torch.Tensor, index: int, out: torch.Tensor) -> None:
+            attention(q[:tokens], index, out[:tokens])
+
+        counts["steps"] += 1
+        counts["mixed"] += bool(step.positions[0] > 0 and len(step.last_tokens) > 1)
+        replayed = hidden[:tokens].clone()
+        again = prompts.forward(bucket.inputs, attend)[:tokens]
+        counts["differ"] += not torch.equal(replayed, again)
+        counts["not finite"] += not again.isfinite().all().item()
+        return hidden
+
+    prompts.replay = counted  # type: ignore[method-assign]
+    try:
+        yield counts
+    finally:
+        prompts.replay = replay  # type: ignore[method-assign]

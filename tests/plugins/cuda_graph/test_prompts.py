@@ -1,0 +1,139 @@
+"""Replayed steps with prompt tokens: the same tokens, whatever pads them, whoever decodes beside them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy_engine import Toys, Trial, random_requests, request
+
+from headstock import SamplingParams
+from headstock.engine.engine import Engine
+from headstock.spi import PromptStep, Sample
+from headstock_cuda_graph.runner import CudaGraphRunner
+
+BACKENDS = pytest.mark.parametrize("attn", ["toy", "toy-planned", "toy,toy-planned"])
+
+
+def runner_of(engine: Engine) -> CudaGraphRunner:
+    """The engine's runner."""
+    executor: Any = engine.executor
+    while not hasattr(executor, "runner"):
+        executor = executor.inner
+    return getattr(executor.runner, "inner", executor.runner)
+
+
+def watch(engine: Engine) -> Counter[str]:
+    """Counts steps with prompt tokens by whether they are replayed, and which of them decode rows share."""
+    runner, counts = runner_of(engine), Counter[str]()
+    prompt = runner.prompt
+
+    def counted(step: PromptStep) -> Sample | None:
+        sample = prompt(step)
+        counts["eager" if sample is None else "replayed"] += 1
+        if sample is not None:
+            assert len(sample.tokens) == len(sample.healthy) == len(step.last_tokens)
+            counts["mixed"] += len(step.last_tokens) > 1 and step.last_tokens[0] == 0 and step.positions[0] > 0
+            counts["chunks"] += not step.is_sampled.all()
+        return sample
+
+    runner.prompt = counted  # type: ignore[method-assign]
+    return counts
+
+
+@BACKENDS
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("budget", [50, 300])
+def test_G2_replayed_prompts_give_the_tokens_of_eager_ones(toys: Toys, attn: str, overlap: bool, budget: int) -> None:
+    requests = random_requests(np.random.default_rng(8), 60)
+    sizes = {"max_running_requests": 17, "max_batch_tokens": budget, "num_pages": 300, "overlap": overlap}
+    outputs = []
+    for runner in ("eager", "rerun"):
+        engine = toys.engine(attn=attn, runner=runner, debug_canary=True, **sizes)
+        counts = watch(engine) if runner == "rerun" else None
+        trial = Trial(engine).run(requests)
+        outputs.append((trial.outputs, trial.reasons))
+        engine.close()
+        if counts is not None:
+            assert counts["replayed"] > 5 and counts["mixed"] and (counts["chunks"] or budget == 300)
+
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(("most", "replayed"), [(0, set()), (32, {"a"}), (48, {"a", "b"})])
+def test_S9_only_steps_within_the_largest_token_count_are_replayed(toys: Toys, most: int, replayed: set[str]) -> None:
+    engine = toys.engine(runner="rerun", cuda_graph_max_tokens=most)
+    counts = watch(engine)
+    for name, first, length in (("a", 0, 32), ("b", 3, 33)):
+        before = counts["replayed"]
+        Trial(engine).run([request(name, range(first, first + length), 3)])
+        assert counts["replayed"] - before == (name in replayed)
+
+    prompts = runner_of(engine).prompts
+    assert prompts is not None and max(prompts.captured, default=0) == most
+    engine.close()
+
+
+def test_the_summary_says_how_many_token_counts_are_recorded(toys: Toys) -> None:
+    engine = toys.engine(runner="rerun", max_batch_tokens=64)
+    assert any("and 4 token counts up to 64" in note for note in engine.summary.notes), engine.summary.notes
+    engine.close()
+
+
+def test_numbers_that_are_left_where_padding_reads_do_not_reach_the_dummy_page(toys: Toys) -> None:
+    engine = toys.engine(runner="rerun", debug_canary=True)
+    prompts = runner_of(engine).prompts
+    assert prompts is not None and prompts.outputs
+    with torch.inference_mode():
+        for left in prompts.outputs.values():
+            left.fill_(math.nan)
+    trial = Trial(engine).run([request("a", range(1, 20), 5)])
+
+    (out,) = prompts.outputs.values()
+    assert out[:32].isfinite().all() and trial.reasons == {"a": "length"}
+    engine.close()
+
+
+@pytest.mark.parametrize("fault", ["execute@1", "wait@1", "nan@1:1"])
+def test_G11_a_prompt_step_that_fails_after_launch_fails_its_requests_alone(toys: Toys, fault: str) -> None:
+    engine = toys.engine(runner="rerun", faults=(fault,), overlap=False)
+    trial = Trial(engine)
+    for i in range(3):
+        trial.submit(request(str(i), range(1, 9), 4))
+    trial.drain()
+    wanted = {"error": 1, "length": 2} if fault.startswith("nan") else {"error": 3}
+    assert Counter(trial.reasons.values()) == wanted
+
+    Trial(engine).run([request(str(i), range(1, 9), 4) for i in range(4)])
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"logprobs": 2}, {"frequency_penalty": 0.9}, {"logit_bias": {3: 9.0}}, {"temperature": 0.9, "seed": 3}]
+)
+def test_first_tokens_follow_their_settings(toys: Toys, settings: dict[str, Any]) -> None:
+    params = SamplingParams(**({"temperature": 0.0, "max_tokens": 6} | settings))
+    requests = [request(str(i), range(1, 9 + i), 6, params=params) for i in range(3)]
+    answers = []
+    for runner in ("eager", "rerun"):
+        engine = toys.engine(runner=runner)
+        counts = watch(engine) if runner == "rerun" else Counter(replayed=1)
+        answers.append(Trial(engine).run(requests).outputs)
+        assert counts["replayed"]
+        engine.close()
+
+    assert answers[0] == answers[1]
+
+
+def test_more_rows_than_the_largest_batch_size_run_eagerly(toys: Toys) -> None:
+    engine = toys.engine(runner="rerun", cuda_graph_max_bs=2, max_running_requests=8)
+    counts = watch(engine)
+    Trial(engine).run([request(str(i), range(10 * i, 10 * i + 9), 4) for i in range(3)])
+    assert counts["eager"] == 1 and not counts["replayed"]
+    Trial(engine).run([request(str(i), range(10 * i + 5, 10 * i + 14), 4) for i in range(2)])
+    assert counts["eager"] == counts["replayed"] == 1
+    engine.close()
