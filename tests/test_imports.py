@@ -23,7 +23,7 @@ IMPORTED_AS = {"pyyaml": "yaml"}
 """Distributions whose modules have another name."""
 START_SECONDS = 0.3
 LIGHT_SECONDS = 0.05
-MOST_LINES = 300
+MOST_LINES = 400
 
 
 LOADING = f"""
