@@ -79,7 +79,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(scripted: Any, capsys: p
 def test_ctrl_c_at_the_prompt_drops_the_line_and_on_the_next_empty_one_leaves(
     scripted: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    llm, loop = scripted(script=lambda request: [*llm.tokenizer.encode("fox"), 0], max_seq_len=4096)
+    llm, _ = scripted(script=lambda request: [*llm.tokenizer.encode("fox"), 0], max_seq_len=4096)
     empty, full = LineDropped(is_empty=True), LineDropped(is_empty=False)
     typed = Typing(empty, "hi", full, full, empty, "never")
     assert converse(llm, SamplingParams(), None, typed) == 0
