@@ -17,21 +17,22 @@ SCRIPTS = ("model.js", "canvas.js", "lanes.js", "charts.js", "tree.js", "readout
 
 def render(data: Mapping[str, Any]) -> str:
     """The page's text; whatever the data says is shown as text and never run."""
-    from jinja2 import Environment, StrictUndefined  # heavier than a replay without a page
-    from markupsafe import Markup
+    # Imported here, for a replay without a page does not need it.
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     style, script = read_asset("page.css"), "".join(map(read_asset, SCRIPTS))
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
-    page = Environment(autoescape=True, undefined=StrictUndefined).from_string(read_asset("page.html"))
-    return page.render(
+    environment = ImmutableSandboxedEnvironment(autoescape=True, undefined=StrictUndefined)
+    return environment.from_string(read_asset("page.html")).render(
         data=data,
         facts=list_facts(data),
         tiles=list_tiles(data["headline"]),
         slowest=list_slowest(data),
         policy=write_policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
-        json=Markup(write_json(data)),
+        style=style,
+        script=script,
+        json=write_json(data),
     )
 
 
