@@ -12,6 +12,7 @@ from headstock.bench.timing import Run
 from headstock.bench.workloads import Workload
 from headstock.errors import EngineDied, UsageError
 from headstock.llm import LLM
+from headstock.outputs import RequestMetrics
 from headstock.sampling_params import SamplingParams
 
 
@@ -50,8 +51,7 @@ class Ours:
         for number, answer in enumerate(answers):
             if answer.error is not None:
                 raise EngineDied(f"{workload.name}: request {number} failed, so there is no figure: {answer.error}")
-        self.cached_tokens = sum(output.metrics.cached_tokens or 0 for output in outputs)
-        self.peak_pages = self.llm.engine.stats().peak_held_pages
+        self._count([output.metrics for output in outputs])
         return Run(seconds, tuple(answer.token_ids for answer in answers))
 
     def _run_streams(self, workload: LatencyWorkload, params: Sequence[SamplingParams]) -> Run:
@@ -60,11 +60,14 @@ class Ours:
         errors = [stream.error for stream in streams if stream.error is not None]
         if len(errors) == len(streams):
             raise EngineDied(f"{workload.name}: every request failed, so there is no figure: {errors[0]}")
-        metrics = [stream.metrics for stream in streams if stream.metrics is not None]
-        self.cached_tokens = sum(one.cached_tokens or 0 for one in metrics)
-        self.peak_pages = self.llm.engine.stats().peak_held_pages
+        self._count([stream.metrics for stream in streams if stream.metrics is not None])
         tokens = tuple(stream.token_ids for stream in streams)
         return Run(seconds, tokens, summarize_streams(streams))
+
+    def _count(self, metrics: Sequence[RequestMetrics]) -> None:
+        """Set what figures say of the run that has just ended."""
+        self.cached_tokens = sum(request.cached_tokens or 0 for request in metrics)
+        self.peak_pages = self.llm.engine.stats().peak_held_pages
 
     def check(self, workload: Workload) -> None:
         """Raise UsageError when a request is too long: cut to what fits, it would be another workload."""
