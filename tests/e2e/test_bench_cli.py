@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
@@ -12,9 +13,9 @@ import pytest
 
 import headstock.cli.bench as bench
 from headstock import LLM
-from headstock.bench.latency_workloads import LatencyWorkload
+from headstock.bench.latency_workloads import FORMS, LatencyWorkload
 from headstock.bench.measure import Bench
-from headstock.bench.workloads import Workload, lengths, tokens
+from headstock.bench.workloads import WORKLOADS, Workload, lengths, tokens
 from headstock.cli.main import main
 
 FORMAT = (
@@ -127,6 +128,12 @@ def test_a_shape_is_measured_with_random_weights(run: Callable[..., Any]) -> Non
     code, out, err = run("small", "--shape", "demo", "--json", "--runs", "1", "--quiet")
     assert (code, err) == (0, "")
     assert (json.loads(out)["shape"], json.loads(out)["weights"]) == ("demo", "dummy")
+
+
+def test_the_help_has_every_workload_and_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    words = re.split(r"[\s,]+", capsys.readouterr().out.split("\nworkloads:\n")[1])
+    assert [name for name in (*WORKLOADS, *FORMS.values()) if name not in words] == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from argparse import Namespace
+from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,13 +37,19 @@ if TYPE_CHECKING:
 PEERS = ("transformers",)
 
 EPILOG = """
-Workloads: offline256, single, prefix256 and prefill32x4k (for a GPU), cpu32, cpu1 and shared-prefix (for a CPU). The
-prompts are seeded token ids and end-of-sequence tokens are ignored, so the work is the same for every model and engine.
-One run warms up; the prefix cache is empty when a run begins; a figure is the median.
+workloads:
+  for a GPU                     offline256, single, prefix256, prefill32x4k
+  for a CPU                     cpu32, cpu1, shared-prefix
+  online:RATE:COUNT             latencies of COUNT requests that arrive at
+                                random, RATE a second, as in online:16:200
+  first-token:LENGTH[:COUNT]    time to the first token of COUNT prompts
+                                (default: 100) of LENGTH tokens, each sent to
+                                an idle engine, as in first-token:128
 
-For latency: online:RATE:COUNT is COUNT requests that arrive at random, RATE a second, as in online:16:200;
-first-token:LENGTH[:COUNT] is COUNT prompts (default: 100) of LENGTH tokens, each sent to an idle engine, as in
-first-token:128. Their first 16 requests warm up.
+The prompts are seeded token ids and end-of-sequence tokens are ignored, so
+the work is the same for every model and engine. One run warms up (16 requests
+where latency is measured); the prefix cache is empty when a run begins; a
+figure is the median.
 """
 
 
@@ -71,8 +77,11 @@ def parser() -> FlagParser:
         usage="%(prog)s [WORKLOAD ...] [options]",
         description="Measure speed, with everything that a figure depends on beside it.",
         epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
     )
-    root.add_argument("workloads", nargs="*", metavar="WORKLOAD", help="what to measure (default: by the device)")
+    root.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help="what to measure, by the names below (default: by the device)"
+    )
     section = root.add_argument_group("measuring and output")
     section.add_argument(
         "--shape", metavar="|".join(SHAPES), help="measure this architecture with random weights, without a download"
