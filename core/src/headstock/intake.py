@@ -14,7 +14,7 @@ from headstock.sampling_params import SamplingParams
 from headstock.text.chat import Message, chat_prompt
 from headstock.text.generation_config import read_generation_config
 from headstock.text.prompt import Prompt, PromptInput, as_prompt, check_ids, check_prompt
-from headstock.text.tokenizer import Tokenizer
+from headstock.text.tokenizer import NoTokenizer, open_tokenizer
 
 if TYPE_CHECKING:
     from headstock.engine.engine import Engine
@@ -32,7 +32,7 @@ class Intake:
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self.engine = engine
-        self.tokenizer = Tokenizer(engine.directory)
+        self.tokenizer = open_tokenizer(engine.directory)
         wishes = read_generation_config(engine.directory)
         self.defaults = wishes.sampling
         self.eos_ids = tuple(dict.fromkeys((*(wishes.eos_ids or engine.eos_ids), *self.tokenizer.eos_ids)))
@@ -49,6 +49,8 @@ class Intake:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be SamplingParams, got {kind(params)}", "sampling_params")
         prompt = as_prompt(given, self.tokenizer)
+        if params.stop and isinstance(self.tokenizer, NoTokenizer):
+            raise RequestError(f"stop needs text; {self.tokenizer.reason} and stop_token_ids", "stop")
         vocab, longest = self.engine.model.vocab, self.engine.max_seq_len
         check_prompt(prompt.tokens, vocab=vocab, max_seq_len=longest)
         check_ids(params.stop_token_ids, "stop_token_ids", vocab)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headstock.errors import shown
+
 from .running import Run, hello
 
 LINES = [
@@ -153,3 +155,24 @@ def test_token_ids_cannot_go_through_the_template(run: Run, tmp_path: Path) -> N
 def test_bad_flags_are_usage_errors_before_a_model_is_loaded(run: Run, arguments: list[str]) -> None:
     code, out, err = run("-p", "a", *arguments)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+def test_text_for_a_model_without_a_tokenizer_is_a_model_error(run: Run, tmp_path: Path, chat: list[str]) -> None:
+    code, out, err = run("--prompt", "x", "--quiet", *chat, directory=tmp_path)
+    assert (code, out, len(err.splitlines())) == (6, "", 1)
+    assert err.startswith(f"headstock: no tokenizer in {shown(tmp_path)}; looked for tokenizer.json, ")
+
+
+def test_token_ids_need_no_tokenizer(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt_token_ids": [5, 6], "max_tokens": 3, "ignore_eos": true, "logprobs": 1}')
+    code, out, err = run("--input", str(file), "--json", "--quiet", directory=tmp_path)
+    found = json.loads(out)
+    assert (code, err, found["text"], len(found["token_ids"])) == (0, "", "", 3)
+    code, out, err = run("--input", str(file), "--quiet", directory=tmp_path)
+    assert code == 0
+    assert err == "note: without a tokenizer answers have no text; --json shows their token ids\n"
+    file.write_text('{"prompt_token_ids": [5, 6], "stop": "x"}')
+    code, _, err = run("--input", str(file), "--json", "--quiet", directory=tmp_path)
+    assert code == 1 and "stop needs text; no tokenizer in " in err and "stop_token_ids" in err

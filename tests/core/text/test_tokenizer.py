@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from headstock.errors import ModelError, RequestError
+from headstock.text.chat import chat_prompt
 from headstock.text.generation_config import read_generation_config
-from headstock.text.tokenizer import Tokenizer
+from headstock.text.tokenizer import NoTokenizer, Tokenizer, open_tokenizer
 
 
 def test_encode_and_decode_are_inverse(tokenizer: Tokenizer) -> None:
@@ -37,6 +39,57 @@ def test_half_a_surrogate_pair_is_a_request_error(tokenizer: Tokenizer) -> None:
 def test_a_missing_directory_is_a_model_error_with_a_next_move(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="give --model a checkpoint directory"):
         Tokenizer(tmp_path / "none")
+
+
+LOOKED_FOR = "tokenizer.json, tokenizer.model, tekken.json, vocab.json, vocab.txt"
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "llama", "mistral", None])
+@pytest.mark.parametrize("tokenizer_class", ["PreTrainedTokenizerFast", "Qwen2Tokenizer", None])
+def test_a_directory_without_a_vocabulary_has_no_tokenizer(
+    tmp_path: Path, model_type: str | None, tokenizer_class: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} if model_type else {}))
+    if tokenizer_class:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
+    said = rf"^no tokenizer in .*; looked for {re.escape(LOOKED_FOR)}; copy or download it there"
+    with pytest.raises(ModelError, match=said):
+        Tokenizer(tmp_path)
+
+    absent = open_tokenizer(tmp_path)
+
+    assert isinstance(absent, NoTokenizer)
+    assert (absent.decode([5, 6]), absent.eos_ids, absent.known(5)) == ("", (), False)
+    with pytest.raises(ModelError, match=said):
+        absent.encode("x")
+    with pytest.raises(ModelError, match=said):
+        chat_prompt(absent, [{"role": "user", "content": "x"}])
+
+
+def test_a_vocabulary_with_merges_is_a_tokenizer(byte_level: Path, tmp_path: Path) -> None:
+    model = json.loads((byte_level / "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    assert Tokenizer(tmp_path).encode("hello") == Tokenizer(byte_level).encode("hello")
+
+
+def test_a_damaged_tokenizer_is_not_taken_for_an_absent_one(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{bad")
+    with pytest.raises(ModelError, match=r"is tokenizer\.json whole\? Copy or download it again$"):
+        open_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+    with pytest.raises(ModelError, match=r"tokenizer\.json is a Git LFS pointer: fetch the file with git lfs pull$"):
+        open_tokenizer(tmp_path)
+
+
+def test_a_sentencepiece_model_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headstock.text.tokenizer.is_installed", lambda distribution: False)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.model").write_bytes(b"no model")
+    said = "tokenizer.model needs sentencepiece and protobuf: pip install sentencepiece protobuf$"
+    with pytest.raises(ModelError, match=said):
+        open_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("content", [None, "{bad", "[]", '{"version": "1.0"}'])

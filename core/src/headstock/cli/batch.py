@@ -13,6 +13,7 @@ from headstock.errors import RequestError
 from headstock.progress import Bars
 from headstock.sampling_params import SamplingParams
 from headstock.text.prompt import Prompt, as_prompt
+from headstock.text.tokenizer import NoTokenizer
 
 if TYPE_CHECKING:
     from headstock.job import Job
@@ -35,6 +36,8 @@ class Batch:
     def run(self, asks: Sequence[tuple[int, Ask]]) -> int:
         """Print every answer and every failure; 1 when something failed, else 0."""
         found = [(number, ask, self.job(number, ask)) for number, ask in asks]
+        if isinstance(self.llm.tokenizer, NoTokenizer) and not self.as_json:
+            note("note: without a tokenizer answers have no text; --json shows their token ids")
         waiting = [(number, ask, job) for number, ask, job in found if job is not None]
         self.say_what_is_cut([(ask, job) for _, ask, job in waiting])
         jobs = [job for *_, job in waiting]

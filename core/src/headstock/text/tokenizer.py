@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 LONGEST_REASON = 160
 """Characters of what transformers says of a config.json, whose key comes late in it."""
 
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
+"""The files that transformers reads a vocabulary from; tokenizer_config.json has none."""
+
+SENTENCEPIECE = ("sentencepiece", "protobuf")
+"""The distributions with which transformers reads a tokenizer.model."""
+
+LFS_POINTER = b"version https://git-lfs"
+"""How the file begins that Git leaves in place of a large one until LFS fetches that."""
+
 
 class Tokenizer:
     """Text to token ids and back, as the checkpoint in `directory` defines it. Safe to share between threads.
@@ -24,15 +34,20 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.whole = load(directory)  # chat templates live here
-        self.inner = self.whole.backend_tokenizer
+        self._whole = load(directory)
+        self.inner = self._whole.backend_tokenizer
         self.inner.no_truncation()
         self.inner.no_padding()
         self.vocab_size: int = self.inner.get_vocab_size(with_added_tokens=True)
-        self.eos_ids: tuple[int, ...] = () if self.whole.eos_token_id is None else (int(self.whole.eos_token_id),)
+        self.eos_ids: tuple[int, ...] = () if self._whole.eos_token_id is None else (int(self._whole.eos_token_id),)
         added = self.inner.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self.byte_ids = byte_fallback_ids(self.inner.get_vocab())
+
+    @property
+    def whole(self) -> Any:
+        """The tokenizer as transformers has it, with the chat template."""
+        return self._whole
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`, with the tokens a checkpoint begins every text with unless told otherwise.
@@ -53,15 +68,56 @@ class Tokenizer:
         return self.inner.id_to_token(token) is not None
 
 
+class NoTokenizer(Tokenizer):
+    """What stands for the tokenizer of a directory without one: ids are served, and their text is empty.
+
+    `encode` and `whole` raise ModelError with `reason`.
+    """
+
+    vocab_size = 0
+    eos_ids = ()
+    special_ids = frozenset()
+    byte_ids = frozenset()
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    @property
+    def whole(self) -> Any:
+        raise ModelError(self.reason)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise ModelError(self.reason)
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return ""
+
+    def known(self, token: int) -> bool:
+        return False
+
+
+class MissingTokenizer(ModelError):
+    """A model directory has no file with a vocabulary."""
+
+
+def open_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of `directory`, a NoTokenizer where there is none.   raises: ModelError when it is damaged"""
+    try:
+        return Tokenizer(directory)
+    except MissingTokenizer as error:
+        return NoTokenizer(str(error))
+
+
 def load(directory: Path) -> Any:
     """The transformers tokenizer of `directory`, without code from it.
 
-    raises: ModelError
+    raises: MissingTokenizer when there is none, ModelError
     """
     if not directory.is_dir():
         raise ModelError(
             f"no directory {shown(directory)} to read a tokenizer from; give --model a checkpoint directory"
         )
+    present = [name for name in VOCABULARIES if (directory / name).exists()]
     open_directory = opener(directory)
     try:
         tokenizer = open_directory(str(directory), trust_remote_code=False, local_files_only=True)
@@ -72,10 +128,13 @@ def load(directory: Path) -> Any:
                 "choose a checkpoint with a plain tokenizer.json"
             ) from error
         check_config(directory, error)
+        if not present:
+            raise missing(directory) from error
         reason = shown(str(error) or type(error).__name__)
-        raise ModelError(
-            f"cannot read the tokenizer in {shown(directory)}: {reason}; is tokenizer.json whole?"
-        ) from error
+        advice = remedy(directory / present[0])
+        raise ModelError(f"cannot read the tokenizer in {shown(directory)}: {reason}; {advice}") from error
+    if not present and not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
+        raise missing(directory)  # of some families transformers makes a tokenizer that knows no text
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(
             f"the tokenizer in {shown(directory)} has no tokenizer.json; save it with save_pretrained first"
@@ -98,6 +157,32 @@ def opener(directory: Path) -> Callable[..., Any]:
 
     any_class: Callable[..., Any] = AutoTokenizer.from_pretrained
     return any_class
+
+
+def missing(directory: Path) -> MissingTokenizer:
+    """The error for a directory without a vocabulary."""
+    return MissingTokenizer(
+        f"no tokenizer in {shown(directory)}; looked for {', '.join(VOCABULARIES)}; copy or download it there, or give "
+        "token ids as prompts"
+    )
+
+
+def remedy(file: Path) -> str:
+    """The next move after `file` could not be read as a tokenizer."""
+    with file.open("rb") as opened:
+        if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+            return f"{file.name} is a Git LFS pointer: fetch the file with git lfs pull"
+    if file.suffix == ".model" and not all(map(is_installed, SENTENCEPIECE)):
+        return f"{file.name} needs {' and '.join(SENTENCEPIECE)}: pip install {' '.join(SENTENCEPIECE)}"
+    return f"is {file.name} whole? Copy or download it again"
+
+
+def is_installed(distribution: str) -> bool:
+    """Whether the distribution is installed."""
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False
 
 
 def check_config(directory: Path, refused: Exception) -> None:
