@@ -1,6 +1,15 @@
 """Model directories: their configuration and their weights. Files are data; nothing in them is ever executed."""
 
-from headstock.weights.directory import read_config, resolve_directory
+from headstock.weights.directory import read_config
+from headstock.weights.hub import NotDownloaded, find_cached, resolve_directory
 from headstock.weights.load import find_differing_copies, load, weight_bytes
 
-__all__ = ["find_differing_copies", "load", "read_config", "resolve_directory", "weight_bytes"]
+__all__ = [
+    "NotDownloaded",
+    "find_cached",
+    "find_differing_copies",
+    "load",
+    "read_config",
+    "resolve_directory",
+    "weight_bytes",
+]

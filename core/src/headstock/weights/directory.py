@@ -9,40 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import ModelError, shown
-
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-NEEDED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
-"""What is fetched of a repository on the hub: no pickles and no code."""
+from headstock.weights.formats import explain_directory, explain_pickles, is_lfs_pointer, list_pickles
 
 ELSEWHERE = ("configuration_files", "transformers_weights")
 """Fields by which transformers reads other files in place of config.json and model.safetensors."""
 
 LARGEST_JSON = 64 << 20
-
-
-def resolve_directory(model: str) -> Path:
-    """The directory that `model` names: a local one, or else the downloaded copy of a hub repository `owner/name`.
-
-    raises: ModelError when there is no such directory and it cannot be fetched
-    """
-    path = os.path.expanduser(model)
-    if os.path.isdir(path):
-        return Path(path)
-    if os.path.exists(path):
-        raise ModelError(f"{shown(model)} is a file; --model wants the directory that holds config.json")
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model):
-        raise ModelError(
-            f"no model directory {shown(model)}; give an existing directory, or owner/name for one on the hub"
-        )
-    from huggingface_hub import snapshot_download  # only here: it costs half a second to import
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=list(NEEDED)))
-    except Exception as error:  # whatever the network stack raises, the user's next move is the same
-        raise ModelError(
-            f"no directory {shown(model)}, and the hub did not give it ({type(error).__name__}); "
-            "download it where there is a network and pass its directory as --model"
-        ) from error
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -51,6 +23,9 @@ def read_config(directory: Path) -> dict[str, Any]:
     raises: ModelError when it is missing, not JSON, asks for code, or points to other files; when all weights are
     pickles
     """
+    if not os.path.lexists(directory / "config.json"):
+        missing = f"{directory / 'config.json'} is missing; is {directory} a complete model directory?"
+        raise ModelError(explain_directory(directory) or missing)
     config = read_json(directory, "config.json")
     if "auto_map" in config:
         raise ModelError(
@@ -62,11 +37,9 @@ def read_config(directory: Path) -> dict[str, Any]:
                 f"{directory / 'config.json'} has {name}, which points to other files and is not followed; "
                 "put what it names into config.json and model.safetensors, and remove it"
             )
-    pickles = sorted(path.name for pattern in PICKLES for path in directory.glob(pattern))
-    if pickles and not any(directory.glob("*.safetensors")):
-        raise ModelError(
-            f"{directory} has weights only as pickles ({shown(pickles[0])}), which can run code; convert them"
-        )
+    pickles = list_pickles(directory)
+    if pickles:
+        raise ModelError(explain_pickles(directory, pickles))
     return config
 
 
@@ -79,11 +52,30 @@ def weight_files(directory: Path) -> list[Path]:
         return [file_inside(directory, "model.safetensors")]
     index = "model.safetensors.index.json"
     if not (directory / index).exists():
-        raise ModelError(f"{directory} has neither model.safetensors nor {index}; is the download complete?")
+        absent = f"{directory} has neither model.safetensors nor {index}; {explain_weights(directory)}"
+        raise ModelError(explain_directory(directory) or absent)
     names = read_json(directory, index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise ModelError(f"{directory / index} has no weight_map from tensor names to file names")
     return [file_inside(directory, name) for name in sorted(set(names.values()))]
+
+
+def explain_weights(directory: Path) -> str:
+    """What a directory has in place of the files that `weight_files` reads, and the next move."""
+    others = sorted(path.name for path in directory.glob("*.safetensors") if not path.name.startswith("adapter_"))
+    if any(re.search(r"-\d+-of-\d+", name) for name in others):
+        return f"it has parts of a model, such as {shown(others[0])}: copy or download the index too"
+    if others:
+        return f"it has {shown(others[0])}: rename that to model.safetensors if it is the whole model"
+    return explain_snapshot(directory) or "is the download complete?"
+
+
+def explain_snapshot(directory: Path) -> str:
+    """What to say of a repository that was downloaded from the hub without weights; empty for other directories."""
+    repository = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    if directory.parent.name != "snapshots" or not directory.parent.parent.name.startswith("models--"):
+        return ""
+    return f"{repository} on the hub has no .safetensors files at its top level, or they were not downloaded"
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
@@ -92,9 +84,11 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     if path.stat().st_size > LARGEST_JSON:
         raise ModelError(f"{directory / name} has {path.stat().st_size} bytes, more than the {LARGEST_JSON} allowed")
     try:
+        if is_lfs_pointer(path):
+            raise ModelError(f"{directory / name} is a Git LFS pointer: fetch the file with git lfs pull")
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{directory / name} is not JSON: {shown(error)}") from error
+        raise ModelError(f"{directory / name} is not JSON: {shown(error)}; copy or download it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{directory / name} holds a {type(value).__name__}, wanted a JSON object")
     return value

@@ -10,11 +10,14 @@ from typing import Any
 from attrs import frozen
 
 from headstock.errors import ModelError, shown
+from headstock.weights.formats import is_lfs_pointer
 
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
+
+DAMAGED = "the file is damaged: copy or download it again"
 
 LONGEST = 100_000_000
 """The most bytes of a header, as the format's own library has it."""
@@ -41,6 +44,8 @@ def read_header(path: Path) -> dict[str, Entry]:
     raises: ModelError when the file is truncated, or says of itself what cannot be
     """
     try:
+        if is_lfs_pointer(path):
+            raise ModelError(f"{path} is a Git LFS pointer: fetch the file with git lfs pull")
         size, text = read_text(path)
         header = json.loads(text, object_pairs_hook=no_repeats)
     except OSError as error:
@@ -61,8 +66,8 @@ def read_text(path: Path) -> tuple[int, bytes]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, LONGEST):
-            damaged = f"a header of {length} bytes cannot be in a file of {size}; the download is damaged"
-            raise ModelError(f"{path}: {damaged}")
+            damaged = f"a header of {length} bytes cannot be in a file of {size}"
+            raise ModelError(f"{path}: {damaged}; {DAMAGED}")
         return size, file.read(length)
 
 
@@ -99,6 +104,4 @@ def check_cover(path: Path, entries: dict[str, Entry], data: int) -> None:
             raise ModelError(f"{path}: {shown(name)} {how} (it starts at byte {tensor.start}, wanted {end})")
         end = tensor.stop
     if end != data:
-        raise ModelError(
-            f"{path}: the tensors take {end} bytes, but the file has {data} for them; the download is damaged"
-        )
+        raise ModelError(f"{path}: the tensors take {end} bytes, but the file has {data} for them; {DAMAGED}")

@@ -1,0 +1,119 @@
+"""Where a model lies: a directory, or a repository on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from headstock.errors import ModelError, reason, shown
+from headstock.weights.formats import explain_file
+
+NEEDED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
+"""What is fetched of a repository on the hub: no pickles and no code."""
+
+NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+ADDRESS = re.compile(rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?({NAME.pattern})(?:/.*)?")
+LOG_IN = "log in with 'hf auth login', or set HF_TOKEN"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class NotDownloaded(ModelError):
+    """A repository on the hub of which no copy is here yet."""
+
+
+def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) -> Path:
+    """The directory that `model` names: a local one, or else what `fetch` gives for a hub repository `owner/name`.
+
+    `fetch` is `download_model` where none is given.
+    raises: ModelError when there is no such directory and it cannot be fetched
+    """
+    path = os.path.expanduser(model)
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.exists(path):
+        raise ModelError(explain_file(Path(path)))
+    if address := ADDRESS.fullmatch(model):
+        raise ModelError(f"{shown(model)} is an address; give the model's name alone: --model {shown(address[1])}")
+    if not NAME.fullmatch(model):
+        raise ModelError(
+            f"no model directory {shown(model)}; give an existing directory, or owner/name for one on the hub"
+        )
+    return (fetch or download_model)(model)
+
+
+def download_model(name: str) -> Path:
+    """The copy of a repository on the hub, downloaded where it is not in the cache.   raises: ModelError"""
+    from huggingface_hub import snapshot_download  # only here: it costs half a second to import
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(NEEDED)))
+    except Exception as error:  # whatever the network stack raises
+        raise ModelError(f"no directory {shown(name)}, and {explain_failure(shown(name), error)}") from error
+
+
+def find_cached(name: str) -> Path:
+    """The copy of a repository on the hub that is in the cache; nothing is downloaded.
+
+    raises: NotDownloaded, ModelError where nothing may be downloaded
+    """
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if constants.HF_HUB_OFFLINE:
+        return download_model(name)
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(NEEDED), local_files_only=True))
+    except LocalEntryNotFoundError as error:
+        raise NotDownloaded(
+            f"{shown(name)} is not in the cache yet; 'headstock run' looks for it on the hub"
+        ) from error
+    except Exception as error:  # as above
+        raise ModelError(f"no directory {shown(name)}, and {explain_failure(shown(name), error)}") from error
+
+
+def explain_failure(name: str, error: BaseException) -> str:
+    """Why the hub did not give a repository, and the next move, after "no directory NAME, and "."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        DisabledRepoError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    while isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__  # the cache has it not, and this is why it could not be fetched
+    page = f"{constants.ENDPOINT}/{name}"
+    elsewhere = f"or download it elsewhere with 'hf download {name} --local-dir DIR' and pass that as --model"
+    match error:
+        case GatedRepoError():
+            return f"on the hub it is gated: accept its terms at {page}, then {LOG_IN}"
+        case RepositoryNotFoundError():
+            return f"the hub has no such model, or it is private: check the name at {page}; for a private one {LOG_IN}"
+        case DisabledRepoError():
+            return f"on the hub it is disabled: {page} may say why; choose another model"
+        case HFValidationError():
+            return f"that cannot be a name on the hub either ({shown(error)}); give owner/name"
+        case HfHubHTTPError() if error.response.status_code in (401, 403):
+            return f"the hub refused access ({error.response.status_code}): {LOG_IN}"
+        case HfHubHTTPError() if error.response.status_code == 429:
+            return f"the hub has had too many requests from here (429): try again later, or {LOG_IN}"
+        case HfHubHTTPError():
+            return f"the hub answered {error.response.status_code}: try again later, {elsewhere}"
+        case OfflineModeIsEnabled() | LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
+            cache = shown(constants.HF_HUB_CACHE)
+            return f"HF_HUB_OFFLINE is set and the cache {cache} has no whole copy: unset it to download, {elsewhere}"
+        case OSError() if error.errno in FULL:
+            return (
+                f"there is no room for it in {shown(constants.HF_HUB_CACHE)}: make room, or set HF_HOME to another disk"
+            )
+        case PermissionError():
+            return f"{shown(constants.HF_HUB_CACHE)} cannot be written: set HF_HOME to a folder that can"
+        case _:
+            return f"the hub cannot be reached ({reason(error)}): check the network and the proxy, {elsewhere}"
