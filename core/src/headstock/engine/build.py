@@ -29,6 +29,7 @@ from headstock.engine.selection import Parts, select
 from headstock.engine.trial import capture, graph_sizes, measure, settled_bytes
 from headstock.errors import CannotRun, PluginBroken, UsageError
 from headstock.logs import event
+from headstock.nn.onednn_ops import kernel_bytes
 from headstock.schedule import Limits
 from headstock.spi import (
     DeviceEnv,
@@ -132,13 +133,17 @@ def shared_out(material: Material, sizes: Mapping[str, Any], max_len: int, free:
     rows, tokens = config.max_running_requests, config.max_batch_tokens
     on_gpu = sizes["device"].type == "cuda"
     itemsize = getattr(torch, material.asked.dtype).itemsize
+    if on_gpu:
+        spent = measured(material, sizes, max_len)
+    else:
+        spent = estimate(model, tokens, rows, itemsize, kernel_bytes(material.params, tokens))
     return plan_memory(
         config,
         model=model,
         page_size=sizes["page_size"],
         kv_dtype=sizes["kv_dtype"],
         weights=sum(tensor_bytes(weight) for weight in material.params.values()),
-        spent=measured(material, sizes, max_len) if on_gpu else estimate(model, tokens, rows, itemsize),
+        spent=spent,
         free=free,
         most_tokens=rows * max_len,
     )

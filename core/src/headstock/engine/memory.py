@@ -72,14 +72,15 @@ def page_bytes(model: ModelConfig, page_size: int, kv_dtype: torch.dtype) -> int
     return sum(prod(group.page_shape(page_size)) * len(group.layers) for group in model.kv_groups) * kv_dtype.itemsize
 
 
-def estimate(model: ModelConfig, tokens: int, rows: int, itemsize: int) -> Spent:
+def estimate(model: ModelConfig, tokens: int, rows: int, itemsize: int, kernels: int = 0) -> Spent:
     """What the largest step takes where it cannot be measured: the widest layer's tensors, and float32 logits twice.
 
     On a CPU memory is not counted by the device, and a pool is never as large as what is free.
+    kernels: bytes of what libraries compile while steps run
     """
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
     width = 2 * model.hidden + max(heads, 3 * model.intermediate)
-    return Spent(activations=tokens * width * itemsize + rows * model.vocab * 4 * 2)
+    return Spent(activations=tokens * width * itemsize + rows * model.vocab * 4 * 2, workspaces=kernels)
 
 
 def plan_memory(
