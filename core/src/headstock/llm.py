@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
@@ -10,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from headstock.config import EngineConfig
-from headstock.errors import UsageError, kind
+from headstock.errors import UsageError, kind, shown
 from headstock.flight import fly, fly_async
 from headstock.intake import Intake, Params, located
 from headstock.job import Job
@@ -41,6 +43,8 @@ def start_engine(config: EngineConfig, report: Report | None) -> tuple[Any, Any]
 class LLM:
     """A model ready to generate; close it, or use it in a `with` statement, to give its memory back.
 
+    One that is dropped without that gives a ResourceWarning; its threads end and its memory is freed soon after.
+
     Keywords are the flags of the command line with underscores (`attn="sdpa"`, `page_size=16`); `config` is a file of
     settings that rank below them, as with `--config`, or an EngineConfig, which takes the place of them all. Several
     may live in one process, and one may be called from several threads.
@@ -60,6 +64,8 @@ class LLM:
         self.config = asked(model, config, settings)
         self.engine, self.loop = start(self.config, report)
         self.closed = False
+        self.finalizer = weakref.finalize(self, abandon, self.loop, self.config.model)
+        self.finalizer.atexit = False  # the system frees all then, and other threads may be gone
         try:
             self.intake = Intake(self.engine, self.config.seed)
         except BaseException:
@@ -105,13 +111,13 @@ class LLM:
         """
         events = self.events([self.intake.job(prompt, sampling_params, priority)])
 
-        def pieces() -> Iterator[RequestOutput]:
-            """The outputs alone."""
+        def pieces(_llm: LLM) -> Iterator[RequestOutput]:
+            """The outputs alone; while they come, the LLM is not dropped."""
             with closing(events):
                 for _, piece in events:
                     yield piece
 
-        return pieces()
+        return pieces(self)
 
     async def generate_async(
         self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
@@ -201,12 +207,25 @@ class LLM:
         except BaseException:  # Ctrl-C, or Terminated
             self.closed = False
             raise
+        self.finalizer.detach()
 
     def __enter__(self) -> LLM:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def abandon(loop: Any, model: str) -> None:
+    """Stop the loop of an LLM that nobody refers to any more, and say so."""
+    try:
+        warnings.warn(
+            f"an LLM ({shown(model)}) was dropped without close(); close it, or use `with LLM(...) as llm:`",
+            ResourceWarning,
+            stacklevel=2,
+        )
+    finally:
+        loop.abandon()
 
 
 def asked(model: str | None, config: EngineConfig | str | Path | None, settings: dict[str, Any]) -> EngineConfig:

@@ -119,6 +119,7 @@ class ScriptedLoop:
     aborted: list[str] = field(factory=list)
     most: int = 0
     closed: int = 0
+    abandoned: int = 0
     died: EngineDied | None = None
     over: bool = False
     lock: Any = field(factory=threading.Lock)  # Ctrl-C is tested, and would leave a Condition locked
@@ -161,6 +162,9 @@ class ScriptedLoop:
         with self.lock:
             self.closed += 1
         self.thread.join()
+
+    def abandon(self) -> None:
+        self.abandoned += 1
 
     def drive(self) -> None:
         try:

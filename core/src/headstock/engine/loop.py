@@ -34,6 +34,7 @@ class Loop:
         self.heartbeat = time.monotonic()
         self.closing = False
         self.over = False
+        self.is_abandoned = False
         self.lock = threading.Lock()  # of who submits; `close` takes none, as a signal's handler may call it
         self.running = threading.Lock()  # taken until the thread has told everyone
         self.running.acquire()
@@ -100,6 +101,8 @@ class Loop:
         finally:
             self.over = True
             self.running.release()
+            if self.is_abandoned:
+                self.close_abandoned()
 
     def wait(self) -> bool:
         """Whether there is work; False when the loop is closing."""
@@ -137,3 +140,18 @@ class Loop:
             with self.running:  # a `join` that Ctrl-C breaks off counts the thread as ended, though it runs
                 pass
             self.thread.join()
+
+    def abandon(self) -> None:
+        """Stop after the step in flight and close the engine then, without waiting for that.
+
+        Any thread may call it at any moment, this loop's own among them: a garbage collector does.
+        """
+        self.is_abandoned = True  # before `running` is tried: the thread gives that up first and then looks here
+        self.closing = True
+        self.ring()
+        self.close_abandoned()
+
+    def close_abandoned(self) -> None:
+        """Close the engine, if the thread has told everyone; of two that try, one does."""
+        if self.running.acquire(blocking=False):  # for good
+            self.engine.close()
