@@ -71,13 +71,15 @@ class Stderr(logging.StreamHandler[TextIO]):
         """Nothing is kept: the stream is looked up when a line is written."""
 
 
-def show_logs(level: str) -> None:
-    """Show headstock's log lines from `level` on standard error. For programs; a second call only changes the level.
+def show_logs(level: str, least: str = "NOTSET") -> None:
+    """Show headstock's log lines from `level` on standard error, and none below `least`.
 
+    For programs; a second call only changes the level.
     writes: the logger "headstock", and no other
     """
+    levels = logging.getLevelNamesMapping()
     logger = logging.getLogger(ROOT)
-    logger.setLevel(level)
+    logger.setLevel(max(levels[level], levels[least]))
     logger.propagate = False
     if not any(isinstance(handler, Stderr) for handler in logger.handlers):
         handler = Stderr()

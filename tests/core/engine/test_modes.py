@@ -14,7 +14,7 @@ from toy_engine import Toys, Trial, expected, installed, request
 
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
-from headstock.errors import CapacityError
+from headstock.errors import CannotRun, CapacityError
 from headstock.schedule import Plan
 
 RNG = np.random.default_rng(51)
@@ -225,17 +225,17 @@ def spec():
 
 def install_runner(toys: Toys, device: str) -> None:
     """Install a runner "replaying" that needs graphs and serves one kind of device."""
+    module = f"replaying_on_{device}"  # Python keeps modules from test to test
     info = toys.folder / "headstock_replaying-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headstock-replaying\nVersion: 0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text("[headstock.runner]\nreplaying = replaying:spec\n", encoding="utf-8")
-    (toys.folder / "replaying.py").write_text(RUNNER.replace("DEVICE", device), encoding="utf-8")
+    (info / "entry_points.txt").write_text(f"[headstock.runner]\nreplaying = {module}:spec\n", encoding="utf-8")
+    (toys.folder / f"{module}.py").write_text(RUNNER.replace("DEVICE", device), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("settings", "ignored"),
     [
-        ({"runner": "replaying"}, "--runner replaying"),
         ({"runner": "auto", "cuda_graph_max_bs": 8}, "--cuda-graph-max-bs 8"),
         ({"runner": "auto"}, None),
         ({"runner": "auto", "cuda_graph_max_bs": 0}, None),
@@ -285,6 +285,15 @@ def test_H16_what_those_who_wait_will_need_is_known_without_a_look_at_each(toys:
 
     assert trial.engine.pressure == wanted > 0.4
     trial.engine.submit(request("new", range(20), 4))
+
+
+@pytest.mark.parametrize("more", [{}, {"cuda_graph_max_bs": 8}, {"paged_attn": "off", "num_pages": None}], ids=str)
+def test_G4_a_runner_of_graphs_that_is_named_is_refused_on_a_cpu(toys: Toys, more: dict[str, Any]) -> None:
+    install_runner(toys, "cuda")
+    with pytest.raises(CannotRun, match=r"^--runner replaying cannot run on cpu; use --runner eager$") as raised:
+        toys.engine(runner="replaying", **more)
+
+    assert raised.value.exit_code == 5
 
 
 @pytest.mark.parametrize(("most", "warnings"), [(0, 1), (1 << 30, 0)])

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from headstock.cli.tables import print_table
+from headstock.config import Resolved
 from headstock.errors import shown
+from headstock.logs import show_logs
 from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 
@@ -136,6 +138,12 @@ def total(outputs: Sequence[RequestOutput], asked: int) -> str:
     failed = asked - sum(output.sound for output in outputs)
     rate = f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s"
     return f"{asked} prompts, {failed} failed; {rate}, {preemptions} preemptions"
+
+
+def start_logs(resolved: Resolved, *, quiet: bool) -> None:
+    """Show log lines from the level in effect; under `--quiet` from WARNING, unless `--log-level` is beside it."""
+    named = resolved.origins["log_level"] == "flag --log-level"
+    show_logs(resolved.engine.log_level, least="NOTSET" if named or not quiet else "WARNING")
 
 
 def note(text: str) -> None:

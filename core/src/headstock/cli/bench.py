@@ -22,13 +22,12 @@ from headstock.bench.latency_workloads import (
 )
 from headstock.bench.shapes import SHAPES, write
 from headstock.bench.workloads import USUAL, WORKLOADS, Workload
-from headstock.cli.answers import note
+from headstock.cli.answers import note, start_logs
 from headstock.cli.apart import check_apart
 from headstock.cli.main import version
 from headstock.config import EngineConfig, FlagParser, Resolved, add_engine_flags, resolve
 from headstock.config.kinds import suggestion
 from headstock.errors import ModelError, UsageError, shown
-from headstock.logs import show_logs
 from headstock.progress import Bars
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def main(arguments: list[str]) -> int:
     check_apart({"--config": resolved.file, "--output": asked.output, "--record": resolved.engine.record})
     for line in resolved.notes:
         note(f"note: {line}")
-    show_logs(resolved.engine.log_level)
+    start_logs(resolved, quiet=asked.quiet)
     unfinished = False
     with configured(asked.shape, resolved) as config, open_output(asked.output):
         for figure in figures(asked, config):
@@ -94,7 +93,7 @@ def parser() -> FlagParser:
     )
     section.add_argument("--json", action="store_true", help="print one JSON object a workload in place of text")
     section.add_argument("--output", metavar="FILE", help="append the JSON objects to a file, one a line")
-    section.add_argument("--quiet", action="store_true", help="no summary and no progress on standard error")
+    section.add_argument("--quiet", action="store_true", help="no summary, no progress and no log line below WARNING")
     add_engine_flags(root)
     return root
 
@@ -148,7 +147,7 @@ def figures(asked: Namespace, config: EngineConfig) -> Iterator[Figure]:
     from headstock.bench.measure import Bench
     from headstock.llm import LLM
 
-    with Bars() as bars:
+    with Bars(shown=not asked.quiet) as bars:
         llm = LLM(config=config, report=bars.report)
     with llm:
         if not asked.quiet:

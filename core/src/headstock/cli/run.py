@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from headstock.cli.answers import note, show_error
+from headstock.cli.answers import note, show_error, start_logs
 from headstock.cli.apart import check_apart
 from headstock.cli.batch import Batch
 from headstock.cli.inputs import PROMPTS, STDIN, Ask, Bad, as_turns, from_flags, from_lines, from_stdin
 from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
 from headstock.errors import RequestError, UsageError
-from headstock.logs import show_logs
 from headstock.progress import Bars
 from headstock.sampling_params import SamplingParams
 from headstock.text.prompt import check_unicode
@@ -41,7 +40,7 @@ def main(arguments: list[str]) -> int:
     for line in resolved.notes:
         note(f"note: {line}")
     check_flags(asked, resolved)
-    show_logs(resolved.engine.log_level)
+    start_logs(resolved, quiet=asked.quiet)
     asks = everything_asked(asked)
     if asks is None:
         from headstock.cli.chat import converse
@@ -77,7 +76,7 @@ def parser() -> FlagParser:
         help="where a chat remembers what was typed (default: headstock/history in the user's state folder)",
     )
     section.add_argument("--json", action="store_true", help="print one JSON line an answer in place of text")
-    section.add_argument("--quiet", action="store_true", help="no summary and no statistics on standard error")
+    section.add_argument("--quiet", action="store_true", help="no summary, no statistics and no log line below WARNING")
     add_sampling_flags(root)
     add_engine_flags(root)
     return root

@@ -76,12 +76,12 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
 
     def runner(name: str) -> RunnerSpec:
         found: RunnerSpec = ready("runner", name, env)
+        if not any(env in served for served in found.capabilities.devices):
+            raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
         if question.contiguous and replays(found):
             raise CannotRun(f"--runner {name} replays graphs, and --paged-attn off runs without; use --runner eager")
         if config.cuda_graph_max_bs == 0 and replays(found):
             raise CannotRun(f"--runner {name} replays graphs, and --cuda-graph-max-bs 0 turns graphs off")
-        if not any(env in served for served in found.capabilities.devices):
-            raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
         if decode.graph < found.capabilities.needs_graph:
             raise CannotRun(
                 f"--runner {name} needs graph support {found.capabilities.needs_graph.name} of the decode backend, and "
@@ -116,21 +116,22 @@ def replays(spec: RunnerSpec) -> bool:
 
 
 def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
-    """The runner that was asked for; `auto`, and a line that says so, when graphs were asked for where there are none.
+    """The runner that the configuration names; `auto`, and a log line, when it wants graphs that cannot be had.
 
-    That is on a CPU, and in contiguous mode.
+    Graphs cannot be had in contiguous mode, and on a CPU. There a preset may want them; a runner that is named and does
+    not serve the device is left for `select` to refuse.
     """
     spec = None if config.runner == "auto" else registry.spec("runner", config.runner)
+    if spec is not None and not any(env in devices for devices in spec.capabilities.devices):
+        return config.runner
     named = spec is not None and replays(spec)
     flag = f"--runner {config.runner}" if named else f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
     if config.paged_attn == "off" and (named or (config.cuda_graph_max_bs and env.device != "cpu")):
         LOG.warning(event("no graphs in contiguous mode", because="--paged-attn off", ignored=flag))
         return "auto"
-    served = spec is not None and any(env in devices for devices in spec.capabilities.devices)
     several = (config.cuda_graph_max_bs or 0) > 1  # a chat sets 1 by itself
-    if env.device == "cpu" and (not served if named else several):
+    if env.device == "cpu" and not named and several:
         LOG.info(event("no graphs on a CPU", because=f"--device {config.device}", ignored=flag))
-        return "auto"
     return config.runner
 
 
