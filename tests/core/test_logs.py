@@ -69,3 +69,17 @@ def test_only_headstocks_own_logger_is_touched() -> None:
     show_logs("INFO")
     assert (root.level, list(root.handlers)) == before
     assert len([each for each in logging.getLogger(ROOT).handlers if isinstance(each, Stderr)]) == 1
+
+
+def test_a_line_is_bounded_and_whole_at_level_debug(capsys: pytest.CaptureFixture[str]) -> None:
+    error = RuntimeError("ptxas \n" * 20_000)
+    facts = {"step": 7, "rows": 3, "at": "/some/folder/" * 20, "recording": "the last 7 steps are in /tmp/x" * 9}
+    for level, most in (("WARNING", 400), ("DEBUG", None)):
+        show_logs(level)
+        LOG.error(event("step failed", **facts), exc_info=error)
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and "step=7 rows=3" in line and "RuntimeError: ptxas" in line
+        assert (len(line) <= 401) if most else (len(line) > 140_000)
+    show_logs("INFO")
+    LOG.warning(event("facts", **{f"key{number}": "x" * 100 for number in range(40)}))
+    assert len(capsys.readouterr().err) == 401

@@ -13,6 +13,10 @@ from typing import TextIO
 from attrs import frozen
 
 ROOT = "headstock"
+LONGEST = 400
+"""Characters of a line above DEBUG: the error of a compiler alone may have a hundred thousand."""
+CUTS = (240, 160, 120, 80, 64, 48, 32)
+"""What the longest values of a line may have, tried in turn until the line is short enough."""
 PLAIN = re.compile(r"[\w.,:/+@%-]+")
 """Text that needs no quotes in a log line."""
 
@@ -33,30 +37,50 @@ def event(name: str, /, **facts: object) -> Event:
     return Event(name, facts)
 
 
-def pairs(facts: Mapping[str, object]) -> str:
-    """The facts as `key=value` on one line; text with other characters than PLAIN's is quoted as in JSON."""
-    return " ".join(f"{key}={quoted(value)}" for key, value in facts.items())
+def pairs(facts: Mapping[str, object], most: int | None = None) -> str:
+    """The facts as `key=value` on one line; text with other characters than PLAIN's is quoted as in JSON.
+
+    `most`: a longer value keeps its first characters, up to so many.
+    """
+    return " ".join(f"{key}={quoted(value, most)}" for key, value in facts.items())
 
 
-def quoted(value: object) -> str:
-    """A value as a log line shows it."""
+def quoted(value: object, most: int | None = None) -> str:
+    """A value as a log line shows it, of at most `most` characters before it is quoted."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    if most is not None and len(text) > most:
+        text = text[: most - 3] + "..."
     return text if PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
+def bounded(facts: Mapping[str, object]) -> str:
+    """The facts on one line of at most LONGEST characters, the longest values cut first."""
+    line = pairs(facts)
+    for most in CUTS:
+        if len(line) <= LONGEST:
+            return line
+        line = pairs(facts, most)
+    return line[:LONGEST]
+
+
 class KeyValue(logging.Formatter):
-    """Formats records as one line: time (UTC), level, logger, event and facts; an exception as its type and text."""
+    """Formats records as one line: time (UTC), level, logger, event and facts; an exception as its type and text.
+
+    A line has at most LONGEST characters, unless the level is DEBUG: then nothing is cut, and a traceback is added.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         head = {"time": f"{stamp}.{int(record.msecs):03}Z", "level": record.levelname.lower(), "logger": record.name}
         happened = record.msg if isinstance(record.msg, Event) else Event(record.getMessage(), {})
+        verbose = logging.getLogger(ROOT).isEnabledFor(logging.DEBUG)
         tail: dict[str, object] = {}
         if record.exc_info and record.exc_info[1] is not None:
             tail["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
-            if logging.getLogger(ROOT).isEnabledFor(logging.DEBUG):
+            if verbose:
                 tail["traceback"] = self.formatException(record.exc_info)
-        return " ".join(filter(None, (pairs(head), str(happened), pairs(tail))))
+        facts = {**head, "event": happened.name, **happened.facts, **tail}
+        return pairs(facts) if verbose else bounded(facts)
 
 
 class Stderr(logging.StreamHandler[TextIO]):

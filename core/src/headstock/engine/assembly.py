@@ -15,7 +15,7 @@ from headstock.engine.resolve import AttentionQuestion
 from headstock.engine.router import PhaseRouter
 from headstock.engine.sampling import SamplingTable
 from headstock.engine.selection import Choice, Parts
-from headstock.errors import CannotRun
+from headstock.errors import CannotRun, reason, shown
 from headstock.spi import (
     AttentionBackend,
     AttentionContext,
@@ -128,10 +128,10 @@ def backend_of(spec: AttentionSpec, context: AttentionContext) -> AttentionBacke
     try:
         backend: AttentionBackend = registry.made(spec, AttentionBackend, context, expected=expected)
     except ValueError as error:  # by contract: the options or the machine do not suit it
-        raise CannotRun(f"--attn {spec.name}: {error}") from error
+        raise CannotRun(f"--attn {spec.name}: {shown(error, 400)}") from error
     except (ImportError, OSError) as error:
         raise CannotRun(
-            f"--attn {spec.name}: its kernels cannot be loaded: {type(error).__name__}: {error}; install a build of "
+            f"--attn {spec.name}: its kernels cannot be loaded: {reason(error)}; install a build of "
             f"them for torch {torch.__version__}, or use --attn sdpa"
         ) from error
     return backend

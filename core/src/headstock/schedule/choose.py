@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headstock.errors import PluginBroken, shown
+from headstock.errors import PluginBroken, reason, shown
 from headstock.schedule.absorb import preempt
 from headstock.schedule.admit import admit
 from headstock.schedule.columns import NONE, Column, some, where
@@ -79,9 +79,7 @@ def ask(draft: Draft, view: View, budget: Budget) -> Choice:
     try:
         choice = limits.choose(view, budget)
     except Exception as error:
-        raise PluginBroken(
-            f"the scheduler {limits.scheduler!r} raised {type(error).__name__}: {error}; {BLAME}"
-        ) from error
+        raise PluginBroken(f"the scheduler {limits.scheduler!r} raised {reason(error)}; {BLAME}") from error
     if not isinstance(choice, Choice):
         raise PluginBroken(f"the scheduler {limits.scheduler!r} gave {shown(choice)} where a Choice belongs; {BLAME}")
     return choice
