@@ -54,6 +54,7 @@ OTHER_VALUES: dict[str, object] = {
     "debug_canary": True,
     "faults": ("nan@7:2", "slow@3:0.5"),
     "record": "steps.recording",
+    "record_overwrite": True,
     "record_prompts": True,
     "log_level": "DEBUG",
 }

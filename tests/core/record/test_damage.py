@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import ModelError
 from headstock.record.file import HEADER, write_frame
-from headstock.record.recorder import BLOCK, MOST_REPORTS
+from headstock.record.recorder import BLOCK, MOST_KEPT, MOST_REPORTS
 
 
 @pytest.fixture
@@ -136,7 +137,31 @@ def test_reports_go_to_the_temporary_folder_and_are_few(tmp_path: Path, monkeypa
         kept.step(events, state, plan)
     lines = [kept.report() for _ in range(MOST_REPORTS + 1)]
     assert all("headstock replay" in line for line in lines[:-1]) and "earlier" in lines[-1]
-    assert len(list(tmp_path.glob("headstock-*.recording"))) == MOST_REPORTS
+    assert len(list(tmp_path.glob("headstock-crash-*.recording"))) == MOST_REPORTS
+
+
+def test_the_newest_reports_are_kept_and_nothing_else_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    others = ["headstock-crash-notes.recording", "headstock-mine.recording", "run.recording"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"mine" if "notes" in name else b"headstock recording 1\n")
+    (tmp_path / "headstock-crash-linked.recording").symlink_to("run.recording")
+    (tmp_path / "headstock-crash-folder.recording").mkdir()
+    kept = {path.name for path in tmp_path.iterdir()}
+    for path in tmp_path.glob("*"):
+        os.utime(path, (0, 0), follow_symlinks=False)
+    first = next(iter(run(bounds(), requests(5), 10)))
+    made = []
+    for number in range(MOST_KEPT + 3):
+        one = recorder(bounds(), None)
+        one.step(*first)
+        made.append(Path(one.report().rpartition(" ")[2]))
+        os.utime(made[-1], (number + 1, number + 1))
+    left = {path.name for path in tmp_path.iterdir()}
+    # The report that was written last is the newest while it is written.
+    assert left == kept | {path.name for path in made[-MOST_KEPT:]}
 
 
 def test_a_report_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

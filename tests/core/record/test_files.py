@@ -51,8 +51,23 @@ def test_what_keeps_nothing_may_be_named_twice(here: Path, capsys: pytest.Captur
 
 def test_a_start_that_fails_leaves_an_older_recording(here: Path) -> None:
     with pytest.raises(UsageError, match="nosuch"):
-        LLM("demo", attn="nosuch", record="it")
+        LLM("demo", attn="nosuch", record="it", record_overwrite=True)
     assert (here / "it").read_text() == KEPT
+
+
+def test_an_older_recording_is_replaced_only_when_that_is_asked_for(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "--prompt", "Once", "--max-tokens", "2", "--num-pages", "64", "--quiet", "--record", "soft"]
+    assert main(words) == 2
+    said = "headstock: --record soft: the file exists and is not empty; name another file, or replace it with "
+    assert capsys.readouterr() == ("", f"{said}--record-overwrite\n")
+    assert (here / "it").read_text() == KEPT
+
+    assert main([*words, "--record-overwrite"]) == 0
+    assert len(list(read(here / "it").moments())) > 1
+    (here / "empty").touch()
+    assert main([*words[:-1], "empty"]) == main([*words[:-1], os.devnull]) == 0
 
 
 def test_a_recording_may_go_through_a_pipe(here: Path) -> None:

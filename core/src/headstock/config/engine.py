@@ -256,11 +256,7 @@ class EngineConfig:
         group="running",
     )
     seed: int = setting(
-        "--engine-seed",
-        Integer(least=0, most=2**63 - 1),
-        0,
-        "seed of requests that name none",
-        group="running",
+        "--engine-seed", Integer(least=0, most=2**63 - 1), 0, "seed of requests that name none", group="running"
     )
     debug_invariants: bool = setting(
         "--debug-invariants", Switch(), False, "check each schedule; what attention leaves out is NaN", group="running"
@@ -278,6 +274,9 @@ class EngineConfig:
     )
     record: str | None = setting(
         "--record", Text(form="FILE", word="off"), None, "file to write the schedule to, for replay", group="running"
+    )
+    record_overwrite: bool = setting(
+        "--record-overwrite", Switch(), False, "let --record replace a file that holds something", group="running"
     )
     record_prompts: bool = setting("--record-prompts", Switch(), False, "record token ids too", group="running")
     log_level: str = setting(

@@ -57,7 +57,7 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, report: Report | None = None) -> None:
-        check_writable(config.record)
+        check_writable(config.record, overwrite=config.record_overwrite)
         parts = build(config, report)
         self.config = parts.config
         self.model = parts.model

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal
 
 from attrs import define
 
-from headstock.errors import ModelError, shown
+from headstock.errors import ModelError, UsageError, shown
 from headstock.record.block import BlockReader, BlockWriter
 from headstock.record.moment import Moment, Noted
 from headstock.record.names import PageNames
@@ -78,13 +78,20 @@ def opened(path: str | Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
         raise ModelError(f"--record {shown(path)}: cannot be written: {error.strerror}") from error
 
 
-def check_writable(path: str | None) -> None:
-    """Raise ModelError when there is a path and no file can be written there; what it holds stays.
+def check_writable(path: str | None, *, overwrite: bool = False) -> None:
+    """Raise unless there is no path or a file can be written there; what it holds stays until recording begins.
 
-    A pipe is left alone: who reads it would take the end of a trial for the end.
+    A pipe is left alone: its reader would take the end of a trial for the end of the recording.
+    raises: UsageError when the file holds something and is not to be overwritten; ModelError
     """
-    if path is not None and not Path(path).is_fifo():
-        opened(path, "ab").close()
+    if path is None or Path(path).is_fifo():
+        return
+    opened(path, "ab").close()
+    if not overwrite and Path(path).is_file() and Path(path).stat().st_size > 0:
+        raise UsageError(
+            f"--record {shown(path)}: the file exists and is not empty; name another file, or replace it with "
+            "--record-overwrite"
+        )
 
 
 @define

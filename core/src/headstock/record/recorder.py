@@ -6,17 +6,19 @@ import contextlib
 import logging
 import os
 import secrets
+import stat
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from headstock.errors import reason, shown
 from headstock.logs import event
 from headstock.record.block import BlockWriter
-from headstock.record.file import opened, write_all, write_end, write_start, write_steps
+from headstock.record.file import FIRST, opened, write_all, write_end, write_start, write_steps
 from headstock.record.moment import Noted
 from headstock.record.names import PageNames
 from headstock.record.steps import put_step
@@ -28,6 +30,9 @@ REMEMBERED = 256
 """Steps that a crash report holds."""
 MOST_REPORTS = 4
 """Crash reports that one engine writes at most: a step that fails may fail again."""
+MOST_KEPT = 10
+"""Crash reports of this user that stay in the temporary folder."""
+PREFIX, SUFFIX = "headstock-crash-", ".recording"
 PAUSE = 0.25
 """Seconds between two writes to the file."""
 BLOCK = 256
@@ -84,10 +89,11 @@ class Recorder:
             return "the earlier recordings show the like"
         self.reports += 1
         try:
-            handle, path = tempfile.mkstemp(prefix="headstock-", suffix=".recording")
+            handle, path = tempfile.mkstemp(prefix=PREFIX, suffix=SUFFIX)
             with os.fdopen(handle, "wb") as file:
                 first = {"first": self.count - len(self.ring)}
                 write_all(file, self.header | first, list(self.ring), self.names())
+            remove_old_reports(Path(path).parent)
         except Exception as error:  # the failure that is being reported matters more
             return f"no recording could be written: {shown(error)}"
         return f"the last {len(self.ring)} steps are in {path}: headstock replay {path}"
@@ -96,6 +102,29 @@ class Recorder:
         """Write what is left to the file and end it."""
         if self.writer is not None:
             self.writer.close()
+
+
+def remove_old_reports(folder: Path) -> None:
+    """Delete all but the newest crash reports of this user in the folder.
+
+    Other files stay, whatever their names: a report is a regular file that begins as recordings do.
+    """
+    reports = [path for path in folder.glob(f"{PREFIX}*{SUFFIX}") if is_report(path)]
+    for path in sorted(reports, key=lambda path: path.lstat().st_mtime_ns)[:-MOST_KEPT]:
+        with contextlib.suppress(OSError):  # another engine removes it too
+            path.unlink()
+
+
+def is_report(path: Path) -> bool:
+    """Whether the file is a crash report that this user's engines wrote."""
+    try:
+        facts = path.lstat()
+        if not stat.S_ISREG(facts.st_mode) or (hasattr(os, "getuid") and facts.st_uid != os.getuid()):
+            return False
+        with path.open("rb") as file:
+            return file.read(len(FIRST)) == FIRST
+    except OSError:
+        return False
 
 
 class Writer:
