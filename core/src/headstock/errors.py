@@ -15,8 +15,13 @@ HeadstockError (70)
 
 from __future__ import annotations
 
+import difflib
 import traceback
+from collections.abc import Iterable
 from typing import ClassVar
+
+LEAST_LIKENESS = 0.66
+"""A name less like a word is not near it: two letters in the wrong order of a word of three still are."""
 
 
 class HeadstockError(Exception):
@@ -89,6 +94,11 @@ def shown(value: object, most: int = 64) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def plural(count: int, noun: str) -> str:
+    """So many of what a regular `noun` means: "1 prompt", "2 prompts"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def reason(error: BaseException) -> str:
     """An exception as error texts show it: its type and 240 characters, since Python names what is missing last.
 
@@ -96,6 +106,23 @@ def reason(error: BaseException) -> str:
     """
     text = error.args[0] if type(error) in (TypeError, ValueError) and len(error.args) > 1 else error
     return f"{type(error).__name__}: {shown(text, 240)}"
+
+
+def join_reasons(reasons: Iterable[str]) -> str:
+    """Several reasons as one text; one that is a sentence loses its full stop."""
+    return "; ".join(reason.rstrip(".") for reason in reasons)
+
+
+def nearest_name(word: str, names: Iterable[str]) -> str | None:
+    """The name that `word` is likely meant to be: one that it begins, or the most similar of about its length."""
+    lower = {name.lower(): name for name in names}
+    sought = word.lower()
+    longer = [name for name in lower if len(sought) > 2 and name.startswith(sought)]
+    if longer:
+        return lower[min(longer, key=len)]
+    alike = [name for name in lower if abs(len(name) - len(sought)) <= max(1, len(sought) // 4)]
+    close = difflib.get_close_matches(sought, alike, n=1, cutoff=LEAST_LIKENESS)
+    return lower[close[0]] if close else None
 
 
 def place(error: BaseException) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve, field, fields, frozen
 
-from headstock.errors import RequestError, shown
+from headstock.errors import RequestError, nearest_name, shown
 from headstock.sampling_checks import (
     DEFAULT_MAX_TOKENS,
     MAX_ALLOWED_TOKEN_IDS,
@@ -187,7 +186,7 @@ class SamplingParams:
         names = [attribute.name for attribute in fields(SamplingParams)]
         for name in values:
             if name not in names:
-                close = difflib.get_close_matches(str(name), names, n=1)
-                hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(names)}"
+                near = nearest_name(str(name), names)
+                hint = f"; did you mean {near}?" if near else f"; known are {', '.join(names)}"
                 raise RequestError(f"no sampling parameter is called {shown(name)!r}{hint}", parameter=shown(name))
         return evolve(self, **values)

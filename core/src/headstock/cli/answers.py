@@ -10,7 +10,7 @@ from typing import Any
 
 from headstock.cli.tables import print_table
 from headstock.config import Resolved
-from headstock.errors import shown
+from headstock.errors import plural, shown
 from headstock.logs import show_logs
 from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
@@ -125,8 +125,8 @@ def footer(output: RequestOutput, tokens: int) -> str:
     reason = output.outputs[-1].finish_reason or "Ctrl-C"
     first = "-" if times["ttft"] is None else f"{1000 * times['ttft']:.0f} ms"
     rate = "-" if times["tokens_per_second"] is None else f"{times['tokens_per_second']:.1f}"
-    preempted = f", preempted {n} times" if (n := output.metrics.preemptions) else ""
-    return f"{tokens} tokens, first after {first}, {rate} tokens/s, ended by {reason}{preempted}"
+    preempted = f", preempted {plural(n, 'time')}" if (n := output.metrics.preemptions) else ""
+    return f"{plural(tokens, 'token')}, first after {first}, {rate} tokens/s, ended by {reason}{preempted}"
 
 
 def total(outputs: Sequence[RequestOutput], asked: int) -> str:
@@ -136,8 +136,9 @@ def total(outputs: Sequence[RequestOutput], asked: int) -> str:
     seconds = max(each.end or 0.0 for each in metrics) - min(each.arrival for each in metrics)
     preemptions = sum(each.preemptions or 0 for each in metrics)
     failed = asked - sum(output.sound for output in outputs)
-    rate = f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s"
-    return f"{asked} prompts, {failed} failed; {rate}, {preemptions} preemptions"
+    rate = f"{plural(tokens, 'token')} in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s"
+    preempted = f", {plural(preemptions, 'preemption')}" if preemptions else ""
+    return f"{plural(asked, 'prompt')}, {failed} failed; {rate}{preempted}"
 
 
 def start_logs(resolved: Resolved, *, quiet: bool) -> None:

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from headstock.cli.answers import footer, note, show_error, show_json, show_logprobs, show_prompt, show_text, total
 from headstock.cli.inputs import Ask
-from headstock.errors import RequestError
+from headstock.errors import RequestError, plural
 from headstock.progress import Bars
 from headstock.sampling_params import SamplingParams
 from headstock.text.prompt import Prompt, as_prompt
@@ -68,8 +68,8 @@ class Batch:
                 self.show(number, ask, job)
         left = [ask.where for _, ask, job in waiting if not job.ended]
         if left:
-            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-            note(f"headstock: broken off before the answer to {left[0]}{more} was whole")
+            more = f"s to {left[0]} and {len(left) - 1} more were" if len(left) > 1 else f" to {left[0]} was"
+            note(f"headstock: broken off before the answer{more} complete")
 
     def job(self, number: int, ask: Ask) -> Job | None:
         """The prompt, checked against the model; None after a line about what is wrong with it."""
@@ -101,7 +101,7 @@ class Batch:
         if cut:
             more = f" (and so for {len(cut) - 1} more)" if len(cut) > 1 else ""
             longest = self.llm.engine.max_seq_len
-            note(f"note: {cut[0]}{more}, the room beside the prompt in sequences of up to {longest} tokens")
+            note(f"note: {cut[0]}{more}, the room beside the prompt in sequences of up to {plural(longest, 'token')}")
 
     def stream(self, job: Job) -> int:
         """Print one answer as it comes; 1 when it failed, else 0."""

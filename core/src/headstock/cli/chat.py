@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headstock.cli.answers import footer, note
 from headstock.cli.turns import LineDropped
-from headstock.errors import RequestError
+from headstock.errors import RequestError, plural
 from headstock.outputs import RequestOutput
 from headstock.sampling_params import SamplingParams
 
@@ -85,7 +85,7 @@ class Chat:
     @property
     def summary(self) -> str:
         """What was said, in numbers."""
-        return f"{self.answers} {'answer' if self.answers == 1 else 'answers'}, {self.tokens} tokens"
+        return f"{plural(self.answers, 'answer')}, {plural(self.tokens, 'token')}"
 
     def say(self, text: str) -> None:
         """Print the answer to `text` as it comes and remember both; a turn that fails is forgotten."""
@@ -164,4 +164,4 @@ class Chat:
         except (OSError, ValueError) as error:
             note(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
         else:
-            note(f"saved {len(self.turns)} turns to {path}")
+            note(f"saved {plural(len(self.turns), 'turn')} to {path}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headstock.cli.apart import check_apart
 from headstock.config.flags import FlagParser
-from headstock.errors import CannotRun, ModelError, shown
+from headstock.errors import CannotRun, ModelError, plural, shown
 from headstock.record.file import Recording, read
 from headstock.record.header import limits_of
 from headstock.record.replay import Divergence, replay
@@ -75,7 +75,7 @@ def run_again(recording: Recording, asked: Namespace) -> int:
         divergence, error = replayed.divergence, replayed.moment.error
         if watch is not None:
             watch.see(replayed)
-    verdict = str(divergence) if divergence is not None else f"{steps} steps, identical"
+    verdict = str(divergence) if divergence is not None else f"{plural(steps, 'step')}, identical"
     if error and divergence is None:
         verdict += f"; the last one fails as recorded: {error}"
     if not recording.whole:

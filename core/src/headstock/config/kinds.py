@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import re
 from abc import ABC, abstractmethod
@@ -12,11 +11,10 @@ from pathlib import PurePath
 
 from attrs import field, frozen
 
+from headstock.errors import nearest_name
+
 INT32_MAX = 2**31 - 1
 """The largest count: lengths, pages and slots live in int32 tables."""
-
-LEAST_LIKENESS = 0.66
-"""A name less like what was given is not suggested: two letters in the wrong order of a word of three still are."""
 
 Value = bool | int | float | str | tuple[str, ...] | tuple[int, ...] | Mapping[int, float] | None
 
@@ -234,6 +232,5 @@ def suggestion(word: str, names: Iterable[str], prefix: str = "") -> str:
 
     `prefix` begins all of them: it is named too, and not compared.
     """
-    bare = [name.removeprefix(prefix) for name in names]
-    close = difflib.get_close_matches(word.removeprefix(prefix), bare, n=1, cutoff=LEAST_LIKENESS)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
+    near = nearest_name(word.removeprefix(prefix), [name.removeprefix(prefix) for name in names])
+    return "" if near is None else f"; did you mean {prefix}{near}?"

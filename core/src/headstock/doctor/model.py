@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headstock import registry
 from headstock.doctor.finding import Finding, failed, passed
-from headstock.errors import ModelError, UnknownPlugin, shown
+from headstock.errors import ModelError, UnknownPlugin, plural, shown
 
 SAMPLE = "Once upon a time"
 
@@ -24,7 +24,7 @@ def checkpoint(directory: Path) -> Iterator[Finding]:
         return
     counts = {file: tensors(file) for file in files}
     size = sum(file.stat().st_size for file in files) / 2**20
-    yield passed("weights", f"{sum(counts.values())} tensors in {len(files)} files, {size:.1f} MiB")
+    yield passed("weights", f"{plural(sum(counts.values()), 'tensor')} in {plural(len(files), 'file')}, {size:.1f} MiB")
 
 
 def tensors(file: Path) -> int:
@@ -45,7 +45,7 @@ def tokenizer(directory: Path) -> Iterator[Finding]:
     loaded = Tokenizer(directory)
     text = loaded.decode(loaded.encode(SAMPLE))
     if text.strip() == SAMPLE:
-        yield passed("tokenizer", f"{loaded.vocab_size} tokens")
+        yield passed("tokenizer", plural(loaded.vocab_size, "token"))
     else:
         yield failed("tokenizer", f"{SAMPLE!r} comes back as {shown(text)!r}", "check tokenizer.json")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from headstock.doctor.finding import Finding, failed, passed, warned
+from headstock.errors import plural
 
 LEAST_PYTHON = (3, 11)
 GET_CUDA = "for an NVIDIA GPU install a CUDA build of torch: see pytorch.org/get-started"
@@ -40,7 +41,7 @@ def torch() -> Iterator[Finding]:
     except (ImportError, OSError) as error:
         yield failed("torch", f"cannot be imported: {error}", "pip install torch")
         return
-    yield passed("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    yield passed("torch", f"{torch.__version__}, {plural(torch.get_num_threads(), 'thread')}")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()

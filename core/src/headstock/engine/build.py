@@ -27,7 +27,7 @@ from headstock.engine.patience import announced
 from headstock.engine.resolve import AttentionQuestion
 from headstock.engine.selection import Parts, select
 from headstock.engine.trial import capture, graph_sizes, measure, settled_bytes
-from headstock.errors import CannotRun, PluginBroken, UsageError
+from headstock.errors import CannotRun, PluginBroken, UsageError, plural
 from headstock.logs import event
 from headstock.nn.onednn_ops import kernel_bytes
 from headstock.schedule import Limits
@@ -188,8 +188,8 @@ def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: R
     if assembly.device.type == "cuda" and taken > memory.spent.graphs * 1.05 + SLACK:
         LOG.warning(event("graphs took more than planned", planned=size(memory.spent.graphs), taken=size(taken)))
     rows, tokens = captured.rows, captured.tokens
-    prompts = f" and {len(tokens)} token counts up to {tokens[0]}" if tokens else ""
-    sizes_text = f"{len(rows)} batch sizes up to {rows[0]}{prompts}"
+    prompts = f" and {plural(len(tokens), 'token count')} up to {tokens[0]}" if tokens else ""
+    sizes_text = f"{plural(len(rows), 'batch size')} up to {rows[0]}{prompts}"
     return (f"graphs for {sizes_text}, {size(taken)}, captured in {seconds:.1f} s",)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from headstock.errors import CannotRun, EngineDied
+from headstock.errors import CannotRun, EngineDied, plural
 from headstock.spi import DeviceEnv
 
 
@@ -28,7 +28,7 @@ def describe(asked: str) -> DeviceEnv:
     if not cuda:
         return DeviceEnv(
             device="cpu",
-            name=f"CPU, {torch.get_num_threads()} threads",
+            name=f"CPU, {plural(torch.get_num_threads(), 'thread')}",
             memory_bytes=free_bytes(torch.device("cpu")),
             torch=torch.__version__,
             distributions=installed,

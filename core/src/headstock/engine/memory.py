@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 
 from headstock.config import EngineConfig
-from headstock.errors import CannotRun
+from headstock.errors import CannotRun, plural
 from headstock.spi import ModelConfig
 
 
@@ -60,10 +60,11 @@ class MemoryPlan:
             "KV": self.pool,
         }
         arithmetic = " + ".join(f"{use} {size(count)}" for use, count in uses.items() if count)
+        pool = f"{plural(self.num_pages, 'page')} of {self.page_size} = {plural(self.kv_tokens, 'token')}"
         return [
             f"memory    {size(self.free)} free; {arithmetic} = {size(sum(uses.values()))} of {size(self.budget)}",
             f"          {bar((self.weights, spent.total, self.pool), self.free)}",
-            f"KV pool   {self.num_pages} pages of {self.page_size} = {self.kv_tokens} tokens, {size(self.page)} a page",
+            f"KV pool   {pool}, {size(self.page)} a page",
         ]
 
 

@@ -12,7 +12,7 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.engine import auto
 from headstock.engine.resolve import AttentionQuestion, resolve
-from headstock.errors import CannotRun, HeadstockError, PluginBroken, SpiMismatch, UsageError
+from headstock.errors import CannotRun, HeadstockError, PluginBroken, SpiMismatch, UsageError, join_reasons
 from headstock.logs import event
 from headstock.spi import (
     AttentionCapabilities,
@@ -157,7 +157,7 @@ def first(asked: str, names: Sequence[str], make: Callable[[str], T], flag: str)
             reasons.append(str(error))
             level = logging.WARNING if isinstance(error, PluginBroken | SpiMismatch) else logging.DEBUG
             LOG.log(level, event("auto rejected", flag=flag, candidate=name, reason=str(error)))
-    raise CannotRun(f"{flag} auto: nothing can run here. " + "; ".join(reasons))
+    raise CannotRun(f"{flag} auto: nothing can run here: {join_reasons(reasons)}")
 
 
 def attention_for(asked: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Choice, ...]:
@@ -186,7 +186,7 @@ def backends(pair: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Ch
         except CannotRun as error:
             refusals.append(error)
     if len(refusals) > 1:
-        raise CannotRun("; ".join(map(str, refusals)))
+        raise CannotRun(join_reasons(map(str, refusals)))
     if refusals:
         raise refusals[0]
     return tuple(choices)

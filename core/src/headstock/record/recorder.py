@@ -96,7 +96,8 @@ class Recorder:
             remove_old_reports(Path(path).parent)
         except Exception as error:  # the failure that is being reported matters more
             return f"no recording could be written: {shown(error)}"
-        return f"the last {len(self.ring)} steps are in {path}: headstock replay {path}"
+        steps = "step is" if len(self.ring) == 1 else f"{len(self.ring)} steps are"
+        return f"the last {steps} in {path}: headstock replay {path}"
 
     def close(self) -> None:
         """Write what is left to the file and end it."""

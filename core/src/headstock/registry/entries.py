@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -11,7 +10,15 @@ from types import MappingProxyType
 
 from attrs import frozen
 
-from headstock.errors import AmbiguousPlugin, CannotRun, PluginBroken, UnknownPlugin, UsageError, shown
+from headstock.errors import (
+    AmbiguousPlugin,
+    CannotRun,
+    PluginBroken,
+    UnknownPlugin,
+    UsageError,
+    nearest_name,
+    shown,
+)
 from headstock.registry.first_party import sources
 from headstock.spi.plugin import NAME
 from headstock.spi.versions import SPI
@@ -155,6 +162,5 @@ def ambiguous(found: list[Installed]) -> str:
 
 def suggestion(name: str, candidates: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the candidate most like `name`, or nothing."""
-    lower = {each.lower(): each for each in candidates}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    return f" (did you mean {lower[near[0]]!r}?)" if near else ""
+    near = nearest_name(name, candidates)
+    return f" (did you mean {near!r}?)" if near is not None else ""
