@@ -70,6 +70,18 @@ def test_T20_G14_people_read_the_same_facts(run: Callable[..., Any]) -> None:
         assert fact in out
 
 
+def test_T6_figures_count_preemptions(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "WORKLOADS", {"long": lambda: small(6, 0, 20, 60, "long"), **SMALL})
+    code, out, err = run(
+        "long", "small", "--json", "--runs", "1", "--quiet", "--num-pages", "20", "--max-seq-len", "128"
+    )
+    assert code == 0, err
+    long, short = [json.loads(line)["preemptions"] for line in out.splitlines()]
+    assert long > 0 and short == 0
+    out = run("long", "--runs", "1", "--quiet", "--num-pages", "20", "--max-seq-len", "128")[1]
+    assert re.search(r"\d cached tokens?, [1-9]\d* preemptions?$", out, re.MULTILINE)
+
+
 def test_T20_G14_two_benches_do_the_same_work() -> None:
     found = []
     for _ in range(2):

@@ -19,8 +19,8 @@ from headstock.sampling_params import SamplingParams
 class Ours:
     """An LLM at the work; the prefix index is empty when a run begins.
 
-    After a run, `cached_tokens` and `peak_pages` tell how many prompt tokens came from the index and how many pages
-    requests held at once.
+    After a run, `cached_tokens` counts the prompt tokens that came from the index, `peak_pages` the most pages that
+    requests held at once, and `preemptions` the times that a request lost its pages and was computed again.
     """
 
     engine = "headstock"
@@ -31,6 +31,7 @@ class Ours:
         self.version = version
         self.cached_tokens = 0
         self.peak_pages = 0
+        self.preemptions = 0
 
     def run(self, workload: Workload) -> Run:
         """Do the work once.   raises: UsageError when it does not fit the engine, EngineDied"""
@@ -67,6 +68,7 @@ class Ours:
     def _count(self, metrics: Sequence[RequestMetrics]) -> None:
         """Set what figures say of the run that has just ended."""
         self.cached_tokens = sum(request.cached_tokens or 0 for request in metrics)
+        self.preemptions = sum(request.preemptions or 0 for request in metrics)
         self.peak_pages = self.llm.engine.stats().peak_held_pages
 
     def check(self, workload: Workload) -> None:

@@ -12,6 +12,7 @@ from attrs import asdict, evolve, field, frozen
 from headstock.bench.latency import collect_percentiles
 from headstock.bench.timing import Difference, Timing
 from headstock.bench.workloads import Workload
+from headstock.errors import plural
 
 
 @frozen(kw_only=True)
@@ -66,7 +67,7 @@ class Figure:
     """One workload on one engine. Times are in seconds, rates in tokens a second over the median run.
 
     `cached_tokens` are prompt tokens that the last run took from the prefix index, `peak_kv_pages` the most pages that
-    its requests held at once.
+    its requests held at once, `preemptions` how often a request of the last run lost its pages and was computed again.
     """
 
     setting: Setting
@@ -75,6 +76,7 @@ class Figure:
     timing: Timing
     peak_kv_pages: int
     cached_tokens: int
+    preemptions: int
     seed: int
     peers: tuple[Peer, ...] = ()
     notes: tuple[str, ...] = ()
@@ -116,6 +118,7 @@ class Figure:
             "out_tok_s": round(self.out_tok_s, 1),
             "peak_kv_pages": self.peak_kv_pages,
             "cached_tokens": self.cached_tokens,
+            "preemptions": self.preemptions,
             **self._record_latency(),
             "notes": list(self.notes),
             **{f"ratio_{peer.mode}": peer.ratio for peer in self.peers},
@@ -138,17 +141,17 @@ class Figure:
         """The figure for people."""
         s, work, times = self.setting, self.workload, self.timing.seconds
         commit = f" ({s.commit})" if s.commit else ""
-        pool = f"pages of {s.page_size}, {self.peak_kv_pages} held at most; {self.cached_tokens} cached tokens"
+        counts = f"{plural(self.cached_tokens, 'cached token')}, {plural(self.preemptions, 'preemption')}"
         return [
             f"{work.name}: {self.out_tok_s:,.1f} output tok/s, {self.in_tok_s:,.1f} input tok/s, "
-            f"median {self.timing.median:.3f} s of {len(times)} runs ({min(times):.3f} to {max(times):.3f})",
+            f"median {self.timing.median:.3f} s of {plural(len(times), 'run')} ({min(times):.3f} to {max(times):.3f})",
             *self._latency_lines(),
             f"  work      {work.lengths}, temperature {work.temperature:g}, EOS ignored, seed {self.seed}",
             f"  model     {s.shape}, {s.weights} weights, {s.dtype}, KV {s.kv_dtype}, batch up to {s.batch}",
             f"  plugins   attn {s.attn} | cache {s.cache} | scheduler {s.scheduler} | runner {s.runner} | ops {s.ops}",
-            f"  KV pool   {pool}",
+            f"  KV pool   pages of {s.page_size}, {self.peak_kv_pages} held at most; {counts}",
             f"  versions  headstock {s.version}{commit}, torch {s.torch}, Python {s.python}, {self.date}",
-            f"  machine   {s.gpu or s.cpu}, {s.threads} threads",
+            f"  machine   {s.gpu or s.cpu}, {plural(s.threads, 'thread')}",
             *(f"  peer      {peer_line(peer)}" for peer in self.peers),
             *(f"  note      {note}" for note in self.notes),
         ]
@@ -184,7 +187,7 @@ def peer_line(peer: Peer) -> str:
     if peer.difference is None:
         return text
     where = f", the first at output token {peer.difference.first}" if peer.difference.requests else ""
-    return f"{text}; {peer.difference.requests} requests with other tokens{where}"
+    return f"{text}; {plural(peer.difference.requests, 'request')} with other tokens{where}"
 
 
 def peer_of(ours: Timing, theirs: Timing, workload: Workload, found: Difference | None) -> Peer:

@@ -53,6 +53,7 @@ class Bench:
             timing=ours,
             peak_kv_pages=self.ours.peak_pages,
             cached_tokens=self.ours.cached_tokens,
+            preemptions=self.ours.preemptions,
             seed=workload.seed,
             peers=tuple(peer_of(ours, theirs, workload, self.parted(ours, theirs)) for theirs in found),
             notes=notes,

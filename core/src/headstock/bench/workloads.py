@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 from attrs import evolve, field, frozen
 
+from headstock.errors import plural
+
 SEED = 0
 WORDS = 10_000
 """The largest token id that is drawn."""
@@ -51,8 +53,7 @@ class Workload:
     def lengths(self) -> str:
         """How long prompts and outputs are, for people."""
         spans = [span(list(map(len, self.prompts)), "in"), span(list(self.outputs), "out")]
-        count = f"{len(self.prompts)} request{'s' * (len(self.prompts) > 1)}"
-        return f"{count}, {spans[0]} ({self.tokens_in}), {spans[1]} ({self.tokens_out})"
+        return f"{plural(len(self.prompts), 'request')}, {spans[0]} ({self.tokens_in}), {spans[1]} ({self.tokens_out})"
 
     def within(self, vocab: int) -> Workload:
         """The same work with ids taken modulo the vocabulary, which changes no length and so no speed."""
