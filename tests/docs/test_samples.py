@@ -25,6 +25,7 @@ def shape(text: str) -> list[str]:
     """The lines without numbers, units, bars, names of operations and lists of distributions."""
     text = re.sub(r"\[[#=+.]+\]", "[bar]", text)
     text = re.sub(r"[0-9][0-9,.]*( [KMG]iB| B\b)?", "0", text)
+    text = re.sub(r"\b0 thread\b", "0 threads", text)
     text = re.sub(r"\bops \w+", "ops NAME", text)
     text = re.sub(r"(; not installed: [^;]+)+", "", text)
     text = re.sub(r"(\w+ \(headstock-[\w-]+ 0\)(, )?)+", "PLUGINS", text)
