@@ -17,7 +17,7 @@ from headstock.flight import fly, fly_async
 from headstock.intake import Intake, Params, located
 from headstock.job import Job
 from headstock.outputs import RequestOutput
-from headstock.progress import Bars
+from headstock.progress import UseTqdm, prompt_bar
 from headstock.sampling_params import SamplingParams
 from headstock.text.chat import Message
 from headstock.text.prompt import Prompt, PromptInput, as_list
@@ -76,13 +76,14 @@ class LLM:
         self,
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: Params = None,
-        use_tqdm: bool = False,
+        use_tqdm: UseTqdm = False,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """The answers to the prompts, in their order. All are checked before any runs.
 
         Prompts of lower `priority` go first and, where seats or pages are short, take those of others (0 by default).
-        An answer that fails while it runs has finish_reason "error", and the others go on.
+        An answer that fails while it runs has finish_reason "error", and the others go on. `use_tqdm` draws a bar on
+        standard error: True with `tqdm.auto`, a callable with what it makes.
         raises: RequestError naming the prompt at fault, EngineDied
         """
         return self.run(self.intake.jobs(as_list(prompts), sampling_params, priority), use_tqdm=use_tqdm)
@@ -91,7 +92,7 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
-        use_tqdm: bool = False,
+        use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
         """As `generate`, of one conversation or several through the model's chat template.
 
@@ -165,13 +166,11 @@ class LLM:
         self.check_open()
         self.loop.reset_prefix_cache()
 
-    def run(self, jobs: Sequence[Job], *, use_tqdm: bool = False) -> list[RequestOutput]:
-        """The results of `jobs`, in their order.   raises: EngineDied"""
-        ended = 0
-        with Bars(shown=use_tqdm) as bars, closing(self.events(jobs, eager=False)) as events:
-            for job, _ in events:
-                ended += job.ended
-                bars.report("prompts", ended, len(jobs))
+    def run(self, jobs: Sequence[Job], *, use_tqdm: UseTqdm = False) -> list[RequestOutput]:
+        """The results of `jobs`, in their order.   raises: UsageError, EngineDied"""
+        with prompt_bar(use_tqdm, len(jobs)) as advance, closing(self.events(jobs, eager=False)) as events:
+            for job, piece in events:
+                advance(job.ended, piece.num_output_tokens)
         return [job.result() for job in jobs]
 
     def events(self, jobs: Sequence[Job], *, eager: bool = True) -> Generator[tuple[Job, RequestOutput], None, None]:

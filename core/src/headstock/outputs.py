@@ -80,6 +80,11 @@ class RequestOutput:
         return all(output.finish_reason is not None for output in self.outputs)
 
     @property
+    def num_output_tokens(self) -> int:
+        """Tokens in all its answers."""
+        return sum(len(output.token_ids) for output in self.outputs)
+
+    @property
     def sound(self) -> bool:
         """Whether no answer in it failed."""
         return all(output.error is None for output in self.outputs)

@@ -1,13 +1,17 @@
-"""Progress bars on standard error, when it is a terminal."""
+"""Progress bars on standard error: the command line's on a terminal only, tqdm's for Python."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
+
+from headstock.errors import UsageError, kind
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -37,8 +41,11 @@ class Bars:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
             self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
 
-    def report(self, stage: str, done: int, total: int) -> None:
-        """Set the bar of `stage` to `done` of `total`; what comes after a comma in its name may change on the way."""
+    def report(self, stage: str, done: int, total: int, tokens: int = 0) -> None:
+        """Set the bar of `stage` to `done` of `total`, with the rate of `tokens` since it began, if there are any.
+
+        What comes after a comma in the stage's name may change on the way.
+        """
         if self.progress is None:
             return
         name = stage.partition(",")[0]
@@ -46,7 +53,7 @@ class Bars:
             bar = self.progress.add_task(stage, total=total, amount="")
             self.stages[name] = Stage(bar, time.monotonic())
         seconds = time.monotonic() - self.stages[name].began
-        text = amount(name, done, total, seconds)
+        text = amount(name, done, total, seconds, tokens)
         self.progress.update(self.stages[name].bar, description=stage, completed=done, total=total, amount=text)
 
     def __enter__(self) -> Bars:
@@ -59,10 +66,62 @@ class Bars:
             self.progress.stop()
 
 
-def amount(stage: str, done: int, total: int, seconds: float) -> str:
-    """How much of a stage is done, in words; bytes with their rate over `seconds`."""
+def amount(stage: str, done: int, total: int, seconds: float, tokens: int = 0) -> str:
+    """How much of a stage is done after `seconds`, in words, and how long the rest takes at that rate.
+
+    Bytes come with their rate, and so do `tokens` where there are any.
+    """
+    rest = f", {clock(seconds * (total - done) / done)} left" if 0 < done < total and seconds >= 1 else ""
     if stage not in BYTES:
-        return f"{done} of {total}"
+        rate = f", {tokens / seconds:.1f} tokens/s" if tokens and seconds > 0 else ""
+        return f"{done} of {total}{rate}{rest}"
     unit, size = ("GB", 1e9) if total >= 1e9 else ("MB", 1e6)
     rate = f", {done / seconds / size:.2f} {unit}/s" if seconds > 0 else ""
-    return f"{done / size:.2f} of {total / size:.2f} {unit}{rate}"
+    return f"{done / size:.2f} of {total / size:.2f} {unit}{rate}{rest}"
+
+
+def clock(seconds: float) -> str:
+    """A time as minutes and seconds, with hours where there are some: 0:07, 12:30, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def tqdm_bar(**options: Any) -> Any:
+    """A bar of tqdm, drawn by a notebook where there is one."""
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]  # not earlier: it looks for notebooks
+
+    return tqdm(**options)
+
+
+UseTqdm = bool | Callable[..., Any]
+"""Whether to draw a bar as tqdm does, or what to make it with in place of `tqdm.auto.tqdm`."""
+
+
+@contextmanager
+def prompt_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[bool, int], None]]:
+    """A tqdm bar of `total` prompts with tokens a second beside it; `advance(ended, tokens)` takes the news of one.
+
+    raises: UsageError
+    """
+    if not isinstance(use_tqdm, bool) and not callable(use_tqdm):
+        raise UsageError(f"use_tqdm must be True, False or a callable that makes a bar, got {kind(use_tqdm)}")
+    if use_tqdm is False:
+        yield lambda ended, tokens: None
+        return
+    make_bar = tqdm_bar if use_tqdm is True else use_tqdm
+    bar = make_bar(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
+    count, began = 0, time.monotonic()
+
+    def advance(ended: bool, tokens: int) -> None:
+        """Count one prompt's news."""
+        nonlocal count
+        count += tokens
+        if ended:
+            bar.postfix = f"{count / max(time.monotonic() - began, 1e-9):.1f} tokens/s"
+            bar.update(1)
+
+    try:
+        yield advance
+    finally:
+        bar.close()

@@ -80,7 +80,7 @@ def record(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
         "max_tokens": output.max_tokens,
-        "timings": timings(output.metrics, count(output)),
+        "timings": timings(output.metrics, output.num_output_tokens),
         "usage": {
             "prompt_tokens": len(output.prompt_token_ids),
             "completion_tokens": len(answer.token_ids),
@@ -106,11 +106,6 @@ def table(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
     ]
 
 
-def count(output: RequestOutput) -> int:
-    """Tokens in all answers."""
-    return sum(len(answer.token_ids) for answer in output.outputs)
-
-
 def timings(metrics: RequestMetrics, tokens: int) -> dict[str, float | None]:
     """Seconds to the first token and to the end, and tokens a second over all of it."""
     total = metrics.total
@@ -131,7 +126,7 @@ def footer(output: RequestOutput, tokens: int) -> str:
 
 def total(outputs: Sequence[RequestOutput], asked: int) -> str:
     """One line about the results of a batch of which `asked` prompts were to be answered."""
-    tokens = sum(map(count, outputs))
+    tokens = sum(output.num_output_tokens for output in outputs)
     metrics = [output.metrics for output in outputs]
     seconds = max(each.end or 0.0 for each in metrics) - min(each.arrival for each in metrics)
     preemptions = sum(each.preemptions or 0 for each in metrics)

@@ -45,10 +45,11 @@ class Batch:
             return self.stream(jobs[0])
         try:
             with Bars(shown=not self.quiet) as bars:
-                ended = 0
-                for job, _ in self.llm.events(jobs, eager=False):
+                ended = tokens = 0
+                for job, piece in self.llm.events(jobs, eager=False):
                     ended += job.ended
-                    bars.report("prompts", ended, len(jobs))
+                    tokens += piece.num_output_tokens
+                    bars.report("prompts", ended, len(jobs), tokens)
                     while waiting and waiting[0][2].ended:
                         self.show(*waiting.pop(0))
         except BrokenPipeError:  # nobody reads the rest
