@@ -213,6 +213,7 @@ def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() ->
         timing=timing,
         peak_kv_pages=1,
         cached_tokens=0,
+        preemptions=0,
         seed=1,
     )
     record = figure.record()
