@@ -27,11 +27,13 @@ T = TypeVar("T")
 class Intake:
     """Makes jobs for `engine`; those that name no seed get one each from a row that `seed` begins.
 
+    `template` takes the place of the model's chat template.
     raises: ModelError
     """
 
-    def __init__(self, engine: Engine, seed: int) -> None:
+    def __init__(self, engine: Engine, seed: int, template: str | None = None) -> None:
         self.engine = engine
+        self.template = template
         self.tokenizer = open_tokenizer(engine.directory)
         wishes = read_generation_config(engine.directory)
         self.defaults = wishes.sampling
@@ -39,9 +41,13 @@ class Intake:
         self.numbers = itertools.count()
         self.seeds = random.Random(seed)
 
-    def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
-        """The prompt that the chat template makes of `messages`.   raises: UsageError, RequestError"""
-        return as_prompt(chat_prompt(self.tokenizer, messages), self.tokenizer, add_special_tokens=False)
+    def chat_prompt(self, messages: Sequence[Message], template: str | None = None) -> Prompt:
+        """The prompt that `template`, the engine's or the model's makes of `messages`.
+
+        raises: UsageError, RequestError, ModelError
+        """
+        text = chat_prompt(self.tokenizer, messages, template=self.template if template is None else template)
+        return as_prompt(text, self.tokenizer, add_special_tokens=False)
 
     def job(self, given: PromptInput, params: SamplingParams | None = None, priority: int = 0) -> Job:
         """The checked prompt; of lower `priority` goes first, as in vLLM.   raises: RequestError"""

@@ -19,7 +19,7 @@ from headstock.job import Job
 from headstock.outputs import RequestOutput
 from headstock.progress import UseTqdm, prompt_bar
 from headstock.sampling_params import SamplingParams
-from headstock.text.chat import Message
+from headstock.text.chat import Message, read_template
 from headstock.text.prompt import Prompt, PromptInput, as_list
 from headstock.text.tokenizer import Tokenizer
 
@@ -62,12 +62,14 @@ class LLM:
     ) -> None:
         self.closed = True
         self.config = asked(model, config, settings)
+        given = self.config.chat_template
+        template = None if given is None else read_template(given)  # before a model is loaded for minutes
         self.engine, self.loop = start(self.config, report)
         self.closed = False
         self.finalizer = weakref.finalize(self, abandon, self.loop, self.config.model)
         self.finalizer.atexit = False  # the system frees all then, and other threads may be gone
         try:
-            self.intake = Intake(self.engine, self.config.seed)
+            self.intake = Intake(self.engine, self.config.seed, template)
         except BaseException:
             self.close()
             raise
@@ -93,14 +95,20 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
         use_tqdm: UseTqdm = False,
+        *,
+        chat_template: str | Path | None = None,
     ) -> list[RequestOutput]:
         """As `generate`, of one conversation or several through the model's chat template.
 
-        raises: UsageError when the model has no template, RequestError, EngineDied
+        `chat_template`, a Jinja template or the name of a file with one, takes its place.
+        raises: UsageError when there is no template, RequestError, ModelError, EngineDied
         """
         several = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
         talks: Sequence[Any] = messages if several else [messages]
-        prompts = [located(index, len(talks), self.chat_prompt, talk) for index, talk in enumerate(talks)]
+        template = None if chat_template is None else read_template(chat_template)
+        prompts = [
+            located(index, len(talks), self.intake.chat_prompt, talk, template) for index, talk in enumerate(talks)
+        ]
         return self.run(self.intake.jobs(prompts, sampling_params), use_tqdm=use_tqdm)
 
     def stream(
@@ -142,12 +150,13 @@ class LLM:
             async for _, piece in events:
                 yield piece
 
-    def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
+    def chat_prompt(self, messages: Sequence[Message], *, chat_template: str | Path | None = None) -> Prompt:
         """The prompt that the chat template makes of `messages`, to give to `generate`, `stream` and the others.
 
-        raises: UsageError when the model has no template, RequestError
+        `chat_template` takes the place of the model's, as in `chat`.
+        raises: UsageError when there is no template, RequestError, ModelError
         """
-        return self.intake.chat_prompt(messages)
+        return self.intake.chat_prompt(messages, None if chat_template is None else read_template(chat_template))
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What is used where none are given: the checkpoint's generation_config.json over SamplingParams()."""

@@ -22,6 +22,7 @@ OTHER_VALUES: dict[str, object] = {
     "dtype": "bfloat16",
     "device": "cpu",
     "load_format": "dummy",
+    "chat_template": "chat.jinja",
     "max_seq_len": 77,
     "attn": "fa,fi",
     "cache_type": "naive",

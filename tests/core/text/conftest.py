@@ -221,7 +221,11 @@ def scripted(byte_level: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., t
     made: list[LLM] = []
 
     def make(
-        directory: Path = byte_level, max_seq_len: int = 256, running: int = 4, **options: object
+        directory: Path = byte_level,
+        max_seq_len: int = 256,
+        running: int = 4,
+        chat_template: str | None = None,
+        **options: object,
     ) -> tuple[LLM, ScriptedLoop]:
         loop = ScriptedLoop(tokenizer.vocab_size, **options)  # type: ignore[arg-type]
         engine = SimpleNamespace(
@@ -232,7 +236,8 @@ def scripted(byte_level: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., t
             close=lambda: None,
             summary=SimpleNamespace(lines=lambda: ["model: scripted"]),
         )
-        llm = LLM(config=EngineConfig(max_running_requests=running), start=lambda config, report: (engine, loop))
+        config = EngineConfig(max_running_requests=running, chat_template=chat_template)
+        llm = LLM(config=config, start=lambda config, report: (engine, loop))
         made.append(llm)
         return llm, loop
 
@@ -251,7 +256,7 @@ def run(scripted: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     def call(*arguments: str, stdin: bytes = b"", absent: bool = False, **options: Any) -> tuple[int, str, str]:
         def load(config: Any, report: Any) -> LLM:
             assert not absent, "no model was to be loaded"
-            return scripted(**options)[0]
+            return scripted(chat_template=config.chat_template, **options)[0]
 
         monkeypatch.setattr("headstock.llm.LLM", load)
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))

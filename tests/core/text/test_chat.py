@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headstock.errors import HeadstockError, ModelError, RequestError, UsageError
-from headstock.text.chat import chat_prompt
+from headstock.text.chat import chat_prompt, read_template
 from headstock.text.tokenizer import Tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -76,7 +76,7 @@ def test_a_model_without_template_says_what_to_do(byte_fallback: Path) -> None:
         ("{{ 1 / 0 }}", ModelError),
         ("{{ raise_exception('no system\nplease') }}", RequestError),
         ("{{ messages[0].a.b }}", RequestError),
-        ("{{ ().__class__.__bases__ }}", RequestError),
+        ("{{ ().__class__.__bases__ }}", ModelError),
         ("{% for i in range(10000000) %}{% endfor %}", ModelError),
     ],
 )
@@ -87,3 +87,45 @@ def test_bad_templates_are_one_line(
     with pytest.raises(kind) as caught:
         chat_prompt(tokenizer, HELLO)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_given_template_takes_the_place_of_the_models_and_of_none(tokenizer: Tokenizer, byte_fallback: Path) -> None:
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    for each in (tokenizer, Tokenizer(byte_fallback)):
+        assert chat_prompt(each, HELLO, template=template) == "[hello]>"
+        assert chat_prompt(each, HELLO, template=template, add_generation_prompt=False) == "[hello]"
+
+
+def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages }}\n")
+    assert read_template(file) == read_template(str(file)) == "{{ messages }}\n"
+    assert read_template("{{ messages[0].content }}") == "{{ messages[0].content }}"
+    assert read_template("{% generation %}{% break %}{% endgeneration %}").startswith("{% generation")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ("chatml", ModelError, "chat_template chatml: cannot be read: No such file or directory; give a file, or a"),
+        ("{% if %}", UsageError, "chat_template: not a Jinja template: Expected an expression, got 'end of statement"),
+        ("{{ a\nb", UsageError, "got 'b' (line 2)"),
+        ("\n \n", UsageError, "chat_template: the template is empty"),
+        (5, RequestError, "chat_template must be text or a path, got int 5"),
+        (Path("/"), ModelError, "chat_template /: cannot be read: Is a directory"),
+    ],
+)
+def test_what_is_no_template_is_named(given: Any, error: type[HeadstockError], said: str) -> None:
+    with pytest.raises(error) as raised:
+        read_template(given)
+    assert said in str(raised.value)
+
+
+def test_a_given_template_runs_in_the_sandbox_and_its_failures_are_its_own(tokenizer: Tokenizer) -> None:
+    for template, said in (
+        ("{{ messages.append(1) }}", "the given chat template does what none may"),
+        ("{{ ''.__class__.__mro__ }}", "the given chat template does what none may"),
+        ("{{ 1 / 0 }}", "the given chat template failed: division by zero; correct it"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            chat_prompt(tokenizer, HELLO, template=template)

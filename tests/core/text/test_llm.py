@@ -227,3 +227,13 @@ def test_importing_headstock_imports_no_torch() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'rich')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=150).returncode == 0
+
+
+def test_llm_chat_takes_a_template_for_one_call_and_the_llm_one_for_all(scripted: Any) -> None:
+    hello = [{"role": "user", "content": "hello"}]
+    llm, _ = scripted(chat_template="<{{ messages[0].content }}>")
+    outputs = [*llm.chat(hello), *llm.chat([hello, hello], chat_template="{{ messages[0].content }}?")]
+    assert [output.prompt for output in outputs] == ["<hello>", "hello?", "hello?"]
+    assert llm.chat_prompt(hello, chat_template="{{ 1 + 1 }}").text == "2"
+    with pytest.raises(UsageError, match="not a Jinja template"):
+        llm.chat(hello, chat_template="{{")

@@ -154,3 +154,18 @@ def test_a_dash_with_nothing_behind_it_is_one_line(run: Run, tmp_path: Path, mon
     (tmp_path / "-").write_text('{"prompt": "not this file"}')
     assert run("--input", "./-", "--quiet", script=hello)[1] == "not this file\n"
     assert run("--input", "-", "--record", "-", stdin=b"\n", absent=True)[2] == said
+
+
+def test_a_chat_template_from_a_flag_makes_a_chat_of_each_prompt(run: Run, tmp_path: Path) -> None:
+    template = "{% for m in messages %}({{ m.content }}){% endfor %}"
+    (tmp_path / "chat.jinja").write_text(template)
+    for given in (template, str(tmp_path / "chat.jinja")):
+        assert run("-p", "fox", "--chat-template", given, "--quiet", script=hello)[1] == "(fox)\n"
+    code, out, err = run("-p", "fox", "--chat-template", "{{", "--quiet", script=hello)
+    assert (code, out) == (2, "") and "chat_template: not a Jinja template" in err
+
+
+def test_a_chat_template_from_the_environment_serves_chats_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADSTOCK_CHAT_TEMPLATE", "{{ messages[0].content }}!")
+    assert run("-p", "fox", "--quiet", script=hello)[1] == "fox\n"
+    assert run("-p", "fox", "--chat", "--quiet", script=hello)[1] == "fox!\n"

@@ -27,9 +27,15 @@ if TYPE_CHECKING:
 EPILOG = """
 A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages", and any sampling parameters of its
 own, such as {"prompt": "Hello", "max_tokens": 20}; "priority" (lower goes first) and "cache_salt" (nothing is shared
-with prompts of another one) too. With no prompt and a terminal, a chat begins. Exit codes: 0 all
-answered, 1 some prompts failed, 2 usage, 3 a broken plugin, 4 a plugin for another contract, 5 cannot run here, 6 a
-model or file cannot be read, 70 the engine died, 130 Ctrl-C, 141 nobody reads the output any more, 143 SIGTERM.
+with prompts of another one) too. With no prompt and a terminal, a chat begins.
+
+exit codes:
+    0  all answered                 6  a model or file cannot be read
+    1  some prompts failed         70  the engine died
+    2  usage                      130  Ctrl-C
+    3  a broken plugin            141  nobody reads the output any more
+    4  a plugin for another SPI   143  SIGTERM
+    5  cannot run here
 """
 
 
@@ -41,7 +47,7 @@ def main(arguments: list[str]) -> int:
         note(f"note: {line}")
     check_flags(asked, resolved)
     start_logs(resolved, quiet=asked.quiet)
-    asks = everything_asked(asked)
+    asks = everything_asked(asked, is_chat=is_chat(asked, resolved))
     if asks is None:
         from headstock.cli.chat import converse
         from headstock.cli.turns import history_path, open_reader
@@ -96,7 +102,12 @@ def check_flags(asked: Namespace, resolved: Resolved) -> None:
         raise UsageError(str(error)) from error
 
 
-def everything_asked(asked: Namespace) -> list[Ask | Bad] | None:
+def is_chat(asked: Namespace, resolved: Resolved) -> bool:
+    """Whether prompts go through the chat template."""
+    return asked.chat or asked.system is not None or resolved.origins["chat_template"].startswith("flag ")
+
+
+def everything_asked(asked: Namespace, *, is_chat: bool) -> list[Ask | Bad] | None:
     """The prompts in their order; None when there are none and a terminal waits.   raises: UsageError, ModelError"""
     asks = from_flags(asked.prompt)
     if asked.input is not None:
@@ -109,7 +120,7 @@ def everything_asked(asked: Namespace) -> list[Ask | Bad] | None:
                 raise UsageError(f"--json needs a prompt: give {PROMPTS}")
             return None
         asks = [from_stdin()]
-    return [as_turns(ask, asked.system) for ask in asks] if asked.chat or asked.system is not None else asks
+    return [as_turns(ask, asked.system) for ask in asks] if is_chat else asks
 
 
 def has_terminal() -> bool:

@@ -67,6 +67,14 @@ class EngineConfig:
         "dummy: random weights of the right shapes",
         group="model",
     )
+    chat_template: str | None = setting(
+        "--chat-template",
+        Text(form="FILE|TEXT", word="auto"),
+        None,
+        "Jinja template of chats in place of the model's; as a flag of run it implies --chat",
+        default_text="auto: the model's",
+        group="model",
+    )
     max_seq_len: int | None = setting(
         "--max-seq-len",
         Integer(least=1, word="auto"),

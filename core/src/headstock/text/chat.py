@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from headstock.errors import HeadstockError, ModelError, RequestError, UsageError, kind, shown
@@ -12,35 +13,98 @@ Message = Mapping[str, Any]
 """One turn: "role" and "content"; content is text or a list of parts {"type": "text", "text": ...}."""
 
 
-def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+TEMPLATE_MARKS = "{}\n"
+"""Characters that a template has and the name of a file has not."""
+
+
+def chat_prompt(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    template: str | None = None,
+    add_generation_prompt: bool = True,
+) -> str:
     """The prompt that the template makes of `messages`, in which special tokens are spelled out already.
 
-    The template runs in transformers' sandbox.
+    `template` takes the place of the model's. Either runs in transformers' sandbox.
     raises: UsageError without a template, RequestError where the messages do not suit it, ModelError where it is broken
     """
     turns = checked_turns(messages)
-    if tokenizer.whole.chat_template is None:
-        raise UsageError("this model has no chat template; give it a plain prompt, or choose a chat model")
+    if template is None and tokenizer.whole.chat_template is None:
+        raise UsageError(
+            "this model has no chat template; give it a plain prompt, a chat_template, or choose a chat model"
+        )
+    options = {} if template is None else {"chat_template": template}
     try:
-        text = tokenizer.whole.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
+        text = tokenizer.whole.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=add_generation_prompt, **options
+        )
     except Exception as error:  # a template can divide by zero or call what is no function
-        raise failure(error, turns) from error
+        raise failure(error, turns, is_given=template is not None) from error
     return str(text)
 
 
-def failure(error: Exception, turns: Sequence[Message]) -> HeadstockError:
-    """What to tell the user of a template that raised."""
-    from jinja2 import TemplateError, TemplateSyntaxError
+def read_template(given: str | Path) -> str:
+    """The template that `given` is, or that the file of this name holds.
 
+    raises: ModelError when the file cannot be read, UsageError when it holds no template, RequestError for a number
+    """
+    if not isinstance(given, str | Path):
+        raise RequestError(f"chat_template must be text or a path, got {kind(given)}", parameter="chat_template")
+    if isinstance(given, str) and any(mark in given for mark in TEMPLATE_MARKS):
+        text, said = given, "chat_template"
+    else:
+        said = f"chat_template {shown(given)}"
+        try:
+            text = Path(given).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ModelError(f"{said}: cannot be read: {reason}; give a file, or a template with {{{{ }}}}") from error
+    check_syntax(text, said)
+    return text
+
+
+def check_syntax(text: str, said: str) -> None:
+    """Raise UsageError unless `text` is a template; `said` is how the user put it."""
+    from jinja2 import TemplateSyntaxError, nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """The tag by which templates mark what an assistant says; transformers knows it."""
+
+        tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    if not text.strip():
+        raise UsageError(f"{said}: the template is empty")
+    try:
+        ImmutableSandboxedEnvironment(extensions=[Generation, "jinja2.ext.loopcontrols"]).parse(text)
+    except TemplateSyntaxError as error:
+        raise UsageError(f"{said}: not a Jinja template: {shown(error.message)} (line {error.lineno})") from error
+
+
+def failure(error: Exception, turns: Sequence[Message], *, is_given: bool) -> HeadstockError:
+    """What to tell the user of a template that raised: one that was given, or the model's."""
+    from jinja2 import TemplateError, TemplateSyntaxError
+    from jinja2.exceptions import SecurityError
+
+    whose, repair = ("the given", "correct it") if is_given else ("the model's", "correct the checkpoint")
     if isinstance(error, TemplateSyntaxError):
-        return ModelError(f"the model's chat template is broken: {shown(error)}; correct the checkpoint")
+        return ModelError(f"{whose} chat template is broken: {shown(error)}; {repair}")
+    if isinstance(error, SecurityError):
+        return ModelError(f"{whose} chat template does what none may: {shown(error)}; {repair}")
     bare = next((index for index, turn in enumerate(turns) if turn["content"] is None), None)
     if bare is not None:
-        reason = f"messages[{bare}] has tool_calls and no content, which the model's chat template cannot write"
+        reason = f"messages[{bare}] has tool_calls and no content, which {whose} chat template cannot write"
         return RequestError(f"{reason}; give it a content", parameter="messages")
     if isinstance(error, TemplateError):  # also what a template itself raises about the messages
         return RequestError(f"the chat template refuses these messages: {shown(error)}", parameter="messages")
-    return ModelError(f"the model's chat template failed: {shown(error)}; correct the checkpoint")
+    return ModelError(f"{whose} chat template failed: {shown(error)}; {repair}")
 
 
 def checked_turns(messages: object) -> list[dict[str, Any]]:
