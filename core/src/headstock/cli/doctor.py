@@ -19,13 +19,18 @@ model that cannot be read, or 5 for whatever else has to be repaired.
 
 def main(arguments: list[str]) -> int:
     """Run `headstock doctor ARGUMENTS`; 0 when nothing failed, else as `run` would end, or 5.   raises: UsageError"""
-    about = "What works on this machine, and whether the model can be served as the flags ask; WARN is no obstacle."
-    parser = FlagParser(prog="headstock doctor", description=about, epilog=EPILOG)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    add_engine_flags(parser)
-    asked = parser.parse_args(arguments)
+    asked = parser().parse_args(arguments)
     found = examine(resolve(asked, os.environ).engine)
     return exit_code(show_json(list(found)) if asked.json else show(found))
+
+
+def parser() -> FlagParser:
+    """The parser of `headstock doctor`."""
+    about = "What works on this machine, and whether the model can be served as the flags ask; WARN is no obstacle."
+    root = FlagParser(prog="headstock doctor", description=about, epilog=EPILOG)
+    root.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_engine_flags(root)
+    return root
 
 
 def exit_code(found: Iterable[Finding]) -> int:

@@ -21,6 +21,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "plugins": "what is installed, and what one plugin says of itself",
         "config": "the settings in effect and where each came from; the presets",
         "doctor": "what works on this machine, and what to do about the rest",
+        "completion": "a script with which bash, zsh or fish completes verbs and flags",
     }
 )
 """Verb -> summary; its module is `headstock.cli.VERB`."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, NoReturn
 
 from headstock.config.catalog import CONFIG, PRESET, Name, engine_settings, sampling_settings
@@ -26,11 +28,25 @@ TITLES = {
 }
 
 
+class Help(argparse.HelpFormatter):
+    """Breaks lines between words alone, so that a flag can be searched for, and keeps indented lines of an epilog."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for is_kept, group in groupby(text.strip().splitlines(), key=lambda line: not line or line.startswith(" ")):
+            block = list(group)
+            lines += block if is_kept else textwrap.wrap(" ".join(block), width, break_on_hyphens=False)
+        return "\n".join(indent + line if line else line for line in lines)
+
+
 class FlagParser(argparse.ArgumentParser):
     """A parser whose errors are one-line UsageErrors, with a suggestion for an unknown flag. It never abbreviates."""
 
     def __init__(self, usage: str = "%(prog)s [options]", **options: Any) -> None:
-        super().__init__(allow_abbrev=False, usage=usage, **options)
+        super().__init__(allow_abbrev=False, usage=usage, **{"formatter_class": Help, **options})
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see '{self.prog} --help'")

@@ -1,0 +1,107 @@
+"""`headstock completion`: a script with which a shell completes verbs, flags and their values."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from headstock import registry
+from headstock.cli.main import VERBS
+from headstock.config.catalog import CONFIG, PRESET, engine_settings, sampling_settings
+from headstock.config.flags import DEST, FlagParser
+from headstock.config.kinds import Choice, Switch
+from headstock.config.presets import PRESETS
+from headstock.config.setting import Setting
+
+SHELLS = ("bash", "zsh", "fish")
+
+EPILOG = """
+to install, where DIR is a folder of zsh's $fpath:
+  headstock completion bash > \\
+    ~/.local/share/bash-completion/completions/headstock
+  headstock completion zsh > DIR/_headstock
+  headstock completion fish > ~/.config/fish/completions/headstock.fish
+
+Values name the plugins that are installed now, so make the script anew after installing one.
+"""
+
+NAMED_BY: Mapping[str, str] = MappingProxyType(
+    {
+        "attn": "attention",
+        "cache_type": "cache",
+        "scheduler": "scheduler",
+        "runner": "runner",
+        "ops": "ops",
+        "executor": "executor",
+        "model": "checkpoint",
+    }
+)
+"""Setting -> the kind of plugin that its values name."""
+
+FILES = ("file", "input", "output", "history", "timeline", "html", DEST + "config", DEST + "record")
+"""What names a file, as a parser calls it."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run `headstock completion ARGUMENTS` and return the exit code.   raises: UsageError"""
+    import shtab
+
+    asked = parser().parse_args(arguments)
+    print(shtab.complete(whole_parser(), asked.shell))
+    return 0
+
+
+def parser() -> FlagParser:
+    """The parser of `headstock completion`."""
+    about = "Print a script with which a shell completes verbs, flags and their values."
+    root = FlagParser(prog="headstock completion", usage="%(prog)s SHELL", description=about, epilog=EPILOG)
+    root.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+    return root
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """A parser of every verb, whose actions know what completes them; it completes and never parses."""
+    root = FlagParser(prog="headstock", usage="%(prog)s VERB [options]")
+    root.add_argument("-v", "--verbose", action="store_true", help="show where an error came from")
+    root.add_argument("-V", "--version", action="store_true", help="print the version")
+    verbs = root.add_subparsers(dest="verb")
+    for verb, summary in VERBS.items():
+        verbs.add_parser(verb, help=summary, usage="")
+        verbs.choices[verb] = importlib.import_module(f"headstock.cli.{verb}").parser()
+        mark_values(verbs.choices[verb])
+    for plugin in registry.installed("command"):
+        verbs.add_parser(plugin.name, help=f"of {plugin.distribution}", usage="")
+    return root
+
+
+def mark_values(parser: argparse.ArgumentParser) -> None:
+    """Tell each action of a parser what its values are, where that is known.   writes: the parser's actions"""
+    import shtab
+
+    settings = {DEST + each.key: each for each in (CONFIG, PRESET, *engine_settings().values())}
+    settings |= {DEST + each.key: each for each in sampling_settings().values()}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                mark_values(inner)
+        elif action.dest in FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads it
+        elif action.dest in settings and action.nargs != 0 and (values := values_of(settings[action.dest])):
+            action.choices = tuple(values)
+
+
+def values_of(setting: Setting) -> Iterable[str]:
+    """The values of a setting that can be named; none for numbers and texts."""
+    match setting.kind:
+        case Choice(names=names):
+            return names
+        case Switch():
+            return ("on", "off")
+    if setting.key == PRESET.key:
+        return tuple(PRESETS)
+    if setting.key in NAMED_BY:
+        automatic = ("auto",) if setting.default == "auto" else ()
+        return (*automatic, *sorted({each.name for each in registry.installed(NAMED_BY[setting.key])}))
+    return ()

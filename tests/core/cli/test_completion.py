@@ -1,0 +1,76 @@
+"""The scripts of `headstock completion`, and bash completing with its own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import pexpect
+import pytest
+
+from headstock.cli.completion import SHELLS, main
+from headstock.cli.main import VERBS
+from headstock.config.catalog import CONFIG, PRESET, engine_settings, sampling_settings
+from headstock.errors import UsageError
+
+READY = "ready-for-more> "
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_has_every_verb_and_flag_and_the_names_of_plugins(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([shell]) == 0
+    script = capsys.readouterr().out
+    settings = (CONFIG, PRESET, *engine_settings().values(), *sampling_settings().values())
+    flags = [setting.flag for setting in settings]
+    words = set(re.findall(r"[\w-]+", script))
+    for each in (*VERBS, *flags, "--timeline", "--input", "inspect", "radix", "prefill-first", "low-latency"):
+        assert each in words or each.lstrip("-") in words, each
+
+
+@pytest.mark.parametrize("arguments", [[], ["tcsh"], ["bash", "zsh"]])
+def test_another_shell_is_a_usage_error(arguments: list[str]) -> None:
+    with pytest.raises(UsageError):
+        main(arguments)
+
+
+@pytest.fixture(scope="module")
+def bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pexpect.spawn]:
+    """An interactive bash that has read the script."""
+    folder = tmp_path_factory.mktemp("completion")
+    (folder / "prompts.jsonl").write_text("")
+    with (folder / "script").open("w") as script, contextlib.redirect_stdout(script):
+        assert main(["bash"]) == 0
+    shell = pexpect.spawn("bash", ["--norc", "--noprofile", "-i"], encoding="utf-8", cwd=str(folder), timeout=30)
+    shell.sendline(f"bind 'set enable-bracketed-paste off'; PS1='{READY[:5]}''{READY[5:]}'")
+    shell.expect(READY)
+    shell.sendline("source ./script")
+    shell.expect(READY)
+    yield shell
+    shell.close()
+
+
+def completed(shell: pexpect.spawn, line: str) -> str:
+    """The line that bash makes of `line` and the Tab key."""
+    shell.send(f"{line}\t")
+    shell.send("\x01echo '\x05'\r")  # Ctrl-A, Ctrl-E: the line becomes the text of an echo
+    shell.expect(rf"\n'?(headstock .*?)\r\n.*{READY}")
+    return str(shell.match[1])
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("headstock doc", "headstock doctor "),
+        ("headstock run --max-tok", "headstock run --max-tokens "),
+        ("headstock run --scheduler pref", "headstock run --scheduler prefill-first "),
+        ("headstock run --overlap of", "headstock run --overlap off "),
+        ("headstock config sho", "headstock config show "),
+        ("headstock run --preset low", "headstock run --preset low-latency "),
+        ("headstock run --input promp", "headstock run --input prompts.jsonl "),
+    ],
+)
+def test_bash_completes(bash: pexpect.spawn, line: str, wanted: str) -> None:
+    assert completed(bash, line) == wanted
