@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pexpect
 
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[=>]|\r")
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[=>]")
 """What moves the cursor or changes the colour, and shows nothing."""
 
 PROMPTS = r"\x1b\[\?2004h"
@@ -33,4 +33,5 @@ def shown(*arguments: str, columns: int = 80) -> tuple[int, list[str]]:
     process.close()
     code = process.exitstatus
     assert isinstance(code, int)
-    return code, [line.rstrip() for line in CONTROL.sub("", text).splitlines()]
+    written = (CONTROL.sub("", line.rstrip("\r")) for line in text.split("\n"))
+    return code, [line.rpartition("\r")[2].rstrip() for line in written]  # a bar is drawn over the one before it

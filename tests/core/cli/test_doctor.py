@@ -88,7 +88,7 @@ def test_the_exit_code_is_that_of_run_with_the_same_flags(
 def test_hints_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     found = [warned("nvcc", "not found", "install it")]
     assert show(iter(found)) == found
-    assert "WARN  nvcc                      not found  (install it)\n0 PASS, 1 WARN, 0 FAIL" in capsys.readouterr().out
+    assert "WARN  nvcc                       not found  (install it)\n0 PASS, 1 WARN, 0 FAIL" in capsys.readouterr().out
 
 
 def spec(**changes: object) -> OpsSpec:

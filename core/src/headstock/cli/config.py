@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
+from headstock.cli.answers import note
+from headstock.cli.tables import print_table
 from headstock.config.catalog import engine_settings, sampling_settings
 from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
@@ -50,13 +53,10 @@ def show_settings(resolved: Resolved, *, as_json: bool) -> None:
         settings = {key: entry(value, resolved.origins[key]) for key, value in effective(resolved).items()}
         print(json.dumps({"settings": settings, "notes": resolved.notes}, indent=2))
         return
-    rows = [("SETTING", "VALUE", "ORIGIN")]
-    rows += [(key, text(key, value), resolved.origins[key]) for key, value in effective(resolved).items()]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for key, value, origin in rows:
-        print(f"{key:{widths[0]}}  {value:{widths[1]}}  {origin}")
-    for note in resolved.notes:
-        print(f"note: {note}")
+    rows = [(key, text(key, value), resolved.origins[key]) for key, value in effective(resolved).items()]
+    print_table(("SETTING", "VALUE", "ORIGIN"), rows, sys.stdout)
+    for line in resolved.notes:
+        note(f"note: {line}")
 
 
 def effective(resolved: Resolved) -> dict[str, Value]:
@@ -74,7 +74,7 @@ def entry(value: Value, origin: str) -> dict[str, object]:
 def text(key: str, value: Value) -> str:
     """A value as the table shows it."""
     if key in engine_settings():
-        return engine_settings()[key].kind.show(value)
+        return engine_settings()[key].kind.show(value) or "none"
     setting = sampling_settings()[key]
     return setting.default_text if value is None else setting.kind.show(value)
 
@@ -90,7 +90,5 @@ def show_presets(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps({name: dict(values) for name, values in PRESETS.items()}, indent=2))
         return
-    for name, values in PRESETS.items():
-        print(name)
-        for key, value in values.items():
-            print(f"  {key:22}  {show(key, value)}")
+    rows = [(name, key, show(key, value)) for name, values in PRESETS.items() for key, value in values.items()]
+    print_table(("PRESET", "SETTING", "VALUE"), rows, sys.stdout)

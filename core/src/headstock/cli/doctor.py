@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 
+from headstock.cli.tables import fold, terminal_width
 from headstock.config.flags import FlagParser, add_engine_flags, resolve
 from headstock.doctor import Finding, Status, examine
 from headstock.errors import CannotRun
@@ -15,6 +17,10 @@ EPILOG = """
 Exit codes: 0 nothing failed; otherwise the one with which 'headstock run' would refuse these flags, such as 6 for a
 model that cannot be read, or 5 for whatever else has to be repaired.
 """
+
+
+SUBJECT = 25
+"""Characters of the longest subject, "model Qwen3MoeForCausalLM"."""
 
 
 def main(arguments: list[str]) -> int:
@@ -48,9 +54,11 @@ def show_json(found: list[Finding]) -> list[Finding]:
 def show(found: Iterable[Finding]) -> list[Finding]:
     """Print the findings, each at once, and how many there are of each status; the same findings."""
     printed = []
+    width = terminal_width(sys.stdout)
     for each in found:
         hint = f"  ({each.hint})" if each.hint else ""
-        print(f"{each.status.value}  {each.subject:24}  {each.text}{hint}", flush=True)
+        line = f"{each.status.value}  {each.subject:{SUBJECT}}  {each.text}{hint}"
+        print(fold(line, width, SUBJECT + 8), flush=True)
         printed.append(each)
     counts = Counter(each.status for each in printed)
     print(", ".join(f"{counts[status]} {status.value}" for status in Status))

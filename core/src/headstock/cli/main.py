@@ -123,7 +123,8 @@ def usage() -> str:
             *lines,
             "",
             "Installed plugins can add verbs: 'headstock plugins list command' names them.",
-            "'headstock VERB --help' shows a verb's options; -v shows where an error came from; --version.",
+            "'headstock VERB --help' shows a verb's options, -v where an error came from,",
+            "--version the version.",
         ]
     )
 

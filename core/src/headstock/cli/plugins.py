@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
+from operator import itemgetter
 from typing import Any
 
 import attrs
 
 from headstock import registry
 from headstock.cli.answers import note
+from headstock.cli.tables import fold, print_table, terminal_width
 from headstock.config.flags import FlagParser
 from headstock.errors import HeadstockError, UsageError
 from headstock.registry import Installed
@@ -69,8 +73,23 @@ def show_list(plugins: tuple[Installed, ...], *, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
         return
     header = ("KIND", "NAME", "DISTRIBUTION", "VERSION", "TARGET", "STATUS")
-    print_table([header, *((*(row[title.lower()] for title in header[:-1]), status(row)) for row in rows)])
+    width = terminal_width(sys.stdout)
+    state = status if width is None else itemgetter("status")  # hints are long: a terminal has them below
+    cells = [(*(row[title.lower()] for title in header[:-1]), state(row)) for row in rows]
+    print_table(header, cells, sys.stdout, spare="TARGET")
+    if width is not None:
+        show_hints(rows, width)
     note("'headstock doctor' says what of this can run on this machine")
+
+
+def show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
+    """Print what completes each plugin that is incomplete, in lines of `width`."""
+    hints = {f"{row['kind']} {row['name']}": row["hint"] for row in rows if row["hint"]}
+    widest = max(map(len, hints), default=0)
+    if hints:
+        print("\nto complete them:")
+    for name, hint in hints.items():
+        print(fold(f"  {name:{widest}}  {hint}", width, widest + 4))
 
 
 def listed(plugin: Installed, hint: str) -> dict[str, str]:
@@ -90,12 +109,17 @@ def show_plugin(plugin: Installed, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=2))
         return
+    width = terminal_width(sys.stdout)
     for title, value in facts.items():
         if isinstance(value, dict):
             print(f"\n{title}")
-            print_table([(f"  {name}", shown(each)) for name, each in value.items()] or [("  none",)])
+            widest = max(map(len, value), default=0)
+            for name, each in value.items():
+                print(fold(f"  {name:{widest}}  {shown(each)}", width, widest + 4).rstrip())
+            if not value:
+                print("  none")
         else:
-            print(f"{title:16}{shown(value)}")
+            print(fold(f"{title:16}{shown(value)}", width, 16))
 
 
 def describe(plugin: Installed) -> dict[str, Any]:
@@ -185,10 +209,3 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return str(value)
-
-
-def print_table(rows: list[tuple[Any, ...]]) -> None:
-    """Print rows in columns as wide as their widest cell."""
-    widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(f"{cell!s:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,97 @@
+"""Tables: within a terminal's width, and one record a line elsewhere."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+from terminal import CONTROL, shown
+
+from headstock.cli.tables import fold, print_table, terminal_width
+
+HEADER = ("NAME", "TARGET", "WHAT")
+ROWS = [("a", "module:spec", "short"), ("longer", "x", "a sentence of words " * 8), ("[b]", "y", 7)]
+
+
+def piped(*arguments: str) -> list[str]:
+    """The lines of a command that nobody reads on a terminal."""
+    command = [sys.executable, "-m", "headstock", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
+    assert "\x1b" not in done.stdout
+    return done.stdout.splitlines()
+
+
+def test_without_a_terminal_a_record_is_one_line_in_columns() -> None:
+    stream = io.StringIO()
+    print_table(HEADER, ROWS, stream, spare="TARGET")
+    assert stream.getvalue().splitlines() == [
+        "NAME    TARGET       WHAT",
+        "a       module:spec  short",
+        "longer  x            " + ("a sentence of words " * 8).rstrip(),
+        "[b]     y            7",
+    ]
+
+
+class Terminal(io.StringIO):
+    """A terminal whose width the environment says."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("columns", "has_target"), [(40, False), (300, True)])
+def test_on_a_terminal_cells_are_broken_between_words_and_the_spare_column_is_left_out_where_it_is_narrow(
+    monkeypatch: pytest.MonkeyPatch, columns: int, has_target: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    print_table(HEADER, ROWS, stream, spare="TARGET")
+    text = CONTROL.sub("", stream.getvalue())
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert ("TARGET" in lines[0], "module:spec" in text) == (has_target, has_target)
+    assert any(line.startswith("[b]") for line in lines)
+    assert text.split().count("sentence") == 8
+
+
+def test_a_line_is_folded_between_words_with_its_continuation_indented() -> None:
+    line = "plugins   attention sdpa | cache radix --no-overlap"
+    assert fold(line, None, 10) == fold(line, 80, 10) == line
+    assert fold(line, 38, 10) == "plugins   attention sdpa | cache radix\n          --no-overlap"
+    assert fold("see a-path-that-is-longer/than-the-line", 20, 2) == "see\n  a-path-that-is-longer/than-the-line"
+
+
+def test_the_width_is_the_terminals_or_what_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert terminal_width(io.StringIO()) is None and terminal_width(Terminal()) is None
+    monkeypatch.setenv("COLUMNS", "57")
+    assert terminal_width(io.StringIO()) is None and terminal_width(Terminal()) == 57
+    monkeypatch.setenv("COLUMNS", "3")
+    assert terminal_width(Terminal()) is None
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["plugins list", "plugins inspect radix", "config show", "config presets", "run --help", "--help", "doctor"],
+)
+def test_a_terminal_of_80_columns_shows_no_longer_line_and_a_pipe_the_same_records(command: str) -> None:
+    code, lines = shown(*command.split())
+    assert code == 0
+    assert [line for line in lines if len(line) > 80] == []
+    starts = [line.split()[:2] for line in piped(*command.split()) if line and not line.startswith(" ")]
+    seen = [line.split()[:2] for line in lines]
+    assert [start for start in starts if start not in seen] == []
+
+
+def test_a_run_on_a_terminal_says_what_it_is_made_of_within_80_columns() -> None:
+    code, lines = shown("run", "-p", "12 + 30 =", "--num-pages", "256", "--temperature", "0")
+    assert code == 0 and "12 + 30 = 42." in lines
+    assert [line for line in lines if len(line) > 80] == []
+    (number,) = (number for number, line in enumerate(lines) if line.startswith("plugins   attention sdpa | "))
+    assert lines[number + 1].startswith(" " * 10) and "ops " in lines[number] + lines[number + 1]
+
+
+def test_one_line_in_a_pipe_is_one_preset_setting() -> None:
+    assert "debug               overlap               off" in piped("config", "presets")
