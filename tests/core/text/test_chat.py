@@ -10,7 +10,7 @@ import pytest
 
 from headstock.errors import HeadstockError, ModelError, RequestError, UsageError
 from headstock.text.chat import chat_prompt, read_template
-from headstock.text.tokenizer import Tokenizer
+from headstock.text.tokenizer import NoTokenizer, Tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -129,3 +129,8 @@ def test_a_given_template_runs_in_the_sandbox_and_its_failures_are_its_own(token
     ):
         with pytest.raises(ModelError, match=said):
             chat_prompt(tokenizer, HELLO, template=template)
+
+
+def test_without_a_tokenizer_no_template_is_blamed() -> None:
+    with pytest.raises(ModelError, match=r"^there is no tokenizer$"):
+        chat_prompt(NoTokenizer("there is no tokenizer"), HELLO, template="{{ messages }}")

@@ -28,17 +28,16 @@ def chat_prompt(
 
     `template` takes the place of the model's. Either runs in transformers' sandbox.
     raises: UsageError without a template, RequestError where the messages do not suit it, ModelError where it is broken
+    or there is no tokenizer
     """
-    turns = checked_turns(messages)
-    if template is None and tokenizer.whole.chat_template is None:
+    turns, whole = checked_turns(messages), tokenizer.whole
+    if template is None and whole.chat_template is None:
         raise UsageError(
             "this model has no chat template; give it a plain prompt, a chat_template, or choose a chat model"
         )
     options = {} if template is None else {"chat_template": template}
     try:
-        text = tokenizer.whole.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=add_generation_prompt, **options
-        )
+        text = whole.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt, **options)
     except Exception as error:  # a template can divide by zero or call what is no function
         raise failure(error, turns, is_given=template is not None) from error
     return str(text)
