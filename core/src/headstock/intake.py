@@ -58,6 +58,9 @@ class Intake:
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError(f"stop needs text; {self.tokenizer.reason} and stop_token_ids", "stop")
         vocab, longest = self.engine.model.vocab, self.engine.max_seq_len
+        if prompt.text is not None and max(prompt.tokens, default=0) >= vocab:
+            made = f"the tokenizer makes token {max(prompt.tokens)} of this text"
+            raise RequestError(f"{made}, and the model knows {vocab}: is it the model's own tokenizer?", "prompt")
         check_prompt(prompt.tokens, vocab=vocab, max_seq_len=longest)
         check_ids(params.stop_token_ids, "stop_token_ids", vocab)
         check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)

@@ -75,6 +75,9 @@ def test_the_exit_code_is_5_when_something_failed(
         ["--attn", "nope"],
         ["--attn", "sdpa", "--page-size", "16", "--ops", "nope"],
         ["--device", "cpu", "--attn", "fi"],
+        ["--model", "owner/name"],
+        ["--model", "https://huggingface.co/owner/name"],
+        ["--model", "no-such-model", "--device", "cuda"],
     ],
 )
 def test_the_exit_code_is_that_of_run_with_the_same_flags(
@@ -160,7 +163,7 @@ def test_a_kind_without_any_plugin_is_a_failure(monkeypatch: pytest.MonkeyPatch)
 
 
 def checkpoint(folder: Path, weights: bytes) -> Path:
-    """A directory with a configuration and one file of weights."""
+    """A directory with the configuration of an architecture that nobody serves, and one file of weights."""
     (folder / "config.json").write_text('{"architectures": ["X"]}', encoding="utf-8")
     (folder / "model.safetensors").write_bytes(weights)
     return folder
@@ -177,8 +180,8 @@ WHOLE = struct.pack("<Q", len(HEADER)) + HEADER + bytes(8)
 def test_weights_are_read_as_far_as_their_header(tmp_path: Path, weights: bytes, status: str) -> None:
     found = list(examine_parts(EngineConfig(model=str(checkpoint(tmp_path, weights)))))
     by_subject = statuses(found)
-    assert by_subject["config.json"] == "PASS"
-    assert by_subject["weights" if status == "PASS" else "checkpoint"] == status
+    assert by_subject["config.json"] == "FAIL"  # nobody serves X
+    assert by_subject["weights"] == status
     assert by_subject["tokenizer"] == "FAIL"  # there is none
 
 
@@ -186,7 +189,98 @@ def test_no_weights_and_no_directory(tmp_path: Path) -> None:
     checkpoint(tmp_path, WHOLE).joinpath("model.safetensors").unlink()
     assert statuses(list(examine_parts(EngineConfig(model=str(tmp_path)))))["weights"] == "FAIL"
     found = list(examine_parts(EngineConfig(model=str(tmp_path / "none"))))
-    assert found[-1].status is Status.FAIL and "no such directory" in found[-1].text
+    assert found[-1].status is Status.FAIL and "no model directory" in found[-1].text
+
+
+DEMO = Path(registry.spec("checkpoint", "demo").directory)
+
+
+def copy_demo(folder: Path, **changes: Any) -> Path:
+    """The demo model in `folder`: files with other contents, or without those whose contents are None."""
+    for file in DEMO.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    for stem, content in changes.items():
+        (file,) = folder.glob(f"{stem}.*")
+        if content is None:
+            file.unlink()
+        else:
+            file.write_text(content)
+    return folder
+
+
+def change_config(**changes: Any) -> str:
+    """The demo model's config.json with other values."""
+    return json.dumps(json.loads((DEMO / "config.json").read_text()) | changes)
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str, int]] = {
+    "no config": ({"config": None}, "config.json", 6),
+    "bad JSON": ({"config": "{bad"}, "config.json", 6),
+    "a list": ({"config": "[]"}, "config.json", 6),
+    "no architecture": ({"config": change_config(architectures=[])}, "config.json", 6),
+    "unserved": ({"config": change_config(architectures=["Gemma2ForCausalLM"])}, "config.json", 5),
+    "quantized": ({"config": change_config(quantization_config={"bits": 4})}, "config.json", 6),
+    "other shapes": ({"config": change_config(vocab_size=700)}, "weights", 6),
+    "no weights": ({"model": None}, "weights", 6),
+    "damaged weights": ({"model": "x"}, "weights", 6),
+    "no tokenizer": ({"tokenizer": None}, "tokenizer", 6),
+    "damaged tokenizer": ({"tokenizer": "{bad"}, "tokenizer", 6),
+    "bad generation_config.json": ({"generation_config": "{bad"}, "generation_config.json", 6),
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN)
+def test_a_model_that_cannot_be_read_is_one_failure_with_the_code_of_run(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes, subject, code = BROKEN[damage]
+    directory = str(copy_demo(tmp_path, **changes))
+    found = list(examine_parts(EngineConfig(model=directory, device="cpu")))
+
+    assert [(each.subject, each.exit_code) for each in found if each.status is Status.FAIL] == [(subject, code)]
+    assert not any("ModelError" in each.text or "broke off" in each.hint for each in found)
+    flags = ["--model", directory, "--device", "cpu", "--num-pages", "64"]
+    assert main(["doctor", *flags]) == main(["run", "--prompt", "x", "--quiet", *flags]) == code
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("model", ["no-such-model", "config", "demo"])
+def test_what_a_plugin_can_do_here_does_not_depend_on_whether_the_model_can_be_read(model: str, tmp_path: Path) -> None:
+    name = str(copy_demo(tmp_path, config="{bad")) if model == "config" else model
+    found = statuses(list(examine_parts(EngineConfig(model=name, device="cpu"))))
+    cuda = ("attention fa", "attention fi", "attention trtllm", "runner cudagraph", "ops triton")
+    assert {subject: found[subject] for subject in cuda} == dict.fromkeys(cuda, "WARN")
+    assert found["attention sdpa"] == found["runner eager"] == "PASS"
+
+
+def test_a_device_that_is_not_there_is_its_own_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    found = [each for each in examine_parts(EngineConfig(device="cuda")) if each.status is Status.FAIL]
+    assert [(each.subject, each.exit_code) for each in found] == [("device", 5)]
+
+
+def test_a_model_that_is_not_downloaded_yet_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    found = list(examine_parts(EngineConfig(model="owner/name", device="cpu")))
+    assert found[-1].status is Status.WARN and "is not in the cache yet" in found[-1].text
+    assert not any(each.status is Status.FAIL for each in found)
+
+
+def test_a_tokenizer_of_another_model_is_a_warning_and_its_texts_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
+    words = [{**tokenizer["added_tokens"][0], "id": 768 + n, "content": f"<|{n}|>"} for n in range(9)]
+    tokenizer["added_tokens"] += words
+    directory = str(copy_demo(tmp_path, tokenizer=json.dumps(tokenizer)))
+    found = {each.subject: each for each in examine_parts(EngineConfig(model=directory, device="cpu"))}
+    assert found["tokenizer"].status is Status.WARN
+    assert found["tokenizer"].text == "777 tokens, and the model has scores for 768"
+
+    assert main(["run", "--model", directory, "--prompt", "a<|8|>", "--quiet", "--num-pages", "64"]) == 1
+    said = "the tokenizer makes token 776 of this text, and the model knows 768: is it the model's own tokenizer?"
+    assert said in capsys.readouterr().err
 
 
 def test_tools_memory_encoding_and_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

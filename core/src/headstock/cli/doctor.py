@@ -40,9 +40,9 @@ def parser() -> FlagParser:
 
 
 def exit_code(found: Iterable[Finding]) -> int:
-    """0 when nothing failed; else the first code that says more than that something cannot run here."""
+    """0 when nothing failed; else the code that `run` would end with, the first of them, or 5."""
     codes = [each.exit_code for each in found if each.status is Status.FAIL]
-    return next((code for code in codes if code != CannotRun.exit_code), CannotRun.exit_code if codes else 0)
+    return next((code for code in codes if code is not None), CannotRun.exit_code if codes else 0)
 
 
 def show_json(found: list[Finding]) -> list[Finding]:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headstock.config import EngineConfig
-from headstock.doctor.finding import Check, Finding, Status, failed, findings
-from headstock.errors import HeadstockError
+from headstock.doctor.finding import Check, Finding, Status, failed, findings, passed
 
 if TYPE_CHECKING:
-    from headstock.doctor.situation import Situation
+    from headstock.doctor.situation import Model
 
 __all__ = ["Finding", "Status", "examine", "examine_parts"]
 
@@ -34,33 +33,30 @@ def examine(config: EngineConfig) -> Iterator[Finding]:
 
 
 def examine_parts(config: EngineConfig) -> Iterator[Finding]:
-    """All findings about plugins, those that would be chosen, and the model's files."""
-    from headstock.doctor import model, plugins
+    """All findings about plugins, the model, and the plugins that would be chosen, as `run` would meet them."""
+    from headstock.doctor import plugins
 
     try:
-        directory = model.directory_of(config.model)
-    except HeadstockError as error:
-        yield from findings("plugins", lambda: plugins.plugins(lambda spec: ""))
-        yield failed(f"model {config.model}", str(error), "", error.exit_code)
-        return
-    here = look(config, directory)
-    if isinstance(here, Finding):
-        yield from findings("plugins", lambda: plugins.plugins(lambda spec: ""))
-        yield here
-    else:
-        yield from findings("plugins", lambda: plugins.plugins(here.unfit))
-        yield from findings("choice", here.choice)
-    yield from findings("checkpoint", lambda: model.checkpoint(directory))
-    yield from findings("tokenizer", lambda: model.tokenizer(directory))
-
-
-def look(config: EngineConfig, directory: Path) -> Situation | Finding:
-    """The machine and what the model asks of it, or the finding that says why they cannot be known."""
-    try:
-        from headstock.doctor.situation import situation  # which needs torch
-
-        return situation(config, directory)
-    except HeadstockError as error:
-        return failed("choice", str(error), "", error.exit_code)
+        from headstock.doctor.situation import look  # which needs torch
     except (ImportError, OSError) as error:
-        return failed("choice", str(error), "")
+        yield from findings("plugins", lambda: plugins.plugins(lambda spec: ""))
+        yield failed("choice", str(error), "")
+        return
+    situation = look(config)
+    yield from findings("plugins", lambda: plugins.plugins(situation.unfit))
+    yield from situation.problems
+    if situation.model is not None:
+        yield passed("config.json", situation.model.config.architecture)
+        yield from findings("choice", situation.choice)
+    if situation.directory is not None:
+        yield from examine_files(situation.directory, situation.model, dummy=config.load_format == "dummy")
+
+
+def examine_files(directory: Path, model: Model | None, *, dummy: bool) -> Iterator[Finding]:
+    """All findings about the files of a model beside its config.json; `model` is None when that cannot be read."""
+    from headstock.doctor import model as checks
+
+    if not dummy:
+        yield from findings("weights", lambda: checks.weights(directory, model))
+    yield from findings("tokenizer", lambda: checks.tokenizer(directory, model))
+    yield from findings("generation_config.json", lambda: checks.generation(directory))

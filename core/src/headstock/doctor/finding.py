@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
+from typing import TypeVar
 
 from attrs import frozen
 
-from headstock.errors import CannotRun, reason
+from headstock.errors import HeadstockError, reason
+
+T = TypeVar("T")
 
 
 class Status(Enum):
@@ -22,14 +25,14 @@ class Status(Enum):
 class Finding:
     """One line of the doctor's report; `hint` is the next move, empty when there is nothing to do.
 
-    `exit_code`, of a FAIL: with what `headstock run` would end because of it, where that is known.
+    `exit_code`, of a FAIL: with what `headstock run` would end because of it; None when it would not, or may not.
     """
 
     status: Status
     subject: str
     text: str
     hint: str = ""
-    exit_code: int = CannotRun.exit_code
+    exit_code: int | None = None
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -45,7 +48,7 @@ def warned(subject: str, text: str, hint: str) -> Finding:
     return Finding(Status.WARN, subject, text, hint)
 
 
-def failed(subject: str, text: str, hint: str, exit_code: int = CannotRun.exit_code) -> Finding:
+def failed(subject: str, text: str, hint: str, exit_code: int | None = None) -> Finding:
     """A finding that something is broken."""
     return Finding(Status.FAIL, subject, text, hint, exit_code)
 
@@ -55,7 +58,17 @@ def findings(subject: str, check: Check) -> list[Finding]:
     found: list[Finding] = []
     try:
         found.extend(check())
+    except HeadstockError as error:
+        found.append(failed(subject, str(error), "", error.exit_code))
     except (Exception, SystemExit) as error:
-        text, code = reason(error), getattr(error, "exit_code", CannotRun.exit_code)
-        found.append(failed(subject, text, "the check itself broke off here", code))
+        found.append(failed(subject, reason(error), "the check itself broke off here"))
     return found
+
+
+def attempt(subject: str, function: Callable[[], T], problems: list[Finding]) -> T | None:
+    """The function's result; None when it raises a HeadstockError.   writes: problems, the FAIL that says why"""
+    try:
+        return function()
+    except HeadstockError as error:
+        problems.append(failed(subject, str(error), "", error.exit_code))
+        return None

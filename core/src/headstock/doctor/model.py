@@ -1,62 +1,47 @@
-"""Checks of a checkpoint: there, readable, with a tokenizer that gives text back."""
+"""Checks of the files of a model: weights that fit it, and a tokenizer that gives text back."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headstock import registry
-from headstock.doctor.finding import Finding, failed, passed
-from headstock.errors import ModelError, UnknownPlugin, plural, shown
+from headstock.doctor.finding import Finding, failed, passed, warned
+from headstock.errors import plural, shown
+
+if TYPE_CHECKING:
+    from headstock.doctor.situation import Model
 
 SAMPLE = "Once upon a time"
 
 
-def checkpoint(directory: Path) -> Iterator[Finding]:
-    """Whether config.json names an architecture and every safetensors file holds what its header says."""
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    yield passed("config.json", ", ".join(config.get("architectures") or ["no architecture named"]))
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        hint = "other formats are not read; convert the checkpoint"
-        yield failed("weights", "no .safetensors file", hint, ModelError.exit_code)
-        return
-    counts = {file: tensors(file) for file in files}
-    size = sum(file.stat().st_size for file in files) / 2**20
-    yield passed("weights", f"{plural(sum(counts.values()), 'tensor')} in {plural(len(files), 'file')}, {size:.1f} MiB")
+def weights(directory: Path, model: Model | None) -> Iterator[Finding]:
+    """Whether the headers of the weights agree with their files and, where that is known, with the model."""
+    from headstock.weights import check_headers
+
+    tensors, files, size = check_headers(directory, None if model is None else model.family.params(model.config))
+    yield passed("weights", f"{plural(tensors, 'tensor')} in {plural(files, 'file')}, {size / 2**20:.1f} MiB")
 
 
-def tensors(file: Path) -> int:
-    """How many tensors the file holds; reading its header compares it with the file's size.   raises: ModelError"""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(file), framework="numpy") as opened:
-            return len(opened.keys())
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{file.name}: {shown(error)}; copy or download the checkpoint again") from None
-
-
-def tokenizer(directory: Path) -> Iterator[Finding]:
-    """Whether the tokenizer loads and gives a text back as it was."""
+def tokenizer(directory: Path, model: Model | None) -> Iterator[Finding]:
+    """Whether the tokenizer loads, gives a text back as it was, and makes no tokens that the model lacks."""
     from headstock.text.tokenizer import Tokenizer
 
     loaded = Tokenizer(directory)
     text = loaded.decode(loaded.encode(SAMPLE))
-    if text.strip() == SAMPLE:
-        yield passed("tokenizer", plural(loaded.vocab_size, "token"))
-    else:
+    if text.strip() != SAMPLE:
         yield failed("tokenizer", f"{SAMPLE!r} comes back as {shown(text)!r}", "check tokenizer.json")
+    elif model is not None and loaded.vocab_size > model.config.vocab:
+        said = f"{loaded.vocab_size} tokens, and the model has scores for {model.config.vocab}"
+        yield warned("tokenizer", said, "texts with the others are refused: is it the model's own tokenizer?")
+    else:
+        yield passed("tokenizer", f"{loaded.vocab_size} tokens")
 
 
-def directory_of(model: str) -> Path:
-    """The directory of a checkpoint given by path or by an installed name.   raises: ModelError, PluginBroken"""
-    if Path(model).is_dir():
-        return Path(model)
-    if "/" in model or model.startswith("."):
-        raise ModelError(f"--model {shown(model)}: no such directory; give a path that exists or an installed name")
-    try:
-        return Path(registry.spec("checkpoint", model).directory)
-    except UnknownPlugin as error:
-        raise ModelError(str(error)) from None
+def generation(directory: Path) -> Iterator[Finding]:
+    """Whether generation_config.json, where there is one, can be read."""
+    from headstock.text.generation_config import read_generation_config
+
+    read_generation_config(directory)
+    if (directory / "generation_config.json").exists():
+        yield passed("generation_config.json", "can be read")

@@ -3,37 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
-from headstock import registry
+from headstock import registry, spi
 from headstock.config import EngineConfig
-from headstock.doctor.finding import Finding, failed, passed
+from headstock.doctor.finding import Finding, attempt, failed, passed, warned
 from headstock.engine.build import check_options, question
-from headstock.engine.checkpoint import longest, read_model
+from headstock.engine.checkpoint import locate, longest, read_model
 from headstock.engine.device import describe
 from headstock.engine.negotiate import model_dtype, negotiate
 from headstock.engine.resolve import AttentionQuestion, resolve
 from headstock.engine.selection import select
 from headstock.errors import HeadstockError
 from headstock.spi import AttentionSpec, DeviceEnv, ModelConfig
+from headstock.weights import NotDownloaded, find_cached
+
+
+@frozen
+class Model:
+    """A model family, and the configuration that it read."""
+
+    family: spi.Model
+    config: ModelConfig
 
 
 @frozen(kw_only=True)
 class Situation:
-    """A machine, and what a model asks of it under a configuration."""
+    """A machine, and what a model asks of it under a configuration.
+
+    `problems` are findings about why `directory`, `model` or `question` is None; `dtype` is empty with the last.
+    """
 
     config: EngineConfig
     env: DeviceEnv
-    model: ModelConfig
+    directory: Path | None
+    model: Model | None
     dtype: str
-    question: AttentionQuestion
+    question: AttentionQuestion | None
+    problems: tuple[Finding, ...]
 
     def unfit(self, spec: Any) -> str:
-        """Why the plugin cannot serve here, and the next move; empty when it can."""
-        if isinstance(spec, AttentionSpec):
+        """Why the plugin cannot serve here, and the next move; empty when it can, or as far as no model is needed."""
+        if isinstance(spec, AttentionSpec) and self.question is not None:
             try:
                 resolve(spec, self.question.query(spec.capabilities.phases), self.env)
             except HeadstockError as error:
@@ -43,14 +58,12 @@ class Situation:
         return reason and f"{reason}; choose another one here, or auto"
 
     def choice(self) -> Iterator[Finding]:
-        """Whether the parts that the configuration names, `auto` decided, can serve together."""
-        try:
-            parts = select(self.config, self.env, self.question)
-            check_options(self.config, parts)
-            terms = negotiate(self.config, parts, self.model, self.dtype, self.env)
-        except HeadstockError as error:
-            yield failed("choice", str(error), "", error.exit_code)
+        """Whether the parts that are named, `auto` decided, can serve together.   raises: HeadstockError"""
+        if self.question is None or self.model is None:
             return
+        parts = select(self.config, self.env, self.question)
+        check_options(self.config, parts)
+        terms = negotiate(self.config, parts, self.model.config, self.dtype, self.env)
         named = {
             "attention": parts.attention_name,
             "cache": parts.cache.name,
@@ -62,10 +75,36 @@ class Situation:
         yield passed("choice", ", ".join(f"{what} {which}" for what, which in named.items()))
 
 
-def situation(config: EngineConfig, directory: Path) -> Situation:
-    """The situation with the model in `directory`.   raises: HeadstockError"""
-    env = describe(config.device)
-    _, model = read_model(directory)
+def look(config: EngineConfig) -> Situation:
+    """The situation as far as it can be known; nothing is downloaded."""
+    problems: list[Finding] = []
+    env = attempt("device", partial(describe, config.device), problems)
+    directory = model = None
+    subject = f"model {config.model}"
+    try:
+        directory = locate(config.model, find_cached)
+    except NotDownloaded as error:
+        problems.append(warned(subject, str(error), ""))
+    except HeadstockError as error:
+        problems.append(failed(subject, str(error), "", error.exit_code))
+    if directory is not None:
+        read = attempt("config.json", partial(read_model, directory), problems)
+        model = read and Model(*read)
+    asked = None
+    if env is not None and model is not None:
+        asked = attempt("choice", partial(ask, config, model.config, env), problems)
+    return Situation(
+        config=config,
+        env=env or describe("auto"),
+        directory=directory,
+        model=model,
+        dtype=asked[0] if asked else "",
+        question=asked[1] if asked else None,
+        problems=tuple(problems),
+    )
+
+
+def ask(config: EngineConfig, model: ModelConfig, env: DeviceEnv) -> tuple[str, AttentionQuestion]:
+    """The dtype, and what the model asks of attention.   raises: HeadstockError"""
     dtype = model_dtype(config.dtype, model, env)
-    asked = question(config, model, dtype, longest(config, model, []))
-    return Situation(config=config, env=env, model=model, dtype=dtype, question=asked)
+    return dtype, question(config, model, dtype, longest(config, model, []))

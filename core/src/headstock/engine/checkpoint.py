@@ -24,8 +24,11 @@ NAMED = 8
 """How many fields a warning lists before it only counts the rest."""
 
 
-def locate(name: str) -> Path:
-    """The directory of a model: an installed checkpoint's, or the one named.   raises: ModelError"""
+def locate(name: str, fetch: Callable[[str], Path] | None = None) -> Path:
+    """The directory of a model: an installed checkpoint's, the one named, or what `fetch` gives for a name on the hub.
+
+    raises: ModelError
+    """
     names = [found.name for found in registry.installed("checkpoint")]
     if name in names:
         return Path(registry.spec("checkpoint", name).directory)
@@ -36,7 +39,7 @@ def locate(name: str) -> Path:
     close = suggestion(name, names)
     if close and "/" not in name and not path.exists():
         raise ModelError(f"no model {shown(name)}{close}")
-    return weights.resolve_directory(name)
+    return weights.resolve_directory(name, fetch)
 
 
 def read_model(directory: Path) -> tuple[Model, ModelConfig]:

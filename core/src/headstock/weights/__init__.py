@@ -2,10 +2,11 @@
 
 from headstock.weights.directory import read_config
 from headstock.weights.hub import NotDownloaded, find_cached, resolve_directory
-from headstock.weights.load import find_differing_copies, load, weight_bytes
+from headstock.weights.load import check_headers, find_differing_copies, load, weight_bytes
 
 __all__ = [
     "NotDownloaded",
+    "check_headers",
     "find_cached",
     "find_differing_copies",
     "load",

@@ -65,6 +65,18 @@ def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tu
             raise ModelError(f"cannot read the weights in {directory}: {shown(error)}") from error
 
 
+def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tuple[int, int, int]:
+    """Tensors, files and bytes of the weights in `directory`, no tensor being read.
+
+    raises: ModelError when a file is not what its header says, or the tensors are not those of `specs` (None: any are)
+    """
+    with Checkpoint.open(directory) as checkpoint:
+        if specs is not None:
+            plan(specs, checkpoint)
+        files = {path for path, _ in checkpoint.entries.values()}
+        return len(checkpoint.entries), len(files), sum(path.stat().st_size for path in files)
+
+
 def weight_bytes(specs: Mapping[str, ParamSpec], dtype: torch.dtype) -> int:
     """Bytes that the parameters take on the device, as declared."""
     return sum(
