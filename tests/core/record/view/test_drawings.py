@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attrs import evolve
 from core.record.runs import bounds, record, recorder, requests
+from core.record.view.scripts import hostile_page
 from often import often
 
 from headstock.cli.main import main
 from headstock.record.file import read
 from headstock.record.header import limits_of
 from headstock.record.replay import replay
-from headstock.record.view.data import collect, differences, packed, plain
-from headstock.record.view.page import render
+from headstock.record.view.data import differences, packed, plain
 from headstock.record.view.prefixes import GONE, MOST_SEGMENTS, fold_leaves, keep_largest
 from headstock.record.view.watch import FREE, MOST_COLUMNS, MOST_TREES, SERIES, SHARED, Thinned, Watch, mostly
 from headstock.schedule import Aborted, Arrived, initial, step
@@ -122,27 +121,6 @@ def test_a_page_of_10000_steps_stays_small_and_loads_nothing(steps: int, tmp_pat
     assert {len(column) for column in data["series"].values()} == {steps}
     assert MOST_COLUMNS / 2 <= len(data["map"]["steps"]) <= MOST_COLUMNS
     assert MOST_TREES / 2 <= len(data["trees"]["steps"]) <= MOST_TREES
-
-
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u202e\n\"'`${alert(3)}{{ data }}"
-
-
-def hostile_page(tmp_path: Path) -> str:
-    """The page of a recording in which every text is hostile."""
-    limits, path = bounds(max_rows=2), tmp_path / "run.recording"
-    kept, state = recorder(limits, path), initial(limits)
-    kept.header |= {"model": HOSTILE, "headstock": HOSTILE}
-    watch = Watch(limits)
-    asked = [Arrived(evolve(one, id=f"{number}{HOSTILE}")) for number, one in enumerate(requests(4))]
-    for events in (asked, [Aborted(asked[3].request.id, HOSTILE)], [Aborted(asked[0].request.id, HOSTILE)], []):
-        state, plan = step(state, tuple(events), limits)
-        kept.step(events, state, plan)
-    kept.close()
-    recording = read(path)
-    for replayed in replay(recording.moments(), limits):
-        watch.see(replayed)
-    header = dict(recording.header) | dict.fromkeys(("model", "headstock", "scheduler", "cache"), HOSTILE)
-    return render(collect(watch, header, HOSTILE))
 
 
 class Elements(HTMLParser):

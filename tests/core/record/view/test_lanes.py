@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 from attrs import evolve
 from core.record.runs import bounds, requests, run
+from core.record.view.scripts import MS, ONE_SEAT, see, watch_script
 from core.schedule.workloads import limits, request
 
 from headstock.builtin import mixed
-from headstock.record.moment import Moment, Seated
+from headstock.record.moment import Moment
 from headstock.record.replay import Divergence, Replayed
-from headstock.record.view.headline import Headline, percentile, summarize
+from headstock.record.view.headline import Headline, axis_end, percentile, summarize
 from headstock.record.view.lanes import (
     DECODE,
     FIELDS,
@@ -27,32 +27,8 @@ from headstock.record.view.lanes import (
     Lanes,
 )
 from headstock.record.view.watch import SERIES, Watch
-from headstock.schedule import Aborted, Arrived, Event, Limits, Plan, Sampled, State, initial, step
+from headstock.schedule import Aborted, Arrived, Event, Plan, State, initial, step
 from headstock.spi import Budget, Choice, View
-
-MS = 1_000_000
-
-
-def watch_script(bounds: Limits, script: Sequence[tuple[int, list[Event]]]) -> Watch:
-    """A watch over a run: at each time in milliseconds the scheduler is told of the events, and of a token for each
-    row that the step before sampled.
-    """
-    state, watch, told = initial(bounds), Watch(bounds), list[Event]()
-    for number, (at, events) in enumerate(script):
-        events = [*told, *events]
-        state, plan = step(state, events, bounds)
-        see(watch, number, at * MS, events, state, plan)
-        rows = plan.samples > 0
-        tokens = np.full(np.count_nonzero(rows), 9, np.int32)
-        told = [Sampled(plan.rows[rows], plan.orders[rows], None, tokens)] if len(tokens) else []
-    return watch
-
-
-def see(watch: Watch, number: int, at: int, events: list[Event], state: State, plan: Plan, **more: Any) -> None:
-    """Show a step to a watch."""
-    seated = tuple[Seated, ...]()
-    moment = Moment(number=number, at=at, events=tuple(events), plan=plan, seated=seated, error="")
-    watch.see(Replayed(moment=moment, after=state, divergence=None, **more))
 
 
 def numbers(lanes: Lanes, *names: str) -> list[tuple[int, ...]]:
@@ -64,9 +40,6 @@ def numbers(lanes: Lanes, *names: str) -> list[tuple[int, ...]]:
 def headline(watch: Watch) -> Headline:
     """The figures of what was watched."""
     return summarize(watch.columns(), watch.lanes, watch.limits.num_pages[0])
-
-
-ONE_SEAT = limits(max_rows=1, max_batch_tokens=4, policy=None)
 
 
 def one_after_the_other() -> Watch:
@@ -96,8 +69,8 @@ def test_the_headline_of_a_run_worked_out_by_hand() -> None:
     assert figures.output_rate == pytest.approx(4 / 0.15) and figures.input_rate == pytest.approx(8 / 0.15)
     assert figures.ttft == (0.03, 0.15)
     assert figures.gap == (0.03, 0.04)
-    assert figures.step_ms == (30, 50) and figures.slow_from == 50
-    assert figures.slow == () and figures.slowest == 4
+    assert figures.step_ms == (30, 50)
+    assert (figures.slow_from, figures.slow, figures.slowest) == (40, (4,), 4)
     assert figures.busiest == 0
     assert (figures.running, figures.waiting, figures.pages, figures.all_pages) == (1, 1, 2, 100)
     assert (figures.hit_rate, figures.preemptions, figures.stalled) == (0, 0, 0)
@@ -204,6 +177,14 @@ def test_steps_above_p99_are_listed_and_do_not_move_the_axis() -> None:
     series["decode"] += 1
     figures = summarize(series, Lanes(ONE_SEAT), 10)
     assert (figures.slow_from, figures.slow, figures.slowest) == (5, (40, 150), 150)
+
+
+def test_one_outlier_among_few_steps_does_not_move_the_axis() -> None:
+    assert axis_end(np.array([5, 9, 5, 400, 6])) == 9
+    assert axis_end(np.array([5] * 98 + [400])) == 5
+    assert axis_end(np.array([5] * 99 + [400])) == 5
+    assert axis_end(np.array([5] * 98 + [300, 400])) == 300
+    assert axis_end(np.array([7])) == 7 and axis_end(np.zeros(0, np.int64)) is None
 
 
 def test_time_in_which_nothing_was_computed_is_not_busy() -> None:

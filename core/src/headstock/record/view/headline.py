@@ -22,7 +22,8 @@ class Headline:
     from the prefix index when a request was first seated. `ttft` and `gap` (between a request's tokens) are
     percentiles 50 and 99, in seconds. `pages` is the most pages that rows held at once, of `all_pages`.
     `busiest` is the first of the steps that computed most tokens, among those the first with most requests running.
-    Steps that are longer than percentile 99, `slow_from` milliseconds, are `slow`, the longest of all is `slowest`.
+    Steps longer than `slow_from` milliseconds (percentile 99; of fewer than 100 steps the longest but one) are `slow`,
+    the longest of all is `slowest`.
     """
 
     steps: int
@@ -70,7 +71,7 @@ def summarize(series: Mapping[str, Ints], lanes: Lanes, all_pages: int) -> Headl
     busy, output = float(ran.sum()) / 1e9, int(table["output"].sum())
     looked_up = int(table["prompt"][seated].sum())
     cached = int(table["cached"].sum())
-    top = percentile(ran, 99)
+    top = axis_end(ran)
     return Headline(
         steps=count,
         span=float(series["at"][-1] - series["at"][0]) / 1e9 if count else 0.0,
@@ -123,6 +124,15 @@ def percentile(values: Ints, share: float) -> int | None:
         return None
     rank = max(math.ceil(len(values) * share / 100), 1)
     return int(np.partition(values, rank - 1)[rank - 1])
+
+
+def axis_end(values: Ints) -> int | None:
+    """Percentile 99; of fewer than 100 values, where that is the largest, the largest but one: an outlier among few
+    flattens nothing either.
+    """
+    if 2 <= len(values) < 100:
+        return int(np.sort(values)[-2])
+    return percentile(values, 99)
 
 
 def pair(values: Ints, unit: float) -> tuple[float, float] | None:

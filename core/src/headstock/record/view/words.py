@@ -137,7 +137,7 @@ def both(pair: tuple[float, float] | None, per_second: float = 1) -> str:
 
 def rate(value: float | None) -> str:
     """Something a second."""
-    return NOTHING if value is None else f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    return NOTHING if value is None else digits(value)
 
 
 def parts(counts: Mapping[str, int]) -> str:

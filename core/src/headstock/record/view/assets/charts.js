@@ -84,16 +84,19 @@ function drawLengths() {
 }
 
 function describeCharts() {
+  const end = figures.steps >= 100 ? "p99" : "the longest step but one";
   el("phases-note").textContent =
     `(at most ${whole(mostRequests)} at once${most(S.evicted) ? "; marks below: a preemption" : ""})`;
   el("ms-note").textContent = !N || slowFrom === null ? "Milliseconds until the next step" :
     "Milliseconds until the next step. " + (slow.length ?
-      `The axis ends at p99, ${number(slowFrom)} ms; ▲ ${plural(slow.length, "step")} took longer, at most ${number(slowest)} ms (step ${whole(figures.slowest)}).` :
-      `None took longer than p99, ${number(slowFrom)} ms.`);
+      `The axis ends at ${end}, ${number(slowFrom)} ms; ▲ ${plural(slow.length, "step")} took ` +
+      `longer, at most ${number(slowest)} ms (step ${whole(figures.slowest)}).` :
+      `No step took longer than ${number(slowFrom)} ms.`);
   el("slow").hidden = !slow.length;
   const pool = data.limits.pages;
   el("counts-note").textContent =
-    `Pages in use by what they are. The axis ends at the most in use, ${whole(mostPages)} of ${whole(pool)} (${(100 * mostPages / pool).toFixed(mostPages * 100 < pool ? 2 : 0)} %).`;
+    `Pages in use by what they are. The axis ends at the most in use, ${whole(mostPages)} of ` +
+    `${whole(pool)} (${(100 * mostPages / pool).toFixed(mostPages * 100 < pool ? 2 : 0)} %).`;
   el("map-note").textContent = !data.map.rows ? "" :
     "The page map, page 1 at the bottom, up to the highest page that was used" +
     (data.map.pages > 1 ?

@@ -37,11 +37,10 @@ function drawLanes() {
     top), [top, laneHeight, chosen.length, el("sort").value, el("filter").value].join());
   if (view.lane !== null && placeOf.has(view.lane)) {
     const y = placeOf.get(view.lane) * laneHeight - top,
-      h = Math.max(laneHeight, 3);
+      room = dense ? 2.5 : -1; // around a thin line, inside a high one
     g.strokeStyle = COLOURS.accent;
-    g.lineWidth = 2;
-    g.strokeRect(1, y - (laneHeight < 3 ? 1 : 0) + 1, WIDTH - RIGHT + px(4), h - 2 + (laneHeight <
-      3 ? 2 : 0));
+    g.lineWidth = px(1.5);
+    g.strokeRect(1, y - room, WIDTH - RIGHT + px(4), laneHeight + 2 * room);
     if (dense) label(g, view.lane, clamp(y + laneHeight / 2, px(8), boxHeight - px(8)), true);
   }
   marks(g, boxHeight);

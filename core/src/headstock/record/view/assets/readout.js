@@ -80,7 +80,7 @@ function drawRequest() {
   field(list, "prompt",
     `${plural(lanes.prompt[i], "token")}, ${whole(lanes.cached[i])} from the index`);
   field(list, "output", plural(lanes.output[i], "token"));
-  if (lanes.output[i] > 1) field(list, "each", duration((timeAt(lanes.ended[i] < 0 ? LAST : ended[
+  if (lanes.output[i] > 1) field(list, "a token every", duration((timeAt(lanes.ended[i] < 0 ? LAST : ended[
     i]) - timeAt(first[i])) / (lanes.output[i] - 1)));
   if (lanes.preemptions[i]) field(list, "preempted",
     `${plural(lanes.preemptions[i], "time")}, ${plural(lanes.recomputed[i], "token")} computed again`

@@ -1,0 +1,62 @@
+"""Runs that are told what to do step by step, and watched; and a recording that means harm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from attrs import evolve
+from core.record.runs import bounds, recorder, requests
+from core.schedule.workloads import limits
+
+from headstock.record.file import read
+from headstock.record.moment import Moment
+from headstock.record.replay import Replayed, replay
+from headstock.record.view.data import collect
+from headstock.record.view.page import render
+from headstock.record.view.watch import Watch
+from headstock.schedule import Aborted, Arrived, Event, Limits, Plan, Sampled, State, initial, step
+
+MS = 1_000_000
+ONE_SEAT = limits(max_rows=1, max_batch_tokens=4, policy=None)
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u202e\n\"'`${alert(3)}{{ data }}"
+
+
+def watch_script(engine: Limits, script: Sequence[tuple[float, list[Event]]]) -> Watch:
+    """A watch over a run: at each time in milliseconds the scheduler is told of the events, and of a token for each
+    row that the step before sampled.
+    """
+    state, watch, told = initial(engine), Watch(engine), list[Event]()
+    for number, (at, more) in enumerate(script):
+        events = [*told, *more]
+        state, plan = step(state, events, engine)
+        see(watch, number, int(at * MS), events, state, plan)
+        rows = plan.samples > 0
+        tokens = np.full(np.count_nonzero(rows), 9, np.int32)
+        told = [Sampled(plan.rows[rows], plan.orders[rows], None, tokens)] if len(tokens) else []
+    return watch
+
+
+def see(watch: Watch, number: int, at: int, events: list[Event], state: State, plan: Plan) -> None:
+    """Show a step to a watch."""
+    moment = Moment(number=number, at=at, events=tuple(events), plan=plan, seated=(), error="")
+    watch.see(Replayed(moment=moment, after=state, divergence=None))
+
+
+def hostile_page(folder: Path) -> str:
+    """The page of a recording in which every text is hostile."""
+    engine, path = bounds(max_rows=2), folder / "run.recording"
+    kept, state = recorder(engine, path), initial(engine)
+    kept.header |= {"model": HOSTILE, "headstock": HOSTILE}
+    arrivals = [Arrived(evolve(one, id=f"{number}{HOSTILE}")) for number, one in enumerate(requests(4))]
+    ids = [arrived.request.id for arrived in arrivals]
+    for events in (arrivals, [Aborted(ids[3], HOSTILE)], [Aborted(ids[0], HOSTILE)], []):
+        state, plan = step(state, tuple(events), engine)
+        kept.step(events, state, plan)
+    kept.close()
+    recording, watch = read(path), Watch(engine)
+    for replayed in replay(recording.moments(), engine):
+        watch.see(replayed)
+    header = dict(recording.header) | dict.fromkeys(("model", "headstock", "scheduler", "cache"), HOSTILE)
+    return render(collect(watch, header, HOSTILE))
