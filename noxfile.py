@@ -122,6 +122,14 @@ def perfetto(session: nox.Session) -> None:
     session.run("pytest", "tests/core/record/perfetto", *LIMITED, *session.posargs)
 
 
+@nox.session(requires=["build"], reuse_venv=False)
+def browser(session: nox.Session) -> None:
+    """Open pages of recordings in a headless Chromium, which must be installed (`apt-get install chromium`)."""
+    install_light(session, "plugins/radix-cache")
+    session.install("-q", "-c", str(CONSTRAINTS), "jinja2", "playwright")
+    session.run("pytest", "tests/core/record/browser", *LIMITED, *session.posargs)
+
+
 @nox.session(venv_backend="none", requires=["dev"])
 def bench(session: nox.Session) -> None:
     """Record in docs/benchmarks what a scheduling step costs, and the demo model's speed beside transformers.
