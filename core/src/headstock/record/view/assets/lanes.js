@@ -40,7 +40,8 @@ function drawLanes() {
       room = dense ? 2.5 : -1; // around a thin line, inside a high one
     g.strokeStyle = COLOURS.accent;
     g.lineWidth = px(1.5);
-    g.strokeRect(1, y - room, WIDTH - RIGHT + px(4), laneHeight + 2 * room);
+    const left = dense ? GUTTER - 3 : 1;
+    g.strokeRect(left, y - room, WIDTH - RIGHT + px(4) - left, laneHeight + 2 * room);
     if (dense) label(g, view.lane, clamp(y + laneHeight / 2, px(8), boxHeight - px(8)), true);
   }
   marks(g, boxHeight);
