@@ -19,6 +19,7 @@ from headstock.text.generation_config import NAMES
 
 OTHER_VALUES: dict[str, object] = {
     "model": "elsewhere",
+    "revision": "v1.0",
     "dtype": "bfloat16",
     "device": "cpu",
     "load_format": "dummy",

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from huggingface_hub import errors
 
-from headstock.errors import ModelError
+from headstock.engine.checkpoint import locate
+from headstock.errors import ModelError, UsageError
 from headstock.weights import NotDownloaded, find_cached, resolve_directory
 
 
@@ -133,3 +134,43 @@ def test_what_is_in_the_cache_is_found_without_the_network(monkeypatch: pytest.M
 )
 def test_an_address_of_the_hub_is_answered_with_the_name_in_it(address: str) -> None:
     assert refuse(address).endswith(" is an address; give the model's name alone: --model own/it")
+
+
+def make_cache(folder: Path, revision: str, commit: str) -> Path:
+    """A copy of own/it in a cache, as the library keeps one."""
+    snapshot = folder / "models--own--it" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    refs = folder / "models--own--it" / "refs"
+    refs.mkdir(exist_ok=True)
+    (refs / revision).write_text(commit)
+    return snapshot
+
+
+def test_a_revision_of_a_model_on_the_hub_is_that_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    main, older = make_cache(tmp_path, "main", "0123"), make_cache(tmp_path, "v1", "4567")
+
+    assert locate("own/it") == locate("own/it", find_cached) == main
+    assert locate("own/it", revision="v1") == locate("own/it", find_cached, "v1") == older
+    with pytest.raises(ModelError, match=r"^no directory own/it at revision v2, and HF_HUB_OFFLINE is set"):
+        locate("own/it", revision="v2")
+
+
+def test_a_revision_that_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> str:
+        assert options["revision"] == "v2"
+        raise answer(errors.RevisionNotFoundError, 404)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ModelError) as error:
+        locate("own/it", revision="v2")
+    said = "on the hub it has no such revision: choose one of https://huggingface.co/own/it/tree/main"
+    assert str(error.value) == f"no directory own/it at revision v2, and {said}, a branch, a tag or a commit"
+
+
+def test_a_revision_of_a_directory_or_an_installed_model_is_refused(tmp_path: Path) -> None:
+    for name in (str(tmp_path), "demo"):
+        with pytest.raises(UsageError, match=r"^revision v1: .* is a directory here, and only models on the hub have"):
+            locate(name, revision="v1")

@@ -46,6 +46,14 @@ class EngineConfig:
         default_text="demo, the bundled checkpoint",
         group="model",
     )
+    revision: str | None = setting(
+        "--revision",
+        Text(form="BRANCH|TAG|COMMIT", word="auto"),
+        None,
+        "revision of a model on the hub, of its weights and its tokenizer",
+        default_text="auto: the main branch",
+        group="model",
+    )
     dtype: str = setting(
         "--dtype",
         Choice(names=("auto", "float32", "bfloat16", "float16"), spellings=DTYPES),

@@ -82,7 +82,7 @@ def look(config: EngineConfig) -> Situation:
     directory = model = None
     subject = f"model {config.model}"
     try:
-        directory = locate(config.model, find_cached)
+        directory = locate(config.model, find_cached, config.revision)
     except NotDownloaded as error:
         problems.append(warned(subject, str(error), ""))
     except HeadstockError as error:

@@ -75,7 +75,7 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     """The parts for `config`, weights loaded.   raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError"""
     env = describe(config.device)
     device = torch.device(env.device)
-    directory = locate(config.model)
+    directory = locate(config.model, revision=config.revision)
     family, model = read_model(directory)
     if config.load_format != "dummy":
         model = untie(directory, family, model)

@@ -14,7 +14,7 @@ from headstock import registry, weights
 from headstock.config import EngineConfig
 from headstock.config.kinds import suggestion
 from headstock.engine.memory import size
-from headstock.errors import CannotRun, ModelError, shown
+from headstock.errors import CannotRun, ModelError, UsageError, shown
 from headstock.logs import event
 from headstock.spi import Model, ModelConfig, Ops, Params
 
@@ -24,11 +24,32 @@ NAMED = 8
 """How many fields a warning lists before it only counts the rest."""
 
 
-def locate(name: str, fetch: Callable[[str], Path] | None = None) -> Path:
+def locate(
+    name: str, fetch: Callable[[str, str | None], Path] = weights.download_model, revision: str | None = None
+) -> Path:
     """The directory of a model: an installed checkpoint's, the one named, or what `fetch` gives for a name on the hub.
 
-    raises: ModelError
+    `fetch` is given the name and the revision, which only a model on the hub has.
+    raises: ModelError, UsageError for the revision of another model
     """
+    fetched: list[str] = []
+
+    def fetch_revision(repository: str) -> Path:
+        """The copy of a repository, at the revision."""
+        fetched.append(repository)
+        return fetch(repository, revision)
+
+    directory = find_directory(name, fetch_revision)
+    if revision is not None and not fetched:
+        raise UsageError(
+            f"revision {shown(revision)}: {shown(name)} is a directory here, and only models on the hub have "
+            "revisions; leave revision out, or give a name such as owner/name"
+        )
+    return directory
+
+
+def find_directory(name: str, fetch: Callable[[str], Path]) -> Path:
+    """The directory of an installed checkpoint, the one named, or what `fetch` gives.   raises: ModelError"""
     names = [found.name for found in registry.installed("checkpoint")]
     if name in names:
         return Path(registry.spec("checkpoint", name).directory)

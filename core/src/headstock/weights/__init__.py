@@ -1,12 +1,13 @@
 """Model directories: their configuration and their weights. Files are data; nothing in them is ever executed."""
 
 from headstock.weights.directory import read_config
-from headstock.weights.hub import NotDownloaded, find_cached, resolve_directory
+from headstock.weights.hub import NotDownloaded, download_model, find_cached, resolve_directory
 from headstock.weights.load import check_headers, find_differing_copies, load, weight_bytes
 
 __all__ = [
     "NotDownloaded",
     "check_headers",
+    "download_model",
     "find_cached",
     "find_differing_copies",
     "load",

@@ -44,18 +44,22 @@ def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) ->
     return (fetch or download_model)(model)
 
 
-def download_model(name: str) -> Path:
-    """The copy of a repository on the hub, downloaded where it is not in the cache.   raises: ModelError"""
+def download_model(name: str, revision: str | None = None) -> Path:
+    """The copy of a repository on the hub, downloaded where it is not in the cache.
+
+    `revision` is a branch, a tag or a commit; without one it is the main branch's.
+    raises: ModelError
+    """
     from huggingface_hub import snapshot_download  # only here: it costs half a second to import
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(NEEDED)))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(NEEDED)))
     except Exception as error:  # whatever the network stack raises
-        raise ModelError(f"no directory {shown(name)}, and {explain_failure(shown(name), error)}") from error
+        raise ModelError(f"no directory {label(name, revision)}, and {explain_failure(shown(name), error)}") from error
 
 
-def find_cached(name: str) -> Path:
-    """The copy of a repository on the hub that is in the cache; nothing is downloaded.
+def find_cached(name: str, revision: str | None = None) -> Path:
+    """The copy of a repository on the hub, as `download_model` gives it, from the cache; nothing is downloaded.
 
     raises: NotDownloaded, ModelError where nothing may be downloaded
     """
@@ -63,15 +67,20 @@ def find_cached(name: str) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     if constants.HF_HUB_OFFLINE:
-        return download_model(name)
+        return download_model(name, revision)
     try:
-        return Path(snapshot_download(name, allow_patterns=list(NEEDED), local_files_only=True))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(NEEDED), local_files_only=True))
     except LocalEntryNotFoundError as error:
         raise NotDownloaded(
-            f"{shown(name)} is not in the cache yet; 'headstock run' looks for it on the hub"
+            f"{label(name, revision)} is not in the cache yet; 'headstock run' looks for it on the hub"
         ) from error
     except Exception as error:  # as above
-        raise ModelError(f"no directory {shown(name)}, and {explain_failure(shown(name), error)}") from error
+        raise ModelError(f"no directory {label(name, revision)}, and {explain_failure(shown(name), error)}") from error
+
+
+def label(name: str, revision: str | None) -> str:
+    """A repository as error texts show it."""
+    return shown(name) if revision is None else f"{shown(name)} at revision {shown(revision)}"
 
 
 def explain_failure(name: str, error: BaseException) -> str:
@@ -85,6 +94,7 @@ def explain_failure(name: str, error: BaseException) -> str:
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     while isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
@@ -96,6 +106,8 @@ def explain_failure(name: str, error: BaseException) -> str:
             return f"on the hub it is gated: accept its terms at {page}, then {LOG_IN}"
         case RepositoryNotFoundError():
             return f"the hub has no such model, or it is private: check the name at {page}; for a private one {LOG_IN}"
+        case RevisionNotFoundError():
+            return f"on the hub it has no such revision: choose one of {page}/tree/main, a branch, a tag or a commit"
         case DisabledRepoError():
             return f"on the hub it is disabled: {page} may say why; choose another model"
         case HFValidationError():
