@@ -9,12 +9,15 @@ import pytest
 
 from headstock.bench.shapes import SHAPES, write
 from headstock.bench.workloads import USUAL, WORKLOADS
+from headstock.spi import Experts
 
 KNOWN = {
     "offline256": (256, 142_827, 133_966),
     "single": (1, 128, 512),
     "prefix256": (256, 557_056, 16_384),
     "prefill32x4k": (32, 128_000, 32),
+    "batch8": (8, 2048, 2048),
+    "batch32": (32, 16_384, 8192),
 }
 """Requests, tokens in, tokens out: other engines were measured on exactly these."""
 
@@ -47,6 +50,16 @@ def test_a_small_vocabulary_changes_ids_and_no_length() -> None:
     small = work.within(768)
     assert max(max(prompt) for prompt in small.prompts) < 768 <= max(max(prompt) for prompt in work.prompts)
     assert small.lengths == work.lengths
+
+
+def test_the_shape_with_experts_has_them_in_every_layer(tmp_path: Path) -> None:
+    from headstock.engine.checkpoint import read_model
+
+    write(SHAPES["qwen3-30b-a3b"], tmp_path)
+    _, model = read_model(tmp_path)
+
+    wanted = Experts(count=128, per_token=8, intermediate=768, renormalize=True)
+    assert [layer.experts for layer in model.layers] == [wanted] * 48
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -12,6 +12,15 @@ from attrs import frozen
 
 
 @frozen(kw_only=True)
+class Experts:
+    """How many experts every layer has, how many of them a token uses, and the width of one."""
+
+    count: int
+    per_token: int
+    width: int
+
+
+@frozen(kw_only=True)
 class Shape:
     """The sizes of a Qwen3 model, as its publisher's config.json has them."""
 
@@ -21,6 +30,7 @@ class Shape:
     kv_heads: int
     intermediate: int
     tied: bool
+    experts: Experts | None = None
     vocab: int = 151_936
     words: int = 151_643  # entries of the tokenizer without its special tokens; the rest of the vocabulary is padding
     max_position: int = 40_960
@@ -44,6 +54,15 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
         "qwen3-0.6b": Shape(hidden=1024, layers=28, heads=16, kv_heads=8, intermediate=3072, tied=True),
         "qwen3-8b": Shape(hidden=4096, layers=36, heads=32, kv_heads=8, intermediate=12_288, tied=False),
         "qwen3-14b": Shape(hidden=5120, layers=40, heads=40, kv_heads=8, intermediate=17_408, tied=False),
+        "qwen3-30b-a3b": Shape(
+            hidden=2048,
+            layers=48,
+            heads=32,
+            kv_heads=4,
+            intermediate=6144,
+            tied=False,
+            experts=Experts(count=128, per_token=8, width=768),
+        ),
     }
 )
 
@@ -60,7 +79,7 @@ def write(shape: Shape, folder: Path) -> None:
 
 def config(shape: Shape) -> dict[str, Any]:
     """The shape as a Hugging Face configuration."""
-    return {
+    dense = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "attention_bias": False,
@@ -81,6 +100,20 @@ def config(shape: Shape) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
         "transformers_version": "5.0.0",  # without it, the library warns of Mistral's tokenizers
         "vocab_size": shape.vocab,
+    }
+    if shape.experts is None:
+        return dense
+    return dense | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": shape.experts.width,
+        "norm_topk_prob": True,
+        "num_experts": shape.experts.count,
+        "num_experts_per_tok": shape.experts.per_token,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.001,
     }
 
 

@@ -77,14 +77,23 @@ def lengths(rng: Random, count: int, low: int, high: int) -> list[int]:
 
 
 def for_gpu() -> dict[str, Workload]:
-    """The four that engines are compared by on a GPU; one generator draws them all, in this order."""
+    """Those that engines are compared by on a GPU; one generator draws them all, in this order."""
     rng = Random(SEED)
     varied = tuple(tokens(rng, rng.randint(100, 1024)) for _ in range(256)), lengths(rng, 256, 100, 1024)
     single = (tokens(rng, 128),), [512]
     shared = tokens(rng, 2048)
     prefix = tuple(shared + tokens(rng, 128) for _ in range(256)), [64] * 256
     prefill = tuple(tokens(rng, 4000) for _ in range(32)), [1] * 32
-    drawn = {"offline256": varied, "single": single, "prefix256": prefix, "prefill32x4k": prefill}
+    eight = tuple(tokens(rng, 256) for _ in range(8)), [256] * 8
+    thirty_two = tuple(tokens(rng, 512) for _ in range(32)), [256] * 32
+    drawn = {
+        "offline256": varied,
+        "single": single,
+        "prefix256": prefix,
+        "prefill32x4k": prefill,
+        "batch8": eight,
+        "batch32": thirty_two,
+    }
     return {
         name: Workload(name=name, prompts=prompts, outputs=tuple(outputs), temperature=0.6)
         for name, (prompts, outputs) in drawn.items()
@@ -112,12 +121,12 @@ def shared_prefix() -> Workload:
 
 
 def of_gpu(name: str) -> Callable[[], Workload]:
-    """Draws the one of the four that is called `name`."""
+    """Draws the one of `for_gpu` that is called `name`."""
     return lambda: for_gpu()[name]
 
 
 WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
-    {name: of_gpu(name) for name in ("offline256", "single", "prefix256", "prefill32x4k")}
+    {name: of_gpu(name) for name in ("offline256", "single", "prefix256", "prefill32x4k", "batch8", "batch32")}
     | {"cpu32": cpu32, "cpu1": cpu1, "shared-prefix": shared_prefix}
 )
 

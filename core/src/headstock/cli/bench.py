@@ -37,7 +37,8 @@ PEERS = ("transformers",)
 
 EPILOG = """
 workloads:
-  for a GPU                     offline256, single, prefix256, prefill32x4k
+  for a GPU                     offline256, single, prefix256, prefill32x4k,
+                                batch8, batch32
   for a CPU                     cpu32, cpu1, shared-prefix
   online:RATE:COUNT             latencies of COUNT requests that arrive at
                                 random, RATE a second, as in online:16:200
