@@ -190,15 +190,15 @@ def heads_case(
     return max(within(error(q, view[:, : shape.heads]), dtype), 0.0 if pool_dtype else written)
 
 
-def model_case(shape: Shape, tokens: int, dtype: torch.dtype, device: str) -> float:
-    """All layers, attention left out: hidden states and pools of both sets of operations.
+def model_case(shape: Shape, tokens: int, dtype: torch.dtype, device: str, ops: Ops | None = None) -> float:
+    """All layers, attention left out: hidden states and pools of `triton`, or of `ops`, and of torch.
 
     Errors of layers add up: what float32 says is the measure. From it `triton` may be as far as `torch` on the whole
     (root of the mean square, which no single number decides), and its worst number twice as far as torch's worst.
     """
     config = config_of(shape)
     params = params_of(config, dtype, device)
-    ours = run_model(TritonOps(), config, params, tokens, dtype, device)
+    ours = run_model(ops or TritonOps(), config, params, tokens, dtype, device)
     theirs = run_model(TorchOps(), config, params, tokens, dtype, device)
     wide = {
         name: Weight(tensor=each.tensor.float(), bias=None if each.bias is None else each.bias.float())
@@ -222,7 +222,11 @@ def run_model(
     batch = batch_of(config, tokens, dtype, device)
     with torch.inference_mode():
         hidden = forward(params, config, batch, lambda q, layer: q, ops)
-    return hidden, *batch.pools
+    if config.layers[0].experts is None:
+        return hidden, *batch.pools
+    # Padding lies in the dummy page. What comes of it is left to each set, which may spare it the experts.
+    page_size = batch.pools[0].shape[2]
+    return hidden[batch.slots[0] >= page_size], *(pool[1:] for pool in batch.pools)
 
 
 def batch_of(config: ModelConfig, tokens: int, dtype: torch.dtype, device: str, page_size: int = 16) -> Batch:

@@ -12,12 +12,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
-from headstock.spi import Sampling
+from headstock.spi import Experts, Sampling
 from headstock_triton.activation import silu_and_mul
+from headstock_triton.experts import mix_experts
 from headstock_triton.heads import turn_and_store
 from headstock_triton.linear import small_linear
 from headstock_triton.norm import add_norm, embed_norm
 from headstock_triton.sampling import sample
+from headstock_triton.tiles import Tile, Tiles
 from headstock_triton.truncation import SORTED_ROWS
 
 OPTIONS = ("num_warps", "num_stages")
@@ -41,6 +43,10 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return names
 
 
+ROUTED = ["route_kernel", "gate_up_tiles_kernel", "down_tiles_kernel", "combine_kernel"]
+HOPPER = Tiles(rows=64, gate_up=Tile(n=64, k=64, tma=True), down=Tile(n=64, k=64, swap=True))
+
+
 def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
@@ -61,6 +67,35 @@ def test_products_of_a_few_tokens(compiled: list[str]) -> None:
         small_linear(tensor(tokens, 1024), tensor(4096, 1024), tensor(4096))
 
     assert compiled == ["single_kernel", "few_kernel"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kernels"),
+    [
+        (1, ["route_kernel", "gate_up_rows_kernel", "down_rows_kernel"]),
+        (16, ROUTED),
+        (100, ROUTED),
+        (600, ["route_kernel", "place_kernel", *ROUTED[1:]]),
+    ],
+)
+def test_experts(compiled: list[str], tokens: int, kernels: list[str]) -> None:
+    mix(tokens, None)
+
+    assert compiled == kernels
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_experts_whose_weights_come_by_the_tensor_memory_accelerator(compiled: list[str]) -> None:
+    mix(64, HOPPER)
+
+    assert compiled == ROUTED
+
+
+def mix(tokens: int, tiles: Tiles | None) -> None:
+    """What the experts of a step make of so many tokens."""
+    experts = Experts(count=16, per_token=2, intermediate=192, renormalize=True)
+    x, scores, slots = tensor(tokens, 512), tensor(tokens, 16), tensor(tokens, dtype=torch.int64)
+    mix_experts(x, scores, experts, tensor(16, 384, 512), tensor(16, 512, 192), slots=slots, page_size=64, tiles=tiles)
 
 
 @pytest.mark.parametrize(("tokens", "rope_dim"), [(3, 128), (100, 64)])

@@ -8,6 +8,7 @@ from torch import Tensor
 from headstock.nn.torch_ops import TorchOps
 from headstock.spi import Batch, LayerConfig, ModelConfig, Params, Sample, Sampling, Weight
 from headstock_triton.activation import silu_and_mul
+from headstock_triton.experts import mix_experts
 from headstock_triton.heads import turn_and_store
 from headstock_triton.linear import small_linear
 from headstock_triton.norm import add_norm, embed_norm
@@ -46,7 +47,9 @@ class TritonOps(TorchOps):
     """`TorchOps` with everything between matrix products fused; products and experts are torch's, but for options."""
 
     def __init__(self, options: TritonOptions | None = None) -> None:
-        self.small_linear = (options or TritonOptions()).small_linear
+        options = options or TritonOptions()
+        self.small_linear = options.small_linear
+        self.fused_experts = options.fused_experts
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """x W^T + b.   x: [tokens, in]    weight: [out, in]    returns: [tokens, out]"""
@@ -92,7 +95,16 @@ class TritonOps(TorchOps):
         normed = x.norm(params[f"{layer.prefix}mlp_norm"], config.norm_eps)
         scores = self.linear(normed, params[f"{layer.prefix}router"])
         gate_up, down = params[f"{layer.prefix}experts_gate_up"], params[f"{layer.prefix}experts_down"]
-        return x.plus(self.all_reduce(self.mix_experts(normed, scores, layer.experts, gate_up, down)))
+        if self.fused_experts and normed.dtype.itemsize == 2:
+            # Padding goes to no expert: else each graph's missing rows would read the weights of as many as rows use.
+            page_size = batch.pools[layer.index].shape[2]
+            slots = batch.slots[layer.group]
+            mixed = mix_experts(
+                normed, scores, layer.experts, gate_up.tensor, down.tensor, slots=slots, page_size=page_size
+            )
+        else:
+            mixed = self.mix_experts(normed, scores, layer.experts, gate_up, down)
+        return x.plus(self.all_reduce(mixed))
 
     def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
         """The normalized hidden states.   returns: [tokens, hidden]"""

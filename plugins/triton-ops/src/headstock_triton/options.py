@@ -14,6 +14,9 @@ class TritonOptions:
 
     1 token is where they are always as fast, on an H200: a layer's four products take 19.5 us for 31 at the 0.6B shape
     and 106 for 107 at 8B. At 2 to 8 tokens torch is faster in some of them.
+
+    `fused_experts`: mixtures of experts by kernels of this plugin in 16-bit types; else by torch's products.
     """
 
     small_linear: int = field(default=1, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])
+    fused_experts: bool = field(default=False, validator=instance_of(bool))

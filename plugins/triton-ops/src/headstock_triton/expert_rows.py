@@ -1,0 +1,133 @@
+"""Experts of one or a few tokens: each pair (token, expert) reads its weights by itself, at the memory's speed."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstock_triton.portable import narrow
+from headstock_triton.routing import Routes
+from headstock_triton.tiles import RowTile
+
+
+@triton.jit
+def gate_up_rows_kernel(
+    x,
+    ids,
+    weight,
+    inner,
+    width,
+    inters,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """A program some rows of a pair's gate and up, each whole: what is read does not wait for what is summed."""
+    pair = tl.program_id(1)
+    expert = tl.load(ids + pair)
+    if expert < EXPERTS:
+        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        source = weight + expert.to(tl.int64) * 2 * inters * width
+        gates = source + tl.minimum(row, inters - 1)[:, None] * width
+        ups = gates + inters * width
+        token = x + (pair // CHOSEN).to(tl.int64) * width
+        gate = tl.zeros((ROWS, BLOCK), tl.float32)
+        up = tl.zeros((ROWS, BLOCK), tl.float32)
+        for step in tl.static_range(STEPS):
+            at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
+            value = tl.load(token + at, at < width, other=0.0).to(tl.float32)
+            gate += tl.load(gates + at, at < width, other=0.0, eviction_policy="evict_first").to(tl.float32) * value
+            up += tl.load(ups + at, at < width, other=0.0, eviction_policy="evict_first").to(tl.float32) * value
+        gated = tl.sum(gate, 1)
+        result = gated / (1.0 + tl.exp(-gated)) * tl.sum(up, 1)
+        tl.store(inner + pair.to(tl.int64) * inters + row, narrow(result, inner.dtype.element_ty), row < inters)
+
+
+@triton.jit
+def down_rows_kernel(
+    inner,
+    ids,
+    weights,
+    weight,
+    out,
+    width,
+    inters,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """A program some outputs of a token, of all its experts: they are summed in the order of its slots."""
+    token = tl.program_id(1)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = tl.minimum(row, width - 1)[:, None] * inters
+    sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    for slot in tl.static_range(CHOSEN):
+        pair = token * CHOSEN + slot
+        expert = tl.load(ids + pair)
+        there = expert < EXPERTS
+        share = tl.where(there, tl.load(weights + pair), 0.0)
+        source = weight + expert.to(tl.int64) * width * inters + inside
+        values = inner + pair.to(tl.int64) * inters
+        for step in tl.static_range(STEPS):
+            at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
+            mask = there & (at < inters)
+            value = tl.load(values + at, mask, other=0.0).to(tl.float32) * share
+            sums += tl.load(source + at, mask, other=0.0, eviction_policy="evict_first").to(tl.float32) * value
+    total = narrow(tl.sum(sums, 1), out.dtype.element_ty)
+    tl.store(out + token.to(tl.int64) * width + row, total, row < width)
+
+
+def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: RowTile) -> Tensor:
+    """The weighted sum of what each token's experts make of it; 0 for padding.
+
+    x, result: [tokens, hidden]    gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
+    """
+    tokens, width = x.shape
+    count, _, inters = down.shape
+    chosen = routes.ids.shape[1]
+    inner = x.new_empty(tokens * chosen, inters)
+    out = torch.empty_like(x)
+    block, steps = _cut(width)
+    gate_up_rows_kernel[(triton.cdiv(inters, tile.gate_up), tokens * chosen)](
+        x,
+        routes.ids,
+        gate_up,
+        inner,
+        width,
+        inters,
+        EXPERTS=count,
+        CHOSEN=chosen,
+        ROWS=tile.gate_up,
+        BLOCK=block,
+        STEPS=steps,
+        num_warps=tile.warps,
+    )
+    block, steps = _cut(inters)
+    down_rows_kernel[(triton.cdiv(width, tile.down), tokens)](
+        inner,
+        routes.ids,
+        routes.weights,
+        down,
+        out,
+        width,
+        inters,
+        EXPERTS=count,
+        CHOSEN=chosen,
+        ROWS=tile.down,
+        BLOCK=block,
+        STEPS=steps,
+        num_warps=tile.warps,
+    )
+    return out
+
+
+def _cut(width: int) -> tuple[int, int]:
+    """Numbers of a row that are read at once, and how often: 256 are 16 bytes a lane of one warp, in 16 bits."""
+    block = max(256, triton.next_power_of_2(width) // 8)
+    return block, triton.cdiv(width, block)

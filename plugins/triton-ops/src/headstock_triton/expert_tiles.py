@@ -1,0 +1,246 @@
+"""Products of blocks of tokens with their experts' weights, in tensor cores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from headstock_triton.portable import INTERPRETED, narrow
+from headstock_triton.routing import Blocks
+from headstock_triton.tiles import Tile, Tiles
+
+
+@triton.jit
+def _dot(left, right, sums):
+    """sums + left @ right in float32; float32 factors are not shortened."""
+    if INTERPRETED:
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), sums)
+    if left.dtype == tl.float32:
+        return tl.dot(left, right, sums, input_precision="ieee")
+    return tl.dot(left, right, sums)
+
+
+@triton.jit
+def _locate(blocks, columns, GROUP: tl.constexpr):
+    """The block and the column of a program: those that run together share weights and tokens in the cache."""
+    program = tl.program_id(0)
+    first = program // (GROUP * columns) * GROUP
+    size = tl.minimum(blocks - first, GROUP)
+    inside = program % (GROUP * columns)
+    return first + inside % size, inside // size
+
+
+@triton.jit(do_not_specialize=("blocks",))
+def gate_up_tiles_kernel(
+    x,
+    order,
+    table,
+    weight,
+    inner,
+    blocks,
+    WIDTH: tl.constexpr,
+    INTERS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    SWAP: tl.constexpr,
+    TMA: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """silu(gate) * up of a block's tokens and BN columns.
+
+    Rows of gate and up alternate in the tile of weights, so that both halves of a column end in the same thread.
+    """
+    block, column = _locate(blocks, tl.cdiv(INTERS, BN), GROUP)
+    rows = tl.load(table + 2 * block + 1)
+    if rows > 0:
+        expert = tl.load(table + 2 * block)
+        row = tl.arange(0, BM)
+        pair = tl.load(order + block * BM + row, row < rows, other=0)
+        k = tl.arange(0, BK)
+        left = x + (pair // CHOSEN).to(tl.int64)[:, None] * WIDTH + k[None, :]
+        both = tl.arange(0, 2 * BN)
+        source = tl.minimum(column * BN + both // 2, INTERS - 1) + (both % 2) * INTERS
+        if not TMA:
+            right = weight + expert.to(tl.int64) * 2 * INTERS * WIDTH + source[:, None] * WIDTH + k[None, :]
+        sums = tl.zeros((2 * BN, BM), tl.float32) if SWAP else tl.zeros((BM, 2 * BN), tl.float32)
+        for start in range(0, WIDTH, BK):
+            if EVEN:
+                a = tl.load(left + start, (row < rows)[:, None], other=0.0)
+            else:
+                a = tl.load(left + start, (row < rows)[:, None] & (k < WIDTH - start)[None, :], other=0.0)
+            if TMA:
+                w = weight.load([expert, column * BN, 0, start]).reshape(2 * BN, BK)
+            elif EVEN:
+                w = tl.load(right + start)
+            else:
+                w = tl.load(right + start, (k < WIDTH - start)[None, :], other=0.0)
+            sums = _dot(w, a.T, sums) if SWAP else _dot(a, w.T, sums)
+        if SWAP:
+            sums = sums.T
+        gate, up = tl.split(sums.reshape(BM, BN, 2))
+        result = narrow(gate / (1.0 + tl.exp(-gate)) * up, inner.dtype.element_ty)
+        out = column * BN + tl.arange(0, BN)
+        place = (block * BM + row).to(tl.int64)[:, None] * INTERS + out[None, :]
+        tl.store(inner + place, result, (row < rows)[:, None] & (out < INTERS)[None, :])
+
+
+@triton.jit(do_not_specialize=("blocks",))
+def down_tiles_kernel(
+    inner,
+    order,
+    table,
+    weights,
+    weight,
+    out,
+    blocks,
+    WIDTH: tl.constexpr,
+    INTERS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    SWAP: tl.constexpr,
+    TMA: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    """A block's rows times down and the pairs' weights, BN columns, each pair to its own row."""
+    block, column = _locate(blocks, tl.cdiv(WIDTH, BN), GROUP)
+    rows = tl.load(table + 2 * block + 1)
+    if rows > 0:
+        expert = tl.load(table + 2 * block)
+        row, k = tl.arange(0, BM), tl.arange(0, BK)
+        left = inner + (block * BM + row).to(tl.int64)[:, None] * INTERS + k[None, :]
+        source = tl.minimum(column * BN + tl.arange(0, BN), WIDTH - 1)
+        if not TMA:
+            right = weight + expert.to(tl.int64) * WIDTH * INTERS + source[:, None] * INTERS + k[None, :]
+        sums = tl.zeros((BN, BM), tl.float32) if SWAP else tl.zeros((BM, BN), tl.float32)
+        for start in range(0, INTERS, BK):
+            if EVEN:
+                a = tl.load(left + start, (row < rows)[:, None], other=0.0)
+            else:
+                a = tl.load(left + start, (row < rows)[:, None] & (k < INTERS - start)[None, :], other=0.0)
+            if TMA:
+                w = weight.load([expert * WIDTH + column * BN, start])
+            elif EVEN:
+                w = tl.load(right + start)
+            else:
+                w = tl.load(right + start, (k < INTERS - start)[None, :], other=0.0)
+            sums = _dot(w, a.T, sums) if SWAP else _dot(a, w.T, sums)
+        if SWAP:
+            sums = sums.T
+        pair = tl.load(order + block * BM + row, row < rows, other=0)
+        share = tl.load(weights + pair, row < rows, other=0.0)
+        to = column * BN + tl.arange(0, BN)
+        place = pair.to(tl.int64)[:, None] * WIDTH + to[None, :]
+        mask = (row < rows)[:, None] & (to < WIDTH)[None, :]
+        tl.store(out + place, narrow(sums * share[:, None], out.dtype.element_ty), mask)
+
+
+@triton.jit
+def combine_kernel(terms, ids, out, width, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr):
+    """A program a token and some columns: the terms are summed in the order of the token's slots."""
+    token = tl.program_id(0)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    routed = tl.load(ids + token * CHOSEN) < EXPERTS
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for slot in tl.static_range(CHOSEN):
+        place = (token * CHOSEN + slot).to(tl.int64) * width + at
+        sums += tl.load(terms + place, routed & (at < width), other=0.0).to(tl.float32)
+    tl.store(out + token.to(tl.int64) * width + at, narrow(sums, out.dtype.element_ty), at < width)
+
+
+def mix_tiles(x: Tensor, blocks: Blocks, gate_up: Tensor, down: Tensor, tiles: Tiles) -> Tensor:
+    """The weighted sum of what each token's experts make of it; 0 for padding.
+
+    x, result: [tokens, hidden]    gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
+    """
+    inner = multiply_gate_up(x, blocks, gate_up, tiles.gate_up)
+    return combine(multiply_down(inner, blocks, down, tiles.down), blocks)
+
+
+def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> Tensor:
+    """silu(gate) * up of every pair, in the blocks' places.   returns: [blocks * rows, intermediate]"""
+    count, double, width = weight.shape
+    inters, total = double // 2, len(blocks.table)
+    inner = x.new_empty(len(blocks.order), inters)
+    source: Any = weight
+    if tile.tma:
+        strides = [double * width, width, inters * width, 1]
+        source = TensorDescriptor(weight, [count, inters, 2, width], strides, [1, tile.n, 2, tile.k])
+    gate_up_tiles_kernel[(total * triton.cdiv(inters, tile.n),)](
+        x,
+        blocks.order,
+        blocks.table,
+        source,
+        inner,
+        total,
+        WIDTH=width,
+        INTERS=inters,
+        CHOSEN=blocks.routes.ids.shape[1],
+        BM=blocks.rows,
+        BN=tile.n,
+        BK=tile.k,
+        GROUP=tile.group,
+        SWAP=tile.swap,
+        TMA=tile.tma,
+        EVEN=width % tile.k == 0,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return inner
+
+
+def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> Tensor:
+    """What each pair adds to its token; padding's rows are undefined.   returns: [tokens * per_token, hidden]"""
+    count, width, inters = weight.shape
+    total, ids = len(blocks.table), blocks.routes.ids
+    terms = inner.new_empty(ids.numel(), width)
+    source: Any = weight
+    if tile.tma:
+        source = TensorDescriptor(weight, [count * width, inters], [inters, 1], [tile.n, tile.k])
+    down_tiles_kernel[(total * triton.cdiv(width, tile.n),)](
+        inner,
+        blocks.order,
+        blocks.table,
+        blocks.routes.weights,
+        source,
+        terms,
+        total,
+        WIDTH=width,
+        INTERS=inters,
+        BM=blocks.rows,
+        BN=tile.n,
+        BK=tile.k,
+        GROUP=tile.group,
+        SWAP=tile.swap,
+        TMA=tile.tma,
+        EVEN=inters % tile.k == 0,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return terms
+
+
+def combine(terms: Tensor, blocks: Blocks) -> Tensor:
+    """Each token's terms summed.   terms: [tokens * per_token, hidden]    returns: [tokens, hidden]"""
+    tokens, chosen = blocks.routes.ids.shape
+    out = terms.new_empty(tokens, terms.shape[1])
+    block = min(triton.next_power_of_2(out.shape[1]), 1024)
+    combine_kernel[(tokens, triton.cdiv(out.shape[1], block))](
+        terms,
+        blocks.routes.ids,
+        out,
+        out.shape[1],
+        EXPERTS=blocks.routes.count,
+        CHOSEN=chosen,
+        BLOCK=block,
+        num_warps=4,
+    )
+    return out

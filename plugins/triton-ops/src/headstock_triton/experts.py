@@ -1,0 +1,45 @@
+"""Mixtures of experts whose routes stay on the device: graphs hold them, whatever the tokens choose."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headstock.spi import Experts
+from headstock_triton.expert_rows import mix_rows
+from headstock_triton.expert_tiles import mix_tiles
+from headstock_triton.routing import route
+from headstock_triton.tiles import RowTile, Tiles, choose_tiles
+
+
+def mix_experts(
+    x: Tensor,
+    scores: Tensor,
+    experts: Experts,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    slots: Tensor | None = None,
+    page_size: int = 0,
+    tiles: RowTile | Tiles | None = None,
+) -> Tensor:
+    """The weighted sum of what each token's experts make of it, summed in an order that other tokens do not change.
+
+    x, result: [tokens, hidden]    scores: [tokens, experts]
+    gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
+    slots: [tokens] int64, where keys and values go; tokens in the dummy page, below `page_size`, are padding: no expert
+    takes them, and their result is 0
+    """
+    tokens, hidden = x.shape
+    if not tokens:
+        return torch.empty_like(x)
+    x = x.contiguous()
+    if tiles is None:
+        shape = (experts.count, experts.per_token, hidden, experts.intermediate)
+        tiles = choose_tiles(tokens, shape, x.device)
+    rows = tiles.rows if isinstance(tiles, Tiles) else 0
+    routes, blocks = route(scores, experts, slots, page_size, rows)
+    if isinstance(tiles, RowTile):
+        return mix_rows(x, routes, gate_up, down, tiles)
+    assert blocks is not None, "rows were given"
+    return mix_tiles(x, blocks, gate_up, down, tiles)

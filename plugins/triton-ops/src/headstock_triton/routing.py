@@ -1,0 +1,280 @@
+"""Which experts take each token, and the tokens in the order in which the experts multiply them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from attrs import frozen
+from torch import Tensor
+
+from headstock.spi import Experts
+
+_CELLS = 4096
+"""Cells (token, expert) that a program of many looks at."""
+_ALONE_CELLS = 8192
+"""Cells up to which one program routes and places: one launch, and nothing waits for other programs."""
+_TABLE_ROWS = 32
+"""Entries of the block table, and rows of counts, that are worked on at once."""
+
+
+@frozen(kw_only=True, eq=False)
+class Routes:
+    """The experts of each token, best first. Padding tokens have the expert that does not exist, `count`.
+
+    ids: [tokens, per_token] int32    weights: [tokens, per_token] float32
+    """
+
+    ids: Tensor
+    weights: Tensor
+    count: int
+
+
+@frozen(kw_only=True, eq=False)
+class Blocks:
+    """Pairs (token, slot) in blocks of `rows` that share an expert; an expert's last block may have fewer.
+
+    order: [blocks * rows] int32, the pair `token * per_token + slot` at each place; undefined where a block has fewer
+    table: [blocks, 2] int32, each block's expert and how many pairs it has; 0 for blocks past the last
+    """
+
+    routes: Routes
+    order: Tensor
+    table: Tensor
+    rows: int
+
+
+@triton.jit
+def _ordered(bits):
+    """float32 bits as integers that sort as the numbers do, and such integers as bits again."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _place(
+    chosen,
+    slot,
+    token,
+    total,
+    before,
+    order,
+    table,
+    first_block,
+    blocks,
+    CHOSEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TABLE: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """Put the program's pairs into their expert's blocks, in the order of tokens, and fill a part of the table.
+
+    chosen, slot: [tokens, experts]    total, before: [experts], pairs of all programs and of those before this one
+    writes: order, table from `first_block`
+    """
+    expert = tl.arange(0, WIDTH)
+    needed = (total + ROWS - 1) // ROWS
+    end = tl.cumsum(needed, 0)
+    begin = end - needed
+    place = (begin * ROWS + before)[None, :] + tl.cumsum(chosen, 0) - chosen
+    tl.store(order + place, token[:, None] * CHOSEN + slot, chosen > 0)
+    for step in range(STEPS):
+        block = first_block + step * TABLE + tl.arange(0, TABLE)
+        owner = tl.sum((end[None, :] <= block[:, None]).to(tl.int32), 1)
+        left = total[None, :] - (block[:, None] - begin[None, :]) * ROWS
+        left = tl.sum(tl.where(expert[None, :] == owner[:, None], left, 0), 1)
+        there = block < blocks
+        tl.store(table + 2 * block, tl.minimum(owner, WIDTH - 1), there)
+        tl.store(table + 2 * block + 1, tl.minimum(left, ROWS), there)
+
+
+@triton.jit(do_not_specialize=("tokens", "blocks"))
+def route_kernel(
+    scores,
+    slots,
+    ids,
+    weights,
+    counts,
+    order,
+    table,
+    tokens,
+    page_size,
+    blocks,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    SHORT: tl.constexpr,
+    PLACE: tl.constexpr,
+    COUNT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SLOTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TABLE: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """A program some tokens. Scores and experts are searched as one integer, so that ties go to the lower expert."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    expert = tl.arange(0, WIDTH)
+    here = token < tokens
+    mask = here[:, None] & (expert < EXPERTS)[None, :]
+    score = tl.load(scores + token.to(tl.int64)[:, None] * EXPERTS + expert[None, :], mask, other=0.0)
+    score = tl.where((expert < EXPERTS)[None, :], score.to(tl.float32), -float("inf"))
+    broken = tl.max((score != score).to(tl.int32), 1) > 0
+    score = tl.where((score != score) | (score == 0.0), 0.0, score)  # one zero; broken rows choose anyhow
+    top = tl.max(score, 1)
+    mass = tl.sum(tl.exp(score - top[:, None]), 1)
+    if SHORT:  # the lower half of a bfloat16's bits is free for the expert
+        least: tl.constexpr = -(2**31)
+        key = (_ordered(score.to(tl.int32, bitcast=True)) & -65536) | (WIDTH - 1 - expert)[None, :]
+    else:
+        least: tl.constexpr = -(2**63)
+        key = _ordered(score.to(tl.int32, bitcast=True)).to(tl.int64) * 4294967296 + (WIDTH - 1 - expert)[None, :]
+    key = tl.where(mask, key, least)
+    slot_index = tl.arange(0, SLOTS)[None, :]
+    best_ids = tl.zeros((TOKENS, SLOTS), tl.int32)
+    best = tl.zeros((TOKENS, SLOTS), tl.float32)
+    slot = tl.zeros((TOKENS, WIDTH), tl.int32) - 1
+    for index in tl.static_range(CHOSEN):
+        largest = tl.max(key, 1)
+        if SHORT:
+            chosen_id = WIDTH - 1 - (largest & 65535)
+            value = (_ordered(largest & -65536) & -65536).to(tl.float32, bitcast=True)
+        else:
+            chosen_id = (WIDTH - 1 - (largest & 4294967295)).to(tl.int32)
+            value = _ordered((largest >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+        hit = expert[None, :] == chosen_id[:, None]
+        key = tl.where(hit, least, key)
+        slot = tl.where(hit, index, slot)
+        best_ids = tl.where(slot_index == index, chosen_id[:, None], best_ids)
+        best = tl.where(slot_index == index, (tl.exp(value - top) / mass)[:, None], best)
+    if RENORMALIZE:
+        best = best / tl.sum(best, 1)[:, None]
+    best = tl.where(broken[:, None], float("nan"), best)
+    routed = here
+    if PADDED:
+        routed = here & (tl.load(slots + token, here, other=0) >= page_size)
+    there = here[:, None] & (slot_index < CHOSEN)
+    at = token[:, None] * CHOSEN + slot_index
+    tl.store(ids + at, tl.where(routed[:, None], best_ids, EXPERTS), there)
+    tl.store(weights + at, best, there)
+    chosen = (routed[:, None] & (slot >= 0)).to(tl.int32)
+    count = tl.sum(chosen, 0)
+    if PLACE:
+        none = tl.zeros((WIDTH,), tl.int32)
+        _place(chosen, slot, token, count, none, order, table, 0, blocks, CHOSEN, WIDTH, ROWS, TABLE, STEPS)
+    if COUNT:
+        tl.store(counts + tl.program_id(0) * WIDTH + expert, count)
+
+
+@triton.jit(do_not_specialize=("tokens", "programs", "blocks"))
+def place_kernel(
+    ids,
+    counts,
+    order,
+    table,
+    tokens,
+    programs,
+    blocks,
+    CHOSEN: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TABLE: tl.constexpr,
+    COUNTS: tl.constexpr,
+):
+    """A program the tokens that one of `route_kernel` has counted, and a part of the table."""
+    program = tl.program_id(0)
+    token = program * TOKENS + tl.arange(0, TOKENS)
+    expert = tl.arange(0, WIDTH)
+    total = tl.zeros((WIDTH,), tl.int32)
+    before = tl.zeros((WIDTH,), tl.int32)
+    for step in range(COUNTS):
+        each = step * TABLE + tl.arange(0, TABLE)
+        there = (each < programs)[:, None]
+        count = tl.load(counts + each[:, None] * WIDTH + expert[None, :], there, other=0)
+        total += tl.sum(count, 0)
+        before += tl.sum(tl.where((each < program)[:, None], count, 0), 0)
+    slot = tl.zeros((TOKENS, WIDTH), tl.int32) - 1
+    for index in tl.static_range(CHOSEN):
+        chosen_id = tl.load(ids + token * CHOSEN + index, token < tokens, other=WIDTH)
+        # The expert that does not exist may be a column, if their number is no power of two: nothing counts it.
+        slot = tl.where(expert[None, :] == chosen_id[:, None], index, slot)
+    real = (tl.load(counts + program * WIDTH + expert, program < programs, other=0) > 0)[None, :]
+    chosen = (real & (slot >= 0)).to(tl.int32)
+    _place(chosen, slot, token, total, before, order, table, program * TABLE, blocks, CHOSEN, WIDTH, ROWS, TABLE, 1)
+
+
+def route(
+    scores: Tensor, experts: Experts, slots: Tensor | None = None, page_size: int = 0, rows: int = 0
+) -> tuple[Routes, Blocks | None]:
+    """Each token's experts, and its pairs in blocks of `rows` if that is not 0; nothing is read on the host.
+
+    scores: [tokens, experts]    slots: [tokens] int64; tokens below `page_size`, in the dummy page, are padding
+    """
+    tokens, count, device = len(scores), experts.count, scores.device
+    width = max(triton.next_power_of_2(count), 16)
+    alone = triton.next_power_of_2(tokens) * width <= _ALONE_CELLS
+    part = triton.next_power_of_2(tokens) if alone else max(_CELLS // width, 1)
+    programs = triton.cdiv(tokens, part)
+    blocks = count_blocks(tokens * experts.per_token, count, rows) if rows else 0
+    routes = Routes(
+        ids=torch.empty(tokens, experts.per_token, dtype=torch.int32, device=device),
+        weights=torch.empty(tokens, experts.per_token, dtype=torch.float32, device=device),
+        count=count,
+    )
+    counts = torch.empty(0 if alone else programs, width, dtype=torch.int32, device=device)
+    order = torch.empty(blocks * rows, dtype=torch.int32, device=device)
+    table = torch.empty(blocks, 2, dtype=torch.int32, device=device)
+    route_kernel[(programs,)](
+        scores.contiguous(),
+        routes.ids if slots is None else slots,
+        routes.ids,
+        routes.weights,
+        counts,
+        order,
+        table,
+        tokens,
+        page_size,
+        blocks,
+        EXPERTS=count,
+        CHOSEN=experts.per_token,
+        RENORMALIZE=experts.renormalize,
+        PADDED=slots is not None,
+        SHORT=scores.dtype == torch.bfloat16 and width <= 65536,
+        PLACE=rows > 0 and alone,
+        COUNT=rows > 0 and not alone,
+        TOKENS=part,
+        WIDTH=width,
+        SLOTS=triton.next_power_of_2(experts.per_token),
+        ROWS=max(rows, 1),
+        TABLE=_TABLE_ROWS,
+        STEPS=triton.cdiv(blocks, _TABLE_ROWS) if alone else 0,
+        num_warps=min(max(part * width // 256, 1), 8),
+    )
+    if rows == 0:
+        return routes, None
+    if not alone:
+        place_kernel[(max(programs, triton.cdiv(blocks, _TABLE_ROWS)),)](
+            routes.ids,
+            counts,
+            order,
+            table,
+            tokens,
+            programs,
+            blocks,
+            CHOSEN=experts.per_token,
+            TOKENS=part,
+            WIDTH=width,
+            ROWS=rows,
+            TABLE=_TABLE_ROWS,
+            COUNTS=triton.next_power_of_2(triton.cdiv(programs, _TABLE_ROWS)),
+            num_warps=8,
+        )
+    return routes, Blocks(routes=routes, order=order, table=table, rows=rows)
+
+
+def count_blocks(pairs: int, experts: int, rows: int) -> int:
+    """The most blocks of `rows` that so many pairs can fill: each expert that is used may leave one unfinished."""
+    return (pairs + min(pairs, experts) * (rows - 1)) // rows

@@ -1,0 +1,168 @@
+"""Mixtures of experts against torch in float32, and the routes that their kernels follow."""
+
+from __future__ import annotations
+
+import expert_cases as cases
+import ops_cases
+import pytest
+import torch
+from attrs import evolve
+from expert_cases import CASES, WAYS, Mixture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from often import often
+from ops_cases import Shape
+from torch import Tensor
+
+from headstock.nn.moe import route as torch_route
+from headstock.spi import Experts
+from headstock_triton.ops import TritonOps
+from headstock_triton.options import TritonOptions
+from headstock_triton.routing import count_blocks, route
+from headstock_triton.tiles import RowTile, Tiles, choose_tiles
+
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+SIZES = [(1, 4, 1), (7, 8, 2), (2, 8, 8), (9, 8, 8), (2, 4, 2), (8, 128, 8), (33, 8, 2), (300, 8, 2), (300, 128, 2)]
+FEW = 40
+"""Tokens up to which pairs are taken one by one here, and narrow tiles are tried: the interpreter counts programs."""
+SHAPE = Shape(hidden=48, heads=4, kv_heads=2, head_dim=64, intermediate=40, vocab=96)
+
+
+@pytest.mark.parametrize("way", ["rows", "tiles", "swapped", "tma", "wide"])
+@pytest.mark.parametrize(("tokens", "count", "chosen"), often(3, SIZES))
+def test_mixtures(tokens: int, count: int, chosen: int, way: str) -> None:
+    if tokens > FEW and way != "wide":
+        pytest.skip("as few tokens show it")
+    case = Mixture(tokens=tokens, count=count, chosen=chosen)
+    cases.mixture_case(case, torch.bfloat16, "cpu", WAYS[way])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("way", ["rows", "wide"])
+def test_any_type_of_weights(way: str, dtype: torch.dtype) -> None:
+    cases.mixture_case(Mixture(tokens=3, count=5, chosen=3, renormalize=False), dtype, "cpu", WAYS[way])
+
+
+@pytest.mark.parametrize("way", ["rows", "tma", "swapped", "wide"])
+@pytest.mark.parametrize(("hidden", "inters"), often(1, [(72, 24), (300, 88)]))
+def test_widths_that_no_tile_divides(hidden: int, inters: int, way: str) -> None:
+    case = Mixture(tokens=5, count=3, chosen=2, hidden=hidden, inters=inters)
+    cases.mixture_case(case, torch.bfloat16, "cpu", evolve(WAYS[way]))
+
+
+@pytest.mark.parametrize("way", ["rows", "wide", "tma"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_one_expert_padding_nan_and_neighbours(case: object, way: str) -> None:
+    assert callable(case)
+    case(Mixture(tokens=9, count=8, chosen=2), torch.bfloat16, "cpu", WAYS[way])
+
+
+@pytest.mark.parametrize("tokens", [40, *often(0, [300])])
+def test_padding_among_more_tokens_than_one_program_routes(tokens: int) -> None:
+    cases.padding_case(Mixture(tokens=tokens, count=200, chosen=1), torch.bfloat16, "cpu", WAYS["wide"])
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    tokens=st.integers(1, 90),
+    count=st.sampled_from([1, 3, 8, 128, 200]),
+    chosen=st.integers(1, 8),
+    rows=st.sampled_from([16, 32]),
+    padded=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_blocks_hold_each_pair_once_in_order_with_its_expert(
+    tokens: int, count: int, chosen: int, rows: int, padded: bool, seed: int
+) -> None:
+    experts = Experts(count=count, per_token=min(chosen, count), intermediate=8, renormalize=True)
+    scores = torch.randn(tokens, count, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    slots = torch.arange(tokens) if padded else None  # the first 16 lie in the dummy page
+
+    routes, blocks = route(scores, experts, slots, 16, rows)
+
+    assert blocks is not None
+    held: list[list[int]] = [[] for _ in range(count)]
+    sizes = blocks.table[:, 1].tolist()
+    for place, (expert, size) in enumerate(blocks.table.tolist()):
+        if size:
+            held[expert] += blocks.order[place * rows : place * rows + size].tolist()
+    wanted = [[] for _ in range(count)]
+    for pair, expert in enumerate(routes.ids.flatten().tolist()):
+        if expert < count:
+            wanted[expert].append(pair)
+    assert held == wanted
+    assert sum(size > 0 for size in sizes) == sum(-(-len(pairs) // rows) for pairs in wanted)
+    if padded:
+        assert bool((routes.ids[:16] == count).all())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_routes_are_torchs(renormalize: bool, dtype: torch.dtype) -> None:
+    experts = Experts(count=12, per_token=3, intermediate=8, renormalize=renormalize)
+    _, scores = cases.draw_tokens(Mixture(tokens=70, count=12, chosen=3), dtype, "cpu")
+
+    routes, none = route(scores, experts)
+
+    weights, ids = torch_route(scores.float(), experts)
+    assert none is None
+    assert torch.equal(routes.ids.long(), ids)
+    torch.testing.assert_close(routes.weights, weights)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_of_equal_scores_the_lower_expert_is_better(dtype: torch.dtype) -> None:
+    scores = torch.tensor([[0.0, 1.0, -0.0, 1.0, 1.0], [-2.0, -2.0, -2.0, -3.0, -2.0], [0.0, -0.0, 0.0, -0.0, -1.0]])
+
+    routes, _ = route(scores.to(dtype), Experts(count=5, per_token=4, intermediate=8, renormalize=True))
+
+    assert routes.ids.tolist() == [[1, 3, 4, 0], [0, 1, 2, 4], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(("pairs", "experts", "rows"), [(8, 128, 16), (64, 128, 16), (256, 8, 16), (65536, 128, 128)])
+def test_so_many_blocks_are_enough_for_the_worst_routes(pairs: int, experts: int, rows: int) -> None:
+    used = min(pairs, experts)
+    alone = used - 1  # one pair each, and all the rest to one expert
+    spread = [1 + (pairs - used) // used // rows * rows] * used
+    spread[0] += pairs - sum(spread)
+
+    bound = count_blocks(pairs, experts, rows)
+
+    assert bound >= alone + -(-(pairs - alone) // rows)
+    assert bound >= sum(-(-each // rows) for each in spread)
+
+
+def test_layers_whose_experts_are_fused() -> None:
+    shape = evolve(SHAPE, experts=Experts(count=5, per_token=2, intermediate=24, renormalize=True))
+    for tokens in (4, 8):  # pair by pair, and in tiles
+        ops_cases.model_case(shape, tokens, torch.bfloat16, "cpu", TritonOps(TritonOptions(fused_experts=True)))
+
+
+@pytest.mark.parametrize(("dtype", "own"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)])
+def test_padding_of_a_step_goes_to_no_expert_where_experts_are_fused(dtype: torch.dtype, own: bool) -> None:
+    shape = evolve(SHAPE, layers=1, experts=Experts(count=5, per_token=2, intermediate=24, renormalize=True))
+    config = ops_cases.config_of(shape)
+    params = ops_cases.params_of(config, dtype, "cpu")
+    batch = ops_cases.batch_of(config, 6, dtype, "cpu")  # its last two tokens lie in the dummy page
+    layer, ops = config.layers[0], TritonOps(TritonOptions(fused_experts=True))
+
+    def mixed() -> Tensor:
+        stream = ops.moe(ops.embed(params, config, batch), params, config, layer, batch)
+        assert stream.pending is not None
+        return stream.pending
+
+    assert (mixed()[4:] == 0).all().item() is own
+    assert (mixed()[:4] != 0).any(1).all()
+
+
+def test_no_tokens() -> None:
+    gate_up, down = cases.draw_weights(Mixture(tokens=0, count=4, chosen=2), torch.bfloat16, "cpu")
+    x, scores = torch.empty(0, 48, dtype=torch.bfloat16), torch.empty(0, 4, dtype=torch.bfloat16)
+    found = cases.mix_experts(x, scores, Mixture(tokens=0, count=4, chosen=2).experts, gate_up, down)
+    assert found.shape == (0, 48)
+
+
+@pytest.mark.parametrize(("tokens", "kind"), [(4, RowTile), (5, Tiles), (8192, Tiles)])
+def test_few_tokens_are_taken_pair_by_pair_and_more_in_tiles(tokens: int, kind: type) -> None:
+    tiles = choose_tiles(tokens, (128, 8, 2048, 768), torch.device("cpu"))
+    assert isinstance(tiles, kind)
