@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.config import PRESETS, FlagParser, Resolved, add_engine_flags, add_sampling_flags, resolve
+from headstock.config import PRESETS, EngineConfig, FlagParser, Resolved, add_engine_flags, add_sampling_flags, resolve
 from headstock.config.catalog import engine_settings
 from headstock.errors import HeadstockError, ModelError, UsageError
 
@@ -263,3 +263,7 @@ def test_sampling_flags_hold_only_what_was_given() -> None:
     assert found.sampling == {"max_tokens": 5, "temperature": 0.0, "top_k": -1, "seed": 3, "stop": ("a", "b")}
     assert found.engine.seed == 0
     assert settled("--temperature auto", {"HEADSTOCK_TEMPERATURE": "0"}).sampling == {}
+
+
+def test_a_gpu_is_another_word_for_cuda() -> None:
+    assert EngineConfig.from_keywords(device="gpu").device == "cuda"

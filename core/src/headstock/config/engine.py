@@ -63,7 +63,7 @@ class EngineConfig:
     )
     device: str = setting(
         "--device",
-        Choice(names=("auto", "cpu", "cuda")),
+        Choice(names=("auto", "cpu", "cuda"), spellings={"gpu": "cuda"}),
         "auto",
         "where to run; auto: CUDA when there is one",
         group="model",

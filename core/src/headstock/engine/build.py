@@ -242,9 +242,9 @@ def check_options(config: EngineConfig, parts: Parts) -> None:
     specs += [parts.cache, parts.scheduler, parts.runner, parts.ops, parts.executor]
     stray = registry.unclaimed(config.opt, specs)
     if stray:
-        raise UsageError(
-            f"--opt {stray[0]}: no chosen plugin has that name; chosen: {', '.join(s.name for s in specs)}"
-        )
+        names = [spec.name for spec in specs]
+        close = registry.suggestion(stray[0].partition(".")[0], names)
+        raise UsageError(f"--opt {stray[0]}: no chosen plugin has that name{close}; chosen: {', '.join(names)}")
     for spec in specs:
         if registry.options(spec, config.opt) is not None and isinstance(spec, WITHOUT_OPTIONS):
             raise PluginBroken(

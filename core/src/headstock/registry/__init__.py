@@ -1,7 +1,16 @@
 """Plugins, found by metadata, loaded when chosen, checked against the contract. Importing it does not import torch."""
 
 from headstock.registry.assignments import options, unclaimed
-from headstock.registry.entries import Installed, find, group, installed, noun, unknown_architecture, unknown_name
+from headstock.registry.entries import (
+    Installed,
+    find,
+    group,
+    installed,
+    noun,
+    suggestion,
+    unknown_architecture,
+    unknown_name,
+)
 from headstock.registry.extras import incomplete
 from headstock.registry.first_party import sources
 from headstock.registry.loading import implementation, imported, made, spec, specs
@@ -24,6 +33,7 @@ __all__ = [
     "sources",
     "spec",
     "specs",
+    "suggestion",
     "unclaimed",
     "unknown_architecture",
     "unknown_name",
