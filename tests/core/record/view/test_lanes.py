@@ -15,6 +15,7 @@ from core.schedule.workloads import limits, request
 from headstock.builtin import mixed
 from headstock.record.moment import Moment
 from headstock.record.replay import Divergence, Replayed
+from headstock.record.view.data import collect
 from headstock.record.view.headline import Headline, axis_end, percentile, summarize
 from headstock.record.view.lanes import (
     DECODE,
@@ -26,6 +27,7 @@ from headstock.record.view.lanes import (
     STALLED,
     Lanes,
 )
+from headstock.record.view.page import render
 from headstock.record.view.watch import SERIES, Watch
 from headstock.schedule import Aborted, Arrived, Event, Plan, State, initial, step
 from headstock.spi import Budget, Choice, View
@@ -102,8 +104,8 @@ def test_a_preempted_lane_shows_its_way_back_and_what_was_computed_again() -> No
         [(0, PREFILL), (1, DECODE), (2, PREEMPTED), (3, PREFILL), (4, DECODE), (5, GONE)],
         [(2, PREFILL), (3, GONE)],
     ]
-    names = ("preemptions", "recomputed", "output", "first", "priority")
-    assert numbers(lanes, *names) == [(1, 5, 4, 1, 0), (0, 0, 1, 3, 1)]
+    assert numbers(lanes, "preemptions", "recomputed", "output", "first") == [(1, 5, 4, 1), (0, 0, 1, 3)]
+    assert lanes.priorities == [0, 1]
     assert lanes.away == 0
 
 
@@ -252,3 +254,12 @@ def test_a_step_that_differs_is_not_drawn() -> None:
 def test_a_clock_that_goes_back_stands_still() -> None:
     watch = watch_script(ONE_SEAT, [(10, [Arrived(request("a", [1], 1))]), (3, []), (12, [])])
     assert watch.columns()["at"].tolist() == [10 * MS, 10 * MS, 12 * MS]
+
+
+def test_numbers_of_any_size_are_drawn() -> None:
+    late = request("late", [1], 1, priority=-(2**80))  # waits behind the other, so no array holds its priority
+    script = [(-(2**63) / MS, [Arrived(request("a", [1], 3)), Arrived(late)]), (2**63 / MS, [])]
+    watch = watch_script(ONE_SEAT, script)
+    assert watch.columns()["at"].tolist() == [0, 2**62] and headline(watch).ttft == (2**62 / 1e9,) * 2
+    header = {"model": "toy", "headstock": "1", "scheduler": "mixed", "cache": None}
+    assert f'"priority":["0","{-(2**80)}"]' in render(collect(watch, header, "fine"))

@@ -51,6 +51,7 @@ def lanes_data(lanes: Lanes) -> dict[str, Any]:
     return {
         "ids": [plain(id) for id in lanes.ids],
         "reasons": [plain(reason) for reason in lanes.reasons],
+        "priority": [plain(priority) for priority in lanes.priorities],
         "segments": [[number for segment in steps for number in segment] for steps in lanes.segments],
         **lanes.numbers(),
     }

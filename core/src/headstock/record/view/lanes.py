@@ -29,12 +29,11 @@ FIELDS = (
     "preemptions",
     "recomputed",
     "stalled",
-    "priority",
 )
 """The numbers kept of every request: steps of its milestones (-1: never came), tokens, counts."""
 
-ARRIVED, SEATED, FIRST, ENDED, PROMPT, CACHED, OUTPUT, PREEMPTIONS, RECOMPUTED, STALLS, PRIORITY = range(11)
-TOLD_AT, LOST = 11, 12
+ARRIVED, SEATED, FIRST, ENDED, PROMPT, CACHED, OUTPUT, PREEMPTIONS, RECOMPUTED, STALLS = range(10)
+TOLD_AT, LOST = 10, 11
 """Nanoseconds of the last token, and tokens that were computed before a preemption; for counting alone."""
 
 
@@ -50,6 +49,7 @@ class Lanes:
     limits: Limits
     ids: list[str] = field(factory=list)
     reasons: list[str] = field(factory=list)
+    priorities: list[int] = field(factory=list)
     segments: list[list[tuple[int, int]]] = field(factory=list)
     gaps: Counter[int] = field(factory=Counter)
     waits: list[int] = field(factory=list)
@@ -89,7 +89,8 @@ class Lanes:
         self.table = grown(self.table, lane)
         self.table[:, lane] = 0
         self.table[[SEATED, FIRST, ENDED], lane] = -1
-        self.table[[ARRIVED, PROMPT, PRIORITY], lane] = number, len(request.prompt), request.priority
+        self.table[[ARRIVED, PROMPT], lane] = number, len(request.prompt)
+        self.priorities.append(request.priority)
         self.ids.append(request.id)
         self.reasons.append("")
         self.segments.append([(number, QUEUED)])

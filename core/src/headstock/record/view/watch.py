@@ -20,6 +20,8 @@ MOST_ROWS = 384
 FINE_ROWS = 4096
 """Rows kept until the map's height is known."""
 FREE, CACHED, LIVE, SHARED = range(4)
+LATEST = 1 << 62
+"""Nanoseconds after which a clock stands still, so that no difference of a damaged one leaves 64 bits."""
 
 SERIES = (
     *("at", "prefill", "decode", "told"),
@@ -80,7 +82,8 @@ class Watch:
         if state is None or plan is None:
             return
         number = moment.number
-        at = max(moment.at, self.series[-1][0]) if self.series else moment.at
+        last = self.series[-1][0] if self.series else 0
+        at = min(max(moment.at, last), LATEST)
         self.lanes.see(moment, at, state, plan)
         self.series.append(self.numbers(at, state, plan))
         self.prefixes.see(state, number)

@@ -86,7 +86,7 @@ function drawRequest() {
     `${plural(lanes.preemptions[i], "time")}, ${plural(lanes.recomputed[i], "token")} computed again`
     );
   if (lanes.stalled[i]) field(list, "stalled", plural(lanes.stalled[i], "step"));
-  if (lanes.priority[i]) field(list, "priority", whole(lanes.priority[i]));
+  if (lanes.priority[i] !== "0") field(list, "priority", lanes.priority[i]);
   if (ended[i] >= 0) field(list, "ended",
     `step ${whole(ended[i])}, after ${between(arrived[i], ended[i])}: ${lanes.reasons[i]}`, ended[
       i]);
