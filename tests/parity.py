@@ -88,15 +88,17 @@ def expected(directory: Path, prompt: Sequence[int]) -> Tensor:
     return logits.log_softmax(-1)
 
 
-def computed(directory: Path, prompt: Sequence[int]) -> Tensor:
-    """What headstock makes of the prompt.   returns: [tokens, vocab] log-probabilities"""
+def computed(directory: Path, prompt: Sequence[int], chunk: int | None = None) -> Tensor:
+    """What headstock makes of the prompt, `chunk` tokens a step.   returns: [tokens, vocab] log-probabilities"""
     family, config = read_model(directory)
     config = untie(directory, family, config)
     specs, length = family.params(config), len(prompt)
     assert length <= config.max_position
     params = load(directory, specs, config, dtype=torch.float32, device=torch.device("cpu"), max_seq_len=length)
     paged = Paged.new(family, config, params, TorchOps(), page_size=16, sequences=1, length=length)
-    return paged.step({0: prompt}).log_softmax(-1)
+    size = chunk or length
+    steps = [paged.step({0: prompt[start : start + size]}) for start in range(0, length, size)]
+    return torch.cat(steps).log_softmax(-1)
 
 
 def tokens(count: int, seed: int = 1) -> list[int]:

@@ -85,7 +85,6 @@ def test_rotary_positions(model_type: str, rope: dict[str, Any], tmp_path: Path)
         ("qwen3", {**SLIDING, "max_window_layers": 1}),
         ("qwen3", {**SLIDING, "layer_types": MINISTRAL, "max_window_layers": 0}),
         ("qwen3_moe", {**SLIDING, "max_window_layers": 1}),
-        ("llama", {"sliding_window": 5}),
         ("llama", {"layer_types": ["attention"] * 2}),
     ],
     ids=str,
@@ -98,11 +97,21 @@ def test_windows(model_type: str, changes: dict[str, Any], tmp_path: Path) -> No
     assert_parity(tmp_path, PROMPT)
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "qwen3_moe"])
-def test_no_window_beyond_4096_tokens_where_the_window_is_null(model_type: str, tmp_path: Path) -> None:
-    small = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_window_layers": 0}
-    window = {"use_sliding_window": True, "sliding_window": None, "max_position_embeddings": 8192}
-    write(tmp_path, shape(model_type, **small, **window))
+@pytest.mark.parametrize(
+    ("model_type", "window"),
+    [
+        ("qwen2", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": None}),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 0}),
+        ("mistral", {"sliding_window": None}),
+        ("mistral", {}),
+    ],
+    ids=str,
+)
+def test_windows_that_show_beyond_4096_tokens(model_type: str, window: dict[str, Any], tmp_path: Path) -> None:
+    small = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    write(tmp_path, shape(model_type, max_position_embeddings=8192, **small, **window))
 
     assert_parity(tmp_path, tokens(4120))
 

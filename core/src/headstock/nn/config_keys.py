@@ -64,12 +64,15 @@ UNSERVED: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "use_bidirectional_attention", "bidirectional"), OFF),
     **dict.fromkeys(("sliding_window_pattern", "interleaved_sliding_window", "layer_group_size"), OFF),
     **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm", "use_qk_l2norm"), OFF),
-    **dict.fromkeys(("scale_attn_weights", "is_causal"), (None, True)),
+    "scale_attn_weights": (None, True),
+    "is_causal": (True,),  # transformers takes null for false
+    # transformers attends to everything in a prompt, and to a window while it generates
+    "sliding_window": (None,),
     # other arrangements of layers
     **dict.fromkeys(("parallel_attn", "parallel_block", "use_parallel_residual", "use_parallel_block"), OFF),
     **dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size"), OFF),
-    **dict.fromkeys(("per_layer_config", "text_config", "vision_config", "audio_config"), (None, {}, [])),
-    "pruned_heads": (None, {}),
+    **dict.fromkeys(("text_config", "vision_config", "audio_config"), (None,)),
+    **dict.fromkeys(("per_layer_config", "pruned_heads"), (None, {})),
     # other activations
     "hidden_act": ("silu", "swish"),
     **dict.fromkeys(("hidden_activation", "activation_function"), (None, "silu", "swish")),

@@ -1,0 +1,142 @@
+"""Any configuration: headstock refuses it by name, or has the log-probabilities of transformers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from parity import ARCHITECTURES, add_tensors, computed, expected, shape, tokens, write
+
+from headstock.engine.checkpoint import read_model
+from headstock.errors import ModelError
+
+ORIGINAL = "original_max_position_embeddings"
+
+NUMBERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ("factor",)),
+    "linear": (("factor",), (ORIGINAL,)),
+    "dynamic": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor"), (ORIGINAL, "beta_fast")),
+    "yarn": (
+        ("factor",),
+        (ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    ),
+}
+"""Type of scaling -> the numbers that a drawn table always has, and those that it may have."""
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "factor": st.sampled_from([1.0, 1.5, 2, 4.0, 8.0]),
+    "low_freq_factor": st.sampled_from([0.5, 1, 1.0]),
+    "high_freq_factor": st.sampled_from([2.5, 4, 4.0]),
+    ORIGINAL: st.sampled_from([16, 24, 40, 64]),
+    "beta_fast": st.sampled_from([4, 8.0, 32, None]),
+    "beta_slow": st.sampled_from([1, 2.0]),
+    "attention_factor": st.sampled_from([0.7, 1.3, None]),
+    "mscale": st.sampled_from([0.7, 1.0, None]),
+    "mscale_all_dim": st.sampled_from([0.5, 1.0, None]),
+    "truncate": st.booleans(),
+    "rope_theta": st.sampled_from([50.0, 300.0, 10000, 1e6]),
+}
+
+
+@st.composite
+def rope_tables(draw: st.DrawFn) -> dict[str, Any]:
+    """A table of rotary positions, in the spelling of any release."""
+    kind = draw(st.sampled_from([*NUMBERS, "yarn", "llama3", "longrope"]))
+    required, optional = NUMBERS.get(kind, ((), ()))
+    named = draw(st.fixed_dictionaries({draw(st.sampled_from(["type", "rope_type"])): st.just(kind)}))
+    numbers = draw(
+        st.fixed_dictionaries(
+            {name: VALUES[name] for name in required},
+            optional={name: VALUES[name] for name in (*optional, "rope_theta")},
+        )
+    )
+    return named | numbers
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> dict[str, Any]:
+    """config.json of a small model of any family, with fields that its family reads and fields that it does not."""
+    model_type = draw(st.sampled_from(sorted(ARCHITECTURES)))
+    layers, heads = draw(st.integers(1, 3)), draw(st.sampled_from([2, 4, 6]))
+    rope = st.none() | st.just({}) | rope_tables()
+    types = st.sampled_from(["full_attention", "sliding_attention", "attention"])
+    changes = {
+        "num_hidden_layers": st.just(layers),
+        "num_attention_heads": st.just(heads),
+        "num_key_value_heads": st.sampled_from([n for n in (1, 2, 3) if heads % n == 0]),
+        "hidden_size": st.sampled_from([heads * 4, heads * 8]),
+        "head_dim": st.sampled_from([8, 16, 64, 80, 96, 128]),
+        "max_position_embeddings": st.sampled_from([40, 64]),
+        "rms_norm_eps": st.sampled_from([1e-6, 1e-2]),
+    }
+    optional = {
+        "tie_word_embeddings": st.booleans(),
+        "rope_theta": VALUES["rope_theta"],
+        "rope_scaling": rope,
+        "rope_parameters": rope,
+        ORIGINAL: VALUES[ORIGINAL],
+        "partial_rotary_factor": st.sampled_from([1.0, 1, None, 0.5]),
+        "sliding_window": st.sampled_from([1, 2, 5, 16, 4096, None]),
+        "use_sliding_window": st.booleans(),
+        "max_window_layers": st.integers(0, 3),
+        "layer_types": st.none() | st.lists(types, min_size=layers, max_size=layers),
+        "attention_bias": st.booleans(),
+        "mlp_bias": st.booleans(),
+        "hidden_act": st.sampled_from(["silu", "swish"]),
+    }
+    experts = {
+        "num_experts": st.sampled_from([2, 4]),
+        "num_local_experts": st.sampled_from([2, 4]),
+        "norm_topk_prob": st.booleans(),
+        "decoder_sparse_step": st.integers(1, 2),
+        "mlp_only_layers": st.sampled_from([None, [], [0], [1]]),
+    }
+    drawn = draw(st.fixed_dictionaries(changes, optional=optional | (experts if model_type == "qwen3_moe" else {})))
+    return shape(model_type, **drawn)
+
+
+def assert_parity_or_refusal(directory: Path, hf: dict[str, Any], has_head: bool, chunk: int | None) -> None:
+    """Headstock has the scores of transformers, or raises ModelError."""
+    prompt = tokens(40)
+    try:
+        write(directory, hf)
+        if has_head:
+            add_tensors(directory, {"lm_head.weight": torch.randn(hf["vocab_size"], hf["hidden_size"]) * 0.3})
+        theirs = expected(directory, prompt)
+    except Exception:  # whatever fails in transformers: it has no scores then, and nobody may
+        with pytest.raises(ModelError):
+            read_model(directory)
+        return
+    try:
+        ours = computed(directory, prompt, chunk)
+    except ModelError:
+        return
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+CASES = {"hf": configurations(), "has_head": st.booleans(), "chunk": st.sampled_from([None, 7])}
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(**CASES)
+def test_a_drawn_configuration_is_served_as_transformers_does_or_refused(
+    hf: dict[str, Any], has_head: bool, chunk: int | None
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        assert_parity_or_refusal(Path(directory), hf, has_head, chunk)
+
+
+@pytest.mark.full
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(**CASES)
+def test_many_drawn_configurations_are_served_as_transformers_does_or_refused(
+    hf: dict[str, Any], has_head: bool, chunk: int | None
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        assert_parity_or_refusal(Path(directory), hf, has_head, chunk)
