@@ -36,6 +36,13 @@ def test_fields_and_defaults() -> None:
     assert QWEN3.config(HF).head_dim == 128
 
 
+@pytest.mark.parametrize(("family", "kv_heads"), [(LLAMA, 64), (MISTRAL, 8), (QWEN2, 32), (QWEN3, 32), (QWEN3_MOE, 4)])
+def test_the_default_of_kv_heads_is_the_familys(family: Any, kv_heads: int) -> None:
+    without = {name: value for name, value in HF.items() if name != "num_key_value_heads"}
+
+    assert family.config({**without, "hidden_size": 128, "num_attention_heads": 64}).kv_heads == kv_heads
+
+
 def test_rope_before_and_after_transformers_5() -> None:
     old = {"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}}
