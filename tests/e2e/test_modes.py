@@ -130,7 +130,7 @@ def test_H16_a_request_that_meets_another_ones_pressure_is_told_so() -> None:
             time.sleep(0.01)
         (accepted,) = llm.generate(OTHER, GREEDY)
 
-    assert refused.outputs[0].finish_reason == "error" and "--memory-threshold is 0.1" in str(refused.outputs[0].error)
+    assert refused.outputs[0].finish_reason == "error" and "memory_threshold is 0.1" in str(refused.outputs[0].error)
     assert accepted.outputs[0].finish_reason == "length"
 
 

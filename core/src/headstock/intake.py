@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from headstock.config.spelling import Spelling
 from headstock.errors import RequestError, kind, shown
 from headstock.job import Job
 from headstock.sampling_checks import check_priority
@@ -27,12 +28,13 @@ T = TypeVar("T")
 class Intake:
     """Makes jobs for `engine`; those that name no seed get one each from a row that `seed` begins.
 
-    `template` takes the place of the model's chat template.
+    `template` takes the place of the model's chat template. Errors name settings as `spelling` does.
     raises: ModelError
     """
 
-    def __init__(self, engine: Engine, seed: int, template: str | None = None) -> None:
+    def __init__(self, engine: Engine, seed: int, spelling: Spelling, template: str | None = None) -> None:
         self.engine = engine
+        self.spelling = spelling
         self.template = template
         self.tokenizer = open_tokenizer(engine.directory)
         wishes = read_generation_config(engine.directory)
@@ -51,6 +53,11 @@ class Intake:
 
     def job(self, given: PromptInput, params: SamplingParams | None = None, priority: int = 0) -> Job:
         """The checked prompt; of lower `priority` goes first, as in vLLM.   raises: RequestError"""
+        with self.spelling.render_errors():
+            return self._make_job(given, params, priority)
+
+    def _make_job(self, given: PromptInput, params: SamplingParams | None, priority: int) -> Job:
+        """As `job`; errors name settings by their flags.   raises: RequestError"""
         params = self.defaults if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(f"sampling_params must be SamplingParams, got {kind(params)}", "sampling_params")
@@ -61,7 +68,7 @@ class Intake:
         if prompt.text is not None and max(prompt.tokens, default=0) >= vocab:
             made = f"the tokenizer makes token {max(prompt.tokens)} of this text"
             raise RequestError(f"{made}, and the model knows {vocab}: is it the model's own tokenizer?", "prompt")
-        check_prompt(prompt.tokens, vocab=vocab, max_seq_len=longest)
+        check_prompt(prompt.tokens, vocab=vocab, max_seq_len=longest, longer=self.engine.longer)
         check_ids(params.stop_token_ids, "stop_token_ids", vocab)
         check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)
         check_ids(tuple(params.logit_bias or ()), "logit_bias", vocab)

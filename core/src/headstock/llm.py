@@ -62,14 +62,15 @@ class LLM:
     ) -> None:
         self.closed = True
         self.config = asked(model, config, settings)
-        given = self.config.chat_template
-        template = None if given is None else read_template(given)  # before a model is loaded for minutes
-        self.engine, self.loop = start(self.config, report)
+        with self.config.spelling.render_errors():
+            given = self.config.chat_template
+            template = None if given is None else read_template(given)  # before a model is loaded for minutes
+            self.engine, self.loop = start(self.config, report)
         self.closed = False
         self.finalizer = weakref.finalize(self, abandon, self.loop, self.config.model)
         self.finalizer.atexit = False  # the system frees all then, and other threads may be gone
         try:
-            self.intake = Intake(self.engine, self.config.seed, template)
+            self.intake = Intake(self.engine, self.config.seed, self.config.spelling, template)
         except BaseException:
             self.close()
             raise

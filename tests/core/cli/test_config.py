@@ -127,7 +127,7 @@ def test_S25_what_the_presets_set() -> None:
         "max-throughput": 4,
         "low-latency": 5,
         "memory-constrained": 5,
-        "long-context": 6,
+        "long-context": 7,
         "debug": 5,
     }
     assert PRESETS["max-throughput"]["max_batch_tokens"] == 16384

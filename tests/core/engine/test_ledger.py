@@ -175,7 +175,7 @@ def test_an_abort_of_nobody_does_not_concern_who_takes_that_name_later(toys: Toy
     trial.submit(ask)
     with pytest.raises(RequestError, match="in use"):
         trial.engine.submit(ask)
-    with pytest.raises(CapacityError, match="--memory-threshold"):  # of pages that "a" will need
+    with pytest.raises(CapacityError, match="memory_threshold"):  # of pages that "a" will need
         trial.engine.submit(evolve(ask, id="b"))
     trial.drain()
     trial.engine.close()

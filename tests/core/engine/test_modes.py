@@ -166,7 +166,7 @@ def test_H16_refused_at_the_threshold_accepted_just_below_and_again_once_freed()
         assert engine.pressure == 0.45
         engine.submit(one_more)  # at 9 of 20 pages
         assert engine.pressure == 0.5
-        with pytest.raises(CapacityError, match=r"50% of the KV pool is in use and --memory-threshold is 0\.5"):
+        with pytest.raises(CapacityError, match=r"50% of the KV pool is in use and memory_threshold is 0\.5"):
             engine.submit(request("refused", tokens(3), 4))  # at exactly 10
         assert not engine.ledger.knows("refused")
         engine.step()

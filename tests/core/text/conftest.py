@@ -232,6 +232,7 @@ def scripted(byte_level: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., t
             directory=directory,
             model=SimpleNamespace(vocab=tokenizer.vocab_size),
             max_seq_len=max_seq_len,
+            longer=" or raise --max-seq-len",
             eos_ids=(0,),
             close=lambda: None,
             summary=SimpleNamespace(lines=lambda: ["model: scripted"]),

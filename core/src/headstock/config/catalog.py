@@ -13,6 +13,7 @@ from headstock.config.kinds import Text, Value, suggestion
 from headstock.config.presets import PRESETS
 from headstock.config.sampling import settings_of_sampling
 from headstock.config.setting import Setting, key, settings_of
+from headstock.config.spelling import Spelling, Surface
 from headstock.errors import UsageError, shown
 
 CONFIG = Setting(
@@ -86,6 +87,19 @@ def keywords() -> Mapping[str, Name]:
     fields = {field: Name(setting) for field, setting in settings_of(EngineConfig).items()}
     others = {word: name for word, name in names().items() if name.setting.key not in sampling_settings()}
     return MappingProxyType(others | fields)
+
+
+def spelling_of(surface: Surface) -> Spelling:
+    """How texts name the engine's settings on that surface."""
+    settings = (CONFIG, PRESET, *engine_settings().values())
+    own = {each.key: each.name if surface.keywords else each.flag for each in settings}
+    used = {**own, **surface.names}
+    return Spelling(
+        kinds={each.flag: each.kind for each in settings},
+        negatives={each.negative: each.flag for each in settings if each.negative is not None},
+        names={each.flag: used[each.key] for each in settings},
+        keywords=surface.keywords,
+    )
 
 
 def lookup(word: str, known: Mapping[str, Name], said: str) -> Name:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attrs import frozen
 
-from headstock.config.catalog import engine_settings, keywords, lookup, sampling_settings
+from headstock.config.catalog import engine_settings, keywords, lookup, sampling_settings, spelling_of
 from headstock.config.engine import EngineConfig
 from headstock.config.kinds import Value
 from headstock.config.rules import POOL_SIZES, two_sizes
 from headstock.config.sources import Given, Source, from_environment, from_file, from_preset
+from headstock.config.spelling import Surface
 from headstock.errors import UsageError, shown
 
 EXPLICIT = ("flag", "keyword", "environment", "file")
@@ -36,9 +37,10 @@ class Resolved:
     file: str | None = None
 
 
-def settle(flags: Source, environ: Mapping[str, str]) -> Resolved:
+def settle(flags: Source, environ: Mapping[str, str], *, keywords: bool = False) -> Resolved:
     """The configuration in effect under flags (or keywords), environment, file, preset and defaults, in this order.
 
+    `keywords`: `flags` are keywords of Python.
     raises: UsageError; ModelError when the file cannot be read
     """
     environment, notes = from_environment(environ)
@@ -48,18 +50,29 @@ def settle(flags: Source, environ: Mapping[str, str]) -> Resolved:
     asked = above.get("preset", file.get("preset"))
     preset = from_preset(asked) if asked is not None else {}
     given = dict(ChainMap(dict(flags), dict(environment), dict(file), dict(preset)))
-    given, replaced = replace_sizes(given)
+    plain = spelling_of(Surface(keywords=keywords))  # a note on an alias says what it was taken as
+    with plain.render_errors():
+        given, replaced = replace_sizes(given)
     aliases = tuple(note for one in given.values() for note in one.notes())
     values: dict[str, Any] = {key: one.value() for key, one in given.items()}
     origins = {key: one.origin for key, one in given.items()}
     cuts = cut_running(values, given, origins)
+    surface = Surface(keywords=keywords, names=dict(used_names(flags)))
+    fields = {setting.name: values[key] for key, setting in engine_settings().items() if key in values}
     return Resolved(
-        engine=EngineConfig(**{s.name: values[k] for k, s in engine_settings().items() if k in values}),
+        engine=EngineConfig(surface=surface, **fields),
         sampling={k: values[k] for k in sampling_settings() if values.get(k) is not None},
         origins={k: origins.get(k, "default") for k in (*engine_settings(), *sampling_settings())},
-        notes=(*notes, *aliases, *replaced, *cuts),
+        notes=tuple(map(plain.render, (*notes, *aliases, *replaced, *cuts))),
         file=path,
     )
+
+
+def used_names(flags: Source) -> Iterator[tuple[str, str]]:
+    """The keys of settings given as flags or keywords, with the names that were used."""
+    for key, one in flags.items():
+        if not one.name.inverted and one.source != one.name.setting.negative:
+            yield key, one.source
 
 
 def replace_sizes(given: Source) -> tuple[dict[str, Given], tuple[str, ...]]:
@@ -76,8 +89,9 @@ def replace_sizes(given: Source) -> tuple[dict[str, Given], tuple[str, ...]]:
     losers = {key: one for key, one in sizes.items() if key not in winners}
     notes = tuple(f"{one.said}: replaced by {w.said}" for w in winners.values() for one in losers.values())
     dropped = set(losers)
-    if "page_size" in given and given["page_size"].rank != "preset":
-        dropped |= {"page_size_or_less"} & {key for key, one in given.items() if one.rank == "preset"}
+    for size in ("page_size", "max_seq_len"):
+        if size in given and given[size].rank != "preset":
+            dropped |= {f"{size}_or_less"} & {key for key, one in given.items() if one.rank == "preset"}
     return {key: one for key, one in given.items() if key not in dropped}, notes
 
 
@@ -113,4 +127,4 @@ def from_keywords(given: Mapping[str, object], environ: Mapping[str, str] | None
         if (earlier := source.get(name.setting.key)) is not None:
             raise UsageError(f"{earlier.said} and {one.said} set the same value; keep one of them")
         source[name.setting.key] = one
-    return settle(source, os.environ if environ is None else environ)
+    return settle(source, os.environ if environ is None else environ, keywords=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import attrs
 from attrs import Factory, frozen
 
 from headstock.config.forms import (
@@ -23,6 +24,7 @@ from headstock.config.forms import (
 from headstock.config.kinds import Choice, Integer, Number, Switch, Text, Texts
 from headstock.config.rules import DEFAULT_MEMORY_RATIO, check_lengths, check_pool_sizes
 from headstock.config.setting import setting
+from headstock.config.spelling import Spelling, Surface
 from headstock.logs import event
 
 LOG = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ DEFAULT_RUNNING = 256
 class EngineConfig:
     """An engine as asked for. Values are checked one by one and against each other; plugins and models check theirs.
 
-    raises: UsageError naming the flag, the value and the rule
+    raises: UsageError naming the setting, the value and the rule
     """
 
     model: str = setting(
@@ -90,6 +92,13 @@ class EngineConfig:
         "most tokens of a request, prompt and output together",
         aliases=("--max-seq-len-override", "--max-model-len"),
         default_text="from the model, cut to what the pool can hold",
+        group="model",
+    )
+    max_seq_len_or_less: bool = setting(
+        "--max-seq-len-or-less",
+        Switch(),
+        False,
+        "cut --max-seq-len to the model's limit, in place of an error",
         group="model",
     )
     attn: str = setting(
@@ -303,9 +312,23 @@ class EngineConfig:
         group="running",
     )
 
+    surface: Surface = attrs.field(factory=Surface, eq=False, repr=False)
+
     def __attrs_post_init__(self) -> None:
-        check_pool_sizes(self)
-        check_lengths(self)
+        with self.spelling.render_errors():
+            check_pool_sizes(self)
+            check_lengths(self)
+
+    @property
+    def spelling(self) -> Spelling:
+        """How whoever made this configuration names its settings."""
+        from headstock.config.catalog import spelling_of  # the catalog is made of this class
+
+        return spelling_of(self.surface)
+
+    def spell(self, text: str) -> str:
+        """A text that names settings by their flags, in the words of whoever made this configuration."""
+        return self.spelling.render(text)
 
     @classmethod
     def from_keywords(cls, **keywords: Any) -> EngineConfig:

@@ -32,6 +32,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         },
         "long-context": {
             "max_seq_len": 32768,
+            "max_seq_len_or_less": True,
             "max_batch_tokens": 16384,
             "page_size": 256,
             "page_size_or_less": True,

@@ -33,6 +33,9 @@ The order is flag (or keyword), environment, file, preset, default: the first th
 - Options of a plugin may also be tables in a file: `[opt.fa]` with `num_splits = 4` is `--opt fa.num_splits=4`.
 - At most one of $sizes
   may be given. One of a higher rank replaces one of a lower rank.
+- Errors name a setting as it was given: its flag on the command line, its keyword in Python.
+- A `max_seq_len` above the model's own limit is an error, unless `max_seq_len_or_less` has it cut; one above what the
+  KV pool holds is cut, with a warning.
 - `max_seq_len` must be at least `page_size`. `max_batch_tokens` must be at least `max_running_requests` when both are
   written down; otherwise the running requests are cut to the budget, and a line says so.
 - The other names are those of mini-sglang, SGLang, vLLM, mistral.rs and Hetero-Paged-Infer. One that means something

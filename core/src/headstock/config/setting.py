@@ -81,14 +81,14 @@ def setting(
         try:
             return kind.read(raw)
         except Invalid as broken:
-            raise UsageError(f"{flag} {shown(raw)}: {key(flag)} {broken}") from None
+            raise UsageError(f"{key(flag)}={shown(raw)}: {key(flag)} {broken}") from None  # flags are read before
 
     return attrs.field(default=default, converter=convert, metadata=metadata)
 
 
 def settings_of(cls: type[attrs.AttrsInstance]) -> dict[str, Setting]:
     """The settings of a class made with `setting`, by field name, in their order."""
-    return {field.name: from_field(field) for field in attrs.fields(cls)}
+    return {field.name: from_field(field) for field in attrs.fields(cls) if "flag" in field.metadata}
 
 
 def from_field(field: attrs.Attribute[Any]) -> Setting:

@@ -32,7 +32,17 @@ def limits(
         most_regions=most_regions(config, memory) if agreement.take_over else 0,
         overlap=config.overlap,
         check=config.debug_invariants,
+        longer=longer(config, memory, model, max_len),
     )
+
+
+def longer(config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len: int) -> str:
+    """What lets a sequence have more than `max_len` tokens, for errors about one that is too long."""
+    if max_len >= model.max_position:
+        return ": the model itself allows no more"
+    if max_len >= memory.kv_tokens:
+        return " or enlarge the KV pool with --num-pages or --memory-ratio"
+    return f" or raise --max-seq-len, which the model allows up to {model.max_position}"
 
 
 def cache_policy(config: EngineConfig, parts: Parts, page_size: int) -> CachePolicy:

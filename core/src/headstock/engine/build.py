@@ -107,7 +107,12 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     }
     memory = shared_out(material, sizes, max_len, free)
     if memory.kv_tokens < max_len:
-        notes.append(f"max_seq_len is cut from {max_len} to {memory.kv_tokens} tokens, all that the KV pool can hold")
+        cut = (
+            f"--max-seq-len is cut from {max_len} to {plural(memory.kv_tokens, 'token')}, all that the KV pool can hold"
+        )
+        notes.append(cut)
+        if config.max_seq_len is not None:
+            LOG.warning(event("sequences are shorter than asked for", note=config.spell(cut)))
         max_len = memory.kv_tokens
     buffers = reserve(memory, faults.around_allocation(allocate), **sizes, num_pages=memory.num_pages, max_len=max_len)
     bounds = limits(config, parts, agreement, memory, model, max_len)

@@ -14,7 +14,7 @@ from headstock import registry, weights
 from headstock.config import EngineConfig
 from headstock.config.kinds import suggestion
 from headstock.engine.memory import size
-from headstock.errors import CannotRun, ModelError, UsageError, shown
+from headstock.errors import CannotRun, ModelError, UsageError, plural, shown
 from headstock.logs import event
 from headstock.spi import Model, ModelConfig, Ops, Params
 
@@ -104,11 +104,19 @@ def untie(directory: Path, family: Model, model: ModelConfig) -> ModelConfig:
 
 
 def longest(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:
-    """The longest sequence that the configuration and the model allow; a cut is noted."""
+    """The longest sequence that the configuration and the model allow; a cut that may be is noted.
+
+    raises: UsageError when more is asked for than the model allows
+    """
     if config.max_seq_len is None:
         return model.max_position
     if config.max_seq_len > model.max_position:
-        notes.append(f"--max-seq-len {config.max_seq_len} is cut to {model.max_position}, the model's longest")
+        if not config.max_seq_len_or_less:
+            raise UsageError(
+                f"--max-seq-len {config.max_seq_len}: the model's own limit is {plural(model.max_position, 'token')}; "
+                "lower it, leave it out, or have it cut by --max-seq-len-or-less"
+            )
+        notes.append(f"--max-seq-len {config.max_seq_len} is cut to {model.max_position}, the model's own limit")
     return min(config.max_seq_len, model.max_position)
 
 

@@ -87,6 +87,11 @@ class Engine:
         return self.limits.max_len
 
     @property
+    def longer(self) -> str:
+        """What would let requests have more tokens, for errors."""
+        return self.limits.longer
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a sequence, by the model's config.json."""
         return self.model.eos_ids
@@ -124,11 +129,13 @@ class Engine:
                 raise RequestError(f"{name}: token {wrong} is not in the vocabulary of {self.model.vocab}", name)
         reason = refusal(request, self.limits)
         if reason is not None:
-            raise CapacityError(reason, "prompt")
+            raise CapacityError(self.config.spell(reason), "prompt")
         if self.config.on_pressure == "reject" and self.pressure >= self.config.memory_threshold:
             raise CapacityError(
-                f"{self.pressure:.0%} of the KV pool is in use and --memory-threshold is "
-                f"{self.config.memory_threshold}; try again when running requests have ended",
+                self.config.spell(
+                    f"{self.pressure:.0%} of the KV pool is in use and --memory-threshold is "
+                    f"{self.config.memory_threshold}; try again when running requests have ended"
+                ),
                 "prompt",
             )
 
@@ -178,7 +185,8 @@ class Engine:
         if not self.has_work:
             self.check_idle()
         elif self.idle > MOST_IDLE:
-            said = f"the scheduler {self.limits.scheduler!r} runs nothing, though requests wait; {BLAME}"
+            blame = self.config.spell(BLAME)
+            said = f"the scheduler {self.limits.scheduler!r} runs nothing, though requests wait; {blame}"
             raise PluginBroken(f"{said}; {self.recorder.report()}")
         return updates
 
@@ -203,7 +211,7 @@ class Engine:
         try:
             state, plan = step(self.state, tuple(events), self.limits)
         except PluginBroken as error:
-            raise PluginBroken(f"{error}; {self.recorder.died(events, error)}") from error
+            raise PluginBroken(f"{self.config.spell(str(error))}; {self.recorder.died(events, error)}") from error
         except AssertionError as error:
             said = self.recorder.died(events, error)
             raise EngineDied(f"the scheduler contradicts itself: {error}; {said}") from error

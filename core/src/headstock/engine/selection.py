@@ -127,11 +127,15 @@ def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
     named = spec is not None and replays(spec)
     flag = f"--runner {config.runner}" if named else f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
     if config.paged_attn == "off" and (named or (config.cuda_graph_max_bs and env.device != "cpu")):
-        LOG.warning(event("no graphs in contiguous mode", because="--paged-attn off", ignored=flag))
+        LOG.warning(
+            event("no graphs in contiguous mode", because=config.spell("--paged-attn off"), ignored=config.spell(flag))
+        )
         return "auto"
     several = (config.cuda_graph_max_bs or 0) > 1  # a chat sets 1 by itself
     if env.device == "cpu" and not named and several:
-        LOG.info(event("no graphs on a CPU", because=f"--device {config.device}", ignored=flag))
+        LOG.info(
+            event("no graphs on a CPU", because=config.spell(f"--device {config.device}"), ignored=config.spell(flag))
+        )
     return config.runner
 
 

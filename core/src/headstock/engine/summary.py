@@ -106,7 +106,7 @@ def summarize(build: Build) -> EngineSummary:
         kv_tokens=build.memory.kv_tokens,
         max_seq_len=build.limits.max_len,
         max_running_requests=build.limits.max_rows,
-        table=build.agreement.table,
+        table=tuple((what, text, build.config.spell(who)) for what, text, who in build.agreement.table),
         memory=tuple(build.memory.lines()),
-        notes=build.notes,
+        notes=tuple(map(build.config.spell, build.notes)),
     )

@@ -15,8 +15,8 @@ from headstock.errors import CannotRun, HeadstockError, ModelError, UnknownPlugi
 from headstock.schedule import Limits
 from headstock.spi import CachePolicy, KVGroup
 
-PARTS = frozenset({"groups", "choose", "policy"})
-"""The limits that are no plain values."""
+PARTS = frozenset({"groups", "choose", "policy", "longer"})
+"""The limits that are no plain values, or decide nothing."""
 
 
 def describe(config: EngineConfig, limits: Limits) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Limits:
     sequence. `policy` is None when nothing is shared. With `overlap` the plan before last may still be running
     when the next is made. With `recompute` every token is computed again in every step. Where a page is the
     region of a whole sequence, `most_regions` of ended ones are kept for requests that go on from there.
-    `scheduler` names the choosing plugin in errors.
+    `scheduler` names the choosing plugin in errors, and `longer` says there what would let sequences be longer.
     """
 
     max_rows: int
@@ -37,6 +37,7 @@ class Limits:
     most_regions: int = 0
     overlap: bool = False
     check: bool = False
+    longer: str = " or raise --max-seq-len"
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
@@ -63,12 +64,12 @@ def refusal(request: Request, limits: Limits) -> str | None:
     if length >= limits.max_len:
         return (
             f"the prompt has {length} tokens and one more must fit, but a sequence may have {limits.max_len}; "
-            "shorten it or raise --max-seq-len"
+            f"shorten it{limits.longer}"
         )
     if request.max_len > limits.max_len:
         return (
             f"{length} prompt tokens and {request.max_tokens} to generate make {request.max_len}, but a sequence may "
-            f"have {limits.max_len}; lower max_tokens or raise --max-seq-len"
+            f"have {limits.max_len}; lower max_tokens{limits.longer}"
         )
     for group, total in enumerate(limits.num_pages):
         # The last token is never computed, so it needs no slot.

@@ -117,13 +117,16 @@ def check_tokens(tokens: Sequence[int], vocab: int) -> None:
             raise RequestError(f"prompt token ids must be integers from 0 to {vocab - 1}, got {kind(token)}", "prompt")
 
 
-def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int) -> None:
-    """Raise RequestError unless `tokens` are ids of a model with `vocab` scores and leave room for one token more."""
+def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int, longer: str) -> None:
+    """Raise RequestError unless `tokens` are ids of a model with `vocab` scores and leave room for one token more.
+
+    `longer` says what would let sequences be longer.
+    """
     check_tokens(tokens, vocab)
     if len(tokens) >= max_seq_len:
         raise RequestError(
             f"prompt has {len(tokens)} tokens, but sequences may have {max_seq_len} here, at least one of them output; "
-            "shorten the prompt or raise --max-seq-len (--num-pages, where the KV pool is what limits it)",
+            f"shorten the prompt{longer}",
             "prompt",
         )
 
