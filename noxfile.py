@@ -219,7 +219,7 @@ def install_wheels(session: nox.Session, members: Iterable[Path], *groups: str) 
 
 
 def install_light(session: nox.Session, *members: str) -> None:
-    """Install the wheels of core and of other members with what core needs to list plugins, and what tests need: no torch."""
+    """Install the wheels of core and of other members with what core needs to list plugins and tests need: no torch."""
     session.install("-q", "-c", str(CONSTRAINTS), *LIGHT, "hypothesis", "pytest")
     wheels = [wheel for each in ("core", *members) for wheel in (wheel_folder() / Path(each).name).glob("*.whl")]
     session.install("-q", "--no-deps", *map(str, wheels))
