@@ -100,9 +100,10 @@ class SamplingTable:
             return None
         if self.unsent:
             new = np.fromiter(self.unsent, np.int64, len(self.unsent))
-            at, integers = buffers.put(new), np.stack((self.top_k[new], self.seeds[new]))
-            self.columns.floats[:, at] = buffers.put(self.floats[:3, new])
-            self.columns.integers[:, at] = buffers.put(integers)
+            values = self.floats[:3, new], np.stack((self.top_k[new], self.seeds[new]))
+            at, floats, integers = buffers.put_together(new, *values)
+            self.columns.floats[:, at] = floats
+            self.columns.integers[:, at] = integers
             self.unsent.clear()
         if "temperature" not in used:
             return frozenset()
