@@ -252,6 +252,49 @@ def check_replays(
     return max(errors)
 
 
+def replayed_prompts(
+    backend: AttentionBackend,
+    layer: LayerInfo,
+    tokens: int,
+    made: Sequence[Case],
+    record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
+) -> float:
+    """The largest error of a plan that a graph captures, which serves these cases of prompts in turn: each has at most
+    `tokens` query tokens, and three rows pad it.
+
+    made, record: as in `replayed`
+    """
+    first = made[0]
+    rows = max(case.step.num_rows for case in made) + 3
+    columns = max(case.step.page_tables[0].shape[1] for case in made)
+    query_start = first.step.query_start.new_zeros(rows + 1)
+    lens, table = query_start.new_ones(rows), query_start.new_zeros((rows, columns))
+    step = AttentionStep(
+        phase=Phase.EXTEND,
+        query_start=query_start,
+        context_lens=lens,
+        page_tables=(table,),
+        host_query_lens=np.full(rows, tokens, np.int32),
+        host_context_lens=np.full(rows, MAX_SEQ_LEN, np.int32),
+    )
+    q = first.q.new_zeros(tokens, *first.q.shape[1:])
+    out, errors = torch.zeros_like(q), []
+    query_start[1:] = 1
+    replay = record(lambda: backend.forward(q, layer, backend.capture_plan(step), out))
+    for case in made:
+        count = case.step.num_rows
+        first.pool[: len(case.pool)].copy_(case.pool)
+        q[: len(case.q)].copy_(case.q)
+        query_start.fill_(len(case.q))[: count + 1] = case.step.query_start
+        lens.fill_(1)[:count] = case.step.context_lens
+        table.zero_()[:count, : case.step.page_tables[0].shape[1]] = case.step.page_tables[0]
+        out.fill_(7)
+        replay()
+        assert (out[len(case.q) :] == 7).all(), "what pads the step was written"
+        errors.append(compare(out[: len(case.q)], expected(case, layer)[0]))
+    return max(errors)
+
+
 def compare(out: Tensor, answer: Tensor, tolerance: float | None = None) -> float:
     """The largest difference; asserts that none is above `tolerance`, by default what the type of `out` allows."""
     tolerance = tolerance or TOLERANCE[out.dtype]

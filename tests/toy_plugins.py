@@ -92,7 +92,7 @@ def attention() -> AttentionSpec:
             page_sizes=IntSet.all(),
             paged=True,
             contiguous=True,
-            graph=GraphSupport.DECODE,
+            graph=GraphSupport.ALWAYS,
             planning=Planning.NONE,
             features=frozenset({Feature.SLIDING_WINDOW}),
         ),
@@ -102,7 +102,8 @@ def attention() -> AttentionSpec:
 def planned_attention() -> AttentionSpec:
     """The backend `toy-planned`: `toy`, told of each step on the host before it is replayed."""
     spec = attention()
-    return evolve(spec, name="toy-planned", capabilities=evolve(spec.capabilities, planning=Planning.PER_STEP))
+    narrow = evolve(spec.capabilities, planning=Planning.PER_STEP, graph=GraphSupport.DECODE)
+    return evolve(spec, name="toy-planned", capabilities=narrow)
 
 
 def ops() -> OpsSpec:
@@ -249,6 +250,20 @@ class ToyAttention(AttentionBackend):
         )
         self.graph_update(plan, step)
         return plan
+
+    def capture_plan(self, step: AttentionStep) -> AttentionStep:
+        """The step with the lengths that its tensors hold now, without the rows that pad it."""
+        lens = step.query_start.diff()
+        assert (lens <= torch.from_numpy(step.host_query_lens)).all()
+        assert (step.context_lens <= torch.from_numpy(step.host_context_lens)).all()
+        used = lens > 0
+        return evolve(
+            step,
+            context_lens=step.context_lens[used],
+            page_tables=tuple(table[used] for table in step.page_tables),
+            host_query_lens=lens[used].numpy(),
+            host_context_lens=step.context_lens[used].numpy(),
+        )
 
     def graph_update(self, plan: AttentionStep, step: AttentionStep) -> None:
         """Write the step to the plan; rows that it lacks have one token in the dummy page."""

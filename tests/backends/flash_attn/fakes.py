@@ -76,7 +76,7 @@ def vllm_forward(
     assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q and int(seqused_k.max()) <= max_seqlen_k
     window = (window_size_left, window_size_right)
     answer, lse = attention(q, k, v, cu_seqlens_q, seqused_k, page_table, softmax_scale, window, softcap, is_causal)
-    out.copy_(answer)
+    out[: len(answer)].copy_(answer)
     return [out, lse, q.new_empty(0), q.new_empty(0)]
 
 

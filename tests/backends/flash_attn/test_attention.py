@@ -14,7 +14,7 @@ from attention_cases import Case
 from attrs import evolve
 from backends.flash_attn import fakes
 
-from headstock.spi import Feature, LayerInfo, Phase
+from headstock.spi import Feature, GraphSupport, LayerInfo, Phase
 from headstock_fa import kernels
 from headstock_fa.backend import FlashAttentionBackend
 from headstock_fa.options import FlashOptions
@@ -115,6 +115,14 @@ def test_8_bit_keys_and_values_are_scaled_by_layer_and_met_by_8_bit_queries(prov
 
     one.forward(case.q * 1e4, layer, one.plan(case.step), out)
     assert out.isfinite().all()  # queries beyond the type saturate
+
+
+@pytest.mark.parametrize("provider", [each for each in PROVIDERS if each.graph is GraphSupport.ALWAYS], indirect=True)
+def test_G2_a_captured_plan_serves_prompts_of_any_lengths(provider: Provider) -> None:
+    shapes = [(1, 1), (2, 90), (5, 6), (20, 20)], [(9, 40), (3, 3), (1, 17)], [(30, 30)]
+    made = [cases.make(Phase.EXTEND, rows, page_size=16, head_dim=16, dtype=torch.float16) for rows in shapes]
+
+    cases.replayed_prompts(backend(made[0], provider), LAYER, 32, made)
 
 
 def test_a_layer_reads_the_page_table_of_its_group(provider: Provider) -> None:

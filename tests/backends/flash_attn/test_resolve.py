@@ -64,6 +64,7 @@ def test_the_first_provider_that_serves_is_used(
         assert (64 in answer.page_sizes) == answer.contiguous == (provider.generation == 3)
         assert 256 in answer.page_sizes and 512 in answer.page_sizes
         assert answer.features == provider.features <= spec().capabilities.features
+        assert (answer.graph is GraphSupport.ALWAYS) == (name == "vllm")
 
 
 @pytest.mark.parametrize("distributions", [FA2, TORCH])
@@ -104,7 +105,7 @@ def test_S15_what_is_missing_comes_with_what_to_install() -> None:
 def test_the_spec_claims_what_the_kernels_can_do() -> None:
     claims = spec().capabilities
     assert claims.phases == set(Phase)
-    assert claims.graph is GraphSupport.DECODE and claims.planning is Planning.NONE
+    assert claims.graph is GraphSupport.ALWAYS and claims.planning is Planning.NONE
     assert claims.head_dims == IntSet.multiples(8, 256)
     wide = {(dtype,) * 3 for dtype in ("bfloat16", "float16")}
     assert claims.dtypes == wide | {EIGHT_BIT_KV}

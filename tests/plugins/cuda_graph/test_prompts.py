@@ -36,6 +36,9 @@ def watch(engine: Engine) -> Counter[str]:
         sample = prompt(step)
         counts["eager" if sample is None else "replayed"] += 1
         if sample is not None:
+            prompts: Any = runner.prompts
+            counts["whole" if prompts.is_whole(prompts.bucket_for(step), step) else "in pieces"] += 1
+        if sample is not None:
             assert len(sample.tokens) == len(sample.healthy) == len(step.last_tokens)
             counts["mixed"] += len(step.last_tokens) > 1 and step.last_tokens[0] == 0 and step.positions[0] > 0
             counts["chunks"] += not step.is_sampled.all()
@@ -60,6 +63,7 @@ def test_G2_replayed_prompts_give_the_tokens_of_eager_ones(toys: Toys, attn: str
         engine.close()
         if counts is not None:
             assert counts["replayed"] > 5 and counts["mixed"] and (counts["chunks"] or budget == 300)
+            assert counts["in pieces"] > 1 and bool(counts["whole"]) == (attn != "toy-planned")
 
     assert outputs[0] == outputs[1]
 
@@ -75,6 +79,16 @@ def test_S9_only_steps_within_the_largest_token_count_are_replayed(toys: Toys, m
 
     prompts = runner_of(engine).prompts
     assert prompts is not None and max(prompts.captured, default=0) == most
+    engine.close()
+
+
+def test_long_contexts_are_replayed_in_pieces(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headstock_cuda_graph.prompts.WHOLE_CONTEXT", 24)
+    engine = toys.engine(runner="rerun", max_batch_tokens=16, overlap=False)
+    counts = watch(engine)
+    Trial(engine).run([request("a", range(40), 1)])
+
+    assert (counts["whole"], counts["in pieces"]) == (1, 2)  # 16, 32 and 40 tokens
     engine.close()
 
 

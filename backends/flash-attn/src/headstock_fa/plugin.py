@@ -47,7 +47,7 @@ CAPABILITIES = AttentionCapabilities(
     page_sizes=IntSet.all(),
     paged=True,
     contiguous=True,
-    graph=GraphSupport.DECODE,
+    graph=GraphSupport.ALWAYS,
     planning=Planning.NONE,
     features=ALL_FEATURES,
 )
@@ -101,5 +101,6 @@ def narrowed(provider: Provider, query: AttentionQuery) -> AttentionCapabilities
         dtypes=CAPABILITIES.dtypes if provider.generation == 3 else CAPABILITIES.dtypes - {EIGHT_BIT_KV},
         page_sizes=IntSet.multiples(provider.page_step),
         contiguous=provider.page_step == 1,
+        graph=provider.graph,
         features=provider.features,
     )

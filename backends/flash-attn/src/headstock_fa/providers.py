@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from attrs import frozen
 
-from headstock.spi import DeviceEnv, DeviceRange, Feature, Require
+from headstock.spi import DeviceEnv, DeviceRange, Feature, GraphSupport, Require
 
 FA3_HINT = "pip install 'vllm>=0.20'"
 TORCH_HINT = "pip install 'torch>=2.13'"
@@ -20,6 +20,8 @@ class Provider:
 
     `generation`: 3 reads pages of any size, 2 of multiples of 256 only; `least`: the first version that is known to
     serve, `require` says the same in words; `loader` names the function of `kernels` that loads it.
+    `graph` is ALWAYS where the library writes to the tensor it is given, and nowhere for tokens that no row has: what
+    else it leaves there would reach the tokens that pad a graph.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Provider:
     least: tuple[int, int]
     devices: DeviceRange
     features: frozenset[Feature]
+    graph: GraphSupport
     loader: str
 
     @property
@@ -44,6 +47,7 @@ PROVIDERS = (
         least=(3, 0),
         devices=DeviceRange("cuda", (9, 0), (9, 0)),
         features=ALL_FEATURES,
+        graph=GraphSupport.DECODE,
         loader="load_interface",
     ),
     Provider(
@@ -53,6 +57,7 @@ PROVIDERS = (
         least=(0, 20),
         devices=DeviceRange("cuda", (9, 0), (9, 0)),
         features=ALL_FEATURES,
+        graph=GraphSupport.ALWAYS,
         loader="load_vllm",
     ),
     Provider(
@@ -62,6 +67,7 @@ PROVIDERS = (
         least=(2, 7),
         devices=DeviceRange("cuda", (8, 0)),
         features=ALL_FEATURES,
+        graph=GraphSupport.DECODE,
         loader="load_flash_attn",
     ),
     Provider(
@@ -71,6 +77,7 @@ PROVIDERS = (
         least=(2, 13),
         devices=DeviceRange("cuda", (8, 0)),
         features=ALL_FEATURES - {Feature.SOFTCAP},
+        graph=GraphSupport.DECODE,
         loader="load_torch",
     ),
 )

@@ -22,6 +22,7 @@ from headstock.spi import (
     AttentionSpec,
     DecodeAttention,
     Executor,
+    GraphSupport,
     LayerInfo,
     Model,
     ModelConfig,
@@ -74,6 +75,7 @@ def assemble(material: Material, buffers: Buffers, max_len: int) -> Assembly:
             max_seq_len=max_len,
         ),
         most_logits=material.config.max_running_requests,
+        prompt_attention=router.prefill if parts.attention[0].capabilities.graph is GraphSupport.ALWAYS else None,
     )
     short = (torch.OutOfMemoryError,)
     runner = material.faults.around_runner(registry.made(parts.runner, Runner, program, expected=short))

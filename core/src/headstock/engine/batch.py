@@ -91,6 +91,7 @@ def prompt_step(
     token_rows, positions = flat_tokens(plan, counts, ends)
     rows, last = plan.rows.astype(np.int64), plan.stops.astype(np.int64) - 1
     return PromptStep(
+        num_decode=plan.num_decode,
         token_rows=token_rows,
         positions=positions,
         last_tokens=ends.astype(np.int64) - 1,
@@ -151,12 +152,13 @@ def attention_step(plan: Plan, buffers: Buffers, part: slice, phase: Phase | Non
     query_start = np.zeros(len(lens) + 1, np.int32)
     np.cumsum(lens, out=query_start[1:])
     columns = -(-int(stops.max()) // buffers.page_size)
-    rows = buffers.native(plan.rows[part].astype(np.int64))
+    put = buffers.put_together(query_start, stops, plan.rows[part].astype(np.int64))
+    rows = buffers.native(put[2])
     tables = map(buffers.native, buffers.page_tables)
     return AttentionStep(
         phase=phase,
-        query_start=buffers.put(query_start),
-        context_lens=buffers.put(stops),
+        query_start=put[0],
+        context_lens=put[1],
         page_tables=tuple(buffers.put(table[rows, :columns]) for table in tables),
         host_query_lens=lens,
         host_context_lens=stops,

@@ -39,7 +39,10 @@ class Feature(Enum):
 
 
 class GraphSupport(IntEnum):
-    """Which steps a CUDA graph of the backend may replay; each level includes those before it."""
+    """Which steps a CUDA graph of the backend may replay; each level includes those before it.
+
+    ALWAYS needs `Planning.NONE` and a `capture_plan`: rows of any length, read from the device alone.
+    """
 
     NEVER = 0
     DECODE = 1
@@ -222,3 +225,11 @@ class AttentionBackend(ABC):
     def graph_update(self, plan: Any, step: AttentionStep) -> None:
         """Bring a bound plan up to date in place, at the same addresses, before a replay."""
         raise TypeError(f"{type(self).__name__} declares graph support but has no graph_update")
+
+    def capture_plan(self, step: AttentionStep) -> Any:
+        """A plan for a graph that has the calls of `forward` in it, made while the graph is captured.
+
+        The step's tensors are written anew before each replay, and are all that may be read; its host lengths are the
+        most that any row may have. Rows without query tokens pad the step.
+        """
+        raise TypeError(f"{type(self).__name__} declares graph support ALWAYS but has no capture_plan")

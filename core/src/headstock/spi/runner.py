@@ -107,6 +107,25 @@ class Seats:
             host_context_lens=host_context_lens,
         )
 
+    def prompt_attention(
+        self, rows: Tensor, query_start: Tensor, context_lens: Tensor, most_tokens: int, max_seq_len: int
+    ) -> AttentionStep:
+        """What attention is told of rows of any length, `most_tokens` query tokens together. A graph may capture it.
+
+        rows: [n] int64    query_start: [n + 1] int32    context_lens: [n] int32
+        """
+        import numpy as np  # late, as torch in `decode_attention`
+
+        lens = np.full(len(rows), most_tokens, np.int32)
+        return AttentionStep(
+            phase=Phase.EXTEND,
+            query_start=query_start,
+            context_lens=context_lens,
+            page_tables=tuple(table.index_select(0, rows) for table in self.page_tables),
+            host_query_lens=lens,
+            host_context_lens=np.full_like(lens, max_seq_len),
+        )
+
     def sampling(self, rows: Tensor, positions: Tensor, kind: frozenset[str]) -> Sampling:
         """How the tokens that come to these positions are sampled, by the columns that `kind` names. A graph may
         capture it.
@@ -142,7 +161,8 @@ class Program:
     """What a step computes: a model, its parameters and the operations they go through, over what the device knows of
     the seats.
 
-    `most_logits` is how many positions may be scored at once; a batch that asks for more is scored in parts.
+    `prompt_attention` is the backend of prompts where a graph may have its calls in it (`GraphSupport.ALWAYS`), else
+    None. `most_logits` is how many positions may be scored at once; a batch that asks for more is scored in parts.
     """
 
     config: ModelConfig
@@ -152,6 +172,7 @@ class Program:
     seats: Seats
     attention: DecodeAttention
     most_logits: int
+    prompt_attention: AttentionBackend | None = None
 
 
 @frozen(kw_only=True, eq=False)
@@ -173,6 +194,7 @@ class DecodeStep:
 class PromptStep:
     """A step in which some row computes several tokens or its first, and each row is scored at its last one.
 
+    num_decode: how many rows at the front have one token each after earlier ones
     token_rows, positions: [tokens] int64 numpy, the seat and the place in its request of each token
     last_tokens: [n] int64 numpy, which of the tokens is the last of each row
     is_sampled: [n] bool numpy, False where the row's prompt goes on after this step, so that no token is kept
@@ -180,6 +202,7 @@ class PromptStep:
     on the host and gives what computes it: the first call of a step may be made after work has been launched.
     """
 
+    num_decode: int
     token_rows: np.ndarray
     positions: np.ndarray
     last_tokens: np.ndarray

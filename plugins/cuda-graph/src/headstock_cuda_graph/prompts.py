@@ -1,35 +1,49 @@
-"""Steps with prompt tokens as graphs of what lies between the calls of attention."""
+"""Steps with prompt tokens as graphs: whole, or of what lies between the calls of attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import AttendInto, Program, PromptStep
-from headstock_cuda_graph.recording import PiecewiseRecording, Recorder
+from headstock_cuda_graph.recording import PiecewiseRecording, Recorder, Recording
 from headstock_cuda_graph.uploads import upload
+
+WHOLE_ROWS = 16
+"""The most rows of a step that is replayed whole; more are replayed in pieces."""
+WHOLE_CONTEXT = 2048
+"""The longest context of such a step. A graph's attention is launched alike for any lengths, for which backends choose
+what is best for short ones; in pieces they are told the lengths.
+"""
 
 
 @frozen(eq=False)
 class PromptBucket:
-    """A recorded forward pass of `size` tokens: where its input is, and its hidden states.
+    """Recorded forward passes of `size` tokens, over one input.
 
-    inputs: [2, size] int64, the seats and the positions of the tokens
+    inputs: [2 * size + 3 * WHOLE_ROWS] int64: the seats and the positions of the tokens; then, for `whole` alone, of
+        each row its seat, where its tokens end, and its length after the step
+    pieces: gives the hidden states of all tokens    whole: those of each row's last token, or None
     """
 
     size: int
     inputs: Tensor
-    forward: PiecewiseRecording
+    pieces: PiecewiseRecording
+    whole: Recording[Tensor] | None
 
 
 class PromptGraphs:
     """Forward passes of steps with prompt tokens, by token count.
 
-    Attention is called between the graphs for the tokens that the step has, with its own plan. So any backend serves,
-    and any mix of rows; what pads a step to its bucket gets zeros for attention and writes to the dummy page.
+    In pieces, attention is called between the graphs for the tokens that the step has, with its own plan. So any
+    backend serves, and any mix of rows. A whole graph has the calls of attention in it: for steps of a few short rows,
+    none of which decodes, of a backend that reads all lengths on the device. What pads a step to its bucket gets
+    zeros for attention and writes to the dummy page.
     """
 
     def __init__(self, program: Program, recorder: Recorder) -> None:
@@ -41,23 +55,45 @@ class PromptGraphs:
 
     def capture(self, sizes: Sequence[int], report: Callable[[], None]) -> None:
         """Record forward passes of these token counts, largest first."""
-        self.inputs = self.program.seats.tokens.new_empty(2 * max(sizes, default=0))
+        rows, nobody = 3 * WHOLE_ROWS, self.program.seats.nobody
+        self.inputs = self.program.seats.tokens.new_empty(2 * max(sizes, default=0) + rows)
         for size in sizes:
-            inputs = self.inputs[: 2 * size].view(2, size)
-            inputs[0], inputs[1] = self.program.seats.nobody, 0
+            inputs = self.inputs[: 2 * size + rows]
+            inputs[:size], inputs[size:], inputs[2 * size : 2 * size + WHOLE_ROWS] = nobody, 0, nobody
+            inputs[-2 * WHOLE_ROWS :] = 1
 
-            def work(attend: AttendInto, inputs: Tensor = inputs) -> Tensor:
-                return self.forward(inputs, attend)
-
-            if self.recorder.is_worthwhile(work):
-                self.captured[size] = PromptBucket(size, inputs, self.recorder.pieces(work))
+            pieces = partial(self.forward, inputs[: 2 * size].view(2, size))
+            if self.recorder.is_worthwhile(pieces):
+                whole = self.capture_whole(inputs, size)
+                self.captured[size] = PromptBucket(size, inputs, self.recorder.pieces(pieces), whole)
             report()
         self.captured = dict(sorted(self.captured.items()))
 
-    def forward(self, inputs: Tensor, attend_into: AttendInto) -> Tensor:
-        """The hidden states of a bucket. [size, hidden]   writes: the pools"""
+    def capture_whole(self, inputs: Tensor, size: int) -> Recording[Tensor] | None:
+        """The forward pass with the calls of attention in it; None when the backend does not go into a graph."""
+        if self.program.prompt_attention is None:
+            return None
+        return self.recorder(lambda: self.forward_whole(inputs, size), warm=False)
+
+    def forward_whole(self, inputs: Tensor, size: int) -> Tensor:
+        """The hidden states of each row's last token. [WHOLE_ROWS, hidden]   writes: the pools"""
+        program, backend = self.program, self.program.prompt_attention
+        assert backend is not None
+        rows, ends, lens = inputs[2 * size :].view(3, WHOLE_ROWS)
+        step = program.seats.prompt_attention(
+            rows, F.pad(ends, (1, 0)).int(), lens.int(), size, program.attention.max_seq_len
+        )
+        plan, layers = backend.capture_plan(step), program.attention.layers
+
+        def attend(q: Tensor, index: int, out: Tensor) -> None:
+            backend.forward(q, layers[index], plan, out)
+
+        return self.forward(inputs[: 2 * size].view(2, size), attend).index_select(0, ends - 1)
+
+    def forward(self, tokens: Tensor, attend_into: AttendInto) -> Tensor:
+        """The hidden states of a bucket. [size, hidden]   tokens: [2, size] int64   writes: the pools"""
         program = self.program
-        padding = (inputs[0] == program.seats.nobody)[:, None, None]
+        padding = (tokens[0] == program.seats.nobody)[:, None, None]
 
         def attend(q: Tensor, index: int) -> Tensor:
             out = self.output(q)
@@ -67,7 +103,7 @@ class PromptGraphs:
             attend_into(q, index, out)
             return out
 
-        batch = program.seats.batch(inputs[0], inputs[1])
+        batch = program.seats.batch(tokens[0], tokens[1])
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
     def output(self, q: Tensor) -> Tensor:
@@ -79,17 +115,40 @@ class PromptGraphs:
             self.outputs[q.shape[1:]] = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
         return self.outputs[q.shape[1:]][: len(q)]
 
-    def replay(self, step: PromptStep) -> Tensor | None:
-        """The hidden states of the step's tokens and of what pads them; None when no bucket has room for them.
-
-        returns: [size, hidden]    writes: the pools
-        """
+    def bucket_for(self, step: PromptStep) -> PromptBucket | None:
+        """The smallest bucket with room for the step's tokens."""
         count = len(step.token_rows)
-        bucket = next((bucket for size, bucket in self.captured.items() if size >= count), None)
-        if bucket is None:
-            return None
-        seats = self.program.seats
-        upload(bucket.inputs, (step.token_rows, step.positions), padding=(seats.nobody, 0))
+        return next((bucket for size, bucket in self.captured.items() if size >= count), None)
+
+    def has_room(self, step: PromptStep) -> bool:
+        """Whether the step can be replayed."""
+        return self.bucket_for(step) is not None
+
+    def is_whole(self, bucket: PromptBucket, step: PromptStep) -> bool:
+        """Whether the step is replayed as one graph."""
+        if bucket.whole is None or step.num_decode or len(step.last_tokens) > WHOLE_ROWS:
+            return False
+        return int(step.positions[step.last_tokens].max()) < WHOLE_CONTEXT
+
+    def replay(self, step: PromptStep, last_tokens: Tensor, out: Tensor) -> None:
+        """Compute the step.
+
+        last_tokens: [n] int64, which tokens are scored; 0 past the step's rows
+        writes: out [n, hidden], the hidden states of each row's last token; the pools
+        """
+        bucket = self.bucket_for(step)
+        assert bucket is not None, "has_room comes first"
+        rows, last = len(step.last_tokens), step.last_tokens
+        count, size, nobody = len(step.token_rows), bucket.size, self.program.seats.nobody
+        tokens = (step.token_rows, size, nobody), (step.positions, size, 0)
+        if self.is_whole(bucket, step):
+            assert bucket.whole is not None
+            seats, lens = (step.token_rows[last], WHOLE_ROWS, nobody), (step.positions[last] + 1, WHOLE_ROWS, 1)
+            upload(bucket.inputs, *tokens, seats, (last + 1, WHOLE_ROWS, count), lens)
+            bucket.whole.replay()
+            out[:rows].copy_(bucket.whole.result[:rows])
+            return
+        upload(bucket.inputs[: 2 * size], *tokens)
         attention: list[AttendInto] = []
 
         def attend(q: Tensor, index: int, out: Tensor) -> None:
@@ -97,5 +156,5 @@ class PromptGraphs:
                 attention.append(step.attention())
             attention[0](q[:count], index, out[:count])
 
-        bucket.forward.replay(attend)
-        return bucket.forward.result
+        bucket.pieces.replay(attend)
+        torch.index_select(bucket.pieces.result, 0, last_tokens, out=out)

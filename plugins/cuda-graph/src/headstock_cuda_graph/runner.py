@@ -170,7 +170,8 @@ class CudaGraphRunner(Runner):
         bucket = self.bucket_for(count)
         if bucket is None:
             return None
-        upload(bucket.inputs, (step.rows, step.positions), padding=(self.program.seats.nobody, 0))
+        size, nobody = bucket.size, self.program.seats.nobody
+        upload(bucket.inputs.view(-1), (step.rows, size, nobody), (step.positions, size, 0))
         if not self.plans_itself:
             lens = (step.positions + 1).astype(np.int32)
             self.attention.backend.graph_update(bucket.plan, self.attention_step(bucket.inputs, lens))
@@ -179,16 +180,15 @@ class CudaGraphRunner(Runner):
 
     def prompt(self, step: PromptStep) -> Sample | None:
         """What each row's last token samples, by a replay; None when it has more rows or tokens than any bucket."""
-        count = len(step.last_tokens)
+        count, last, nobody = len(step.last_tokens), step.last_tokens, self.program.seats.nobody
         bucket = self.bucket_for(count)
-        hidden = None if bucket is None or self.prompts is None else self.prompts.replay(step)
-        if bucket is None or hidden is None:
+        if bucket is None or self.prompts is None or not self.prompts.has_room(step):
             return None
         # A row whose prompt goes on is scored in nobody's seat: its next token is known.
-        last, nobody = step.last_tokens, self.program.seats.nobody
         rows = np.where(step.is_sampled, step.token_rows[last], nobody)
-        upload(bucket.lines, (rows, step.positions[last], last), padding=(nobody, 0, 0))
-        torch.index_select(hidden, 0, bucket.lines[2], out=bucket.forward.result)
+        size = bucket.size
+        upload(bucket.lines.view(-1), (rows, size, nobody), (step.positions[last], size, 0), (last, size, 0))
+        self.prompts.replay(step, bucket.lines[2], bucket.forward.result)
         return self.sample_rows(bucket, count, step.settings, step.sampling)
 
     def bucket_for(self, count: int) -> Bucket | None:

@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 
 
-def upload(inputs: Tensor, lines: tuple[np.ndarray, ...], *, padding: tuple[int, ...]) -> None:
-    """Write arrays of equal length to the lines of `inputs`, and each line's padding after them.
+def upload(target: Tensor, *parts: tuple[np.ndarray, int, int]) -> None:
+    """Write arrays one after the other, each with its filler up to its size.
 
-    lines: one for each of inputs, [n] int64
-    writes: inputs [lines, at least n] int64
+    parts: (values [n] int64, size, filler)
+    writes: target [sum of the sizes] int64
     """
     # Fresh memory each time: torch hands pinned memory out again only when its copy is over.
-    host = torch.empty(inputs.shape, dtype=torch.int64, pin_memory=inputs.is_cuda)
-    packed = host.numpy()
-    for line, values, filler in zip(packed, lines, padding, strict=True):
-        line[: len(values)], line[len(values) :] = values, filler
-    inputs.copy_(host, non_blocking=True)
+    host = torch.empty(target.shape, dtype=torch.int64, pin_memory=target.is_cuda)
+    packed, start = host.numpy(), 0
+    for values, size, filler in parts:
+        packed[start : start + len(values)] = values
+        packed[start + len(values) : start + size] = filler
+        start += size
+    target.copy_(host, non_blocking=True)
