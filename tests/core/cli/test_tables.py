@@ -95,3 +95,11 @@ def test_a_run_on_a_terminal_says_what_it_is_made_of_within_80_columns() -> None
 
 def test_one_line_in_a_pipe_is_one_preset_setting() -> None:
     assert "debug               overlap               off" in piped("config", "presets")
+
+
+def test_an_error_on_a_terminal_breaks_between_words() -> None:
+    code, lines = shown("run", "Hello")
+    assert code == 2 and [line for line in lines if len(line) > 80] == []
+    assert " ".join(lines).startswith(
+        "headstock: unexpected argument Hello (a prompt is given as --prompt TEXT, a model"
+    )

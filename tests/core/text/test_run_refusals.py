@@ -176,3 +176,8 @@ def test_token_ids_need_no_tokenizer(run: Run, tmp_path: Path) -> None:
     file.write_text('{"prompt_token_ids": [5, 6], "stop": "x"}')
     code, _, err = run("--input", str(file), "--json", "--quiet", directory=tmp_path)
     assert code == 1 and "stop needs text; no tokenizer in " in err and "stop_token_ids" in err
+
+
+def test_a_word_without_a_flag_is_told_which_flag_it_wants(run: Run) -> None:
+    said = "headstock: unexpected argument Hello (a prompt is given as --prompt TEXT, a model as --model NAME); "
+    assert run("Hello", absent=True) == (2, "", said + "see 'headstock run --help'\n")

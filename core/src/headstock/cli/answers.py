@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from headstock.cli.tables import print_table
+from headstock.cli.tables import fold, print_table, terminal_width
 from headstock.config import Resolved
 from headstock.errors import plural, shown
 from headstock.logs import show_logs
@@ -143,5 +143,5 @@ def start_logs(resolved: Resolved, *, quiet: bool) -> None:
 
 
 def note(text: str) -> None:
-    """Print one line on standard error."""
-    print(" ".join(text.split()), file=sys.stderr, flush=True)
+    """Print one line on standard error, broken between words where a terminal is narrower."""
+    print(fold(" ".join(text.split()), terminal_width(sys.stderr), 0), file=sys.stderr, flush=True)

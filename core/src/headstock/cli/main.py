@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from headstock.cli.process import CANNOT_WRITE, Terminated, drop_output, expand_memory, leave, open_streams, terminable
+from headstock.cli.tables import fold, terminal_width
 from headstock.errors import HeadstockError, PluginBroken, UsageError, reason, shown
 
 VERBS: Mapping[str, str] = MappingProxyType(
@@ -86,8 +87,8 @@ def report(error: BaseException) -> int:
 
 
 def say(text: str) -> None:
-    """Print one line on standard error."""
-    print(f"headstock: {' '.join(text.split())}", file=sys.stderr)
+    """Print one line on standard error, broken between words where a terminal is narrower."""
+    print(fold(f"headstock: {' '.join(text.split())}", terminal_width(sys.stderr), 0), file=sys.stderr)
 
 
 def dispatch(arguments: list[str]) -> int:

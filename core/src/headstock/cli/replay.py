@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from pathlib import Path
 
 from headstock.cli.apart import check_apart
+from headstock.cli.tables import fold, terminal_width
 from headstock.config.flags import FlagParser
 from headstock.errors import CannotRun, ModelError, plural, shown
 from headstock.record.file import Recording, read
@@ -80,7 +82,7 @@ def run_again(recording: Recording, asked: Namespace) -> int:
         verdict += f"; the last one fails as recorded: {error}"
     if not recording.whole:
         verdict += "; the recording breaks off there"
-    print(verdict)
+    print(fold(verdict, terminal_width(sys.stdout), 0))
     if watch is not None:
         write_page(asked.html, render(collect(watch, recording.header, verdict, whole=recording.whole)))
     return int(divergence is not None)

@@ -71,7 +71,10 @@ def main(arguments: list[str]) -> int:
 def parser() -> FlagParser:
     """The parser of `headstock run`."""
     root = FlagParser(
-        prog="headstock run", description="Generate text: one prompt, a file of prompts, or a chat.", epilog=EPILOG
+        prog="headstock run",
+        hint=" (a prompt is given as --prompt TEXT, a model as --model NAME)",
+        description="Generate text: one prompt, a file of prompts, or a chat.",
+        epilog=EPILOG,
     )
     section = root.add_argument_group("prompts and output")
     section.add_argument(

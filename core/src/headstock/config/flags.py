@@ -43,9 +43,13 @@ class Help(argparse.HelpFormatter):
 
 
 class FlagParser(argparse.ArgumentParser):
-    """A parser whose errors are one-line UsageErrors, with a suggestion for an unknown flag. It never abbreviates."""
+    """A parser whose errors are one-line UsageErrors, with a suggestion for an unknown flag. It never abbreviates.
 
-    def __init__(self, usage: str = "%(prog)s [options]", **options: Any) -> None:
+    `hint` says what a word that nothing takes may have been meant for.
+    """
+
+    def __init__(self, usage: str = "%(prog)s [options]", hint: str = "", **options: Any) -> None:
+        self.hint = hint
         super().__init__(allow_abbrev=False, usage=usage, **{"formatter_class": Help, **options})
 
     def error(self, message: str) -> NoReturn:
@@ -62,7 +66,7 @@ class FlagParser(argparse.ArgumentParser):
     def refuse(self, word: str) -> NoReturn:
         """Raise UsageError for an argument that nothing takes."""
         if not word.startswith("-"):
-            self.error(f"unexpected argument {shown(word)}")
+            self.error(f"unexpected argument {shown(word)}{self.hint}")
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
         close = suggestion(word, flags, prefix="--") or f"; see '{self.prog} --help'"
         raise UsageError(f"unknown flag {shown(word)}{close}")
