@@ -63,6 +63,13 @@ def test_answer_i_of_n_is_the_answer_to_seed_plus_i(llm: LLM) -> None:
     assert len({answer.text for answer in several.outputs}) > 1
 
 
+def test_several_answers_count_the_prompt_tokens_that_were_there_before_them(llm: LLM) -> None:
+    prompt = {"prompt_token_ids": [5 + i % 300 for i in range(40)]}
+    llm.reset_prefix_cache()
+    counts = [llm.generate(prompt, SamplingParams(n=3, seed=5, max_tokens=2))[0].metrics.cached_tokens for _ in (0, 1)]
+    assert counts == [0, 32], "cached_tokens"
+
+
 def test_logprobs_rank_the_greedy_token_first(llm: LLM) -> None:
     (output,) = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=5, logprobs=2, prompt_logprobs=1))
     (answer,) = output.outputs

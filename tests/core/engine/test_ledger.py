@@ -101,6 +101,19 @@ def test_T12_held_pages_are_counted_without_a_look_at_each(toys: Toys) -> None:
     trial.engine.close()
 
 
+def test_what_a_preempted_request_finds_of_its_own_is_not_counted_as_cached(toys: Toys) -> None:
+    engine, rng = toys.engine(**SCARCE), np.random.default_rng(3)
+    requests = [request(str(i), [i, *rng.integers(0, 50, 11)], 90) for i in range(12)]  # no two begin alike
+    told = news(engine, requests, eager=True, aborts=10**9)
+    stats = engine.stats()
+
+    assert stats.preemptions, "nobody was preempted"
+    assert (stats.cached_tokens, stats.prompt_tokens) == (0, 12 * 12), "cached tokens"
+    assert stats.output_tokens == sum(len(whole(updates).tokens) for updates in told.values())
+    assert {whole(updates).cached_tokens for updates in told.values()} == {0}
+    engine.close()
+
+
 @pytest.mark.parametrize("eager", [True, False])
 def test_a_loop_that_closes_tells_what_is_known_so_far(toys: Toys, eager: bool) -> None:
     loop = Loop(toys.engine(max_running_requests=1, faults=("slow@12:0.5",)))

@@ -9,11 +9,12 @@ import pytest
 from feature_table import TESTS
 
 from .broken import MUTANTS, Mutant
+from .broken_answers import MISTAKEN
 from .broken_rules import NEGLECTED
 from .session import failures
 from .table import TABLE
 
-ALL = MUTANTS | NEGLECTED
+ALL = MUTANTS | NEGLECTED | MISTAKEN
 NODES = {catch.test: f"{TESTS / catch.file}::{catch.test}" for catch in TABLE}
 
 

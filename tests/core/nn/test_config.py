@@ -43,6 +43,16 @@ def test_the_default_of_kv_heads_is_the_familys(family: Any, kv_heads: int) -> N
     assert family.config({**without, "hidden_size": 128, "num_attention_heads": 64}).kv_heads == kv_heads
 
 
+@pytest.mark.parametrize("family", [LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
+def test_attention_is_scaled_by_one_over_the_root_of_head_dim(family: Any, head_dim: int) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = family.config({**HF, **(experts if family is QWEN3_MOE else {}), "head_dim": head_dim})
+
+    assert config.head_dim == head_dim
+    assert [layer.scale for layer in config.layers] == [pytest.approx(1 / head_dim**0.5, rel=1e-12)] * 4
+
+
 def test_rope_before_and_after_transformers_5() -> None:
     old = {"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}}

@@ -76,9 +76,45 @@ def test_top_k_and_top_p_alone(row: list[float], top_k: int, top_p: float) -> No
 def test_min_p_keeps_what_is_likely_enough(row: list[float], min_p: float) -> None:
     found = kept(keep_min_p(torch.tensor([row]), torch.tensor([min_p])))[0]
 
+    assert row.index(max(row)) in found
     ratios = softmax(row) / softmax(row).max()
     assert {t for t in range(VOCAB) if ratios[t] > min_p * 1.0001} <= found
     assert found <= {t for t in range(VOCAB) if ratios[t] >= min_p * 0.9999}
+
+
+def drawn_tokens(probabilities: list[float], **asked: float) -> set[int]:
+    """The tokens that 3,000 draws give from logits with these probabilities at temperature 1."""
+    draws = 3_000
+    each = {name: torch.full((draws,), value) for name, value in ({"temperature": 1.0} | asked).items()}
+    logits = torch.tensor(probabilities, dtype=torch.float64).log().float().expand(draws, -1)
+    drawn = draw(logits, **each, seeds=torch.full((draws,), 7), positions=torch.arange(draws))
+    return set(drawn.tokens.tolist())
+
+
+def test_min_p_cuts_first_and_top_p_counts_what_it_leaves() -> None:
+    # Of 0.5, 0.2 and 0.15 the first two are 82 %; of all tokens they are 70 %.
+    assert drawn_tokens([0.5, 0.2, 0.15, 0.1, 0.05], min_p=0.25, top_p=0.8) == {0, 1}, "min-p comes before top-p"
+    assert drawn_tokens([0.5, 0.2, 0.15, 0.1, 0.05], top_p=0.8) == {0, 1, 2}, "min-p comes before top-p"
+
+
+def test_temperature_comes_before_what_cuts() -> None:
+    probabilities = [0.64, 0.16, 0.12, 0.08]  # at temperature 2: 0.44, 0.22, 0.19, 0.16
+
+    assert drawn_tokens(probabilities, top_p=0.75) == {0, 1}, "temperature first"
+    assert drawn_tokens(probabilities, top_p=0.75, temperature=2.0) == {0, 1, 2}, "temperature first"
+    assert drawn_tokens(probabilities, min_p=0.3) == {0}, "temperature first"
+    assert drawn_tokens(probabilities, min_p=0.3, temperature=2.0) == {0, 1, 2, 3}, "temperature first"
+
+
+def test_a_sum_that_is_top_p_exactly_is_enough_and_of_equals_the_lower_id_stays() -> None:
+    assert drawn_tokens([0.25, 0.25, 0.25, 0.25], top_p=0.5) == {0, 1}, "a tie"
+    assert drawn_tokens([0.0, 0.25, 0.25, 0.0, 0.25, 0.25], top_p=0.75) == {1, 2, 4}, "a tie"
+    assert drawn_tokens([0.5, 0.5], top_p=0.5) == {0}, "a tie"
+
+
+def test_min_p_of_1_keeps_the_likeliest_and_its_equals() -> None:
+    assert drawn_tokens([0.2, 0.5, 0.3], min_p=1.0) == {1}, "min-p of 1"
+    assert drawn_tokens([0.4, 0.2, 0.4], min_p=1.0) == {0, 2}, "min-p of 1"
 
 
 @given(ROW, st.data())

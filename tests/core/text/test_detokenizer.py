@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.text.detokenizer import Detokenizer
+from headstock.text.detokenizer import WINDOW, Detokenizer
 from headstock.text.tokenizer import Tokenizer
 
-TEXTS = ["😀", "日本語", "é", "a", " ", "<|im|>", "\ufffd", "👨‍👩‍👧", "ab"]
+FOUR = "\U000f5678"
+"""A character that shares no two bytes with the training text: one token a byte."""
+TEXTS = [FOUR, "😀", "日本語", "é", "a", " ", "<|im|>", "\ufffd", "👨‍👩‍👧", "ab"]
 
 
 @pytest.fixture(scope="module", params=["byte_level", "byte_fallback"])
@@ -44,11 +46,20 @@ def test_stream_of_cut_texts_equals_decode(either: Tokenizer, data: st.DataObjec
 
 
 def test_C8_emoji_halves_are_held_back_and_no_replacement_leaks(tokenizer: Tokenizer) -> None:
-    tokens = tokenizer.encode("\U000f5678")  # shares no two bytes with the training text: one token a byte
+    tokens = tokenizer.encode(FOUR)
     assert len(tokens) == 4
     detokenizer = Detokenizer(tokenizer)
     assert [detokenizer.feed_one(token) for token in tokens] == ["", "", "", "\U000f5678"]
     assert detokenizer.finish() == ""
+
+
+@pytest.mark.parametrize("before", range(WINDOW + 1))
+def test_a_character_of_four_tokens_is_whole_wherever_the_window_is_cut(tokenizer: Tokenizer, before: int) -> None:
+    text = "x" * before + FOUR * 9 + "é"
+    tokens = tokenizer.encode(text)
+    assert len(tokens) >= before + 37
+
+    assert "".join(streamed(tokenizer, tokens, skip=True)) == text
 
 
 def test_a_long_invalid_run_does_not_hold_the_text_back(tokenizer: Tokenizer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headstock import LLM, SamplingParams
+from headstock.engine.update import Update
 from headstock.text.tokenizer import Tokenizer
 
 Make = Callable[..., tuple[LLM, Any]]
@@ -44,7 +46,9 @@ def test_a_stop_string_ends_the_answer_and_the_request(scripted: Make, tokenizer
     (answer,) = llm.generate("x", SamplingParams(stop=["ck bro", "zzz"]))[0].outputs
     assert (answer.text, answer.finish_reason, answer.stop_reason) == ("the qui", "stop", "ck bro")
     assert tokenizer.decode(answer.token_ids).startswith("the quick bro") and len(answer.token_ids) < 20
-    assert loop.rows == {} or loop.aborted == ["0"]
+    ended_by_itself = pace == 50  # it said all in the piece that holds the stop string
+    assert loop.aborted == ([] if ended_by_itself else ["0"]), "it runs on"
+    assert loop.rows == {}
     (kept,) = llm.generate("x", SamplingParams(stop="ck bro", include_stop_str_in_output=True))[0].outputs
     assert kept.text == "the quick bro"
 
@@ -55,6 +59,18 @@ def test_a_stop_string_waits_for_min_tokens(scripted: Make, tokenizer: Tokenizer
     assert llm.generate("x", SamplingParams(stop="ab"))[0].outputs[0].text == ""
     (answer,) = llm.generate("x", SamplingParams(stop="ab", min_tokens=tokens - 1))[0].outputs
     assert (answer.text, answer.stop_reason) == ("abab", "ab")
+
+
+@pytest.mark.parametrize("pace", [1, 6])
+def test_a_stop_string_that_is_complete_with_the_last_of_min_tokens_does_not_count(
+    scripted: Make, tokenizer: Tokenizer, pace: int
+) -> None:
+    assert len(tokenizer.encode("ababab")) == 6
+    for least, length in ((1, 2), (2, 4), (3, 4), (4, 6)):
+        llm, _ = scripted(script=saying(tokenizer, "ababab"), pace=pace)
+        (answer,) = llm.generate("x", SamplingParams(stop="ab", min_tokens=least))[0].outputs
+        assert (len(answer.token_ids), answer.stop_reason) == (length, "ab"), f"min_tokens {least}"
+        assert answer.text == "ababab"[: length - 2]
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -93,3 +109,36 @@ def test_logprobs_are_one_mapping_a_token(scripted: Make) -> None:
     assert output.prompt_logprobs[0] is None and output.prompt_logprobs[1] is not None
     plain = llm.generate("hello", SHORT)[0]
     assert plain.outputs[0].logprobs is None and plain.outputs[0].cumulative_logprob is None
+
+
+def test_cached_tokens_of_several_answers_are_those_of_the_first(scripted: Make) -> None:
+    llm, _ = scripted()
+    for order in itertools.permutations(range(3)):
+        job = llm.intake.job("hello", SamplingParams(n=3, max_tokens=1))
+        for index in order:
+            news = Update(
+                id=job.requests[index].id, tokens=(5,), cached_tokens=(4, 16, 32)[index], finish_reason="length"
+            )
+            job.absorb(news, 0.0)
+        assert job.result().metrics.cached_tokens == 4, f"told in the order {order}"
+
+
+def test_preemptions_of_several_answers_are_added(scripted: Make) -> None:
+    llm, _ = scripted(preempted=2)
+    (output,) = llm.generate("hello", SamplingParams(n=3, max_tokens=2))
+    assert output.metrics.preemptions == 6, "preemptions"
+
+
+@pytest.mark.parametrize("pace", [1, 6])
+def test_scores_of_tokens_behind_a_stop_string_do_not_count(scripted: Make, tokenizer: Tokenizer, pace: int) -> None:
+    llm, _ = scripted(script=saying(tokenizer, "ababab"), pace=pace)
+    (answer,) = llm.generate("x", SamplingParams(stop="ba", logprobs=0))[0].outputs
+    assert (len(answer.token_ids), answer.cumulative_logprob) == (3, -1.5)
+    assert answer.logprobs is not None and len(answer.logprobs) == 3
+
+
+def test_of_several_prompts_the_lowest_priority_goes_first(scripted: Make) -> None:
+    llm, loop = scripted()
+    llm.generate(["a", "b", "c", "d"], SHORT, priority=[0, 5, -3, 0])
+    assert [request.id for request in loop.seen] == ["2", "0", "3", "1"], "order"
+    assert [request.priority for request in loop.seen] == [3, 0, 0, -5]

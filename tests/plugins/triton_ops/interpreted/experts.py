@@ -62,7 +62,7 @@ def test_padding_among_more_tokens_than_one_program_routes(tokens: int) -> None:
     cases.padding_case(Mixture(tokens=tokens, count=200, chosen=1), torch.bfloat16, "cpu", WAYS["wide"])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     tokens=st.integers(1, 90),
     count=st.sampled_from([1, 3, 8, 128, 200]),
