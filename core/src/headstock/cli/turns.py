@@ -54,7 +54,30 @@ def open_reader(history: Path | None) -> Callable[[], str]:
     drawn = next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
     if drawn is None:
         return read_plain
-    return open_editor(history, output=open_output(drawn))
+    output = open_output(drawn)
+    return restore_after(open_editor(history, output=output), output)
+
+
+def restore_after(read: Callable[[], str], output: Output) -> Callable[[], str]:
+    """`read`, with the terminal as it was when a signal breaks it off before the editor has cleaned up."""
+    if sys.platform == "win32":
+        return read
+    import termios
+
+    def read_turn() -> str:
+        """What `read` gives."""
+        modes = termios.tcgetattr(sys.stdin.fileno())
+        try:
+            return read()
+        except (EOFError, LineDropped):
+            raise
+        except BaseException:
+            output.disable_bracketed_paste()
+            output.flush()
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, modes)
+            raise
+
+    return read_turn
 
 
 def open_output(stream: TextIO) -> Output:
