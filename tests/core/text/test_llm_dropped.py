@@ -68,6 +68,12 @@ def test_a_dropped_llm_warns_and_leaves_no_thread_and_no_memory() -> None:
     assert seen[-1]["resident"] - seen[0]["resident"] < 40
 
 
+def test_a_process_that_ends_right_after_an_llm_was_dropped_ends_well() -> None:
+    code = "from headstock import LLM; llm = LLM('demo', num_pages=512); llm.generate('a'); del llm"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_an_llm_is_dropped_only_once_its_stream_has_ended(scripted: Make) -> None:
     other, loop = scripted()
     llm = LLM(config=other.config, start=lambda config, report: (other.engine, loop))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import threading
@@ -146,6 +147,8 @@ class Loop:
 
         Any thread may call it at any moment, this loop's own among them: a garbage collector does.
         """
+        # A daemon thread that is within C++ when the interpreter goes would end the process by SIGABRT.
+        atexit.register(self.thread.join)
         self.is_abandoned = True  # before `running` is tried: the thread gives that up first and then looks here
         self.closing = True
         self.ring()
@@ -155,3 +158,4 @@ class Loop:
         """Close the engine, if the thread has told everyone; of two that try, one does."""
         if self.running.acquire(blocking=False):  # for good
             self.engine.close()
+            atexit.unregister(self.thread.join)
