@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -46,6 +48,38 @@ def test_each_limit_at_its_edge_and_one_past_it(name: str, inside: list[Any], ou
             SamplingParams(**{name: value})
         assert caught.value.parameter == name
         assert str(caught.value).startswith(name) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_tokens": 10**12}, "max_tokens must be an integer from 1 to 2147483647, or none, got 1000000000000"),
+        ({"min_tokens": 2**31}, "min_tokens must be an integer from 0 to 2147483647, got 2147483648"),
+        ({"top_k": 2**31}, "top_k must be an integer from 1 to 2147483647, or 0 or -1 for off, got 2147483648"),
+        ({"stop": [""]}, "stop must be strings of 1 to 128 characters, got an empty string"),
+        ({"stop": ["x" * 129]}, "stop must be strings of 1 to 128 characters, got one of 129"),
+        ({"temprature": 1}, "no sampling parameter is called 'temprature'; did you mean temperature?"),
+        ({"max_new_tokens": 1}, "no sampling parameter is called 'max_new_tokens'; did you mean max_tokens?"),
+    ],
+)
+def test_messages_name_both_limits_and_near_names(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**values)
+    assert str(caught.value) == message
+
+
+def test_an_unknown_parameter_like_no_other_is_answered_with_those_there_are() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(bogus=1)  # type: ignore[call-arg]
+    assert str(caught.value).startswith("no sampling parameter is called 'bogus'; known are n, temperature, top_p, ")
+    assert caught.value.parameter == "bogus"
+    with pytest.raises(RequestError, match=r"^SamplingParams takes keywords, such as max_tokens=20; got float 0.7$"):
+        SamplingParams(0.7)  # type: ignore[misc]
+
+
+def test_parameters_survive_copies_and_pickles() -> None:
+    params = SamplingParams(n=2, stop="x", logit_bias={1: 2.0})
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == copy.copy(params) == params
 
 
 def test_every_field_with_a_limit_has_a_row() -> None:

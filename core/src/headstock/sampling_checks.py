@@ -97,7 +97,8 @@ def stops(_: object, attribute: Attribute[Any], value: object) -> None:
         raise refuse(attribute.name, f"at most {MAX_STOP_STRINGS} strings", f"{len(value)}")
     for text in value:
         if not 1 <= len(text) <= MAX_STOP_LENGTH:
-            raise refuse(attribute.name, f"strings of 1 to {MAX_STOP_LENGTH} characters", f"one of {len(text)}")
+            got = f"one of {len(text)}" if text else "an empty string"
+            raise refuse(attribute.name, f"strings of 1 to {MAX_STOP_LENGTH} characters", got)
 
 
 @frozen

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import evolve, field, fields, frozen
 
-from headstock.errors import RequestError, nearest_name, shown
+from headstock.errors import RequestError, kind, nearest_name, shown
 from headstock.sampling_checks import (
     DEFAULT_MAX_TOKENS,
     MAX_ALLOWED_TOKEN_IDS,
@@ -44,12 +44,13 @@ def flagged(text: str, default: str = "", *, flag: str = "", aliases: tuple[str,
 
 
 PENALTY = Range(-MAX_PENALTY, MAX_PENALTY, f"between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
+ABOVE_ZERO = Whole(1, MAX_COUNT, f"an integer from 1 to {MAX_COUNT}, or none", optional=True)
 LOGPROBS = Whole(0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}, or none", optional=True)
 
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How one request is sampled; a value out of range raises RequestError on construction.
+    """How one request is sampled; an unknown name or a value out of range raises RequestError on construction.
 
     temperature 0 is greedy; top_k 0 or -1, top_p 1 and min_p 0 are off. `max_tokens` None means until the longest
     sequence the engine holds; a larger number is cut to that, and the answer then ends with "length". Of `n` answers,
@@ -77,7 +78,7 @@ class SamplingParams:
     )
     top_k: int = field(
         default=0,
-        validator=Whole(-1, MAX_COUNT, "a positive integer, or 0 or -1 for off"),
+        validator=Whole(-1, MAX_COUNT, f"an integer from 1 to {MAX_COUNT}, or 0 or -1 for off"),
         metadata=flagged("sample from this many likeliest tokens; 0 or -1 for all", "the model's, else off"),
     )
     min_p: float = field(
@@ -129,14 +130,14 @@ class SamplingParams:
     )
     max_tokens: int | None = field(
         default=DEFAULT_MAX_TOKENS,
-        validator=Whole(1, MAX_COUNT, "a positive integer, or none", optional=True),
+        validator=ABOVE_ZERO,
         metadata=flagged(
             "most tokens to generate for a prompt", "the model's, else 100", aliases=("--max-new-tokens",)
         ),
     )
     min_tokens: int = field(
         default=0,
-        validator=Whole(0, MAX_COUNT, "an integer of at least 0"),
+        validator=Whole(0, MAX_COUNT, f"an integer from 0 to {MAX_COUNT}"),
         metadata=flagged("tokens before which nothing ends a text"),
     )
     logprobs: int | None = field(
@@ -169,6 +170,13 @@ class SamplingParams:
         metadata=flagged("choose from these tokens alone", "all"),
     )
 
+    def __new__(cls, *positional: object, **values: object) -> SamplingParams:
+        """An empty value for `__init__`, which would meet an unknown name with a TypeError."""
+        if positional:
+            raise RequestError(f"SamplingParams takes keywords, such as max_tokens=20; got {kind(positional[0])}")
+        check_names(values)
+        return super().__new__(cls)
+
     def __attrs_post_init__(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
@@ -183,10 +191,18 @@ class SamplingParams:
 
         raises: RequestError
         """
-        names = [attribute.name for attribute in fields(SamplingParams)]
-        for name in values:
-            if name not in names:
-                near = nearest_name(str(name), names)
-                hint = f"; did you mean {near}?" if near else f"; known are {', '.join(names)}"
-                raise RequestError(f"no sampling parameter is called {shown(name)!r}{hint}", parameter=shown(name))
+        check_names(values)
         return evolve(self, **values)
+
+
+def check_names(names: Iterable[object]) -> None:
+    """Raise RequestError for a name that no sampling parameter has, with a suggestion."""
+    known = {each.name: each for each in fields(SamplingParams)}
+    aliases = {
+        alias.lstrip("-").replace("-", "_"): each for each in known.values() for alias in each.metadata["aliases"]
+    }
+    for name in names:
+        if name not in known:
+            near = nearest_name(str(name), known | aliases)
+            hint = f"did you mean {(known | aliases)[near].name}?" if near else f"known are {', '.join(known)}"
+            raise RequestError(f"no sampling parameter is called {shown(name)!r}; {hint}", parameter=shown(name))
