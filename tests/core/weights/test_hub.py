@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from huggingface_hub import errors
 
+from headstock.config import EngineConfig
 from headstock.engine.checkpoint import locate
 from headstock.errors import ModelError, UsageError
-from headstock.weights import NotDownloaded, find_cached, resolve_directory
+from headstock.weights import NotDownloaded, download_model, find_cached, resolve_directory
 
 
 def refuse(name: str) -> str:
@@ -92,6 +93,21 @@ def test_each_failure_of_the_hub_has_a_line_and_a_next_move(failure: str, monkey
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "CACHE")
 
     assert refuse("own/it") == f"no directory own/it, and {said}"
+
+
+def test_the_command_for_a_download_elsewhere_has_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **options: Any) -> str:
+        raise caused(ConnectionError("no route"))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(ModelError) as caught:
+        download_model("own/it", "v1.2")
+    said = str(caught.value)
+    command = "'hf download own/it --revision v1.2 --local-dir DIR'"
+    assert said.endswith(f", or download it elsewhere with {command} and pass that as --model, without --revision")
+    in_python = EngineConfig().spell(said)
+    assert in_python.endswith(f" with {command} and pass that as model, without revision")
 
 
 def test_offline_is_said_with_the_variable_that_asks_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from attrs import field, frozen
 from headstock.config.kinds import Invalid, Kind, Switch, Text, Texts
 from headstock.errors import HeadstockError
 
-MENTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*[a-z])(?:[ =]([^\s;:()']*[^\s;:(),.']))?")
-"""A flag, and the word after it, which may be its value."""
+MENTION = re.compile(r"'(?:hf|headstock) [^']*'|(?<![\w-])(--[a-z][a-z-]*[a-z])(?:[ =]([^\s;:()']*[^\s;:(),.']))?")
+"""A quoted command, or a flag and the word after it, which may be its value."""
 NO_VALUES = frozenset("and as cannot for has in is it of or that the to wants with".split())
 """Words that follow a flag in a sentence and are not its value."""
 
@@ -54,6 +54,8 @@ class Spelling:
     def _render_mention(self, found: re.Match[str]) -> str:
         """One setting's name, with the value that is given beside it."""
         flag, word = found[1], found[2]
+        if flag is None:
+            return found[0]
         if flag in self.negatives and self.keywords:
             rest = found[0].removeprefix(flag)
             return f"{self.names[self.negatives[flag]]}=False{rest}"

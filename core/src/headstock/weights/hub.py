@@ -55,7 +55,7 @@ def download_model(name: str, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(NEEDED)))
     except Exception as error:  # whatever the network stack raises
-        raise ModelError(f"no directory {label(name, revision)}, and {explain_failure(shown(name), error)}") from error
+        raise unavailable(name, revision, error) from error
 
 
 def find_cached(name: str, revision: str | None = None) -> Path:
@@ -75,7 +75,13 @@ def find_cached(name: str, revision: str | None = None) -> Path:
             f"{label(name, revision)} is not in the cache yet; 'headstock run' looks for it on the hub"
         ) from error
     except Exception as error:  # as above
-        raise ModelError(f"no directory {label(name, revision)}, and {explain_failure(shown(name), error)}") from error
+        raise unavailable(name, revision, error) from error
+
+
+def unavailable(name: str, revision: str | None, error: BaseException) -> ModelError:
+    """The error for a repository that is neither a directory nor to be had from the hub."""
+    why = explain_failure(shown(name), None if revision is None else shown(revision), error)
+    return ModelError(f"no directory {label(name, revision)}, and {why}")
 
 
 def label(name: str, revision: str | None) -> str:
@@ -83,7 +89,7 @@ def label(name: str, revision: str | None) -> str:
     return shown(name) if revision is None else f"{shown(name)} at revision {shown(revision)}"
 
 
-def explain_failure(name: str, error: BaseException) -> str:
+def explain_failure(name: str, revision: str | None, error: BaseException) -> str:
     """Why the hub did not give a repository, and the next move, after "no directory NAME, and "."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -100,7 +106,9 @@ def explain_failure(name: str, error: BaseException) -> str:
     while isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
         error = error.__cause__  # the cache has it not, and this is why it could not be fetched
     page = f"{constants.ENDPOINT}/{name}"
-    elsewhere = f"or download it elsewhere with 'hf download {name} --local-dir DIR' and pass that as --model"
+    version, without = ("", "") if revision is None else (f" --revision {revision}", ", without --revision")
+    command = f"'hf download {name}{version} --local-dir DIR'"
+    elsewhere = f"or download it elsewhere with {command} and pass that as --model{without}"
     match error:
         case GatedRepoError():
             return f"on the hub it is gated: accept its terms at {page}, then {LOG_IN}"
