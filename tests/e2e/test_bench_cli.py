@@ -48,6 +48,19 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
+def test_the_start_up_summary_is_folded_to_a_terminals_width(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    code, _, err = run("small", "--runs", "1")
+    lines = err.splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("plugins "))
+    summary = lines[start : next(at for at, line in enumerate(lines) if at > start and line[:1].isalpha())]
+    assert code == 0 and len(summary) > 1
+    assert all(len(line) <= 40 and line.startswith(" " * 10) for line in summary[1:])
+
+
 def test_T20_G14_a_figure_has_everything_that_it_depends_on(run: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "figures.jsonl"
     code, out, err = run("small", "--json", "--runs", "2", "--output", str(file), "--page-size", "8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import tempfile
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from headstock.bench.workloads import USUAL, WORKLOADS, Workload
 from headstock.cli.answers import note, start_logs
 from headstock.cli.apart import check_apart
 from headstock.cli.main import version
+from headstock.cli.tables import print_summary
 from headstock.config import EngineConfig, FlagParser, Resolved, add_engine_flags, resolve
 from headstock.config.kinds import suggestion
 from headstock.errors import ModelError, UsageError, shown
@@ -152,7 +152,7 @@ def figures(asked: Namespace, config: EngineConfig) -> Iterator[Figure]:
         llm = LLM(config=config, report=bars.report)
     with llm:
         if not asked.quiet:
-            print(*llm.engine.summary.lines(), sep="\n", file=sys.stderr, flush=True)
+            print_summary(llm.engine.summary.lines())
         names: Sequence[str] = asked.workloads or USUAL[llm.engine.summary.device]
         shape = asked.shape or Path(config.model).name
         bench = Bench(llm, version=version(), shape=shape, runs=asked.runs, report=None if asked.quiet else progress)

@@ -14,7 +14,7 @@ from headstock.cli.answers import note, show_error, start_logs
 from headstock.cli.apart import check_apart
 from headstock.cli.batch import Batch
 from headstock.cli.inputs import PROMPTS, STDIN, Ask, Bad, as_turns, from_flags, from_lines, from_stdin
-from headstock.cli.tables import fold, terminal_width
+from headstock.cli.tables import print_summary
 from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
 from headstock.errors import RequestError, UsageError
@@ -24,9 +24,6 @@ from headstock.text.prompt import check_unicode
 
 if TYPE_CHECKING:
     from headstock.llm import LLM
-
-SUMMARY_INDENT = 10
-"""Characters before what the lines of a start-up summary say."""
 
 EPILOG = """
 A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages", and any sampling parameters of its
@@ -162,8 +159,6 @@ def opened(resolved: Resolved, *, quiet: bool, alone: bool = False) -> LLM:
         config = evolve(config, cuda_graph_max_bs=1)
     with Bars(shown=not quiet) as bars:
         llm = LLM(config=config, report=bars.report)
-    width = terminal_width(sys.stderr)
-    for line in () if quiet else llm.engine.summary.lines():
-        print(fold(line, width, SUMMARY_INDENT), file=sys.stderr)
-    sys.stderr.flush()
+    if not quiet:
+        print_summary(llm.engine.summary.lines())
     return llm

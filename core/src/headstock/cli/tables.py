@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 WIDEST_WHOLE = 26
 """Characters up to which a column of a table is never broken: names and versions are not, sentences are."""
+SUMMARY_INDENT = 10
+"""Characters before what the lines of a start-up summary say."""
 NARROWEST = 20
 """Columns below which nothing is fitted: a terminal that narrow does not know its width."""
 
@@ -36,6 +39,14 @@ def fold(line: str, width: int | None, indent: int) -> str:
         width=width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
     )
     return "\n".join(wrapper.wrap(line))
+
+
+def print_summary(lines: Iterable[str]) -> None:
+    """Print an engine's start-up summary on standard error, folded to a terminal's width."""
+    width = terminal_width(sys.stderr)
+    for line in lines:
+        print(fold(line, width, SUMMARY_INDENT), file=sys.stderr)
+    sys.stderr.flush()
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], stream: TextIO, *, spare: str = "") -> None:
