@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from headstock.errors import shown
 from headstock.nn.fields import Json, quoted
 
 HARMLESS = frozenset(
@@ -87,14 +88,30 @@ UNSERVED: Mapping[str, Collection[Any]] = {
 }
 """What changes the numbers and no decoder here does -> the values with which it changes nothing."""
 
+METHODS = ("quant_method", "quant_algo", "format")
+"""The fields that name a method: transformers', ModelOpt's, compressed-tensors'."""
 QUANTIZED = ("quantization_config", "compression_config", "quantization", "quant_config")
+
+
+def describe_method(quantization: object) -> str:
+    """How the weights are quantized, as " by METHOD"; empty where the field does not say."""
+    if not isinstance(quantization, Mapping):
+        return ""
+    method = next((quantization[name] for name in METHODS if isinstance(quantization.get(name), str)), None)
+    if method is None and (quantization.get("load_in_8bit") or quantization.get("load_in_4bit")):
+        method = "bitsandbytes"  # transformers wrote no method before 4.33
+    return f" by {shown(method)}" if method else ""
 
 
 def check_served(hf: Json, keys: Collection[str] = ()) -> None:
     """Raise ValueError when `hf` asks for what no decoder here does. `keys` are those that the family itself reads."""
     for name in QUANTIZED:
         if hf.get(name) is not None:
-            raise ValueError(f"{name} is set, but quantized weights are not supported; use the full-precision model")
+            by = describe_method(hf[name])
+            raise ValueError(
+                f"{name} says that the weights are quantized{by}, and only unquantized checkpoints are served; "
+                "use the full-precision model"
+            )
     for name, neutral in UNSERVED.items():
         if name in hf and name not in keys and hf[name] not in neutral:
             wanted = " or ".join(map(json.dumps, neutral))
