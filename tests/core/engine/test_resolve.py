@@ -143,8 +143,10 @@ def test_S13_the_first_name_serves_prompts_and_the_second_decode(monkeypatch: py
 def test_S15_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = (DeviceRange("cuda"),)
     monkeypatch.setattr(registry, "spec", lambda kind, name: attrs.evolve(spec(devices=gpu), name=name))
-    with pytest.raises(CannotRun, match=r"--attn a cannot serve .*; --attn b cannot serve"):
+    with pytest.raises(CannotRun, match=r"--attn a cannot serve .*; --attn b cannot serve") as caught:
         backends("a,b", CPU, question())
+    hint = "Use --attn sdpa. Where there is a GPU, 'headstock doctor' says why torch does not find it."
+    assert str(caught.value).endswith(f"this is cpu. {hint}") and str(caught.value).count(hint) == 1
 
 
 def test_a_feature_that_is_not_named_cannot_be_done() -> None:

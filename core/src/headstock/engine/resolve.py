@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import fields, frozen
 
 from headstock import registry
-from headstock.errors import CannotRun, PluginBroken, reason, shown
+from headstock.errors import CannotRun, HeadstockError, PluginBroken, join_reasons, reason, shown
 from headstock.spi import (
     AttentionCapabilities,
     AttentionQuery,
@@ -52,6 +54,22 @@ class AttentionQuestion:
         )
 
 
+class Unserved(CannotRun):
+    """A backend cannot serve a query: the `refusal`, and sentences that say what may help."""
+
+    def __init__(self, refusal: str, hints: Sequence[str]) -> None:
+        super().__init__(" ".join((f"{refusal}.", *dict.fromkeys(hints))))
+        self.refusal = refusal
+        self.hints = tuple(hints)
+
+
+def join_refusals(errors: Sequence[HeadstockError]) -> str:
+    """What several backends were refused for as one text, each hint once and at the end."""
+    refusals = join_reasons(error.refusal if isinstance(error, Unserved) else str(error) for error in errors)
+    hints = dict.fromkeys(hint for error in errors if isinstance(error, Unserved) for hint in error.hints)
+    return " ".join((f"{refusals}.", *hints)) if hints else refusals
+
+
 def resolve(spec: AttentionSpec, query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities:
     """The backend's capabilities here, no wider than those it declares.
 
@@ -70,8 +88,8 @@ def resolve(spec: AttentionSpec, query: AttentionQuery, env: DeviceEnv) -> Atten
     if reasons:
         phases = "/".join(sorted(phase.value for phase in query.phases))
         text = "; ".join(reason.message for reason in reasons)
-        hints = " ".join(dict.fromkeys(reason.hint for reason in reasons if reason.hint))
-        raise CannotRun(f"--attn {spec.name} cannot serve {phases} here: {text}. {hints}".strip())
+        hints = tuple(reason.hint for reason in reasons if reason.hint)
+        raise Unserved(f"--attn {spec.name} cannot serve {phases} here: {text}", hints)
     return capabilities
 
 

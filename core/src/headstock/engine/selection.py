@@ -11,8 +11,8 @@ from attrs import frozen
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.engine import auto
-from headstock.engine.resolve import AttentionQuestion, resolve
-from headstock.errors import CannotRun, HeadstockError, PluginBroken, SpiMismatch, UsageError, join_reasons
+from headstock.engine.resolve import AttentionQuestion, join_refusals, resolve
+from headstock.errors import CannotRun, HeadstockError, PluginBroken, SpiMismatch, UsageError
 from headstock.logs import event
 from headstock.spi import (
     AttentionCapabilities,
@@ -153,15 +153,15 @@ def first(asked: str, names: Sequence[str], make: Callable[[str], T], flag: str)
     """What `make` gives for the name asked for, or for the first of `names` that it does not refuse."""
     if asked != "auto":
         return make(asked)
-    reasons = []
+    refusals = []
     for name in names:
         try:
             return make(name)
         except HeadstockError as error:
-            reasons.append(str(error))
+            refusals.append(error)
             level = logging.WARNING if isinstance(error, PluginBroken | SpiMismatch) else logging.DEBUG
             LOG.log(level, event("auto rejected", flag=flag, candidate=name, reason=str(error)))
-    raise CannotRun(f"{flag} auto: nothing can run here: {join_reasons(reasons)}")
+    raise CannotRun(f"{flag} auto: nothing can run here: {join_refusals(refusals)}")
 
 
 def attention_for(asked: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Choice, ...]:
@@ -190,7 +190,7 @@ def backends(pair: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Ch
         except CannotRun as error:
             refusals.append(error)
     if len(refusals) > 1:
-        raise CannotRun(join_reasons(map(str, refusals)))
+        raise CannotRun(join_refusals(refusals))
     if refusals:
         raise refusals[0]
     return tuple(choices)
