@@ -26,7 +26,7 @@ def test_reasons_are_joined_without_doubled_punctuation() -> None:
         ("--memory-ration", "--memory-ratio"),
         ("--bogus", None),
         ("--xp", None),
-        ("--enforce-eager", None),
+        ("--eager-enforced", None),
         ("--parallel", None),
     ],
 )
@@ -43,7 +43,7 @@ def test_only_near_flags_are_suggested(flag: str, near: str | None) -> None:
 def test_only_near_keywords_are_suggested() -> None:
     with pytest.raises(UsageError, match=r"did you mean max_seq_len\?"):
         EngineConfig.from_keywords(max_seq_length=5)
-    with pytest.raises(UsageError, match=r"unknown setting 'quantization'$"):
-        EngineConfig.from_keywords(quantization="awq")
+    with pytest.raises(UsageError, match=r"unknown setting 'quantisation_x'$"):
+        EngineConfig.from_keywords(quantisation_x="awq")
     assert nearest_name("rnu", ["run", "bench"]) == "run"
     assert nearest_name("temp", ["tp", "tmp"]) == "tmp"

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from attrs import frozen
 
 from headstock.config.engine import EngineConfig
+from headstock.config.equivalents import find_equivalent
 from headstock.config.kinds import Text, Value, suggestion
 from headstock.config.presets import PRESETS
 from headstock.config.sampling import settings_of_sampling
@@ -106,5 +107,7 @@ def lookup(word: str, known: Mapping[str, Name], said: str) -> Name:
     """The name `word`, dashes or underscores.   raises: UsageError with a suggestion; `said` is where it was found"""
     word = word.replace("-", "_")
     if word not in known:
-        raise UsageError(f"{said}: unknown setting '{shown(word)}'{suggestion(shown(word), known)}")
+        equivalent = find_equivalent(word)
+        hint = suggestion(shown(word), known) if equivalent is None else f"; {equivalent}"
+        raise UsageError(f"{said}: unknown setting '{shown(word)}'{hint}")
     return known[word]

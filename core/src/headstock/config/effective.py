@@ -119,10 +119,12 @@ def from_keywords(given: Mapping[str, object], environ: Mapping[str, str] | None
     raises: UsageError, for an unknown keyword with a suggestion
     """
     source: dict[str, Given] = {}
+    plain = spelling_of(Surface())
     for word, raw in given.items():
         if word in sampling_settings() and word not in keywords():
             raise UsageError(f"{word}: a sampling value, not an engine's; give it to SamplingParams")
-        name = lookup(word, keywords(), f"{word}={shown(raw)}")
+        with plain.render_errors():
+            name = lookup(word, keywords(), f"{word}={shown(raw)}")
         one = Given(name, raw, "keyword", word, f"{word}={shown(raw)}")
         if (earlier := source.get(name.setting.key)) is not None:
             raise UsageError(f"{earlier.said} and {one.said} set the same value; keep one of them")

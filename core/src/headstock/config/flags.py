@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from headstock.config.catalog import CONFIG, PRESET, Name, engine_settings, sampling_settings
 from headstock.config.effective import Resolved, settle
+from headstock.config.equivalents import find_equivalent
 from headstock.config.kinds import Choice, Repeated, Switch, suggestion
 from headstock.config.setting import Setting
 from headstock.config.sources import Given
@@ -68,7 +69,10 @@ class FlagParser(argparse.ArgumentParser):
         if not word.startswith("-"):
             self.error(f"unexpected argument {shown(word)}{self.hint}")
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        close = suggestion(word, flags, prefix="--") or f"; see '{self.prog} --help'"
+        equivalent = find_equivalent(word) if engine_settings()["model"].flag in flags else None
+        close = (
+            f"; {equivalent}" if equivalent else suggestion(word, flags, prefix="--") or f"; see '{self.prog} --help'"
+        )
         raise UsageError(f"unknown flag {shown(word)}{close}")
 
 
