@@ -6,6 +6,7 @@ Each part is a frame: four letters, the length of the data, a checksum over all 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import struct
@@ -18,6 +19,7 @@ from attrs import define
 
 from headstock.errors import ModelError, UsageError, shown
 from headstock.record.block import BlockReader, BlockWriter
+from headstock.record.header_fields import check_header
 from headstock.record.moment import Moment, Noted
 from headstock.record.names import PageNames
 from headstock.record.steps import get_step, put_step, shape
@@ -26,8 +28,6 @@ VERSION = 1
 FIRST = b"headstock recording "
 FRAME = struct.Struct("<4sII")
 HEADER, STEPS, END = b"head", b"step", b"end."
-FIELDS = {"headstock", "model", "limits", "groups", "scheduler", "cache", "options", "prefix_cache_n", "first"}
-"""What every header has."""
 
 MOST_BYTES = 1 << 30
 """No block is larger, packed or unpacked."""
@@ -78,20 +78,41 @@ def opened(path: str | Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
         raise ModelError(f"--record {shown(path)}: cannot be written: {error.strerror}") from error
 
 
-def check_writable(path: str | None, *, overwrite: bool = False) -> None:
+def check_writable(path: str | None, *, overwrite: bool = False) -> bool:
     """Raise unless there is no path or a file can be written there; what it holds stays until recording begins.
 
     A pipe is left alone: its reader would take the end of a trial for the end of the recording.
+    returns: whether the file was made here
     raises: UsageError when the file holds something and is not to be overwritten; ModelError
     """
     if path is None or Path(path).is_fifo():
-        return
-    opened(path, "ab").close()
+        return False
+    try:
+        open(path, "xb").close()
+    except OSError:  # it is there, or `opened` says why it cannot be
+        opened(path, "ab").close()
+    else:
+        return True
     if not overwrite and Path(path).is_file() and Path(path).stat().st_size > 0:
         raise UsageError(
             f"--record {shown(path)}: the file exists and is not empty; name another file, or replace it with "
             "--record-overwrite"
         )
+    return False
+
+
+@contextlib.contextmanager
+def reserved(path: str | None, *, overwrite: bool = False) -> Iterator[None]:
+    """As `check_writable`; when the block raises, a file that was made here and is still empty is removed."""
+    is_new = check_writable(path, overwrite=overwrite)
+    try:
+        yield
+    except BaseException:
+        if is_new and path is not None:
+            with contextlib.suppress(OSError):  # the failure that is being raised matters more
+                if Path(path).stat().st_size == 0:
+                    Path(path).unlink()
+        raise
 
 
 @define
@@ -164,10 +185,10 @@ def read(path: str | Path, *, partial: bool = False) -> Recording:
     if header.get("shape") != shape():
         made = shown(header.get("headstock", "another"))
         raise ModelError(f"{name} was made by headstock {made}, whose steps consist of other fields; replay it there")
-    if missing := FIELDS - header.keys():
-        raise ModelError(
-            f"{name}: its header lacks {', '.join(sorted(missing))}; headstock run --record FILE writes it"
-        )
+    try:
+        check_header(header)
+    except ValueError as error:
+        raise ModelError(f"{name}: its header is not as this version writes it: {error}") from None
     return Recording(name, file, partial, header, file.tell())
 
 
@@ -175,7 +196,7 @@ def header_in(data: bytes, name: str) -> dict[str, Any]:
     """The header of a recording.   raises: ModelError"""
     try:
         header = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{name}: its header is no JSON: {error}") from error
     if not isinstance(header, dict):
         raise ModelError(f"{name}: its header is no JSON object; headstock run --record FILE writes one")

@@ -11,17 +11,15 @@ from attrs import evolve
 
 from headstock import registry
 from headstock.config import EngineConfig
-from headstock.errors import CannotRun, HeadstockError, ModelError, UnknownPlugin
+from headstock.errors import CannotRun, HeadstockError, ModelError, UnknownPlugin, UsageError
+from headstock.record.header_fields import LIMITS
 from headstock.schedule import Limits
 from headstock.spi import CachePolicy, KVGroup
-
-PARTS = frozenset({"groups", "choose", "policy", "longer"})
-"""The limits that are no plain values, or decide nothing."""
 
 
 def describe(config: EngineConfig, limits: Limits) -> dict[str, Any]:
     """The header of what an engine of these limits does, for JSON."""
-    plain = {each.name: getattr(limits, each.name) for each in attrs.fields(Limits) if each.name not in PARTS}
+    plain = {name: getattr(limits, name) for name in LIMITS}
     return {
         "headstock": version(),
         "model": PurePath(config.model).name,
@@ -53,13 +51,13 @@ def limits_of(header: Mapping[str, Any], *, check: bool = False) -> Limits:
     try:
         plain = dict(header["limits"]) | {"check": check}
         plain["num_pages"] = tuple(plain["num_pages"])
-        if min(plain["page_size"], plain["max_rows"], *plain["num_pages"]) < 1:
-            raise ValueError("a size is less than 1")
         groups = tuple(KVGroup(**group | {"layers": tuple(group["layers"])}) for group in header["groups"])
         choose = registry.implementation(registry.spec("scheduler", header["scheduler"]))
         return Limits(**plain, groups=groups, choose=choose, policy=policy(header, int(plain["page_size"])))
     except UnknownPlugin as error:
         raise CannotRun(str(error)) from error
+    except UsageError as error:
+        raise ModelError(f"the recording's header is not as this version writes it: {error}") from error
     except HeadstockError:
         raise
     except (TypeError, ValueError, KeyError) as error:
