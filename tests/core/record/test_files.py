@@ -55,6 +55,15 @@ def test_a_start_that_fails_leaves_an_older_recording(here: Path) -> None:
     assert (here / "it").read_text() == KEPT
 
 
+@pytest.mark.parametrize("before", [None, ""])
+def test_a_start_that_fails_leaves_no_empty_recording_that_it_made(before: str | None, here: Path) -> None:
+    if before is not None:
+        (here / "new").write_text(before)
+    with pytest.raises(UsageError, match="nosuch"):
+        LLM("demo", attn="nosuch", record="new")
+    assert (here / "new").exists() == (before is not None)
+
+
 def test_an_older_recording_is_replaced_only_when_that_is_asked_for(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

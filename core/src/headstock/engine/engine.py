@@ -20,7 +20,7 @@ from headstock.engine.update import Update
 from headstock.engine.worker import WorkerThread
 from headstock.errors import CapacityError, EngineDied, PluginBroken, RequestError, place, reason, shown
 from headstock.logs import event
-from headstock.record.file import check_writable
+from headstock.record.file import reserved
 from headstock.record.header import describe
 from headstock.record.recorder import Recorder
 from headstock.schedule import (
@@ -57,8 +57,8 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, report: Report | None = None) -> None:
-        check_writable(config.record, overwrite=config.record_overwrite)
-        parts = build(config, report)
+        with reserved(config.record, overwrite=config.record_overwrite):
+            parts = build(config, report)
         self.config = parts.config
         self.model = parts.model
         self.limits = parts.limits
