@@ -79,12 +79,12 @@ def test_T16_a_talk_goes_on_from_its_last_turn(paged: str) -> None:
 
 def test_T8_the_summary_credits_the_flag_that_gave_one_region_each() -> None:
     for flags, table in (
-        ({"paged_attn": "off"}, [("page size", "one region each", "--paged-attn off")]),
-        ({"paged_attn": "off"}, [("prefix reuse", "of whole sequences", "--paged-attn off")]),
-        ({"paged_attn": "off", "cache_type": "naive"}, [("prefix reuse", "off", "--cache-type naive")]),
-        ({"kv_cache": False}, [("prefix reuse", "off", "--no-kv-cache")]),
-        ({"prefix_cache_n": 0}, [("prefix reuse", "off", "--prefix-cache-n 0")]),
-        ({}, [("prefix reuse", "on", "--cache-type radix")]),
+        ({"paged_attn": "off"}, [("page size", "one region each", 'paged_attn="off"')]),
+        ({"paged_attn": "off"}, [("prefix reuse", "of whole sequences", 'paged_attn="off"')]),
+        ({"paged_attn": "off", "cache_type": "naive"}, [("prefix reuse", "off", 'cache_type="naive"')]),
+        ({"kv_cache": False}, [("prefix reuse", "off", "kv_cache=False")]),
+        ({"prefix_cache_n": 0}, [("prefix reuse", "off", "prefix_cache_n=0")]),
+        ({}, [("prefix reuse", "on", 'cache_type="radix"')]),
     ):
         with LLM("demo", max_seq_len=128, max_running_requests=2, **flags) as llm:
             assert set(table) <= set(llm.engine.summary.table)

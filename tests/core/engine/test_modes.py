@@ -48,7 +48,7 @@ def test_T13_T17_prefix_cache_n_0_never_hits(toys: Toys) -> None:
     assert [hits(trial, prompt) for _ in range(3)] == [0, 0, 0]
     trial.run(request(next(NAMES), prompt) for _ in range(4))
     assert trial.engine.ledger.cached_tokens == trial.engine.stats().cached_pages == 0
-    assert ("prefix reuse", "off", "--prefix-cache-n 0") in trial.engine.summary.table
+    assert ("prefix reuse", "off", "prefix_cache_n=0") in trial.engine.summary.table
 
 
 def test_T13_T17_prefix_cache_n_1_drops_the_oldest_which_is_computed_in_full(toys: Toys) -> None:
@@ -106,7 +106,7 @@ def test_T14_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
     assert {trial.reasons[one.id] for one in stops} == {"stop"}
     stats = engine.stats()
     assert stats.cached_tokens == stats.cached_pages == 0 and stats.preemptions > 0
-    assert ("prefix reuse", "off", "--no-kv-cache") in engine.summary.table
+    assert ("prefix reuse", "off", "kv_cache=False") in engine.summary.table
     reached: dict[int, int] = {}
     for plan in plans:
         for order, start, stop, sampled in zip(
@@ -132,8 +132,8 @@ def test_T16_without_pages_a_mere_common_prefix_is_computed_again(toys: Toys) ->
     prompt = tokens(40)
 
     assert [hits(trial, prompt), hits(trial, np.concatenate([prompt[:30], tokens(20)]))] == [0, 0]
-    assert ("page size", "one region each", "--paged-attn off") in trial.engine.summary.table
-    assert ("prefix reuse", "of whole sequences", "--paged-attn off") in trial.engine.summary.table
+    assert ("page size", "one region each", 'paged_attn="off"') in trial.engine.summary.table
+    assert ("prefix reuse", "of whole sequences", 'paged_attn="off"') in trial.engine.summary.table
 
 
 def test_T17_in_contiguous_mode_prefix_cache_n_bounds_the_regions_kept(toys: Toys) -> None:
@@ -236,7 +236,7 @@ def install_runner(toys: Toys, device: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "ignored"),
     [
-        ({"runner": "auto", "cuda_graph_max_bs": 8}, "--cuda-graph-max-bs 8"),
+        ({"runner": "auto", "cuda_graph_max_bs": 8}, "cuda_graph_max_bs=8"),
         ({"runner": "auto"}, None),
         ({"runner": "auto", "cuda_graph_max_bs": 0}, None),
         ({"runner": "auto", "cuda_graph_max_bs": 1}, None),  # a chat's own limit
@@ -318,7 +318,9 @@ def test_P12_graphs_asked_for_in_contiguous_mode_run_eagerly_with_one_warning(
 
     assert engine.summary.runner == quiet.summary.runner == "eager"
     (warning,) = caplog.records
-    assert "no graphs in contiguous mode" in warning.getMessage() and "--runner replaying" in warning.getMessage()
+    assert str(warning.msg) == (
+        r'event="no graphs in contiguous mode" because="paged_attn=\"off\"" ignored="runner=\"replaying\""'
+    )
     Trial(engine).run([request("a", tokens(9))])
     engine.close()
     quiet.close()
