@@ -97,6 +97,24 @@ def test_windows(model_type: str, changes: dict[str, Any], tmp_path: Path) -> No
     assert_parity(tmp_path, PROMPT)
 
 
+@pytest.mark.parametrize("model_type", ["ministral", "mistral"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sliding_window": 5},
+        {"sliding_window": 5, "layer_types": MINISTRAL},
+        {"sliding_window": 5, "layer_types": None},
+    ],
+    ids=str,
+)
+def test_ministral_under_its_own_name(model_type: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    names = {"architectures": ["MinistralForCausalLM"], "model_type": model_type}
+    write(tmp_path, {**shape("mistral"), **names, **changes})
+    assert read_model(tmp_path)[1].architecture == "MinistralForCausalLM"
+
+    assert_parity(tmp_path, PROMPT)
+
+
 @pytest.mark.parametrize(
     ("model_type", "window"),
     [

@@ -80,7 +80,7 @@ def test_an_architecture_that_nobody_serves_is_answered_with_those_served(tmp_pa
         read_model(write_model(tmp_path, architecture))
     said = str(caught.value)
     assert said.startswith(f"no installed model family serves the architecture {architecture}; served: ")
-    assert "LlamaForCausalLM, MistralForCausalLM (headstock-llama)" in said
+    assert "LlamaForCausalLM, MinistralForCausalLM, MistralForCausalLM (headstock-llama)" in said
     assert "Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM (headstock-qwen)" in said
     assert said.endswith("; docs/plugins.md says how to add a family") and "did you mean" not in said
 

@@ -15,7 +15,10 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "plugins/naive-cache": ("headstock-naive-cache", {"cache": ("naive",)}),
         "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),
         "plugins/triton-ops": ("headstock-triton-ops", {"ops": ("triton",)}),
-        "models/llama": ("headstock-llama", {"model": ("LlamaForCausalLM", "MistralForCausalLM")}),
+        "models/llama": (
+            "headstock-llama",
+            {"model": ("LlamaForCausalLM", "MinistralForCausalLM", "MistralForCausalLM")},
+        ),
         "models/qwen": (
             "headstock-qwen",
             {"model": ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")},

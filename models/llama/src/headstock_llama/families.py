@@ -32,14 +32,26 @@ def mistral(hf: Json) -> ModelConfig:
     A configuration with `layer_types`, be they null, is Ministral, as transformers has it.
     """
     hf = without_nulls(hf, "head_dim")
-    if "layer_types" in hf or hf.get("model_type") == "ministral":
+    return read_mistral(hf, "MistralForCausalLM", by_layer=hf.get("model_type") == "ministral")
+
+
+def ministral(hf: Json) -> ModelConfig:
+    """Ministral under its own name, as transformers 5 saves it: as `mistral`, but for what its `model_type` implies."""
+    return read_mistral(
+        without_nulls(hf, "head_dim"), "MinistralForCausalLM", by_layer=hf.get("model_type") != "mistral"
+    )
+
+
+def read_mistral(hf: Json, architecture: str, *, by_layer: bool) -> ModelConfig:
+    """Mistral under either name; `by_layer`: it has windows by layer even where no `layer_types` say which."""
+    if by_layer or "layer_types" in hf:
         windows = ministral_windows(hf)
     else:
         window = None if hf.get("sliding_window", 4096) is None else read_positive(hf, "sliding_window", 4096)
         windows = [window] * layer_count(hf)
     return decoder_config(
         hf,
-        "MistralForCausalLM",
+        architecture,
         model_types=("mistral", "ministral"),
         fields=("sliding_window",),
         windows=windows,
@@ -56,3 +68,4 @@ def ministral_windows(hf: Json) -> list[int | None]:
 
 LLAMA = decoder(llama)
 MISTRAL = decoder(mistral)
+MINISTRAL = decoder(ministral)

@@ -23,3 +23,13 @@ def mistral() -> ModelSpec:
         summary="Mistral 7B and models of its shape, with sliding windows",
         implementation="headstock_llama.families:MISTRAL",
     )
+
+
+def ministral() -> ModelSpec:
+    """Ministral, and Mistral with windows by layer as transformers 5 saves it again."""
+    return ModelSpec(
+        name="MinistralForCausalLM",
+        spi=SpiRange(0, 1),
+        summary="Ministral 8B and models of its shape, with sliding windows in some layers",
+        implementation="headstock_llama.families:MINISTRAL",
+    )
