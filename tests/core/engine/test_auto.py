@@ -7,6 +7,7 @@ import logging
 import attrs
 import pytest
 
+from headstock.config import EngineConfig
 from headstock.engine import auto
 from headstock.engine.negotiate import model_dtype
 from headstock.engine.selection import attention_for, first
@@ -44,9 +45,11 @@ def test_S14_each_candidate_that_auto_passes_over_is_logged_with_its_reason(capl
         return name
 
     with caplog.at_level(logging.DEBUG, "headstock"):
-        assert first("auto", names, make, "--attn") == names[-1]
+        assert first("auto", names, make, "--attn", EngineConfig().spell) == names[-1]
     told = [record.getMessage() for record in caplog.records]
-    wanted = [f'event="auto rejected" flag=--attn candidate={name} reason="{name} lacks its kernels"' for name in names]
+    wanted = [
+        f'event="auto rejected" setting=attn candidate={name} reason="{name} lacks its kernels"' for name in names
+    ]
     assert len(names) > 2 and told == wanted[:-1]
 
 

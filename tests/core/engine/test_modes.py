@@ -263,7 +263,7 @@ def test_a_fault_of_captures_is_said_to_be_impossible_where_nothing_is_captured(
 ) -> None:
     toys.engine(runner="eager", faults=("capture", "slow@1:0")).close()
     (line,) = [str(record.msg) for record in caplog.records if "cannot happen" in str(record.msg)]
-    assert line == 'event="--faults capture cannot happen" because="the runner eager captures nothing here"'
+    assert line == 'event="a fault cannot happen" fault=capture because="the runner eager captures nothing here"'
 
 
 class Unread(dict[str, Any]):
@@ -302,9 +302,11 @@ def test_a_watch_over_a_large_pool_is_announced_with_its_size(
 ) -> None:
     monkeypatch.setattr("headstock.engine.build.MOST_WATCHED", most)
     engine = toys.engine(debug_canary=True)
-    said = [str(record.msg) for record in caplog.records if "--debug-canary" in str(record.msg)]
+    said = [str(record.msg) for record in caplog.records if "the whole KV pool" in str(record.msg)]
     assert len(said) == warnings
-    assert all("pool=" in line and 'instead="--num-pages 256' in line for line in said)
+    assert all(
+        "pool=" in line and 'because="debug_canary=True"' in line and 'instead="num_pages=256' in line for line in said
+    )
     engine.close()
 
 

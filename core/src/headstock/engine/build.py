@@ -175,7 +175,7 @@ def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: R
     if not sizes.rows:
         if material.faults.concern("capture"):
             reason = f"the runner {material.parts.runner.name} captures nothing here"
-            LOG.warning(event("--faults capture cannot happen", because=reason))
+            LOG.warning(event("a fault cannot happen", fault="capture", because=reason))
         return ()
     off = ("graphs are off: they could not be captured (the log says why), and every step runs without",)
     if not memory.spent.capturable:
@@ -219,9 +219,15 @@ def watched(material: Material, memory: MemoryPlan, buffers: Buffers, executor: 
     if not material.config.debug_canary:
         return executor
     if memory.pool > MOST_WATCHED:
-        small = "--num-pages 256, or as few as the requests need"
+        spell = material.config.spell
+        small = spell("--num-pages 256, or as few as the requests need")
         LOG.warning(
-            event("--debug-canary reads the whole KV pool in every step", pool=size(memory.pool), instead=small)
+            event(
+                "the whole KV pool is read in every step",
+                because=spell("--debug-canary"),
+                pool=size(memory.pool),
+                instead=small,
+            )
         )
     padded = material.parts.runner.capabilities.needs_graph > GraphSupport.NEVER
     return Canary(executor, buffers, material.model.kv_groups, padded=padded)

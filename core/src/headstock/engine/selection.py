@@ -71,7 +71,7 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
     """
     if config.tp > 1:
         raise CannotRun(f"--tp {config.tp}: this version runs on one device; use --tp 1")
-    attention = attention_for(config.attn, env, question)
+    attention = attention_for(config.attn, env, question, config.spell)
     decode = attention[-1].capabilities
 
     def runner(name: str) -> RunnerSpec:
@@ -98,12 +98,12 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
         options = () if found.options is None else (registry.options(found, config.opt),)
         return found, registry.made(found, Ops, *options)
 
-    ops_spec, operations = first(config.ops, auto.OPS, ops, "--ops")
+    ops_spec, operations = first(config.ops, auto.OPS, ops, "--ops", config.spell)
     return Parts(
         attention=attention,
         cache=ready("cache", config.cache_type, env),
         scheduler=ready("scheduler", config.scheduler, env),
-        runner=first(runner_name(config, env), auto.RUNNERS, runner, "--runner"),
+        runner=first(runner_name(config, env), auto.RUNNERS, runner, "--runner", config.spell),
         ops=ops_spec,
         operations=operations,
         executor=ready("executor", config.executor, env),
@@ -149,8 +149,13 @@ def ready(kind: str, name: str, env: DeviceEnv) -> Any:
     return spec
 
 
-def first(asked: str, names: Sequence[str], make: Callable[[str], T], flag: str) -> T:
-    """What `make` gives for the name asked for, or for the first of `names` that it does not refuse."""
+def first(
+    asked: str, names: Sequence[str], make: Callable[[str], T], flag: str, spell: Callable[[str], str] = str
+) -> T:
+    """What `make` gives for the name asked for, or for the first of `names` that it does not refuse.
+
+    `spell` puts flags in logs into the words of whoever configured the engine.
+    """
     if asked != "auto":
         return make(asked)
     refusals = []
@@ -160,17 +165,19 @@ def first(asked: str, names: Sequence[str], make: Callable[[str], T], flag: str)
         except HeadstockError as error:
             refusals.append(error)
             level = logging.WARNING if isinstance(error, PluginBroken | SpiMismatch) else logging.DEBUG
-            LOG.log(level, event("auto rejected", flag=flag, candidate=name, reason=str(error)))
+            LOG.log(level, event("auto rejected", setting=spell(flag), candidate=name, reason=spell(str(error))))
     raise CannotRun(f"{flag} auto: nothing can run here: {join_refusals(refusals)}")
 
 
-def attention_for(asked: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Choice, ...]:
+def attention_for(
+    asked: str, env: DeviceEnv, question: AttentionQuestion, spell: Callable[[str], str] = str
+) -> tuple[Choice, ...]:
     """The attention backends for `--attn`, each narrowed to this machine."""
     names = next((names for served, names in auto.ATTENTION if env in served), ())
-    choices = first(asked, names, lambda pair: backends(pair, env, question), "--attn")
+    choices = first(asked, names, lambda pair: backends(pair, env, question), "--attn", spell)
     if asked == "auto" and len(names) > 1 and choices[0].spec.name == names[-1]:
         see = "headstock doctor, with the same flags"
-        facts = {"flag": "--attn", "chosen": names[-1], "device": str(env), "see": see}
+        facts = {"setting": spell("--attn"), "chosen": names[-1], "device": str(env), "see": see}
         LOG.warning(event("auto is left with its last choice", **facts))
     return choices
 
