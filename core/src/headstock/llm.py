@@ -219,6 +219,7 @@ class LLM:
         self.finalizer.detach()
 
     def __enter__(self) -> LLM:
+        self.check_open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

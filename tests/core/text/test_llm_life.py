@@ -114,6 +114,8 @@ def test_close_is_idempotent_and_two_live_side_by_side(scripted: Make) -> None:
         assert first.generate("a", SHORT)[0].outputs == second.generate("a", SHORT)[0].outputs
     first.close()
     assert loop.closed == 1
+    with pytest.raises(UsageError, match="this LLM is closed"), first:
+        raise AssertionError("a closed LLM was entered")
     with pytest.raises(UsageError, match="this LLM is closed"):
         first.generate("a", SHORT)
     assert second.generate("a", SHORT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Final, cast
 
 from attrs import frozen
@@ -42,7 +43,7 @@ def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray | memoryview):
         wanted = "text, a list of token ids, a mapping with prompt or prompt_token_ids, or a list of such"
         raise RequestError(f"prompts must be {wanted}, got {kind(prompts)}", "prompts")
-    if prompts and all(is_int(token, -MAX_TOKEN_ID, MAX_TOKEN_ID) for token in prompts):
+    if prompts and all(isinstance(token, Integral) and not isinstance(token, bool) for token in prompts):
         return [cast("Sequence[int]", prompts)]
     return list(cast("Sequence[PromptInput]", prompts))
 
