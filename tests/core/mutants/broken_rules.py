@@ -14,7 +14,7 @@ from headstock import flight, intake
 from headstock.engine import engine, worker
 from headstock.schedule import Plan, absorb, admit
 from headstock.spi import Executor, Pending
-from headstock_cuda_graph.runner import CudaGraphRunner
+from headstock_cuda_graph import prompts, runner
 
 from .broken import DIFFERS, Mutant, around
 
@@ -49,12 +49,13 @@ def one_page_more(has_room: Any, draft: Any, head: Any, length: int, below: int 
     return bool(has_room(draft, head, length + draft.limits.page_size, below))
 
 
-def padding_as_it_was(load: Any, self: Any, bucket: Any, step: Any) -> None:
-    """Rows of a bucket that the step does not need stay what they were."""
-    before = bucket.inputs.clone()
-    load(self, bucket, step)
-    count = len(step.rows)
-    bucket.inputs[:, count:] = before[:, count:]
+def padding_as_it_was(upload: Any, target: Any, *parts: Any) -> None:
+    """What pads a bucket stays what it was."""
+    before, start = target.clone(), 0
+    upload(target, *parts)
+    for values, size, _ in parts:
+        target[start + len(values) : start + size] = before[start + len(values) : start + size]
+        start += size
 
 
 def threads_stay(patch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,10 @@ NEGLECTED = {
     "aborts of who is gone raise": Mutant(around(absorb, "aborted", as_if_it_were_there), "KeyError: 'a'"),
     "a page too many wanted": Mutant(around(admit, "has_room", one_page_more), "still busy"),
     "padding rows stay as they were": Mutant(
-        around(CudaGraphRunner, "load", padding_as_it_was), rf"{DIFFERS}|written though it was free"
+        around(runner, "upload", padding_as_it_was), rf"{DIFFERS}|written though it was free"
+    ),
+    "padding tokens stay as they were": Mutant(
+        around(prompts, "upload", padding_as_it_was), rf"{DIFFERS}|written though it was free|'error'"
     ),
     "token ids not checked": Mutant(around(intake, "check_ids", lambda check, *_: None), "DID NOT RAISE RequestError"),
     "a step overtakes another": Mutant(
