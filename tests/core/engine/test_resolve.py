@@ -15,7 +15,7 @@ from headstock.engine.assembly import backend_of
 from headstock.engine.negotiate import agree_page_size, negotiate, pool_dtype
 from headstock.engine.resolve import AttentionQuestion, check_narrower, rejections, resolve
 from headstock.engine.selection import backends
-from headstock.errors import CannotRun, PluginBroken
+from headstock.errors import CannotRun, PluginBroken, UnknownPlugin
 from headstock.registry import loading
 from headstock.spi import (
     AttentionCapabilities,
@@ -142,11 +142,28 @@ def test_S13_the_first_name_serves_prompts_and_the_second_decode(monkeypatch: py
 
 def test_S15_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = (DeviceRange("cuda"),)
-    monkeypatch.setattr(registry, "spec", lambda kind, name: attrs.evolve(spec(devices=gpu), name=name))
+    found = registry.spec
+    named = {name: attrs.evolve(spec(devices=gpu), name=name) for name in "ab"}
+    monkeypatch.setattr(registry, "spec", lambda kind, name: named.get(name) or found(kind, name))
     with pytest.raises(CannotRun, match=r"--attn a cannot serve .*; --attn b cannot serve") as caught:
         backends("a,b", CPU, question())
     hint = "Use --attn sdpa. Where there is a GPU, 'headstock doctor' says why torch does not find it."
     assert str(caught.value).endswith(f"this is cpu. {hint}") and str(caught.value).count(hint) == 1
+
+
+def test_a_device_that_is_not_served_is_answered_with_a_backend_that_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (reason,) = rejections(capabilities(devices=(DeviceRange("cuda"),)), question().query(ALL), CPU)
+    assert reason.hint.startswith("Use --attn sdpa. Where")
+
+    others = tuple(each for each in registry.installed("attention") if each.name != "sdpa")
+    monkeypatch.setattr(registry, "installed", lambda kind: others)
+    monkeypatch.setattr(registry, "spec", Mock(side_effect=UnknownPlugin("not here")))
+    (reason,) = rejections(capabilities(devices=(DeviceRange("cuda"),)), question().query(ALL), CPU)
+    assert reason.hint.startswith(
+        "Install another one: pip install ./backends/sdpa (in a checkout of headstock). Where"
+    )
 
 
 def test_a_feature_that_is_not_named_cannot_be_done() -> None:

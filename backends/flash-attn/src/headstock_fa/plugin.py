@@ -87,7 +87,7 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
             Rejection(
                 code="feature",
                 message=f"{label} has no soft-cap",
-                hint=f"Install flash-attn, or on Hopper {FA3_HINT}; or use --attn sdpa.",
+                hint=f"Install flash-attn, or on Hopper {FA3_HINT}; or name another backend by --attn.",
             )
         )
     return tuple(reasons) or capabilities

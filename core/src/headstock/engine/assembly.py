@@ -134,6 +134,6 @@ def backend_of(spec: AttentionSpec, context: AttentionContext) -> AttentionBacke
     except (ImportError, OSError) as error:
         raise CannotRun(
             f"--attn {spec.name}: its kernels cannot be loaded: {reason(error)}; install a build of "
-            f"them for torch {torch.__version__}, or use --attn sdpa"
+            f"them for torch {torch.__version__}, or name another backend by --attn"
         ) from error
     return backend

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from attrs import fields, frozen
 
 from headstock import registry
+from headstock.engine import auto
 from headstock.errors import CannotRun, HeadstockError, PluginBroken, join_reasons, reason, shown
 from headstock.spi import (
     AttentionCapabilities,
@@ -125,7 +126,7 @@ def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: 
 
     if not any(env in served for served in capabilities.devices):
         served = ", ".join(map(str, capabilities.devices))
-        hint = "Use --attn sdpa." if env.device == "cuda" else f"Use --attn sdpa. {UNSEEN}"
+        hint = recommend(env) if env.device == "cuda" else f"{recommend(env)} {UNSEEN}"
         reject("device", f"it runs on {served}, and this is {env}", hint)
         return found  # nothing else could be mended by a flag
     lacking = query.phases - capabilities.phases
@@ -153,6 +154,21 @@ def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: 
             "page_size", f"pages of {query.page_size} are not among {capabilities.page_sizes}", "Change --page-size."
         )
     return found
+
+
+def recommend(env: DeviceEnv) -> str:
+    """The sentence that names an attention backend for this device: one that is installed, else how to install one."""
+    names = [name for served, names in auto.ATTENTION if env in served for name in reversed(names) if "," not in name]
+    for name in names:
+        try:
+            spec = registry.spec("attention", name)
+        except HeadstockError:
+            continue
+        if not registry.elsewhere(spec, env) and not registry.missing(spec):
+            return f"Use --attn {name}."
+    installed = {each.name for each in registry.installed("attention")}
+    lines = {name: line for name, line in registry.sources("attention").items() if name not in installed}
+    return next((f"Install another one: {lines[name]}." for name in names if name in lines), ASK)
 
 
 def check_narrower(spec: AttentionSpec, answer: AttentionCapabilities) -> None:
