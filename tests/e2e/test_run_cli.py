@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import pexpect
 import pytest
 from often import often
-from terminal import PROMPTS, headstock
+from terminal import PROMPTS, headstock, shown
 
 from headstock import LLM, SamplingParams
 
@@ -221,6 +222,29 @@ def test_quiet_writes_nothing_to_a_terminal_but_the_text() -> None:
     os.close(slave)
     os.close(master)
     assert process.returncode == 0 and b"==> 2" in out
+
+
+def test_answers_go_to_a_file_while_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    file = tmp_path / "answers.jsonl"
+    arguments = ["--prompt", STORY, "--prompt", STORY, "--json", "--max-tokens", "30", *SMALL]
+    with file.open("wb") as out:
+        process = subprocess.Popen([*COMMAND, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=slave)
+        drawn = b""
+        while process.poll() is None:
+            if select.select([master], [], [], 0.1)[0]:
+                drawn += os.read(master, 65536)
+    os.close(slave)
+    os.close(master)
+
+    assert process.returncode == 0 and b"2 of 2" in drawn and STORY.encode() not in drawn
+    assert [json.loads(line)["prompt"] for line in file.read_text().splitlines()] == [STORY, STORY]
+
+
+def test_answers_on_the_terminal_that_shows_progress_stay_whole_lines() -> None:
+    code, lines = shown("run", "--prompt", STORY, "--prompt", STORY, "--json", "--max-tokens", "60", *SMALL)
+    answers = [json.loads(line) for line in lines if line.startswith("{")]
+    assert code == 0 and [answer["prompt"] for answer in answers] == [STORY, STORY]
 
 
 def test_closed_output_is_no_error() -> None:

@@ -39,7 +39,11 @@ class Bars:
             from rich.progress import BarColumn, Progress, TextColumn
 
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
-            self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            # Where answers go to the same terminal they are written above the bar, in lines as long as they are.
+            # Elsewhere they must not pass through it at all: it writes to standard error.
+            console = Console(stderr=True, soft_wrap=True)
+            shared = sys.stdout.isatty()
+            self.progress = Progress(*columns, console=console, transient=True, redirect_stdout=shared)
 
     def report(self, stage: str, done: int, total: int, tokens: int = 0) -> None:
         """Set the bar of `stage` to `done` of `total`, with the rate of `tokens` since it began, if there are any.

@@ -63,6 +63,22 @@ def test_a_line_is_folded_between_words_with_its_continuation_indented() -> None
     assert fold("see a-path-that-is-longer/than-the-line", 20, 2) == "see\n  a-path-that-is-longer/than-the-line"
 
 
+def test_commands_are_never_broken_so_that_they_can_be_copied() -> None:
+    command = 'pip install gguf accelerate && python -c "import sys; print(sys.argv)" DIR x.gguf ./x-safetensors'
+    said = "it is in the GGUF format; use the model it was made from, or convert it: "
+    assert fold(said + command, 40, 2).splitlines() == [
+        "it is in the GGUF format; use the model",
+        "  it was made from, or convert it:",
+        command,
+    ]
+    quoted = "download it with 'hf download owner/name --local-dir DIR' and pass that as --model; it's the model's own"
+    assert fold(quoted, 45, 0).splitlines() == [
+        "download it with",
+        "'hf download owner/name --local-dir DIR' and",
+        "pass that as --model; it's the model's own",
+    ]
+
+
 def test_the_width_is_the_terminals_or_what_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert terminal_width(io.StringIO()) is None and terminal_width(Terminal()) is None

@@ -88,7 +88,9 @@ def test_python_names_keywords_and_the_command_line_flags(
     [
         ({"num_pages": 512}, ": the model itself allows no more"),
         ({"num_pages": 512, "max_model_len": 64}, " or raise max_model_len, which the model allows up to 4096"),
-        ({"num_pages": 4}, " or enlarge the KV pool with num_pages or memory_ratio"),
+        ({"num_pages": 4}, " or enlarge the KV pool with num_pages"),
+        ({"kv_memory_mb": 4}, " or enlarge the KV pool with kv_memory_mb"),
+        ({"kv_context_len": 64}, " or enlarge the KV pool with kv_context_len"),
     ],
 )
 def test_a_prompt_that_is_too_long_is_told_what_limits_it(settings: dict[str, int], longer: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,12 @@ WIDEST_WHOLE = 26
 """Characters up to which a column of a table is never broken: names and versions are not, sentences are."""
 SUMMARY_INDENT = 10
 """Characters before what the lines of a start-up summary say."""
+QUOTED = re.compile(r"(?<!\w)'[a-z][^']*'(?!\w)")
+"""A command within a sentence: 'headstock doctor'."""
+PROGRAM = re.compile(r"(?:pip install [^;]*? && )?python3? -c \".*$")
+"""A command that holds a program; nothing follows it."""
+UNBROKEN = "\0"
+"""Stands for a space where a line may not be broken."""
 NARROWEST = 20
 """Columns below which nothing is fitted: a terminal that narrow does not know its width."""
 
@@ -31,14 +38,20 @@ def terminal_width(stream: TextIO) -> int | None:
 def fold(line: str, width: int | None, indent: int) -> str:
     """`line` broken between words into lines of `width` characters, all but the first indented; whole without one.
 
-    A word that is longer than a line stays whole, so that it can be copied.
+    A word that is longer than a line stays whole, and so does a command in quotes, so that it can be copied. A command
+    that holds a program gets a line of its own.
     """
     if width is None or len(line) <= width:
         return line
+    program = PROGRAM.search(line)
+    if program:
+        said = line[: program.start()].rstrip()
+        return "\n".join(filter(None, (fold(said, width, indent), line[program.start() :])))
     wrapper = textwrap.TextWrapper(
         width=width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
     )
-    return "\n".join(wrapper.wrap(line))
+    kept = QUOTED.sub(lambda command: command[0].replace(" ", UNBROKEN), line)
+    return "\n".join(wrapper.wrap(kept)).replace(UNBROKEN, " ")
 
 
 def print_summary(lines: Iterable[str]) -> None:

@@ -41,7 +41,13 @@ def longer(config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len
     if max_len >= model.max_position:
         return ": the model itself allows no more"
     if max_len >= memory.kv_tokens:
-        return " or enlarge the KV pool with --num-pages or --memory-ratio"
+        sizes = {
+            "--num-pages": config.num_pages,
+            "--kv-memory-mb": config.kv_memory_mb,
+            "--kv-context-len": config.kv_context_len,
+        }
+        stated = [flag for flag, value in sizes.items() if value is not None]
+        return f" or enlarge the KV pool with {stated[0] if stated else '--memory-ratio'}"
     return f" or raise --max-seq-len, which the model allows up to {model.max_position}"
 
 
