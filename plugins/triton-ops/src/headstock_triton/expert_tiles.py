@@ -171,7 +171,8 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
     inters, total = double // 2, len(blocks.table)
     inner = x.new_empty(len(blocks.order), inters)
     source: Any = weight
-    if tile.tma:
+    tma = tile.tma and is_describable(weight)
+    if tma:
         strides = [double * width, width, inters * width, 1]
         source = TensorDescriptor(weight, [count, inters, 2, width], strides, [1, tile.n, 2, tile.k])
     gate_up_tiles_kernel[(total * triton.cdiv(inters, tile.n),)](
@@ -189,7 +190,7 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
         BK=tile.k,
         GROUP=tile.group,
         SWAP=tile.swap,
-        TMA=tile.tma,
+        TMA=tma,
         EVEN=width % tile.k == 0,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -203,7 +204,8 @@ def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> 
     total, ids = len(blocks.table), blocks.routes.ids
     terms = inner.new_empty(ids.numel(), width)
     source: Any = weight
-    if tile.tma:
+    tma = tile.tma and is_describable(weight)
+    if tma:
         source = TensorDescriptor(weight, [count * width, inters], [inters, 1], [tile.n, tile.k])
     down_tiles_kernel[(total * triton.cdiv(width, tile.n),)](
         inner,
@@ -220,12 +222,17 @@ def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> 
         BK=tile.k,
         GROUP=tile.group,
         SWAP=tile.swap,
-        TMA=tile.tma,
+        TMA=tma,
         EVEN=inters % tile.k == 0,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
     return terms
+
+
+def is_describable(weight: Tensor) -> bool:
+    """Whether the tensor memory accelerator can load from `weight`: its rows begin at multiples of 16 bytes."""
+    return weight.shape[-1] * weight.element_size() % 16 == 0
 
 
 def combine(terms: Tensor, blocks: Blocks) -> Tensor:
