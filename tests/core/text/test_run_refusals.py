@@ -164,6 +164,17 @@ def test_text_for_a_model_without_a_tokenizer_is_a_model_error(run: Run, tmp_pat
     assert err.startswith(f"headstock: no tokenizer in {shown(tmp_path)}; looked for tokenizer.json, ")
 
 
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+@pytest.mark.parametrize("prompt", [["--prompt", "x"], []])
+def test_text_is_refused_before_weights_without_a_tokenizer_are_loaded(
+    run: Run, tmp_path: Path, prompt: list[str], chat: list[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    code, out, err = run("--model", str(tmp_path), "--quiet", *prompt, *chat, stdin=b"x", absent=True)
+    assert (code, out, len(err.splitlines())) == (6, "", 1)
+    assert err.startswith(f"headstock: no tokenizer in {shown(tmp_path)}; looked for tokenizer.json, ")
+
+
 def test_token_ids_need_no_tokenizer(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt_token_ids": [5, 6], "max_tokens": 3, "ignore_eos": true, "logprobs": 1}')

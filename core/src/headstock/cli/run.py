@@ -17,10 +17,11 @@ from headstock.cli.inputs import PROMPTS, STDIN, Ask, Bad, as_turns, from_flags,
 from headstock.cli.tables import print_summary
 from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
-from headstock.errors import RequestError, UsageError
+from headstock.errors import HeadstockError, RequestError, UsageError
 from headstock.progress import Bars
 from headstock.sampling_params import SamplingParams
 from headstock.text.prompt import check_unicode
+from headstock.text.tokenizer import check_vocabulary
 
 if TYPE_CHECKING:
     from headstock.llm import LLM
@@ -54,12 +55,15 @@ def main(arguments: list[str]) -> int:
         from headstock.cli.turns import history_path, open_reader
 
         check_chat(resolved)
+        check_tokenizer(resolved)
         read = open_reader(history_path(asked.history, os.environ))
         with opened(resolved, quiet=asked.quiet, alone=True) as llm:
             return converse(llm, llm.get_default_sampling_params().replace(resolved.sampling), asked.system, read)
     good = list(sound(asks, as_json=asked.json))
     if not good:
         return RequestError.exit_code
+    if any(ask.messages is not None or isinstance(ask.content, str) for _, ask in good):
+        check_tokenizer(resolved)
     with opened(resolved, quiet=asked.quiet) as llm:
         batch = Batch(llm=llm, as_json=asked.json, quiet=asked.quiet, sampling=resolved.sampling, total=len(asks))
         return batch.run(good)
@@ -139,6 +143,21 @@ def check_chat(resolved: Resolved) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         if resolved.sampling.get(name) is not None:
             raise UsageError(f"{name}: a chat shows no log-probabilities; to have them, give {PROMPTS}")
+
+
+def check_tokenizer(resolved: Resolved) -> None:
+    """Raise ModelError when text is to be read and the model, which is here already, has no tokenizer.
+
+    Whatever else is wrong with the model is left to loading it.
+    """
+    from headstock.engine.checkpoint import locate
+    from headstock.weights import find_cached
+
+    try:
+        directory = locate(resolved.engine.model, find_cached, resolved.engine.revision)
+    except HeadstockError:
+        return
+    check_vocabulary(directory)
 
 
 def sound(asks: Sequence[Ask | Bad], *, as_json: bool) -> Iterator[tuple[int, Ask]]:

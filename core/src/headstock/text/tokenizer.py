@@ -108,6 +108,21 @@ def open_tokenizer(directory: Path) -> Tokenizer:
         return NoTokenizer(str(error))
 
 
+def check_vocabulary(directory: Path) -> None:
+    """Raise MissingTokenizer for a model without one; a vocabulary is not read, which may take seconds.
+
+    Whatever else is wrong is left to loading.
+    """
+    if not (directory / "config.json").exists() or any((directory / name).exists() for name in VOCABULARIES):
+        return
+    try:
+        load(directory)
+    except MissingTokenizer:
+        raise
+    except ModelError:
+        return
+
+
 def load(directory: Path) -> Any:
     """The transformers tokenizer of `directory`, without code from it.
 
