@@ -48,7 +48,8 @@ class Intake:
 
         raises: UsageError, RequestError, ModelError
         """
-        text = chat_prompt(self.tokenizer, messages, template=self.template if template is None else template)
+        with self.spelling.render_errors():
+            text = chat_prompt(self.tokenizer, messages, template=self.template if template is None else template)
         return as_prompt(text, self.tokenizer, add_special_tokens=False)
 
     def job(self, given: PromptInput, params: SamplingParams | None = None, priority: int = 0) -> Job:

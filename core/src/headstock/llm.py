@@ -64,7 +64,9 @@ class LLM:
         self.config = asked(model, config, settings)
         with self.config.spelling.render_errors():
             given = self.config.chat_template
-            template = None if given is None else read_template(given)  # before a model is loaded for minutes
+            template = (
+                None if given is None else read_template(given, self.config.spell("--chat-template"))
+            )  # before a model is loaded for minutes
             self.engine, self.loop = start(self.config, report)
         self.closed = False
         self.finalizer = weakref.finalize(self, abandon, self.loop, self.config.model)

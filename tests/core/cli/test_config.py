@@ -90,9 +90,9 @@ def test_S13_three_backends_are_too_many(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("flag", "value", "rule"),
     [
-        ("--block-size", "0", "page_size must be greater than 0"),
-        ("--max-num-blocks", "0", "num_pages must be greater than 0"),
-        ("--max-batch-size", "0", "max_running_requests must be greater than 0"),
+        ("--block-size", "0", "block_size must be greater than 0"),
+        ("--max-num-blocks", "0", "max_num_blocks must be greater than 0"),
+        ("--max-batch-size", "0", "max_batch_size must be greater than 0"),
         ("--max-queued-requests", "0", "max_queued_requests must be greater than 0"),
         ("--memory-threshold", "1.5", "memory_threshold must be between 0.0 and 1.0"),
         ("--memory-threshold", "nan", "memory_threshold must be between 0.0 and 1.0"),

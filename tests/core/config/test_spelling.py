@@ -12,7 +12,7 @@ from headstock.config import EngineConfig, FlagParser, add_engine_flags, resolve
 from headstock.config.catalog import engine_settings, keywords
 from headstock.config.kinds import Choice, Integer, Number, Switch, Text, Texts
 from headstock.config.setting import Setting
-from headstock.errors import HeadstockError, UsageError
+from headstock.errors import HeadstockError, UsageError, shown
 
 
 def bad(setting: Setting) -> str | None:
@@ -37,14 +37,21 @@ def test_every_setting_is_named_as_it_was_given(key: str) -> None:
     for flag in (setting.flag, *setting.aliases):
         with pytest.raises(UsageError) as raised:
             resolve(parser.parse_args([f"{flag}={value}"]), {})
-        assert str(raised.value).startswith(f"{flag} ") and f"{key} must" in str(raised.value)
+        assert str(raised.value).startswith(f"{flag} ")
+        name = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else key
+        assert f": {name} must" in str(raised.value)
     for word in [each for each, name in keywords().items() if name.setting.key == key]:
         with pytest.raises(UsageError) as raised:
             EngineConfig.from_keywords(**{word: value})
-        assert str(raised.value).startswith(f"{word}=") and "--" not in str(raised.value)
+        assert str(raised.value).startswith(f"{word}={shown(value)}: {word} must") and "--" not in str(raised.value)
     with pytest.raises(UsageError) as raised:
         EngineConfig(**{setting.name: value})
-    assert str(raised.value).startswith(f"{key}=") and "--" not in str(raised.value)
+    assert str(raised.value).startswith(f"{setting.name}=") and "--" not in str(raised.value)
+
+
+def test_a_chat_template_that_cannot_be_read_is_named_by_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-p", "a", "--quiet", "--chat-template", "nofile.jinja"]) == 6
+    assert capsys.readouterr().err.startswith("headstock: --chat-template nofile.jinja: cannot be read")
 
 
 ERRORS = [

@@ -157,6 +157,17 @@ def test_bad_flags_are_usage_errors_before_a_model_is_loaded(run: Run, arguments
     assert (code, out, len(err.splitlines())) == (2, "", 1)
 
 
+def test_sampling_errors_name_the_flags_that_were_used(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("-p", "a", "--min-tokens", "9", "--max-new-tokens", "5", absent=True)
+    assert (code, err) == (2, "headstock: --min-tokens must be at most --max-new-tokens (5), got 9\n")
+    code, _, err = run("-p", "a", "--quiet", "--stop-token-ids", "999999")
+    assert code == 1 and "--stop-token-ids must hold token ids from 0 to " in err
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a", "stop_token_ids": [999999]}')
+    code, _, err = run("--input", str(file), "--quiet")
+    assert code == 1 and "prompts.jsonl:1: stop_token_ids must hold token ids from 0 to " in err
+
+
 @pytest.mark.parametrize("chat", [[], ["--chat"]])
 def test_text_for_a_model_without_a_tokenizer_is_a_model_error(run: Run, tmp_path: Path, chat: list[str]) -> None:
     code, out, err = run("--prompt", "x", "--quiet", *chat, directory=tmp_path)

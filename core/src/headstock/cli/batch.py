@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from headstock.cli.answers import footer, note, show_error, show_json, show_logprobs, show_prompt, show_text, total
 from headstock.cli.inputs import Ask
+from headstock.config.spelling import name_parameters
 from headstock.errors import RequestError, plural
 from headstock.progress import Bars
 from headstock.sampling_params import SamplingParams
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 class Batch:
     """Prompts that run together; an answer is printed as soon as those of the prompts before it are.
 
-    `sampling` are the values given as flags; `total` prompts were asked for, bad ones included.
+    `sampling` are the values given as flags, under `names`; `total` prompts were asked for, bad ones included.
     """
 
     llm: LLM
     as_json: bool
     quiet: bool
     sampling: Mapping[str, Any]
+    names: Mapping[str, str]
     total: int
 
     def run(self, asks: Sequence[tuple[int, Ask]]) -> int:
@@ -77,7 +79,8 @@ class Batch:
         try:
             return self.llm.intake.job(self.prompt(ask), self.params(ask), ask.priority)
         except RequestError as error:
-            show_error(ask.where, number, str(error), as_json=self.as_json)
+            said = str(error) if error.parameter in ask.sampling else name_parameters(str(error), self.names)
+            show_error(ask.where, number, said, as_json=self.as_json)
             return None
 
     def params(self, ask: Ask) -> SamplingParams:

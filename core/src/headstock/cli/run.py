@@ -17,6 +17,7 @@ from headstock.cli.inputs import PROMPTS, STDIN, Ask, Bad, as_turns, from_flags,
 from headstock.cli.tables import print_summary
 from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
+from headstock.config.spelling import name_parameters
 from headstock.errors import HeadstockError, RequestError, UsageError
 from headstock.progress import Bars
 from headstock.sampling_params import SamplingParams
@@ -65,7 +66,14 @@ def main(arguments: list[str]) -> int:
     if any(ask.messages is not None or isinstance(ask.content, str) for _, ask in good):
         check_tokenizer(resolved)
     with opened(resolved, quiet=asked.quiet) as llm:
-        batch = Batch(llm=llm, as_json=asked.json, quiet=asked.quiet, sampling=resolved.sampling, total=len(asks))
+        batch = Batch(
+            llm=llm,
+            as_json=asked.json,
+            quiet=asked.quiet,
+            sampling=resolved.sampling,
+            names=resolved.parameter_names,
+            total=len(asks),
+        )
         return batch.run(good)
 
 
@@ -107,7 +115,7 @@ def check_flags(asked: Namespace, resolved: Resolved) -> None:
         check_unicode(asked.system or "", "--system")
         SamplingParams(max_tokens=None).replace(resolved.sampling)
     except RequestError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(name_parameters(str(error), resolved.parameter_names)) from error
 
 
 def is_chat(asked: Namespace, resolved: Resolved) -> bool:

@@ -47,9 +47,9 @@ class Name:
     alias: str | None = None
     inverted: bool = False
 
-    def read(self, raw: object, said: str) -> Value:
+    def read(self, raw: object, said: str, called: str) -> Value:
         """The setting's value that `raw` stands for under this name.   raises: UsageError"""
-        value = self.setting.read(raw, said)
+        value = self.setting.read(raw, said, called)
         return not value if self.inverted else value
 
     @property

@@ -36,6 +36,14 @@ class Resolved:
     notes: tuple[str, ...]
     file: str | None = None
 
+    @property
+    def parameter_names(self) -> Mapping[str, str]:
+        """What sampling parameters are called here: the flag or the variable that was used, the flag where none was."""
+        flags = {key: setting.flag for key, setting in sampling_settings().items()}
+        used = {key: self.origins[key].partition(" ") for key in flags}
+        named = {key: name for key, (rank, _, name) in used.items() if rank in ("flag", "environment")}
+        return {**flags, **named, **{key: key for key, (rank, *_) in used.items() if rank == "file"}}
+
 
 def settle(flags: Source, environ: Mapping[str, str], *, keywords: bool = False) -> Resolved:
     """The configuration in effect under flags (or keywords), environment, file, preset and defaults, in this order.

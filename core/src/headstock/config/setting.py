@@ -35,12 +35,12 @@ class Setting:
         """The name in files, environment variables (in capitals) and listings: the flag, with underscores."""
         return key(self.flag)
 
-    def read(self, raw: object, said: str) -> Value:
-        """The value that `raw` stands for; `said` is how the user put it.   raises: UsageError"""
+    def read(self, raw: object, said: str, called: str) -> Value:
+        """The value that `raw` stands for; `said` is how the user put it, `called` the name.   raises: UsageError"""
         try:
             return self.kind.read(raw)
         except Invalid as broken:
-            raise UsageError(f"{said}: {self.key} {broken}") from None
+            raise UsageError(f"{said}: {called} {broken}") from None
 
 
 def key(flag: str) -> str:
@@ -76,14 +76,14 @@ def setting(
         "group": group,
     }
 
-    def convert(raw: Any) -> Any:
+    def convert(raw: Any, field: attrs.Attribute[Any]) -> Any:
         """The checked value."""
         try:
             return kind.read(raw)
         except Invalid as broken:
-            raise UsageError(f"{key(flag)}={shown(raw)}: {key(flag)} {broken}") from None  # flags are read before
+            raise UsageError(f"{field.name}={shown(raw)}: {field.name} {broken}") from None  # flags are read before
 
-    return attrs.field(default=default, converter=convert, metadata=metadata)
+    return attrs.field(default=default, converter=attrs.Converter(convert, takes_field=True), metadata=metadata)
 
 
 def settings_of(cls: type[attrs.AttrsInstance]) -> dict[str, Setting]:

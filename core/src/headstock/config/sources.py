@@ -13,6 +13,7 @@ from attrs import frozen
 from headstock.config.catalog import Name, engine_settings, lookup, names
 from headstock.config.kinds import Value, suggestion
 from headstock.config.presets import preset
+from headstock.config.setting import key
 from headstock.errors import ModelError, UsageError, shown
 
 PREFIX = "HEADSTOCK_"
@@ -32,7 +33,9 @@ class Given:
 
     def value(self) -> Value:
         """The checked value.   raises: UsageError"""
-        return self.name.read(self.raw, self.said)
+        name = self.source if self.rank in ("flag", "keyword") else self.name.alias or ""
+        is_short = name.startswith("-") and not name.startswith("--")
+        return self.name.read(self.raw, self.said, key(name) if name and not is_short else self.name.setting.key)
 
     @property
     def origin(self) -> str:

@@ -69,6 +69,13 @@ class Spelling:
         return f"{name}{'=True' if isinstance(kind, Switch) else ''}{found[0].removeprefix(flag)}"
 
 
+def name_parameters(text: str, names: Mapping[str, str]) -> str:
+    """An error's text with sampling parameters under the names that were used: its first word, and words with "_"."""
+    first, space, rest = text.partition(" ")
+    words = re.sub(r"(?<![\w.-])[a-z]+(?:_[a-z]+)+(?![\w-])", lambda found: names.get(found[0], found[0]), rest)
+    return f"{names.get(first, first)}{space}{words}"
+
+
 def is_value(word: str, kind: Kind) -> bool:
     """Whether a word behind a flag is its value and not the sentence going on."""
     if isinstance(kind, Text | Texts):

@@ -33,7 +33,7 @@ def chat_prompt(
     turns, whole = checked_turns(messages), tokenizer.whole
     if template is None and whole.chat_template is None:
         raise UsageError(
-            "this model has no chat template; give it a plain prompt, a chat_template, or choose a chat model"
+            "this model has no chat template; give it a plain prompt, --chat-template, or choose a chat model"
         )
     options = {} if template is None else {"chat_template": template}
     try:
@@ -43,17 +43,17 @@ def chat_prompt(
     return str(text)
 
 
-def read_template(given: str | Path) -> str:
-    """The template that `given` is, or that the file of this name holds.
+def read_template(given: str | Path, name: str = "chat_template") -> str:
+    """The template that `given` is, or that the file of this name holds. Errors call it `name`.
 
     raises: ModelError when the file cannot be read, UsageError when it holds no template, RequestError for a number
     """
     if not isinstance(given, str | Path):
-        raise RequestError(f"chat_template must be text or a path, got {kind(given)}", parameter="chat_template")
+        raise RequestError(f"{name} must be text or a path, got {kind(given)}", parameter="chat_template")
     if isinstance(given, str) and any(mark in given for mark in TEMPLATE_MARKS):
-        text, said = given, "chat_template"
+        text, said = given, name
     else:
-        said = f"chat_template {shown(given)}"
+        said = f"{name} {shown(given)}"
         try:
             text = Path(given).expanduser().read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
