@@ -246,6 +246,20 @@ def test_a_model_that_cannot_be_read_is_one_failure_with_the_code_of_run(
     capsys.readouterr()
 
 
+@pytest.mark.parametrize(("name", "said"), [("pytorch_model.bin", "only as pickles"), ("model.gguf", "GGUF")])
+def test_weights_in_another_format_fail_alone(
+    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = copy_demo(tmp_path, model=None)
+    (directory / name).write_bytes(b"GGUF")
+    found = list(examine_parts(EngineConfig(model=str(directory), device="cpu")))
+
+    (failure,) = [each for each in found if each.status is Status.FAIL]
+    assert (failure.subject, failure.exit_code) == ("weights", 6) and said in failure.text
+    assert main(["run", "--prompt", "x", "--quiet", "--model", str(directory), "--device", "cpu"]) == 6
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("model", ["no-such-model", "config", "demo"])
 def test_what_a_plugin_can_do_here_does_not_depend_on_whether_the_model_can_be_read(model: str, tmp_path: Path) -> None:
     name = str(copy_demo(tmp_path, config="{bad")) if model == "config" else model

@@ -75,14 +75,14 @@ def test_a_gguf_file_and_a_directory_of_them_say_how_to_convert(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
 def test_pickles_that_transformers_reads_say_how_to_convert(tmp_path: Path, name: str) -> None:
     directory = write(tmp_path / "old", "config.json", name)
-    for said in (refuse(resolve_directory, str(directory / name)), refuse(read_config, directory)):
+    for said in (refuse(resolve_directory, str(directory / name)), refuse(weight_files, directory)):
         assert f"has weights only as pickles ({name}), which can run code; if you trust them, convert them: " in said
         assert command_of(said) == [str(directory), "./old-safetensors"]
 
 
 @pytest.mark.parametrize("names", [("consolidated.00.pth",), ("config.json", "model.pt"), ("last.ckpt",)])
 def test_pickles_of_another_layout_are_not_said_to_be_convertible(tmp_path: Path, names: tuple[str, ...]) -> None:
-    said = refuse(read_config, write(tmp_path, *names))
+    said = refuse(weight_files, write(tmp_path, *names))
     assert said.endswith(
         "which can run code; get the model as a directory with config.json and .safetensors, as most on the hub are"
     )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headstock.errors import ModelError
 from headstock.weights import read_config, resolve_directory
+from headstock.weights.directory import weight_files
 from headstock.weights.header import read_header
 
 GOOD = {
@@ -134,7 +135,7 @@ def test_L1_pickled_weights_are_refused(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch " + str(marker).encode() + b"'\ntR.")
 
     with pytest.raises(ModelError, match=r"only as pickles \(pytorch_model\.bin\)"):
-        read_config(tmp_path)
+        weight_files(tmp_path)
 
     assert not marker.exists()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import ModelError, shown
-from headstock.weights.formats import explain_directory, explain_pickles, is_lfs_pointer, list_pickles
+from headstock.weights.formats import explain_directory, is_lfs_pointer
 
 ELSEWHERE = ("configuration_files", "transformers_weights")
 """Fields by which transformers reads other files in place of config.json and model.safetensors."""
@@ -20,8 +20,7 @@ LARGEST_JSON = 64 << 20
 def read_config(directory: Path) -> dict[str, Any]:
     """The parsed config.json of a model directory that can be loaded without running anything from it.
 
-    raises: ModelError when it is missing, not JSON, asks for code, or points to other files; when all weights are
-    pickles
+    raises: ModelError when it is missing, not JSON, asks for code, or points to other files
     """
     if not os.path.lexists(directory / "config.json"):
         missing = f"{directory / 'config.json'} is missing; is {directory} a complete model directory?"
@@ -37,9 +36,6 @@ def read_config(directory: Path) -> dict[str, Any]:
                 f"{directory / 'config.json'} has {name}, which points to other files and is not followed; "
                 "put what it names into config.json and model.safetensors, and remove it"
             )
-    pickles = list_pickles(directory)
-    if pickles:
-        raise ModelError(explain_pickles(directory, pickles))
     return config
 
 
