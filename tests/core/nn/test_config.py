@@ -113,9 +113,9 @@ def test_yarn_stretches_the_longest_sequence() -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, wanted a number above 0"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, wanted at most 1024"),
         ({"num_key_value_heads": 3}, "num_attention_heads is 4, which 3 num_key_value_heads do not divide"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is 'nan', wanted a number above 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN, wanted a number above 0"),
         ({"hidden_act": "gelu"}, 'hidden_act is \'gelu\', which is not supported; wanted "silu" or "swish"'),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config says that the weights are quantized"),
         (
             {"rope_scaling": {"type": "longrope", "factor": 2.0}},
             "rope_type is 'longrope', wanted one of default, dynamic",
@@ -137,7 +137,7 @@ def test_yarn_stretches_the_longest_sequence() -> None:
         ({"rope_theta": 0.5}, "rope_theta is 0.5"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
         ({"dtype": "int8"}, "dtype is 'int8', wanted one of float32"),
-        ({"tie_word_embeddings": 1}, "tie_word_embeddings is '1', wanted true or false"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, wanted true or false"),
         ({"layer_types": ["linear_attention"] * 4}, "layer_types is"),
     ],
 )

@@ -49,8 +49,8 @@ def without_nulls(hf: Json, *names: str) -> Json:
 
 
 def quoted(value: object) -> str:
-    """`value` as an error shows it: null, true and false as in JSON, others quoted and cut to 64 characters."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else repr(shown(value))
+    """`value` as an error shows it: numbers, null, true and false as in JSON, others quoted; cut to 64 characters."""
+    return shown(json.dumps(value)) if value is None or isinstance(value, bool | int | float) else repr(shown(value))
 
 
 def _read(hf: Json, name: str, default: object) -> Any:

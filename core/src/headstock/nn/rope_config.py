@@ -70,6 +70,8 @@ def ignored_rope_fields(hf: Json) -> Iterator[str]:
     scaling = _read_scaling(table)
     if title == "rope_scaling" and hf.get("rope_parameters"):
         yield "rope_parameters"
+    if "rope_theta" in table and hf.get("rope_theta") not in (None, table["rope_theta"]):
+        yield "rope_theta"
     if hf.get(ORIGINAL) is not None and ORIGINAL not in OPTIONAL.get(scaling, ()):
         yield ORIGINAL
     read = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *REQUIRED[scaling], *OPTIONAL.get(scaling, ()))
