@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
@@ -16,12 +17,15 @@ from headstock.errors import UsageError, kind, shown
 from headstock.flight import fly, fly_async
 from headstock.intake import Intake, Params, located
 from headstock.job import Job
+from headstock.logs import event
 from headstock.outputs import RequestOutput
 from headstock.progress import UseTqdm, prompt_bar
 from headstock.sampling_params import SamplingParams
 from headstock.text.chat import Message, read_template
 from headstock.text.prompt import Prompt, PromptInput, as_list
 from headstock.text.tokenizer import Tokenizer
+
+LOG = logging.getLogger(__name__)
 
 Report = Callable[[str, int, int], None]
 """`report(stage, done, total)`: how far loading is."""
@@ -43,7 +47,8 @@ def start_engine(config: EngineConfig, report: Report | None) -> tuple[Any, Any]
 class LLM:
     """A model ready to generate; close it, or use it in a `with` statement, to give its memory back.
 
-    One that is dropped without that gives a ResourceWarning; its threads end and its memory is freed soon after.
+    One that is dropped without that gives a log line and a ResourceWarning; its threads end and its memory is
+    freed soon after.
 
     Keywords are the flags of the command line with underscores (`attn="sdpa"`, `page_size=16`); `config` is a file of
     settings that rank below them, as with `--config`, or an EngineConfig, which takes the place of them all. Several
@@ -231,11 +236,9 @@ class LLM:
 def abandon(loop: Any, model: str) -> None:
     """Stop the loop of an LLM that nobody refers to any more, and say so."""
     try:
-        warnings.warn(
-            f"an LLM ({shown(model)}) was dropped without close(); close it, or use `with LLM(...) as llm:`",
-            ResourceWarning,
-            stacklevel=2,
-        )
+        LOG.warning(event("an LLM was dropped without close()", model=shown(model), use="close(), or with LLM(...)"))
+        repair = "close it, or use `with LLM(...) as llm:`"
+        warnings.warn(f"an LLM ({shown(model)}) was dropped without close(); {repair}", ResourceWarning, stacklevel=2)
     finally:
         loop.abandon()
 

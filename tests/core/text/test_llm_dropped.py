@@ -71,7 +71,8 @@ def test_a_dropped_llm_warns_and_leaves_no_thread_and_no_memory() -> None:
 def test_a_process_that_ends_right_after_an_llm_was_dropped_ends_well() -> None:
     code = "from headstock import LLM; llm = LLM('demo', num_pages=512); llm.generate('a'); del llm"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.returncode == 0 and len(result.stderr.splitlines()) == 1
+    assert "an LLM was dropped without close()" in result.stderr and "model=demo" in result.stderr
 
 
 def test_an_llm_is_dropped_only_once_its_stream_has_ended(scripted: Make) -> None:
