@@ -125,6 +125,7 @@ def test_a_given_template_runs_in_the_sandbox_and_its_failures_are_its_own(token
     for template, said in (
         ("{{ messages.append(1) }}", "the given chat template does what none may"),
         ("{{ ''.__class__.__mro__ }}", "the given chat template does what none may"),
+        ("{{ ''.__class__.mro() }}", "access to attribute '__class__' of 'str' object is unsafe; correct it"),
         ("{{ 1 / 0 }}", "the given chat template failed: division by zero; correct it"),
     ):
         with pytest.raises(ModelError, match=said):

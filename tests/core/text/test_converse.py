@@ -73,6 +73,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(scripted: Any, capsys: p
     code = converse(llm, SamplingParams(max_tokens=None), None, Typing("hi", "/stats"))
     captured = capsys.readouterr()
     assert code == 0 and "[stopped]" in captured.out and "ended by Ctrl-C" in captured.err
+    assert "- tokens/s" not in captured.err
     assert loop.aborted == ["0"]
 
 

@@ -119,9 +119,9 @@ def footer(output: RequestOutput, tokens: int) -> str:
     times = timings(output.metrics, tokens)
     reason = output.outputs[-1].finish_reason or "Ctrl-C"
     first = "-" if times["ttft"] is None else f"{1000 * times['ttft']:.0f} ms"
-    rate = "-" if times["tokens_per_second"] is None else f"{times['tokens_per_second']:.1f}"
+    rate = "" if times["tokens_per_second"] is None else f", {times['tokens_per_second']:.1f} tokens/s"
     preempted = f", preempted {plural(n, 'time')}" if (n := output.metrics.preemptions) else ""
-    return f"{plural(tokens, 'token')}, first after {first}, {rate} tokens/s, ended by {reason}{preempted}"
+    return f"{plural(tokens, 'token')}, first after {first}{rate}, ended by {reason}{preempted}"
 
 
 def total(outputs: Sequence[RequestOutput], asked: int) -> str:

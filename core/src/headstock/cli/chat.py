@@ -22,7 +22,7 @@ HELP = """/reset        forget what was said
 /system TEXT  begin anew with TEXT as the system message; without TEXT, with none
 /stats        tokens and times of the last answer and of the whole chat
 /save FILE    write the conversation to a new file, as JSON
-/exit         leave (so do Ctrl-D, and Ctrl-C on an empty line)
+/exit         leave (so do Ctrl-D, and Ctrl-C twice on an empty line)
 Enter sends, Alt-Enter begins a new line, and a pasted text is one turn.
 Ctrl-C stops an answer, and drops the line at the prompt."""
 

@@ -92,18 +92,19 @@ def failure(error: Exception, turns: Sequence[Message], *, is_given: bool) -> He
     from jinja2 import TemplateError, TemplateSyntaxError
     from jinja2.exceptions import SecurityError
 
+    said = shown(error).removesuffix(".")
     whose, repair = ("the given", "correct it") if is_given else ("the model's", "correct the checkpoint")
     if isinstance(error, TemplateSyntaxError):
-        return ModelError(f"{whose} chat template is broken: {shown(error)}; {repair}")
+        return ModelError(f"{whose} chat template is broken: {said}; {repair}")
     if isinstance(error, SecurityError):
-        return ModelError(f"{whose} chat template does what none may: {shown(error)}; {repair}")
+        return ModelError(f"{whose} chat template does what none may: {said}; {repair}")
     bare = next((index for index, turn in enumerate(turns) if turn["content"] is None), None)
     if bare is not None:
         reason = f"messages[{bare}] has tool_calls and no content, which {whose} chat template cannot write"
         return RequestError(f"{reason}; give it a content", parameter="messages")
     if isinstance(error, TemplateError):  # also what a template itself raises about the messages
         return RequestError(f"the chat template refuses these messages: {shown(error)}", parameter="messages")
-    return ModelError(f"{whose} chat template failed: {shown(error)}; {repair}")
+    return ModelError(f"{whose} chat template failed: {said}; {repair}")
 
 
 def checked_turns(messages: object) -> list[dict[str, Any]]:
