@@ -19,7 +19,7 @@ from headstock.errors import (
     nearest_name,
     shown,
 )
-from headstock.registry.first_party import sources
+from headstock.registry.first_party import find_distribution, sources
 from headstock.spi.plugin import NAME
 from headstock.spi.versions import SPI
 
@@ -129,6 +129,11 @@ def unknown_name(name: str) -> UnknownPlugin:
     """The error for a name that no plugin of any kind has."""
     plain = name.rpartition(":")[2]
     absent = [line for kind in SPI for each, line in sources(kind).items() if each == plain]
+    distribution, line = find_distribution(plain)
+    present = [each.name for each in installed() if distribution and normal(each.distribution) == distribution]
+    if present:
+        return UnknownPlugin(f"no plugin is called {shown(name)!r}; {distribution} has {', '.join(present)}")
+    absent += [line] if line else []
     if absent:
         return UnknownPlugin(f"no plugin {shown(name)!r} is installed; install it with: {absent[0]}")
     near = suggestion(plain, {each.name for each in installed()})

@@ -42,6 +42,15 @@ def sources(kind: str) -> dict[str, str]:
     }
 
 
+def find_distribution(name: str) -> tuple[str, str]:
+    """A distribution of this project by its name or its folder's ("qwen"), and its pip line; empty for others."""
+    for folder, (distribution, names) in FOLDERS.items():
+        kind, (first, *_) = next(iter(names.items()))
+        if name in (distribution, folder.rpartition("/")[2]):
+            return distribution, sources(kind)[first]
+    return "", ""
+
+
 def upgrade_line(distribution: str) -> str:
     """The pip line that upgrades a distribution, of this project or of another."""
     folders = {name: folder for folder, (name, _) in FOLDERS.items()} | {"headstock": "core"}
