@@ -165,7 +165,7 @@ def test_an_output_matrix_that_differs_from_tied_embeddings_is_used(model_type: 
         ("llama", {"rope_scaling": {"type": "mrope"}}, "rope_type is 'mrope'"),
         ("llama", {"rope_scaling": {"type": "yarn"}}, "factor is missing"),
         ("llama", {"rope_scaling": YARN, "original_max_position_embeddings": None}, "embeddings is null"),
-        ("llama", {"partial_rotary_factor": 0.5, "rope_scaling": YARN}, "partial_rotary_factor is '0.5'"),
+        ("llama", {"partial_rotary_factor": 0.5, "rope_scaling": YARN}, "partial_rotary_factor is 0.5"),
         ("qwen3", {"rope_scaling": {**YARN, "partial_rotary_factor": None}}, "partial_rotary_factor is null"),
         ("llama", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config is"),
     ],

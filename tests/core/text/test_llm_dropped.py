@@ -64,8 +64,9 @@ def test_a_dropped_llm_warns_and_leaves_no_thread_and_no_memory() -> None:
     warning = "an LLM (demo) was dropped without close(); close it, or use `with LLM(...) as llm:`"
     assert [each["said"] for each in seen] == [[warning]] * 6
     assert len({each["threads"] for each in seen}) == 1
-    # One keeps 150 MiB and more. The first leaves what libraries set up once.
-    assert seen[-1]["resident"] - seen[0]["resident"] < 40
+    # One keeps 150 MiB and more, so four that stayed would be 600. What the allocator holds of those that went goes up
+    # and down by 30 to 60 MiB in a process that drops fourteen, and is no more at the end than at the third.
+    assert seen[-1]["resident"] - seen[1]["resident"] < 75
 
 
 def test_a_process_that_ends_right_after_an_llm_was_dropped_ends_well() -> None:
