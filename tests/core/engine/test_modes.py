@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,24 @@ def test_H16_refused_at_the_threshold_accepted_just_below_and_again_once_freed()
         assert engine.pressure == 0 and engine.stats().failed == 0
     finally:
         engine.close()
+
+
+def test_H16_a_request_counts_once_at_every_moment_of_the_step_that_seats_it(toys: Toys) -> None:
+    engine = toys.engine(num_pages=100, on_pressure="reject", memory_threshold=0.9, overlap=False)
+    engine.submit(request(next(NAMES), tokens(40), 4))
+    before = engine.pressure
+    seen = set()
+
+    def look(frame: object, event: str, value: object) -> None:
+        seen.add(engine.pressure)
+
+    sys.setprofile(look)
+    try:
+        engine.step()
+    finally:
+        sys.setprofile(None)
+    assert len(engine.ledger.by_order) == 1
+    assert seen == {before}
 
 
 def test_H16_decoding_goes_on_above_the_threshold(toys: Toys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,10 @@ class Engine:
             describe(self.config, self.limits), self.limits, config.record, prompts=config.record_prompts
         )
         self.inbox: deque[Event] = deque()
-        self.asked: dict[str, tuple[Request, bool]] = {}  # whose accounts are still to be opened, and whether eager
+        # Whose accounts are still to be opened, whether eager, and which they are of all that were queued.
+        self.asked: dict[str, tuple[Request, bool, int]] = {}
+        self.num_queued = 0
+        self.demand = 0, 0  # pages, and how many of the requests ever queued they are the pages of
         self.plan: Plan | None = None
         self.joined: dict[int, Entry | None] = {}
         self.flights: deque[Flight] = deque()
@@ -111,7 +115,8 @@ class Engine:
 
     def accept(self, request: Request, *, eager: bool) -> None:
         """Queue a request that `check` has passed. If that is interrupted, `abort` leaves nothing of it."""
-        self.asked[request.id] = request, eager
+        self.num_queued += 1
+        self.asked[request.id] = request, eager, self.num_queued
         self.inbox.append(Arrived(request))
 
     def check(self, request: Request) -> None:
@@ -144,12 +149,11 @@ class Engine:
         """The share of the pool's pages that running requests hold, or that others will need for what they have; may be
         asked from any thread.
         """
-        state, pages_for = self.state, self.limits.pages_for
-        held = int(np.count_nonzero(state.refs[0])) + self.ledger.unseated_pages
-        held += sum(pages_for(len(request.prompt)) for request, _ in list(self.asked.values()))
-        if len(state.waiting) > self.ledger.unseated:
-            held += sum(pages_for(len(entry.tokens)) for entry in state.waiting if entry.preemptions)
-        return min(held / self.limits.num_pages[0], 1.0)
+        # Whom a step counts meanwhile is met twice, and told by the number: queued ones are read first.
+        queued = list(self.asked.values())
+        pages, counted = self.demand
+        pages += sum(self.limits.pages_for(len(r.prompt)) for r, _, number in queued if number > counted)
+        return min(pages / self.limits.num_pages[0], 1.0)
 
     def abort(self, id: str) -> None:
         """End a request; nothing happens when there is none of that id."""
@@ -179,6 +183,7 @@ class Engine:
         self.state, self.plan = state, next_plan
         self.joined = {row: state.seats[row] for row in next_plan.joined.tolist()}
         self.ledger.seat(next_plan, state, self.limits)
+        self.publish_demand(events)
         if self.canary is not None:
             self.canary.expect(next_plan, state)
         self.idle = 0 if events or self.flights or len(next_plan.rows) else self.idle + 1
@@ -193,11 +198,23 @@ class Engine:
     def enter(self, event: Event) -> None:
         """Open the account of a request that arrives."""
         if isinstance(event, Arrived):
-            request, eager = self.asked.get(event.request.id, (event.request, True))
+            request, eager, _ = self.asked.get(event.request.id, (event.request, True, 0))
             self.ledger.open(request, eager=eager, pages=self.limits.pages_for(len(request.prompt)))
-            self.asked.pop(request.id, None)
         elif isinstance(event, Aborted):  # of one that an interrupt kept out of the inbox, or of nobody
             self.asked.pop(event.id, None)
+
+    def publish_demand(self, events: Sequence[Event]) -> None:
+        """Count the pages that requests hold or will need, those that arrived with `events` among them."""
+        arrived = [event.request.id for event in events if isinstance(event, Arrived)]
+        if self.config.on_pressure == "reject":
+            state = self.state
+            held = int(np.count_nonzero(state.refs[0])) + self.ledger.unseated_pages
+            if len(state.waiting) > self.ledger.unseated:
+                held += sum(self.limits.pages_for(len(entry.tokens)) for entry in state.waiting if entry.preemptions)
+            numbers = (self.asked[id][2] for id in arrived if id in self.asked)
+            self.demand = held, max(numbers, default=self.demand[1])
+        for id in arrived:
+            self.asked.pop(id, None)
 
     def check_idle(self) -> None:
         """Raise EngineDied when something is left behind though no request is there: it would be lost for ever."""
