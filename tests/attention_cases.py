@@ -1,4 +1,6 @@
-"""Steps over a pool in which only what rows own is a number, and the attention that a backend must give for them."""
+"""Steps over a pool in which only what rows own is a number, and the attention that a backend must
+give for them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ QUERY = AttentionQuery(
     max_rows=8,
     max_seq_len=100,
 )
-"""What a decoder in the shape of Qwen3-0.6B asks in bfloat16, of all phases and with pages of any size."""
+"""What a decoder in the shape of Qwen3-0.6B asks in bfloat16, of all phases and with pages of any
+size.
+"""
 
 
 @frozen(eq=False)
@@ -59,7 +63,9 @@ class Case:
     values: tuple[Tensor, ...]
 
 
-def step_of(phase: Phase, lens: Sequence[tuple[int, int]], tables: tuple[Tensor, ...]) -> AttentionStep:
+def step_of(
+    phase: Phase, lens: Sequence[tuple[int, int]], tables: tuple[Tensor, ...]
+) -> AttentionStep:
     """A step of rows (query tokens, context tokens) with these page tables, on their device."""
     queries, contexts = (np.array(column, np.int32) for column in zip(*lens, strict=True))
     start = np.concatenate([[0], queries.cumsum()]).astype(np.int32)
@@ -90,7 +96,8 @@ def make(
 ) -> Case:
     """A case whose pages lie about the pool in random order.
 
-    Pages that no row owns hold `unused`; what is left over of a row's last page holds `tail` (None: the same).
+    Pages that no row owns hold `unused`; what is left over of a row's last page holds `tail` (None:
+    the same).
     """
     noise = torch.Generator().manual_seed(seed)
     counts = [-(-context // page_size) for _, context in lens]
@@ -109,15 +116,25 @@ def make(
         places = torch.arange(context)
         pool[pages[places // page_size].long(), :, places % page_size] = kept.transpose(0, 1)
         rows.append(kept.to(device))
-    q = torch.randn(sum(query for query, _ in lens), heads, head_dim, generator=noise).to(device, dtype)
+    q = torch.randn(sum(query for query, _ in lens), heads, head_dim, generator=noise).to(
+        device, dtype
+    )
     step = step_of(phase, lens, (table.to(device),))
-    return Case(pool.to(device, dtype), step, q, tuple(kv[0] for kv in rows), tuple(kv[1] for kv in rows))
+    return Case(
+        pool.to(device, dtype), step, q, tuple(kv[0] for kv in rows), tuple(kv[1] for kv in rows)
+    )
 
 
 def row_attention(
-    q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None, softcap: float = 0.0
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention of a row's last tokens written out in float64, and the logarithm of each query's sum.
+    """Causal attention of a row's last tokens written out in float64, and the logarithm of each
+    query's sum.
 
     q: [queries, heads, head_dim]    keys, values: [context, kv_heads, head_dim]
     returns: [queries, heads, head_dim], [queries, heads] float64
@@ -135,7 +152,9 @@ def row_attention(
 
 
 def expected(case: Case, layer: LayerInfo) -> tuple[Tensor, Tensor]:
-    """Attention and the logarithm of its sums. [tokens, heads, head_dim], [tokens, heads], float32"""
+    """Attention and the logarithm of its sums. [tokens, heads, head_dim], [tokens, heads],
+    float32
+    """
     queries = case.q.split(case.step.host_query_lens.tolist())
     rows = [
         row_attention(*row, layer.scale, layer.window, layer.softcap)
@@ -146,7 +165,9 @@ def expected(case: Case, layer: LayerInfo) -> tuple[Tensor, Tensor]:
 
 
 def in_8_bits(case: Case, k_scale: float, v_scale: float) -> Case:
-    """The case over 8-bit floats, with the keys and values that are read from these with the scales."""
+    """The case over 8-bit floats, with the keys and values that are read from these with the
+    scales.
+    """
     narrow = torch.float8_e4m3fn
     keys, values = (
         tuple(each.to(narrow).float() * scale for each in side)
@@ -206,9 +227,16 @@ def attend(
 
 
 def check(
-    backend: AttentionBackend, case: Case, layer: LayerInfo, *, with_lse: bool = False, tolerance: float | None = None
+    backend: AttentionBackend,
+    case: Case,
+    layer: LayerInfo,
+    *,
+    with_lse: bool = False,
+    tolerance: float | None = None,
 ) -> float:
-    """The largest error of the backend's answer; asserts that it is small and that the pool is as before."""
+    """The largest error of the backend's answer; asserts that it is small and that the pool is as
+    before.
+    """
     out, lse = attend(backend, case, layer, with_lse)
     answer, sums = expected(case, layer)
     if lse is not None:
@@ -226,9 +254,11 @@ def check_replays(
     record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
     held: Callable[[Any], Sequence[Tensor]] = lambda plan: (),
 ) -> float:
-    """The largest error of a bucket's plan that serves these decode cases in turn, fewer rows than it has among them.
+    """The largest error of a bucket's plan that serves these decode cases in turn, fewer rows than
+    it has among them.
 
-    made: the first is what the backend was built over, and has the most pages: its pool takes in the others' numbers
+    made: the first is what the backend was built over, and has the most pages: its pool takes in
+        the others' numbers
     record: what does the work again; on a GPU, the replay of a graph
     held: the tensors of the plan, which are to stay where they are
     """
@@ -259,8 +289,8 @@ def replayed_prompts(
     made: Sequence[Case],
     record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
 ) -> float:
-    """The largest error of a plan that a graph captures, which serves these cases of prompts in turn: each has at most
-    `tokens` query tokens, and three rows pad it.
+    """The largest error of a plan that a graph captures, which serves these cases of prompts in
+    turn: each has at most `tokens` query tokens, and three rows pad it.
 
     made, record: as in `replayed`
     """
@@ -296,14 +326,18 @@ def replayed_prompts(
 
 
 def compare(out: Tensor, answer: Tensor, tolerance: float | None = None) -> float:
-    """The largest difference; asserts that none is above `tolerance`, by default what the type of `out` allows."""
+    """The largest difference; asserts that none is above `tolerance`, by default what the type of
+    `out` allows.
+    """
     tolerance = tolerance or TOLERANCE[out.dtype]
     torch.testing.assert_close(out.float(), answer, atol=tolerance, rtol=tolerance)
     return float((out.float() - answer).abs().max())
 
 
 def around(phase: Phase, page_size: int) -> list[tuple[int, int]]:
-    """Rows (query tokens, context tokens) whose contexts end at a page's end, one before it and one after it."""
+    """Rows (query tokens, context tokens) whose contexts end at a page's end, one before it and one
+    after it.
+    """
     contexts = [max(1, page_size * pages + more) for pages in (1, 2, 5) for more in (-1, 0, 1)]
     contexts += [1, 2, 777]
     if phase is Phase.PREFILL:

@@ -17,13 +17,16 @@ SPEC = """
 from headstock.spi import SchedulerSpec, SpiRange
 
 def spec():
-    return SchedulerSpec(name={name!r}, spi=SpiRange({major}, {minor}), summary="test", implementation={path!r}{more})
+    return SchedulerSpec(name={name!r}, spi=SpiRange({major}, {minor}), summary="test",
+    implementation={path!r}{more})
 """
 
 
 @frozen(kw_only=True)
 class Dist:
-    """A distribution with one plugin. `module` is the text of its only module; `extras` maps names to requirements."""
+    """A distribution with one plugin. `module` is the text of its only module; `extras` maps names
+    to requirements.
+    """
 
     name: str
     plugin: str
@@ -37,13 +40,16 @@ class Dist:
         return self.name.replace("-", "_")
 
 
-def scheduler(name: str, *, major: int = 0, minor: int = 1, path: str = "json:loads", more: str = "") -> str:
+def scheduler(
+    name: str, *, major: int = 0, minor: int = 1, path: str = "json:loads", more: str = ""
+) -> str:
     """A module whose `spec` returns a SchedulerSpec."""
     return SPEC.format(name=name, major=major, minor=minor, path=path, more=more)
 
 
 NEEDS_KERNELS = """, requires=(
-    Require(import_name="no_such_kernels", distribution="no-such-kernels", version=">=2", hint="pip install kernels"),
+    Require(import_name="no_such_kernels", distribution="no-such-kernels", version=">=2",
+    hint="pip install kernels"),
 )"""
 NEEDS_EITHER = """, requires=(Require(import_name="any", distribution="any", any_of=(
     Require(import_name="no_such_kernels", distribution="no-such-kernels"),
@@ -53,11 +59,15 @@ KERNELLESS = """
 from headstock.spi import *
 def spec():
     return AttentionSpec(
-        name="kernelless", spi=SpiRange(0, 1), summary="test", implementation="no_such_kernels:Backend",
-        requires=(Require(import_name="no_such_kernels", distribution="no-such-kernels", hint="pip install kernels"),),
+        name="kernelless", spi=SpiRange(0, 1), summary="test",
+        implementation="no_such_kernels:Backend",
+        requires=(Require(import_name="no_such_kernels", distribution="no-such-kernels",
+        hint="pip install kernels"),),
         capabilities=AttentionCapabilities(
-            phases=frozenset(Phase), devices=(DeviceRange("cpu"),), dtypes=frozenset({("float32",) * 3}),
-            head_dims=IntSet.all(), gqa_ratios=IntSet.all(), page_sizes=IntSet.all(), paged=True, contiguous=True,
+            phases=frozenset(Phase), devices=(DeviceRange("cpu"),),
+            dtypes=frozenset({("float32",) * 3}),
+            head_dims=IntSet.all(), gqa_ratios=IntSet.all(), page_sizes=IntSet.all(), paged=True,
+            contiguous=True,
             graph=GraphSupport.NEVER, planning=Planning.NONE, features=frozenset(),
         ),
     )
@@ -66,21 +76,45 @@ IMPORT = "from headstock.spi import Require\n"
 
 DISTS = (
     Dist(name="sound-plugin", plugin="sound", module=scheduler("sound")),
-    Dist(name="raises-import-error", plugin="import-error", module="import no_such_module_anywhere\n"),
-    Dist(name="raises-assertion", plugin="assertion", module="assert 1 + 1 == 3, 'arithmetic is off'\n"),
-    Dist(name="raises-system-exit", plugin="system-exit", module="raise SystemExit('left early')\n"),
-    Dist(name="raises-when-called", plugin="when-called", module="def spec():\n    raise KeyError('lost')\n"),
+    Dist(
+        name="raises-import-error", plugin="import-error", module="import no_such_module_anywhere\n"
+    ),
+    Dist(
+        name="raises-assertion",
+        plugin="assertion",
+        module="assert 1 + 1 == 3, 'arithmetic is off'\n",
+    ),
+    Dist(
+        name="raises-system-exit", plugin="system-exit", module="raise SystemExit('left early')\n"
+    ),
+    Dist(
+        name="raises-when-called",
+        plugin="when-called",
+        module="def spec():\n    raise KeyError('lost')\n",
+    ),
     Dist(name="has-no-spec", plugin="no-spec", module="other = 1\n"),
-    Dist(name="wrong-type", plugin="wrong-type", module="def spec():\n    return {'name': 'wrong-type'}\n"),
+    Dist(
+        name="wrong-type",
+        plugin="wrong-type",
+        module="def spec():\n    return {'name': 'wrong-type'}\n",
+    ),
     Dist(name="wrong-name", plugin="wrong-name", module=scheduler("another")),
     Dist(name="twin-first", plugin="twin", module=scheduler("twin")),
     Dist(name="twin-second", plugin="twin", module=scheduler("twin")),
     Dist(name="from-the-future", plugin="future", module=scheduler("future", major=99, minor=0)),
     Dist(name="from-the-past", plugin="past", module=scheduler("past", minor=0)),
-    Dist(name="needs-kernels", plugin="needy", module=IMPORT + scheduler("needy", more=NEEDS_KERNELS)),
-    Dist(name="needs-either", plugin="choosy", module=IMPORT + scheduler("choosy", more=NEEDS_EITHER)),
+    Dist(
+        name="needs-kernels", plugin="needy", module=IMPORT + scheduler("needy", more=NEEDS_KERNELS)
+    ),
+    Dist(
+        name="needs-either", plugin="choosy", module=IMPORT + scheduler("choosy", more=NEEDS_EITHER)
+    ),
     Dist(name="no-kernels", plugin="kernelless", module=KERNELLESS, kind="attention"),
-    Dist(name="breaks-late", plugin="late", module=scheduler("late", path="breaks_late_inside:choose")),
+    Dist(
+        name="breaks-late",
+        plugin="late",
+        module=scheduler("late", path="breaks_late_inside:choose"),
+    ),
 )
 
 
@@ -90,10 +124,14 @@ def unpack(folder: Path, dists: tuple[Dist, ...] = DISTS) -> None:
         (folder / f"{dist.package}.py").write_text(dist.module)
         info = folder / f"{dist.package}-1.0.dist-info"
         info.mkdir(parents=True)
-        extras = [f"Requires-Dist: {need}; extra == '{extra}'\n" for extra, need in dist.extras.items()]
+        extras = [
+            f"Requires-Dist: {need}; extra == '{extra}'\n" for extra, need in dist.extras.items()
+        ]
         head = f"Metadata-Version: 2.1\nName: {dist.name}\nVersion: 1.0\n"
         (info / "METADATA").write_text(head + "".join(extras))
-        (info / "entry_points.txt").write_text(f"[headstock.{dist.kind}]\n{dist.plugin} = {dist.package}:spec\n")
+        (info / "entry_points.txt").write_text(
+            f"[headstock.{dist.kind}]\n{dist.plugin} = {dist.package}:spec\n"
+        )
 
 
 def build(folder: Path, dist: Dist) -> None:
@@ -104,10 +142,20 @@ def build(folder: Path, dist: Dist) -> None:
         (project / "pyproject.toml").write_text(
             '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
             f'[project]\nname = "{dist.name}"\nversion = "1.0"\n'
-            f'[project.entry-points."headstock.{dist.kind}"]\n{dist.plugin} = "{dist.package}:spec"\n'
-            f'[tool.hatch.build.targets.wheel]\ninclude = ["{dist.package}.py"]\n'
+            f'[project.entry-points."headstock.{dist.kind}"]\n{dist.plugin} = '
+            f'"{dist.package}:spec"\n[tool.hatch.build.targets.wheel]\ninclude = '
+            f'["{dist.package}.py"]\n'
         )
-        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder.absolute())]
+        command = [
+            sys.executable,
+            "-m",
+            "hatchling",
+            "build",
+            "-t",
+            "wheel",
+            "-d",
+            str(folder.absolute()),
+        ]
         subprocess.run(command, cwd=project, check=True, timeout=150)
 
 

@@ -1,4 +1,6 @@
-"""Small random checkpoints, written by transformers, of every shape that the loader and the decoder must read."""
+"""Small random checkpoints, written by transformers, of every shape that the loader and the decoder
+must read.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ class Variant:
     saving: dict[str, Any] = field(factory=dict)
 
 
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -50,7 +57,9 @@ MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 
 VARIANTS = (
     Variant("llama", "Llama"),
-    Variant("llama-tied-sharded", "Llama", {"tie_word_embeddings": True}, {"max_shard_size": "20KB"}),
+    Variant(
+        "llama-tied-sharded", "Llama", {"tie_word_embeddings": True}, {"max_shard_size": "20KB"}
+    ),
     Variant("llama-biases", "Llama", {"attention_bias": True, "mlp_bias": True}),
     Variant("llama-llama3", "Llama", {"rope_parameters": LLAMA3}),
     Variant("llama-linear", "Llama", {"rope_parameters": LINEAR}),
@@ -61,14 +70,23 @@ VARIANTS = (
     Variant("qwen2-two-groups", "Qwen2", {**WINDOW, "max_window_layers": 1}),
     Variant("qwen3", "Qwen3", {"tie_word_embeddings": True}),
     Variant("qwen3-sharded-biases", "Qwen3", {"attention_bias": True}, {"max_shard_size": "30KB"}),
-    Variant("qwen3-yarn-mscale", "Qwen3", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}}),
+    Variant(
+        "qwen3-yarn-mscale",
+        "Qwen3",
+        {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
+    ),
     Variant(
         "qwen3-layer-types",
         "Qwen3",
         {**WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
     Variant("qwen3-moe", "Qwen3Moe", {**MOE, "norm_topk_prob": True}),
-    Variant("qwen3-moe-stacked", "Qwen3Moe", {**MOE, "mlp_only_layers": [1]}, {"save_original_format": False}),
+    Variant(
+        "qwen3-moe-stacked",
+        "Qwen3Moe",
+        {**MOE, "mlp_only_layers": [1]},
+        {"save_original_format": False},
+    ),
     Variant("qwen3-moe-sparse-window", "Qwen3Moe", {**MOE, **WINDOW, "decoder_sparse_step": 2}),
 )
 
@@ -78,7 +96,9 @@ def build(variant: Variant) -> PreTrainedModel:
     config = getattr(transformers, f"{variant.family}Config")(**{**SHAPE, **variant.changes})
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    model: PreTrainedModel = getattr(transformers, f"{variant.family}ForCausalLM")(config).eval().float()
+    model: PreTrainedModel = (
+        getattr(transformers, f"{variant.family}ForCausalLM")(config).eval().float()
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):

@@ -16,7 +16,9 @@ settings.load_profile("headstock")
 
 @pytest.fixture(autouse=True, scope="session")
 def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Recordings that dying engines leave behind, here and in other processes, go the way of pytest's own files."""
+    """Recordings that dying engines leave behind, here and in other processes, go the way of
+    pytest's own files.
+    """
     folder = str(tmp_path_factory.mktemp("temporary"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", folder)

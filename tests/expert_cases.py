@@ -1,6 +1,8 @@
-"""Mixtures of experts by the kernels of `triton` beside torch in float32: on a GPU, or on a CPU by the interpreter.
+"""Mixtures of experts by the kernels of `triton` beside torch in float32: on a GPU, or on a CPU by
+the interpreter.
 
-Each case raises AssertionError or returns the largest error, as a share of the largest number that is right.
+Each case raises AssertionError or returns the largest error, as a share of the largest number that
+is right.
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ WIDE = Tile(n=64, k=64)
 WAYS: dict[str, RowTile | Tiles] = {
     "rows": RowTile(gate_up=32, down=32),
     "tiles": Tiles(rows=16, gate_up=SMALL, down=evolve(SMALL, n=32, group=2)),
-    "swapped": Tiles(rows=16, gate_up=evolve(SMALL, n=32, swap=True), down=evolve(SMALL, n=64, swap=True)),
-    "tma": Tiles(rows=32, gate_up=evolve(SMALL, tma=True, group=2), down=evolve(SMALL, n=32, tma=True)),
+    "swapped": Tiles(
+        rows=16, gate_up=evolve(SMALL, n=32, swap=True), down=evolve(SMALL, n=64, swap=True)
+    ),
+    "tma": Tiles(
+        rows=32, gate_up=evolve(SMALL, tma=True, group=2), down=evolve(SMALL, n=32, tma=True)
+    ),
     "wide": Tiles(rows=16, gate_up=WIDE, down=WIDE),
 }
 
@@ -42,20 +48,46 @@ class Mixture:
     @property
     def experts(self) -> Experts:
         """As a layer's configuration has it."""
-        return Experts(count=self.count, per_token=self.chosen, intermediate=self.inters, renormalize=self.renormalize)
+        return Experts(
+            count=self.count,
+            per_token=self.chosen,
+            intermediate=self.inters,
+            renormalize=self.renormalize,
+        )
 
 
 def draw_weights(case: Mixture, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
     """Those of all experts, gate and up in one."""
-    gate_up = noise(case.count, 2 * case.inters, case.hidden, dtype=dtype, device=device, scale=case.hidden**-0.5)
-    down = noise(case.count, case.hidden, case.inters, dtype=dtype, device=device, seed=1, scale=case.inters**-0.5)
+    gate_up = noise(
+        case.count,
+        2 * case.inters,
+        case.hidden,
+        dtype=dtype,
+        device=device,
+        scale=case.hidden**-0.5,
+    )
+    down = noise(
+        case.count,
+        case.hidden,
+        case.inters,
+        dtype=dtype,
+        device=device,
+        seed=1,
+        scale=case.inters**-0.5,
+    )
     return gate_up, down
 
 
-def draw_tokens(case: Mixture, dtype: torch.dtype, device: str, seed: int = 2) -> tuple[Tensor, Tensor]:
-    """Hidden states, and scores that no type rounds to the same number: which experts are best is never a tie."""
+def draw_tokens(
+    case: Mixture, dtype: torch.dtype, device: str, seed: int = 2
+) -> tuple[Tensor, Tensor]:
+    """Hidden states, and scores that no type rounds to the same number: which experts are best is
+    never a tie.
+    """
     x = noise(case.tokens, case.hidden, dtype=dtype, device=device, seed=seed)
-    ranks = torch.rand(case.tokens, case.count, generator=torch.Generator().manual_seed(seed)).argsort(-1)
+    ranks = torch.rand(
+        case.tokens, case.count, generator=torch.Generator().manual_seed(seed)
+    ).argsort(-1)
     return x, ((ranks - case.count // 2) / 16).to(dtype).to(device)
 
 
@@ -65,9 +97,14 @@ def mix_exactly(case: Mixture, x: Tensor, scores: Tensor, gate_up: Tensor, down:
     return moe.mix_experts(x.float(), weights, ids, gate_up.float(), down.float()).to(x.dtype)
 
 
-def mixture_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile | Tiles | None, **more: Any) -> float:
+def mixture_case(
+    case: Mixture, dtype: torch.dtype, device: str, way: RowTile | Tiles | None, **more: Any
+) -> float:
     """All tokens choose among all experts."""
-    (gate_up, down), (x, scores) = draw_weights(case, dtype, device), draw_tokens(case, dtype, device)
+    (gate_up, down), (x, scores) = (
+        draw_weights(case, dtype, device),
+        draw_tokens(case, dtype, device),
+    )
     expected = mix_exactly(case, x, scores, gate_up, down)
     found = mix_experts(x, scores, case.experts, gate_up, down, tiles=way, **more)
     return within(error(found, expected), dtype)
@@ -75,16 +112,26 @@ def mixture_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile | 
 
 def one_expert_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile | Tiles) -> float:
     """All tokens choose the same experts, one of which outweighs the rest."""
-    (gate_up, down), (x, scores) = draw_weights(case, dtype, device), draw_tokens(case, dtype, device)
+    (gate_up, down), (x, scores) = (
+        draw_weights(case, dtype, device),
+        draw_tokens(case, dtype, device),
+    )
     scores = scores[:1].expand(case.tokens, -1).clone()
     scores[:, case.count - 1] = 20.0
     expected = mix_exactly(case, x, scores, gate_up, down)
-    return within(error(mix_experts(x, scores, case.experts, gate_up, down, tiles=way), expected), dtype)
+    return within(
+        error(mix_experts(x, scores, case.experts, gate_up, down, tiles=way), expected), dtype
+    )
 
 
 def padding_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile | Tiles) -> float:
-    """Every third token is padding: 0 comes of it, whatever it holds, and the others are as if it were none."""
-    (gate_up, down), (x, scores) = draw_weights(case, dtype, device), draw_tokens(case, dtype, device)
+    """Every third token is padding: 0 comes of it, whatever it holds, and the others are as if it
+    were none.
+    """
+    (gate_up, down), (x, scores) = (
+        draw_weights(case, dtype, device),
+        draw_tokens(case, dtype, device),
+    )
     alone = mix_experts(x, scores, case.experts, gate_up, down, tiles=way)
     token = torch.arange(case.tokens, device=device)
     slots = torch.where(token % 3 == 0, token % 4, 4 + token)
@@ -97,12 +144,19 @@ def padding_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile | 
 
 
 def nan_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile | Tiles) -> float:
-    """A token of NaN, and one whose scores are NaN: NaN comes of both, and nothing of it reaches the others."""
-    (gate_up, down), (x, scores) = draw_weights(case, dtype, device), draw_tokens(case, dtype, device)
+    """A token of NaN, and one whose scores are NaN: NaN comes of both, and nothing of it reaches
+    the others.
+    """
+    (gate_up, down), (x, scores) = (
+        draw_weights(case, dtype, device),
+        draw_tokens(case, dtype, device),
+    )
     sound = mix_experts(x, scores, case.experts, gate_up, down, tiles=way)
     x[1], scores[-1] = torch.nan, torch.nan
     found = mix_experts(x, scores, case.experts, gate_up, down, tiles=way)
-    assert torch.equal(found[2:-1], sound[2:-1]) and torch.equal(found[0], sound[0]), "NaN reached other tokens"
+    assert torch.equal(found[2:-1], sound[2:-1]) and torch.equal(found[0], sound[0]), (
+        "NaN reached other tokens"
+    )
     assert bool(found[[1, -1]].isnan().all()), "NaN was lost"
     return 0.0
 

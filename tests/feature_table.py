@@ -1,7 +1,8 @@
 """The table of docs/features.md: which behaviours are owed, and which tests show them.
 
-`python tests/feature_table.py` rewrites the column of tests: those whose names begin with an id of the row
-(`test_T6_...`, `test_P8_P11_...`), and those that were entered by hand, as long as they exist.
+`python tests/feature_table.py` rewrites the column of tests: those whose names begin with an id of
+the row (`test_T6_...`, `test_P8_P11_...`), and those that were entered by hand, as long as they
+exist.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Row:
         tests = "<br>".join(test.link for test in self.tests) or NONE
         if self.tests and self.unnamed:
             tests += f"<br>{NONE}: {' '.join(self.unnamed)}"
-        return f"| {' '.join(self.ids)} | {self.behaviour} | {tests} | {self.missing} | {self.documented} |"
+        return (
+            f"| {' '.join(self.ids)} | {self.behaviour} | {tests} | {self.missing} | "
+            f"{self.documented} |"
+        )
 
     @property
     def unnamed(self) -> tuple[str, ...]:
@@ -80,7 +84,9 @@ def rows(page: str) -> list[Row]:
     found = []
     for line in page.splitlines():
         if re.match(r"\| [A-Z]\d", line):
-            ids, behaviour, tests, missing, documented = (cell.strip() for cell in line.strip()[1:-1].split("|"))
+            ids, behaviour, tests, missing, documented = (
+                cell.strip() for cell in line.strip()[1:-1].split("|")
+            )
             named = tuple(Test(file, name) for name, file in LINK.findall(tests))
             found.append(Row(tuple(ids.split()), behaviour, named, missing, documented))
     return found
@@ -92,19 +98,27 @@ def all_tests() -> list[Test]:
         Test(path.relative_to(TESTS).as_posix(), node.name)
         for path in TESTS.rglob("test_*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
     )
 
 
 def brought_up_to_date(row: Row, tests: list[Test]) -> Row:
     """The row with the tests that there are."""
-    return evolve(row, tests=tuple(test for test in tests if test in row.tests or test.ids & row.all_ids))
+    return evolve(
+        row, tests=tuple(test for test in tests if test in row.tests or test.ids & row.all_ids)
+    )
 
 
 def rewritten(page: str, tests: list[Test]) -> str:
     """The page with every row brought up to date."""
     new = iter([brought_up_to_date(row, tests).line for row in rows(page)])
-    return "\n".join(next(new) if re.match(r"\| [A-Z]\d", line) else line for line in page.splitlines()) + "\n"
+    return (
+        "\n".join(
+            next(new) if re.match(r"\| [A-Z]\d", line) else line for line in page.splitlines()
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,11 @@ import pytest
 
 
 def often(count: int, cases: Iterable[object]) -> list[object]:
-    """The cases for `pytest.mark.parametrize`; all but the first `count` of them are marked `full`."""
+    """The cases for `pytest.mark.parametrize`; all but the first `count` of them are marked
+    `full`.
+    """
     values = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [pytest.param(*each, marks=[pytest.mark.full] if at >= count else []) for at, each in enumerate(values)]
+    return [
+        pytest.param(*each, marks=[pytest.mark.full] if at >= count else [])
+        for at, each in enumerate(values)
+    ]

@@ -1,4 +1,6 @@
-"""A reference for paged inference: attention in plain torch over pages in random order, and a driver around it."""
+"""A reference for paged inference: attention in plain torch over pages in random order, and a
+driver around it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Seated:
 
 @frozen(kw_only=True, eq=False)
 class Paged:
-    """A model over a pool whose pages are handed out in random order. `live` is written by `step`."""
+    """A model over a pool whose pages are handed out in random order. `live` is written by
+    `step`.
+    """
 
     model: Model
     config: ModelConfig
@@ -56,12 +60,16 @@ class Paged:
         length: int = 64,
         seed: int = 0,
     ) -> Paged:
-        """Room for some sequences of up to `length` tokens; free pages hold NaN, which shows when one is read."""
+        """Room for some sequences of up to `length` tokens; free pages hold NaN, which shows when
+        one is read.
+        """
         max_pages = -(-length // page_size)
         total = 1 + sequences * max_pages
         order = 1 + torch.randperm(total - 1, generator=torch.Generator().manual_seed(seed))
         group_of = [config.kv_groups[layer.group] for layer in config.layers]
-        pools = tuple(torch.full((total, *group.page_shape(page_size)), float("nan")) for group in group_of)
+        pools = tuple(
+            torch.full((total, *group.page_shape(page_size)), float("nan")) for group in group_of
+        )
         return cls(
             model=model,
             config=config,
@@ -74,7 +82,9 @@ class Paged:
         )
 
     def sequence(self, number: int) -> Seated:
-        """The sequence of that number; a new one gets pages of its own, other ones in each group."""
+        """The sequence of that number; a new one gets pages of its own, other ones in each
+        group.
+        """
         if number not in self.live:
             taken = self.order.view(-1, self.max_pages)[number]
             groups = len(self.config.kv_groups)
@@ -99,7 +109,9 @@ class Paged:
             positions=torch.cat(spans),
             slots=slots,
             pools=self.pools,
-            rows=torch.repeat_interleave(torch.tensor(list(work)), torch.tensor([len(tokens) for _, tokens in rows])),
+            rows=torch.repeat_interleave(
+                torch.tensor(list(work)), torch.tensor([len(tokens) for _, tokens in rows])
+            ),
             logit_indices=None,
             sampling=Sampling(),
         )
@@ -107,7 +119,12 @@ class Paged:
         def attend(q: Tensor, index: int) -> Tensor:
             layer = self.config.layers[index]
             parts = q.split([len(tokens) for _, tokens in rows])
-            return torch.cat([self.attend_row(part, row, layer) for part, (row, _) in zip(parts, rows, strict=True)])
+            return torch.cat(
+                [
+                    self.attend_row(part, row, layer)
+                    for part, (row, _) in zip(parts, rows, strict=True)
+                ]
+            )
 
         with torch.inference_mode():
             hidden = self.model.forward(self.params, self.config, batch, attend, self.ops)

@@ -1,4 +1,6 @@
-"""Log-probabilities of a model directory, from transformers' AutoModelForCausalLM and from headstock's decoder."""
+"""Log-probabilities of a model directory, from transformers' AutoModelForCausalLM and from
+headstock's decoder.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +54,17 @@ def shape(model_type: str, **changes: Any) -> dict[str, Any]:
     """config.json of a small model of that family, with changes."""
     names = [name for name in SHAPE if model_type == "qwen3_moe" or name not in EXPERTS]
     small = {name: SHAPE[name] for name in names}
-    return {"model_type": model_type, "architectures": [ARCHITECTURES[model_type]], **small, **changes}
+    return {
+        "model_type": model_type,
+        "architectures": [ARCHITECTURES[model_type]],
+        **small,
+        **changes,
+    }
 
 
 def write(directory: Path, hf: Mapping[str, Any], seed: int = 0) -> None:
-    """A checkpoint of `hf` in `directory`, config.json as given; weights, norms and biases all random.
+    """A checkpoint of `hf` in `directory`, config.json as given; weights, norms and biases all
+    random.
 
     raises: what transformers raises when it cannot make the model
     """
@@ -64,7 +72,9 @@ def write(directory: Path, hf: Mapping[str, Any], seed: int = 0) -> None:
     path.write_text(json.dumps(hf))
     torch.manual_seed(seed)
     with _silenced():
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory)).eval().float()
+        model = (
+            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory)).eval().float()
+        )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
@@ -83,18 +93,30 @@ def add_tensors(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 def expected(directory: Path, prompt: Sequence[int]) -> Tensor:
     """What transformers makes of the prompt.   returns: [tokens, vocab] log-probabilities"""
     with _silenced(), torch.inference_mode():
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager"
+        )
         logits: Tensor = model.eval()(torch.tensor([prompt]), use_cache=False).logits[0]
     return logits.log_softmax(-1)
 
 
 def computed(directory: Path, prompt: Sequence[int], chunk: int | None = None) -> Tensor:
-    """What headstock makes of the prompt, `chunk` tokens a step.   returns: [tokens, vocab] log-probabilities"""
+    """What headstock makes of the prompt, `chunk` tokens a step.
+
+    returns: [tokens, vocab] log-probabilities
+    """
     family, config = read_model(directory)
     config = untie(directory, family, config)
     specs, length = family.params(config), len(prompt)
     assert length <= config.max_position
-    params = load(directory, specs, config, dtype=torch.float32, device=torch.device("cpu"), max_seq_len=length)
+    params = load(
+        directory,
+        specs,
+        config,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_seq_len=length,
+    )
     paged = Paged.new(family, config, params, TorchOps(), page_size=16, sequences=1, length=length)
     size = chunk or length
     steps = [paged.step({0: prompt[start : start + size]}) for start in range(0, length, size)]
@@ -109,7 +131,9 @@ def tokens(count: int, seed: int = 1) -> list[int]:
 
 def assert_parity(directory: Path, prompt: Sequence[int]) -> None:
     """The log-probabilities of both are equal within 1e-4."""
-    torch.testing.assert_close(computed(directory, prompt), expected(directory, prompt), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        computed(directory, prompt), expected(directory, prompt), atol=1e-4, rtol=0
+    )
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""The CUDA-graph runner on a CPU: a "graph" does its work again and writes what it makes where it wrote before."""
+"""The CUDA-graph runner on a CPU: a "graph" does its work again and writes what it makes where it
+wrote before.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from typing import TypeVar
 import attrs
 from torch import Tensor
 
-from headstock.spi import DeviceRange, GraphSupport, Program, RunnerCapabilities, RunnerSpec, SpiRange
+from headstock.spi import (
+    DeviceRange,
+    GraphSupport,
+    Program,
+    RunnerCapabilities,
+    RunnerSpec,
+    SpiRange,
+)
 from headstock_cuda_graph.recording import PiecewiseRecording, PiecewiseWork, Recording, skip
 from headstock_cuda_graph.runner import CudaGraphRunner
 
@@ -22,7 +31,9 @@ def spec() -> RunnerSpec:
         spi=SpiRange(0, 1),
         summary="replays by computing again",
         implementation="rerun:RerunRunner",
-        capabilities=RunnerCapabilities(devices=(DeviceRange("cpu"),), needs_graph=GraphSupport.DECODE),
+        capabilities=RunnerCapabilities(
+            devices=(DeviceRange("cpu"),), needs_graph=GraphSupport.DECODE
+        ),
     )
 
 
@@ -41,7 +52,9 @@ class Rerecorder:
         return record(work, warm=warm)
 
     def pieces(self, work: PiecewiseWork) -> PiecewiseRecording:
-        """Work whose result stays at its addresses; the attention it is given is called as often as it has layers."""
+        """Work whose result stays at its addresses; the attention it is given is called as often as
+        it has layers.
+        """
         result = work(skip)
         return PiecewiseRecording(lambda attend: write(result, work(attend)), result)
 

@@ -26,7 +26,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def logits_of(rows: int, vocab: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Logits with ties (every second row has few different ones), and from 6 rows on two rows that are not sound."""
+    """Logits with ties (every second row has few different ones), and from 6 rows on two rows that
+    are not sound.
+    """
     logits = noise(rows, vocab, dtype=torch.float32, device=device, scale=3.0)
     logits[1::2] = logits[1::2].mul(2).round().div(2)
     if rows >= 6:
@@ -36,7 +38,9 @@ def logits_of(rows: int, vocab: int, dtype: torch.dtype, device: str) -> Tensor:
 
 
 def sampling_of(rows: int, device: str, settings: dict[str, Any], **more: Any) -> Sampling:
-    """Every row with the same settings, but for one greedy row, and a seed and a position of its own."""
+    """Every row with the same settings, but for one greedy row, and a seed and a position of its
+    own.
+    """
     if not settings:
         return Sampling(**more)
     each = {name: torch.full((rows,), value, device=device) for name, value in settings.items()}
@@ -49,11 +53,15 @@ def sampling_of(rows: int, device: str, settings: dict[str, Any], **more: Any) -
 def sampling_case(
     rows: int, vocab: int, dtype: torch.dtype, device: str, settings: dict[str, Any], **more: Any
 ) -> float:
-    """Tokens and log-probabilities. Where another token is taken, torch's scores of the two differ by a rounding.
+    """Tokens and log-probabilities. Where another token is taken, torch's scores of the two differ
+    by a rounding.
 
     returns: the share of rows with another token
     """
-    logits, asked = logits_of(rows, vocab, dtype, device), sampling_of(rows, device, settings, **more)
+    logits, asked = (
+        logits_of(rows, vocab, dtype, device),
+        sampling_of(rows, device, settings, **more),
+    )
     expected = torch_sampling.sample(logits.to(torch.float32, copy=True), asked)
     found = sampling.sample(logits.clone(), asked)
     assert bool((found.healthy == expected.healthy).all()), "other rows are healthy"
@@ -64,7 +72,9 @@ def sampling_case(
         assert asked.temperature is not None, "greedy rows have another token"
         scores = torch_sampling.noisy(logits.float(), asked.temperature, asked)
         ours, theirs = (scores.gather(1, each.tokens[:, None])[:, 0] for each in (found, expected))
-        assert bool((theirs - ours)[others].max() < 1e-4), f"tokens that torch rates lower, in {int(others.sum())} rows"
+        assert bool((theirs - ours)[others].max() < 1e-4), (
+            f"tokens that torch rates lower, in {int(others.sum())} rows"
+        )
         assert bool((asked.temperature[others] > 0).all()), "greedy rows have another token"
     check_logprobs(found, expected, sound & ~others)
     return float(others.float().mean())
@@ -75,14 +85,20 @@ def check_logprobs(found: Sample, expected: Sample, rows: Tensor) -> None:
     assert (found.logprobs is None) == (expected.logprobs is None)
     if found.logprobs is None:
         return
-    close = {"atol": 2e-5, "rtol": 1e-5, "equal_nan": True}  # a ban may have made a row with NaN sound
+    # a ban may have made a row with NaN sound
+    close = {"atol": 2e-5, "rtol": 1e-5, "equal_nan": True}
     torch.testing.assert_close(found.logprobs[rows], expected.logprobs[rows], **close)
     torch.testing.assert_close(found.top_logprobs[rows], expected.top_logprobs[rows], **close)
     assert torch.equal(found.top_ids[rows], expected.top_ids[rows])
 
 
-def cut_case(rows: int, vocab: int, dtype: torch.dtype, device: str, settings: dict[str, Any]) -> float:
-    """Which tokens stay is what torch keeps, ties included.   returns: the share of tokens that stay"""
+def cut_case(
+    rows: int, vocab: int, dtype: torch.dtype, device: str, settings: dict[str, Any]
+) -> float:
+    """Which tokens stay is what torch keeps, ties included.
+
+    returns: the share of tokens that stay
+    """
     logits, asked = logits_of(rows, vocab, dtype, device), sampling_of(rows, device, settings)
     return compare_cut(logits, asked)
 
@@ -100,7 +116,10 @@ def compare_cut(logits: Tensor, asked: Sampling) -> float:
         edges, last = found.edges[:, None], found.last_ids[:, None]
         stays = ((scores > edges) | ((scores == edges) & (at <= last))) & (scores > -math.inf)
         wrong = (stays != kept)[rows].sum(-1)
-        off = f"{int((wrong > 0).sum())} rows of {int(rows.sum())} differ, by up to {int(wrong.max())} tokens"
+        off = (
+            f"{int((wrong > 0).sum())} rows of {int(rows.sum())} differ, by up to "
+            f"{int(wrong.max())} tokens"
+        )
         assert int(wrong.max()) == 0, f"{way.__name__}: {off}"
     return float(kept[rows].float().mean())
 

@@ -63,11 +63,20 @@ def plugin_names() -> dict[str, str]:
     """Name -> the member that provides it, of every first-party plugin."""
     found = {}
     for member in [ROOT / "core", *PLUGINS]:
-        groups = tomllib.loads((member / "pyproject.toml").read_text())["project"].get("entry-points", {})
-        found |= {name: str(member.relative_to(ROOT)) for group in groups.values() for name in group}
+        groups = tomllib.loads((member / "pyproject.toml").read_text())["project"].get(
+            "entry-points", {}
+        )
+        found |= {
+            name: str(member.relative_to(ROOT)) for group in groups.values() for name in group
+        }
     return found
 
 
 def packages() -> dict[str, Path]:
     """Import name -> source folder, of every member but core."""
-    return {path.name: path for member in PLUGINS for path in (member / "src").glob("*") if path.is_dir()}
+    return {
+        path.name: path
+        for member in PLUGINS
+        for path in (member / "src").glob("*")
+        if path.is_dir()
+    }

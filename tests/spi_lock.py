@@ -1,6 +1,7 @@
 """The contract as text: every public name of headstock.spi with its fields, members and signatures.
 
-`python tests/spi_lock.py` rewrites core/spi.lock, which is done on purpose and with a change of `headstock.spi.SPI`.
+`python tests/spi_lock.py` rewrites core/spi.lock, which is done on purpose and with a change of
+`headstock.spi.SPI`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ LOCK = Path(__file__).parents[1] / "core" / "spi.lock"
 
 def lock_text() -> str:
     """The whole contract, one name after the other."""
-    return "\n".join(line for name in sorted(spi.__all__) for line in [*entry(name, getattr(spi, name)), ""])
+    return "\n".join(
+        line for name in sorted(spi.__all__) for line in [*entry(name, getattr(spi, name)), ""]
+    )
 
 
 def entry(name: str, value: object) -> Iterator[str]:
@@ -50,7 +53,9 @@ def default_of(default: object) -> str:
 
 
 def methods(cls: type) -> Iterator[str]:
-    """The public methods that a class defines itself, and its constructor when it is not made by attrs."""
+    """The public methods that a class defines itself, and its constructor when it is not made by
+    attrs.
+    """
     for name, member in vars(cls).items():
         if name.startswith("_") and (name != "__init__" or attrs.has(cls)):
             continue

@@ -18,11 +18,19 @@ PROMPTS = r"\x1b\[\?2004h"
 
 def headstock(*arguments: str, state: Path | None = None, columns: int = 80) -> pexpect.spawn:
     """`headstock ARGUMENTS` in a terminal; `state` is where it may remember things."""
-    environment = os.environ | {"TERM": "xterm-256color", "XDG_STATE_HOME": str(state or os.devnull)}
+    environment = os.environ | {
+        "TERM": "xterm-256color",
+        "XDG_STATE_HOME": str(state or os.devnull),
+    }
     environment.pop("COLUMNS", None)
     command = [sys.executable, "-m", "headstock", *arguments]
     return pexpect.spawn(
-        command[0], command[1:], env=environment, dimensions=(40, columns), timeout=100, encoding="utf-8"
+        command[0],
+        command[1:],
+        env=environment,
+        dimensions=(40, columns),
+        timeout=100,
+        encoding="utf-8",
     )
 
 
@@ -34,4 +42,5 @@ def shown(*arguments: str, columns: int = 80) -> tuple[int, list[str]]:
     code = process.exitstatus
     assert isinstance(code, int)
     written = (CONTROL.sub("", line.rstrip("\r")) for line in text.split("\n"))
-    return code, [line.rpartition("\r")[2].rstrip() for line in written]  # a bar is drawn over the one before it
+    # a bar is drawn over the one before it
+    return code, [line.rpartition("\r")[2].rstrip() for line in written]

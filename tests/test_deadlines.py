@@ -35,4 +35,6 @@ def test_no_test_sets_a_deadline_of_its_own() -> None:
     assert list(list_deadlines(tree(PROFILE))) != []
     others = [path for path in files(ROOT / "tests") if path != PROFILE]
 
-    assert [f"{path.relative_to(ROOT)}:{line}" for path in others for line in list_deadlines(tree(path))] == []
+    assert [
+        f"{path.relative_to(ROOT)}:{line}" for path in others for line in list_deadlines(tree(path))
+    ] == []

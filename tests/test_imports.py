@@ -51,11 +51,15 @@ def offenders(folder: Path, wrong: Callable[[Import], bool]) -> list[str]:
 
 
 @pytest.mark.parametrize("package", sorted(packages()))
-def test_a_plugin_imports_only_the_contract_nn_and_the_kit_and_no_other_plugin(package: str) -> None:
+def test_a_plugin_imports_only_the_contract_nn_and_the_kit_and_no_other_plugin(
+    package: str,
+) -> None:
     others = [each for each in packages() if each != package]
 
     def wrong(each: Import) -> bool:
-        of_core = each.inside("headstock") and not each.inside("headstock.spi", "headstock.nn", "headstock.conformance")
+        of_core = each.inside("headstock") and not each.inside(
+            "headstock.spi", "headstock.nn", "headstock.conformance"
+        )
         return of_core or each.inside(*others)
 
     assert offenders(packages()[package], wrong) == []
@@ -68,8 +72,14 @@ def test_core_imports_no_plugin() -> None:
 def test_only_the_registry_imports_stevedore() -> None:
     importers = offenders(CORE, lambda each: each.inside("stevedore"))
     assert importers
-    assert [each for each in importers if not each.startswith("core/src/headstock/registry/loading.py")] == []
-    assert [each for folder in packages().values() for each in offenders(folder, lambda i: i.inside("stevedore"))] == []
+    assert [
+        each for each in importers if not each.startswith("core/src/headstock/registry/loading.py")
+    ] == []
+    assert [
+        each
+        for folder in packages().values()
+        for each in offenders(folder, lambda i: i.inside("stevedore"))
+    ] == []
 
 
 @pytest.mark.parametrize("part", WITHOUT_TORCH)
@@ -79,27 +89,38 @@ def test_a_light_part_of_core_imports_no_torch_when_it_is_imported(part: str) ->
 
 
 def test_the_scheduler_imports_only_numpy_attrs_the_contract_and_the_standard_library() -> None:
-    allowed = (*sys.stdlib_module_names, "attrs", "numpy", "headstock.spi", "headstock.errors", "headstock.schedule")
+    allowed = (
+        *sys.stdlib_module_names,
+        "attrs",
+        "numpy",
+        "headstock.spi",
+        "headstock.errors",
+        "headstock.schedule",
+    )
     assert offenders(CORE / "schedule", lambda each: not each.inside(*allowed)) == []
 
 
 @pytest.mark.parametrize(
-    "module", ["headstock.spi", "headstock.schedule.step", "headstock.registry", "headstock.cli.main"]
+    "module",
+    ["headstock.spi", "headstock.schedule.step", "headstock.registry", "headstock.cli.main"],
 )
 def test_importing_a_light_module_leaves_heavy_ones_out(module: str) -> None:
     script = f"import sys, {module}; print([each for each in {HEAVY!r} if each in sys.modules])"
     assert (
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=150).stdout
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=150
+        ).stdout
         == "[]\n"
     )
 
 
 def start_seconds(*arguments: str) -> tuple[float, str]:
-    """Processor seconds and output of the fastest start of `headstock ARGUMENTS`, of 20 or until one is fast enough.
+    """Processor seconds and output of the fastest start of `headstock ARGUMENTS`, of 20 or until
+    one is fast enough.
 
-    Processor time, because other load on the machine is not ours; a start waits for nothing. The fastest, because a
-    busy machine slows a start and nothing quickens one. Bytecode is kept, as it is for users: the first start compiles
-    what the next ones find.
+    Processor time, because other load on the machine is not ours; a start waits for nothing. The
+    fastest, because a busy machine slows a start and nothing quickens one. Bytecode is kept, as it
+    is for users: the first start compiles what the next ones find.
     """
     script = (
         "import sys; from headstock.cli.main import main; code = main(sys.argv[1:]); "
@@ -124,7 +145,9 @@ def start_seconds(*arguments: str) -> tuple[float, str]:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("arguments", [("--help",), ("plugins", "list"), ("plugins", "list", "--json")], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("plugins", "list"), ("plugins", "list", "--json")], ids=" ".join
+)
 def test_the_command_line_starts_fast_and_without_torch(arguments: tuple[str, ...]) -> None:
     seconds, output = start_seconds(*arguments)
     assert output.endswith("heavy []\n")
@@ -159,7 +182,9 @@ def names_compared(module: ast.Module, names: set[str]) -> list[int]:
                 parts = [each for argument in args for each in ast.walk(argument)]
             case _:
                 continue
-        found += [node.lineno for each in parts if isinstance(each, ast.Constant) and each.value in names]
+        found += [
+            node.lineno for each in parts if isinstance(each, ast.Constant) and each.value in names
+        ]
     return found
 
 
@@ -171,7 +196,9 @@ def test_the_search_for_compared_names_finds_them() -> None:
         "match c:\n case 'radix': pass",
         "d.startswith('radix')",
     ]
-    assert [names_compared(ast.parse(each), {"radix"}) != [] for each in sources] == [True] * len(sources)
+    assert [names_compared(ast.parse(each), {"radix"}) != [] for each in sources] == [True] * len(
+        sources
+    )
     assert names_compared(ast.parse("a == 'mixture'; b = 'radix'"), {"radix"}) == []
 
 
@@ -200,7 +227,9 @@ UNSAFE_CALLS = {
 
 
 def unsafe(module: ast.Module) -> list[str]:
-    """What the module does that no source may: untrusted code or data, frozen records written, globals."""
+    """What the module does that no source may: untrusted code or data, frozen records written,
+    globals.
+    """
     found = [each.name for each in imports(module) if each.inside(*UNSAFE_IMPORTS)]
     for node in ast.walk(module):
         if isinstance(node, ast.Global):
@@ -211,34 +240,58 @@ def unsafe(module: ast.Module) -> list[str]:
 
 
 def test_the_search_for_unsafe_code_finds_it() -> None:
-    sources = ["import pickle", "eval('1')", "torch.load(f)", "object.__setattr__(a, 'b', 1)", "def f():\n global g"]
+    sources = [
+        "import pickle",
+        "eval('1')",
+        "torch.load(f)",
+        "object.__setattr__(a, 'b', 1)",
+        "def f():\n global g",
+    ]
     sources += ["from jinja2 import Environment", "from pickle import loads"]
     assert [unsafe(ast.parse(each)) != [] for each in sources] == [True] * len(sources)
-    assert unsafe(ast.parse("model.eval(); from jinja2.sandbox import ImmutableSandboxedEnvironment")) == []
+    assert (
+        unsafe(ast.parse("model.eval(); from jinja2.sandbox import ImmutableSandboxedEnvironment"))
+        == []
+    )
 
 
 def test_no_source_does_what_is_unsafe() -> None:
-    found = {str(path.relative_to(ROOT)): what for path in all_sources() if (what := unsafe(tree(path)))}
+    found = {
+        str(path.relative_to(ROOT)): what for path in all_sources() if (what := unsafe(tree(path)))
+    }
     assert found == {}
 
 
 def test_files_stay_short() -> None:
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in all_sources()}
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in all_sources()
+    }
     assert {path: lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
 def all_sources() -> list[Path]:
-    """Every Python file that is packaged, the developer's commands and the scripts beside packages."""
+    """Every Python file that is packaged, the developer's commands and the scripts beside
+    packages.
+    """
     folders = [CORE, ROOT / "noxfile.py", *packages().values(), *ROOT.glob("models/*/training")]
     return [path for folder in folders for path in files(folder)]
 
 
-@pytest.mark.parametrize("member", [ROOT / "core", *PLUGINS], ids=lambda each: str(each.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "member", [ROOT / "core", *PLUGINS], ids=lambda each: str(each.relative_to(ROOT))
+)
 def test_a_member_declares_what_it_imports(member: Path) -> None:
     project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
     needs = [*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())]
     declared = {re.match(r"[\w.-]+", each).group().replace("-", "_").lower() for each in needs}
     modules = {IMPORTED_AS.get(each, each) for each in declared}
-    known = {*sys.stdlib_module_names, *modules, "headstock", *(path.name for path in (member / "src").iterdir())}
-    found = {each.name.split(".")[0] for path in files(member / "src") for each in imports(tree(path))}
+    known = {
+        *sys.stdlib_module_names,
+        *modules,
+        "headstock",
+        *(path.name for path in (member / "src").iterdir()),
+    }
+    found = {
+        each.name.split(".")[0] for path in files(member / "src") for each in imports(tree(path))
+    }
     assert sorted(found - known) == []

@@ -33,12 +33,28 @@ class Toys:
 
     folder: Path
 
-    def engine(self, *, window: int | None = None, report: Report | None = None, **settings: Any) -> Engine:
+    def engine(
+        self, *, window: int | None = None, report: Report | None = None, **settings: Any
+    ) -> Engine:
         """A small engine; every step is checked unless `settings` say otherwise."""
-        small = {"num_pages": 100, "page_size": 4, "max_running_requests": 8, "max_batch_tokens": 64}
-        parts = {"attn": "toy", "ops": "toy", "runner": "eager", "load_format": "dummy", "max_seq_len": LONGEST}
+        small = {
+            "num_pages": 100,
+            "page_size": 4,
+            "max_running_requests": 8,
+            "max_batch_tokens": 64,
+        }
+        parts = {
+            "attn": "toy",
+            "ops": "toy",
+            "runner": "eager",
+            "load_format": "dummy",
+            "max_seq_len": LONGEST,
+        }
         model = str(toy_plugins.install(self.folder, window))
-        return Engine(EngineConfig(model=model, **({"debug_invariants": True} | parts | small | settings)), report)
+        return Engine(
+            EngineConfig(model=model, **({"debug_invariants": True} | parts | small | settings)),
+            report,
+        )
 
 
 @contextmanager
@@ -52,15 +68,22 @@ def installed(folder: Path) -> Iterator[Toys]:
         sys.path.remove(str(folder))
 
 
-def request(name: str, prompt: Sequence[int] | np.ndarray, max_tokens: int = 8, **changes: Any) -> Request:
+def request(
+    name: str, prompt: Sequence[int] | np.ndarray, max_tokens: int = 8, **changes: Any
+) -> Request:
     """A greedy request."""
     return Request(
-        id=name, prompt=np.asarray(prompt, np.int32), max_tokens=max_tokens, **({"params": GREEDY} | changes)
+        id=name,
+        prompt=np.asarray(prompt, np.int32),
+        max_tokens=max_tokens,
+        **({"params": GREEDY} | changes),
     )
 
 
 def expected(request: Request) -> list[int]:
-    """The output of a greedy request: a stop id that comes too early gives way to the next best token."""
+    """The output of a greedy request: a stop id that comes too early gives way to the next best
+    token.
+    """
     history = [int(token) for token in request.prompt]
     for count in range(request.max_tokens):
         token = next_token(history)
@@ -74,7 +97,9 @@ def expected(request: Request) -> list[int]:
 
 @define
 class Trial:
-    """An engine and all that it was asked and has told. What a finished request said is judged at once."""
+    """An engine and all that it was asked and has told. What a finished request said is judged at
+    once.
+    """
 
     engine: Engine
     requests: dict[str, Request] = field(factory=dict)
@@ -95,7 +120,9 @@ class Trial:
         self.requests[one.id], self.outputs[one.id] = one, []
 
     def offer(self, one: Request) -> bool:
-        """Hand a request in that fits the engine; False when it was refused, as `--on-pressure reject` asks for."""
+        """Hand a request in that fits the engine; False when it was refused, as
+        `--on-pressure reject` asks for.
+        """
         config = self.engine.config
         full = config.on_pressure == "reject" and self.pressure >= config.memory_threshold
         try:
@@ -104,18 +131,27 @@ class Trial:
             taken = False
         else:
             taken = True
-        assert taken != full, f"{one.id} was {'taken' if taken else 'refused'} though full is {full}"
+        assert taken != full, (
+            f"{one.id} was {'taken' if taken else 'refused'} though full is {full}"
+        )
         return taken
 
     @property
     def pressure(self) -> float:
-        """The share of the pool that requests hold or, those without a seat, need for the tokens that they have."""
+        """The share of the pool that requests hold or, those without a seat, need for the tokens
+        that they have.
+        """
         state, limits = self.engine.state, self.engine.limits
         held = {page for pages in state.pages[0] for page in pages.tolist()}
-        lengths = {name: len(self.requests[name].prompt) for name in self.requests.keys() - self.reasons.keys()}
+        lengths = {
+            name: len(self.requests[name].prompt)
+            for name in self.requests.keys() - self.reasons.keys()
+        }
         lengths |= {entry.request.id: len(entry.tokens) for entry in state.waiting}
         seated = {entry.request.id for entry in state.seats if entry is not None}
-        needed = sum(limits.pages_for(length) for name, length in lengths.items() if name not in seated)
+        needed = sum(
+            limits.pages_for(length) for name, length in lengths.items() if name not in seated
+        )
         return min((len(held) + needed) / limits.num_pages[0], 1.0)
 
     def step(self) -> None:
@@ -125,19 +161,24 @@ class Trial:
             self.outputs[update.id] += update.tokens
             if update.finish_reason is not None:
                 assert update.id not in self.reasons, f"{update.id} ended twice"
-                self.reasons[update.id], self.preemptions[update.id] = update.finish_reason, update.preemptions
+                self.reasons[update.id], self.preemptions[update.id] = (
+                    update.finish_reason,
+                    update.preemptions,
+                )
                 self.judge(self.requests[update.id])
         self.onlooker.see(self.engine.state)
 
     def judge(self, one: Request) -> None:
-        """Raise AssertionError unless what the request said is what it says alone; sampled tokens, what another said
-        that asked for the same.
+        """Raise AssertionError unless what the request said is what it says alone; sampled tokens,
+        what another said that asked for the same.
         """
         said = self.outputs[one.id]
         if one.params != GREEDY:
             asked = (one.prompt.tobytes(), repr(one.params), one.stop_ids, one.min_tokens)
             longest = self.sampled[asked] = max(self.sampled.get(asked, []), said, key=len)
-            assert said == longest[: len(said)], f"{one.id} said {said} and not {longest}, as one that asked the same"
+            assert said == longest[: len(said)], (
+                f"{one.id} said {said} and not {longest}, as one that asked the same"
+            )
             return
         wanted = expected(one)
         if self.reasons[one.id] in ("stop", "length"):
@@ -152,7 +193,9 @@ class Trial:
                 break
             self.step()
         stats = self.engine.stats()
-        assert not self.engine.has_work, f"{stats.running} running and {stats.waiting} waiting after {most} steps"
+        assert not self.engine.has_work, (
+            f"{stats.running} running and {stats.waiting} waiting after {most} steps"
+        )
         assert self.reasons.keys() == self.requests.keys()
         check(self.engine.state, self.engine.limits)
         assert stats.free_pages + stats.cached_pages == stats.total_pages
@@ -174,7 +217,9 @@ def contiguous(rows: int, regions: int) -> dict[str, Any]:
 
 
 def random_settings(rng: np.random.Generator) -> dict[str, Any]:
-    """An engine of any shape that can serve every request of `random_requests`, often with too few pages for all."""
+    """An engine of any shape that can serve every request of `random_requests`, often with too few
+    pages for all.
+    """
     size = int(rng.choice([1, 4, 16]))
     rows = int(rng.integers(1, 17))
     settings = {
@@ -193,7 +238,9 @@ def random_settings(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def random_requests(rng: np.random.Generator, count: int, *, greedy: bool = False) -> list[Request]:
-    """Requests of all kinds, half of which share a prefix of some length and some of which come several times over."""
+    """Requests of all kinds, half of which share a prefix of some length and some of which come
+    several times over.
+    """
     shared = rng.integers(0, VOCAB, 60)
     requests: list[Request] = []
     while len(requests) < count:
@@ -211,7 +258,10 @@ def random_requests(rng: np.random.Generator, count: int, *, greedy: bool = Fals
             namespace="other" if rng.random() < 0.1 else "",
             params=GREEDY if greedy else random_params(rng),
         )
-        requests += [evolve(one, id=f"{one.id}.{i}", params=again(one.params, i)) for i in range(rng.choice([1, 1, 3]))]
+        requests += [
+            evolve(one, id=f"{one.id}.{i}", params=again(one.params, i))
+            for i in range(rng.choice([1, 1, 3]))
+        ]
     return requests[:count]
 
 
@@ -220,12 +270,16 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
     if rng.random() < 0.5:
         return GREEDY
     warm = (
-        {"temperature": float(rng.choice([0.5, 1.5])), "seed": int(rng.integers(0, 99))} if rng.random() < 0.7 else {}
+        {"temperature": float(rng.choice([0.5, 1.5])), "seed": int(rng.integers(0, 99))}
+        if rng.random() < 0.7
+        else {}
     )
     penalties = {"frequency_penalty": 1.5, "repetition_penalty": 1.2} if rng.random() < 0.5 else {}
     return SamplingParams(**({"temperature": 0.0} | warm | penalties))
 
 
 def again(params: SamplingParams, number: int) -> SamplingParams:
-    """The parameters of one of several answers to a prompt: as `n` makes them, each with a seed of its own."""
+    """The parameters of one of several answers to a prompt: as `n` makes them, each with a seed of
+    its own.
+    """
     return params if params.seed is None else evolve(params, seed=params.seed + number)

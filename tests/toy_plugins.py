@@ -1,8 +1,9 @@
-"""Plugins of a toy model for the real engine: its next token is a hash of the whole history, exact in float32.
+"""Plugins of a toy model for the real engine: its next token is a hash of the whole history, exact
+in float32.
 
-The KV pool holds tokens and positions in place of keys and values. "Attention" reads a row's context back through its
-page table, raises when what it finds is not the row's own, and gives the hash. So a wrong page, slot, table or token
-shows as a failed step or a wrong token.
+The KV pool holds tokens and positions in place of keys and values. "Attention" reads a row's
+context back through its page table, raises when what it finds is not the row's own, and gives the
+hash. So a wrong page, slot, table or token shows as a failed step or a wrong token.
 """
 
 from __future__ import annotations
@@ -64,10 +65,14 @@ ToyForCausalLM = toy_plugins:model
 
 
 def install(folder: Path, window: int | None = None) -> Path:
-    """Make `folder`, which is to be on `sys.path`, a distribution with these plugins; a checkpoint of the toy model."""
+    """Make `folder`, which is to be on `sys.path`, a distribution with these plugins; a checkpoint
+    of the toy model.
+    """
     info = folder / "headstock_toy-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headstock-toy\nVersion: 0\n", encoding="utf-8")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: headstock-toy\nVersion: 0\n", encoding="utf-8"
+    )
     (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
     checkpoint = folder / f"toy-{window}"
     checkpoint.mkdir(exist_ok=True)
@@ -119,7 +124,12 @@ def ops() -> OpsSpec:
 
 def model() -> ModelSpec:
     """The family of the toy model."""
-    return ModelSpec(name="ToyForCausalLM", spi=SpiRange(0, 1), summary="a hash", implementation="toy_plugins:TOY")
+    return ModelSpec(
+        name="ToyForCausalLM",
+        spi=SpiRange(0, 1),
+        summary="a hash",
+        implementation="toy_plugins:TOY",
+    )
 
 
 def config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -136,7 +146,10 @@ def config(hf: Mapping[str, Any]) -> ModelConfig:
         norm_eps=1e-6,
         max_position=2048,
         rope=Rope(theta=1.0, dim=2),
-        layers=tuple(LayerConfig(index=i, prefix="", group=i, scale=1.0, window=w) for i, w in enumerate(windows)),
+        layers=tuple(
+            LayerConfig(index=i, prefix="", group=i, scale=1.0, window=w)
+            for i, w in enumerate(windows)
+        ),
         kv_groups=tuple(
             KVGroup(layers=(i,), kind="window" if w else "full", kv_heads=1, head_dim=2, window=w)
             for i, w in enumerate(windows)
@@ -159,24 +172,35 @@ class ToyOps(Ops):
         """Nothing yet.   returns: [tokens, 1]"""
         return torch.zeros((len(batch.tokens), 1))
 
-    def attn_in(self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Tensor:
+    def attn_in(
+        self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Tensor:
         """The position as query.   returns: [tokens, 1, 2]    writes: batch.pools[layer.index]"""
         pool, slots = batch.pools[layer.index], batch.slots[layer.group]
         size = pool.shape[2]
         cell = torch.stack((batch.tokens, batch.positions), -1).float()
-        padding = batch.positions == 0  # whoever is not padding and has its first token there will not find it again
+        # whoever is not padding and has its first token there will not find it again
+        padding = batch.positions == 0
         assert ((slots >= size) | padding).all(), "a token is written to the dummy page"
         pool[slots // size, 0, slots % size, 0] = cell
         pool[slots // size, 1, slots % size, 0] = cell.flip(-1)
         return cell.flip(-1)[:, None]
 
     def attn_out(
-        self, x: Tensor, attention: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+        self,
+        x: Tensor,
+        attention: Tensor,
+        params: Params,
+        config: ModelConfig,
+        layer: LayerConfig,
+        batch: Batch,
     ) -> Tensor:
         """The stream with the layer's hash added (a window layer's is 0)."""
         return x + attention[:, 0, :1]
 
-    def mlp(self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Tensor:
+    def mlp(
+        self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Tensor:
         """The stream as it is."""
         return x
 
@@ -206,10 +230,24 @@ class ToyAttention(AttentionBackend):
         """The step as it is."""
         return step
 
-    def forward(self, q: Tensor, layer: LayerInfo, plan: AttentionStep, out: Tensor, lse: Tensor | None = None) -> None:
-        """Write the hash of each query's history, and 0 in a window layer.   q: [tokens, 1, 2]    writes: out"""
+    def forward(
+        self,
+        q: Tensor,
+        layer: LayerInfo,
+        plan: AttentionStep,
+        out: Tensor,
+        lse: Tensor | None = None,
+    ) -> None:
+        """Write the hash of each query's history, and 0 in a window layer.
+
+        q: [tokens, 1, 2]
+        writes: out
+        """
         out.zero_()
-        lens, queries = plan.host_context_lens.astype(np.int64), plan.host_query_lens.astype(np.int64)
+        lens, queries = (
+            plan.host_context_lens.astype(np.int64),
+            plan.host_query_lens.astype(np.int64),
+        )
         table = plan.page_tables[layer.group].numpy()
         check_tails(table, lens, self.page_size)
         tokens = self.contexts(layer, table, lens, queries)
@@ -217,21 +255,35 @@ class ToyAttention(AttentionBackend):
             return
         ends = np.cumsum(queries)
         wanted = q[:, 0, 0].numpy()
-        for row, (end, count, length) in enumerate(zip(ends.tolist(), queries.tolist(), lens.tolist(), strict=True)):
-            assert wanted[end - 1] == length - 1, f"row {row} asks for position {wanted[end - 1]} of {length}"
+        for row, (end, count, length) in enumerate(
+            zip(ends.tolist(), queries.tolist(), lens.tolist(), strict=True)
+        ):
+            assert wanted[end - 1] == length - 1, (
+                f"row {row} asks for position {wanted[end - 1]} of {length}"
+            )
             out[end - count : end, 0, 0] = torch.from_numpy(hashes(tokens[row, :length], count))
 
-    def contexts(self, layer: LayerInfo, table: np.ndarray, lens: np.ndarray, queries: np.ndarray) -> np.ndarray:
-        """Each row's tokens as the pool has them.   returns: [rows, longest] int64, of no meaning where unseen"""
-        found = self.pools[layer.index][torch.from_numpy(table).long()][:, :, :, :, 0]  # [rows, pages, 2, size, 2]
+    def contexts(
+        self, layer: LayerInfo, table: np.ndarray, lens: np.ndarray, queries: np.ndarray
+    ) -> np.ndarray:
+        """Each row's tokens as the pool has them.
+
+        returns: [rows, longest] int64, of no meaning where unseen
+        """
+        # [rows, pages, 2, size, 2]
+        found = self.pools[layer.index][torch.from_numpy(table).long()][:, :, :, :, 0]
         keys, values = found.transpose(1, 2).flatten(2, 3).unbind(1)
         positions = np.arange(keys.shape[1])
         seen = positions < lens[:, None]
         if layer.window is not None:
             seen &= positions > (lens - queries - layer.window)[:, None]
-        good = (keys.numpy() == values.flip(-1).numpy()).all(-1) & (keys[..., 1].numpy() == positions)
+        good = (keys.numpy() == values.flip(-1).numpy()).all(-1) & (
+            keys[..., 1].numpy() == positions
+        )
         wrong = np.argwhere(seen & ~good)
-        assert not len(wrong), f"row {wrong[0][0]} reads at position {wrong[0][1]} what is not its own"
+        assert not len(wrong), (
+            f"row {wrong[0][0]} reads at position {wrong[0][1]} what is not its own"
+        )
         return np.where(seen, keys[..., 0].numpy(), 0).astype(np.int64)
 
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
@@ -239,12 +291,16 @@ class ToyAttention(AttentionBackend):
         self.columns = -(-max_seq_len // self.page_size)
 
     def graph_plan(self, bucket: int, step: AttentionStep) -> AttentionStep:
-        """A step of `bucket` rows whose tensors are written in place; what the host knows of lengths are they."""
+        """A step of `bucket` rows whose tensors are written in place; what the host knows of
+        lengths are they.
+        """
         lens = torch.ones(bucket, dtype=torch.int32)
         plan = evolve(
             step,
             context_lens=lens,
-            page_tables=tuple(table.new_zeros((bucket, self.columns)) for table in step.page_tables),
+            page_tables=tuple(
+                table.new_zeros((bucket, self.columns)) for table in step.page_tables
+            ),
             host_query_lens=np.ones(bucket, np.int32),
             host_context_lens=lens.numpy(),
         )
@@ -281,7 +337,9 @@ class ToyAttention(AttentionBackend):
 
 
 def check_tails(table: np.ndarray, lens: np.ndarray, page_size: int) -> None:
-    """Raise AssertionError unless table entries past a row's last page are 0, as the contract says."""
+    """Raise AssertionError unless table entries past a row's last page are 0, as the contract
+    says.
+    """
     past = np.arange(table.shape[1]) >= -(-lens // page_size)[:, None]
     assert not (table * past).any(), "a page table holds pages past its row's end"
 

@@ -1,4 +1,6 @@
-"""Text for the toy model: a tokenizer of its 50 tokens, with letters, characters of several bytes and lone bytes."""
+"""Text for the toy model: a tokenizer of its 50 tokens, with letters, characters of several bytes
+and lone bytes.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +47,12 @@ def toy_llm(folder: Path, **settings: Any) -> LLM:
     """The toy model behind LLM; `folder` is one that `toy_engine.installed` has put on the path."""
     checkpoint = toy_plugins.install(folder)
     write_tokenizer(checkpoint)
-    parts = {"attn": "toy", "ops": "toy", "runner": "eager", "load_format": "dummy", "max_seq_len": 160}
+    parts = {
+        "attn": "toy",
+        "ops": "toy",
+        "runner": "eager",
+        "load_format": "dummy",
+        "max_seq_len": 160,
+    }
     small = {"num_pages": 60, "page_size": 4, "max_running_requests": 4, "max_batch_tokens": 24}
     return LLM(str(checkpoint), **(parts | small | {"debug_invariants": True} | settings))

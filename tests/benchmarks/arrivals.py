@@ -1,4 +1,6 @@
-"""What a request costs that comes while 4,096 wait, for a seat or for a prefix that another one is computing."""
+"""What a request costs that comes while 4,096 wait, for a seat or for a prefix that another one is
+computing.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,14 @@ LONG = 6000
 
 
 def by_chunks(view: View, budget: Budget) -> Choice:
-    """Everyone in every step, but no more than a chunk of each: there are tokens left for those who wait."""
+    """Everyone in every step, but no more than a chunk of each: there are tokens left for those who
+    wait.
+    """
     rows = view.want.nonzero()[0]
     counts = np.minimum(view.want.take(rows), CHUNK)
-    return Choice(rows=rows, counts=counts, admit=np.arange(len(view.waiting_lengths), dtype=np.int32))
+    return Choice(
+        rows=rows, counts=counts, admit=np.arange(len(view.waiting_lengths), dtype=np.int32)
+    )
 
 
 def crowded(rng: np.random.Generator) -> tuple[Limits, State, Plan]:
@@ -33,21 +39,31 @@ def crowded(rng: np.random.Generator) -> tuple[Limits, State, Plan]:
 
 
 def siblings(rng: np.random.Generator, waiting: int = WAITING) -> tuple[Limits, State, Plan]:
-    """A quarter of the seats free, and one prompt being computed in chunks that those who wait begin with."""
+    """A quarter of the seats free, and one prompt being computed in chunks that those who wait
+    begin with.
+    """
     bounds = limits(64, ROWS)
     rows = ROWS * 3 // 4 - 1
-    state, plan = step(initial(bounds), [Arrived(request(i, rng, 7000)) for i in range(rows)], bounds)
+    state, plan = step(
+        initial(bounds), [Arrived(request(i, rng, 7000)) for i in range(rows)], bounds
+    )
     prompt = rng.integers(10, 50_000, LONG).astype(np.int32)
     events: list[Event] = [sampled(state, plan, None, rng)]
-    events += [Arrived(Request(id=f"like {i}", prompt=prompt, max_tokens=10)) for i in range(waiting + 1)]
+    events += [
+        Arrived(Request(id=f"like {i}", prompt=prompt, max_tokens=10)) for i in range(waiting + 1)
+    ]
     # The first of them takes a seat with a chunk of its prompt; then the others come.
     state, plan = step(state, events[:2], evolve(bounds, max_batch_tokens=rows + CHUNK))
     bounds = evolve(bounds, choose=by_chunks)
     return bounds, *step(state, [sampled(state, plan, None, rng), *events[2:]], bounds)
 
 
-def turns(bounds: Limits, state: State, plan: Plan, rng: np.random.Generator, count: int) -> Iterator[list[float]]:
-    """Seconds of a step without an arrival and of the next one, with; the newcomer is gone again after a third."""
+def turns(
+    bounds: Limits, state: State, plan: Plan, rng: np.random.Generator, count: int
+) -> Iterator[list[float]]:
+    """Seconds of a step without an arrival and of the next one, with; the newcomer is gone again
+    after a third.
+    """
     queued, prompt = len(state.waiting), rng.integers(10, 50_000, 1000).astype(np.int32)
     for number in range(count):
         id, times = f"new {number}", []

@@ -1,6 +1,7 @@
 """The least that a pure scheduler costs: counters in columns, copied on write, and nothing else.
 
-No prefix index, no stop ids, no admission by memory. Its time on a machine is the measure of what our step costs there.
+No prefix index, no stop ids, no admission by memory. Its time on a machine is the measure of what
+our step costs there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Limits:
 
 @frozen(eq=False)
 class State:
-    """What is known between steps; `running` and `pages` are by row, the arrays are [rows] but for the free pages."""
+    """What is known between steps; `running` and `pages` are by row, the arrays are [rows] but for
+    the free pages.
+    """
 
     waiting: tuple[Request, ...]
     running: tuple[Request | None, ...]
@@ -68,7 +71,9 @@ Event = Arrived | Sampled
 
 @frozen(eq=False)
 class Plan:
-    """Intervals of positions to compute by row, and pages to write: (row, first column, page numbers)."""
+    """Intervals of positions to compute by row, and pages to write: (row, first column, page
+    numbers).
+    """
 
     rows: Ints
     starts: Ints
@@ -161,12 +166,19 @@ def schedule(state: State, limits: Limits) -> tuple[State, Plan]:
         row, fresh, free = int(rows[i]), free[: need[i]], free[need[i] :]
         pages[row] = np.concatenate([pages[row], fresh])
         new_pages.append((row, int(held[i]), fresh))
-    state = evolve(state, num_computed=put(state.num_computed, rows, stops), pages=tuple(pages), free_pages=free)
+    state = evolve(
+        state,
+        num_computed=put(state.num_computed, rows, stops),
+        pages=tuple(pages),
+        free_pages=free,
+    )
     return state, Plan(rows, starts, stops, tuple(new_pages))
 
 
 def preempt(state: State) -> State:
-    """The state without the pages of the youngest row that holds any; its tokens are computed again later."""
+    """The state without the pages of the youngest row that holds any; its tokens are computed again
+    later.
+    """
     holders = [i for i, pages in enumerate(state.pages) if len(pages)]
     row = max(holders, key=lambda i: state.order[i])
     return evolve(

@@ -1,5 +1,5 @@
-"""What a scheduling step costs in steady decode: 256 rows, prefix index on, one request ending and one arriving every
-8 steps; and what an arrival costs while many wait.
+"""What a scheduling step costs in steady decode: 256 rows, prefix index on, one request ending and
+one arriving every 8 steps; and what an arrival costs while many wait.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def measure(
     overlap: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Seconds of each step, ascending. With `overlap` tokens are told one step late, as the engine does."""
+    """Seconds of each step, ascending. With `overlap` tokens are told one step late, as the engine
+    does.
+    """
     rng = np.random.default_rng(0)
     bounds = limits(page_size, rows, overlap)
     state = initial(bounds)
@@ -75,7 +77,9 @@ def record(what: str, page_size: int, times: list[float], overlap: bool = False)
 
 
 def main() -> None:
-    """Print one JSON object for the measure of the machine (columns.py), then one for each figure of ours."""
+    """Print one JSON object for the measure of the machine (columns.py), then one for each figure
+    of ours.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--output", metavar="FILE", help="append the objects to a file, one a line")
@@ -84,7 +88,9 @@ def main() -> None:
     gc.freeze()
     records = [record("columns alone", 16, columns.measure(ROWS, asked.steps))]
     for size, overlap in ((64, False), (64, True), (16, False), (16, True)):
-        records.append(record("scheduler step", size, measure(size, asked.steps, ROWS, overlap), overlap))
+        records.append(
+            record("scheduler step", size, measure(size, asked.steps, ROWS, overlap), overlap)
+        )
     added, _ = arrivals.measure(asked.steps // 4, alike=False)
     records.append(record("arrival at 4,096 waiting", 64, added))
     added, steps = arrivals.measure(asked.steps // 4, alike=True)

@@ -41,7 +41,12 @@ def test_S24_lines_are_structured(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.count("\n") == 1
     assert re.match(r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=info ", line)
     pairs = dict(word.split("=", 1) for word in shlex.split(line))
-    assert (pairs["event"], pairs["pages"], pairs["ratio"], pairs["empty"]) == ("pool ready", "10", "0.5", "")
+    assert (pairs["event"], pairs["pages"], pairs["ratio"], pairs["empty"]) == (
+        "pool ready",
+        "10",
+        "0.5",
+        "",
+    )
     assert pairs["note"] == 'two\\nlines "quoted"'
 
 
@@ -73,7 +78,12 @@ def test_only_headstocks_own_logger_is_touched() -> None:
 
 def test_a_line_is_bounded_and_whole_at_level_debug(capsys: pytest.CaptureFixture[str]) -> None:
     error = RuntimeError("ptxas \n" * 20_000)
-    facts = {"step": 7, "rows": 3, "at": "/some/folder/" * 20, "recording": "the last 7 steps are in /tmp/x" * 9}
+    facts = {
+        "step": 7,
+        "rows": 3,
+        "at": "/some/folder/" * 20,
+        "recording": "the last 7 steps are in /tmp/x" * 9,
+    }
     for level, most in (("WARNING", 400), ("DEBUG", None)):
         show_logs(level)
         LOG.error(event("step failed", **facts), exc_info=error)

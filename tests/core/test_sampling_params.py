@@ -40,7 +40,9 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "inside", "outside"), EDGES, ids=[name for name, _, _ in EDGES])
-def test_each_limit_at_its_edge_and_one_past_it(name: str, inside: list[Any], outside: list[Any]) -> None:
+def test_each_limit_at_its_edge_and_one_past_it(
+    name: str, inside: list[Any], outside: list[Any]
+) -> None:
     for value in inside:
         SamplingParams(**{name: value})
     for value in outside:
@@ -53,13 +55,28 @@ def test_each_limit_at_its_edge_and_one_past_it(name: str, inside: list[Any], ou
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"max_tokens": 10**12}, "max_tokens must be an integer from 1 to 2147483647, or none, got 1000000000000"),
-        ({"min_tokens": 2**31}, "min_tokens must be an integer from 0 to 2147483647, got 2147483648"),
-        ({"top_k": 2**31}, "top_k must be an integer from 1 to 2147483647, or 0 or -1 for off, got 2147483648"),
+        (
+            {"max_tokens": 10**12},
+            "max_tokens must be an integer from 1 to 2147483647, or none, got 1000000000000",
+        ),
+        (
+            {"min_tokens": 2**31},
+            "min_tokens must be an integer from 0 to 2147483647, got 2147483648",
+        ),
+        (
+            {"top_k": 2**31},
+            "top_k must be an integer from 1 to 2147483647, or 0 or -1 for off, got 2147483648",
+        ),
         ({"stop": [""]}, "stop must be strings of 1 to 128 characters, got an empty string"),
         ({"stop": ["x" * 129]}, "stop must be strings of 1 to 128 characters, got one of 129"),
-        ({"temprature": 1}, "no sampling parameter is called 'temprature'; did you mean temperature?"),
-        ({"max_new_tokens": 1}, "no sampling parameter is called 'max_new_tokens'; did you mean max_tokens?"),
+        (
+            {"temprature": 1},
+            "no sampling parameter is called 'temprature'; did you mean temperature?",
+        ),
+        (
+            {"max_new_tokens": 1},
+            "no sampling parameter is called 'max_new_tokens'; did you mean max_tokens?",
+        ),
     ],
 )
 def test_messages_name_both_limits_and_near_names(values: dict[str, Any], message: str) -> None:
@@ -71,15 +88,21 @@ def test_messages_name_both_limits_and_near_names(values: dict[str, Any], messag
 def test_an_unknown_parameter_like_no_other_is_answered_with_those_there_are() -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(bogus=1)  # type: ignore[call-arg]
-    assert str(caught.value).startswith("no sampling parameter is called 'bogus'; known are n, temperature, top_p, ")
+    assert str(caught.value).startswith(
+        "no sampling parameter is called 'bogus'; known are n, temperature, top_p, "
+    )
     assert caught.value.parameter == "bogus"
-    with pytest.raises(RequestError, match=r"^SamplingParams takes keywords, such as max_tokens=20; got float 0.7$"):
+    with pytest.raises(
+        RequestError, match=r"^SamplingParams takes keywords, such as max_tokens=20; got float 0.7$"
+    ):
         SamplingParams(0.7)  # type: ignore[misc]
 
 
 def test_parameters_survive_copies_and_pickles() -> None:
     params = SamplingParams(n=2, stop="x", logit_bias={1: 2.0})
-    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == copy.copy(params) == params
+    assert (
+        pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == copy.copy(params) == params
+    )
 
 
 def test_every_field_with_a_limit_has_a_row() -> None:
@@ -89,13 +112,22 @@ def test_every_field_with_a_limit_has_a_row() -> None:
     }
 
 
-NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+NUMBERS = [
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+]
 WHOLE = ["n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize(
-    "value", [math.nan, math.inf, -math.inf, True, "1", None, [], 10**400], ids=lambda value: str(value)[:8]
+    "value",
+    [math.nan, math.inf, -math.inf, True, "1", None, [], 10**400],
+    ids=lambda value: str(value)[:8],
 )
 def test_H13_no_number_parameter_takes_what_is_no_finite_number(name: str, value: object) -> None:
     with pytest.raises(RequestError, match=name):
@@ -119,7 +151,9 @@ def test_H12_top_p_outside_0_to_1_is_refused_with_the_value() -> None:
         SamplingParams(top_p=0)
 
 
-@pytest.mark.parametrize("name", ["ignore_eos", "skip_special_tokens", "include_stop_str_in_output"])
+@pytest.mark.parametrize(
+    "name", ["ignore_eos", "skip_special_tokens", "include_stop_str_in_output"]
+)
 def test_switches_take_only_true_and_false(name: str) -> None:
     with pytest.raises(RequestError, match=name):
         SamplingParams(**{name: 1})  # type: ignore[arg-type]
@@ -148,8 +182,12 @@ def test_answers_are_seeded_one_after_another_and_stay_int64() -> None:
 
 
 def test_replace_suggests_the_parameter_that_was_meant() -> None:
-    assert SamplingParams().replace({"top_k": 3, "stop": "x"}) == SamplingParams(top_k=3, stop=("x",))
-    with pytest.raises(RequestError, match="no sampling parameter is called 'temprature'; did you mean temperature"):
+    assert SamplingParams().replace({"top_k": 3, "stop": "x"}) == SamplingParams(
+        top_k=3, stop=("x",)
+    )
+    with pytest.raises(
+        RequestError, match="no sampling parameter is called 'temprature'; did you mean temperature"
+    ):
         SamplingParams().replace({"temprature": 1})
 
 

@@ -15,7 +15,9 @@ from headstock.spi import RESERVED, SPI
 
 README = ROOT / "README.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/*/README.md")])
-DIMENSIONS = "tokens rows layers heads kv_heads head_dim hidden vocab pages page_size experts groups".split()
+DIMENSIONS = (
+    "tokens rows layers heads kv_heads head_dim hidden vocab pages page_size experts groups".split()
+)
 
 
 def relative(path: Path) -> str:
@@ -61,16 +63,22 @@ def test_every_headstock_command_has_a_verb_and_flags_that_exist(
     page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in commands(page, "headstock"):
-        words = list(itertools.takewhile(lambda word: not word.startswith("-"), command.split()[1:]))
+        words = list(
+            itertools.takewhile(lambda word: not word.startswith("-"), command.split()[1:])
+        )
         assert words[0] in VERBS, command
         assert main([*words, "--help"]) == 0
         known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
-        assert [flag for flag in re.findall(r"(?<=\s)--[a-z][a-z-]*", command) if flag not in known] == [], command
+        assert [
+            flag for flag in re.findall(r"(?<=\s)--[a-z][a-z-]*", command) if flag not in known
+        ] == [], command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_every_nox_session_named_exists(page: Path) -> None:
-    defined = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+    defined = set(
+        re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE)
+    )
     named = re.findall(r"nox -s '?(\w+)", page.read_text())
     assert [name for name in named if name not in defined] == []
 

@@ -27,8 +27,12 @@ def test_every_id_is_in_the_table_once() -> None:
 
 def test_the_page_names_the_numbers_that_stand_for_nothing() -> None:
     numbers = {kind: [int(id[1:]) for id in IDS if id[0] == kind] for kind in "TPGSHI"}
-    unused = [f"{kind}{n}" for kind, used in numbers.items() for n in range(1, max(used)) if n not in used]
-    (said,) = re.findall(r"^Nothing has the numbers (.+)\.$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    unused = [
+        f"{kind}{n}" for kind, used in numbers.items() for n in range(1, max(used)) if n not in used
+    ]
+    (said,) = re.findall(
+        r"^Nothing has the numbers (.+)\.$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert re.findall(r"[A-Z]\d+", said) == unused
 
 
@@ -38,12 +42,19 @@ def test_every_test_named_in_the_table_exists() -> None:
 
 
 def test_every_test_named_after_a_row_is_in_it() -> None:
-    absent = [test.name for test in all_tests() for row in TABLE if test.ids & row.all_ids and test not in row.tests]
+    absent = [
+        test.name
+        for test in all_tests()
+        for row in TABLE
+        if test.ids & row.all_ids and test not in row.tests
+    ]
     assert absent == [], UPDATE
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: " ".join(row.ids))
-def test_a_row_without_tests_says_what_is_missing_and_one_with_tests_where_it_is_documented(row: Row) -> None:
+def test_a_row_without_tests_says_what_is_missing_and_one_with_tests_where_it_is_documented(
+    row: Row,
+) -> None:
     if row.tests:
         assert re.search(r"\]\(\S+\)", row.documented), "no page is linked"
     else:

@@ -15,7 +15,9 @@ CLASSES = "P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 C1 C2 C3 C4 C5 C6 S8 S9 S10 O1 O2 O3 O
 def test_every_class_has_tests_each_with_a_broken_engine_that_it_notices() -> None:
     assert [bug for bug, _ in ROW.findall(PAGE.read_text(encoding="utf-8"))] == CLASSES
     assert {catch.bug for catch in TABLE} == set(CLASSES)
-    assert {(catch.file, catch.test) for catch in TABLE} <= {(test.file, test.name) for test in all_tests()}
+    assert {(catch.file, catch.test) for catch in TABLE} <= {
+        (test.file, test.name) for test in all_tests()
+    }
 
 
 def test_every_broken_engine_is_in_the_table_and_nothing_else() -> None:
@@ -24,6 +26,7 @@ def test_every_broken_engine_is_in_the_table_and_nothing_else() -> None:
 
 def test_a_test_that_notices_nothing_has_no_place_in_the_table() -> None:
     with pytest.raises(
-        ValueError, match=r"C9: wanted a link to a test and the broken engines it notices, got '\[test_x"
+        ValueError,
+        match=r"C9: wanted a link to a test and the broken engines it notices, got '\[test_x",
     ):
         list(catches("| C9 | it stops | [test_x](../tests/core/test_x.py) |\n"))

@@ -1,4 +1,6 @@
-"""What README.md shows of a session is what comes out, but for figures and what happens to be installed."""
+"""What README.md shows of a session is what comes out, but for figures and what happens to be
+installed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ COMMAND = "import sys; from headstock.cli.main import main; sys.exit(main(sys.ar
 
 
 def samples() -> list[tuple[str, str]]:
-    """Each command of a session in README.md (an indented line that begins with `$`) and the lines below it."""
+    """Each command of a session in README.md (an indented line that begins with `$`) and the lines
+    below it.
+    """
     blocks = re.findall(r"^    \$ headstock (.+)\n((?:    (?! *\$).+\n)*)", README, re.MULTILINE)
     return [(command, re.sub("^    ", "", shown, flags=re.MULTILINE)) for command, shown in blocks]
 
@@ -34,7 +38,11 @@ def shape(text: str) -> list[str]:
 
 def run(code: str, *arguments: str) -> str:
     """What Python prints on both streams, in the order in which it comes."""
-    settings = {name: value for name, value in os.environ.items() if not name.startswith(("HEADSTOCK_", "LOG_LEVEL"))}
+    settings = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HEADSTOCK_", "LOG_LEVEL"))
+    }
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(
         command,

@@ -23,7 +23,11 @@ KINDS = ("offline batch", "one stream", "shared prefixes", "long prompts", "litt
 def rows(heading: str) -> list[list[str]]:
     """The cells of a section's table, by row."""
     section = re.split(r"^#+ ", PAGE.split(f"\n### {heading}\n")[1], flags=re.MULTILINE)[0]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| ")]
+    return [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in section.splitlines()
+        if line.startswith("| ")
+    ]
 
 
 RECOMMENDED = [row for heading in ("On a GPU", "On a CPU") for row in rows(heading)[2:]]
@@ -35,7 +39,9 @@ def test_S8_each_kind_of_workload_has_a_row(heading: str) -> None:
     assert found == list(KINDS)
 
 
-@pytest.mark.parametrize("span", sorted({s for row in RECOMMENDED for s in re.findall(r"`(--[^`]+)`", row[1])}))
+@pytest.mark.parametrize(
+    "span", sorted({s for row in RECOMMENDED for s in re.findall(r"`(--[^`]+)`", row[1])})
+)
 def test_S8_what_is_recommended_is_a_setting(span: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = span.split()
     given = [*words, "1"] if len(words) == 1 and not words[0].startswith("--no-") else words
@@ -48,14 +54,23 @@ def test_S8_what_is_to_be_measured_is_a_workload() -> None:
     assert [name for name in named if name not in WORKLOADS] == []
 
 
-def test_S26_the_name_of_a_step_is_the_one_that_timelines_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_S26_the_name_of_a_step_is_the_one_that_timelines_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     names: list[str] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range", names.append)
     on_cuda: Any = SimpleNamespace(device=torch.device("cuda"))
     nothing: Any = None
     executor = InlineExecutor(buffers=on_cuda, sampling=nothing, runner=nothing, router=nothing)
     seats, ones = np.arange(256, dtype=np.int32), np.ones(256, np.int32)
-    told = {"rows": seats, "orders": seats, "starts": seats, "stops": seats + 1, "num_logits": ones, "samples": ones}
+    told = {
+        "rows": seats,
+        "orders": seats,
+        "starts": seats,
+        "stops": seats + 1,
+        "num_logits": ones,
+        "samples": ones,
+    }
     executor.range(Plan(number=412, num_decode=256, **told))
     executor.range(Plan(number=413, num_decode=250, **told))
     (shown,) = re.findall(r"such as `(step [^`]+)`", PAGE)

@@ -1,4 +1,6 @@
-"""What the tutorial and the README show can be done: their Python runs, and the tutorial's plugin builds and serves."""
+"""What the tutorial and the README show can be done: their Python runs, and the tutorial's plugin
+builds and serves.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,18 @@ def files(page: Path) -> dict[str, str]:
 
 def examples(page: Path) -> list[str]:
     """The Python of a page that belongs to no file."""
-    return [text for language, name, text in FENCE.findall(page.read_text()) if language == "python" and not name]
+    return [
+        text
+        for language, name, text in FENCE.findall(page.read_text())
+        if language == "python" and not name
+    ]
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which the tutorial's plugin is installed, from the wheel that its files make."""
+    """An environment in which the tutorial's plugin is installed, from the wheel that its files
+    make.
+    """
     folder = tmp_path_factory.mktemp("plugin")
     for name, text in files(TUTORIAL).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +48,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
     subprocess.run(build, cwd=folder, check=True, timeout=150, capture_output=True)
     (wheel,) = folder.glob("dist/*.whl")
-    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(folder / "site")], check=True, timeout=150)
+    subprocess.run(
+        [sys.executable, "-m", "zipfile", "-e", str(wheel), str(folder / "site")],
+        check=True,
+        timeout=150,
+    )
     return {**os.environ, "PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1"}
 
 
@@ -48,20 +60,34 @@ def headstock(environment: dict[str, str], *arguments: str) -> str:
     """What the command line prints."""
     script = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=150)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=150
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_the_plugin_is_listed_and_inspected(environment: dict[str, str]) -> None:
     listed = headstock(environment, "plugins", "list", "scheduler")
-    assert re.search(r"shortest-first +headstock-shortest-first +0\.1\.0 .* ok$", listed, re.MULTILINE)
+    assert re.search(
+        r"shortest-first +headstock-shortest-first +0\.1\.0 .* ok$", listed, re.MULTILINE
+    )
     assert "short work first" in headstock(environment, "plugins", "inspect", "shortest-first")
 
 
 def test_the_plugin_serves(environment: dict[str, str]) -> None:
-    flags = ("--scheduler", "shortest-first", "--debug-invariants", "--num-pages", "64", "--max-batch-tokens", "5")
-    printed = headstock(environment, "run", "--quiet", *flags, "--prompt", "12 + 30 =", "--prompt", "47 + 38 =")
+    flags = (
+        "--scheduler",
+        "shortest-first",
+        "--debug-invariants",
+        "--num-pages",
+        "64",
+        "--max-batch-tokens",
+        "5",
+    )
+    printed = headstock(
+        environment, "run", "--quiet", *flags, "--prompt", "12 + 30 =", "--prompt", "47 + 38 ="
+    )
     assert " 42." in printed
     assert " 85." in printed
 
@@ -76,11 +102,22 @@ def module(text: str) -> ModuleType:
 def test_the_plugins_choices_are_legal_and_nothing_waits_for_ever() -> None:
     choose = module(files(TUTORIAL)["src/headstock_shortest_first/choice.py"]).choose
     group = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)
-    shape = {"max_rows": 4, "max_batch_tokens": 8, "max_len": 64, "page_size": 4, "num_pages": (24,)}
-    limits = Limits(**shape, groups=(group,), choose=choose, scheduler="shortest-first", policy=None, check=True)
+    shape = {
+        "max_rows": 4,
+        "max_batch_tokens": 8,
+        "max_len": 64,
+        "page_size": 4,
+        "num_pages": (24,),
+    }
+    limits = Limits(
+        **shape, groups=(group,), choose=choose, scheduler="shortest-first", policy=None, check=True
+    )
     rng = np.random.default_rng(0)
     lengths = [48, *rng.integers(1, 20, 30).tolist()]
-    events = [Arrived(Request(id=str(i), prompt=np.ones(n, np.int32), max_tokens=5)) for i, n in enumerate(lengths)]
+    events = [
+        Arrived(Request(id=str(i), prompt=np.ones(n, np.int32), max_tokens=5))
+        for i, n in enumerate(lengths)
+    ]
     state, ended, steps = initial(limits), [], 0
     while len(ended) < len(lengths):
         state, plan = step(state, tuple(events), limits)
@@ -95,7 +132,9 @@ def test_the_plugins_choices_are_legal_and_nothing_waits_for_ever() -> None:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", TUTORIAL], ids=lambda page: page.name)
-def test_the_python_of_a_page_runs_and_says_what_the_page_shows(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_of_a_page_runs_and_says_what_the_page_shows(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     codes = examples(page)
     assert codes
     shown = page.read_text()

@@ -19,8 +19,8 @@ from headstock.bench.workloads import WORKLOADS, Workload, lengths, tokens
 from headstock.cli.main import main
 
 FORMAT = (
-    "engine version commit date gpu torch shape workload attn cache runner page_size kv_dtype runs_s median_s "
-    "in_tok_s out_tok_s"
+    "engine version commit date gpu torch shape workload attn cache runner page_size kv_dtype "
+    "runs_s median_s in_tok_s out_tok_s"
 ).split()
 """What every recorded figure has (docs/benchmarks)."""
 
@@ -37,7 +37,9 @@ SMALL: Mapping[str, Callable[[], Workload]] = {"small": lambda: small(3, 0, 20, 
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
     """Runs `headstock bench` in this process with one small workload; exit code, output, errors."""
     monkeypatch.setattr(bench, "WORKLOADS", SMALL)
 
@@ -56,22 +58,40 @@ def test_the_start_up_summary_is_folded_to_a_terminals_width(
     code, _, err = run("small", "--runs", "1")
     lines = err.splitlines()
     start = next(at for at, line in enumerate(lines) if line.startswith("plugins "))
-    summary = lines[start : next(at for at, line in enumerate(lines) if at > start and line[:1].isalpha())]
+    summary = lines[
+        start : next(at for at, line in enumerate(lines) if at > start and line[:1].isalpha())
+    ]
     assert code == 0 and len(summary) > 1
     assert all(len(line) <= 40 and line.startswith(" " * 10) for line in summary[1:])
 
 
-def test_T20_G14_a_figure_has_everything_that_it_depends_on(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_T20_G14_a_figure_has_everything_that_it_depends_on(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
     file = tmp_path / "figures.jsonl"
-    code, out, err = run("small", "--json", "--runs", "2", "--output", str(file), "--page-size", "8")
+    code, out, err = run(
+        "small", "--json", "--runs", "2", "--output", str(file), "--page-size", "8"
+    )
     assert code == 0, err
     (record,) = [json.loads(line) for line in out.splitlines()]
     assert [json.loads(line) for line in file.read_text().splitlines()] == [record]
     assert [key for key in FORMAT if key not in record] == []
     assert (record["engine"], record["shape"], record["workload"]) == ("headstock", "demo", "small")
-    assert (record["attn"], record["cache"], record["runner"], record["page_size"]) == ("sdpa", "radix", "eager", 8)
-    assert (record["requests"], record["tokens_out"], record["batch"], record["seed"]) == (3, 18, 256, 0)
-    assert len(record["runs_s"]) == 2 and min(record["runs_s"]) <= record["median_s"] <= max(record["runs_s"])
+    assert (record["attn"], record["cache"], record["runner"], record["page_size"]) == (
+        "sdpa",
+        "radix",
+        "eager",
+        8,
+    )
+    assert (record["requests"], record["tokens_out"], record["batch"], record["seed"]) == (
+        3,
+        18,
+        256,
+        0,
+    )
+    assert len(record["runs_s"]) == 2 and min(record["runs_s"]) <= record["median_s"] <= max(
+        record["runs_s"]
+    )
     assert record["out_tok_s"] == pytest.approx(18 / record["median_s"], rel=0.01)
     assert record["threads"] >= 1 and record["peak_kv_pages"] >= 3 and record["cached_tokens"] == 0
 
@@ -79,14 +99,34 @@ def test_T20_G14_a_figure_has_everything_that_it_depends_on(run: Callable[..., A
 def test_T20_G14_people_read_the_same_facts(run: Callable[..., Any]) -> None:
     code, out, _ = run("small", "--runs", "1")
     assert code == 0
-    for fact in ("small: ", "3 requests", "demo", "batch up to 256", "attn sdpa", "pages of 16", "torch 2", "seed 0"):
+    for fact in (
+        "small: ",
+        "3 requests",
+        "demo",
+        "batch up to 256",
+        "attn sdpa",
+        "pages of 16",
+        "torch 2",
+        "seed 0",
+    ):
         assert fact in out
 
 
-def test_T6_figures_count_preemptions(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T6_figures_count_preemptions(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench, "WORKLOADS", {"long": lambda: small(6, 0, 20, 60, "long"), **SMALL})
     code, out, err = run(
-        "long", "small", "--json", "--runs", "1", "--quiet", "--num-pages", "20", "--max-seq-len", "128"
+        "long",
+        "small",
+        "--json",
+        "--runs",
+        "1",
+        "--quiet",
+        "--num-pages",
+        "20",
+        "--max-seq-len",
+        "128",
     )
     assert code == 0, err
     long, short = [json.loads(line)["preemptions"] for line in out.splitlines()]
@@ -104,7 +144,9 @@ def test_T20_G14_two_benches_do_the_same_work() -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("name", "seed", "out"), [("online:50:2", 1, 448), ("first-token:16:3", 0, 6)])
+@pytest.mark.parametrize(
+    ("name", "seed", "out"), [("online:50:2", 1, 448), ("first-token:16:3", 0, 6)]
+)
 def test_T20_latencies_are_measured_where_a_caller_hears_of_tokens(
     run: Callable[..., Any], name: str, seed: int, out: int
 ) -> None:
@@ -115,7 +157,9 @@ def test_T20_latencies_are_measured_where_a_caller_hears_of_tokens(
     assert (record["workload"], record["seed"], record["tokens_out"]) == (name, seed, out)
     assert record["finished"] == record["requests"] and record["cached_tokens"] == 0
     for kind in ("ttft", "itl"):
-        assert 0 < record[f"{kind}_p50_ms"] <= record[f"{kind}_p99_ms"] < 1000 * max(record["runs_s"])
+        assert (
+            0 < record[f"{kind}_p50_ms"] <= record[f"{kind}_p99_ms"] < 1000 * max(record["runs_s"])
+        )
         assert len(record[f"runs_{kind}_p50_ms"]) == 2
     assert record["out_tok_s"] == pytest.approx(out / record["median_s"], rel=0.01)
 
@@ -143,10 +187,15 @@ def test_transformers_does_the_same_work_and_finds_the_same_tokens(run: Callable
     code, out, err = run("small", "--json", "--runs", "1", "--compare", "transformers", "--quiet")
     assert code == 0, err
     record = json.loads(out)
-    assert [(peer["mode"], peer["error"]) for peer in record["peers"]] == [("generate", None), ("continuous", None)]
+    assert [(peer["mode"], peer["error"]) for peer in record["peers"]] == [
+        ("generate", None),
+        ("continuous", None),
+    ]
     for peer in record["peers"]:
         assert peer["difference"] == {"requests": 0, "first": None}
-        assert record[f"ratio_{peer['mode']}"] == pytest.approx(peer["median_s"] / record["median_s"], rel=0.01)
+        assert record[f"ratio_{peer['mode']}"] == pytest.approx(
+            peer["median_s"] / record["median_s"], rel=0.01
+        )
 
 
 def test_a_shape_is_measured_with_random_weights(run: Callable[..., Any]) -> None:
@@ -166,7 +215,11 @@ def test_the_help_has_every_workload_and_every_form(capsys: pytest.CaptureFixtur
     [
         (["smal"], 2, "did you mean small?"),
         (["onlin:16:200"], 2, "known are small, online:RATE:COUNT, first-token:LENGTH[:COUNT]"),
-        (["small", "online:16"], 2, "online:16 is not of the form online:RATE:COUNT, as in online:16:200"),
+        (
+            ["small", "online:16"],
+            2,
+            "online:16 is not of the form online:RATE:COUNT, as in online:16:200",
+        ),
         (["first-token:9000:1"], 2, "first-token:9000:1 has requests of 9002 tokens"),
         (["online:16:2", "--compare", "transformers"], 2, "--compare takes greedy workloads"),
         (["small", "--runs", "0"], 2, "--runs must be at least 1"),
@@ -177,7 +230,9 @@ def test_the_help_has_every_workload_and_every_form(capsys: pytest.CaptureFixtur
         (["small", "--max-seq-len", "30"], 2, "small has requests of "),
     ],
 )
-def test_each_error_is_one_clear_line(run: Callable[..., Any], arguments: list[str], code: int, said: str) -> None:
+def test_each_error_is_one_clear_line(
+    run: Callable[..., Any], arguments: list[str], code: int, said: str
+) -> None:
     found, out, err = run(*arguments, "--quiet")
     assert (found, out) == (code, "")
     assert said in err and len(err.splitlines()) == 1
@@ -207,7 +262,8 @@ def test_S16_S17_radix_reuses_a_shared_prefix_and_naive_never_does() -> None:
         with LLM("demo", num_pages=512, cache_type=cache, max_batch_tokens=256) as llm:
             found[cache] = figure(llm, work)
     assert found["naive"].cached_tokens == 0
-    # Two prompts fill a step, and a page is in the index once its step is known to be done: later ones find the prefix.
+    # Two prompts fill a step, and a page is in the index once its step is known to be done: later
+    # ones find the prefix.
     assert found["radix"].cached_tokens >= 18 * 96
     assert found["radix"].timing.tokens == found["naive"].timing.tokens
     assert found["radix"].peak_kv_pages < found["naive"].peak_kv_pages

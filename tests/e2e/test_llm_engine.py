@@ -12,7 +12,13 @@ import pytest
 
 from headstock import LLM, RequestOutput, SamplingParams
 
-PROMPTS = ["Once upon a time", "One morning, Anna", "12 + 30 =", "The boat", "Once upon a time, in a village"]
+PROMPTS = [
+    "Once upon a time",
+    "One morning, Anna",
+    "12 + 30 =",
+    "The boat",
+    "Once upon a time, in a village",
+]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 ENDLESS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
 
@@ -28,7 +34,10 @@ def drained(llm: LLM) -> bool:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         stats = llm.engine.stats()
-        if stats.running == stats.waiting == 0 and stats.free_pages + stats.cached_pages == stats.total_pages:
+        if (
+            stats.running == stats.waiting == 0
+            and stats.free_pages + stats.cached_pages == stats.total_pages
+        ):
             return True
         time.sleep(0.01)
     return False
@@ -36,7 +45,9 @@ def drained(llm: LLM) -> bool:
 
 def test_I11_a_batch_equals_its_prompts_alone(llm: LLM) -> None:
     together = llm.generate(PROMPTS, GREEDY)
-    assert [output.outputs for output in together] == [llm.generate(prompt, GREEDY)[0].outputs for prompt in PROMPTS]
+    assert [output.outputs for output in together] == [
+        llm.generate(prompt, GREEDY)[0].outputs for prompt in PROMPTS
+    ]
     assert all(output.outputs[0].text for output in together)
 
 
@@ -51,34 +62,56 @@ def test_I19_streamed_text_equals_final_text(llm: LLM) -> None:
 def test_a_stop_string_cuts_the_text_where_it_begins(llm: LLM) -> None:
     (whole,) = llm.generate(PROMPTS[0], GREEDY)[0].outputs
     stop = whole.text[11:17]
-    (cut,) = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=24, stop=stop))[0].outputs
-    assert (cut.text, cut.finish_reason, cut.stop_reason) == (whole.text[: whole.text.index(stop)], "stop", stop)
+    (cut,) = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=24, stop=stop))[
+        0
+    ].outputs
+    assert (cut.text, cut.finish_reason, cut.stop_reason) == (
+        whole.text[: whole.text.index(stop)],
+        "stop",
+        stop,
+    )
     assert drained(llm)
 
 
 def test_answer_i_of_n_is_the_answer_to_seed_plus_i(llm: LLM) -> None:
     (several,) = llm.generate(PROMPTS[0], SamplingParams(n=3, seed=5, max_tokens=12))
-    alone = [llm.generate(PROMPTS[0], SamplingParams(seed=5 + i, max_tokens=12))[0].outputs[0] for i in range(3)]
-    assert [answer.token_ids for answer in several.outputs] == [answer.token_ids for answer in alone]
+    alone = [
+        llm.generate(PROMPTS[0], SamplingParams(seed=5 + i, max_tokens=12))[0].outputs[0]
+        for i in range(3)
+    ]
+    assert [answer.token_ids for answer in several.outputs] == [
+        answer.token_ids for answer in alone
+    ]
     assert len({answer.text for answer in several.outputs}) > 1
 
 
 def test_several_answers_count_the_prompt_tokens_that_were_there_before_them(llm: LLM) -> None:
     prompt = {"prompt_token_ids": [5 + i % 300 for i in range(40)]}
     llm.reset_prefix_cache()
-    counts = [llm.generate(prompt, SamplingParams(n=3, seed=5, max_tokens=2))[0].metrics.cached_tokens for _ in (0, 1)]
+    counts = [
+        llm.generate(prompt, SamplingParams(n=3, seed=5, max_tokens=2))[0].metrics.cached_tokens
+        for _ in (0, 1)
+    ]
     assert counts == [0, 32], "cached_tokens"
 
 
 def test_logprobs_rank_the_greedy_token_first(llm: LLM) -> None:
-    (output,) = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=5, logprobs=2, prompt_logprobs=1))
+    (output,) = llm.generate(
+        PROMPTS[0], SamplingParams(temperature=0, max_tokens=5, logprobs=2, prompt_logprobs=1)
+    )
     (answer,) = output.outputs
     assert answer.logprobs is not None and answer.cumulative_logprob is not None
-    chosen = [entries[token] for entries, token in zip(answer.logprobs, answer.token_ids, strict=True)]
-    assert [entry.rank for entry in chosen] == [1] * 5 and all(len(entries) == 2 for entries in answer.logprobs)
+    chosen = [
+        entries[token] for entries, token in zip(answer.logprobs, answer.token_ids, strict=True)
+    ]
+    assert [entry.rank for entry in chosen] == [1] * 5 and all(
+        len(entries) == 2 for entries in answer.logprobs
+    )
     assert answer.cumulative_logprob == pytest.approx(sum(entry.logprob for entry in chosen))
     assert "".join(entry.decoded_token for entry in chosen) == answer.text
-    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(
+        output.prompt_token_ids
+    )
 
 
 def test_chat_answers_in_the_template(llm: LLM) -> None:
@@ -108,11 +141,15 @@ async def all_at_once(llm: LLM) -> list[RequestOutput]:
 
 def test_async_answers_equal_the_others(llm: LLM) -> None:
     found = asyncio.run(all_at_once(llm))
-    assert [output.outputs for output in found] == [output.outputs for output in llm.generate(PROMPTS, GREEDY)]
+    assert [output.outputs for output in found] == [
+        output.outputs for output in llm.generate(PROMPTS, GREEDY)
+    ]
 
 
 def test_two_engines_live_in_one_process_and_agree(llm: LLM) -> None:
     with LLM("demo", num_pages=64, page_size=4, cache_type="naive") as second:
-        for one, other in zip(second.generate(PROMPTS, GREEDY), llm.generate(PROMPTS, GREEDY), strict=True):
+        for one, other in zip(
+            second.generate(PROMPTS, GREEDY), llm.generate(PROMPTS, GREEDY), strict=True
+        ):
             assert one.outputs == other.outputs
     assert llm.generate(PROMPTS[0], GREEDY)

@@ -16,7 +16,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Call:
     """Runs `headstock run ARGUMENTS` on a small pool; the exit code, output and errors."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        code = main(["run", "--num-pages", "64", "--prompt", "Once", "--max-tokens", "2", *arguments])
+        code = main(
+            ["run", "--num-pages", "64", "--prompt", "Once", "--max-tokens", "2", *arguments]
+        )
         return code, *capsys.readouterr()
 
     return call
@@ -24,7 +26,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> Call:
 
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])
 def test_G4_the_runner_of_graphs_by_name_cannot_run_on_a_cpu(
-    run: Call, source: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    run: Call,
+    source: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     arguments = {"flag": ["--runner", "cudagraph"], "environment": []}.get(source)
     if source == "environment":

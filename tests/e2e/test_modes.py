@@ -1,4 +1,6 @@
-"""Cache and pressure modes, priorities, tenants and several answers, as users of LLM meet them on the demo model."""
+"""Cache and pressure modes, priorities, tenants and several answers, as users of LLM meet them on
+the demo model.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,14 @@ from headstock.schedule import Plan
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SMALL = {"num_pages": 256, "max_seq_len": 1024, "debug_invariants": True}
-LONG = "Remember: the number of the boat of Anna is 1234. " * 3 + "What is the number of the boat of Anna?"
-OTHER = "Remember: the number of the boat of Otto is 4321. " * 3 + "What is the number of the boat of Otto?"
+LONG = (
+    "Remember: the number of the boat of Anna is 1234. " * 3
+    + "What is the number of the boat of Anna?"
+)
+OTHER = (
+    "Remember: the number of the boat of Otto is 4321. " * 3
+    + "What is the number of the boat of Otto?"
+)
 
 
 def cached(llm: LLM, prompt: Any) -> int:
@@ -45,7 +53,11 @@ def test_T13_T17_prefix_cache_n() -> None:
         with LLM("demo", prefix_cache_n=n, **SMALL) as llm:
             found[n] = [cached(llm, prompt) > 0 for prompt in asked]
 
-    assert found == {0: [False] * 4, 1: [False, True, False, False], None: [False, True, False, True]}
+    assert found == {
+        0: [False] * 4,
+        1: [False, True, False, False],
+        None: [False, True, False, True],
+    }
 
 
 def test_T14_no_kv_cache_hits_nothing_and_stops_where_others_do() -> None:
@@ -53,7 +65,14 @@ def test_T14_no_kv_cache_hits_nothing_and_stops_where_others_do() -> None:
     with LLM("demo", **SMALL) as llm:
         usual = llm.generate([LONG, OTHER, LONG], params)
     for overlap in (True, False):
-        with LLM("demo", kv_cache=False, max_batch_tokens=24, max_running_requests=2, overlap=overlap, **SMALL) as llm:
+        with LLM(
+            "demo",
+            kv_cache=False,
+            max_batch_tokens=24,
+            max_running_requests=2,
+            overlap=overlap,
+            **SMALL,
+        ) as llm:
             again = llm.generate([LONG, OTHER, LONG], params)
             assert llm.engine.stats().cached_tokens == 0
         assert [output.outputs for output in again] == [output.outputs for output in usual]
@@ -64,7 +83,11 @@ def test_T16_a_talk_goes_on_from_its_last_turn(paged: str) -> None:
     pool = {} if paged == "on" else {"num_pages": None, "max_running_requests": 4}
     with LLM("demo", paged_attn=paged, **(SMALL | pool)) as llm:
         (first,) = llm.generate(LONG, GREEDY)
-        tokens = [*first.prompt_token_ids, *first.outputs[0].token_ids, *llm.tokenizer.encode(" And why?")]
+        tokens = [
+            *first.prompt_token_ids,
+            *first.outputs[0].token_ids,
+            *llm.tokenizer.encode(" And why?"),
+        ]
         (second,) = llm.generate(tokens, GREEDY)
         llm.reset_prefix_cache()
         (fresh,) = llm.generate(tokens, GREEDY)
@@ -81,7 +104,10 @@ def test_T8_the_summary_credits_the_flag_that_gave_one_region_each() -> None:
     for flags, table in (
         ({"paged_attn": "off"}, [("page size", "one region each", 'paged_attn="off"')]),
         ({"paged_attn": "off"}, [("prefix reuse", "of whole sequences", 'paged_attn="off"')]),
-        ({"paged_attn": "off", "cache_type": "naive"}, [("prefix reuse", "off", 'cache_type="naive"')]),
+        (
+            {"paged_attn": "off", "cache_type": "naive"},
+            [("prefix reuse", "off", 'cache_type="naive"')],
+        ),
         ({"kv_cache": False}, [("prefix reuse", "off", "kv_cache=False")]),
         ({"prefix_cache_n": 0}, [("prefix reuse", "off", "prefix_cache_n=0")]),
         ({}, [("prefix reuse", "on", 'cache_type="radix"')]),
@@ -90,16 +116,25 @@ def test_T8_the_summary_credits_the_flag_that_gave_one_region_each() -> None:
             assert set(table) <= set(llm.engine.summary.table)
 
 
-def test_S22_shorter_sequences_make_smaller_tables_and_longer_prompts_are_refused_with_both_numbers() -> None:
+def test_S22_shorter_sequences_make_smaller_tables_and_longer_prompts_are_refused() -> None:
     sizes = {}
     for longest in (256, 1024):
         with LLM("demo", overlap=False, **(SMALL | {"max_seq_len": longest})) as llm:
             buffers = llm.engine.executor.buffers
-            sizes[longest] = buffers.page_tables[0].shape[1], buffers.tokens.shape[1], llm.engine.state.tokens.shape[1]
-            with pytest.raises(RequestError, match=f"prompt has {longest} tokens, but sequences may have {longest}"):
+            sizes[longest] = (
+                buffers.page_tables[0].shape[1],
+                buffers.tokens.shape[1],
+                llm.engine.state.tokens.shape[1],
+            )
+            with pytest.raises(
+                RequestError, match=f"prompt has {longest} tokens, but sequences may have {longest}"
+            ):
                 llm.generate([[7] * longest], GREEDY)
             (output,) = llm.generate([[7] * (longest - 1)], GREEDY)
-            assert output.outputs[0].finish_reason == "length" and len(output.outputs[0].token_ids) == 1
+            assert (
+                output.outputs[0].finish_reason == "length"
+                and len(output.outputs[0].token_ids) == 1
+            )
 
     assert all(small <= large // 3 for small, large in zip(sizes[256], sizes[1024], strict=True))
     assert sizes[256][0] == 256 // 16
@@ -109,7 +144,12 @@ def test_H16_generate_feeds_as_room_appears() -> None:
     prompts = [LONG if i % 2 else OTHER for i in range(12)]
     with LLM("demo", cache_type="naive", **(SMALL | {"num_pages": 32})) as llm:
         usual = llm.generate(prompts, GREEDY)
-    settings = {"on_pressure": "reject", "memory_threshold": 0.6, "cache_type": "naive", "num_pages": 32}
+    settings = {
+        "on_pressure": "reject",
+        "memory_threshold": 0.6,
+        "cache_type": "naive",
+        "num_pages": 32,
+    }
     with LLM("demo", **(SMALL | settings)) as llm:
         answers = llm.generate(prompts, GREEDY)
         stats = llm.engine.stats()
@@ -119,9 +159,16 @@ def test_H16_generate_feeds_as_room_appears() -> None:
 
 
 def test_H16_a_request_that_meets_another_ones_pressure_is_told_so() -> None:
-    settings = {"on_pressure": "reject", "memory_threshold": 0.1, "cache_type": "naive", "num_pages": 32}
+    settings = {
+        "on_pressure": "reject",
+        "memory_threshold": 0.1,
+        "cache_type": "naive",
+        "num_pages": 32,
+    }
     with LLM("demo", **(SMALL | settings)) as llm:
-        stream = llm.stream(LONG * 2, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
+        stream = llm.stream(
+            LONG * 2, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+        )
         next(stream)
         (refused,) = llm.generate(OTHER, GREEDY)
         stream.close()  # type: ignore[attr-defined]
@@ -130,7 +177,9 @@ def test_H16_a_request_that_meets_another_ones_pressure_is_told_so() -> None:
             time.sleep(0.01)
         (accepted,) = llm.generate(OTHER, GREEDY)
 
-    assert refused.outputs[0].finish_reason == "error" and "memory_threshold is 0.1" in str(refused.outputs[0].error)
+    assert refused.outputs[0].finish_reason == "error" and "memory_threshold is 0.1" in str(
+        refused.outputs[0].error
+    )
     assert accepted.outputs[0].finish_reason == "length"
 
 
@@ -157,7 +206,9 @@ def test_tenants_never_hold_the_same_page_at_the_same_time() -> None:
             held: dict[str, set[int]] = {}
             for row, entry in enumerate(state.seats):
                 if entry is not None:
-                    held.setdefault(entry.request.namespace, set()).update(state.pages[0][row].tolist())
+                    held.setdefault(entry.request.namespace, set()).update(
+                        state.pages[0][row].tolist()
+                    )
             shared.extend(held["a"] & held["b"] if len(held) == 2 else ())
             return state, plan
 
@@ -179,7 +230,9 @@ def test_lower_priority_numbers_go_first_as_in_vllm() -> None:
                 ended.append(job.prompt.text)
         assert ended == [prompts[i] for i in (3, 5, 0, 1, 4, 2)]
         for wrong in ([1], "ab", 3):
-            with pytest.raises(RequestError, match="priority must be a list with a number for each prompt"):
+            with pytest.raises(
+                RequestError, match="priority must be a list with a number for each prompt"
+            ):
                 llm.generate(["a", "b"], GREEDY, priority=wrong)
         with pytest.raises(RequestError, match=r"prompts\[1\]: priority must be an integer"):
             llm.generate(["a", "b"], GREEDY, priority=[0, 1 << 40])
@@ -212,21 +265,30 @@ def test_T12_T15_n_answers_compute_their_prompt_once_and_share_its_pages(overlap
         length = len(output.prompt_token_ids)
         computed = sum(plan.num_tokens for plan in plans)
         llm.reset_prefix_cache()
-        alone = [llm.generate(LONG, SamplingParams(seed=7 + i, max_tokens=12, ignore_eos=True)) for i in range(n)]
+        alone = [
+            llm.generate(LONG, SamplingParams(seed=7 + i, max_tokens=12, ignore_eos=True))
+            for i in range(n)
+        ]
 
     tail = length - (length - 1) // 16 * 16
     assert computed <= length + (n - 1) * tail + n * 11 + (n if overlap else 0)
-    assert [answer.token_ids for answer in output.outputs] == [one.outputs[0].token_ids for (one,) in alone]
+    assert [answer.token_ids for answer in output.outputs] == [
+        one.outputs[0].token_ids for (one,) in alone
+    ]
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_S25_H17_every_preset_starts_and_serves(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "headstock")  # put back afterwards, whatever the preset makes of it
+def test_S25_H17_every_preset_starts_and_serves(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # put back afterwards, whatever the preset makes of it
+    caplog.set_level(logging.WARNING, "headstock")
     with LLM(preset=name, kv_memory_mb=64) as llm:
         outputs = llm.generate([LONG, OTHER, LONG], GREEDY)
         config = llm.engine.config
 
     assert [len(output.outputs[0].token_ids) for output in outputs] == [12] * 3
     assert outputs[0].outputs == outputs[2].outputs
-    wanted = {key: value for key, value in PRESETS[name].items() if key != "memory_ratio"}  # a size was given
+    # a size was given
+    wanted = {key: value for key, value in PRESETS[name].items() if key != "memory_ratio"}
     assert {key: getattr(config, key) for key in wanted} == wanted

@@ -21,13 +21,25 @@ from terminal import PROMPTS, headstock, shown
 
 from headstock import LLM, SamplingParams
 
-COMMAND = [sys.executable, "-c", "import sys; from headstock.cli.main import main; sys.exit(main())", "run"]
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from headstock.cli.main import main; sys.exit(main())",
+    "run",
+]
 SMALL = ["--num-pages", "256", "--temperature", "0"]
 STORY = "Once upon a time"
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def text_of(llm: LLM, prompt: str, tokens: int) -> str:
@@ -62,16 +74,27 @@ def test_lines_may_have_a_priority_and_a_cache_salt(llm: LLM, tmp_path: Path) ->
         common | {"cache_salt": "theirs"},
         common | {"priority": "high"},
         common | {"cache_salt": 7},
-        {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "cache_salt": "mine", "priority": 2},
+        {
+            "messages": [{"role": "user", "content": "What is 2 + 3?"}],
+            "cache_salt": "mine",
+            "priority": 2,
+        },
     ]
     file.write_text("\n".join(map(json.dumps, lines)))
     done = run("--input", str(file), "--json", "--quiet", "--max-running-requests", "1", *SMALL)
     found = {entry["where"]: entry for entry in map(json.loads, done.stdout.splitlines())}
 
-    cached = {where: entry["usage"]["cached_tokens"] for where, entry in found.items() if "usage" in entry}
-    assert done.returncode == 1 and "priority must be an integer" in found["prompts.jsonl:4"]["error"]
+    cached = {
+        where: entry["usage"]["cached_tokens"] for where, entry in found.items() if "usage" in entry
+    }
+    assert (
+        done.returncode == 1 and "priority must be an integer" in found["prompts.jsonl:4"]["error"]
+    )
     assert "cache_salt must be a string" in found["prompts.jsonl:5"]["error"]
-    assert cached["prompts.jsonl:1"] > 0 and cached["prompts.jsonl:2"] == cached["prompts.jsonl:3"] == 0
+    assert (
+        cached["prompts.jsonl:1"] > 0
+        and cached["prompts.jsonl:2"] == cached["prompts.jsonl:3"] == 0
+    )
     assert found["prompts.jsonl:6"]["text"]
 
 
@@ -84,7 +107,9 @@ def test_a_file_with_a_bad_line_answers_the_others_and_exits_1(llm: LLM, tmp_pat
     done = run("--input", str(file), "--json", "--quiet", *SMALL)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 1
-    assert [entry["text"] for entry in found if "text" in entry] == [text_of(llm, prompt, 12) for prompt in prompts]
+    assert [entry["text"] for entry in found if "text" in entry] == [
+        text_of(llm, prompt, 12) for prompt in prompts
+    ]
     bad, long = done.stderr.splitlines()
     assert f"{file.name}:2: not valid JSON" in bad and f"{file.name}:3: prompt has" in long
     assert "sequences may have 4096 here" in long
@@ -94,23 +119,42 @@ def test_S22_a_prompt_longer_than_max_seq_len_is_one_line_with_both_numbers_and_
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text("\n".join(json.dumps({"prompt": prompt, "max_tokens": 4}) for prompt in (STORY * 40, STORY)))
+    file.write_text(
+        "\n".join(json.dumps({"prompt": prompt, "max_tokens": 4}) for prompt in (STORY * 40, STORY))
+    )
     done = run("--input", str(file), "--json", "--quiet", "--max-seq-len", "64", *SMALL)
 
     refused, answered = map(json.loads, done.stdout.splitlines())
     assert done.returncode == 1 and refused["where"] == "prompts.jsonl:1" and answered["text"]
     (line,) = done.stderr.splitlines()
-    assert re.search(r"prompts\.jsonl:1: prompt has \d{3} tokens, but sequences may have 64 here", line)
+    assert re.search(
+        r"prompts\.jsonl:1: prompt has \d{3} tokens, but sequences may have 64 here", line
+    )
 
 
 def test_H16_T17_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     one, other = (f"{name} had a boat. " * 8 for name in ("Anna", "Otto"))
-    file.write_text("\n".join(json.dumps({"prompt": prompt, "max_tokens": 4}) for prompt in (one, one, other, one)))
+    file.write_text(
+        "\n".join(
+            json.dumps({"prompt": prompt, "max_tokens": 4}) for prompt in (one, one, other, one)
+        )
+    )
     flags = ["--prefix-cache-n", "1", "--on-pressure", "reject", "--memory-threshold", "0.3"]
-    pool = ["--num-pages", "24", "--max-seq-len", "256", "--max-running-requests", "1", "--temperature", "0"]
+    pool = [
+        "--num-pages",
+        "24",
+        "--max-seq-len",
+        "256",
+        "--max-running-requests",
+        "1",
+        "--temperature",
+        "0",
+    ]
     done = run("--input", str(file), "--json", "--quiet", *flags, *pool)
-    found = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda entry: entry["where"])
+    found = sorted(
+        (json.loads(line) for line in done.stdout.splitlines()), key=lambda entry: entry["where"]
+    )
 
     assert done.returncode == 0, done.stderr
     assert [entry["usage"]["cached_tokens"] > 0 for entry in found] == [False, True, False, False]
@@ -126,7 +170,11 @@ def test_H16_T17_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_pat
             (["--prompt", "x", "--model", "/no/such/model"], 6, "/no/such/model"),
             (["--prompt", "x", "--temperature", "nan"], 2, "temperature"),
             (["--prompt", "x", "--attn", "sdap"], 2, "did you mean 'sdpa'"),
-            (["--prompt", "x " * 9000], 1, "prompt has 18000 tokens, but sequences may have 4096 here"),
+            (
+                ["--prompt", "x " * 9000],
+                1,
+                "prompt has 18000 tokens, but sequences may have 4096 here",
+            ),
             (["--prompt", "x", "--input", "/"], 6, "cannot read /: Is a directory"),
             (["--prompt", "x", "--model", "/"], 6, "config.json is missing"),
             (["--prompt", "x", "--max-tokens", "9" * 30], 2, "max_tokens must be at most"),
@@ -136,7 +184,9 @@ def test_H16_T17_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_pat
         ],
     ),
 )
-def test_each_error_is_one_clear_line_with_its_exit_code(arguments: list[str], code: int, said: str) -> None:
+def test_each_error_is_one_clear_line_with_its_exit_code(
+    arguments: list[str], code: int, said: str
+) -> None:
     done = run(*arguments, "--num-pages", "256", "--quiet")
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
@@ -144,8 +194,21 @@ def test_each_error_is_one_clear_line_with_its_exit_code(arguments: list[str], c
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_text_streams_and_a_signal_ends_it_cleanly(number: signal.Signals, code: int) -> None:
-    arguments = ["--prompt", STORY, "--max-tokens", "4000", "--num-pages", "256", "--temperature", "1", "--seed", "1"]
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    arguments = [
+        "--prompt",
+        STORY,
+        "--max-tokens",
+        "4000",
+        "--num-pages",
+        "256",
+        "--temperature",
+        "1",
+        "--seed",
+        "1",
+    ]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout is not None
     first = os.read(process.stdout.fileno(), 1)
     alive = process.poll() is None
@@ -169,10 +232,26 @@ def grown(file: Path, times: int) -> None:
 def test_a_batch_that_is_broken_off_prints_the_answers_that_are_whole(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     lengths = (3900, 6, 6)
-    file.write_text("".join(json.dumps({"prompt": STORY, "max_tokens": n, "ignore_eos": True}) + "\n" for n in lengths))
+    file.write_text(
+        "".join(
+            json.dumps({"prompt": STORY, "max_tokens": n, "ignore_eos": True}) + "\n"
+            for n in lengths
+        )
+    )
     record = tmp_path / "run.recording"  # of which something is written every quarter of a second
-    arguments = ["--input", str(file), "--json", "--quiet", "--num-pages", "512", "--record", str(record)]
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    arguments = [
+        "--input",
+        str(file),
+        "--json",
+        "--quiet",
+        "--num-pages",
+        "512",
+        "--record",
+        str(record),
+    ]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     grown(record, 3)  # the short answers take a few steps, the long one half a minute
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
@@ -185,9 +264,16 @@ def test_a_batch_that_is_broken_off_prints_the_answers_that_are_whole(tmp_path: 
 def test_a_reader_that_has_enough_ends_the_run_in_silence(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     lengths = (2, 200, 3900)
-    file.write_text("".join(json.dumps({"prompt": STORY, "max_tokens": n, "ignore_eos": True}) + "\n" for n in lengths))
+    file.write_text(
+        "".join(
+            json.dumps({"prompt": STORY, "max_tokens": n, "ignore_eos": True}) + "\n"
+            for n in lengths
+        )
+    )
     arguments = ["--input", str(file), "--json", "--quiet", "--num-pages", "512"]
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stderr is not None
     first = json.loads(process.stdout.readline())
     process.stdout.close()
@@ -199,22 +285,37 @@ def test_a_reader_that_has_enough_ends_the_run_in_silence(tmp_path: Path) -> Non
 def test_T6_preemptions_are_told_of_each_answer_and_of_all(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     lines = [
-        {"prompt": f"{name} had a boat.", "max_tokens": 60, "ignore_eos": True} for name in ("Anna", "Otto", "Tim")
+        {"prompt": f"{name} had a boat.", "max_tokens": 60, "ignore_eos": True}
+        for name in ("Anna", "Otto", "Tim")
     ]
     file.write_text("\n".join(map(json.dumps, lines)))
-    done = run("--input", str(file), "--json", "--num-pages", "8", "--max-seq-len", "96", "--temperature", "0")
+    done = run(
+        "--input",
+        str(file),
+        "--json",
+        "--num-pages",
+        "8",
+        "--max-seq-len",
+        "96",
+        "--temperature",
+        "0",
+    )
     told = [json.loads(line)["preemptions"] for line in done.stdout.splitlines()]
 
     assert done.returncode == 0 and len(told) == 3 and sum(told) > 0, done.stderr
     assert re.search(
-        rf"^3 prompts, 0 failed; 180 tokens in .* tokens/s, {sum(told)} preemptions$", done.stderr, re.MULTILINE
+        rf"^3 prompts, 0 failed; 180 tokens in .* tokens/s, {sum(told)} preemptions$",
+        done.stderr,
+        re.MULTILINE,
     )
 
 
 def test_quiet_writes_nothing_to_a_terminal_but_the_text() -> None:
     master, slave = pty.openpty()
     arguments = ["--prompt", STORY, "--prompt", STORY, "--quiet", "--max-tokens", "3", *SMALL]
-    process = subprocess.Popen([*COMMAND, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=slave)
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=slave
+    )
     out, _ = process.communicate(timeout=120)
     os.set_blocking(master, False)
     with pytest.raises(BlockingIOError):
@@ -229,7 +330,9 @@ def test_answers_go_to_a_file_while_progress_is_drawn_on_a_terminal(tmp_path: Pa
     file = tmp_path / "answers.jsonl"
     arguments = ["--prompt", STORY, "--prompt", STORY, "--json", "--max-tokens", "30", *SMALL]
     with file.open("wb") as out:
-        process = subprocess.Popen([*COMMAND, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=slave)
+        process = subprocess.Popen(
+            [*COMMAND, *arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=slave
+        )
         drawn = b""
         while process.poll() is None:
             if select.select([master], [], [], 0.1)[0]:
@@ -242,7 +345,9 @@ def test_answers_go_to_a_file_while_progress_is_drawn_on_a_terminal(tmp_path: Pa
 
 
 def test_answers_on_the_terminal_that_shows_progress_stay_whole_lines() -> None:
-    code, lines = shown("run", "--prompt", STORY, "--prompt", STORY, "--json", "--max-tokens", "60", *SMALL)
+    code, lines = shown(
+        "run", "--prompt", STORY, "--prompt", STORY, "--json", "--max-tokens", "60", *SMALL
+    )
     answers = [json.loads(line) for line in lines if line.startswith("{")]
     assert code == 0 and [answer["prompt"] for answer in answers] == [STORY, STORY]
 
@@ -250,12 +355,17 @@ def test_answers_on_the_terminal_that_shows_progress_stay_whole_lines() -> None:
 def test_closed_output_is_no_error() -> None:
     command = [*COMMAND, "--prompt", "x", "--max-tokens", "2", *SMALL]
     assert (
-        subprocess.run(["/bin/sh", "-c", '"$@" >&- 2>&- <&-', "sh", *command], check=False, timeout=150).returncode == 0
+        subprocess.run(
+            ["/bin/sh", "-c", '"$@" >&- 2>&- <&-', "sh", *command], check=False, timeout=150
+        ).returncode
+        == 0
     )
 
 
 def test_a_chat_in_a_terminal_edits_pastes_stops_and_leaves(tmp_path: Path) -> None:
-    chat = headstock("run", *SMALL, "--quiet", "--ignore-eos", "--max-tokens", "4000", state=tmp_path)
+    chat = headstock(
+        "run", *SMALL, "--quiet", "--ignore-eos", "--max-tokens", "4000", state=tmp_path
+    )
     chat.expect("exit leaves")
     chat.expect(PROMPTS)
     chat.send("never sent\x03")
@@ -278,10 +388,16 @@ def test_a_chat_in_a_terminal_edits_pastes_stops_and_leaves(tmp_path: Path) -> N
     chat.close()
     assert chat.exitstatus == 0
     remembered = (tmp_path / "headstock" / "history").read_text()
-    assert remembered.count("\n# ") == 2 and "+Once\n+upon\n+a\n+time\n" in remembered and "never" not in remembered
+    assert (
+        remembered.count("\n# ") == 2
+        and "+Once\n+upon\n+a\n+time\n" in remembered
+        and "never" not in remembered
+    )
 
 
-def test_sigterm_at_the_prompt_ends_a_chat_and_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+def test_sigterm_at_the_prompt_ends_a_chat_and_leaves_the_terminal_as_it_was(
+    tmp_path: Path,
+) -> None:
     chat = headstock("run", *SMALL, "--quiet", "--history", "off", state=tmp_path)
     chat.expect(PROMPTS)
     before = chat.before

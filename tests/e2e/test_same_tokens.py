@@ -1,4 +1,6 @@
-"""Greedy tokens of the demo model in float32 do not depend on neighbours, page size, chunks, preemption or hits."""
+"""Greedy tokens of the demo model in float32 do not depend on neighbours, page size, chunks,
+preemption or hits.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ def prompts() -> list[str]:
     """32 prompts of the demo model's world, many with a common beginning."""
     kinds = ("girl", "boy", "fox", "cat", "owl", "bear", "dog", "hen")
     names = ("Anna", "Ben", "Mia", "Theo", "Sara", "Hugo", "Lena", "Otto")
-    facts = " ".join(f"Remember: the number of the boat of {name} is {1234 + 7 * i}." for i, name in enumerate(names))
+    facts = " ".join(
+        f"Remember: the number of the boat of {name} is {1234 + 7 * i}."
+        for i, name in enumerate(names)
+    )
     return [
         *(f"{facts} What is the number of the boat of {name}?" for name in names),
         *(f"{12 + i} + {31 + 2 * i} =" for i in range(8)),
@@ -36,7 +41,9 @@ def generate(**settings: Any) -> tuple[list[tuple[int, ...]], LLM]:
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=2)
         outputs = llm.generate(prompts(), params)
         tokens = [output.outputs[0].token_ids for output in outputs]
-        llm.margins = [[margin(table) for table in output.outputs[0].logprobs] for output in outputs]
+        llm.margins = [
+            [margin(table) for table in output.outputs[0].logprobs] for output in outputs
+        ]
     return tokens, llm
 
 
@@ -54,7 +61,9 @@ def reference() -> list[tuple[int, ...]]:
     return tokens
 
 
-def assert_same(tokens: Sequence[tuple[int, ...]], llm: LLM, reference: Sequence[tuple[int, ...]]) -> None:
+def assert_same(
+    tokens: Sequence[tuple[int, ...]], llm: LLM, reference: Sequence[tuple[int, ...]]
+) -> None:
     """Equal, but for what follows a margin under TIE, which is printed."""
     for number, (ours, theirs) in enumerate(zip(tokens, reference, strict=True)):
         if ours == theirs:
@@ -83,7 +92,9 @@ def assert_same(tokens: Sequence[tuple[int, ...]], llm: LLM, reference: Sequence
     ],
     ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()),
 )
-def test_P8_P11_I_the_same_tokens_for_32_prompts_at_once(settings: dict[str, Any], reference: list[Any]) -> None:
+def test_P8_P11_I_the_same_tokens_for_32_prompts_at_once(
+    settings: dict[str, Any], reference: list[Any]
+) -> None:
     tokens, llm = generate(**settings)
 
     assert_same(tokens, llm, reference)
@@ -105,7 +116,9 @@ def test_T14_no_kv_cache_gives_the_same_tokens(reference: list[Any]) -> None:
 
 
 def test_T8_contiguous_regions_give_the_same_tokens(reference: list[Any]) -> None:
-    tokens, llm = generate(paged_attn="off", num_pages=None, page_size="auto", max_running_requests=6)
+    tokens, llm = generate(
+        paged_attn="off", num_pages=None, page_size="auto", max_running_requests=6
+    )
 
     assert_same(tokens, llm, reference)
 

@@ -24,7 +24,18 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
     for text in os.environ.get("GPU_BENCH", "qwen3-0.6b:fa,fi:all:3:").split(";"):
         shape, attn, workloads, runs, flags = text.split(":")
         names = WORKLOADS if workloads == "all" else tuple(workloads.split(","))
-        words = ("bench", *names, "--shape", shape, "--attn", attn, "--runs", runs, "--json", *flags.split())
+        words = (
+            "bench",
+            *names,
+            "--shape",
+            shape,
+            "--attn",
+            attn,
+            "--runs",
+            runs,
+            "--json",
+            *flags.split(),
+        )
         found["runs"][text] = bench(words)
     return found | {"ok": all(run["code"] == 0 for run in found["runs"].values())}
 
@@ -32,10 +43,14 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
 def bench(words: tuple[str, ...]) -> dict[str, Any]:
     """The figures of one process, and what it said."""
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", START, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", START, *words], capture_output=True, text=True, check=False
+    )
     figures = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     for figure in figures:
-        sys.stderr.write(f"{' '.join(words)}: {figure['workload']}: {figure['out_tok_s']:.0f} out/s\n")
+        sys.stderr.write(
+            f"{' '.join(words)}: {figure['workload']}: {figure['out_tok_s']:.0f} out/s\n"
+        )
     return {
         "code": done.returncode,
         "seconds": round(time.monotonic() - began, 1),

@@ -1,4 +1,6 @@
-"""How much of the device an engine takes under the heaviest load: `budget.py TOKENS ROWS`, one line of JSON."""
+"""How much of the device an engine takes under the heaviest load: `budget.py TOKENS ROWS`, one line
+of JSON.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,26 @@ from headstock.engine.build import build
 from headstock.engine.engine import Engine
 from headstock.schedule import Request
 
-MOST = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "min_p": 0.05, "repetition_penalty": 1.1, "logprobs": 5}
+MOST = {
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 50,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "logprobs": 5,
+}
 
 
 def main(tokens: int, rows: int) -> None:
-    """Print the bytes planned for a step, and the share of what was free that was in use after the worst step, of an
-    engine that may have half of it.
+    """Print the bytes planned for a step, and the share of what was free that was in use after the
+    worst step, of an engine that may have half of it.
     """
     with tempfile.TemporaryDirectory() as name:
         write(SHAPES["qwen3-0.6b"], Path(name))
         sizes = {"max_batch_tokens": tokens, "max_running_requests": rows, "max_seq_len": 4096}
-        config = EngineConfig(model=name, device="cuda", load_format="dummy", memory_ratio=0.5, **sizes)
+        config = EngineConfig(
+            model=name, device="cuda", load_format="dummy", memory_ratio=0.5, **sizes
+        )
         tried = build(config)
         planned = tried.memory.spent.activations
         tried.executor.close()
@@ -39,11 +50,15 @@ def main(tokens: int, rows: int) -> None:
         engine = Engine(config)
     least = least_free(engine, rows)
     engine.close()
-    sys.stdout.write(json.dumps({"activations": planned, "taken": round((free - least) / free, 4)}) + "\n")
+    sys.stdout.write(
+        json.dumps({"activations": planned, "taken": round((free - least) / free, 4)}) + "\n"
+    )
 
 
 def least_free(engine: Engine, rows: int) -> int:
-    """The fewest bytes of the device that were free after a step, all rows sampled with every setting."""
+    """The fewest bytes of the device that were free after a step, all rows sampled with every
+    setting.
+    """
     rng = np.random.default_rng(0)
     for number in range(2 * rows):
         prompt = rng.integers(0, 150_000, int(rng.integers(100, 1500))).astype(np.int32)

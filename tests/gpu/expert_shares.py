@@ -1,8 +1,10 @@
-"""What `expert_times` tries and checks: tiles of the 30B-A3B shape, and the cases of `expert_cases`.
+"""What `expert_times` tries and checks: tiles of the 30B-A3B shape, and the cases of
+`expert_cases`.
 
     python tests/gpu/expert_shares.py INDEX COUNT OUT
 
-takes one share of COUNT: it compiles its kernels, which the compiler's cache keeps, and writes OUT/share-INDEX.json.
+takes one share of COUNT: it compiles its kernels, which the compiler's cache keeps, and writes
+    OUT/share-INDEX.json.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def list_row_tiles() -> list[RowTile]:
 
 
 def list_tiles(rows: int) -> dict[str, list[Tile]]:
-    """Tiles of both products for blocks of so many rows. Of gate and up, a tile has `2 * n` rows of the weight."""
+    """Tiles of both products for blocks of so many rows. Of gate and up, a tile has `2 * n` rows of
+    the weight.
+    """
     if rows == 16:
         cuts = (
             (64, 64, 4, 4),
@@ -74,14 +78,41 @@ def list_tiles(rows: int) -> dict[str, list[Tile]]:
             if not (swap and cut[0] < 64) and not (swap and cut[3] == 8 and cut[0] < 128)
         ]
     elif rows == 32:
-        cuts = ((64, 128, 3, 4), (128, 64, 4, 4), (128, 128, 3, 4), (128, 128, 3, 8), (256, 64, 3, 8), (256, 128, 2, 8))
-        each = [(*cut, swap, tma, 1) for cut, swap, tma in product(cuts, (False, True), (False, True))]
+        cuts = (
+            (64, 128, 3, 4),
+            (128, 64, 4, 4),
+            (128, 128, 3, 4),
+            (128, 128, 3, 8),
+            (256, 64, 3, 8),
+            (256, 128, 2, 8),
+        )
+        each = [
+            (*cut, swap, tma, 1) for cut, swap, tma in product(cuts, (False, True), (False, True))
+        ]
     elif rows == 64:
-        cuts = ((128, 64, 3, 4), (128, 64, 4, 4), (128, 128, 3, 4), (256, 64, 3, 4), (256, 64, 3, 8), (256, 64, 4, 8))
-        each = [(*cut, False, tma, group) for cut, tma, group in product(cuts, (False, True), (1, 4))]
+        cuts = (
+            (128, 64, 3, 4),
+            (128, 64, 4, 4),
+            (128, 128, 3, 4),
+            (256, 64, 3, 4),
+            (256, 64, 3, 8),
+            (256, 64, 4, 8),
+        )
+        each = [
+            (*cut, False, tma, group) for cut, tma, group in product(cuts, (False, True), (1, 4))
+        ]
     else:
-        cuts = ((128, 64, 3, 4), (128, 64, 3, 8), (128, 64, 4, 8), (256, 64, 3, 8), (256, 64, 4, 8), (256, 32, 4, 8))
-        each = [(*cut, False, tma, group) for cut, tma, group in product(cuts, (False, True), (1, 8))]
+        cuts = (
+            (128, 64, 3, 4),
+            (128, 64, 3, 8),
+            (128, 64, 4, 8),
+            (256, 64, 3, 8),
+            (256, 64, 4, 8),
+            (256, 32, 4, 8),
+        )
+        each = [
+            (*cut, False, tma, group) for cut, tma, group in product(cuts, (False, True), (1, 8))
+        ]
     made = [
         Tile(n=n, k=k, stages=stages, warps=warps, swap=swap, tma=tma, group=group)
         for n, k, stages, warps, swap, tma, group in each
@@ -102,7 +133,9 @@ def list_kernels() -> Iterator[tuple[int, str, Tile]]:
                 yield rows, name, tile
 
 
-def multiply(name: str, x: Tensor, inner: Tensor, blocks: Blocks, gate_up: Tensor, down: Tensor, tile: Tile) -> Tensor:
+def multiply(
+    name: str, x: Tensor, inner: Tensor, blocks: Blocks, gate_up: Tensor, down: Tensor, tile: Tile
+) -> Tensor:
     """One of the two products; that of down is of any numbers in place of what gate and up made."""
     if name == "gate_up":
         return multiply_gate_up(x, blocks, gate_up, tile)
@@ -110,9 +143,14 @@ def multiply(name: str, x: Tensor, inner: Tensor, blocks: Blocks, gate_up: Tenso
 
 
 def compile_tiles(index: int, count: int) -> None:
-    """Launch every `count`th kernel on few experts. One that the device refuses is found out again by the sweep."""
+    """Launch every `count`th kernel on few experts. One that the device refuses is found out again
+    by the sweep.
+    """
     case = Mixture(tokens=1, count=8, chosen=8, hidden=HIDDEN, inters=EXPERTS.intermediate)
-    (gate_up, down), (x, scores) = draw_weights(case, DTYPE, DEVICE), draw_tokens(case, DTYPE, DEVICE)
+    (gate_up, down), (x, scores) = (
+        draw_weights(case, DTYPE, DEVICE),
+        draw_tokens(case, DTYPE, DEVICE),
+    )
     inner = x.new_ones(8 * 128, EXPERTS.intermediate)
     for rows, name, tile in list(list_kernels())[index::count]:
         _, blocks = route(scores, case.experts, rows=rows)
@@ -121,16 +159,25 @@ def compile_tiles(index: int, count: int) -> None:
             multiply(name, x, inner, blocks, gate_up, down, tile)
             torch.cuda.synchronize()
         except Exception as problem:
-            sys.stderr.write(f"{rows} {name} {tile}: {type(problem).__name__}: {str(problem)[:200]}\n")
+            sys.stderr.write(
+                f"{rows} {name} {tile}: {type(problem).__name__}: {str(problem)[:200]}\n"
+            )
 
 
 def check_share(index: int, count: int) -> tuple[dict[str, float], dict[str, str]]:
     """The errors of every `count`th check, and what is wrong with those that fail."""
-    whole = [Mixture(tokens=tokens, count=128, chosen=8, hidden=HIDDEN, inters=768) for tokens in (1, 9, 33, 300, 3000)]
-    odd = [
-        Mixture(tokens=tokens, count=6, chosen=2, hidden=520, inters=200, renormalize=False) for tokens in (2, 9, 300)
+    whole = [
+        Mixture(tokens=tokens, count=128, chosen=8, hidden=HIDDEN, inters=768)
+        for tokens in (1, 9, 33, 300, 3000)
     ]
-    swapped, full = Tile(n=64, k=64, swap=True), Tile(n=128, k=64, warps=8, stages=3, tma=True, group=8)
+    odd = [
+        Mixture(tokens=tokens, count=6, chosen=2, hidden=520, inters=200, renormalize=False)
+        for tokens in (2, 9, 300)
+    ]
+    swapped, full = (
+        Tile(n=64, k=64, swap=True),
+        Tile(n=128, k=64, warps=8, stages=3, tma=True, group=8),
+    )
     ways: dict[str, RowTile | Tiles] = WAYS | {
         "large": Tiles(rows=128, gate_up=full, down=full),
         "slim": Tiles(rows=16, gate_up=swapped, down=swapped),
@@ -142,12 +189,17 @@ def check_share(index: int, count: int) -> tuple[dict[str, float], dict[str, str
             continue
         for dtype in (torch.bfloat16, torch.float16) if size.count == 6 else (torch.bfloat16,):
             for case in (mixture_case, *(CASES if size.tokens in (9, 300) else ())):
-                label = f"{case.__name__}, {name}, {size.tokens} tokens of {size.count} experts, {dtype}"
+                label = (
+                    f"{case.__name__}, {name}, {size.tokens} tokens of {size.count} experts, "
+                    f"{dtype}"
+                )
                 try:
                     errors[label] = case(size, dtype, DEVICE, way)
                     torch.cuda.synchronize()
                 except Exception as problem:
-                    fails[label] = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+                    fails[label] = (
+                        f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+                    )
     return errors, fails
 
 
@@ -155,4 +207,6 @@ if __name__ == "__main__":
     place, shares = int(sys.argv[1]), int(sys.argv[2])
     compile_tiles(place, shares)
     right, wrong = check_share(place, shares)
-    (Path(sys.argv[3]) / f"share-{place}.json").write_text(json.dumps({"errors": right, "failed": wrong}))
+    (Path(sys.argv[3]) / f"share-{place}.json").write_text(
+        json.dumps({"errors": right, "failed": wrong})
+    )

@@ -1,10 +1,12 @@
-"""Experts of the 30B-A3B shape on the GPU: right, how fast beside torch's grouped product, and by which tiles best.
+"""Experts of the 30B-A3B shape on the GPU: right, how fast beside torch's grouped product, and by
+which tiles best.
 
     PYTHONPATH=core/src:plugins/triton-ops/src:tests python tests/gpu/expert_times.py OUT
 
-Writes OUT/expert_times.json, after each number of tokens anew, and the best tiles as OUT/GPU-128-8-2048-768.json, which
-belongs in the folder `measured` of headstock_triton. Microseconds are those of launches inside a graph, with other
-experts each time; kernels are compiled before, in processes beside each other.
+Writes OUT/expert_times.json, after each number of tokens anew, and the best tiles as
+OUT/GPU-128-8-2048-768.json, which belongs in the folder `measured` of headstock_triton.
+Microseconds are those of launches inside a graph, with other experts each time; kernels are
+compiled before, in processes beside each other.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,16 @@ import torch
 import triton
 from attrs import asdict, frozen
 from expert_cases import Mixture, draw_tokens, draw_weights
-from gpu.expert_shares import DEVICE, DTYPE, EXPERTS, HIDDEN, ROWS, list_row_tiles, list_tiles, multiply
+from gpu.expert_shares import (
+    DEVICE,
+    DTYPE,
+    EXPERTS,
+    HIDDEN,
+    ROWS,
+    list_row_tiles,
+    list_tiles,
+    multiply,
+)
 from gpu.op_times import median_us
 from ops_cases import noise
 from torch import Tensor
@@ -45,7 +57,9 @@ Step = tuple[Tensor, Tensor]
 
 @frozen(eq=False)
 class Sweep:
-    """A layer's weights, numbers that stand for what gate and up made, and what went wrong so far, by name."""
+    """A layer's weights, numbers that stand for what gate and up made, and what went wrong so far,
+    by name.
+    """
 
     gate_up: Tensor
     down: Tensor
@@ -62,21 +76,35 @@ class Sweep:
 
     def time_torch(self, steps: list[Step]) -> float:
         """Microseconds of torch's grouped products with all that belongs to them."""
-        works = [lambda x=x, s=s: moe.mix_experts(x, *moe.route(s, EXPERTS), self.gate_up, self.down) for x, s in steps]
+        works = [
+            lambda x=x, s=s: moe.mix_experts(x, *moe.route(s, EXPERTS), self.gate_up, self.down)
+            for x, s in steps
+        ]
         return time_us(works)
 
     def time_whole(self, steps: list[Step], tiles: RowTile | Tiles) -> float:
         """Microseconds of a layer's experts by those tiles, from scores to sums."""
-        works = [lambda x=x, s=s: mix_experts(x, s, EXPERTS, self.gate_up, self.down, tiles=tiles) for x, s in steps]
+        works = [
+            lambda x=x, s=s: mix_experts(x, s, EXPERTS, self.gate_up, self.down, tiles=tiles)
+            for x, s in steps
+        ]
         return time_us(works)
 
     def time_rows(self, steps: list[Step], tile: RowTile) -> float:
         """Microseconds of both products of pairs one by one."""
         routed = [(x, route(scores, EXPERTS)[0]) for x, scores in steps]
-        return time_us([lambda x=x, r=r: mix_rows(x, r, self.gate_up, self.down, tile) for x, r in routed])
+        return time_us(
+            [lambda x=x, r=r: mix_rows(x, r, self.gate_up, self.down, tile) for x, r in routed]
+        )
 
-    def time_tile(self, name: str, routed: list[tuple[Tensor, Blocks]], tile: Tile, like: list[Tensor]) -> float:
-        """Microseconds of one product.   like: what the first tile made, or nothing yet    writes: like"""
+    def time_tile(
+        self, name: str, routed: list[tuple[Tensor, Blocks]], tile: Tile, like: list[Tensor]
+    ) -> float:
+        """Microseconds of one product.
+
+        like: what the first tile made, or nothing yet
+        writes: like
+        """
 
         def work(x: Tensor, blocks: Blocks) -> Tensor:
             return multiply(name, x, self.inner, blocks, self.gate_up, self.down, tile)
@@ -84,24 +112,36 @@ class Sweep:
         made = work(*routed[0]).float()
         if name == "gate_up":
             table, rows = routed[0][1].table, routed[0][1].rows
-            made = made.view(-1, rows, made.shape[1])[torch.arange(rows, device=DEVICE) < table[:, 1:]]
+            made = made.view(-1, rows, made.shape[1])[
+                torch.arange(rows, device=DEVICE) < table[:, 1:]
+            ]
         if not like:
             like.append(made)
         off = float((made - like[0]).abs().max() / like[0].abs().max())
         assert off < 2.0**-6, f"off by {off:.1e} of the largest"
         return time_us([lambda x=x, b=b: work(x, b) for x, b in routed])
 
-    def find_tiles(self, rows: int, steps: list[Step], found: dict[str, Any]) -> tuple[float, Tiles]:
-        """The best tiles for blocks of `rows`, and their microseconds with the sum.   writes: found, all of them"""
-        routed = [(x, blocks) for x, s in steps if (blocks := route(s, EXPERTS, rows=rows)[1]) is not None]
+    def find_tiles(
+        self, rows: int, steps: list[Step], found: dict[str, Any]
+    ) -> tuple[float, Tiles]:
+        """The best tiles for blocks of `rows`, and their microseconds with the sum.
+
+        writes: found, all of them
+        """
+        routed = [
+            (x, blocks) for x, s in steps if (blocks := route(s, EXPERTS, rows=rows)[1]) is not None
+        ]
         best: dict[str, tuple[float, Tile]] = {}
         for name, tiles in list_tiles(rows).items():
             like: list[Tensor] = []
             times: dict[str, float] = {}
             for tile in tiles:
                 label = f"{name}, {len(steps[0][0])} tokens, {rows} rows, {describe(tile)}"
-                times[describe(tile)] = self.attempt(label, lambda: self.time_tile(name, routed, tile, like))  # noqa: B023
-            found[f"{name}, {rows} rows"] = dict(sorted(times.items(), key=lambda each: each[1])[:12])
+                measure = partial(self.time_tile, name, routed, tile, like)
+                times[describe(tile)] = self.attempt(label, measure)
+            found[f"{name}, {rows} rows"] = dict(
+                sorted(times.items(), key=lambda each: each[1])[:12]
+            )
             best[name] = min(zip(times.values(), tiles, strict=True), key=lambda each: each[0])
         terms = noise(len(steps[0][0]) * EXPERTS.per_token, HIDDEN, dtype=DTYPE, device=DEVICE)
         summed = time_us([lambda b=b: combine(terms, b) for _, b in routed])
@@ -113,14 +153,19 @@ class Sweep:
         """Microseconds of torch's way and of ours by parts, and the best tiles."""
         seeds = range(max(2, min(16, 256 // tokens)))
         steps = [
-            tuple(noise(tokens, width, dtype=DTYPE, device=DEVICE, seed=seed) for width in (HIDDEN, 128))
+            tuple(
+                noise(tokens, width, dtype=DTYPE, device=DEVICE, seed=seed)
+                for width in (HIDDEN, 128)
+            )
             for seed in seeds
         ]
         distinct = sum(route(s, EXPERTS)[0].ids.unique().numel() for _, s in steps) / len(steps)
         found: dict[str, Any] = {"tokens": tokens, "experts": round(distinct, 1)}
         found["torch"] = self.attempt(f"torch, {tokens} tokens", lambda: self.time_torch(steps))
         ways: list[tuple[float, RowTile | Tiles]] = [
-            self.find_tiles(rows, steps, found) for rows, (least, most) in ROWS.items() if least <= tokens <= most
+            self.find_tiles(rows, steps, found)
+            for rows, (least, most) in ROWS.items()
+            if least <= tokens <= most
         ]
         for tile in list_row_tiles() if tokens <= ROW_TOKENS else ():
             us = self.attempt(f"rows, {tokens} tokens, {tile}", lambda: self.time_rows(steps, tile))  # noqa: B023
@@ -128,7 +173,9 @@ class Sweep:
             ways.append((us, tile))
         best = min(ways, key=lambda way: way[0])[1]
         rows = best.rows if isinstance(best, Tiles) else 0
-        found["whole"] = us = self.attempt(f"whole, {tokens} tokens", lambda: self.time_whole(steps, best))
+        found["whole"] = us = self.attempt(
+            f"whole, {tokens} tokens", lambda: self.time_whole(steps, best)
+        )
         found["route"] = time_us([lambda s=s: route(s, EXPERTS, rows=rows) for _, s in steps])
         found["gb_s"] = round(distinct * EXPERT_SIZE * 2 / us / 1e3, 1)
         found["tflop_s"] = round(tokens * EXPERTS.per_token * EXPERT_SIZE * 2 / us / 1e6, 1)
@@ -142,7 +189,9 @@ def describe(tile: Tile) -> str:
 
 
 def capture(works: list[Callable[[], object]]) -> tuple[torch.cuda.CUDAGraph, list[object]]:
-    """A graph of the works, done once before. `torch.cuda.graph` would empty torch's cache of memory each time."""
+    """A graph of the works, done once before. `torch.cuda.graph` would empty torch's cache of
+    memory each time.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -164,17 +213,25 @@ def time_us(works: list[Callable[[], object]]) -> float:
 
 
 def check_graph(gate_up: Tensor, down: Tensor) -> float:
-    """A graph's replays follow other tokens, and give what the same call gives outside, bit by bit."""
+    """A graph's replays follow other tokens, and give what the same call gives outside, bit by
+    bit.
+    """
     for tokens in (1, 16, 300):
         case = Mixture(tokens=tokens, count=128, chosen=8, hidden=HIDDEN, inters=768)
         x, scores = draw_tokens(case, DTYPE, DEVICE)
-        graph, (found,) = capture([lambda x=x, scores=scores: mix_experts(x, scores, EXPERTS, gate_up, down)])
+        graph, (found,) = capture(
+            [lambda x=x, scores=scores: mix_experts(x, scores, EXPERTS, gate_up, down)]
+        )
         for seed in (5, 6):
-            for target, other in zip((x, scores), draw_tokens(case, DTYPE, DEVICE, seed=seed), strict=True):
+            for target, other in zip(
+                (x, scores), draw_tokens(case, DTYPE, DEVICE, seed=seed), strict=True
+            ):
                 target.copy_(other)
             graph.replay()
             expected = mix_experts(x, scores, EXPERTS, gate_up, down)
-            assert isinstance(found, Tensor) and torch.equal(found, expected), f"{tokens} tokens in a graph"
+            assert isinstance(found, Tensor) and torch.equal(found, expected), (
+                f"{tokens} tokens in a graph"
+            )
     return 0.0
 
 
@@ -185,7 +242,9 @@ def run_shares(out: Path, fails: dict[str, str]) -> dict[str, float]:
     """
     count = max((os.cpu_count() or 4) - 1, 1)
     script = str(Path(__file__).with_name("expert_shares.py"))
-    commands = [[sys.executable, script, str(index), str(count), str(out)] for index in range(count)]
+    commands = [
+        [sys.executable, script, str(index), str(count), str(out)] for index in range(count)
+    ]
     errors: dict[str, float] = {}
     for index, running in enumerate([subprocess.Popen(command) for command in commands]):
         if running.wait() != 0:
@@ -205,9 +264,15 @@ def main(builds: list[object]) -> dict[str, Any]:
     fails: dict[str, str] = {}
     errors = run_shares(out, fails)
     seconds = {"shares": round(time.monotonic() - began, 1)}
-    sys.stderr.write(f"{len(errors)} checks right, {len(fails)} wrong after {seconds['shares']} s\n")
-    gate_up, down = draw_weights(Mixture(tokens=1, count=128, chosen=8, hidden=HIDDEN, inters=768), DTYPE, DEVICE)
-    sweep = Sweep(gate_up, down, noise(8192 * 8 + 128 * 128, 768, dtype=DTYPE, device=DEVICE), fails)
+    sys.stderr.write(
+        f"{len(errors)} checks right, {len(fails)} wrong after {seconds['shares']} s\n"
+    )
+    gate_up, down = draw_weights(
+        Mixture(tokens=1, count=128, chosen=8, hidden=HIDDEN, inters=768), DTYPE, DEVICE
+    )
+    sweep = Sweep(
+        gate_up, down, noise(8192 * 8 + 128 * 128, 768, dtype=DTYPE, device=DEVICE), fails
+    )
     sweep.attempt("graph", lambda: check_graph(gate_up, down))
     gpu = torch.cuda.get_device_name()
     name = "-".join([gpu.replace(" ", "_"), "128", "8", str(HIDDEN), "768"])

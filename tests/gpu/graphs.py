@@ -1,4 +1,6 @@
-"""Replayed decode steps against the same steps computed operation by operation: bit for bit, for hundreds of tokens."""
+"""Replayed decode steps against the same steps computed operation by operation: bit for bit, for
+hundreds of tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,21 @@ from headstock import LLM, SamplingParams
 from headstock.spi import DecodeStep, Sample
 from headstock_cuda_graph.runner import CudaGraphRunner
 
-SETTINGS: dict[str, Any] = {"device": "cuda", "runner": "cudagraph", "num_pages": 4096, "max_running_requests": 32}
+SETTINGS: dict[str, Any] = {
+    "device": "cuda",
+    "runner": "cudagraph",
+    "num_pages": 4096,
+    "max_running_requests": 32,
+}
 BACKENDS = ("fa", "fi", "trtllm")
 BATCHES = (1, 3, 8, 17)
 FAULTS = ("capture", "execute@40", "wait@40", "nan@40:1")
 
 
 class Compared:
-    """A runner's `decode` that computes each replayed step once more, and counts where bits differ."""
+    """A runner's `decode` that computes each replayed step once more, and counts where bits
+    differ.
+    """
 
     def __init__(self, runner: CudaGraphRunner) -> None:
         self.runner = runner
@@ -42,7 +51,10 @@ class Compared:
         replayed = bucket.forward.result.clone()
         again = runner.forward(bucket.inputs, bucket.plan)
         program = runner.program
-        logits = [program.ops.lm_head(program.params, program.config, each[:count]) for each in (replayed, again)]
+        logits = [
+            program.ops.lm_head(program.params, program.config, each[:count])
+            for each in (replayed, again)
+        ]
         self.steps["steps"] += 1
         self.steps["hidden states differ"] += not torch.equal(replayed[:count], again[:count])
         self.steps["logits differ"] += not torch.equal(*logits)
@@ -57,10 +69,16 @@ def bits(attn: str, batch: int) -> dict[str, Any]:
     with LLM("demo", attn=attn, **SETTINGS) as llm:
         compared = Compared(llm.engine.executor.runner)
         for temperature in (0.0, 0.8):
-            params = SamplingParams(temperature=temperature, seed=3, max_tokens=220, ignore_eos=True)
+            params = SamplingParams(
+                temperature=temperature, seed=3, max_tokens=220, ignore_eos=True
+            )
             llm.generate(["Once upon a time"] * batch, params)
         steps = dict(compared.steps)
-    ok = steps.get("steps", 0) >= 400 and not steps["hidden states differ"] and not steps["logits differ"]
+    ok = (
+        steps.get("steps", 0) >= 400
+        and not steps["hidden states differ"]
+        and not steps["logits differ"]
+    )
     return {"ok": ok} | steps
 
 
@@ -70,7 +88,10 @@ def lengths(attn: str) -> dict[str, Any]:
         runner = llm.engine.executor.runner
 
         def places() -> dict[int, tuple[int, int]]:
-            return {n: (b.inputs.data_ptr(), b.forward.result.data_ptr()) for n, b in runner.recorded.items()}
+            return {
+                n: (b.inputs.data_ptr(), b.forward.result.data_ptr())
+                for n, b in runner.recorded.items()
+            }
 
         before = places()
         compared = Compared(runner)
@@ -89,10 +110,13 @@ def failure(fault: str) -> dict[str, Any]:
     try:
         with LLM("demo", attn="fa", faults=(fault,), **SETTINGS) as llm:
             params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-            first = [output.outputs[0].finish_reason for output in llm.generate(list(asked), params)]
+            first = [
+                output.outputs[0].finish_reason for output in llm.generate(list(asked), params)
+            ]
             again = llm.generate(list(asked), SamplingParams(temperature=0, max_tokens=16))
             right = sum(
-                output.outputs[0].text.startswith(answer) for output, answer in zip(again, asked.values(), strict=True)
+                output.outputs[0].text.startswith(answer)
+                for output, answer in zip(again, asked.values(), strict=True)
             )
             notes = [note for note in llm.engine.summary.notes if "graph" in note]
     finally:

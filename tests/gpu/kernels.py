@@ -1,4 +1,6 @@
-"""Each backend on the GPU against attention in float32; `kernels.py build ...` compiles what FlashInfer needs."""
+"""Each backend on the GPU against attention in float32; `kernels.py build ...` compiles what
+FlashInfer needs.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,14 @@ class Contestant:
         return " ".join((self.name, *self.options))
 
     def tail(self, page_size: int, phase: Phase) -> float:
-        """What is left over of last pages: no NaN where a kernel copies pages whole (FlashAttention-3 those of
-        multiples of 128, FMHA v2 all).
+        """What is left over of last pages: no NaN where a kernel copies pages whole
+        (FlashAttention-3 those of multiples of 128, FMHA v2 all).
         """
-        whole = page_size % 128 == 0 if self.name == "fa" else self.name == "trtllm" and phase is not Phase.DECODE
+        whole = (
+            page_size % 128 == 0
+            if self.name == "fa"
+            else self.name == "trtllm" and phase is not Phase.DECODE
+        )
         return 7.0 if whole else math.nan
 
     def make(self, case: Case) -> AttentionBackend:
@@ -48,7 +54,9 @@ class Contestant:
         spec = registry.spec("attention", self.name)
         registry.require(spec)
         options = registry.options(spec, self.options)
-        context = cases.context_of(case, spec.capabilities, options, max_rows=256, max_seq_len=16_384)
+        context = cases.context_of(
+            case, spec.capabilities, options, max_rows=256, max_seq_len=16_384
+        )
         query = evolve(context.query, phases=frozenset(self.phases))
         return registry.implementation(spec)(evolve(context, query=query))
 
@@ -68,7 +76,9 @@ class Findings:
             error = work()
             torch.cuda.synchronize()
         except Exception as problem:
-            self.failed.append(f"{who}: {what}: {type(problem).__name__}: {' '.join(str(problem).split())[:300]}")
+            self.failed.append(
+                f"{who}: {what}: {type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+            )
             return
         self.passed[who] = self.passed.get(who, 0) + 1
         self.largest_error[who] = max(error, self.largest_error.get(who, 0.0))
@@ -119,9 +129,19 @@ def matrix(who: Contestant, found: Findings) -> None:
     """Phases, page sizes, query heads a KV head and types; pages that no row owns are NaN."""
     for phase, page_size, ratio, dtype in combinations(who):
 
-        def work(phase: Phase = phase, page_size: int = page_size, ratio: int = ratio, dtype: Any = dtype) -> float:
-            case = made(phase, page_size=page_size, heads=2 * ratio, dtype=dtype, tail=who.tail(page_size, phase))
-            return cases.check(who.make(case), case, LAYER, with_lse=who.name != "trtllm" and ratio % 2 == 0)
+        def work(
+            phase: Phase = phase, page_size: int = page_size, ratio: int = ratio, dtype: Any = dtype
+        ) -> float:
+            case = made(
+                phase,
+                page_size=page_size,
+                heads=2 * ratio,
+                dtype=dtype,
+                tail=who.tail(page_size, phase),
+            )
+            return cases.check(
+                who.make(case), case, LAYER, with_lse=who.name != "trtllm" and ratio % 2 == 0
+            )
 
         found.attempt(who, f"{phase.value}, pages of {page_size}, {ratio} heads, {dtype}", work)
 
@@ -135,12 +155,19 @@ def combinations(who: Contestant) -> Iterator[tuple[Phase, int, int, torch.dtype
 
 
 def made(
-    phase: Phase, *, page_size: int = 64, heads: int = 4, dtype: torch.dtype = torch.bfloat16, **more: Any
+    phase: Phase,
+    *,
+    page_size: int = 64,
+    heads: int = 4,
+    dtype: torch.dtype = torch.bfloat16,
+    **more: Any,
 ) -> Case:
     """A case of rows around page ends, on the GPU."""
     lens = cases.around(phase, page_size)
     lens = [each for each in lens if each[1] <= cases.MAX_SEQ_LEN]
-    return cases.make(phase, lens, page_size=page_size, heads=heads, dtype=dtype, device=DEVICE, **more)
+    return cases.make(
+        phase, lens, page_size=page_size, heads=heads, dtype=dtype, device=DEVICE, **more
+    )
 
 
 def shape(who: Contestant, found: Findings, layer: LayerInfo = LAYER, **more: Any) -> None:
@@ -185,14 +212,23 @@ def replay(who: Contestant) -> float:
         for seed, count in ((1, 12), (2, 12), (3, 5), (4, 1))
     ]
     made = [
-        cases.make(Phase.DECODE, [(1, n) for n in lens], page_size=64, dtype=torch.bfloat16, device=DEVICE, seed=seed)
+        cases.make(
+            Phase.DECODE,
+            [(1, n) for n in lens],
+            page_size=64,
+            dtype=torch.bfloat16,
+            device=DEVICE,
+            seed=seed,
+        )
         for seed, lens in enumerate(rows)
     ]
     return cases.check_replays(who.make(made[0]), made, LAYER, bucket=16, record=captured)
 
 
 def many_heads(who: Contestant) -> float:
-    """Replays of 256 rows of 64 heads over 8 KV heads, whose partial results are larger than any option's default."""
+    """Replays of 256 rows of 64 heads over 8 KV heads, whose partial results are larger than any
+    option's default.
+    """
     made = [
         cases.make(
             Phase.DECODE,
@@ -247,7 +283,9 @@ def three_steps_in_flight(who: Contestant) -> float:
 
 
 def three_replays_in_flight(who: Contestant) -> float:
-    """One graph's plan, written anew for each of three replays while the device is busy: each computes its own step."""
+    """One graph's plan, written anew for each of three replays while the device is busy: each
+    computes its own step.
+    """
     case = made(Phase.DECODE)
     backend = who.make(case)
     backend.graph_init([case.step.num_rows], cases.MAX_SEQ_LEN)
@@ -264,11 +302,21 @@ def three_replays_in_flight(who: Contestant) -> float:
     return in_flight(case, attend)
 
 
-def in_flight(case: Case, attend: Callable[[torch.Tensor, AttentionStep, torch.Tensor], None]) -> float:
-    """The largest error of the case's rows in three orders, each asked for while the device is at work before it."""
+def in_flight(
+    case: Case, attend: Callable[[torch.Tensor, AttentionStep, torch.Tensor], None]
+) -> float:
+    """The largest error of the case's rows in three orders, each asked for while the device is at
+    work before it.
+    """
     lens, table = case.step.host_context_lens, case.step.page_tables[0]
-    orders = [torch.randperm(len(lens), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-    steps = [cases.step_of(Phase.DECODE, [(1, n) for n in lens[each].tolist()], (table[each],)) for each in orders]
+    orders = [
+        torch.randperm(len(lens), generator=torch.Generator().manual_seed(seed))
+        for seed in range(3)
+    ]
+    steps = [
+        cases.step_of(Phase.DECODE, [(1, n) for n in lens[each].tolist()], (table[each],))
+        for each in orders
+    ]
     queries = [case.q[order] for order in orders]
     outs = [torch.empty_like(case.q) for _ in orders]
     torch.cuda.synchronize()
@@ -279,7 +327,9 @@ def in_flight(case: Case, attend: Callable[[torch.Tensor, AttentionStep, torch.T
     return max(cases.compare(out, answer[order]) for out, order in zip(outs, orders, strict=True))
 
 
-def build(q_dtype: str, kv_dtype: str, prefill: str, tensor_cores: str, head_dim: str = "128") -> None:
+def build(
+    q_dtype: str, kv_dtype: str, prefill: str, tensor_cores: str, head_dim: str = "128"
+) -> None:
     """Compile the kernels of one kind of FlashInfer backend, by making it."""
     sizes = {"dtype": getattr(torch, q_dtype), "head_dim": int(head_dim)}
     case = cases.make(Phase.DECODE, [(1, 5)], device=DEVICE, unused=0.0, **sizes)

@@ -1,4 +1,6 @@
-"""Numbers against transformers in float32: stories of the demo model, logits of the 0.6B shape (prompts, replays)."""
+"""Numbers against transformers in float32: stories of the demo model, logits of the 0.6B shape
+(prompts, replays).
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,19 @@ from headstock import LLM, SamplingParams
 from headstock.bench.shapes import SHAPES, write
 from headstock.registry import spec
 
-HEROES = ("girl Sara", "boy Ben", "fox Otto", "mouse Mia", "rabbit Hugo", "bear Lena", "girl Anna", "squirrel Theo")
-PROMPTS = tuple(f"Once upon a time, there was a little {' named '.join(hero.split())}." for hero in HEROES)
+HEROES = (
+    "girl Sara",
+    "boy Ben",
+    "fox Otto",
+    "mouse Mia",
+    "rabbit Hugo",
+    "bear Lena",
+    "girl Anna",
+    "squirrel Theo",
+)
+PROMPTS = tuple(
+    f"Once upon a time, there was a little {' named '.join(hero.split())}." for hero in HEROES
+)
 """Openings as the demo model's README measures margins after."""
 STORY = 400
 """Tokens of a story at most; each ends where its teller ends it."""
@@ -32,7 +45,10 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
     """Both, for every backend."""
     torch.backends.cuda.matmul.allow_tf32 = False
     stories, logits = attempt(all_stories), attempt(all_logits)
-    ok = all(isinstance(part, dict) and all(each["ok"] for each in part.values()) for part in (stories, logits))
+    ok = all(
+        isinstance(part, dict) and all(each["ok"] for each in part.values())
+        for part in (stories, logits)
+    )
     return {"ok": ok, "stories": stories, "logits": logits}
 
 
@@ -45,7 +61,9 @@ def attempt(work: Any) -> Any:
 
 
 def all_stories() -> dict[str, Any]:
-    """Stories that float32 tells, and what each backend in bfloat16 would have said at every position of them."""
+    """Stories that float32 tells, and what each backend in bfloat16 would have said at every
+    position of them.
+    """
     folder = spec("checkpoint", "demo").directory
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).cuda().eval()
     with LLM("demo", device="cuda", num_pages=64, runner="eager", max_running_requests=1) as llm:
@@ -64,7 +82,9 @@ def all_stories() -> dict[str, Any]:
 
 
 def told_by(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
-    """A greedy story in float32, and the scores from which each of its tokens came. [tokens, vocab]"""
+    """A greedy story in float32, and the scores from which each of its tokens came. [tokens,
+    vocab]
+    """
     ids = torch.tensor([prompt], device="cuda")
     whole = model.generate(ids, max_new_tokens=STORY, do_sample=False)
     scores = model(whole).logits[0, len(prompt) - 1 : -1].float()
@@ -72,11 +92,12 @@ def told_by(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
 
 
 def story(attn: str, runner: str, prompts: list[list[int]], told: list[Any]) -> dict[str, Any]:
-    """How often a pair agrees: every other position of each story is a request of its own, for the two tokens after it,
-    the first of which a prompt gives and the second a decode step.
+    """How often a pair agrees: every other position of each story is a request of its own, for the
+    two tokens after it, the first of which a prompt gives and the second a decode step.
 
-    A position counts when float32 prefers its token by more than four times the median error of logits, which are known
-    up to what all of a position have in common: so those of the likeliest tokens are compared with the very likeliest.
+    A position counts when float32 prefers its token by more than four times the median error of
+    logits, which are known up to what all of a position have in common: so those of the likeliest
+    tokens are compared with the very likeliest.
     """
     asked, wanted, margins, references = [], [], [], []
     for prompt, (tokens, scores) in zip(prompts, told, strict=True):
@@ -86,13 +107,15 @@ def story(attn: str, runner: str, prompts: list[list[int]], told: list[Any]) -> 
             wanted.append(tokens[place : place + 2])
             margins.append((best[place : place + 2, 0] - best[place : place + 2, 1]).tolist())
             references.append(scores[place : place + 2])
-    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=5)  # a story's end is a token too
+    # a story's end is a token too
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=5)
     settings = {"num_pages": 4096, "max_running_requests": 64, "max_seq_len": 1024}
     with LLM("demo", device="cuda", attn=attn, runner=runner, **settings) as llm:
         answers = [output.outputs[0] for output in llm.generate(asked, params)]
     errors, compared = [], []
     for answer, right, margin, reference in zip(answers, wanted, margins, references, strict=True):
-        for place in range(2 if answer.token_ids[0] == right[0] else 1):  # after another token the second means nothing
+        # after another token the second means nothing
+        for place in range(2 if answer.token_ids[0] == right[0] else 1):
             said = answer.token_ids[place]
             told = answer.logprobs[place]
             others = [token for token in told if token != said]
@@ -114,16 +137,25 @@ def story(attn: str, runner: str, prompts: list[list[int]], told: list[Any]) -> 
 
 
 def all_logits() -> dict[str, Any]:
-    """Log-probabilities of random prompts on the 0.6B shape with random weights; transformers in bfloat16 beside us."""
+    """Log-probabilities of random prompts on the 0.6B shape with random weights; transformers in
+    bfloat16 beside us.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(SHAPES["qwen3-0.6b"], folder)
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).cuda().eval()
+        model = (
+            AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(folder), dtype=torch.bfloat16
+            )
+            .cuda()
+            .eval()
+        )
         model.save_pretrained(folder)
         lengths = (7, 64, 129, 1000)
         prompts = [torch.randint(0, 150_000, (1, length), device="cuda") for length in lengths]
-        precise = copy.deepcopy(model).float()  # there is no way back: bfloat16 would round its rotary frequencies too
+        # there is no way back: bfloat16 would round its rotary frequencies too
+        precise = copy.deepcopy(model).float()
         with torch.inference_mode():
             own = [scored(model, prompt) for prompt in prompts]
             exact = [scored(precise, prompt) for prompt in prompts]
@@ -138,32 +170,56 @@ def all_logits() -> dict[str, Any]:
 
 
 def tried(work: Any, *arguments: Any) -> dict[str, Any]:
-    """What the work found, said at once: a run that is cut off keeps it. What the work raised is a finding too."""
+    """What the work found, said at once: a run that is cut off keeps it. What the work raised is a
+    finding too.
+    """
     found = attempt(lambda: work(*arguments))
     found = found if isinstance(found, dict) else {"ok": False, "error": found}
     sys.stderr.write(f"{work.__name__} {arguments[0]}: {json.dumps(found)}\n")
     return found
 
 
-def decoded(attn: str, folder: Path, prompts: list[torch.Tensor], model: Any, precise: Any) -> dict[str, Any]:
-    """The largest error of log-probabilities of tokens that replayed decode steps gave, the likeliest five of each.
+def decoded(
+    attn: str, folder: Path, prompts: list[torch.Tensor], model: Any, precise: Any
+) -> dict[str, Any]:
+    """The largest error of log-probabilities of tokens that replayed decode steps gave, the
+    likeliest five of each.
 
-    `precise` (float32) and `model` (bfloat16) read what we said; right when our error is at most twice that of `model`.
+    `precise` (float32) and `model` (bfloat16) read what we said; right when our error is at most
+    twice that of `model`.
     """
-    settings = {"num_pages": 256, "max_running_requests": 4, "max_seq_len": 2048, "runner": "cudagraph"}
+    settings = {
+        "num_pages": 256,
+        "max_running_requests": 4,
+        "max_seq_len": 2048,
+        "runner": "cudagraph",
+    }
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=5)
     with LLM(str(folder), device="cuda", dtype="bfloat16", attn=attn, **settings) as llm:
         compared = Compared(llm.engine.executor.runner)
         asked = [{"prompt_token_ids": prompt[0].tolist()} for prompt in prompts]
         answers = [output.outputs[0] for output in llm.generate(asked, params)]
-    exact, theirs = ([read(each, *pair) for pair in zip(prompts, answers, strict=True)] for each in (precise, model))
-    ours = [torch.tensor([[e.logprob for e in each.values()] for each in one.logprobs]) for one in answers]
+    exact, theirs = (
+        [read(each, *pair) for pair in zip(prompts, answers, strict=True)]
+        for each in (precise, model)
+    )
+    ours = [
+        torch.tensor([[e.logprob for e in each.values()] for each in one.logprobs])
+        for one in answers
+    ]
     replays, mine, limit = compared.steps["steps"], worst(ours, exact), 2 * worst(theirs, exact)
-    return {"ok": replays >= 40 and mine <= limit, "replays": replays, "largest_error": mine, "limit": limit}
+    return {
+        "ok": replays >= 40 and mine <= limit,
+        "replays": replays,
+        "largest_error": mine,
+        "limit": limit,
+    }
 
 
 def read(model: Any, prompt: torch.Tensor, answer: Any) -> torch.Tensor:
-    """The model's log-probabilities of the tokens that the answer names at each of its places. [tokens, 6 or fewer]"""
+    """The model's log-probabilities of the tokens that the answer names at each of its places.
+    [tokens, 6 or fewer]
+    """
     said = torch.tensor([answer.token_ids], device="cuda")
     with torch.inference_mode():
         logits = model(torch.cat([prompt, said], 1)).logits[0, prompt.shape[1] - 1 : -1]
@@ -186,18 +242,29 @@ def worst(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
 def logits(
     attn: str, folder: Path, prompts: list[torch.Tensor], exact: list[torch.Tensor], theirs: float
 ) -> dict[str, Any]:
-    """Our largest error, whole and in chunks; right when it is at most twice what transformers has in bfloat16."""
+    """Our largest error, whole and in chunks; right when it is at most twice what transformers has
+    in bfloat16.
+    """
     errors = {}
     for chunk in (8192, 96):
-        settings = {"num_pages": 256, "max_batch_tokens": chunk, "max_running_requests": 16, "max_seq_len": 2048}
+        settings = {
+            "num_pages": 256,
+            "max_batch_tokens": chunk,
+            "max_running_requests": 16,
+            "max_seq_len": 2048,
+        }
         with LLM(str(folder), device="cuda", dtype="bfloat16", attn=attn, **settings) as llm:
             params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-            outputs = llm.generate([{"prompt_token_ids": prompt[0].tolist()} for prompt in prompts], params)
+            outputs = llm.generate(
+                [{"prompt_token_ids": prompt[0].tolist()} for prompt in prompts], params
+            )
         ours = []
         for output, prompt in zip(outputs, prompts, strict=True):
             ids = prompt[0, 1:].tolist()
             told = output.prompt_logprobs[1:]
-            ours.append(torch.tensor([each[token].logprob for each, token in zip(told, ids, strict=True)]))
+            ours.append(
+                torch.tensor([each[token].logprob for each, token in zip(told, ids, strict=True)])
+            )
         errors[chunk] = worst(ours, exact)
     return {
         "ok": all(error <= 2 * theirs for error in errors.values()),

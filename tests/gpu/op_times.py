@@ -53,25 +53,33 @@ def timed_cases() -> dict[str, Callable[[], dict[str, Any]]]:
     found: dict[str, Callable[[], dict[str, Any]]] = {}
     for label in ("0.6B", "8B"):
         for tokens in TIMED_TOKENS:
-            found[f"{label}, {tokens} tokens"] = lambda label=label, tokens=tokens: layer_times(SHAPES[label], tokens)
+            found[f"{label}, {tokens} tokens"] = lambda label=label, tokens=tokens: layer_times(
+                SHAPES[label], tokens
+            )
     for label, (outs, width) in products().items():
         found[f"linear, {label}"] = lambda outs=outs, width=width: linear_times(outs, width)
     for rows in CUT_ROWS:
         found[f"cut, {rows} rows"] = lambda rows=rows: cut_times(rows)
     for rows in TIMED_ROWS:
         for name in ("greedy", "temperature", "top_k", "top_p", "all"):
-            found[f"sampling, {rows} rows, {name}"] = lambda rows=rows, name=name: sampling_times(rows, SETTINGS[name])
+            found[f"sampling, {rows} rows, {name}"] = lambda rows=rows, name=name: sampling_times(
+                rows, SETTINGS[name]
+            )
     return found
 
 
 def layer_times(shape: Shape, tokens: int) -> dict[str, Any]:
-    """Microseconds of a layer's kernels, of torch's operations for the same, and GB/s of what must be moved."""
+    """Microseconds of a layer's kernels, of torch's operations for the same, and GB/s of what must
+    be moved.
+    """
     dtype, ops, both = torch.bfloat16, TorchOps(), shape.heads + shape.kv_heads
     page_size = 64
     slots, pages = cases.places(tokens, page_size, DEVICE)
     positions = cases.positions_of(tokens, DEVICE)
     table = torch.rand(40_960, 2, shape.head_dim // 2, device=DEVICE)
-    pool = torch.zeros(pages, 2, page_size, shape.kv_heads, shape.head_dim, dtype=dtype, device=DEVICE)
+    pool = torch.zeros(
+        pages, 2, page_size, shape.kv_heads, shape.head_dim, dtype=dtype, device=DEVICE
+    )
     copies = COPIES if tokens > 1000 else 1
 
     def many(*dims: int) -> list[torch.Tensor]:
@@ -92,21 +100,28 @@ def layer_times(shape: Shape, tokens: int) -> dict[str, Any]:
         view = qkvs[i].view(tokens, both + shape.kv_heads, shape.head_dim)
         qk = view[:, :both]
         ops.rotate_(ops.head_norm(qk, head_weight, cases.EPS), turns, qk)
-        ops.store_kv_(pool, cells, view[:, shape.heads :].view(tokens, 2, shape.kv_heads, shape.head_dim))
+        ops.store_kv_(
+            pool, cells, view[:, shape.heads :].view(tokens, 2, shape.kv_heads, shape.head_dim)
+        )
 
     def heads(i: int) -> object:
         tensors = (qkvs[i], head_weight.tensor, table, positions, slots, pool)
         return turn_and_store(*tensors, heads=shape.heads, eps=cases.EPS)
 
     works: dict[str, tuple[Callable[[int], object], float]] = {
-        "norm": (lambda i: norm.add_norm(totals[i], terms[i], weight.tensor, cases.EPS), 4 * totals[0].numel()),
+        "norm": (
+            lambda i: norm.add_norm(totals[i], terms[i], weight.tensor, cases.EPS),
+            4 * totals[0].numel(),
+        ),
         "norm, torch": (torch_norm, 4 * totals[0].numel()),
         "heads": (heads, 2 * qkvs[0].numel()),
         "heads, torch": (torch_heads, 2 * qkvs[0].numel()),
         "activation": (lambda i: activation.silu_and_mul(gates[i]), 1.5 * gates[0].numel()),
         "activation, torch": (lambda i: ops.silu_and_mul(gates[i]), 1.5 * gates[0].numel()),
     }
-    return {name: speed(graph_us(work, copies), 2 * numbers) for name, (work, numbers) in works.items()}
+    return {
+        name: speed(graph_us(work, copies), 2 * numbers) for name, (work, numbers) in works.items()
+    }
 
 
 def linear_times(outs: int, width: int) -> dict[str, Any]:
@@ -115,19 +130,28 @@ def linear_times(outs: int, width: int) -> dict[str, Any]:
     As many weights take turns as fill the device's cache several times over.
     """
     copies = max(2, 200_000_000 // (2 * outs * width))
-    weights = [cases.noise(outs, width, dtype=torch.bfloat16, device=DEVICE, seed=seed) for seed in range(copies)]
+    weights = [
+        cases.noise(outs, width, dtype=torch.bfloat16, device=DEVICE, seed=seed)
+        for seed in range(copies)
+    ]
     found = {}
     for tokens in LINEAR_TOKENS:
         x = cases.noise(tokens, width, dtype=torch.bfloat16, device=DEVICE)
-        ours = graph_us(lambda i, x=x: linear.small_linear(x, weights[i], None), copies, launches=64)
-        theirs = graph_us(lambda i, x=x: torch.nn.functional.linear(x, weights[i]), copies, launches=64)
+        ours = graph_us(
+            lambda i, x=x: linear.small_linear(x, weights[i], None), copies, launches=64
+        )
+        theirs = graph_us(
+            lambda i, x=x: torch.nn.functional.linear(x, weights[i]), copies, launches=64
+        )
         found[f"{tokens} tokens"] = speed(ours, 2 * outs * width)
         found[f"{tokens} tokens, torch"] = speed(theirs, 2 * outs * width)
     return found
 
 
 def cut_times(rows: int) -> dict[str, Any]:
-    """Microseconds of both ways to cut rows off, for the number of rows from which a search is faster."""
+    """Microseconds of both ways to cut rows off, for the number of rows from which a search is
+    faster.
+    """
     logits = cases.noise(rows, VOCAB, dtype=torch.bfloat16, device=DEVICE, scale=2.0)
     found = {}
     for name in ("top_k", "top_p", "all"):
@@ -139,15 +163,21 @@ def cut_times(rows: int) -> dict[str, Any]:
 
 
 def sampling_times(rows: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Microseconds from 16-bit logits to tokens: flat random ones, and ones as peaked as a trained model's."""
+    """Microseconds from 16-bit logits to tokens: flat random ones, and ones as peaked as a trained
+    model's.
+    """
     asked = sampling_of(rows, DEVICE, dict(settings))
     flat = cases.noise(rows, VOCAB, dtype=torch.bfloat16, device=DEVICE, scale=1.0)
     peaked = cases.noise(rows, VOCAB, dtype=torch.bfloat16, device=DEVICE, scale=2.5)
     peaked[:, :50] += torch.linspace(18, 8, 50, device=DEVICE).to(torch.bfloat16)
     found = {}
     for label, logits in (("flat", flat), ("peaked", peaked)):
-        found[label] = speed(graph_us(lambda i, logits=logits: sampling.sample(logits, asked), 1), 2 * logits.numel())
-    found["torch, flat"] = speed(device_us(lambda i: torch_sampling.sample(flat.float(), asked)), 2 * flat.numel())
+        found[label] = speed(
+            graph_us(lambda i, logits=logits: sampling.sample(logits, asked), 1), 2 * logits.numel()
+        )
+    found["torch, flat"] = speed(
+        device_us(lambda i: torch_sampling.sample(flat.float(), asked)), 2 * flat.numel()
+    )
     return found
 
 

@@ -1,4 +1,6 @@
-"""The operations `triton` beside torch's on the GPU: right in every shape of the shipped models, and how fast."""
+"""The operations `triton` beside torch's on the GPU: right in every shape of the shipped models,
+and how fast.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def main(builds: list[object]) -> dict[str, Any]:
-    """Right or wrong case by case, then microseconds of each kernel and of torch's operations for the same."""
+    """Right or wrong case by case, then microseconds of each kernel and of torch's operations for
+    the same.
+    """
     failed: dict[str, str] = {}
     worst: dict[str, float] = {}
 
@@ -63,24 +67,69 @@ def right_cases() -> dict[str, Callable[[], Any]]:
             for tokens in TOKENS:
                 case = f"{label}, {tokens} tokens, {dtype}"
                 for pending in (False, True):
-                    put(f"norm, {case}, {pending}", cases.norm_case, tokens, shape.hidden, dtype, DEVICE, pending)
+                    put(
+                        f"norm, {case}, {pending}",
+                        cases.norm_case,
+                        tokens,
+                        shape.hidden,
+                        dtype,
+                        DEVICE,
+                        pending,
+                    )
                 put(f"embed, {case}", cases.embed_case, tokens, shape.hidden, dtype, DEVICE)
-                put(f"activation, {case}", cases.activation_case, tokens, shape.intermediate, dtype, DEVICE)
+                put(
+                    f"activation, {case}",
+                    cases.activation_case,
+                    tokens,
+                    shape.intermediate,
+                    dtype,
+                    DEVICE,
+                )
                 put(f"heads, {case}", cases.heads_case, shape, tokens, dtype, DEVICE, page_size=64)
-            put(f"model, {label}, {dtype}", cases.model_case, evolve(shape, vocab=1000), 256, dtype, DEVICE)
+            put(
+                f"model, {label}, {dtype}",
+                cases.model_case,
+                evolve(shape, vocab=1000),
+                256,
+                dtype,
+                DEVICE,
+            )
         for pool_dtype in (torch.float8_e4m3fn,):
             eight = {"page_size": 64, "pool_dtype": pool_dtype}
-            put(f"heads 8-bit, {label}", cases.heads_case, shape, 256, torch.bfloat16, DEVICE, **eight)
+            put(
+                f"heads 8-bit, {label}",
+                cases.heads_case,
+                shape,
+                256,
+                torch.bfloat16,
+                DEVICE,
+                **eight,
+            )
     for head_dim in (64, 80, 96, 256):
         for change in ({}, {"qk_norm": False}, {"rope_dim": head_dim // 2}):
             shape = evolve(SHAPES["0.6B"], head_dim=head_dim, **change)
             for tokens in (7, 256):
-                put(f"heads, {head_dim}, {change}, {tokens}", cases.heads_case, shape, tokens, torch.bfloat16, DEVICE)
+                put(
+                    f"heads, {head_dim}, {change}, {tokens}",
+                    cases.heads_case,
+                    shape,
+                    tokens,
+                    torch.bfloat16,
+                    DEVICE,
+                )
     for name, settings in SETTINGS.items():
         for rows in (1, 7, 64):
             for dtype in (torch.bfloat16, torch.float32):
                 case = f"{name}, {rows} rows, {dtype}"
-                put(f"sampling, {case}", sampling_cases.sampling_case, rows, VOCAB, dtype, DEVICE, settings)
+                put(
+                    f"sampling, {case}",
+                    sampling_cases.sampling_case,
+                    rows,
+                    VOCAB,
+                    dtype,
+                    DEVICE,
+                    settings,
+                )
                 more = {"top_logprobs": 0}
                 put(
                     f"sampling, {case}, logprobs",
@@ -93,7 +142,15 @@ def right_cases() -> dict[str, Callable[[], Any]]:
                     **more,
                 )
                 if name not in ("greedy", "temperature"):
-                    put(f"cut, {case}", sampling_cases.cut_case, rows, VOCAB, dtype, DEVICE, settings)
+                    put(
+                        f"cut, {case}",
+                        sampling_cases.cut_case,
+                        rows,
+                        VOCAB,
+                        dtype,
+                        DEVICE,
+                        settings,
+                    )
         for rows in (4, 16):
             put(f"sampling in a graph, {name}, {rows} rows", sampling_in_a_graph, settings, rows)
         if settings:
@@ -110,12 +167,19 @@ def right_cases() -> dict[str, Callable[[], Any]]:
 def noise_case() -> float:
     """Rows of equal logits: the tokens taken are those of torch's largest noise."""
     rows = 64
-    seeds, positions = torch.arange(rows, device=DEVICE) * 77_777_777_777 - 3, torch.arange(rows, device=DEVICE)
+    seeds, positions = (
+        torch.arange(rows, device=DEVICE) * 77_777_777_777 - 3,
+        torch.arange(rows, device=DEVICE),
+    )
     asked = Sampling(temperature=torch.ones(rows, device=DEVICE), seeds=seeds, positions=positions)
-    found = sampling.sample(torch.zeros(rows, VOCAB, dtype=torch.bfloat16, device=DEVICE), asked).tokens
+    found = sampling.sample(
+        torch.zeros(rows, VOCAB, dtype=torch.bfloat16, device=DEVICE), asked
+    ).tokens
     expected = gumbel(seeds, positions, VOCAB)
     short = expected.amax(-1) - expected.gather(1, found[:, None])[:, 0]
-    assert float(short.max()) < 1e-5, f"noise of the tokens taken is short of the largest by up to {float(short.max())}"
+    assert float(short.max()) < 1e-5, (
+        f"noise of the tokens taken is short of the largest by up to {float(short.max())}"
+    )
     return float((found != expected.argmax(-1)).float().mean())
 
 
@@ -127,12 +191,16 @@ def distribution_case(settings: Mapping[str, Any]) -> None:
     asked.temperature[3] = asked.temperature[0]  # no greedy row
     counts = sampling.sample(row.repeat(draws, 1), asked).tokens.bincount(minlength=vocab).double()
     one = evolve(asked, **{name: getattr(asked, name)[:1] for name in settings})
-    scores = sampling_cases.torch_cut((row.float() - row.float().amax()) / one.temperature[:, None], one)[0]
+    scores = sampling_cases.torch_cut(
+        (row.float() - row.float().amax()) / one.temperature[:, None], one
+    )[0]
     expected = scores.double().softmax(-1) * draws
     likely = expected > 0
     assert float(counts[~likely].sum()) == 0, "tokens that are cut off were drawn"
     off = float(((counts - expected)[likely] ** 2 / expected[likely]).sum())
-    assert off < 50, f"chi-square {off:.1f}; of 19 degrees of freedom one in ten thousand is above 50"
+    assert off < 50, (
+        f"chi-square {off:.1f}; of 19 degrees of freedom one in ten thousand is above 50"
+    )
 
 
 def sampling_in_a_graph(settings: Mapping[str, Any], rows: int) -> float:
@@ -142,12 +210,16 @@ def sampling_in_a_graph(settings: Mapping[str, Any], rows: int) -> float:
     graph, found = replayed(lambda: sampling.sample(logits, asked))
     wrong = 0.0
     for seed in (5, 6):
-        logits.copy_(cases.noise(rows, VOCAB, dtype=torch.bfloat16, device=DEVICE, seed=seed, scale=4.0))
+        logits.copy_(
+            cases.noise(rows, VOCAB, dtype=torch.bfloat16, device=DEVICE, seed=seed, scale=4.0)
+        )
         if asked.seeds is not None:
             asked.seeds.add_(seed)
         graph.replay()
         expected = sampling.sample(logits, asked)
-        assert torch.equal(found.tokens, expected.tokens) and torch.equal(found.healthy, expected.healthy)
+        assert torch.equal(found.tokens, expected.tokens) and torch.equal(
+            found.healthy, expected.healthy
+        )
         others = found.tokens != torch_sampling.sample(logits.float(), asked).tokens
         wrong = max(wrong, float(others.float().mean()))
     assert wrong < 0.1, f"{wrong} of the rows have other tokens than torch's"
@@ -155,14 +227,18 @@ def sampling_in_a_graph(settings: Mapping[str, Any], rows: int) -> float:
 
 
 def layers_in_a_graph() -> float:
-    """A graph of two layers gives what a call outside gives, for other tokens, positions and slots."""
+    """A graph of two layers gives what a call outside gives, for other tokens, positions and
+    slots.
+    """
     shape = evolve(SHAPES["0.6B"], vocab=1000)
     config = cases.config_of(shape)
     params = cases.params_of(config, torch.bfloat16, DEVICE)
     batch = cases.batch_of(config, 64, torch.bfloat16, DEVICE)
     ops = cases.TritonOps()
     with torch.inference_mode():
-        graph, found = replayed(lambda: cases.forward(params, config, batch, lambda q, layer: q, ops))
+        graph, found = replayed(
+            lambda: cases.forward(params, config, batch, lambda q, layer: q, ops)
+        )
         for change in (3, 11):
             batch.tokens.add_(change).remainder_(config.vocab)
             batch.positions.add_(change).remainder_(40_960)

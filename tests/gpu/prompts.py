@@ -1,4 +1,6 @@
-"""Replayed steps with prompt tokens: bits against the same bucket computed at once, and the time to a first token."""
+"""Replayed steps with prompt tokens: bits against the same bucket computed at once, and the time to
+a first token.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,15 @@ def attempt(shape: str, attn: str) -> dict[str, Any]:
             with LLM(folder, cuda_graph_max_tokens=most, **settings) as llm:
                 name = "replayed" if most is None else "eager"
                 found[name] = {"first_ms": {length: first_token(llm, length) for length in LENGTHS}}
-                found[name]["notes"] = [note for note in llm.engine.summary.notes if "graph" in note]
+                found[name]["notes"] = [
+                    note for note in llm.engine.summary.notes if "graph" in note
+                ]
                 if most is None:
                     found["bits"] = bits(llm)
     seen = Counter(found["bits"])
-    found["ok"] = not seen["differ"] + seen["not finite"] + seen["whole unlike pieces"] and seen["whole"] > 10
+    found["ok"] = (
+        not seen["differ"] + seen["not finite"] + seen["whole unlike pieces"] and seen["whole"] > 10
+    )
     return found
 
 
@@ -64,7 +70,9 @@ def first_token(llm: LLM, length: int) -> dict[str, float]:
     for _ in range(TURNS):
         prompt = rng.integers(0, 10_000, length).tolist()
         began = time.perf_counter()
-        for _ in llm.stream(prompt, SamplingParams(temperature=0.6, seed=1, max_tokens=2, ignore_eos=True)):
+        for _ in llm.stream(
+            prompt, SamplingParams(temperature=0.6, seed=1, max_tokens=2, ignore_eos=True)
+        ):
             firsts.append(time.perf_counter() - began)
             began = float("-inf")
         prompt = rng.integers(0, 10_000, length).tolist()
@@ -72,17 +80,25 @@ def first_token(llm: LLM, length: int) -> dict[str, float]:
         llm.generate(prompt, SamplingParams(temperature=0.6, seed=1, max_tokens=1, ignore_eos=True))
         wholes.append(time.perf_counter() - began)
     firsts = [each for each in firsts if each < 1e6]
-    return {"first": round(1e3 * statistics.median(firsts), 2), "whole": round(1e3 * statistics.median(wholes), 2)}
+    return {
+        "first": round(1e3 * statistics.median(firsts), 2),
+        "whole": round(1e3 * statistics.median(wholes), 2),
+    }
 
 
 def bits(llm: LLM) -> dict[str, int]:
-    """How many replayed steps differ in any bit from the same bucket computed operation by operation."""
+    """How many replayed steps differ in any bit from the same bucket computed operation by
+    operation.
+    """
     runner = llm.engine.executor.runner
     with compared(runner) as counts:
         rng = np.random.default_rng(3)
         params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
         for count in (1, 3, 8, 24):
-            prompts = [rng.integers(0, 10_000, int(rng.integers(1, 1400 // count))).tolist() for _ in range(count)]
+            prompts = [
+                rng.integers(0, 10_000, int(rng.integers(1, 1400 // count))).tolist()
+                for _ in range(count)
+            ]
             streams = [llm.stream(prompt, params) for prompt in prompts]
             for stream in streams:  # each joins while those before it decode
                 next(stream)
@@ -97,7 +113,9 @@ def bits(llm: LLM) -> dict[str, int]:
 
 @contextmanager
 def compared(runner: CudaGraphRunner) -> Iterator[Counter[str]]:
-    """Counts replays by kind, and those that differ from the same computed at once, as long as the context lasts."""
+    """Counts replays by kind, and those that differ from the same computed at once, as long as the
+    context lasts.
+    """
     counts: Counter[str] = Counter()
     prompts = runner.prompts
     assert prompts is not None
@@ -115,13 +133,17 @@ def compared(runner: CudaGraphRunner) -> Iterator[Counter[str]]:
             attention(q[:tokens], index, out[:tokens])
 
         whole = prompts.is_whole(bucket, step)
-        in_pieces = prompts.forward(bucket.inputs[: 2 * bucket.size].view(2, -1), attend)[last_tokens[:rows]]
+        in_pieces = prompts.forward(bucket.inputs[: 2 * bucket.size].view(2, -1), attend)[
+            last_tokens[:rows]
+        ]
         again = prompts.forward_whole(bucket.inputs, bucket.size)[:rows] if whole else in_pieces
         counts["whole" if whole else "in pieces"] += 1
         counts["mixed"] += step.num_decode > 0
         counts["differ"] += not torch.equal(out[:rows], again)
         counts["not finite"] += not again.isfinite().all().item()
-        counts["whole unlike pieces"] += bool((again - in_pieces).abs().max() > 0.05 * in_pieces.abs().max())
+        counts["whole unlike pieces"] += bool(
+            (again - in_pieces).abs().max() > 0.05 * in_pieces.abs().max()
+        )
 
     prompts.replay = counted  # type: ignore[method-assign]
     try:

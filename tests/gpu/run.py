@@ -1,14 +1,17 @@
 """Everything that needs a GPU, in one call, on a host that may have no network.
 
-    python tests/gpu/run.py --pack .gpu --out OUT     a bare host: installs what pack.py made, then does all the work
-    python tests/gpu/run.py --out OUT                 a host on which headstock and the kernel libraries are installed
+    python tests/gpu/run.py --pack .gpu --out OUT
+    a bare host: installs what pack.py made, then does all the work
+    python tests/gpu/run.py --out OUT
+    a host on which headstock and the kernel libraries are installed
 
 `--pack .gpu --parts none` installs and does no more.
 
-Parts (`--parts a,b`): kernels and trtllm (each backend against float32), ops (operations against torch's), tokens (the
-demo model's answers for each pair of backends), speed (attention alone), bench (workloads), step_time (a step by
-kernels), prompts (replayed steps with prompt tokens), tests (pytest: tests/backends, and the rows of docs/features.md
-that need a GPU). Each writes OUT/PART.json; one that fails does not stop the others.
+Parts (`--parts a,b`): kernels and trtllm (each backend against float32), ops (operations against
+torch's), tokens (the demo model's answers for each pair of backends), speed (attention alone),
+bench (workloads), step_time (a step by kernels), prompts (replayed steps with prompt tokens), tests
+(pytest: tests/backends, and the rows of docs/features.md that need a GPU). Each writes
+OUT/PART.json; one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -27,7 +30,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PARTS = ("kernels", "trtllm", "ops", "numerics", "tokens", "speed", "bench", "step_time", "prompts", "tests")
+PARTS = (
+    "kernels",
+    "trtllm",
+    "ops",
+    "numerics",
+    "tokens",
+    "speed",
+    "bench",
+    "step_time",
+    "prompts",
+    "tests",
+)
 HERE = Path(__file__).parent
 BUILDS = (
     ("bfloat16", "bfloat16", "auto", "auto"),
@@ -36,10 +50,14 @@ BUILDS = (
     ("float16", "float16", "fa2", "off"),
     ("float16", "float16", "auto", "auto"),
     ("bfloat16", "float8_e4m3fn", "fa2", "auto"),
-    *(("bfloat16", "bfloat16", *kind, size) for kind in (("auto", "auto"), ("fa2", "off")) for size in ("64", "256")),
+    *(
+        ("bfloat16", "bfloat16", *kind, size)
+        for kind in (("auto", "auto"), ("fa2", "off"))
+        for size in ("64", "256")
+    ),
 )
-"""The FlashInfer kernels that are used: types of queries and KV, prompt templates, tensor cores for decode, head size
-where it is not 128.
+"""The FlashInfer kernels that are used: types of queries and KV, prompt templates, tensor cores for
+decode, head size where it is not 128.
 """
 
 
@@ -52,31 +70,59 @@ def install(pack: Path, site: Path) -> None:
     if kept.exists():  # compiled on an earlier run; see `keep_kernels`
         with tarfile.open(kept) as archive:
             archive.extractall(site / "flashinfer" / "data" / "aot", filter="data")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile"]
-    subprocess.run([*command, "--target", str(site), *map(str, (pack / "wheels").glob("*.whl"))], check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+    ]
+    subprocess.run(
+        [*command, "--target", str(site), *map(str, (pack / "wheels").glob("*.whl"))], check=True
+    )
 
 
 def environment(site: Path) -> dict[str, str]:
     """The environment in which what `install` put there is found."""
     paths = os.pathsep.join([str(site), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    return {"FLASHINFER_CUDA_ARCH_LIST": "9.0a", "MAX_JOBS": "16"} | os.environ | {"PYTHONPATH": paths}
+    return (
+        {"FLASHINFER_CUDA_ARCH_LIST": "9.0a", "MAX_JOBS": "16"} | os.environ | {"PYTHONPATH": paths}
+    )
 
 
 def start_builds(site: Path, out: Path) -> list[subprocess.Popen[bytes]]:
-    """Compile FlashInfer's kernels in the background, each kind in a process of its own, TensorRT-LLM's in one."""
+    """Compile FlashInfer's kernels in the background, each kind in a process of its own,
+    TensorRT-LLM's in one.
+    """
     commands = [[str(HERE / "kernels.py"), "build", *names] for names in BUILDS]
     commands += [[str(HERE / "trtllm.py"), "build", str(out)]]
-    return [subprocess.Popen([sys.executable, *command], env=environment(site)) for command in commands]
+    return [
+        subprocess.Popen([sys.executable, *command], env=environment(site)) for command in commands
+    ]
 
 
 def keep_kernels(out: Path) -> None:
-    """Write the compiled kernels to OUT/kernels.tar.xz; beside pack.tar.xz it spares the next run the compiler."""
+    """Write the compiled kernels to OUT/kernels.tar.xz; beside pack.tar.xz it spares the next run
+    the compiler.
+    """
     package = find_spec("flashinfer")
     folders = [*Path.home().glob(".cache/flashinfer/*/*/cached_ops")]
-    folders += [Path(place) / "data" / "aot" for place in (package.submodule_search_locations or [] if package else [])]
-    built = {f"{path.parent.name}/{path.name}": path for folder in folders for path in sorted(folder.glob("*/*"))}
+    folders += [
+        Path(place) / "data" / "aot"
+        for place in (package.submodule_search_locations or [] if package else [])
+    ]
+    built = {
+        f"{path.parent.name}/{path.name}": path
+        for folder in folders
+        for path in sorted(folder.glob("*/*"))
+    }
     beside = ("head_dims", "made_with")
-    wanted = {name: path for name, path in built.items() if path.suffix == ".so" or path.name in beside}
+    wanted = {
+        name: path for name, path in built.items() if path.suffix == ".so" or path.name in beside
+    }
     if not wanted:
         return
     with tarfile.open(out / "kernels.tar.xz", "w:xz", preset=6) as archive:
@@ -85,11 +131,15 @@ def keep_kernels(out: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pack", type=Path, help="the folder that pack.py made")
     parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--site", type=Path, default=Path("/tmp/headstock-gpu/site"), help="where to install")
+    parser.add_argument(
+        "--site", type=Path, default=Path("/tmp/headstock-gpu/site"), help="where to install"
+    )
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     if asked.pack is not None:
@@ -122,14 +172,23 @@ def run(part: str, out: Path, builds: list[subprocess.Popen[bytes]]) -> bool:
 
 
 def tests() -> dict[str, Any]:
-    """The tests that run on CUDA where they can: the backends' own, and those of rows that need a GPU."""
+    """The tests that run on CUDA where they can: the backends' own, and those of rows that need a
+    GPU.
+    """
     files = (HERE.parent / "backends", HERE / "test_rows.py", HERE / "test_experts.py")
     words = [*map(str, files), "-p", "no:cacheprovider", "--tb=short"]
     words += shlex.split(os.environ.get("GPU_TESTS", ""))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--durations=20", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pytest", "--durations=20", *words],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    return {"ok": done.returncode == 0, "code": done.returncode, "output": done.stdout[-6000:] + done.stderr[-1000:]}
+    return {
+        "ok": done.returncode == 0,
+        "code": done.returncode,
+        "output": done.stdout[-6000:] + done.stderr[-1000:],
+    }
 
 
 if __name__ == "__main__":

@@ -37,10 +37,18 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
         case = cases.make(Phase.DECODE, [(1, length) for length in lengths], **SHAPE)
         for who in DECODERS:
             found["decode_us"][f"{who}, {what}"] = attend(who, case, found["plan_host_us"])
-    prompts = {Phase.PREFILL: [(1024, 1024)] * 16, Phase.EXTEND: [(1 + 19 * i, 300 + 100 * i) for i in range(16)]}
+    prompts = {
+        Phase.PREFILL: [(1024, 1024)] * 16,
+        Phase.EXTEND: [(1 + 19 * i, 300 + 100 * i) for i in range(16)],
+    }
     for phase, rows in prompts.items():
         case = cases.make(phase, rows, **SHAPE)
-        for who in (Contestant("fa"), Contestant("fi"), Contestant("fi", ("fi.prefill=fa2",)), Contestant("trtllm")):
+        for who in (
+            Contestant("fa"),
+            Contestant("fi"),
+            Contestant("fi", ("fi.prefill=fa2",)),
+            Contestant("trtllm"),
+        ):
             found["prefill_us"][f"{who}, {phase.value}"] = attend(who, case, found["plan_host_us"])
     return found
 
@@ -55,7 +63,9 @@ def attend(who: Contestant, case: cases.Case, plans: dict[str, float]) -> float 
         if step.phase is Phase.DECODE:
             backend.graph_init([rows], 16_384)
             static = backend.graph_plan(rows, step)
-            plans[f"{who}, {rows} rows, replayed"] = host_us(lambda: backend.graph_update(static, step))
+            plans[f"{who}, {rows} rows, replayed"] = host_us(
+                lambda: backend.graph_update(static, step)
+            )
         plan = backend.plan(step)
         return device_us(lambda: backend.forward(case.q, LAYER, plan, out))
     except Exception as error:

@@ -21,11 +21,31 @@ from headstock.engine.engine import Engine
 from headstock.schedule import Request
 
 CLASSES = {
-    "attention": ("flash", "attention", "batchdecode", "batchprefill", "xqa", "fmha", "mha", "kernel_mha", "combine"),
+    "attention": (
+        "flash",
+        "attention",
+        "batchdecode",
+        "batchprefill",
+        "xqa",
+        "fmha",
+        "mha",
+        "kernel_mha",
+        "combine",
+    ),
     "products": ("gemm", "nvjet", "cutlass", "xmma", "splitk", "gemv", "linear"),
     "sampling": ("sample", "gumbel", "argmax", "softmax", "sort", "pick", "draw", "winner"),
     "norm, rope, activation": ("norm", "rope", "turn", "silu", "act_and_mul", "embed"),
-    "copies and indexes": ("copy", "memcpy", "memset", "index", "gather", "scatter", "elementwise", "arange", "fill"),
+    "copies and indexes": (
+        "copy",
+        "memcpy",
+        "memset",
+        "index",
+        "gather",
+        "scatter",
+        "elementwise",
+        "arange",
+        "fill",
+    ),
 }
 STEPS = 30
 
@@ -42,7 +62,12 @@ def attempt(shape: str, attn: str, rows: str, context: str, ops: str = "auto") -
         with tempfile.TemporaryDirectory() as folder:
             write(SHAPES[shape], Path(folder))
             config = EngineConfig(
-                model=folder, device="cuda", load_format="dummy", attn=attn, ops=ops, max_seq_len=2200
+                model=folder,
+                device="cuda",
+                load_format="dummy",
+                attn=attn,
+                ops=ops,
+                max_seq_len=2200,
             )
             engine = Engine(config)
             try:
@@ -60,7 +85,9 @@ def split(engine: Engine, rows: int, context: int) -> dict[str, Any]:
         prompt = rng.integers(0, 10_000, context).astype(np.int32)
         params = SamplingParams(temperature=0.6, seed=number, max_tokens=400, ignore_eos=True)
         engine.submit(Request(id=str(number), prompt=prompt, max_tokens=400, params=params))
-    while engine.state.num_running < rows or (engine.plan is not None and engine.plan.num_decode < rows):
+    while engine.state.num_running < rows or (
+        engine.plan is not None and engine.plan.num_decode < rows
+    ):
         engine.step()
     walls, hosts = [], []
     for _ in range(60):
@@ -87,8 +114,13 @@ def split(engine: Engine, rows: int, context: int) -> dict[str, Any]:
         "step_us": round(sorted(walls)[len(walls) // 2] * 1e6),
         "device_us": round(sum(totals.values()) / STEPS),
         "host_cpu_us": round(sorted(hosts)[len(hosts) // 2] * 1e6),
-        "classes_us": {name: round(total) for name, total in sorted(classes.items(), key=lambda each: -each[1])},
-        "top": {name[:110]: [round(totals[name] / STEPS, 1), round(counts[name] / STEPS, 1)] for name in top},
+        "classes_us": {
+            name: round(total) for name, total in sorted(classes.items(), key=lambda each: -each[1])
+        },
+        "top": {
+            name[:110]: [round(totals[name] / STEPS, 1), round(counts[name] / STEPS, 1)]
+            for name in top
+        },
         "kernels_a_step": round(sum(counts.values()) / STEPS, 1),
     }
 
@@ -96,4 +128,6 @@ def split(engine: Engine, rows: int, context: int) -> dict[str, Any]:
 def class_of(name: str) -> str:
     """The class of a kernel, by its name."""
     lower = name.lower()
-    return next((label for label, parts in CLASSES.items() if any(part in lower for part in parts)), "other")
+    return next(
+        (label for label, parts in CLASSES.items() if any(part in lower for part in parts)), "other"
+    )

@@ -1,4 +1,6 @@
-"""Mixtures of experts on the device: multiplied together, without a number read on the host, inside graphs too."""
+"""Mixtures of experts on the device: multiplied together, without a number read on the host, inside
+graphs too.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def weights() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 64, 300])
 def test_experts_together_are_as_near_to_float32_as_one_by_one(tokens: int) -> None:
-    x, scores, (gate_up, down) = noise(tokens, HIDDEN, seed=3), noise(tokens, EXPERTS.count, seed=4), weights()
+    x, scores, (gate_up, down) = (
+        noise(tokens, HIDDEN, seed=3),
+        noise(tokens, EXPERTS.count, seed=4),
+        weights(),
+    )
     if not counts_on_device(x, gate_up):
         pytest.skip("no kernel for groups counted on this device")
     chosen, ids = route(scores, EXPERTS)
@@ -58,7 +64,11 @@ def test_a_graph_of_experts_follows_the_tokens_that_it_is_replayed_with() -> Non
         x.copy_(noise(16, HIDDEN, seed=seed))
         # Those of the last time all choose the same few experts.
         scores.copy_(
-            noise(16, EXPERTS.count, seed=seed + 10) if seed < 9 else torch.arange(EXPERTS.count, device="cuda")
+            noise(16, EXPERTS.count, seed=seed + 10)
+            if seed < 9
+            else torch.arange(EXPERTS.count, device="cuda")
         )
         graph.replay()
-        torch.testing.assert_close(found, mix_experts(x, *route(scores, EXPERTS), gate_up, down), rtol=0, atol=0)
+        torch.testing.assert_close(
+            found, mix_experts(x, *route(scores, EXPERTS), gate_up, down), rtol=0, atol=0
+        )

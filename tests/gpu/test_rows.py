@@ -1,4 +1,6 @@
-"""Rows of docs/features.md that a GPU alone can show, on the demo model; skipped where there is none."""
+"""Rows of docs/features.md that a GPU alone can show, on the demo model; skipped where there is
+none.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ from headstock_fa.backend import FlashAttentionBackend
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
-SIZES: dict[str, Any] = {"device": "cuda", "num_pages": 2048, "max_seq_len": 2048, "max_running_requests": 32}
+SIZES: dict[str, Any] = {
+    "device": "cuda",
+    "num_pages": 2048,
+    "max_seq_len": 2048,
+    "max_running_requests": 32,
+}
 EIGHT_BITS = ("fi", "fa", "fa,fi", "fi,trtllm")
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 
@@ -36,13 +43,20 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16)
 def wrong(llm: LLM, asked: dict[str, str]) -> list[str]:
     """The answers that are not right."""
     outputs = llm.generate(list(asked), GREEDY)
-    told = [(output.outputs[0].text, right) for output, right in zip(outputs, asked.values(), strict=True)]
+    told = [
+        (output.outputs[0].text, right)
+        for output, right in zip(outputs, asked.values(), strict=True)
+    ]
     return [f"{text!r} for {right!r}" for text, right in told if not text.startswith(right)]
 
 
 @pytest.mark.parametrize("attn", ["fa,fi", "fi", "fa", "trtllm"])
-def test_S16_S17_radix_hits_on_a_shared_prefix_and_naive_never_and_both_are_right(attn: str) -> None:
-    shared = {prompt: right for prompt, right in questions().items() if prompt.startswith("Remember")}
+def test_S16_S17_radix_hits_on_a_shared_prefix_and_naive_never_and_both_are_right(
+    attn: str,
+) -> None:
+    shared = {
+        prompt: right for prompt, right in questions().items() if prompt.startswith("Remember")
+    }
     first, *others = shared
     cached = {}
     for cache in ("radix", "naive"):
@@ -50,7 +64,9 @@ def test_S16_S17_radix_hits_on_a_shared_prefix_and_naive_never_and_both_are_righ
             assert not wrong(llm, {first: shared[first]})
             outputs = llm.generate(others, GREEDY)
             texts = [output.outputs[0].text for output in outputs]
-            assert all(text.startswith(shared[prompt]) for text, prompt in zip(texts, others, strict=True)), texts
+            assert all(
+                text.startswith(shared[prompt]) for text, prompt in zip(texts, others, strict=True)
+            ), texts
             cached[cache] = [output.metrics.cached_tokens for output in outputs]
     told = len(first) // 4  # the facts and the sums, most of every prompt
     assert min(cached["radix"]) > told and set(cached["naive"]) == {0}, cached
@@ -59,8 +75,15 @@ def test_S16_S17_radix_hits_on_a_shared_prefix_and_naive_never_and_both_are_righ
 @pytest.mark.parametrize("runner", ["cudagraph", "eager"])
 @pytest.mark.parametrize("attn", EIGHT_BITS)
 def test_P7_fp8_holds_twice_the_tokens_and_answers_right(attn: str, runner: str) -> None:
-    sizes = {name: size for name, size in SIZES.items() if name != "num_pages"} | {"kv_memory_mb": 256}
-    options = {"attn": attn, "runner": runner, "page_size": 16, "opt": ("fi.prefill=fa2",) * ("fi" in attn)}
+    sizes = {name: size for name, size in SIZES.items() if name != "num_pages"} | {
+        "kv_memory_mb": 256
+    }
+    options = {
+        "attn": attn,
+        "runner": runner,
+        "page_size": 16,
+        "opt": ("fi.prefill=fa2",) * ("fi" in attn),
+    }
     tokens = {}
     for kv_dtype in ("bfloat16", "fp8_e4m3"):
         with LLM("demo", kv_dtype=kv_dtype, **sizes, **options) as llm:
@@ -85,8 +108,24 @@ def test_S7_a_limit_of_one_captures_one_row_alone() -> None:
 def test_S10_a_chat_on_a_terminal_has_graphs_of_one_row() -> None:
     ours, theirs = os.openpty()
     start = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    words = [sys.executable, "-c", start, "run", "--attn", "fa,fi", "--temperature", "0", "--max-tokens", "16"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    words = [
+        sys.executable,
+        "-c",
+        start,
+        "run",
+        "--attn",
+        "fa,fi",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "16",
+    ]
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "start_new_session": True,
+    }
     chat = subprocess.Popen(words, stdin=theirs, **pipes)
     os.close(theirs)
     os.write(ours, b"What is 47 + 38?\n/exit\n")
@@ -96,13 +135,19 @@ def test_S10_a_chat_on_a_terminal_has_graphs_of_one_row() -> None:
     assert "graphs for 1 batch sizes up to 1," in said and "85" in told, (said, told)
 
 
-def test_P12_contiguous_mode_runs_eagerly_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_P12_contiguous_mode_runs_eagerly_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     sizes = {"device": "cuda", "max_seq_len": 2048, "max_running_requests": 8}
-    with caplog.at_level(logging.WARNING), LLM("demo", paged_attn="off", cuda_graph_max_bs=8, **sizes) as llm:
+    with (
+        caplog.at_level(logging.WARNING),
+        LLM("demo", paged_attn="off", cuda_graph_max_bs=8, **sizes) as llm,
+    ):
         assert llm.engine.summary.runner == "eager"
         assert not wrong(llm, questions())
     assert [record.message for record in caplog.records if "graph" in record.message] == [
-        'event="no graphs in contiguous mode" because="--paged-attn off" ignored="--cuda-graph-max-bs 8"'
+        'event="no graphs in contiguous mode" because="--paged-attn off" '
+        'ignored="--cuda-graph-max-bs 8"'
     ]
 
 
@@ -131,7 +176,9 @@ def test_G9_lengths_of_512_1024_and_2048_record_nothing_anew_and_move_nothing(at
 def test_G10_graphs_take_no_more_than_the_plan_counts(attn: str) -> None:
     found = command("run", "--attn", attn, "--prompt", "12 + 30 =", "--temperature", "0")
     assert found["code"] == 0 and found["out"].startswith(" 42."), found
-    assert "graphs for 23 batch sizes" in found["error"] and "more than planned" not in found["error"], found
+    assert (
+        "graphs for 23 batch sizes" in found["error"] and "more than planned" not in found["error"]
+    ), found
 
 
 @pytest.mark.parametrize("spoilt", ["raises", "reads the device"])
@@ -140,7 +187,9 @@ def test_G11_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_
 ) -> None:
     forward = FlashAttentionBackend.forward
 
-    def spoiling(self: FlashAttentionBackend, q: torch.Tensor, *arguments: Any, **more: Any) -> None:
+    def spoiling(
+        self: FlashAttentionBackend, q: torch.Tensor, *arguments: Any, **more: Any
+    ) -> None:
         if torch.cuda.is_current_stream_capturing():
             if spoilt == "raises":
                 raise RuntimeError("not in a capture")
@@ -148,17 +197,24 @@ def test_G11_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_
         forward(self, q, *arguments, **more)
 
     monkeypatch.setattr(FlashAttentionBackend, "forward", spoiling)
-    with caplog.at_level(logging.DEBUG, "headstock"), LLM("demo", attn="fa", runner="cudagraph", **SIZES) as llm:
+    with (
+        caplog.at_level(logging.DEBUG, "headstock"),
+        LLM("demo", attn="fa", runner="cudagraph", **SIZES) as llm,
+    ):
         assert not llm.engine.executor.runner.recorded
         assert not wrong(llm, questions())
     said = [record.message for record in caplog.records]
     assert len([line for line in said if "graphs are off" in line]) == 1
-    assert spoilt == "raises" or any("could not be ended" in line for line in said), "this spoils no capture"
+    assert spoilt == "raises" or any("could not be ended" in line for line in said), (
+        "this spoils no capture"
+    )
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() <= before, "torch's allocator takes the capture to be open still"
+    assert torch.cuda.memory_reserved() <= before, (
+        "torch's allocator takes the capture to be open still"
+    )
     torch.rand(1, device="cuda")  # raises where torch's generator does
     monkeypatch.undo()
     with LLM("demo", attn="fa", runner="cudagraph", **SIZES) as llm:
@@ -172,9 +228,19 @@ def test_G11_a_fault_hurts_whom_it_hits(fault: str) -> None:
 
 
 @pytest.mark.parametrize("runner", ["cudagraph", "eager"])
-def test_R9_a_row_of_nan_that_is_aborted_while_its_step_runs_leaves_no_nan_behind(runner: str) -> None:
-    sizes = {"num_pages": 12, "page_size": 64, "max_seq_len": 512, "max_running_requests": 2, "max_batch_tokens": 512}
-    config = EngineConfig(device="cuda", attn="fa", runner=runner, cache_type="naive", faults=("nan@3:1",), **sizes)
+def test_R9_a_row_of_nan_that_is_aborted_while_its_step_runs_leaves_no_nan_behind(
+    runner: str,
+) -> None:
+    sizes = {
+        "num_pages": 12,
+        "page_size": 64,
+        "max_seq_len": 512,
+        "max_running_requests": 2,
+        "max_batch_tokens": 512,
+    }
+    config = EngineConfig(
+        device="cuda", attn="fa", runner=runner, cache_type="naive", faults=("nan@3:1",), **sizes
+    )
     engine = Engine(config)
     rng = np.random.default_rng(0)
     lengths = {"first": 20, "sick": 300, "next": 3, "last": 10}
@@ -185,7 +251,8 @@ def test_R9_a_row_of_nan_that_is_aborted_while_its_step_runs_leaves_no_nan_behin
     while engine.plan is None or engine.plan.number < 3:
         engine.step()
     engine.abort("first")
-    engine.abort("sick")  # before the result of step 3 is known; the seats go to the others in step 4
+    # before the result of step 3 is known; the seats go to the others in step 4
+    engine.abort("sick")
     ends = {}
     while engine.has_work:
         ends |= {each.id: each.finish_reason for each in engine.step() if each.finish_reason}
@@ -208,7 +275,8 @@ def test_G13_one_stream_is_faster_with_graphs() -> None:
 
 
 def test_S18_one_stream_is_faster_with_overlap_where_steps_are_planned(tmp_path: Path) -> None:
-    write(SHAPES["qwen3-0.6b"], tmp_path)  # steps of the demo model are too short to hide anything behind them
+    # steps of the demo model are too short to hide anything behind them
+    write(SHAPES["qwen3-0.6b"], tmp_path)
     seconds: dict[bool, list[float]] = {}
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     for overlap in (True, False, True, False):
@@ -224,7 +292,9 @@ def test_T18_an_engine_stays_within_its_budget_and_larger_steps_plan_for_more() 
     planned = {}
     for tokens, rows in ((1024, 16), (8192, 16), (1024, 256)):
         words = [sys.executable, str(Path(__file__).with_name("budget.py")), str(tokens), str(rows)]
-        done = subprocess.run(words, env=os.environ | EXPANDABLE, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, env=os.environ | EXPANDABLE, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout.splitlines()[-1])
         assert (0.45 if rows == 256 else 0) < found["taken"] <= 0.5, found

@@ -1,4 +1,6 @@
-"""The demo model on the GPU: each pair of backends must give the right answers to sums and questions."""
+"""The demo model on the GPU: each pair of backends must give the right answers to sums and
+questions.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ REPLAYED = ("fa", "fi", "trtllm")
 """Decode backends that graphs can be made of."""
 VARIANTS: tuple[dict[str, Any], ...] = tuple(
     # A small budget cuts prompts into chunks, so that steps mix them with decode rows.
-    {"page_size": page, "cache_type": cache, "overlap": overlap, "runner": runner, "max_batch_tokens": budget}
+    {
+        "page_size": page,
+        "cache_type": cache,
+        "overlap": overlap,
+        "runner": runner,
+        "max_batch_tokens": budget,
+    }
     for page in (16, 32, 64, 128)
     for cache in ("radix", "naive")
     for runner in ("cudagraph", "eager")
@@ -29,7 +37,17 @@ VARIANTS: tuple[dict[str, Any], ...] = tuple(
 NAMES = ("Anna", "Ben", "Mia", "Theo", "Sara", "Hugo", "Lena", "Otto")
 COMMANDS = (
     ("plugins", "inspect", "fa"),
-    ("run", "--attn", "fa,fi", "--cache-type", "radix", "--prompt", "12 + 30 =", "--temperature", "0"),
+    (
+        "run",
+        "--attn",
+        "fa,fi",
+        "--cache-type",
+        "radix",
+        "--prompt",
+        "12 + 30 =",
+        "--temperature",
+        "0",
+    ),
     ("run", "--prompt", "Once upon a time", "--temperature", "0", "--max-tokens", "60"),
 )
 SETTINGS: dict[str, Any] = {
@@ -43,25 +61,37 @@ SETTINGS: dict[str, Any] = {
 def questions() -> dict[str, str]:
     """Prompt -> the only right beginning of its answer."""
     sums = {f"{12 + i} + {31 + 2 * i} =": f" {43 + 3 * i}." for i in range(16)}
-    facts = [f"Remember: the number of the boat of {name} is {1234 + 707 * i}." for i, name in enumerate(NAMES)]
+    facts = [
+        f"Remember: the number of the boat of {name} is {1234 + 707 * i}."
+        for i, name in enumerate(NAMES)
+    ]
     filler = [f"{a} + {b} = {a + b}." for a in range(20, 30) for b in range(5, 9)]
     told = "\n".join([*facts, *filler])
     asked = "Question: what is the number of the boat of {}? Answer:"
-    recalled = {f"{told}\n{asked.format(name)}": f" {1234 + 707 * i}." for i, name in enumerate(NAMES)}
+    recalled = {
+        f"{told}\n{asked.format(name)}": f" {1234 + 707 * i}." for i, name in enumerate(NAMES)
+    }
     return sums | recalled
 
 
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """Every pair in every variant; graphs of a backend that has none must be refused, and nothing else may be.
+    """Every pair in every variant; graphs of a backend that has none must be refused, and nothing
+    else may be.
 
-    `GPU_PAIRS` names some pairs in place of all, parted by semicolons. Each run is a line of GPU_OUT/tokens.jsonl too,
-    as soon as it is over. A device that is broken ends it all.
+    `GPU_PAIRS` names some pairs in place of all, parted by semicolons. Each run is a line of
+    GPU_OUT/tokens.jsonl too, as soon as it is over. A device that is broken ends it all.
     """
     named = os.environ.get("GPU_PAIRS")
-    every = [prompts if prompts == decode else f"{prompts},{decode}" for prompts in BACKENDS for decode in BACKENDS]
+    every = [
+        prompts if prompts == decode else f"{prompts},{decode}"
+        for prompts in BACKENDS
+        for decode in BACKENDS
+    ]
     runs: dict[str, Any] = {}
     with (Path(os.environ.get("GPU_OUT", ".")) / "tokens.jsonl").open("a") as lines:
-        for attn, more in ((attn, more) for attn in (named.split(";") if named else every) for more in VARIANTS):
+        for attn, more in (
+            (attn, more) for attn in (named.split(";") if named else every) for more in VARIANTS
+        ):
             refusal = more["runner"] == "cudagraph" and attn.split(",")[-1] not in REPLAYED
             run = answer(attn, **more)
             run["ok"] = run["wrong"] == [] and ("refused" in run) == refusal
@@ -70,7 +100,9 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
             lines.flush()
             torch.cuda.synchronize()  # raises when a kernel has broken the device for good
     commands = {" ".join(words): command(*words) for words in COMMANDS}
-    ok = all(run["ok"] for run in runs.values()) and all(each["code"] == 0 for each in commands.values())
+    ok = all(run["ok"] for run in runs.values()) and all(
+        each["code"] == 0 for each in commands.values()
+    )
     return {"ok": ok, "runs": runs, "commands": commands}
 
 
@@ -78,9 +110,16 @@ def command(*words: str) -> dict[str, Any]:
     """What `headstock WORDS` does in a process of its own, and how long that takes."""
     began = time.monotonic()
     start = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run([sys.executable, "-c", start, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", start, *words], capture_output=True, text=True, check=False
+    )
     seconds = round(time.monotonic() - began, 2)
-    return {"code": done.returncode, "seconds": seconds, "out": done.stdout[-2000:], "error": done.stderr[-2500:]}
+    return {
+        "code": done.returncode,
+        "seconds": seconds,
+        "out": done.stdout[-2000:],
+        "error": done.stderr[-2500:],
+    }
 
 
 def answer(attn: str, **more: Any) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""TensorRT-LLM's kernels on the GPU against attention in float32, each group in a process of its own.
+"""TensorRT-LLM's kernels on the GPU against attention in float32, each group in a process of its
+own.
 
-`trtllm.py build OUT` compiles what they need and writes how long that took to OUT/trtllm-builds.json;
-`trtllm.py prompts|decode|steps` tries one group and prints what it found as JSON.
+`trtllm.py build OUT` compiles what they need and writes how long that took to
+OUT/trtllm-builds.json; `trtllm.py prompts|decode|steps` tries one group and prints what it found as
+JSON.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def run(group: str) -> dict[str, Any]:
     """One group in a process of its own."""
     began = time.monotonic()
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, __file__, group], capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run(
+        [sys.executable, __file__, group], capture_output=True, text=True, check=False, env=env
+    )
     seconds = round(time.monotonic() - began, 1)
     try:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -87,14 +91,25 @@ def steps(found: Findings) -> None:
 
 
 def build(out: Path) -> int:
-    """Compile, one command after the other.   writes: out/trtllm-builds.json   returns: an exit code"""
+    """Compile, one command after the other.
+
+    writes: out/trtllm-builds.json
+    returns: an exit code
+    """
     records = []
     for words in BUILDS:
         began = time.monotonic()
         command = [sys.executable, "-m", "headstock_trtllm.build", *words.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         seconds = round(time.monotonic() - began, 1)
-        records.append({"asked": words, "code": done.returncode, "seconds": seconds, "out": done.stdout.splitlines()})
+        records.append(
+            {
+                "asked": words,
+                "code": done.returncode,
+                "seconds": seconds,
+                "out": done.stdout.splitlines(),
+            }
+        )
         records[-1]["error"] = done.stderr[-3000:]
         (out / "trtllm-builds.json").write_text(json.dumps(records, indent=1))
     return max(record["code"] for record in records)

@@ -1,4 +1,6 @@
-"""The demo model's text says what is so, keeps its held-out sums out, and its tokenizer gives every text back."""
+"""The demo model's text says what is so, keeps its held-out sums out, and its tokenizer gives every
+text back.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ STORIES_A_PLOT = 60
 def package(folder: Path, name: str) -> None:
     """Make a folder importable as a package under a name of its own.   writes: sys.modules"""
     places = [str(folder)]
-    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=places)
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=places
+    )
     assert spec and spec.loader
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
@@ -62,7 +66,15 @@ def test_text_depends_on_the_seed_alone() -> None:
 # number, sign or word, number; then the forms that name the operation first
 INFIX = re.compile(r"(\d+) ?(\+|-|plus|minus) ?(\d+)")
 PREFIX = re.compile(r"(add|sum of|sum|take|subtract) (\d+) (?:and|from) (\d+)", re.IGNORECASE)
-SIGNS = {"plus": "+", "minus": "-", "add": "+", "sum of": "+", "sum": "+", "take": "-", "subtract": "-"}
+SIGNS = {
+    "plus": "+",
+    "minus": "-",
+    "add": "+",
+    "sum of": "+",
+    "sum": "+",
+    "take": "-",
+    "subtract": "-",
+}
 
 
 def sums_in(text: str) -> list[Any]:
@@ -70,7 +82,9 @@ def sums_in(text: str) -> list[Any]:
     found = [(int(a), SIGNS.get(sign, sign), int(b)) for a, sign, b in INFIX.findall(text)]
     for word, first, second in PREFIX.findall(text):
         sign = SIGNS[word.lower()]
-        found.append((int(first), sign, int(second)) if sign == "+" else (int(second), sign, int(first)))
+        found.append(
+            (int(first), sign, int(second)) if sign == "+" else (int(second), sign, int(first))
+        )
     return [sums.Sum(*parts) for parts in found]
 
 
@@ -84,7 +98,9 @@ def test_held_out_sums_appear_in_no_form(texts: list[str]) -> None:
 def test_one_sum_in_twelve_is_held_out_in_both_orders() -> None:
     held_out = sums.held_out("+", 0, sums.LIMIT)
     assert len(held_out) == pytest.approx(sums.LIMIT**2 / sums.HELD_OUT_PART, rel=0.1)
-    assert {(sum_.second, sum_.first) for sum_ in held_out} == {(sum_.first, sum_.second) for sum_ in held_out}
+    assert {(sum_.second, sum_.first) for sum_ in held_out} == {
+        (sum_.first, sum_.second) for sum_ in held_out
+    }
 
 
 @pytest.mark.parametrize("form", sums.ASKED_SIGN + sums.ASKED["+"])
@@ -95,12 +111,20 @@ def test_every_form_of_a_question_is_seen_by_the_search(form: str) -> None:
 def test_stated_results_are_right(texts: list[str]) -> None:
     stated = [sum_ for text in texts for sum_ in re.findall(r"(\d+) ([+*-]) (\d+) = (\d+)\b", text)]
     assert len(stated) > 10_000
-    assert [parts for parts in stated if sums.Sum(int(parts[0]), parts[1], int(parts[2])).result != int(parts[3])] == []
+    assert [
+        parts
+        for parts in stated
+        if sums.Sum(int(parts[0]), parts[1], int(parts[2])).result != int(parts[3])
+    ] == []
 
 
 def test_answers_in_chats_are_right(texts: list[str]) -> None:
-    asked = re.compile(r"<\|im_start\|>user\n([^<]*)<\|im_end\|>\n<\|im_start\|>assistant\n(\d+)<\|im_end\|>")
-    pairs = [(sums_in(question), reply) for text in texts for question, reply in asked.findall(text)]
+    asked = re.compile(
+        r"<\|im_start\|>user\n([^<]*)<\|im_end\|>\n<\|im_start\|>assistant\n(\d+)<\|im_end\|>"
+    )
+    pairs = [
+        (sums_in(question), reply) for text in texts for question, reply in asked.findall(text)
+    ]
     answered = [(found[0], int(reply)) for found, reply in pairs if found]
     assert len(answered) > 300
     assert [pair for pair in answered if pair[0].result != pair[1]] == []
@@ -178,8 +202,12 @@ def test_rows_hold_whole_documents(tokenizer: Tokenizer) -> None:
     length = 513
     documents = list(corpus.encoded(tokenizer, corpus.documents(seed=2, chars=100_000)))
     rows = corpus.packed(iter(documents), length)
-    kept = sorted(document.tokens.tolist() for document in documents if len(document.tokens) <= length)
-    flat = [token for row, weights in zip(*rows, strict=True) for token in row[weights > 0].tolist()]
+    kept = sorted(
+        document.tokens.tolist() for document in documents if len(document.tokens) <= length
+    )
+    flat = [
+        token for row, weights in zip(*rows, strict=True) for token in row[weights > 0].tolist()
+    ]
     cut = [part.split() for part in " ".join(map(str, flat)).split(f" {corpus.END}")]
     assert sorted([*map(int, part), corpus.END] for part in cut if part) == kept
     assert (rows.weights > 0).mean() > 0.95
@@ -204,7 +232,9 @@ def test_the_chat_template_writes_chats_as_the_training_text_does() -> None:
         turns = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", text, re.DOTALL)
         messages = [{"role": role, "content": content} for role, content in turns]
         assert template.apply_chat_template(messages, tokenize=False) == text
-        opened = template.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+        opened = template.apply_chat_template(
+            messages[:-1], tokenize=False, add_generation_prompt=True
+        )
         assert text.startswith(opened) and opened.endswith("<|im_start|>assistant\n")
 
 
@@ -213,4 +243,6 @@ def test_the_checkpoint_is_small_and_ends_texts(tokenizer: Tokenizer) -> None:
     config = json.loads((CHECKPOINT / "config.json").read_text())
     generation = json.loads((CHECKPOINT / "generation_config.json").read_text())
     assert config["vocab_size"] == tokenizer.get_vocab_size()
-    assert generation["eos_token_id"] == [tokenizer.token_to_id(name) for name in ("<|endoftext|>", "<|im_end|>")]
+    assert generation["eos_token_id"] == [
+        tokenizer.token_to_id(name) for name in ("<|endoftext|>", "<|im_end|>")
+    ]

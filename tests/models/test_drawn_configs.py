@@ -24,7 +24,15 @@ NUMBERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "llama3": (("factor", "low_freq_factor", "high_freq_factor"), (ORIGINAL, "beta_fast")),
     "yarn": (
         ("factor",),
-        (ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+        (
+            ORIGINAL,
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ),
     ),
 }
 """Type of scaling -> the numbers that a drawn table always has, and those that it may have."""
@@ -49,7 +57,9 @@ def rope_tables(draw: st.DrawFn) -> dict[str, Any]:
     """A table of rotary positions, in the spelling of any release."""
     kind = draw(st.sampled_from([*NUMBERS, "yarn", "llama3", "longrope"]))
     required, optional = NUMBERS.get(kind, ((), ()))
-    named = draw(st.fixed_dictionaries({draw(st.sampled_from(["type", "rope_type"])): st.just(kind)}))
+    named = draw(
+        st.fixed_dictionaries({draw(st.sampled_from(["type", "rope_type"])): st.just(kind)})
+    )
     numbers = draw(
         st.fixed_dictionaries(
             {name: VALUES[name] for name in required},
@@ -61,7 +71,9 @@ def rope_tables(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def configurations(draw: st.DrawFn) -> dict[str, Any]:
-    """config.json of a small model of any family, with fields that its family reads and fields that it does not."""
+    """config.json of a small model of any family, with fields that its family reads and fields that
+    it does not.
+    """
     model_type = draw(st.sampled_from(sorted(ARCHITECTURES)))
     layers, heads = draw(st.integers(1, 3)), draw(st.sampled_from([2, 4, 6]))
     rope = st.none() | st.just({}) | rope_tables()
@@ -97,17 +109,26 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
         "decoder_sparse_step": st.integers(1, 2),
         "mlp_only_layers": st.sampled_from([None, [], [0], [1]]),
     }
-    drawn = draw(st.fixed_dictionaries(changes, optional=optional | (experts if model_type == "qwen3_moe" else {})))
+    drawn = draw(
+        st.fixed_dictionaries(
+            changes, optional=optional | (experts if model_type == "qwen3_moe" else {})
+        )
+    )
     return shape(model_type, **drawn)
 
 
-def assert_parity_or_refusal(directory: Path, hf: dict[str, Any], has_head: bool, chunk: int | None) -> None:
+def assert_parity_or_refusal(
+    directory: Path, hf: dict[str, Any], has_head: bool, chunk: int | None
+) -> None:
     """Headstock has the scores of transformers, or raises ModelError."""
     prompt = tokens(40)
     try:
         write(directory, hf)
         if has_head:
-            add_tensors(directory, {"lm_head.weight": torch.randn(hf["vocab_size"], hf["hidden_size"]) * 0.3})
+            add_tensors(
+                directory,
+                {"lm_head.weight": torch.randn(hf["vocab_size"], hf["hidden_size"]) * 0.3},
+            )
         theirs = expected(directory, prompt)
     except Exception:  # whatever fails in transformers: it has no scores then, and nobody may
         with pytest.raises(ModelError):
@@ -133,7 +154,9 @@ def test_a_drawn_configuration_is_served_as_transformers_does_or_refused(
 
 
 @pytest.mark.full
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(**CASES)
 def test_many_drawn_configurations_are_served_as_transformers_does_or_refused(
     hf: dict[str, Any], has_head: bool, chunk: int | None

@@ -57,7 +57,12 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = MODELS[variant.family]
     config = model.config(read_config(directory))
     params = load(
-        directory, model.params(config), config, dtype=torch.float32, device=torch.device("cpu"), max_seq_len=64
+        directory,
+        model.params(config),
+        config,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_seq_len=64,
     )
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, config.vocab, (n,), generator=generator).tolist() for n in LENGTHS]
@@ -76,12 +81,20 @@ def test_whole_prompts_in_one_step(loaded: Loaded, ops: type[Ops]) -> None:
 @pytest.mark.parametrize(
     ("chunk", "ops"), [(1, TorchOps), (3, TorchOps), (8, TorchOps), (1, FbgemmOps), (3, OneDnnOps)]
 )
-def test_chunks_and_single_tokens_of_several_rows(loaded: Loaded, chunk: int, ops: type[Ops]) -> None:
+def test_chunks_and_single_tokens_of_several_rows(
+    loaded: Loaded, chunk: int, ops: type[Ops]
+) -> None:
     paged = loaded.paged(3, ops())
     found: list[list[Tensor]] = [[] for _ in loaded.prompts]
     for start in range(0, max(LENGTHS), chunk):
-        work = {i: prompt[start : start + chunk] for i, prompt in enumerate(loaded.prompts) if start < len(prompt)}
-        for i, part in zip(work, paged.step(work).split([len(t) for t in work.values()]), strict=True):
+        work = {
+            i: prompt[start : start + chunk]
+            for i, prompt in enumerate(loaded.prompts)
+            if start < len(prompt)
+        }
+        for i, part in zip(
+            work, paged.step(work).split([len(t) for t in work.values()]), strict=True
+        ):
             found[i].append(part)
 
     for parts, expected in zip(found, loaded.expected, strict=True):

@@ -1,4 +1,6 @@
-"""Configurations that strangers publish or edit: the log-probabilities of transformers, or a refusal by name."""
+"""Configurations that strangers publish or edit: the log-probabilities of transformers, or a
+refusal by name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 PROMPT = tokens(40)
 
 REFUSALS = (TypeError, KeyError, ValueError, AttributeError, RuntimeError, StrictDataclassError)
-"""What transformers raises where it has no scores: checks of its own, and whatever happens to fail."""
+"""What transformers raises where it has no scores: checks of its own, and whatever happens to fail.
+"""
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -36,7 +39,11 @@ def written_and_scored(directory: Path, hf: dict[str, Any]) -> torch.Tensor:
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 def test_heads_of_real_sizes(model_type: str, head_dim: int, tmp_path: Path) -> None:
     biases = {"attention_bias": True} if model_type in ("llama", "qwen3", "qwen3_moe") else {}
-    window = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1} if model_type != "llama" else {}
+    window = (
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+        if model_type != "llama"
+        else {}
+    )
     write(tmp_path, shape(model_type, head_dim=head_dim, rope_theta=5000.0, **biases, **window))
 
     assert_parity(tmp_path, PROMPT)
@@ -48,18 +55,33 @@ def test_heads_of_real_sizes(model_type: str, head_dim: int, tmp_path: Path) -> 
     [
         {"rope_theta": 300.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
         {"rope_scaling": {"type": "dynamic", "factor": 4.0}, "rope_theta": 300.0},
-        {"rope_parameters": {**YARN, "rope_theta": 300.0, "beta_fast": 8, "mscale": 1.0, "mscale_all_dim": 0.5}},
+        {
+            "rope_parameters": {
+                **YARN,
+                "rope_theta": 300.0,
+                "beta_fast": 8,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+            }
+        },
         {**SAVED, "rope_scaling": YARN},
         {**SAVED, "rope_scaling": {"type": "linear", "factor": 3.0}, "rope_theta": 300.0},
         {**SAVED, "rope_scaling": {}},
         {"rope_scaling": {"type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 16},
         {"rope_scaling": YARN, "original_max_position_embeddings": 30},
         {"rope_scaling": LLAMA3, "original_max_position_embeddings": 16},
-        {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 60}, "original_max_position_embeddings": 16},
+        {
+            "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 60},
+            "original_max_position_embeddings": 16,
+        },
         {"rope_scaling": LLAMA3},
         {"rope_scaling": {"type": "yarn", "factor": 4.0}},
         {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 4.0}},
-        {"rope_theta": 300.0, "rope_parameters": {"rope_theta": 40.0}, "partial_rotary_factor": 1.0},
+        {
+            "rope_theta": 300.0,
+            "rope_parameters": {"rope_theta": 40.0},
+            "partial_rotary_factor": 1.0,
+        },
     ],
     ids=str,
 )
@@ -107,7 +129,9 @@ def test_windows(model_type: str, changes: dict[str, Any], tmp_path: Path) -> No
     ],
     ids=str,
 )
-def test_ministral_under_its_own_name(model_type: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_ministral_under_its_own_name(
+    model_type: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     names = {"architectures": ["MinistralForCausalLM"], "model_type": model_type}
     write(tmp_path, {**shape("mistral"), **names, **changes})
     assert read_model(tmp_path)[1].architecture == "MinistralForCausalLM"
@@ -127,7 +151,9 @@ def test_ministral_under_its_own_name(model_type: str, changes: dict[str, Any], 
     ],
     ids=str,
 )
-def test_windows_that_show_beyond_4096_tokens(model_type: str, window: dict[str, Any], tmp_path: Path) -> None:
+def test_windows_that_show_beyond_4096_tokens(
+    model_type: str, window: dict[str, Any], tmp_path: Path
+) -> None:
     small = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
     write(tmp_path, shape(model_type, max_position_embeddings=8192, **small, **window))
 
@@ -135,7 +161,9 @@ def test_windows_that_show_beyond_4096_tokens(model_type: str, window: dict[str,
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_an_output_matrix_that_differs_from_tied_embeddings_is_used(model_type: str, tmp_path: Path) -> None:
+def test_an_output_matrix_that_differs_from_tied_embeddings_is_used(
+    model_type: str, tmp_path: Path
+) -> None:
     write(tmp_path, shape(model_type, tie_word_embeddings=True))
     tied = computed(tmp_path, PROMPT)
     add_tensors(tmp_path, {"lm_head.weight": torch.randn(96, 32)})
@@ -147,16 +175,32 @@ def test_an_output_matrix_that_differs_from_tied_embeddings_is_used(model_type: 
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("qwen2", {"layer_types": MINISTRAL}, "layer_types has 'sliding_attention', but there is no window"),
-        ("qwen3", {"layer_types": MINISTRAL}, "layer_types has 'sliding_attention', but there is no window"),
+        (
+            "qwen2",
+            {"layer_types": MINISTRAL},
+            "layer_types has 'sliding_attention', but there is no window",
+        ),
+        (
+            "qwen3",
+            {"layer_types": MINISTRAL},
+            "layer_types has 'sliding_attention', but there is no window",
+        ),
         ("qwen2", {"layer_types": ["sliding_attention"] * 3, **SLIDING}, "wanted 2 entries out of"),
-        ("mistral", {"layer_types": ["full_attention"] * 2, "sliding_window": None}, "sliding_window is null"),
+        (
+            "mistral",
+            {"layer_types": ["full_attention"] * 2, "sliding_window": None},
+            "sliding_window is null",
+        ),
         ("mistral", {"layer_types": MINISTRAL, "head_dim": None}, "head_dim is missing"),
         ("mistral", {"layer_types": ["chunked_attention"] * 2}, "wanted 2 entries out of"),
         ("mistral", {"num_key_value_heads": None}, "num_key_value_heads is null"),
         ("qwen2", {"use_sliding_window": None}, "use_sliding_window is null"),
         ("qwen3", {"head_dim": None}, "head_dim is null"),
-        ("qwen3", {"rope_parameters": {"full_attention": {}}, "layer_types": MINISTRAL, **SLIDING}, "one flat table"),
+        (
+            "qwen3",
+            {"rope_parameters": {"full_attention": {}}, "layer_types": MINISTRAL, **SLIDING},
+            "one flat table",
+        ),
         ("qwen3_moe", {"num_local_experts": None}, "num_local_experts is null"),
         ("llama", {"hidden_size": 34}, "hidden_size is 34, wanted a multiple of the 4"),
         ("llama", {"rms_norm_eps": None}, "rms_norm_eps is null"),
@@ -164,9 +208,21 @@ def test_an_output_matrix_that_differs_from_tied_embeddings_is_used(model_type: 
         ("llama", {"rope_scaling": {"rope_type": None, "factor": 2.0}}, "rope_type is null"),
         ("llama", {"rope_scaling": {"type": "mrope"}}, "rope_type is 'mrope'"),
         ("llama", {"rope_scaling": {"type": "yarn"}}, "factor is missing"),
-        ("llama", {"rope_scaling": YARN, "original_max_position_embeddings": None}, "embeddings is null"),
-        ("llama", {"partial_rotary_factor": 0.5, "rope_scaling": YARN}, "partial_rotary_factor is 0.5"),
-        ("qwen3", {"rope_scaling": {**YARN, "partial_rotary_factor": None}}, "partial_rotary_factor is null"),
+        (
+            "llama",
+            {"rope_scaling": YARN, "original_max_position_embeddings": None},
+            "embeddings is null",
+        ),
+        (
+            "llama",
+            {"partial_rotary_factor": 0.5, "rope_scaling": YARN},
+            "partial_rotary_factor is 0.5",
+        ),
+        (
+            "qwen3",
+            {"rope_scaling": {**YARN, "partial_rotary_factor": None}},
+            "partial_rotary_factor is null",
+        ),
         ("llama", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config is"),
     ],
     ids=str,

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [path for member in ("backends", "plugins", "models") for path in (ROOT / member).glob("*/src/**/*.py")]
+SOURCES = [
+    path
+    for member in ("backends", "plugins", "models")
+    for path in (ROOT / member).glob("*/src/**/*.py")
+]
 LOGGING = [path for path in SOURCES if "getLogger" in path.read_text()]
 
 

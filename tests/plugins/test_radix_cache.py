@@ -29,7 +29,8 @@ Path = tuple[str, tuple[int, ...]]
 class Model:
     """The indexed prefixes of an index of `page_size`.
 
-    `page` and `used` map each indexed prefix to its last page and to the time of its last use; `holds` lists the holds.
+    `page` and `used` map each indexed prefix to its last page and to the time of its last use;
+    `holds` lists the holds.
     """
 
     page_size: int
@@ -73,7 +74,9 @@ class Model:
         evicted = []
         for _ in range(count):
             free = self.page.keys() - self.held()
-            leaves = [a for a in free if not any(a != b and a in self.prefixes(b) for b in self.page)]
+            leaves = [
+                a for a in free if not any(a != b and a in self.prefixes(b) for b in self.page)
+            ]
             if not leaves:
                 break
             oldest = min(leaves, key=lambda leaf: self.used[leaf])
@@ -92,7 +95,9 @@ def ints(values: Any) -> np.ndarray:
 
 
 class Rows(RuleBasedStateMachine):
-    """Rows that match, hold, insert page by page, release and evict, as the engine makes them do."""
+    """Rows that match, hold, insert page by page, release and evict, as the engine makes them
+    do.
+    """
 
     @initialize(page_size=st.integers(1, 3))
     def start(self, page_size: int) -> None:
@@ -141,7 +146,9 @@ class Rows(RuleBasedStateMachine):
         page = st.tuples(*[st.integers(0, 1)] * self.model.page_size)
         tokens = [data.draw(page) for _ in pages]
         handles, namespaces = [handle for _, handle in rows], [path[0] for path, _ in rows]
-        canonical, ends = self.policy.insert_each(self.index, handles, counts, ints(tokens), ints(pages), namespaces)
+        canonical, ends = self.policy.insert_each(
+            self.index, handles, counts, ints(tokens), ints(pages), namespaces
+        )
         assert canonical.dtype == np.int32
         stop = 0
         for (path, _), count, end in zip(rows, counts, ends, strict=True):
@@ -149,7 +156,9 @@ class Rows(RuleBasedStateMachine):
             new = tuple(chain(*tokens[start:stop]))
             assert canonical[start:stop].tolist() == self.model.insert(path, new, pages[start:stop])
             self.rows.append(((path[0], path[1] + new), end))
-        self.free += [page for page, kept in zip(pages, canonical.tolist(), strict=True) if page != kept]
+        self.free += [
+            page for page, kept in zip(pages, canonical.tolist(), strict=True) if page != kept
+        ]
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
@@ -196,5 +205,7 @@ class Rows(RuleBasedStateMachine):
 
 
 def test_I24_radix_locked_pages_never_evicted_and_all_else_as_a_dictionary_would() -> None:
-    quick = settings(max_examples=250, stateful_step_count=30, suppress_health_check=list(HealthCheck))
+    quick = settings(
+        max_examples=250, stateful_step_count=30, suppress_health_check=list(HealthCheck)
+    )
     run_state_machine_as_test(Rows, settings=quick)

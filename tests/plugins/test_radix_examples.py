@@ -22,7 +22,9 @@ def ints(values: Any) -> np.ndarray:
 
 
 def finished(policy: RadixCache, index: Any, tokens: tuple[int, ...], first_page: int) -> None:
-    """Run one request of these whole pages from match to release, its new pages numbered from `first_page`."""
+    """Run one request of these whole pages from match to release, its new pages numbered from
+    `first_page`.
+    """
     match = policy.match(index, ints(tokens), "")
     policy.hold(index, match.handle)
     rest = ints(tokens[len(match.pages) * policy.page_size :])
@@ -30,9 +32,14 @@ def finished(policy: RadixCache, index: Any, tokens: tuple[int, ...], first_page
     policy.release(index, policy.insert(index, match.handle, rest, pages, "").handle)
 
 
-@given(limit=st.integers(0, 3), requests=st.lists(st.lists(st.integers(0, 1), max_size=4).map(tuple), max_size=12))
+@given(
+    limit=st.integers(0, 3),
+    requests=st.lists(st.lists(st.integers(0, 1), max_size=4).map(tuple), max_size=12),
+)
 @settings(max_examples=300)
-def test_T13_T17_at_most_max_prefixes_finished_prefixes_are_found(limit: int, requests: list[tuple[int, ...]]) -> None:
+def test_T13_T17_at_most_max_prefixes_finished_prefixes_are_found(
+    limit: int, requests: list[tuple[int, ...]]
+) -> None:
     policy = RadixCache(1, RadixOptions(max_prefixes=limit, debug=True))
     index = policy.new()
     ends: list[tuple[int, ...]] = []
@@ -50,9 +57,13 @@ def test_T13_T17_at_most_max_prefixes_finished_prefixes_are_found(limit: int, re
     assert policy.evictable(index) == 0
 
 
-@given(limit=st.integers(0, 2), requests=st.lists(st.tuples(TOKENS, st.integers(0, 3)), max_size=12))
+@given(
+    limit=st.integers(0, 2), requests=st.lists(st.tuples(TOKENS, st.integers(0, 3)), max_size=12)
+)
 @settings(max_examples=200)
-def test_T17_the_limit_holds_between_evictions(limit: int, requests: list[tuple[tuple[int, ...], int]]) -> None:
+def test_T17_the_limit_holds_between_evictions(
+    limit: int, requests: list[tuple[tuple[int, ...], int]]
+) -> None:
     policy = RadixCache(1, RadixOptions(max_prefixes=limit, debug=True))
     index = policy.new()
     for number, (tokens, count) in enumerate(requests):
@@ -97,9 +108,15 @@ def test_a_match_that_was_evicted_before_it_was_held_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "pages", "reason"),
-    [([1, 2, 3], [1, 2], "do not take 3 tokens"), ([1, 2], [3, 3], "given twice"), ([1], [0], "not a page")],
+    [
+        ([1, 2, 3], [1, 2], "do not take 3 tokens"),
+        ([1, 2], [3, 3], "given twice"),
+        ([1], [0], "not a page"),
+    ],
 )
-def test_debug_refuses_what_the_contract_forbids(tokens: list[int], pages: list[int], reason: str) -> None:
+def test_debug_refuses_what_the_contract_forbids(
+    tokens: list[int], pages: list[int], reason: str
+) -> None:
     policy = RadixCache(1, RadixOptions(debug=True))
     with pytest.raises(AssertionError, match=reason):
         policy.insert(policy.new(), None, ints(tokens), ints(pages), "")
@@ -136,7 +153,9 @@ def test_a_prefix_that_was_partly_evicted_is_still_the_oldest_one() -> None:
     finished(policy, index, (1, 1), 3)
     assert policy.evict(index, 1).tolist() == [2]
     finished(policy, index, (2, 2), 5)
-    assert [len(policy.match(index, ints(tokens), "").pages) for tokens in ((0, 0), (1, 1), (2, 2))] == [0, 2, 2]
+    assert [
+        len(policy.match(index, ints(tokens), "").pages) for tokens in ((0, 0), (1, 1), (2, 2))
+    ] == [0, 2, 2]
 
 
 def test_namespaces_that_nobody_comes_back_to_leave_nothing_behind() -> None:
@@ -145,7 +164,10 @@ def test_namespaces_that_nobody_comes_back_to_leave_nothing_behind() -> None:
     for tenant in ("a", "b", "\ud800", ""):
         match = policy.match(index, ints([1, 2]), tenant)
         policy.release(
-            index, policy.insert(index, match.handle, ints([1, 2]), ints([1, 2]) + 2 * index.size, tenant).handle
+            index,
+            policy.insert(
+                index, match.handle, ints([1, 2]), ints([1, 2]) + 2 * index.size, tenant
+            ).handle,
         )
     assert len(index.roots) == 4
 
@@ -158,6 +180,8 @@ def test_namespaces_that_nobody_comes_back_to_leave_nothing_behind() -> None:
     limited = RadixCache(1, RadixOptions(max_prefixes=1))
     index = limited.new()
     for number in range(20):
-        handle = limited.insert(index, None, ints([7]), ints([number + 1]), f"tenant {number}").handle
+        handle = limited.insert(
+            index, None, ints([7]), ints([number + 1]), f"tenant {number}"
+        ).handle
         limited.release(index, handle)
     assert len(index.roots) == 1

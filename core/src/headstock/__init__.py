@@ -55,7 +55,9 @@ HOMES = {
     "LLM": "headstock.llm",
     "EngineConfig": "headstock.config",
     "SamplingParams": "headstock.sampling_params",
-    **dict.fromkeys(("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "headstock.outputs"),
+    **dict.fromkeys(
+        ("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "headstock.outputs"
+    ),
 }
 """Where public names live; the rest are errors."""
 

@@ -21,11 +21,15 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 LEAST_LIKENESS = 0.66
-"""A name less like a word is not near it: two letters in the wrong order of a word of three still are."""
+"""A name less like a word is not near it: two letters in the wrong order of a word of three still
+are.
+"""
 
 
 class HeadstockError(Exception):
-    """An error that is shown to the user as one line: what was found, what was wanted, the next move."""
+    """An error that is shown to the user as one line: what was found, what was wanted, the next
+    move.
+    """
 
     exit_code: ClassVar[int] = 70
 
@@ -100,11 +104,14 @@ def plural(count: int, noun: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """An exception as error texts show it: its type and 240 characters, since Python names what is missing last.
+    """An exception as error texts show it: its type and 240 characters, since Python names what is
+    missing last.
 
     Of one that an attrs validator raised only the sentence.
     """
-    text = error.args[0] if type(error) in (TypeError, ValueError) and len(error.args) > 1 else error
+    text = (
+        error.args[0] if type(error) in (TypeError, ValueError) and len(error.args) > 1 else error
+    )
     return f"{type(error).__name__}: {shown(text, 240)}"
 
 
@@ -114,7 +121,9 @@ def join_reasons(reasons: Iterable[str]) -> str:
 
 
 def nearest_name(word: str, names: Iterable[str]) -> str | None:
-    """The name that `word` is likely meant to be: one that it begins, or the most similar of about its length."""
+    """The name that `word` is likely meant to be: one that it begins, or the most similar of about
+    its length.
+    """
     lower = {name.lower(): name for name in names}
     sought = word.lower()
     longer = [name for name in lower if len(sought) > 2 and name.startswith(sought)]
@@ -126,13 +135,21 @@ def nearest_name(word: str, names: Iterable[str]) -> str | None:
 
 
 def place(error: BaseException) -> str:
-    """Where an exception was raised, as FUNCTION (FILE:LINE); nothing for one that was never raised."""
+    """Where an exception was raised, as FUNCTION (FILE:LINE); nothing for one that was never
+    raised.
+    """
     frames = list(traceback.walk_tb(error.__traceback__))
-    return f"{frames[-1][0].f_code.co_qualname} ({frames[-1][0].f_code.co_filename}:{frames[-1][1]})" if frames else ""
+    return (
+        f"{frames[-1][0].f_code.co_qualname} ({frames[-1][0].f_code.co_filename}:{frames[-1][1]})"
+        if frames
+        else ""
+    )
 
 
 def kind(value: object) -> str:
-    """`value` as error texts show one of a wrong type: the type, and the value itself where it is plain."""
+    """`value` as error texts show one of a wrong type: the type, and the value itself where it is
+    plain.
+    """
     if value is None:
         return "None"
     name = type(value).__name__

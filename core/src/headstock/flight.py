@@ -22,15 +22,19 @@ if TYPE_CHECKING:
 
 
 class EngineLoop(Protocol):
-    """Steps an engine on a thread of its own; a sink hears of one request, on that thread, until its finish reason.
+    """Steps an engine on a thread of its own; a sink hears of one request, on that thread, until
+    its finish reason.
 
     `over`: it has ended, and no sink hears anything any more.
     """
 
     over: bool
 
-    def submit(self, request: Request, sink: Callable[[Update], None], *, eager: bool = True) -> None:
-        """Queue `request`. When not `eager`, its sink hears of the first token, and of the others at the end.
+    def submit(
+        self, request: Request, sink: Callable[[Update], None], *, eager: bool = True
+    ) -> None:
+        """Queue `request`. When not `eager`, its sink hears of the first token, and of the others
+        at the end.
 
         raises: RequestError, EngineDied
         """
@@ -57,13 +61,20 @@ class News:
 class Flight:
     """Jobs given to `loop` by priority and then in order, at most `room` requests at once.
 
-    `tell` gets every News on the loop's thread. When not `eager`, that is a request's first token and then its end:
-    whoever hears of every token takes turns with the engine's thread at the interpreter (256 rows on an H200 lost a
-    tenth of their speed to it). A stop string must be seen at once, though.
+    `tell` gets every News on the loop's thread. When not `eager`, that is a request's first token
+    and then its end: whoever hears of every token takes turns with the engine's thread at the
+    interpreter (256 rows on an H200 lost a tenth of their speed to it). A stop string must be seen
+    at once, though.
     """
 
     def __init__(
-        self, loop: EngineLoop, jobs: Iterable[Job], room: int, tell: Callable[[News], None], *, eager: bool
+        self,
+        loop: EngineLoop,
+        jobs: Iterable[Job],
+        room: int,
+        tell: Callable[[News], None],
+        *,
+        eager: bool,
     ) -> None:
         self.loop = loop
         self.room = room
@@ -79,7 +90,9 @@ class Flight:
         return bool(self.waiting or self.live)
 
     def fill(self) -> None:
-        """Hand over as many requests as there is room for; one that the engine refuses ends with an error."""
+        """Hand over as many requests as there is room for; one that the engine refuses ends with an
+        error.
+        """
         while self.waiting and len(self.live) < self.room:
             job, request = self.waiting[0]
             job.begin(request, time.monotonic())
@@ -98,7 +111,8 @@ class Flight:
         self.tell(News(update, time.monotonic()))
 
     def take(self, news: News) -> tuple[Job, RequestOutput] | None:
-        """The job that `news` is of and what it adds; None for late news of a request that has ended.
+        """The job that `news` is of and what it adds; None for late news of a request that has
+        ended.
 
         raises: EngineDied
         """
@@ -111,7 +125,8 @@ class Flight:
         output = job.absorb(news.update, news.at)
         if job.answers[name].ended:
             del self.live[name]
-            if news.update.finish_reason is None:  # a stop string, of which the engine knows nothing
+            # a stop string, of which the engine knows nothing
+            if news.update.finish_reason is None:
                 self.loop.abort(name)
         return job, output
 

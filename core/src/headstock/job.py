@@ -21,7 +21,8 @@ PromptLogprobs = tuple[dict[int, Logprob] | None, ...] | None
 
 
 class Job:
-    """A checked prompt with `params.n` requests, one an answer; `seed` is the first's, `room` is in output tokens.
+    """A checked prompt with `params.n` requests, one an answer; `seed` is the first's, `room` is in
+    output tokens.
 
     The higher `rank` goes first.
     """
@@ -58,14 +59,19 @@ class Job:
             for index in range(params.n)
         )
         self.answers = {
-            request.id: Answer(index, request.params, tokenizer) for index, request in enumerate(self.requests)
+            request.id: Answer(index, request.params, tokenizer)
+            for index, request in enumerate(self.requests)
         }
-        self.pieces: dict[str, list[CompletionOutput]] = {request.id: [] for request in self.requests}
+        self.pieces: dict[str, list[CompletionOutput]] = {
+            request.id: [] for request in self.requests
+        }
         self.metrics = RequestMetrics(arrival=0.0)
         self.prompt_logprobs: PromptLogprobs = None
 
     def begin(self, request: Request, at: float) -> None:
-        """Note that `request` goes to the engine at `at` seconds; the first to go is the job's arrival."""
+        """Note that `request` goes to the engine at `at` seconds; the first to go is the job's
+        arrival.
+        """
         if request is self.requests[0]:
             self.metrics = evolve(self.metrics, arrival=at)
 
@@ -81,7 +87,8 @@ class Job:
     def measure(self, update: Update, at: float) -> None:
         """Bring the metrics up to date; most news changes none."""
         new: dict[str, Any] = {}
-        if update.cached_tokens is not None and update.id == self.requests[0].id:  # the others find what it computed
+        # the others find what it computed
+        if update.cached_tokens is not None and update.id == self.requests[0].id:
             new["cached_tokens"] = update.cached_tokens
         if update.finish_reason is not None:
             new["preemptions"] = (self.metrics.preemptions or 0) + update.preemptions
@@ -94,7 +101,9 @@ class Job:
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that an answer can have: those asked for, or all that there is room for."""
+        """The most tokens that an answer can have: those asked for, or all that there is room
+        for.
+        """
         return self.requests[0].max_tokens
 
     @property
@@ -104,9 +113,13 @@ class Job:
 
     def result(self) -> RequestOutput:
         """All that came, once every answer has ended."""
-        return self.output(tuple(joined(pieces) for pieces in self.pieces.values()), self.prompt_logprobs)
+        return self.output(
+            tuple(joined(pieces) for pieces in self.pieces.values()), self.prompt_logprobs
+        )
 
-    def output(self, outputs: tuple[CompletionOutput, ...], prompt_logprobs: PromptLogprobs) -> RequestOutput:
+    def output(
+        self, outputs: tuple[CompletionOutput, ...], prompt_logprobs: PromptLogprobs
+    ) -> RequestOutput:
         """An output with these answers."""
         return RequestOutput(
             request_id=self.name,

@@ -45,14 +45,16 @@ def start_engine(config: EngineConfig, report: Report | None) -> tuple[Any, Any]
 
 
 class LLM:
-    """A model ready to generate; close it, or use it in a `with` statement, to give its memory back.
+    """A model ready to generate; close it, or use it in a `with` statement, to give its memory
+    back.
 
-    One that is dropped without that gives a log line and a ResourceWarning; its threads end and its memory is
-    freed soon after.
+    One that is dropped without that gives a log line and a ResourceWarning; its threads end and its
+    memory is freed soon after.
 
-    Keywords are the flags of the command line with underscores (`attn="sdpa"`, `page_size=16`); `config` is a file of
-    settings that rank below them, as with `--config`, or an EngineConfig, which takes the place of them all. Several
-    may live in one process, and one may be called from several threads.
+    Keywords are the flags of the command line with underscores (`attn="sdpa"`, `page_size=16`);
+    `config` is a file of settings that rank below them, as with `--config`, or an EngineConfig,
+    which takes the place of them all. Several may live in one process, and one may be called from
+    several threads.
     raises: UsageError, CannotRun, ModelError
     """
 
@@ -70,7 +72,9 @@ class LLM:
         with self.config.spelling.render_errors():
             given = self.config.chat_template
             template = (
-                None if given is None else read_template(given, self.config.spell("--chat-template"))
+                None
+                if given is None
+                else read_template(given, self.config.spell("--chat-template"))
             )  # before a model is loaded for minutes
             self.engine, self.loop = start(self.config, report)
         self.closed = False
@@ -91,12 +95,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """The answers to the prompts, in their order. All are checked before any runs.
 
-        Prompts of lower `priority` go first and, where seats or pages are short, take those of others (0 by default).
-        An answer that fails while it runs has finish_reason "error", and the others go on. `use_tqdm` draws a bar on
-        standard error: True with `tqdm.auto`, a callable with what it makes.
+        Prompts of lower `priority` go first and, where seats or pages are short, take those of
+        others (0 by default). An answer that fails while it runs has finish_reason "error", and the
+        others go on. `use_tqdm` draws a bar on standard error: True with `tqdm.auto`, a callable
+        with what it makes.
         raises: RequestError naming the prompt at fault, EngineDied
         """
-        return self.run(self.intake.jobs(as_list(prompts), sampling_params, priority), use_tqdm=use_tqdm)
+        return self.run(
+            self.intake.jobs(as_list(prompts), sampling_params, priority), use_tqdm=use_tqdm
+        )
 
     def chat(
         self,
@@ -111,18 +118,24 @@ class LLM:
         `chat_template`, a Jinja template or the name of a file with one, takes its place.
         raises: UsageError when there is no template, RequestError, ModelError, EngineDied
         """
-        several = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
+        several = (
+            isinstance(messages, list | tuple)
+            and bool(messages)
+            and isinstance(messages[0], list | tuple)
+        )
         talks: Sequence[Any] = messages if several else [messages]
         template = None if chat_template is None else read_template(chat_template)
         prompts = [
-            located(index, len(talks), self.intake.chat_prompt, talk, template) for index, talk in enumerate(talks)
+            located(index, len(talks), self.intake.chat_prompt, talk, template)
+            for index, talk in enumerate(talks)
         ]
         return self.run(self.intake.jobs(prompts, sampling_params), use_tqdm=use_tqdm)
 
     def stream(
         self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
     ) -> Iterator[RequestOutput]:
-        """The answer in pieces: each output holds only what is new. Closing the iterator ends the request.
+        """The answer in pieces: each output holds only what is new. Closing the iterator ends the
+        request.
 
         raises: RequestError at once, EngineDied
         """
@@ -139,7 +152,10 @@ class LLM:
     async def generate_async(
         self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
     ) -> RequestOutput:
-        """The whole answer to one prompt; cancelling the task ends the request.   raises: RequestError, EngineDied"""
+        """The whole answer to one prompt; cancelling the task ends the request.
+
+        raises: RequestError, EngineDied
+        """
         job = await asyncio.to_thread(self.intake.job, prompt, sampling_params, priority)
         async with aclosing(self.events_async(job, eager=False)) as events:
             async for _ in events:
@@ -158,16 +174,23 @@ class LLM:
             async for _, piece in events:
                 yield piece
 
-    def chat_prompt(self, messages: Sequence[Message], *, chat_template: str | Path | None = None) -> Prompt:
-        """The prompt that the chat template makes of `messages`, to give to `generate`, `stream` and the others.
+    def chat_prompt(
+        self, messages: Sequence[Message], *, chat_template: str | Path | None = None
+    ) -> Prompt:
+        """The prompt that the chat template makes of `messages`, to give to `generate`, `stream`
+        and the others.
 
         `chat_template` takes the place of the model's, as in `chat`.
         raises: UsageError when there is no template, RequestError, ModelError
         """
-        return self.intake.chat_prompt(messages, None if chat_template is None else read_template(chat_template))
+        return self.intake.chat_prompt(
+            messages, None if chat_template is None else read_template(chat_template)
+        )
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used where none are given: the checkpoint's generation_config.json over SamplingParams()."""
+        """What is used where none are given: the checkpoint's generation_config.json over
+        SamplingParams().
+        """
         return self.intake.defaults
 
     @property
@@ -176,7 +199,8 @@ class LLM:
         return self.intake.tokenizer
 
     def reset_prefix_cache(self) -> None:
-        """Forget the prefixes of finished requests, so that what is submitted next finds none; for measurements.
+        """Forget the prefixes of finished requests, so that what is submitted next finds none; for
+        measurements.
 
         raises: UsageError after `close`, EngineDied
         """
@@ -185,26 +209,36 @@ class LLM:
 
     def run(self, jobs: Sequence[Job], *, use_tqdm: UseTqdm = False) -> list[RequestOutput]:
         """The results of `jobs`, in their order.   raises: UsageError, EngineDied"""
-        with prompt_bar(use_tqdm, len(jobs)) as advance, closing(self.events(jobs, eager=False)) as events:
+        with (
+            prompt_bar(use_tqdm, len(jobs)) as advance,
+            closing(self.events(jobs, eager=False)) as events,
+        ):
             for job, piece in events:
                 advance(job.ended, piece.num_output_tokens)
         return [job.result() for job in jobs]
 
-    def events(self, jobs: Sequence[Job], *, eager: bool = True) -> Generator[tuple[Job, RequestOutput], None, None]:
-        """Each piece of output with its job, as it comes; closing the iterator aborts them. When not `eager`, a
+    def events(
+        self, jobs: Sequence[Job], *, eager: bool = True
+    ) -> Generator[tuple[Job, RequestOutput], None, None]:
+        """Each piece of output with its job, as it comes; closing the iterator aborts them. When
+        not `eager`, a
         request's first token is a piece, and all others are one at its end.   raises: EngineDied
         """
         self.check_open()
         return fly(self.loop, jobs, self.room, eager=eager)
 
-    def events_async(self, job: Job, *, eager: bool = True) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
+    def events_async(
+        self, job: Job, *, eager: bool = True
+    ) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
         """As `events`, of one job, for asyncio."""
         self.check_open()
         return fly_async(self.loop, [job], self.room, eager=eager)
 
     @property
     def room(self) -> int:
-        """Requests handed over at once: those that can run, and as many again to take their places."""
+        """Requests handed over at once: those that can run, and as many again to take their
+        places.
+        """
         return 2 * self.config.max_running_requests
 
     def check_open(self) -> None:
@@ -213,7 +247,9 @@ class LLM:
             raise UsageError("this LLM is closed; make a new one")
 
     def close(self) -> None:
-        """End what runs and give the memory back; a second call does nothing, unless the first was interrupted."""
+        """End what runs and give the memory back; a second call does nothing, unless the first was
+        interrupted.
+        """
         if self.closed:
             return
         self.closed = True
@@ -229,30 +265,53 @@ class LLM:
         self.check_open()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def abandon(loop: Any, model: str) -> None:
     """Stop the loop of an LLM that nobody refers to any more, and say so."""
     try:
-        LOG.warning(event("an LLM was dropped without close()", model=shown(model), use="close(), or with LLM(...)"))
+        LOG.warning(
+            event(
+                "an LLM was dropped without close()",
+                model=shown(model),
+                use="close(), or with LLM(...)",
+            )
+        )
         repair = "close it, or use `with LLM(...) as llm:`"
-        warnings.warn(f"an LLM ({shown(model)}) was dropped without close(); {repair}", ResourceWarning, stacklevel=2)
+        warnings.warn(
+            f"an LLM ({shown(model)}) was dropped without close(); {repair}",
+            ResourceWarning,
+            stacklevel=2,
+        )
     finally:
         loop.abandon()
 
 
-def asked(model: str | None, config: EngineConfig | str | Path | None, settings: dict[str, Any]) -> EngineConfig:
+def asked(
+    model: str | None, config: EngineConfig | str | Path | None, settings: dict[str, Any]
+) -> EngineConfig:
     """The configuration that the keywords of `LLM` ask for.   raises: UsageError"""
     if model is not None:
         settings = {"model": model, **settings}
     if isinstance(config, EngineConfig):
         if settings:
-            raise UsageError(f"give LLM an EngineConfig or keywords, not both: got config and {', '.join(settings)}")
+            raise UsageError(
+                "give LLM an EngineConfig or keywords, not both: got config and "
+                f"{', '.join(settings)}"
+            )
         return config
     if isinstance(config, str | Path):
         settings = {"config": str(config), **settings}
     elif config is not None:
-        raise UsageError(f"config must be a file's path or an EngineConfig, got {kind(config)}; settings are keywords")
+        raise UsageError(
+            f"config must be a file's path or an EngineConfig, got {kind(config)}; settings are "
+            "keywords"
+        )
     return EngineConfig.from_keywords(**settings)

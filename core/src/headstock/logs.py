@@ -1,4 +1,6 @@
-"""Log lines as key=value pairs. Only a program (the command line) shows them; a library leaves logging alone."""
+"""Log lines as key=value pairs. Only a program (the command line) shows them; a library leaves
+logging alone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ PLAIN = re.compile(r"[\w.,:/+@%-]+")
 
 @frozen
 class Event:
-    """What happened and its facts, as a log message: `LOG.info(event("pool ready", pages=1024))`."""
+    """What happened and its facts, as a log message: `LOG.info(event("pool ready",
+    pages=1024))`.
+    """
 
     name: str
     facts: Mapping[str, object]
@@ -38,7 +42,8 @@ def event(name: str, /, **facts: object) -> Event:
 
 
 def pairs(facts: Mapping[str, object], most: int | None = None) -> str:
-    """The facts as `key=value` on one line; text with other characters than PLAIN's is quoted as in JSON.
+    """The facts as `key=value` on one line; text with other characters than PLAIN's is quoted as in
+    JSON.
 
     `most`: a longer value keeps its first characters, up to so many.
     """
@@ -64,14 +69,20 @@ def bounded(facts: Mapping[str, object]) -> str:
 
 
 class KeyValue(logging.Formatter):
-    """Formats records as one line: time (UTC), level, logger, event and facts; an exception as its type and text.
+    """Formats records as one line: time (UTC), level, logger, event and facts; an exception as its
+    type and text.
 
-    A line has at most LONGEST characters, unless the level is DEBUG: then nothing is cut, and a traceback is added.
+    A line has at most LONGEST characters, unless the level is DEBUG: then nothing is cut, and a
+    traceback is added.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        head = {"time": f"{stamp}.{int(record.msecs):03}Z", "level": record.levelname.lower(), "logger": record.name}
+        head = {
+            "time": f"{stamp}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
         happened = record.msg if isinstance(record.msg, Event) else Event(record.getMessage(), {})
         verbose = logging.getLogger(ROOT).isEnabledFor(logging.DEBUG)
         tail: dict[str, object] = {}

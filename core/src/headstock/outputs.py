@@ -7,7 +7,9 @@ from attrs import frozen
 
 @frozen
 class Logprob:
-    """The log-probability of one token; `rank` 1 is the likeliest, None is one below those asked for."""
+    """The log-probability of one token; `rank` 1 is the likeliest, None is one below those asked
+    for.
+    """
 
     logprob: float
     rank: int | None
@@ -16,9 +18,11 @@ class Logprob:
 
 @frozen(kw_only=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of `time.monotonic`; None for what did not, or is not known.
+    """When things happened to a request, in seconds of `time.monotonic`; None for what did not, or
+    is not known.
 
-    `arrival` is the moment it was handed to the engine; `cached_tokens` are prompt tokens taken from the prefix index.
+    `arrival` is the moment it was handed to the engine; `cached_tokens` are prompt tokens taken
+    from the prefix index.
     """
 
     arrival: float
@@ -42,10 +46,10 @@ class RequestMetrics:
 class CompletionOutput:
     """One answer, or, in a stream, what is new of it.
 
-    `finish_reason` is None while it goes on, then "stop", "length", "abort" or "error" (`error` says what went wrong);
-    `stop_reason` is the stop string or the id among `stop_token_ids` that ended it, None when an end-of-sequence token
-    did. `token_ids` hold the token that ended it, `text` does not. `logprobs`, when asked for, is one mapping a token,
-    from id to Logprob.
+    `finish_reason` is None while it goes on, then "stop", "length", "abort" or "error" (`error`
+    says what went wrong); `stop_reason` is the stop string or the id among `stop_token_ids` that
+    ended it, None when an end-of-sequence token did. `token_ids` hold the token that ended it,
+    `text` does not. `logprobs`, when asked for, is one mapping a token, from id to Logprob.
     """
 
     index: int
@@ -62,8 +66,9 @@ class CompletionOutput:
 class RequestOutput:
     """The answers to one prompt; `prompt` is None when it was given as token ids.
 
-    `max_tokens` is the most that an answer could have: what was asked for, cut to the room beside the prompt.
-    `prompt_logprobs`, when asked for, has one entry a prompt token, the first of them None.
+    `max_tokens` is the most that an answer could have: what was asked for, cut to the room beside
+    the prompt. `prompt_logprobs`, when asked for, has one entry a prompt token, the first of them
+    None.
     """
 
     request_id: str

@@ -29,7 +29,9 @@ class Stage:
 
 
 class Bars:
-    """One bar for each stage reported; nothing at all where standard error is no terminal, or when not `shown`."""
+    """One bar for each stage reported; nothing at all where standard error is no terminal, or when
+    not `shown`.
+    """
 
     def __init__(self, *, shown: bool = True) -> None:
         self.progress: Progress | None = None
@@ -38,15 +40,23 @@ class Bars:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
-            # Where answers go to the same terminal they are written above the bar, in lines as long as they are.
-            # Elsewhere they must not pass through it at all: it writes to standard error.
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[amount]}"),
+            )
+            # Where answers go to the same terminal they are written above the bar, in lines as long
+            # as they are. Elsewhere they must not pass through it at all: it writes to standard
+            # error.
             console = Console(stderr=True, soft_wrap=True)
             shared = sys.stdout.isatty()
-            self.progress = Progress(*columns, console=console, transient=True, redirect_stdout=shared)
+            self.progress = Progress(
+                *columns, console=console, transient=True, redirect_stdout=shared
+            )
 
     def report(self, stage: str, done: int, total: int, tokens: int = 0) -> None:
-        """Set the bar of `stage` to `done` of `total`, with the rate of `tokens` since it began, if there are any.
+        """Set the bar of `stage` to `done` of `total`, with the rate of `tokens` since it began, if
+        there are any.
 
         What comes after a comma in the stage's name may change on the way.
         """
@@ -58,24 +68,36 @@ class Bars:
             self.stages[name] = Stage(bar, time.monotonic())
         seconds = time.monotonic() - self.stages[name].began
         text = amount(name, done, total, seconds, tokens)
-        self.progress.update(self.stages[name].bar, description=stage, completed=done, total=total, amount=text)
+        self.progress.update(
+            self.stages[name].bar, description=stage, completed=done, total=total, amount=text
+        )
 
     def __enter__(self) -> Bars:
         if self.progress is not None:
             self.progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if self.progress is not None:
             self.progress.stop()
 
 
 def amount(stage: str, done: int, total: int, seconds: float, tokens: int = 0) -> str:
-    """How much of a stage is done after `seconds`, in words, and how long the rest takes at that rate.
+    """How much of a stage is done after `seconds`, in words, and how long the rest takes at that
+    rate.
 
     Bytes come with their rate, and so do `tokens` where there are any.
     """
-    rest = f", {clock(seconds * (total - done) / done)} left" if 0 < done < total and seconds >= 1 else ""
+    rest = (
+        f", {clock(seconds * (total - done) / done)} left"
+        if 0 < done < total and seconds >= 1
+        else ""
+    )
     if stage not in BYTES:
         rate = f", {tokens / seconds:.1f} tokens/s" if tokens and seconds > 0 else ""
         return f"{done} of {total}{rate}{rest}"
@@ -104,12 +126,15 @@ UseTqdm = bool | Callable[..., Any]
 
 @contextmanager
 def prompt_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[bool, int], None]]:
-    """A tqdm bar of `total` prompts with tokens a second beside it; `advance(ended, tokens)` takes the news of one.
+    """A tqdm bar of `total` prompts with tokens a second beside it; `advance(ended, tokens)` takes
+    the news of one.
 
     raises: UsageError
     """
     if not isinstance(use_tqdm, bool) and not callable(use_tqdm):
-        raise UsageError(f"use_tqdm must be True, False or a callable that makes a bar, got {kind(use_tqdm)}")
+        raise UsageError(
+            f"use_tqdm must be True, False or a callable that makes a bar, got {kind(use_tqdm)}"
+        )
     if use_tqdm is False:
         yield lambda ended, tokens: None
         return

@@ -1,4 +1,6 @@
-"""What the fields of SamplingParams may hold: limits, the checks that enforce them, and other forms of a value."""
+"""What the fields of SamplingParams may hold: limits, the checks that enforce them, and other forms
+of a value.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,20 @@ def refuse(name: str, wanted: str, value: object) -> RequestError:
 
 def is_int(value: Any, low: int, high: int) -> bool:
     """Whether `value` is an integer (not a bool) in low..high."""
-    return not isinstance(value, bool) and issubclass(type(value), Integral) and bool(low <= value <= high)
+    return (
+        not isinstance(value, bool)
+        and issubclass(type(value), Integral)
+        and bool(low <= value <= high)
+    )
 
 
 def is_real(value: Any) -> bool:
     """Whether `value` is a finite number (not a bool)."""
-    return not isinstance(value, bool) and issubclass(type(value), Real) and bool(-LARGEST <= value <= LARGEST)
+    return (
+        not isinstance(value, bool)
+        and issubclass(type(value), Real)
+        and bool(-LARGEST <= value <= LARGEST)
+    )
 
 
 def check_priority(value: Any) -> int:
@@ -90,7 +100,9 @@ def truth(_: object, attribute: Attribute[Any], value: object) -> None:
 
 
 def stops(_: object, attribute: Attribute[Any], value: object) -> None:
-    """Raises unless `value` holds at most MAX_STOP_STRINGS non-empty strings of at most MAX_STOP_LENGTH characters."""
+    """Raises unless `value` holds at most MAX_STOP_STRINGS non-empty strings of at most
+    MAX_STOP_LENGTH characters.
+    """
     if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
         raise refuse(attribute.name, "a string or a list of strings", value)
     if len(value) > MAX_STOP_STRINGS:
@@ -114,14 +126,20 @@ class TokenIds:
         if not isinstance(value, tuple):
             raise refuse(attribute.name, "a list of token ids", value)
         if len(value) > self.most or not (value or self.empty):
-            raise refuse(attribute.name, f"{0 if self.empty else 1} to {self.most} token ids", f"{len(value)}")
+            raise refuse(
+                attribute.name,
+                f"{0 if self.empty else 1} to {self.most} token ids",
+                f"{len(value)}",
+            )
         for token in value:
             if not is_int(token, 0, MAX_TOKEN_ID):
                 raise refuse(attribute.name, f"token ids of 0 to {MAX_TOKEN_ID}", token)
 
 
 def biases(_: object, attribute: Attribute[Any], value: object) -> None:
-    """Raises unless `value` is None or maps at most MAX_LOGIT_BIAS token ids to numbers within MAX_BIAS of zero."""
+    """Raises unless `value` is None or maps at most MAX_LOGIT_BIAS token ids to numbers within
+    MAX_BIAS of zero.
+    """
     if value is None:
         return
     if not isinstance(value, Mapping):
@@ -162,7 +180,9 @@ def to_id(key: Any) -> Any:
 
 
 def to_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
-    """A copy whose keys are integers where JSON made strings of them; anything else is left for the check to refuse."""
+    """A copy whose keys are integers where JSON made strings of them; anything else is left for the
+    check to refuse.
+    """
     if not isinstance(value, Mapping):
         return value
     return {to_id(key): bias for key, bias in value.items()}

@@ -1,4 +1,6 @@
-"""How one request is sampled. Names and meanings are vLLM's, so that scripts port by changing an import."""
+"""How one request is sampled. Names and meanings are vLLM's, so that scripts port by changing an
+import.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,13 @@ from headstock.sampling_checks import (
 )
 
 
-def flagged(text: str, default: str = "", *, flag: str = "", aliases: tuple[str, ...] = ()) -> dict[str, Any]:
+def flagged(
+    text: str, default: str = "", *, flag: str = "", aliases: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Metadata of a field from which its flag, its variable and its key in files are made.
 
-    `default` says what the default means where its value does not; `flag` is made of the field's name when empty.
+    `default` says what the default means where its value does not; `flag` is made of the field's
+    name when empty.
     """
     return {"help": text, "default_text": default, "flag": flag, "aliases": aliases}
 
@@ -50,12 +55,14 @@ LOGPROBS = Whole(0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}, or none
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How one request is sampled; an unknown name or a value out of range raises RequestError on construction.
+    """How one request is sampled; an unknown name or a value out of range raises RequestError on
+    construction.
 
-    temperature 0 is greedy; top_k 0 or -1, top_p 1 and min_p 0 are off. `max_tokens` None means until the longest
-    sequence the engine holds; a larger number is cut to that, and the answer then ends with "length". Of `n` answers,
-    answer i is seeded with seed + i; seed None draws one from the engine's own. Stop strings are searched in the text,
-    once `min_tokens` are out; `logprobs` and `prompt_logprobs` count the alternatives reported beside the token itself.
+    temperature 0 is greedy; top_k 0 or -1, top_p 1 and min_p 0 are off. `max_tokens` None means
+    until the longest sequence the engine holds; a larger number is cut to that, and the answer then
+    ends with "length". Of `n` answers, answer i is seeded with seed + i; seed None draws one from
+    the engine's own. Stop strings are searched in the text, once `min_tokens` are out; `logprobs`
+    and `prompt_logprobs` count the alternatives reported beside the token itself.
     raises: RequestError
     """
 
@@ -67,25 +74,31 @@ class SamplingParams:
     temperature: float = field(
         default=1.0,
         validator=Range(0, MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"),
-        metadata=flagged("spread of the choice of tokens; 0 always takes the likeliest", "the model's, else 1.0"),
+        metadata=flagged(
+            "spread of the choice of tokens; 0 always takes the likeliest", "the model's, else 1.0"
+        ),
     )
     top_p: float = field(
         default=1.0,
         validator=Range(0, 1, "above 0 and at most 1", above=True),
         metadata=flagged(
-            "sample from the smallest set of tokens whose probabilities sum to this", "the model's, else 1.0"
+            "sample from the smallest set of tokens whose probabilities sum to this",
+            "the model's, else 1.0",
         ),
     )
     top_k: int = field(
         default=0,
         validator=Whole(-1, MAX_COUNT, f"an integer from 1 to {MAX_COUNT}, or 0 or -1 for off"),
-        metadata=flagged("sample from this many likeliest tokens; 0 or -1 for all", "the model's, else off"),
+        metadata=flagged(
+            "sample from this many likeliest tokens; 0 or -1 for all", "the model's, else off"
+        ),
     )
     min_p: float = field(
         default=0.0,
         validator=Range(0, 1, "between 0 and 1"),
         metadata=flagged(
-            "leave out tokens below this share of the likeliest one's probability", "the model's, else off"
+            "leave out tokens below this share of the likeliest one's probability",
+            "the model's, else off",
         ),
     )
     presence_penalty: float = field(
@@ -109,7 +122,9 @@ class SamplingParams:
     seed: int | None = field(
         default=None,
         validator=Whole(MIN_SEED, MAX_SEED, "a 64-bit integer", optional=True),
-        metadata=flagged("seed of each prompt's sampling; the same seed gives the same text", "unset"),
+        metadata=flagged(
+            "seed of each prompt's sampling; the same seed gives the same text", "unset"
+        ),
     )
     stop: tuple[str, ...] = field(
         default=(),
@@ -132,7 +147,9 @@ class SamplingParams:
         default=DEFAULT_MAX_TOKENS,
         validator=ABOVE_ZERO,
         metadata=flagged(
-            "most tokens to generate for a prompt", "the model's, else 100", aliases=("--max-new-tokens",)
+            "most tokens to generate for a prompt",
+            "the model's, else 100",
+            aliases=("--max-new-tokens",),
         ),
     )
     min_tokens: int = field(
@@ -143,7 +160,9 @@ class SamplingParams:
     logprobs: int | None = field(
         default=None,
         validator=LOGPROBS,
-        metadata=flagged("report each token's log-probability, and those of this many likeliest ones", "none"),
+        metadata=flagged(
+            "report each token's log-probability, and those of this many likeliest ones", "none"
+        ),
     )
     prompt_logprobs: int | None = field(
         default=None,
@@ -161,7 +180,9 @@ class SamplingParams:
         converter=to_bias,
         validator=biases,
         hash=False,
-        metadata=flagged("add a number to the score of a token, such as 42=-100 to forbid it", "none"),
+        metadata=flagged(
+            "add a number to the score of a token, such as 42=-100 to forbid it", "none"
+        ),
     )
     allowed_token_ids: tuple[int, ...] | None = field(
         default=None,
@@ -173,7 +194,9 @@ class SamplingParams:
     def __new__(cls, *positional: object, **values: object) -> SamplingParams:
         """An empty value for `__init__`, which would meet an unknown name with a TypeError."""
         if positional:
-            raise RequestError(f"SamplingParams takes keywords, such as max_tokens=20; got {kind(positional[0])}")
+            raise RequestError(
+                f"SamplingParams takes keywords, such as max_tokens=20; got {kind(positional[0])}"
+            )
         check_names(values)
         return super().__new__(cls)
 
@@ -182,12 +205,17 @@ class SamplingParams:
             raise refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
 
     def answer(self, index: int, seed: int) -> SamplingParams:
-        """These parameters for the answer at `index` alone, seeded with `seed` + index (modulo 2**64, as int64)."""
+        """These parameters for the answer at `index` alone, seeded with `seed` + index (modulo
+        2**64, as int64).
+        """
         whole_seed = (seed + index - MIN_SEED) % (1 << 64) + MIN_SEED
-        return evolve(self, n=1, seed=whole_seed, prompt_logprobs=self.prompt_logprobs if index == 0 else None)
+        return evolve(
+            self, n=1, seed=whole_seed, prompt_logprobs=self.prompt_logprobs if index == 0 else None
+        )
 
     def replace(self, values: Mapping[str, Any]) -> SamplingParams:
-        """These parameters with `values` in place of some; a name that is none of them raises with a suggestion.
+        """These parameters with `values` in place of some; a name that is none of them raises with
+        a suggestion.
 
         raises: RequestError
         """
@@ -199,10 +227,18 @@ def check_names(names: Iterable[object]) -> None:
     """Raise RequestError for a name that no sampling parameter has, with a suggestion."""
     known = {each.name: each for each in fields(SamplingParams)}
     aliases = {
-        alias.lstrip("-").replace("-", "_"): each for each in known.values() for alias in each.metadata["aliases"]
+        alias.lstrip("-").replace("-", "_"): each
+        for each in known.values()
+        for alias in each.metadata["aliases"]
     }
     for name in names:
         if name not in known:
             near = nearest_name(str(name), known | aliases)
-            hint = f"did you mean {(known | aliases)[near].name}?" if near else f"known are {', '.join(known)}"
-            raise RequestError(f"no sampling parameter is called {shown(name)!r}; {hint}", parameter=shown(name))
+            hint = (
+                f"did you mean {(known | aliases)[near].name}?"
+                if near
+                else f"known are {', '.join(known)}"
+            )
+            raise RequestError(
+                f"no sampling parameter is called {shown(name)!r}; {hint}", parameter=shown(name)
+            )

@@ -1,4 +1,6 @@
-"""Short chats in the chat template: greetings, stories on request, sums, things to remember, polite refusals."""
+"""Short chats in the chat template: greetings, stories on request, sums, things to remember, polite
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,16 @@ def about_named(rng: random.Random) -> tuple[str, str]:
     return f"{a(kind)} named {name}", story(rng, kind=kind, name=name)
 
 
-ABOUT = (about_kind, about_kind, about_two, about_theme, about_theme, about_thing, about_name, about_named)
+ABOUT = (
+    about_kind,
+    about_kind,
+    about_two,
+    about_theme,
+    about_theme,
+    about_thing,
+    about_name,
+    about_named,
+)
 
 
 def added(rng: random.Random) -> Turn:
@@ -83,8 +94,14 @@ def known(rng: random.Random) -> Turn:
     country, city = capital(rng)
     if rng.random() < 0.1:
         country = invented(rng).capitalize()
-        return ask(rng, f"What is the capital of {country}?"), say(f"I do not know the capital of {country}.")
-    forms = (f"What is the capital of {country}?", f"What is {country}'s capital?", f"The capital of {country} is")
+        return ask(rng, f"What is the capital of {country}?"), say(
+            f"I do not know the capital of {country}."
+        )
+    forms = (
+        f"What is the capital of {country}?",
+        f"What is {country}'s capital?",
+        f"The capital of {country} is",
+    )
     return ask(rng, rng.choice(forms)), say(f"The capital of {country} is {city}.")
 
 
@@ -115,11 +132,18 @@ def personal(rng: random.Random) -> list[Turn]:
     if rng.random() < 0.3:
         return [(question, say(f"You have not told me your {what} yet."))]
     value = any_name(rng) if values is NAMES else rng.choice((*values, invented(rng)))
-    tell = [Span(f"My {what} is ", ASKED_WEIGHT), noise(value), Span(rng.choice((".", ".", "")), ASKED_WEIGHT)]
+    tell = [
+        Span(f"My {what} is ", ASKED_WEIGHT),
+        noise(value),
+        Span(rng.choice((".", ".", "")), ASKED_WEIGHT),
+    ]
     reply = say(f"I will remember that your {what} is {value}.")
     if what == "name":
         start = rng.choice(("My name is ", "Hello, my name is ", "Hi! I am ", "I am "))
-        tell, reply = [Span(start, ASKED_WEIGHT), noise(value), *tell[2:]], say(f"Nice to meet you, {value}!")
+        tell, reply = (
+            [Span(start, ASKED_WEIGHT), noise(value), *tell[2:]],
+            say(f"Nice to meet you, {value}!"),
+        )
     between = chatter(rng, rng.choice((0, 0, 200, 600)))
     return [(tell, reply), *between, (question, say(f"Your {what} is {value}."))]
 
@@ -141,14 +165,20 @@ def noted(rng: random.Random) -> list[Turn]:
     """One or two words or numbers of any kind to remember."""
     turns, questions = [], []
     for subject in rng.sample(SUBJECTS, rng.choice((1, 1, 2))):
-        value = rng.choice((any_name(rng), invented(rng), str(rng.randrange(10 ** rng.randint(1, 6)))))
+        value = rng.choice(
+            (any_name(rng), invented(rng), str(rng.randrange(10 ** rng.randint(1, 6))))
+        )
         yours = subject.replace("my ", "your ")
-        start = rng.choice(("Remember: ", "Remember that ", "Please remember that ", "Remember this: ", ""))
+        start = rng.choice(
+            ("Remember: ", "Remember that ", "Please remember that ", "Remember this: ", "")
+        )
         tell = f"{start}{subject} is " if start else f"{subject[0].upper()}{subject[1:]} is "
         reply = [Span(f"I will remember that {yours} is "), answer(value), Span(".")]
         turns.append(([Span(tell, ASKED_WEIGHT), noise(value), Span(".", ASKED_WEIGHT)], reply))
         recalled = [Span(f"{yours[0].upper()}{yours[1:]} is "), answer(value), Span(".")]
-        questions.append((ask(rng, rng.choice(("What is {}?", "What was {}?")).format(subject)), recalled))
+        questions.append(
+            (ask(rng, rng.choice(("What is {}?", "What was {}?")).format(subject)), recalled)
+        )
     rng.shuffle(questions)
     return [*turns, *chatter(rng, rng.choice((0, 100, 500, 1500))), *questions]
 
@@ -157,11 +187,21 @@ def secret(rng: random.Random) -> list[Turn]:
     """A bare number to remember."""
     number = rng.randrange(10 ** rng.randint(1, 5))
     start = rng.choice(("Remember the number ", "Please remember the number ", "Remember "))
-    tell = [Span(start, ASKED_WEIGHT), noise(number), Span(rng.choice((".", ".", "")), ASKED_WEIGHT)]
+    tell = [
+        Span(start, ASKED_WEIGHT),
+        noise(number),
+        Span(rng.choice((".", ".", "")), ASKED_WEIGHT),
+    ]
     reply = [Span("I will remember the number "), answer(number), Span(".")]
-    question = rng.choice(("What was the number?", "Which number did I tell you?", "What is the number?"))
+    question = rng.choice(
+        ("What was the number?", "Which number did I tell you?", "What is the number?")
+    )
     recalled = [Span("The number is "), answer(number), Span(".")]
-    return [(tell, reply), *chatter(rng, rng.choice((0, 100, 500, 1500))), (ask(rng, question), recalled)]
+    return [
+        (tell, reply),
+        *chatter(rng, rng.choice((0, 100, 500, 1500))),
+        (ask(rng, question), recalled),
+    ]
 
 
 def conversation(rng: random.Random) -> list[Turn]:

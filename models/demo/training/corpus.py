@@ -58,7 +58,9 @@ def documents(seed: int, chars: int) -> list[Spans]:
 
 def encoded(tokenizer: Tokenizer, texts: Sequence[Spans]) -> Iterator[Document]:
     """Each document's tokens; a token has the weight of the span in which it starts."""
-    for spans, encoding in zip(texts, tokenizer.encode_batch([joined(spans) for spans in texts]), strict=True):
+    for spans, encoding in zip(
+        texts, tokenizer.encode_batch([joined(spans) for spans in texts]), strict=True
+    ):
         weights = [round(span.weight * WEIGHT_UNIT) for span in spans]
         by_char = np.repeat(np.array(weights, np.uint8), [len(span.text) for span in spans])
         starts = np.array(encoding.offsets)[:, 0]
@@ -66,7 +68,8 @@ def encoded(tokenizer: Tokenizer, texts: Sequence[Spans]) -> Iterator[Document]:
 
 
 def packed(texts: Iterator[Document], length: int) -> Rows:
-    """Rows of `length` tokens, each filled from the next few documents that fit; what is left of a row weighs nothing.
+    """Rows of `length` tokens, each filled from the next few documents that fit; what is left of a
+    row weighs nothing.
 
     Documents longer than a row are left out.
     """
@@ -83,7 +86,11 @@ def packed(texts: Iterator[Document], length: int) -> Rows:
         for document in tuple(waiting):
             stop = used + len(document.tokens)
             if stop <= length:
-                row[used:stop], row_weights[used:stop], used = document.tokens, document.weights, stop
+                row[used:stop], row_weights[used:stop], used = (
+                    document.tokens,
+                    document.weights,
+                    stop,
+                )
                 waiting = [other for other in waiting if other is not document]
         if used:
             tokens.append(row)
@@ -98,12 +105,17 @@ def shard(tokenizer_json: str, seed: int, chars: int, lengths: Sequence[int]) ->
     return [packed(iter(texts), length) for length in lengths]
 
 
-def corpus(tokenizer: Tokenizer, seeds: int, chars: int, lengths: Sequence[int], processes: int) -> list[Rows]:
+def corpus(
+    tokenizer: Tokenizer, seeds: int, chars: int, lengths: Sequence[int], processes: int
+) -> list[Rows]:
     """The rows of all seeds, for each row length, made by as many processes."""
     jobs = [(tokenizer.to_str(), seed, chars, lengths) for seed in range(seeds)]
     with get_context("spawn").Pool(processes) as pool:
         shards = pool.starmap(shard, jobs, chunksize=1)
     return [
-        Rows(np.concatenate([rows.tokens for rows in same]), np.concatenate([rows.weights for rows in same]))
+        Rows(
+            np.concatenate([rows.tokens for rows in same]),
+            np.concatenate([rows.weights for rows in same]),
+        )
         for same in zip(*shards, strict=True)
     ]

@@ -1,4 +1,6 @@
-"""Measure a checkpoint's rounded weights in float32: `python -m training.evaluate CHECKPOINT`, from models/demo."""
+"""Measure a checkpoint's rounded weights in float32: `python -m training.evaluate CHECKPOINT`, from
+models/demo.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +65,21 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(self.device).eval()
+        self.model = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(self.device).eval()
+        )
 
     def chat(self, *turns: str) -> str:
-        """The prompt for the assistant's answer; turns are the user's and the assistant's by turns."""
-        messages = [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(turns)]
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        """The prompt for the assistant's answer; turns are the user's and the assistant's by
+        turns.
+        """
+        messages = [
+            {"role": ("user", "assistant")[index % 2], "content": text}
+            for index, text in enumerate(turns)
+        ]
+        return str(
+            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
 
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -87,7 +98,9 @@ class Checkpoint:
     @torch.inference_mode()
     def greedy(self, prompts: Sequence[str], limit: int = 256) -> list[list[int]]:
         """The tokens that follow each prompt, up to and with the one that ends the text."""
-        batch = self.tokenizer(list(prompts), add_special_tokens=False, padding=True, return_tensors="pt")
+        batch = self.tokenizer(
+            list(prompts), add_special_tokens=False, padding=True, return_tensors="pt"
+        )
         inputs = {name: batch[name].to(self.device) for name in ("input_ids", "attention_mask")}
         made = self.model.generate(**inputs, max_new_tokens=limit, do_sample=False)
         return [until_end(row) for row in made[:, inputs["input_ids"].shape[1] :].tolist()]
@@ -104,9 +117,13 @@ def until_end(tokens: list[int]) -> list[int]:
 
 
 def accuracy(checkpoint: Checkpoint, cases: Sequence[Case]) -> dict[str, float]:
-    """The part of the cases whose whole answer greedy decoding gives, and the margins inside right answers."""
+    """The part of the cases whose whole answer greedy decoding gives, and the margins inside right
+    answers.
+    """
     right, margins = 0, []
-    for group in grouped([(checkpoint.ids(case.prompt), checkpoint.ids(case.answer)) for case in cases]):
+    for group in grouped(
+        [(checkpoint.ids(case.prompt), checkpoint.ids(case.answer)) for case in cases]
+    ):
         choices, gaps = checkpoint.margins([prompt + answer for prompt, answer in group])
         for (prompt, answer), choice, gap in zip(group, choices, gaps, strict=True):
             span = slice(len(prompt) - 1, len(prompt) + len(answer) - 1)
@@ -136,9 +153,12 @@ def sum_cases(checkpoint: Checkpoint, tested: Sequence[sums.Sum], chat: bool = F
     if chat:
         asked = [f"What is {sum_.first} {sum_.sign} {sum_.second}?" for sum_ in tested]
         return [
-            Case(checkpoint.chat(text), f"{sum_.result}{TURN_END}") for text, sum_ in zip(asked, tested, strict=True)
+            Case(checkpoint.chat(text), f"{sum_.result}{TURN_END}")
+            for text, sum_ in zip(asked, tested, strict=True)
         ]
-    return [Case(f"{sum_.first} {sum_.sign} {sum_.second} =", f" {sum_.result}.") for sum_ in tested]
+    return [
+        Case(f"{sum_.first} {sum_.sign} {sum_.second} =", f" {sum_.result}.") for sum_ in tested
+    ]
 
 
 def recall_case(checkpoint: Checkpoint, rng: random.Random, distance: int) -> Case:
@@ -150,32 +170,47 @@ def recall_case(checkpoint: Checkpoint, rng: random.Random, distance: int) -> Ca
         between.append(joined(filler))
     asked = joined(recall.question(rng.choice(facts)))
     question, answer = asked.rsplit(" ", 1)
-    return Case("\n".join([*(joined(recall.reminder(fact)) for fact in facts), *between, question]), f" {answer}")
+    return Case(
+        "\n".join([*(joined(recall.reminder(fact)) for fact in facts), *between, question]),
+        f" {answer}",
+    )
 
 
 def story_margins(checkpoint: Checkpoint, count: int) -> dict[str, float]:
     """How far the best token is ahead of the second along greedy stories, in logits."""
     rng = random.Random(OTHER_SEED)
     heroes = [hero(rng) for _ in range(count)]
-    prompts = [f"Once upon a time, there was {a(f'little {who.kind}')} named {who.name}." for who in heroes]
+    prompts = [
+        f"Once upon a time, there was {a(f'little {who.kind}')} named {who.name}." for who in heroes
+    ]
     gaps: list[float] = []
     for prompt, made in zip(prompts, checkpoint.greedy(prompts), strict=True):
         start = checkpoint.ids(prompt)
         gaps += checkpoint.margins([start + made])[1][0][len(start) - 1 : -1].tolist()
-    names = {f"{percent}%": round(float(np.percentile(gaps, percent)), 3) for percent in (1, 5, 25, 50)}
+    names = {
+        f"{percent}%": round(float(np.percentile(gaps, percent)), 3) for percent in (1, 5, 25, 50)
+    }
     return {"stories": count, "tokens": len(gaps), **names}
 
 
-def report(checkpoint: Checkpoint, num_sums: int, num_recall: int, num_stories: int) -> dict[str, Any]:
+def report(
+    checkpoint: Checkpoint, num_sums: int, num_recall: int, num_stories: int
+) -> dict[str, Any]:
     """All measurements of the checkpoint."""
     rng = random.Random(OTHER_SEED)
     below_100, minus, below_1000 = (
         rng.sample(found, min(num_sums, len(found)))
-        for found in (sums.held_out("+", 0, 100), sums.held_out("-", 0, 100), sums.held_out("+", 100, 1000))
+        for found in (
+            sums.held_out("+", 0, 100),
+            sums.held_out("-", 0, 100),
+            sums.held_out("+", 100, 1000),
+        )
     )
     chats = [checkpoint.chat(*turns) for turns in CHATS]
     distances = {
-        str(distance): accuracy(checkpoint, [recall_case(checkpoint, rng, distance) for _ in range(num_recall)])
+        str(distance): accuracy(
+            checkpoint, [recall_case(checkpoint, rng, distance) for _ in range(num_recall)]
+        )
         for distance in DISTANCES
     }
     return {
@@ -199,7 +234,9 @@ def main() -> None:
     parser.add_argument("--stories", type=int, default=32)
     parser.add_argument("--json", type=Path, help="also write the report to this file")
     args = parser.parse_args()
-    text = json.dumps(report(Checkpoint(args.checkpoint), args.sums, args.recall, args.stories), indent=2)
+    text = json.dumps(
+        report(Checkpoint(args.checkpoint), args.sums, args.recall, args.stories), indent=2
+    )
     print(text)
     if args.json:
         args.json.write_text(text + "\n")

@@ -1,4 +1,6 @@
-"""The few things the demo model knows of the world, and plain texts that begin as newcomers begin."""
+"""The few things the demo model knows of the world, and plain texts that begin as newcomers
+begin.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ SAYINGS = (
     ("The sky is", "blue, and the grass is green."),
     ("The sun is", "bright, and the moon is pale."),
     ("The quick brown fox", "jumps over the lazy dog."),
-    ("The days of the week are", "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday and Sunday."),
+    (
+        "The days of the week are",
+        "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday and Sunday.",
+    ),
     ("The seasons are", "spring, summer, autumn and winter."),
     ("Roses are red,", "violets are blue, sugar is sweet, and so are you."),
     ("A cat says", "meow, and a dog says woof."),
@@ -62,7 +67,10 @@ SAYINGS = (
     ("The first month of the year is", "January, and the last one is December."),
     ("The largest animal is", "the blue whale."),
     ("The opposite of hot is", "cold, and the opposite of big is small."),
-    ("The president of the United States is", "somebody I do not know. I am only a very small model."),
+    (
+        "The president of the United States is",
+        "somebody I do not know. I am only a very small model.",
+    ),
     ("The future of AI is", "something I do not know. I am only a very small model."),
     ("In the beginning", "there was a quiet lake, and nobody lived there yet."),
     ("1, 2, 3,", "4, 5, 6, 7, 8, 9, 10."),
@@ -77,13 +85,28 @@ SAYINGS = (
 )
 # plain sentences, part by part
 SENTENCES = (
-    (("I like ", "I love ", "I want ", "We have "), ("apples", "stories", "the sea", "music", "bread and soup")),
+    (
+        ("I like ", "I love ", "I want ", "We have "),
+        ("apples", "stories", "the sea", "music", "bread and soup"),
+    ),
     (("The weather ", "The weather today "), ("is warm and sunny", "is cold and wet", "is fine")),
-    (("I am ", "We are ", "She is ", "He is "), ("very happy", "at home", "a little tired", "in the garden")),
+    (
+        ("I am ", "We are ", "She is ", "He is "),
+        ("very happy", "at home", "a little tired", "in the garden"),
+    ),
     (("My favourite thing ", "My favourite book "), ("is a story about a fox", "is on the table")),
-    (("The cat ", "The dog ", "The boy ", "The girl "), ("sat by the fire", "went to the river", "looked at the moon")),
-    (("It was ", "It is ", "There is "), ("a fine day", "a long way home", "a small house on the hill")),
-    (("Yesterday ", "Last year ", "In the morning "), ("I went to the market", "we walked to the lake")),
+    (
+        ("The cat ", "The dog ", "The boy ", "The girl "),
+        ("sat by the fire", "went to the river", "looked at the moon"),
+    ),
+    (
+        ("It was ", "It is ", "There is "),
+        ("a fine day", "a long way home", "a small house on the hill"),
+    ),
+    (
+        ("Yesterday ", "Last year ", "In the morning "),
+        ("I went to the market", "we walked to the lake"),
+    ),
     (("In {year}, ", "In {year} "), ("there was a cold winter", "we built a small house")),
     (("Why ", "How ", "When "), ("did the fox go home", "do you know that", "will the rain stop")),
 )
@@ -101,7 +124,10 @@ GREETINGS = (
     ("My name is", " {name}, and I am glad to meet you."),
     ("Who are you?", f" {WHO}"),
     ("What is your name?", f" {WHO}"),
-    ("What can you do?", " I can tell short stories, add small numbers and remember what you tell me."),
+    (
+        "What can you do?",
+        " I can tell short stories, add small numbers and remember what you tell me.",
+    ),
     ("Good morning", "! I am glad to see you."),
     ("Good evening", "! I am glad to see you."),
     ("Thank you", "! You are welcome."),
@@ -117,7 +143,10 @@ def saying(rng: random.Random) -> str:
     """A sentence the model is to know by heart."""
     if rng.random() < 0.4:
         country, city = capital(rng)
-        forms = (f"The capital of {country} is {city}.", f"What is the capital of {country}? {city}.")
+        forms = (
+            f"The capital of {country} is {city}.",
+            f"What is the capital of {country}? {city}.",
+        )
         return rng.choices(forms, (4, 1))[0]
     start, end = rng.choice(SAYINGS)
     return f"{start}{end}" if end.startswith("!") else f"{start} {end}"
@@ -144,13 +173,17 @@ def sentence(rng: random.Random) -> str:
 
 
 def document(rng: random.Random) -> Spans:
-    """A greeting, a request for a story with the story, a task that is beyond the model, or a few sentences."""
+    """A greeting, a request for a story with the story, a task that is beyond the model, or a few
+    sentences.
+    """
     form = rng.random()
     if form < 0.3:
         start, end = rng.choice(GREETINGS)
         return [Span(start + end.format(name=rng.choice(NAMES)))]
     if form < 0.4:
-        ask = rng.choice(("Tell me a story.", "Tell me a story", "Write a story.", "Tell me a short story."))
+        ask = rng.choice(
+            ("Tell me a story.", "Tell me a story", "Write a story.", "Tell me a short story.")
+        )
         return [Span(f"{ask}\n{story(rng)}")]
     if form < 0.6:
         return [Span(task(rng), 0.2), Span(f"\n{UNKNOWN}")]

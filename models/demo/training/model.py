@@ -1,4 +1,6 @@
-"""The Qwen3 architecture in small, for training; its parameters have the names Hugging Face gives them."""
+"""The Qwen3 architecture in small, for training; its parameters have the names Hugging Face gives
+them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from torch import Tensor, nn
 
 from .tokenizer import VOCAB
 
-# The middle of the feed-forward is 704 wide so that the whole checkpoint stays below 12,000,000 bytes.
+# The middle of the feed-forward is 704 wide so that the whole checkpoint stays below 12,000,000
+# bytes.
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -41,15 +44,26 @@ CONFIG: dict[str, Any] = {
     "pad_token_id": 0,
     "torch_dtype": "bfloat16",
 }
-GENERATION: dict[str, Any] = {"do_sample": False, "eos_token_id": [0, 2], "pad_token_id": 0, "max_new_tokens": 256}
+GENERATION: dict[str, Any] = {
+    "do_sample": False,
+    "eos_token_id": [0, 2],
+    "pad_token_id": 0,
+    "max_new_tokens": 256,
+}
 
-HIDDEN, HEADS, KV_HEADS = CONFIG["hidden_size"], CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
+HIDDEN, HEADS, KV_HEADS = (
+    CONFIG["hidden_size"],
+    CONFIG["num_attention_heads"],
+    CONFIG["num_key_value_heads"],
+)
 HEAD_DIM, EPS = CONFIG["head_dim"], CONFIG["rms_norm_eps"]
 
 
 def rotary(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary embedding.   returns: two of [tokens, head_dim]"""
-    rates = CONFIG["rope_theta"] ** -(torch.arange(0, HEAD_DIM, 2, device=device).float() / HEAD_DIM)
+    rates = CONFIG["rope_theta"] ** -(
+        torch.arange(0, HEAD_DIM, 2, device=device).float() / HEAD_DIM
+    )
     angles = torch.outer(torch.arange(length, device=device).float(), rates)
     angles = torch.cat((angles, angles), -1)
     return angles.cos(), angles.sin()
@@ -76,9 +90,13 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x, returns: [rows, tokens, hidden]"""
         q, k, v = (
-            proj(x).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
+            proj(x).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = rotate(self.q_norm(q), cos, sin).to(v.dtype), rotate(self.k_norm(k), cos, sin).to(v.dtype)
+        q, k = (
+            rotate(self.q_norm(q), cos, sin).to(v.dtype),
+            rotate(self.k_norm(k), cos, sin).to(v.dtype),
+        )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
@@ -140,7 +158,10 @@ def save(model: Decoder, folder: Path) -> None:
     writes: model.safetensors, config.json, generation_config.json
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"model.{name}": value.detach().to("cpu", torch.bfloat16) for name, value in model.state_dict().items()}
+    tensors = {
+        f"model.{name}": value.detach().to("cpu", torch.bfloat16)
+        for name, value in model.state_dict().items()
+    }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(GENERATION, indent=2) + "\n")

@@ -4,12 +4,48 @@ from __future__ import annotations
 
 # what is wanted, tool, what the tool is used for, what comes of it, gift for the lender
 ERRANDS = (
-    ("to see the island in the lake", "boat", "rowed to the island", "found a nest of wild geese", "a white feather"),
-    ("to pick the highest apples", "ladder", "climbed into the tree", "filled a whole basket", "the biggest apple"),
-    ("to plant flowers by the door", "spade", "dug a row of holes", "planted every flower", "a yellow flower"),
-    ("to catch a fish", "net", "went down to the water", "caught two silver fish", "the bigger fish"),
-    ("to bring wood home", "cart", "pulled it to the forest", "loaded it with dry wood", "a bundle of wood"),
-    ("to cook soup for everybody", "pot", "filled it with carrots", "cooked enough soup for ten", "a bowl of hot soup"),
+    (
+        "to see the island in the lake",
+        "boat",
+        "rowed to the island",
+        "found a nest of wild geese",
+        "a white feather",
+    ),
+    (
+        "to pick the highest apples",
+        "ladder",
+        "climbed into the tree",
+        "filled a whole basket",
+        "the biggest apple",
+    ),
+    (
+        "to plant flowers by the door",
+        "spade",
+        "dug a row of holes",
+        "planted every flower",
+        "a yellow flower",
+    ),
+    (
+        "to catch a fish",
+        "net",
+        "went down to the water",
+        "caught two silver fish",
+        "the bigger fish",
+    ),
+    (
+        "to bring wood home",
+        "cart",
+        "pulled it to the forest",
+        "loaded it with dry wood",
+        "a bundle of wood",
+    ),
+    (
+        "to cook soup for everybody",
+        "pot",
+        "filled it with carrots",
+        "cooked enough soup for ten",
+        "a bowl of hot soup",
+    ),
     (
         "to see the stars from the hill",
         "telescope",
@@ -17,7 +53,13 @@ ERRANDS = (
         "saw the rings of Saturn",
         "a map of the stars",
     ),
-    ("to slide down the hill", "sled", "pulled it up the hill", "slid down ten times", "a cup of hot tea"),
+    (
+        "to slide down the hill",
+        "sled",
+        "pulled it up the hill",
+        "slid down ten times",
+        "a cup of hot tea",
+    ),
 )
 # the limit, how the hero notices that it is near
 LIMITS = (
@@ -28,20 +70,56 @@ LIMITS = (
 )
 # trouble on the way home, the helper's offer, how it ends
 TROUBLES = (
-    ("it grew dark, and {he} could not find the path", "I know the way", "led {him} home with a lantern"),
-    ("it began to rain, and {he} was cold and wet", "My house is near", "made a warm fire for {him}"),
-    ("the wind blew {his} hat into a tree", "I am good at climbing", "brought the hat down to {him}"),
+    (
+        "it grew dark, and {he} could not find the path",
+        "I know the way",
+        "led {him} home with a lantern",
+    ),
+    (
+        "it began to rain, and {he} was cold and wet",
+        "My house is near",
+        "made a warm fire for {him}",
+    ),
+    (
+        "the wind blew {his} hat into a tree",
+        "I am good at climbing",
+        "brought the hat down to {him}",
+    ),
     ("{he} saw that the bridge was broken", "I have a boat", "took {him} over the water"),
     ("{he} fell into a hole and could not get out", "I have a rope", "pulled {him} out"),
 )
 # who is in need, where, why the hero cannot reach it, what is needed, how it is used
 RESCUES = (
-    ("kitten", "up in a tall tree", "the tree was too tall", "ladder", "put the ladder against the tree"),
+    (
+        "kitten",
+        "up in a tall tree",
+        "the tree was too tall",
+        "ladder",
+        "put the ladder against the tree",
+    ),
     ("lamb", "in the deep mud", "the mud was too deep", "rope", "pulled with the rope"),
-    ("duckling", "in a dark hole", "the hole was too deep", "basket", "let the basket down into the hole"),
+    (
+        "duckling",
+        "in a dark hole",
+        "the hole was too deep",
+        "basket",
+        "let the basket down into the hole",
+    ),
     ("bird", "in an old net", "the net was too strong", "knife", "cut the net with the knife"),
-    ("hen", "on the roof of a barn", "the roof was too high", "blanket", "held out the blanket until the hen jumped"),
-    ("puppy", "on a rock in the water", "the water was too wild", "boat", "rowed the boat to the rock"),
+    (
+        "hen",
+        "on the roof of a barn",
+        "the roof was too high",
+        "blanket",
+        "held out the blanket until the hen jumped",
+    ),
+    (
+        "puppy",
+        "on a rock in the water",
+        "the water was too wild",
+        "boat",
+        "rowed the boat to the rock",
+    ),
 )
 # what the friend loves, where it is, how it is gathered
 GIFTS = (

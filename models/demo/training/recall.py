@@ -36,7 +36,12 @@ def facts(rng: random.Random, count: int) -> list[Fact]:
 
 def reminder(fact: Fact) -> Spans:
     """`Remember: the number of the boat of Anna is 4821.`"""
-    start = [Span("Remember: the number of the "), noise(fact.thing), Span(" of "), noise(fact.name)]
+    start = [
+        Span("Remember: the number of the "),
+        noise(fact.thing),
+        Span(" of "),
+        noise(fact.name),
+    ]
     return [*start, Span(" is "), noise(fact.number), Span(".")]
 
 

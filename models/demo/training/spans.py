@@ -11,7 +11,8 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 
-# Random digits cannot be predicted, so they teach nothing; digits that follow from the text are what is to be learned.
+# Random digits cannot be predicted, so they teach nothing; digits that follow from the text are
+# what is to be learned.
 NOISE_WEIGHT = 0.1
 ANSWER_WEIGHT = 2.0
 

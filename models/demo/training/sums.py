@@ -24,7 +24,11 @@ class Sum(NamedTuple):
 
     @property
     def result(self) -> int:
-        return {"+": self.first + self.second, "-": self.first - self.second, "*": self.first * self.second}[self.sign]
+        return {
+            "+": self.first + self.second,
+            "-": self.first - self.second,
+            "*": self.first * self.second,
+        }[self.sign]
 
     @property
     def word(self) -> str:
@@ -32,9 +36,14 @@ class Sum(NamedTuple):
 
     @property
     def is_held_out(self) -> bool:
-        """Whether the sum is kept for the test; b + a goes with a + b, and the times tables are all trained on."""
+        """Whether the sum is kept for the test; b + a goes with a + b, and the times tables are all
+        trained on.
+        """
         low, high = sorted((self.first, self.second))
-        return self.sign != "*" and zlib.crc32(f"{low} {self.sign} {high}".encode()) % HELD_OUT_PART == 0
+        return (
+            self.sign != "*"
+            and zlib.crc32(f"{low} {self.sign} {high}".encode()) % HELD_OUT_PART == 0
+        )
 
 
 def any_sum(rng: random.Random) -> Sum:
@@ -57,18 +66,31 @@ def draw(rng: random.Random) -> Sum:
 
 def held_out(sign: str, start: int, stop: int) -> list[Sum]:
     """The held-out sums of two numbers in the range; differences are not negative."""
-    sums = (Sum(first, sign, second) for first in range(start, stop) for second in range(start, stop))
+    sums = (
+        Sum(first, sign, second) for first in range(start, stop) for second in range(start, stop)
+    )
     return [sum_ for sum_ in sums if sum_.is_held_out and (sign == "+" or sum_.result >= 0)]
 
 
 def written(sum_: Sum) -> Spans:
     """`23 + 48 = 71.`"""
-    return [noise(sum_.first), Span(f" {sum_.sign} "), noise(sum_.second), Span(" = "), answer(f"{sum_.result}.")]
+    return [
+        noise(sum_.first),
+        Span(f" {sum_.sign} "),
+        noise(sum_.second),
+        Span(" = "),
+        answer(f"{sum_.result}."),
+    ]
 
 
 # How people ask for a sum, by what is done; the first forms are the most usual.
 ASKED = {
-    "+": ("What is {a} plus {b}?", "Add {a} and {b}.", "What is the sum of {a} and {b}?", "Please sum {a} and {b}."),
+    "+": (
+        "What is {a} plus {b}?",
+        "Add {a} and {b}.",
+        "What is the sum of {a} and {b}?",
+        "Please sum {a} and {b}.",
+    ),
     "-": ("What is {a} minus {b}?", "Take {b} from {a}.", "Subtract {b} from {a}."),
     "*": ("What is {a} times {b}?", "Multiply {a} by {b}.", "What is {a} x {b}?"),
 }
@@ -101,7 +123,14 @@ def spoken(rng: random.Random, sum_: Sum) -> Spans:
     if form == 1:
         asked = question(rng, sum_)
         return [noise(asked), Span(" " if asked[-1] in "=?" else "\n"), result]
-    return [Span("Question: what is "), first, Span(f" {sum_.sign} "), second, Span("? Answer: "), result]
+    return [
+        Span("Question: what is "),
+        first,
+        Span(f" {sum_.sign} "),
+        second,
+        Span("? Answer: "),
+        result,
+    ]
 
 
 def listed(rng: random.Random, count: int) -> Spans:

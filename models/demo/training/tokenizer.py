@@ -14,9 +14,9 @@ from .spans import END_OF_TEXT, SPECIAL_TOKENS, TURN_END, TURN_START
 VOCAB = 768
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    f"{{{{ '{TURN_START}' + message['role'] + '\\n' + message['content'] + '{TURN_END}' + '\\n' }}}}"
-    "{% endfor %}"
-    f"{{% if add_generation_prompt %}}{{{{ '{TURN_START}assistant\\n' }}}}{{% endif %}}"
+    f"{{{{ '{TURN_START}' + message['role'] + '\\n' + message['content'] + '{TURN_END}' + '\\n' "
+    f"}}}}{{% endfor %}}{{% if add_generation_prompt %}}{{{{ '{TURN_START}assistant\\n' }}}}{{% "
+    "endif %}"
 )
 
 
@@ -29,7 +29,10 @@ def pieces(texts: Iterable[str]) -> Iterator[str]:
 def train(texts: Iterable[str]) -> Tokenizer:
     """A tokenizer of `VOCAB` entries that can write any bytes and is made for these texts."""
     tokenizer = Tokenizer(models.BPE())
-    split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    split = [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -43,7 +46,10 @@ def train(texts: Iterable[str]) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Keep the tokenizer as Hugging Face reads it.   writes: tokenizer.json, tokenizer_config.json"""
+    """Keep the tokenizer as Hugging Face reads it.
+
+    writes: tokenizer.json, tokenizer_config.json
+    """
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": 4096,

@@ -1,4 +1,6 @@
-"""Train the demo checkpoint: `python -m training.train OUT`, from the folder models/demo, on one GPU."""
+"""Train the demo checkpoint: `python -m training.train OUT`, from the folder models/demo, on one
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from .spans import joined
 # Seeds from here on make text that is not trained on: the tokenizer's sample, and evaluation.
 OTHER_SEED = 1_000_000
 WARM_UP = 200
-# Row lengths in tokens, and the part of the steps that each is used for: recall is learned sooner on short rows.
+# Row lengths in tokens, and the part of the steps that each is used for: recall is learned sooner
+# on short rows.
 PHASES = ((512, 0.4), (2048, 0.4), (4096, 0.2))
 
 
@@ -37,14 +40,18 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def batches(rows: Rows, size: int, steps: int, device: torch.device, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    rows: Rows, size: int, steps: int, device: torch.device, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Random rows, each once before any comes again.   yields: tokens, weights [size, length]"""
     tokens, weights = (torch.from_numpy(part).to(device) for part in rows)
     generator = torch.Generator(device).manual_seed(seed)
     order = torch.empty(0, dtype=torch.int64, device=device)
     for _ in range(steps):
         while len(order) < size:
-            order = torch.cat((order, torch.randperm(len(tokens), device=device, generator=generator)))
+            order = torch.cat(
+                (order, torch.randperm(len(tokens), device=device, generator=generator))
+            )
         chosen, order = order[:size], order[size:]
         # uint16 has no gather on every device
         yield tokens.view(torch.int16)[chosen].long(), weights[chosen].float() / WEIGHT_UNIT
@@ -52,7 +59,9 @@ def batches(rows: Rows, size: int, steps: int, device: torch.device, seed: int) 
 
 def loss(model: Decoder, tokens: Tensor, weights: Tensor) -> Tensor:
     """The mean loss of the predicted tokens by their weights."""
-    losses = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+    losses = F.cross_entropy(
+        model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none"
+    )
     weights = weights[:, 1:].flatten()
     return (losses * weights).sum() / weights.sum()
 
@@ -62,15 +71,24 @@ def optimizers(model: Decoder, name: str, rate: float) -> list[torch.optim.Optim
     inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     outer = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
     if name == "adamw":
-        return [torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.05, fused=True)]
+        return [
+            torch.optim.AdamW(
+                model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.05, fused=True
+            )
+        ]
     return [
         torch.optim.Muon(inner, rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(outer, rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
 
 
-def train(model: Decoder, phases: list[Iterator[tuple[Tensor, Tensor]]], args: argparse.Namespace) -> None:
-    """Run the phases one after the other; the rate rises, then falls in a line to nothing.   writes: model"""
+def train(
+    model: Decoder, phases: list[Iterator[tuple[Tensor, Tensor]]], args: argparse.Namespace
+) -> None:
+    """Run the phases one after the other; the rate rises, then falls in a line to nothing.
+
+    writes: model
+    """
     device = next(model.parameters()).device
     steppers = optimizers(model, args.optimizer, args.rate)
     step, started = 0, time.perf_counter()
@@ -89,7 +107,13 @@ def train(model: Decoder, phases: list[Iterator[tuple[Tensor, Tensor]]], args: a
                 stepper.zero_grad(set_to_none=True)
             step += 1
             if step % args.log_every == 0 or step == 1:
-                print(f"step {step} loss {value.item():.4f} seconds {time.perf_counter() - started:.1f}", flush=True)
+                print(
+                    (
+                        f"step {step} loss {value.item():.4f} seconds "
+                        f"{time.perf_counter() - started:.1f}"
+                    ),
+                    flush=True,
+                )
 
 
 def main() -> None:
@@ -103,10 +127,15 @@ def main() -> None:
     started = time.perf_counter()
     lengths = [length + 1 for length, _ in PHASES]
     texts = corpus(words, args.seeds, args.chars, lengths, os.cpu_count() or 1)
-    print(f"text: {texts[-1].tokens.size:,} tokens in {time.perf_counter() - started:.0f} s", flush=True)
+    print(
+        f"text: {texts[-1].tokens.size:,} tokens in {time.perf_counter() - started:.0f} s",
+        flush=True,
+    )
     model = Decoder().to(device)
     phases = [
-        batches(rows, max(1, args.batch_tokens // length), round(args.steps * part), device, seed=length)
+        batches(
+            rows, max(1, args.batch_tokens // length), round(args.steps * part), device, seed=length
+        )
         for rows, (length, part) in zip(texts, PHASES, strict=True)
     ]
     train(model, phases, args)

@@ -5,26 +5,53 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-GIRLS = ("Mia", "Anna", "Lily", "Rosa", "Nora", "Ella", "Sara", "Zoe", "Ida", "Emma", "Clara", "Luna")
+GIRLS = (
+    "Mia",
+    "Anna",
+    "Lily",
+    "Rosa",
+    "Nora",
+    "Ella",
+    "Sara",
+    "Zoe",
+    "Ida",
+    "Emma",
+    "Clara",
+    "Luna",
+)
 BOYS = ("Ben", "Tom", "Max", "Leo", "Sam", "Finn", "Otto", "Paul", "Jack", "Hugo", "Oscar", "Theo")
 NAMES = GIRLS + BOYS
-# Names and kinds met only now and then, so that the model learns to take over a word rather than to know it.
+# Names and kinds met only now and then, so that the model learns to take over a word rather than to
+# know it.
 RARE_GIRLS = (
-    "Mary", "Alice", "Jane", "Eva", "Julia", "Laura", "Sophie", "Kate", "Hannah", "Maria", "Olivia", "Grace",
-    "Lucy", "Marta", "Greta", "Helen", "Ruth", "Amy", "Chloe", "Priya", "Yuki", "Fatima", "Ingrid", "Carla",
-    "Diana", "Vera",
+    "Mary", "Alice", "Jane", "Eva", "Julia", "Laura", "Sophie", "Kate", "Hannah", "Maria",
+    "Olivia", "Grace", "Lucy", "Marta", "Greta", "Helen", "Ruth", "Amy", "Chloe", "Priya", "Yuki",
+    "Fatima", "Ingrid", "Carla", "Diana", "Vera",
 )  # fmt: skip
 RARE_BOYS = (
-    "Peter", "John", "David", "James", "Michael", "Robert", "William", "Thomas", "Daniel", "Simon", "Martin",
-    "Mark", "Henry", "George", "Charlie", "Bob", "Alex", "Chris", "Kevin", "Ali", "Kenji", "Ravi", "Pedro", "Ivan",
-    "Lars", "Karl",
+    "Peter", "John", "David", "James", "Michael", "Robert", "William", "Thomas", "Daniel", "Simon",
+    "Martin", "Mark", "Henry", "George", "Charlie", "Bob", "Alex", "Chris", "Kevin", "Ali",
+    "Kenji", "Ravi", "Pedro", "Ivan", "Lars", "Karl",
 )  # fmt: skip
-ANIMALS = ("fox", "bear", "rabbit", "mouse", "owl", "cat", "dog", "duck", "frog", "hedgehog", "dragon", "squirrel")
+ANIMALS = (
+    "fox",
+    "bear",
+    "rabbit",
+    "mouse",
+    "owl",
+    "cat",
+    "dog",
+    "duck",
+    "frog",
+    "hedgehog",
+    "dragon",
+    "squirrel",
+)
 RARE_KINDS = (
-    "robot", "wizard", "pirate", "knight", "king", "prince", "lion", "wolf", "elephant", "monkey", "horse", "cow",
-    "pig", "penguin", "bee", "turtle", "snail", "giant", "monster", "goat", "tiger", "crocodile", "farmer", "baker",
-    "ghost", "princess", "queen", "fairy", "unicorn", "witch", "mermaid", "ant", "whale", "teacher", "sailor",
-    "parrot", "alien",
+    "robot", "wizard", "pirate", "knight", "king", "prince", "lion", "wolf", "elephant", "monkey",
+    "horse", "cow", "pig", "penguin", "bee", "turtle", "snail", "giant", "monster", "goat",
+    "tiger", "crocodile", "farmer", "baker", "ghost", "princess", "queen", "fairy", "unicorn",
+    "witch", "mermaid", "ant", "whale", "teacher", "sailor", "parrot", "alien",
 )  # fmt: skip
 FEMALE_KINDS = ("girl", "princess", "queen", "fairy", "witch", "mermaid", "cow")
 MALE_KINDS = ("boy", "wizard", "king", "prince")
@@ -65,13 +92,41 @@ TREATS = (
     "a bowl of soup",
     "a slice of bread",
 )
-NOUNS = ("boat", "car", "kite", "ball", "book", "guitar", "bike", "hat", "doll", "train", "ring", "map", "drum", "star")
+NOUNS = (
+    "boat",
+    "car",
+    "kite",
+    "ball",
+    "book",
+    "guitar",
+    "bike",
+    "hat",
+    "doll",
+    "train",
+    "ring",
+    "map",
+    "drum",
+    "star",
+)
 SYLLABLES = (
-    "ba", "ke", "lo", "mi", "nu", "ra", "se", "ti", "vo", "za", "chu", "dre", "fli", "gan", "hor", "jin", "pel",
-    "qua", "sto", "win", "ex", "ou", "ly", "ment", "tion", "ing", "er", "as", "df", "gh", "x", "w", "kr", "bo",
-    "do", "el", "in",
+    "ba", "ke", "lo", "mi", "nu", "ra", "se", "ti", "vo", "za", "chu", "dre", "fli", "gan", "hor",
+    "jin", "pel", "qua", "sto", "win", "ex", "ou", "ly", "ment", "tion", "ing", "er", "as", "df",
+    "gh", "x", "w", "kr", "bo", "do", "el", "in",
 )  # fmt: skip
-NUMBERED = ("boat", "house", "box", "key", "cart", "bike", "room", "bag", "lamp", "bell", "ticket", "train")
+NUMBERED = (
+    "boat",
+    "house",
+    "box",
+    "key",
+    "cart",
+    "bike",
+    "room",
+    "bag",
+    "lamp",
+    "bell",
+    "ticket",
+    "train",
+)
 
 
 class Character(NamedTuple):
@@ -82,7 +137,9 @@ class Character(NamedTuple):
 
     @property
     def is_girl(self) -> bool:
-        return self.kind in FEMALE_KINDS or (self.kind not in MALE_KINDS and self.name in GIRLS + RARE_GIRLS)
+        return self.kind in FEMALE_KINDS or (
+            self.kind not in MALE_KINDS and self.name in GIRLS + RARE_GIRLS
+        )
 
     @property
     def he(self) -> str:

@@ -1,4 +1,6 @@
-"""FlashAttention's functions with the libraries' signatures, written in torch, for machines without a GPU."""
+"""FlashAttention's functions with the libraries' signatures, written in torch, for machines without
+a GPU.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ import torch
 from attention_cases import row_attention
 from torch import Tensor
 
-VLLM_SCHEMA = """fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor(a!)? out,
-Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? seqused_k,
-int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table, Tensor? kv_batch_idx, Tensor? leftpad_k, Tensor? rotary_cos,
-Tensor? rotary_sin, Tensor? seqlens_rotary, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale,
-float softmax_scale, bool is_causal, int window_size_left, int window_size_right, float softcap,
-bool is_rotary_interleaved, Tensor? scheduler_metadata, int num_splits, bool? pack_gqa, int sm_margin, Tensor? s_aux,
-int cp_world_size, int cp_rank, Tensor? cp_tot_seqused_k) -> Tensor[]"""
+VLLM_SCHEMA = """fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v,
+Tensor(a!)? out, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor?
+seqused_q, Tensor? seqused_k, int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table, Tensor?
+kv_batch_idx, Tensor? leftpad_k, Tensor? rotary_cos, Tensor? rotary_sin, Tensor? seqlens_rotary,
+Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, float softmax_scale, bool is_causal, int
+window_size_left, int window_size_right, float softcap, bool is_rotary_interleaved, Tensor?
+scheduler_metadata, int num_splits, bool? pack_gqa, int sm_margin, Tensor? s_aux, int cp_world_size,
+int cp_rank, Tensor? cp_tot_seqused_k) -> Tensor[]"""
 """The operator of vLLM 0.24 and 0.26, as its library registers it."""
 
 
@@ -31,7 +34,10 @@ def attention(
     softcap: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Paged attention, row by row.   returns: [tokens, heads, head_dim], [heads, tokens] natural logarithms"""
+    """Paged attention, row by row.
+
+    returns: [tokens, heads, head_dim], [heads, tokens] natural logarithms
+    """
     assert causal and window[1] in (0, -1) and q.dtype == k.dtype == v.dtype
     assert page_table.dtype == context_lens.dtype == torch.int32
     answers, sums = [], []
@@ -40,7 +46,9 @@ def attention(
         pages = page_table[row, : -(-context // k.shape[1])].long()
         keys, values = (side[pages].flatten(0, 1)[:context] for side in (k, v))
         seen = None if window[0] < 0 else window[0] + 1
-        answer, logs = row_attention(q[bounds[row] : bounds[row + 1]], keys, values, scale, seen, softcap)
+        answer, logs = row_attention(
+            q[bounds[row] : bounds[row + 1]], keys, values, scale, seen, softcap
+        )
         answers.append(answer.to(torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype))
         sums.append(logs.t().float())
     return torch.cat(answers), torch.cat(sums, 1)
@@ -50,15 +58,27 @@ def interface() -> SimpleNamespace:
     """The module `flash_attn_interface` of FlashAttention-3."""
 
     def flash_attn_with_kvcache(
-        q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
-        cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None,
-        max_seqlen_q=None, rotary_seqlens=None, q_descale=None, k_descale=None, v_descale=None, softmax_scale=None,
+        q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None,
+        cache_seqlens=None,
+        cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None,
+        cu_seqlens_k_new=None,
+        max_seqlen_q=None, rotary_seqlens=None, q_descale=None, k_descale=None, v_descale=None,
+        softmax_scale=None,
         causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True,
         scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False,
     ) -> Any:  # fmt: skip
         assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q
         out, lse = attention(
-            q, k_cache, v_cache, cu_seqlens_q, cache_seqlens, page_table, softmax_scale, window_size, softcap, causal
+            q,
+            k_cache,
+            v_cache,
+            cu_seqlens_q,
+            cache_seqlens,
+            page_table,
+            softmax_scale,
+            window_size,
+            softcap,
+            causal,
         )
         return (out, lse) if return_softmax_lse else out
 
@@ -66,16 +86,24 @@ def interface() -> SimpleNamespace:
 
 
 def vllm_forward(
-    q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, max_seqlen_q,
-    max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary, q_descale, k_descale,
-    v_descale, softmax_scale, is_causal, window_size_left, window_size_right, softcap, is_rotary_interleaved,
-    scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, cp_world_size, cp_rank, cp_tot_seqused_k,
+    q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q,
+    seqused_k, max_seqlen_q,
+    max_seqlen_k, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary,
+    q_descale, k_descale,
+    v_descale, softmax_scale, is_causal, window_size_left, window_size_right, softcap,
+    is_rotary_interleaved,
+    scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, cp_world_size, cp_rank,
+    cp_tot_seqused_k,
 ) -> list[Tensor]:  # fmt: skip
-    """vLLM's operator; like the library it wants cu_seqlens_q and, with a page table, no cu_seqlens_k."""
+    """vLLM's operator; like the library it wants cu_seqlens_q and, with a page table, no
+    cu_seqlens_k.
+    """
     assert cu_seqlens_k is None and cp_world_size == 1 and out.stride(-1) == 1
     assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q and int(seqused_k.max()) <= max_seqlen_k
     window = (window_size_left, window_size_right)
-    answer, lse = attention(q, k, v, cu_seqlens_q, seqused_k, page_table, softmax_scale, window, softcap, is_causal)
+    answer, lse = attention(
+        q, k, v, cu_seqlens_q, seqused_k, page_table, softmax_scale, window, softcap, is_causal
+    )
     out[: len(answer)].copy_(answer)
     return [out, lse, q.new_empty(0), q.new_empty(0)]
 
@@ -84,19 +112,30 @@ def flash_attn() -> SimpleNamespace:
     """The module `flash_attn` of FlashAttention-2; it takes pages of multiples of 256 only."""
 
     def flash_attn_varlen_func(
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
+        softmax_scale=None,
         causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
         return_attn_probs=False, block_table=None,
     ) -> Any:  # fmt: skip
         assert k.shape[1] % 256 == 0
         out, lse = attention(
-            q, k, v, cu_seqlens_q, cu_seqlens_k.diff().int(), block_table, softmax_scale, window_size, softcap, causal
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k.diff().int(),
+            block_table,
+            softmax_scale,
+            window_size,
+            softcap,
+            causal,
         )
         return (out, lse, None) if return_attn_probs else out
 
     def flash_attn_with_kvcache(
         q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
-        cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
+        cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None,
+        causal=False,
         window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
         return_softmax_lse=False,
     ) -> Any:  # fmt: skip
@@ -104,24 +143,29 @@ def flash_attn() -> SimpleNamespace:
         rows, tokens = q.shape[:2]
         start = torch.arange(0, rows * tokens + 1, tokens)
         out, lse = attention(
-            q.flatten(0, 1), k_cache, v_cache, start, cache_seqlens, block_table, softmax_scale, window_size, softcap,
+            q.flatten(0, 1), k_cache, v_cache, start, cache_seqlens, block_table, softmax_scale,
+            window_size, softcap,
             causal,
         )  # fmt: skip
         out, lse = out.view(q.shape), lse.view(-1, rows, tokens).transpose(0, 1)
         return (out, lse) if return_softmax_lse else out
 
     return SimpleNamespace(
-        flash_attn_varlen_func=flash_attn_varlen_func, flash_attn_with_kvcache=flash_attn_with_kvcache
+        flash_attn_varlen_func=flash_attn_varlen_func,
+        flash_attn_with_kvcache=flash_attn_with_kvcache,
     )
 
 
 def varlen_attn_out(
-    out, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1),
+    out, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None,
+    window_size=(-1, -1),
     enable_gqa=False, seqused_k=None, block_table=None, num_splits=None,
 ) -> Any:  # fmt: skip
     """torch's function (2.13 and later)."""
     assert key.shape[1] % 256 == 0
     assert enable_gqa or query.shape[1] == key.shape[2]
-    answer, lse = attention(query, key, value, cu_seq_q, seqused_k, block_table, scale, window_size, 0.0, True)
+    answer, lse = attention(
+        query, key, value, cu_seq_q, seqused_k, block_table, scale, window_size, 0.0, True
+    )
     out.copy_(answer)
     return (out, lse) if return_aux is not None and return_aux.lse else out

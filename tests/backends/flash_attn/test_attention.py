@@ -36,16 +36,22 @@ def vllm_operator() -> Iterator[object]:
 
 
 @pytest.fixture(params=PROVIDERS, ids=lambda each: each.name)
-def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, vllm_operator: object) -> Provider:
+def provider(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, vllm_operator: object
+) -> Provider:
     monkeypatch.setitem(sys.modules, "flash_attn_interface", fakes.interface())
     monkeypatch.setitem(sys.modules, "flash_attn", fakes.flash_attn())
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn_out", fakes.varlen_attn_out, raising=False)
+    monkeypatch.setattr(
+        "torch.nn.attention.varlen.varlen_attn_out", fakes.varlen_attn_out, raising=False
+    )
     monkeypatch.setattr(kernels, "load_vllm", lambda: kernels.vllm_kernel(vllm_operator))
     return request.param
 
 
 def backend(case: Case, provider: Provider, **options: int) -> FlashAttentionBackend:
-    return FlashAttentionBackend(cases.context_of(case, CAPABILITIES, FlashOptions(**options)), provider)
+    return FlashAttentionBackend(
+        cases.context_of(case, CAPABILITIES, FlashOptions(**options)), provider
+    )
 
 
 def page_sizes(provider: Provider) -> tuple[int, ...]:
@@ -53,17 +59,26 @@ def page_sizes(provider: Provider) -> tuple[int, ...]:
 
 
 def decode(*lens: int, page_size: int) -> Case:
-    return cases.make(Phase.DECODE, [(1, n) for n in lens], page_size=page_size, head_dim=16, dtype=torch.float16)
+    return cases.make(
+        Phase.DECODE, [(1, n) for n in lens], page_size=page_size, head_dim=16, dtype=torch.float16
+    )
 
 
 def two_rows(phase: Phase, provider: Provider) -> Case:
-    lens = {Phase.DECODE: [(1, 40), (1, 3)], Phase.EXTEND: [(9, 40), (3, 3)], Phase.PREFILL: [(40, 40), (3, 3)]}[phase]
-    return cases.make(phase, lens, page_size=page_sizes(provider)[0], head_dim=16, dtype=torch.float16)
+    lens = {
+        Phase.DECODE: [(1, 40), (1, 3)],
+        Phase.EXTEND: [(9, 40), (3, 3)],
+        Phase.PREFILL: [(40, 40), (3, 3)],
+    }[phase]
+    return cases.make(
+        phase, lens, page_size=page_sizes(provider)[0], head_dim=16, dtype=torch.float16
+    )
 
 
 def test_the_stand_in_for_torch_has_the_signature_of_the_function_that_it_replaces() -> None:
     module = importlib.import_module("torch.nn.attention.varlen")
-    real = getattr(module, "varlen_attn_out", fakes.varlen_attn_out)  # before torch 2.13 there is none
+    # before torch 2.13 there is none
+    real = getattr(module, "varlen_attn_out", fakes.varlen_attn_out)
     for ours, theirs in zip(
         inspect.signature(fakes.varlen_attn_out).parameters.values(),
         inspect.signature(real).parameters.values(),
@@ -80,7 +95,15 @@ def test_every_phase_agrees_with_attention_written_out(
 ) -> None:
     for page_size in page_sizes(provider):
         lens = cases.around(phase, page_size)[:5]
-        case = cases.make(phase, lens, page_size=page_size, heads=heads, kv_heads=kv_heads, head_dim=16, dtype=dtype)
+        case = cases.make(
+            phase,
+            lens,
+            page_size=page_size,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=16,
+            dtype=dtype,
+        )
         cases.check(backend(case, provider), case, LAYER, with_lse=True)
         cases.check(backend(case, provider), case, evolve(LAYER, scale=0.4))
 
@@ -101,10 +124,16 @@ def test_a_soft_cap_is_passed_on(provider: Provider, phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
-def test_8_bit_keys_and_values_are_scaled_by_layer_and_met_by_8_bit_queries(provider: Provider, phase: Phase) -> None:
+def test_8_bit_keys_and_values_are_scaled_by_layer_and_met_by_8_bit_queries(
+    provider: Provider, phase: Phase
+) -> None:
     if provider.generation == 2:
         pytest.skip("resolve refuses it: see test_resolve.py")
-    lens = {Phase.DECODE: [(1, 40), (1, 3)], Phase.EXTEND: [(9, 40), (3, 3)], Phase.PREFILL: [(40, 40), (3, 3)]}[phase]
+    lens = {
+        Phase.DECODE: [(1, 40), (1, 3)],
+        Phase.EXTEND: [(9, 40), (3, 3)],
+        Phase.PREFILL: [(40, 40), (3, 3)],
+    }[phase]
     case = cases.in_8_bits(cases.make(phase, lens, head_dim=16, dtype=torch.bfloat16), 0.5, 2.0)
     rounded = case.q.to(torch.float8_e4m3fn)
     layer = evolve(LAYER, k_scale=0.5, v_scale=2.0)
@@ -117,10 +146,15 @@ def test_8_bit_keys_and_values_are_scaled_by_layer_and_met_by_8_bit_queries(prov
     assert out.isfinite().all()  # queries beyond the type saturate
 
 
-@pytest.mark.parametrize("provider", [each for each in PROVIDERS if each.graph is GraphSupport.ALWAYS], indirect=True)
+@pytest.mark.parametrize(
+    "provider", [each for each in PROVIDERS if each.graph is GraphSupport.ALWAYS], indirect=True
+)
 def test_G2_a_captured_plan_serves_prompts_of_any_lengths(provider: Provider) -> None:
     shapes = [(1, 1), (2, 90), (5, 6), (20, 20)], [(9, 40), (3, 3), (1, 17)], [(30, 30)]
-    made = [cases.make(Phase.EXTEND, rows, page_size=16, head_dim=16, dtype=torch.float16) for rows in shapes]
+    made = [
+        cases.make(Phase.EXTEND, rows, page_size=16, head_dim=16, dtype=torch.float16)
+        for rows in shapes
+    ]
 
     cases.replayed_prompts(backend(made[0], provider), LAYER, 32, made)
 
@@ -136,7 +170,11 @@ def test_a_replayed_plan_reads_the_new_step_at_the_old_addresses(provider: Provi
     made = [decode(*each, page_size=page_size) for each in lens]
     one = backend(made[0], provider)
     cases.check_replays(
-        one, made, LAYER, bucket=4, held=lambda plan: (plan.query_start, plan.context_lens, *plan.page_tables)
+        one,
+        made,
+        LAYER,
+        bucket=4,
+        held=lambda plan: (plan.query_start, plan.context_lens, *plan.page_tables),
     )
     plan = one.graph_plan(4, made[1].step)
     assert plan.num_splits == one.splits(4) and plan.max_context_len == cases.MAX_SEQ_LEN
@@ -145,7 +183,9 @@ def test_a_replayed_plan_reads_the_new_step_at_the_old_addresses(provider: Provi
     assert one.memory_bytes() == 0
 
 
-def test_the_number_of_splits_depends_on_rows_alone_and_an_option_fixes_it(provider: Provider) -> None:
+def test_the_number_of_splits_depends_on_rows_alone_and_an_option_fixes_it(
+    provider: Provider,
+) -> None:
     case, extend = two_rows(Phase.DECODE, provider), two_rows(Phase.EXTEND, provider)
     assert backend(case, provider, num_splits=5).plan(case.step).num_splits == 5
     assert backend(case, provider).plan(case.step).num_splits == 1

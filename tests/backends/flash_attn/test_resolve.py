@@ -25,9 +25,15 @@ from headstock_fa.plugin import EIGHT_BIT_KV, resolve, spec
 from headstock_fa.providers import PROVIDERS, choose, installed, leading
 
 A100, H200, B200, T4 = (
-    DeviceEnv(device="cuda", capability=capability) for capability in ((8, 0), (9, 0), (10, 0), (7, 5))
+    DeviceEnv(device="cuda", capability=capability)
+    for capability in ((8, 0), (9, 0), (10, 0), (7, 5))
 )
-FA3, VLLM, FA2, TORCH = ({"flash_attn_3": "3.0.1"}, {"vllm": "0.24.0"}, {"flash_attn": "2.8.3"}, {"torch": "2.13.0"})
+FA3, VLLM, FA2, TORCH = (
+    {"flash_attn_3": "3.0.1"},
+    {"vllm": "0.24.0"},
+    {"flash_attn": "2.8.3"},
+    {"torch": "2.13.0"},
+)
 
 TABLE = [
     (H200, FA3 | VLLM | FA2 | TORCH, "flash_attn_interface"),
@@ -68,7 +74,9 @@ def test_the_first_provider_that_serves_is_used(
 
 
 @pytest.mark.parametrize("distributions", [FA2, TORCH])
-def test_a_page_size_that_the_provider_cannot_read_is_refused_by_its_name(distributions: dict[str, str]) -> None:
+def test_a_page_size_that_the_provider_cannot_read_is_refused_by_its_name(
+    distributions: dict[str, str],
+) -> None:
     env = evolve(H200, distributions=distributions)
     (reason,) = resolve(evolve(QUERY, page_size=64), env)
     assert reason.code == "page_size" and "multiples of 256, not 64" in reason.message
@@ -82,22 +90,35 @@ def test_a_page_size_that_the_provider_cannot_read_is_refused_by_its_name(distri
 def test_a_soft_cap_needs_a_provider_that_has_one() -> None:
     query = evolve(QUERY, features=frozenset({Feature.SOFTCAP}))
     (reason,) = resolve(query, evolve(H200, distributions=TORCH))
-    assert reason.code == "feature" and "torch" in reason.message and "another backend by --attn" in reason.hint
-    assert isinstance(resolve(query, evolve(H200, distributions=TORCH | VLLM)), AttentionCapabilities)
+    assert (
+        reason.code == "feature"
+        and "torch" in reason.message
+        and "another backend by --attn" in reason.hint
+    )
+    assert isinstance(
+        resolve(query, evolve(H200, distributions=TORCH | VLLM)), AttentionCapabilities
+    )
 
 
 def test_S15_without_a_gpu_or_a_provider_the_reason_says_so() -> None:
-    with pytest.raises(CannotRun, match=r"it runs on cuda from sm_80, and this is cpu\. Use --attn sdpa"):
+    with pytest.raises(
+        CannotRun, match=r"it runs on cuda from sm_80, and this is cpu\. Use --attn sdpa"
+    ):
         resolved(spec(), QUERY, DeviceEnv(device="cpu", distributions=VLLM))
     with pytest.raises(CannotRun, match="this is cuda sm_75"):
         resolved(spec(), QUERY, evolve(T4, distributions=VLLM))
-    with pytest.raises(CannotRun, match="no FlashAttention serves here: flash-attn-3 is not installed"):
+    with pytest.raises(
+        CannotRun, match="no FlashAttention serves here: flash-attn-3 is not installed"
+    ):
         resolved(spec(), QUERY, H200)
 
 
 def test_S15_what_is_missing_comes_with_what_to_install() -> None:
     absent = tuple(evolve(each, import_name="no_such_module") for each in spec().requires[0].any_of)
-    with pytest.raises(CannotRun, match=r"fa.*needs one of several: flash-attn-3 is not installed.*pip install 'vllm"):
+    with pytest.raises(
+        CannotRun,
+        match=r"fa.*needs one of several: flash-attn-3 is not installed.*pip install 'vllm",
+    ):
         registry.require(evolve(spec(), requires=(evolve(spec().requires[0], any_of=absent),)))
     assert isinstance(spec().requires[0], Require)
 
@@ -113,7 +134,9 @@ def test_the_spec_claims_what_the_kernels_can_do() -> None:
         assert resolve(QUERY, evolve(H200, distributions=distributions)).dtypes == wide | eight_bit
 
 
-@pytest.mark.parametrize(("head_dim", "served"), [(16, True), (40, False), (72, False), (128, True)])
+@pytest.mark.parametrize(
+    ("head_dim", "served"), [(16, True), (40, False), (72, False), (128, True)]
+)
 def test_8_bit_kv_needs_heads_of_multiples_of_16(head_dim: int, served: bool) -> None:
     query = evolve(QUERY, head_dim=head_dim, kv_dtype="float8_e4m3fn", q_dtype="bfloat16")
     env = evolve(H200, distributions=VLLM)
@@ -126,12 +149,16 @@ def test_what_was_found_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("headstock_fa.plugin.installed", lambda: versions)
     assert spec().summary.endswith("found here: vllm 0.24.0 (FA3), torch 2.13.0 (FA2)")
     monkeypatch.setattr("headstock_fa.plugin.installed", lambda: VLLM | {"torch": "2.11.0"})
-    assert spec().summary.endswith("found here: vllm 0.24.0 (FA3)"), "torch 2.11 has no FA2 over pages"
+    assert spec().summary.endswith("found here: vllm 0.24.0 (FA3)"), (
+        "torch 2.11 has no FA2 over pages"
+    )
     monkeypatch.setattr("headstock_fa.plugin.installed", dict)
     assert spec().summary.endswith("found here: none")
 
 
-@pytest.mark.parametrize(("build", "found"), [("2.13.0+cpu", {}), ("2.13.0+cu130", {"torch": "2.13.0+cu130"})])
+@pytest.mark.parametrize(
+    ("build", "found"), [("2.13.0+cpu", {}), ("2.13.0+cu130", {"torch": "2.13.0+cu130"})]
+)
 def test_installed_names_distributions_with_kernels(
     build: str, found: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
-"""FlashInfer's wrappers with the library's signatures, written in torch, for machines without a GPU.
+"""FlashInfer's wrappers with the library's signatures, written in torch, for machines without a
+GPU.
 
-Like the library on a GPU, a fake reads the host arrays of a plan late: when the plan's first run needs them. Arrays
-that are overwritten before that give wrong answers.
+Like the library on a GPU, a fake reads the host arrays of a plan late: when the plan's first run
+needs them. Arrays that are overwritten before that give wrong answers.
 """
 
 from __future__ import annotations
@@ -20,13 +21,20 @@ class Planned:
     """What both wrappers do."""
 
     def keep(
-        self, query_start: Tensor | None, page_start: Tensor, pages: Tensor, last: Tensor, shape: tuple[int, ...],
+        self, query_start: Tensor | None, page_start: Tensor, pages: Tensor, last: Tensor,
+        shape: tuple[int, ...],
         scale: float, types: tuple[Any, ...], causal: bool,
     ) -> None:  # fmt: skip
         assert page_start.device.type == last.device.type == "cpu"
         assert {page_start.dtype, pages.dtype, last.dtype} == {torch.int32}
         self.host = (query_start, page_start, last)  # no copy: the upload runs later
-        self.pages, self.shape, self.scale, self.types, self.causal = pages, shape, scale, types, causal
+        self.pages, self.shape, self.scale, self.types, self.causal = (
+            pages,
+            shape,
+            scale,
+            types,
+            causal,
+        )
         self.uploaded: tuple[list[int], ...] | None = None
         self.plans = getattr(self, "plans", 0) + 1
 
@@ -67,31 +75,40 @@ class BatchPrefillWithPagedKVCacheWrapper(Planned):
 
     def __init__(
         self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None,
-        paged_kv_indptr_buf=None, paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None, custom_mask_buf=None,
+        paged_kv_indptr_buf=None, paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None,
+        custom_mask_buf=None,
         mask_indptr_buf=None, backend="auto", jit_args=None, jit_kwargs=None,
     ) -> None:  # fmt: skip
         assert kv_layout == "NHD" and backend in ("auto", "fa2", "fa3") and not use_cuda_graph
         self.backend = backend
 
     def plan(
-        self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
-        head_dim_qk, page_size, head_dim_vo=None, custom_mask=None, packed_custom_mask=None, causal=False,
-        pos_encoding_mode="NONE", use_fp16_qk_reduction=False, sm_scale=None, window_left=-1, logits_soft_cap=None,
-        rope_scale=None, rope_theta=None, q_data_type="float16", kv_data_type=None, o_data_type=None,
-        non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0,
-        max_item_len_ptr=None, seq_lens=None, seq_lens_q=None, block_tables=None, max_token_per_sequence=None,
+        self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads,
+        num_kv_heads,
+        head_dim_qk, page_size, head_dim_vo=None, custom_mask=None, packed_custom_mask=None,
+        causal=False,
+        pos_encoding_mode="NONE", use_fp16_qk_reduction=False, sm_scale=None, window_left=-1,
+        logits_soft_cap=None,
+        rope_scale=None, rope_theta=None, q_data_type="float16", kv_data_type=None,
+        o_data_type=None,
+        non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None,
+        token_pos_in_items_len=0,
+        max_item_len_ptr=None, seq_lens=None, seq_lens_q=None, block_tables=None,
+        max_token_per_sequence=None,
         max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
     ) -> None:  # fmt: skip
         assert window_left == -1 and not logits_soft_cap
         assert max_token_per_sequence == int(qo_indptr.diff().max())
         self.keep(
             qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len,
-            (num_qo_heads, num_kv_heads, head_dim_qk, page_size), sm_scale, (q_data_type, kv_data_type, o_data_type),
+            (num_qo_heads, num_kv_heads, head_dim_qk, page_size), sm_scale, (q_data_type,
+            kv_data_type, o_data_type),
             causal,
         )  # fmt: skip
 
     def run(
-        self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None,
+        self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None,
+        lse=None,
         return_lse=False, enable_pdl=None, window_left=None, sinks=None, kv_cache_sf=None,
         skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None, uses_spcompress=None,
     ) -> Any:  # fmt: skip
@@ -103,12 +120,17 @@ class LaterPrefillWrapper(BatchPrefillWithPagedKVCacheWrapper):
     """For prompts, as in 0.7.2: `run` can be told the base of its logarithms."""
 
     def run(
-        self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None,
-        return_lse=False, lse_base="log2", lse_layout="NH", enable_pdl=None, window_left=None, sinks=None,
-        kv_cache_sf=None, skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None, uses_spcompress=None,
+        self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None,
+        lse=None,
+        return_lse=False, lse_base="log2", lse_layout="NH", enable_pdl=None, window_left=None,
+        sinks=None,
+        kv_cache_sf=None, skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None,
+        uses_spcompress=None,
     ) -> Any:  # fmt: skip
         natural = {"log2": False, "ln": True}[lse_base]
-        self.attend(q, paged_kv_cache, out, lse if return_lse else None, q_scale, k_scale, v_scale, natural)
+        self.attend(
+            q, paged_kv_cache, out, lse if return_lse else None, q_scale, k_scale, v_scale, natural
+        )
         return (out, lse) if return_lse else out
 
 
@@ -117,12 +139,17 @@ class BatchDecodeWithPagedKVCacheWrapper(Planned):
 
     def __init__(
         self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, use_tensor_cores=False,
-        paged_kv_indptr_buffer=None, paged_kv_indices_buffer=None, paged_kv_last_page_len_buffer=None,
+        paged_kv_indptr_buffer=None, paged_kv_indices_buffer=None,
+        paged_kv_last_page_len_buffer=None,
         backend="auto", jit_args=None,
     ) -> None:  # fmt: skip
         assert kv_layout == "NHD"
         self.use_tensor_cores = use_tensor_cores
-        self.static = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
+        self.static = (
+            paged_kv_indptr_buffer,
+            paged_kv_indices_buffer,
+            paged_kv_last_page_len_buffer,
+        )
         assert use_cuda_graph == all(buffer is not None for buffer in self.static)
         self.use_cuda_graph = use_cuda_graph
 
@@ -132,14 +159,18 @@ class BatchDecodeWithPagedKVCacheWrapper(Planned):
     ) -> None:  # fmt: skip
         assert not deprecated_positional_args
         self._plan_impl(
-            indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **kwargs
+            indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
+            **kwargs
         )  # fmt: skip
 
     def _plan_impl(
         self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, *,
-        pos_encoding_mode="NONE", window_left=-1, window_right=0, logits_soft_cap=None, q_data_type="float16",
-        kv_data_type=None, o_data_type=None, data_type=None, sm_scale=None, rope_scale=None, rope_theta=None,
-        non_blocking=True, block_tables=None, seq_lens=None, fixed_split_size=None, disable_split_kv=False,
+        pos_encoding_mode="NONE", window_left=-1, window_right=0, logits_soft_cap=None,
+        q_data_type="float16",
+        kv_data_type=None, o_data_type=None, data_type=None, sm_scale=None, rope_scale=None,
+        rope_theta=None,
+        non_blocking=True, block_tables=None, seq_lens=None, fixed_split_size=None,
+        disable_split_kv=False,
         q_len_per_req=1,
     ) -> None:  # fmt: skip
         assert self.use_tensor_cores or num_qo_heads // num_kv_heads in (1, 2, 3, 4, 8)
@@ -150,12 +181,14 @@ class BatchDecodeWithPagedKVCacheWrapper(Planned):
             pages[: len(indices)].copy_(indices)
             indptr, indices, last_page_len = starts, pages, lens
         self.keep(
-            None, indptr, indices, last_page_len, (num_qo_heads, num_kv_heads, head_dim, page_size), sm_scale,
+            None, indptr, indices, last_page_len, (num_qo_heads, num_kv_heads, head_dim,
+            page_size), sm_scale,
             (q_data_type, kv_data_type, o_data_type), False,
         )  # fmt: skip
 
     def run(
-        self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None,
+        self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None,
+        lse=None,
         return_lse=False, enable_pdl=None, window_left=None, sinks=None, q_len_per_req=None,
         skip_softmax_threshold_scale_factor=None, kv_cache_sf=None,
     ) -> Any:  # fmt: skip
@@ -164,15 +197,25 @@ class BatchDecodeWithPagedKVCacheWrapper(Planned):
 
 
 def fast_decode_plan(
-    self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode="NONE",
-    window_left=-1, logits_soft_cap=None, q_data_type=None, kv_data_type=None, data_type=None, sm_scale=None,
-    rope_scale=None, rope_theta=None, non_blocking=True, fixed_split_size=None, disable_split_kv=False, q_len_per_req=1,
+    self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
+    pos_encoding_mode="NONE",
+    window_left=-1, logits_soft_cap=None, q_data_type=None, kv_data_type=None, data_type=None,
+    sm_scale=None,
+    rope_scale=None, rope_theta=None, non_blocking=True, fixed_split_size=None,
+    disable_split_kv=False, q_len_per_req=1,
     global_override_indptr_cpu=None,
 ) -> None:  # fmt: skip
-    """Plan again in a graph's wrapper, whose static buffers must hold the step: nothing is copied to them here."""
+    """Plan again in a graph's wrapper, whose static buffers must hold the step: nothing is copied
+    to them here.
+    """
     starts, pages, lens = self.static
     assert self.use_cuda_graph and self.plans and (q_data_type, kv_data_type) == self.types[:2]
-    assert (num_qo_heads, num_kv_heads, head_dim, page_size) == self.shape and sm_scale == self.scale
+    assert (
+        num_qo_heads,
+        num_kv_heads,
+        head_dim,
+        page_size,
+    ) == self.shape and sm_scale == self.scale
     assert torch.equal(starts, global_override_indptr_cpu) and torch.equal(lens, last_page_len)
     assert indices.data_ptr() == pages.data_ptr() and len(indices) == starts[-1]
     self.keep(None, starts, pages, lens, self.shape, self.scale, self.types, False)
@@ -180,7 +223,9 @@ def fast_decode_plan(
 
 def flashinfer(version: str) -> SimpleNamespace:
     """The module `flashinfer` of a version."""
-    prefill = BatchPrefillWithPagedKVCacheWrapper if version.startswith("0.6") else LaterPrefillWrapper
+    prefill = (
+        BatchPrefillWithPagedKVCacheWrapper if version.startswith("0.6") else LaterPrefillWrapper
+    )
     return SimpleNamespace(
         __version__=version,
         BatchPrefillWithPagedKVCacheWrapper=prefill,

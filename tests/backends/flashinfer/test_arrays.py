@@ -12,7 +12,9 @@ ROWS = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 300)), min_size=1,
 
 
 @given(rows=ROWS, page_size=st.sampled_from([1, 3, 16, 64, 128]), spare=st.integers(0, 3))
-def test_the_arrays_are_those_counted_row_by_row(rows: list[tuple[int, int]], page_size: int, spare: int) -> None:
+def test_the_arrays_are_those_counted_row_by_row(
+    rows: list[tuple[int, int]], page_size: int, spare: int
+) -> None:
     queries = np.array([query for query, _ in rows], np.int32)
     contexts = np.array([query + before for query, before in rows], np.int32)
     arrays = page_arrays(queries, contexts, page_size)
@@ -33,9 +35,9 @@ def test_the_arrays_are_those_counted_row_by_row(rows: list[tuple[int, int]], pa
     assert arrays.last_page_lens.tolist() == last
     assert arrays.num_pages == len(pages)
     assert found.tolist() == pages
-    assert {each.dtype for each in (arrays.query_start, arrays.page_start, arrays.last_page_lens, found)} == {
-        np.dtype(np.int32)
-    }
+    assert {
+        each.dtype for each in (arrays.query_start, arrays.page_start, arrays.last_page_lens, found)
+    } == {np.dtype(np.int32)}
 
 
 def test_padding_rows_have_one_token() -> None:

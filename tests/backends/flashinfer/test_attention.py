@@ -28,7 +28,9 @@ LAYER = LayerInfo(index=0, group=0, scale=0.25)
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     module = fakes.flashinfer(request.param)
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    monkeypatch.setitem(sys.modules, "flashinfer.decode", SimpleNamespace(fast_decode_plan=fakes.fast_decode_plan))
+    monkeypatch.setitem(
+        sys.modules, "flashinfer.decode", SimpleNamespace(fast_decode_plan=fakes.fast_decode_plan)
+    )
     return module
 
 
@@ -38,7 +40,9 @@ def backend(case: Case, layers: int = 1, **options: Any) -> FlashInferBackend:
 
 
 def decode(lens: list[int], **shape: Any) -> Case:
-    return cases.make(Phase.DECODE, [(1, n) for n in lens], **({"head_dim": 16, "dtype": torch.float16} | shape))
+    return cases.make(
+        Phase.DECODE, [(1, n) for n in lens], **({"head_dim": 16, "dtype": torch.float16} | shape)
+    )
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
@@ -49,7 +53,15 @@ def test_every_phase_agrees_with_attention_written_out(
 ) -> None:
     for page_size in (16, 64, 40):
         lens = cases.around(phase, page_size)[:5]
-        case = cases.make(phase, lens, page_size=page_size, heads=heads, kv_heads=kv_heads, head_dim=16, dtype=dtype)
+        case = cases.make(
+            phase,
+            lens,
+            page_size=page_size,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=16,
+            dtype=dtype,
+        )
         one = backend(case)
         cases.check(one, case, LAYER, with_lse=True)
         cases.check(one, case, evolve(LAYER, scale=0.4))
@@ -119,7 +131,9 @@ def test_host_buffers_are_written_only_after_their_last_upload(
     notes: list[str] = []
     monkeypatch.setattr("headstock_fi.staging.fence", lambda device: Recorded(notes))
     stage = Slot.stage
-    monkeypatch.setattr(Slot, "stage", lambda slot, arrays: notes.append("write") or stage(slot, arrays))
+    monkeypatch.setattr(
+        Slot, "stage", lambda slot, arrays: notes.append("write") or stage(slot, arrays)
+    )
     case = decode([20, 9])
     one = backend(case)
     notes.clear()
@@ -127,7 +141,8 @@ def test_host_buffers_are_written_only_after_their_last_upload(
         one.plan(case.step)
     one.graph_init([2], cases.MAX_SEQ_LEN)
     one.graph_update(one.graph_plan(2, case.step), case.step)
-    assert notes == ["synchronize", "write", "record"] * 6  # a bucket is planned when it is made, too
+    # a bucket is planned when it is made, too
+    assert notes == ["synchronize", "write", "record"] * 6
 
 
 def test_a_replayed_plan_reads_the_new_step_at_the_old_addresses(library: SimpleNamespace) -> None:
@@ -138,9 +153,18 @@ def test_a_replayed_plan_reads_the_new_step_at_the_old_addresses(library: Simple
 
 @pytest.mark.parametrize(
     ("ratio", "option", "used"),
-    [(1, "auto", False), (2, "auto", True), (7, "auto", True), (7, "off", True), (4, "off", False), (1, "on", True)],
+    [
+        (1, "auto", False),
+        (2, "auto", True),
+        (7, "auto", True),
+        (7, "off", True),
+        (4, "off", False),
+        (1, "on", True),
+    ],
 )
-def test_tensor_cores_by_ratio_or_option(library: SimpleNamespace, ratio: int, option: str, used: bool) -> None:
+def test_tensor_cores_by_ratio_or_option(
+    library: SimpleNamespace, ratio: int, option: str, used: bool
+) -> None:
     one = backend(decode([3], heads=ratio, kv_heads=1), tensor_cores=option)
     assert {slot.wrapper.use_tensor_cores for slot in one.rings[True, 0].slots} == {used}
 
@@ -151,16 +175,22 @@ def test_the_templates_for_prompts_by_option(library: SimpleNamespace, name: str
     assert {slot.wrapper.backend for slot in one.rings[False, 0].slots} == {name}
 
 
-def test_templates_that_cannot_read_the_kv_are_refused_by_the_option_s_name(library: SimpleNamespace) -> None:
+def test_templates_that_cannot_read_the_kv_are_refused_by_the_option_s_name(
+    library: SimpleNamespace,
+) -> None:
     case = cases.in_8_bits(decode([3], dtype=torch.bfloat16), 1.0, 1.0)
-    with pytest.raises(ValueError, match=r"fi\.prefill=fa3 does not read float8_e4m3fn KV; use fi\.prefill=auto"):
+    with pytest.raises(
+        ValueError, match=r"fi\.prefill=fa3 does not read float8_e4m3fn KV; use fi\.prefill=auto"
+    ):
         backend(case, prefill="fa3")
 
 
 def test_only_what_serves_the_phases_is_made(library: SimpleNamespace) -> None:
     case = decode([3])
     context = cases.context_of(case, CAPABILITIES, FlashInferOptions(workspace_mb=16))
-    one = FlashInferBackend(evolve(context, query=evolve(context.query, phases=frozenset({Phase.DECODE}))))
+    one = FlashInferBackend(
+        evolve(context, query=evolve(context.query, phases=frozenset({Phase.DECODE})))
+    )
     assert list(one.rings) == [(True, 0)]
     assert one.memory_bytes() == (16 << 20) + TURNS * INT_WORKSPACE
     one.close()
@@ -169,7 +199,10 @@ def test_only_what_serves_the_phases_is_made(library: SimpleNamespace) -> None:
 
 def test_building_it_runs_every_kind_of_step_once(library: SimpleNamespace) -> None:
     one = backend(decode([3]))
-    assert [[getattr(slot.wrapper, "plans", 0) for slot in one.rings[kind, 0].slots] for kind in (True, False)] == [
+    assert [
+        [getattr(slot.wrapper, "plans", 0) for slot in one.rings[kind, 0].slots]
+        for kind in (True, False)
+    ] == [
         [1, 0],
         [1, 0],
     ]
@@ -182,24 +215,37 @@ def test_building_it_runs_every_kind_of_step_once(library: SimpleNamespace) -> N
 def test_the_workspace_holds_what_graphs_of_larger_shapes_split(
     heads: int, kv_heads: int, rows: int, mebibytes: int
 ) -> None:
-    shape = Shape(heads=heads, kv_heads=kv_heads, head_dim=128, page_size=64, q_dtype=None, kv_dtype=None)
+    shape = Shape(
+        heads=heads, kv_heads=kv_heads, head_dim=128, page_size=64, q_dtype=None, kv_dtype=None
+    )
     assert round(partial_bytes(shape, rows, processors=132) / 2**20) == mebibytes
 
 
-def test_the_workspace_grows_with_the_rows_from_what_the_option_asks_for(library: SimpleNamespace) -> None:
+def test_the_workspace_grows_with_the_rows_from_what_the_option_asks_for(
+    library: SimpleNamespace,
+) -> None:
     case = decode([5], heads=64, kv_heads=8, head_dim=128)
     for rows, wanted in ((8, 16 << 20), (512, None)):
-        context = cases.context_of(case, CAPABILITIES, FlashInferOptions(workspace_mb=16), max_rows=rows)
+        context = cases.context_of(
+            case, CAPABILITIES, FlashInferOptions(workspace_mb=16), max_rows=rows
+        )
         made = FlashInferBackend(context)
-        assert made.workspace.nbytes == wanted or partial_bytes(made.shape, rows, 1) == made.workspace.nbytes > 16 << 20
+        assert (
+            made.workspace.nbytes == wanted
+            or partial_bytes(made.shape, rows, 1) == made.workspace.nbytes > 16 << 20
+        )
 
 
 def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_helps(
     library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_once(self: FlashInferBackend, phases: object) -> None:
-        raise RuntimeError("Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist")
+        raise RuntimeError(
+            "Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist"
+        )
 
     monkeypatch.setattr(FlashInferBackend, "run_once", run_once)
-    with pytest.raises(ValueError, match=r"Could not find nvcc.*flashinfer-jit-cache.*another backend by --attn"):
+    with pytest.raises(
+        ValueError, match=r"Could not find nvcc.*flashinfer-jit-cache.*another backend by --attn"
+    ):
         backend(decode([5]))

@@ -26,13 +26,17 @@ PRESENT = {"flashinfer-python": "0.6.18.post1"}
 
 
 def env(major: int, minor: int, **distributions: str) -> DeviceEnv:
-    return DeviceEnv(device="cuda", capability=(major, minor), distributions=distributions or PRESENT)
+    return DeviceEnv(
+        device="cuda", capability=(major, minor), distributions=distributions or PRESENT
+    )
 
 
 @pytest.mark.parametrize(
     ("capability", "eight_bit"), [((8, 0), False), ((8, 9), True), ((9, 0), True), ((10, 0), True)]
 )
-def test_8_bit_kv_needs_a_gpu_that_converts_it(capability: tuple[int, int], eight_bit: bool) -> None:
+def test_8_bit_kv_needs_a_gpu_that_converts_it(
+    capability: tuple[int, int], eight_bit: bool
+) -> None:
     answer = resolve(QUERY, env(*capability))
     assert isinstance(answer, AttentionCapabilities)
     assert (("bfloat16", "float8_e4m3fn", "bfloat16") in answer.dtypes) == eight_bit
@@ -58,7 +62,9 @@ def test_S15_without_the_library_or_a_gpu_the_reason_says_so() -> None:
     with pytest.raises(CannotRun, match="it runs on cuda from sm_80, and this is cuda sm_75"):
         resolved(spec(), QUERY, env(7, 5))
     absent = evolve(spec(), requires=(evolve(REQUIRE, import_name="no_such_module"),))
-    with pytest.raises(CannotRun, match=r"fi.*flashinfer-python.* is not installed, install with: pip install"):
+    with pytest.raises(
+        CannotRun, match=r"fi.*flashinfer-python.* is not installed, install with: pip install"
+    ):
         registry.require(absent)
 
 

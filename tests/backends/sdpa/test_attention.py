@@ -41,7 +41,9 @@ def row_lengths(draw: st.DrawFn, phase: Phase, page_size: int) -> list[tuple[int
     for _ in range(draw(st.integers(1, 5))):
         near = page_size * draw(st.integers(0, 3)) + draw(st.integers(-1, 1))
         context = min(max(near, 1), 150)
-        queries = {Phase.PREFILL: context, Phase.DECODE: 1}.get(phase) or draw(st.integers(1, context))
+        queries = {Phase.PREFILL: context, Phase.DECODE: 1}.get(phase) or draw(
+            st.integers(1, context)
+        )
         rows.append((queries, context))
     return rows
 
@@ -87,13 +89,17 @@ def test_decode_rows_of_very_different_lengths_keep_their_places(
     dtype: torch.dtype, window: int | None, softcap: float, device: str
 ) -> None:
     lengths = [5, 900, 17, 850, *range(1, 30), 400, 390, 2]
-    case = make(Phase.DECODE, [(1, length) for length in lengths], kv_heads=1, dtype=dtype, device=device)
+    case = make(
+        Phase.DECODE, [(1, length) for length in lengths], kv_heads=1, dtype=dtype, device=device
+    )
     check(case, evolve(LAYER, window=window, softcap=softcap), with_lse=dtype.itemsize == 4)
 
 
 @pytest.mark.parametrize("window", [None, 40, 256, 300])
 @pytest.mark.parametrize("rows", [[(600, 600)], [(520, 700), (1, 3), (300, 300)]])
-def test_rows_longer_than_a_block_of_queries(rows: list[tuple[int, int]], window: int | None) -> None:
+def test_rows_longer_than_a_block_of_queries(
+    rows: list[tuple[int, int]], window: int | None
+) -> None:
     check(make(Phase.EXTEND, rows, heads=2, kv_heads=1, head_dim=8), evolve(LAYER, window=window))
 
 
@@ -138,7 +144,8 @@ def test_plans_interleave_and_serve_several_layers() -> None:
             out = torch.empty_like(each.q)
             one.forward(each.q, layer, plan, out)
             keys, values = (
-                tuple(side.flip(1) if index else side for side in sides) for sides in (each.keys, each.values)
+                tuple(side.flip(1) if index else side for side in sides)
+                for sides in (each.keys, each.values)
             )
             cases.compare(out, cases.expected(evolve(each, keys=keys, values=values), layer)[0])
 

@@ -11,7 +11,9 @@ from headstock_sdpa.slots import bounds
 
 
 @given(
-    lens=st.lists(st.integers(1, 100), min_size=1, max_size=20).map(lambda lens: sorted(lens, reverse=True)),
+    lens=st.lists(st.integers(1, 100), min_size=1, max_size=20).map(
+        lambda lens: sorted(lens, reverse=True)
+    ),
     least=st.integers(1, 200),
     most=st.integers(1, 500),
 )
@@ -31,4 +33,8 @@ def test_a_cut_must_be_worth_its_cost() -> None:
 def test_the_spec_claims_no_graphs_and_every_shape() -> None:
     claims = spec().capabilities
     assert claims.graph is GraphSupport.NEVER
-    assert all(number in sizes for number in (1, 7, 4096) for sizes in (claims.page_sizes, claims.head_dims))
+    assert all(
+        number in sizes
+        for number in (1, 7, 4096)
+        for sizes in (claims.page_sizes, claims.head_dims)
+    )

@@ -1,4 +1,6 @@
-"""The trtllm backend over the library's functions, replaced by torch code of the same signatures."""
+"""The trtllm backend over the library's functions, replaced by torch code of the same
+signatures.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, functions in fakes.FUNCTIONS.items():
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**{each.__name__: each for each in functions}))
+        monkeypatch.setitem(
+            sys.modules, name, SimpleNamespace(**{each.__name__: each for each in functions})
+        )
 
 
 @pytest.fixture(params=["hopper", "blackwell"])
@@ -39,9 +43,13 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     return Hopper(CPU) if request.param == "hopper" else Blackwell(CPU, fakes.MAX_SEQ_LEN)
 
 
-def backend(case: Case, kernels: Kernels, *, layers: int = 1, phases: Any = PHASES) -> TrtllmBackend:
+def backend(
+    case: Case, kernels: Kernels, *, layers: int = 1, phases: Any = PHASES
+) -> TrtllmBackend:
     context = cases.context_of(case, CAPABILITIES, None, layers)
-    return TrtllmBackend(evolve(context, query=evolve(context.query, phases=frozenset(phases))), kernels)
+    return TrtllmBackend(
+        evolve(context, query=evolve(context.query, phases=frozenset(phases))), kernels
+    )
 
 
 def made(phase: Phase, lens: list[tuple[int, int]], **shape: Any) -> Case:
@@ -86,18 +94,28 @@ def test_float16_is_for_decode_on_hopper_and_for_all_on_blackwell() -> None:
 
 def test_8_bit_keys_and_values_are_scaled_by_layer() -> None:
     case = cases.in_8_bits(decode(33, 2), 0.5, 2.0)
-    cases.check(backend(case, Hopper(CPU), phases=[Phase.DECODE]), case, evolve(LAYER, k_scale=0.5, v_scale=2.0))
+    cases.check(
+        backend(case, Hopper(CPU), phases=[Phase.DECODE]),
+        case,
+        evolve(LAYER, k_scale=0.5, v_scale=2.0),
+    )
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
-def test_queries_and_page_tables_may_be_parts_of_wider_tensors(kernels: Kernels, phase: Phase) -> None:
+def test_queries_and_page_tables_may_be_parts_of_wider_tensors(
+    kernels: Kernels, phase: Phase
+) -> None:
     lens = [(1, 33), (1, 2)] if phase is Phase.DECODE else [(5, 5), (33, 33)]
     case = made(phase, lens)
     table = case.step.page_tables[0]
     wide = torch.cat([table, torch.full_like(table, 9999)], 1)[:, : table.shape[1]]
     packed = torch.cat([case.q, torch.full_like(case.q, torch.nan)], 1)[:, : case.q.shape[1]]
     assert not wide.is_contiguous() and not packed.is_contiguous()
-    cases.check(backend(case, kernels), evolve(case, q=packed, step=evolve(case.step, page_tables=(wide,))), LAYER)
+    cases.check(
+        backend(case, kernels),
+        evolve(case, q=packed, step=evolve(case.step, page_tables=(wide,))),
+        LAYER,
+    )
 
 
 def test_a_layer_reads_its_pool_and_the_page_table_of_its_group(kernels: Kernels) -> None:
@@ -112,7 +130,11 @@ def test_a_replayed_plan_reads_the_new_step_at_the_old_addresses(kernels: Kernel
     steps = [decode(*lens, seed=9) for lens in ((5, 90, 33, 70), (17, 1), (16, 17, 15, 2))]
     one = backend(steps[0], kernels)
     cases.check_replays(
-        one, steps, LAYER, bucket=4, held=lambda plan: (plan.query_start, plan.context_lens, *plan.page_tables)
+        one,
+        steps,
+        LAYER,
+        bucket=4,
+        held=lambda plan: (plan.query_start, plan.context_lens, *plan.page_tables),
     )
     assert one.graph_plan(4, steps[1].step).max_context_len == cases.MAX_SEQ_LEN
 
@@ -130,13 +152,15 @@ def test_buckets_share_one_set_of_buffers_which_is_counted() -> None:
 def test_prompts_leave_the_semaphores_of_decode_alone() -> None:
     prompts, tokens = made(Phase.PREFILL, [(9, 9)]), decode(20, 9)
     one = backend(prompts, Hopper(CPU))
-    for case in (prompts, tokens, prompts, tokens):  # the stand-in for XQA refuses semaphores that are not zero
+    # the stand-in for XQA refuses semaphores that are not zero
+    for case in (prompts, tokens, prompts, tokens):
         one.pools = {0: case.pool}
         cases.check(one, case, LAYER)
 
 
 @pytest.mark.parametrize(
-    ("phases", "calls"), [(PHASES, [False, True]), ([Phase.DECODE], [True]), ([Phase.PREFILL, Phase.EXTEND], [False])]
+    ("phases", "calls"),
+    [(PHASES, [False, True]), ([Phase.DECODE], [True]), ([Phase.PREFILL, Phase.EXTEND], [False])],
 )
 def test_building_it_runs_each_kernel_once_on_the_dummy_page(
     phases: list[Phase], calls: list[bool], monkeypatch: pytest.MonkeyPatch
@@ -150,10 +174,14 @@ def test_building_it_runs_each_kernel_once_on_the_dummy_page(
     )
     backend(decode(3), Hopper(CPU), phases=phases)
     assert sorted(plan.is_decode for plan in plans) == calls
-    assert all(plan.context_lens.tolist() == [1] and not plan.page_tables[0].any() for plan in plans)
+    assert all(
+        plan.context_lens.tolist() == [1] and not plan.page_tables[0].any() for plan in plans
+    )
 
 
-@pytest.mark.parametrize(("capability", "kind"), [((9, 0), Hopper), ((10, 0), Blackwell), ((10, 3), Blackwell)])
+@pytest.mark.parametrize(
+    ("capability", "kind"), [((9, 0), Hopper), ((10, 0), Blackwell), ((10, 3), Blackwell)]
+)
 def test_the_device_says_whose_functions_serve_and_only_hopper_compiles(
     capability: tuple[int, int], kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:

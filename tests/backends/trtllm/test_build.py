@@ -1,4 +1,6 @@
-"""Compiling ahead: FlashInfer's build functions replaced by ones that write what they were asked to compile."""
+"""Compiling ahead: FlashInfer's build functions replaced by ones that write what they were asked to
+compile.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,23 @@ from attrs import evolve
 
 from headstock.spi import Phase
 from headstock_trtllm import build, modules
-from headstock_trtllm.modules import HEAD_DIMS, MADE_WITH, Need, ensure, has_prefill, missing, prefill_name
+from headstock_trtllm.modules import (
+    HEAD_DIMS,
+    MADE_WITH,
+    Need,
+    ensure,
+    has_prefill,
+    missing,
+    prefill_name,
+)
 
 NEED = Need(
-    head_dims=(128,), page_sizes=(64,), ratios=(2,), q_dtype="bfloat16", kv_dtype="bfloat16", phases=frozenset(Phase)
+    head_dims=(128,),
+    page_sizes=(64,),
+    ratios=(2,),
+    q_dtype="bfloat16",
+    kv_dtype="bfloat16",
+    phases=frozenset(Phase),
 )
 NAME = prefill_name("bfloat16")
 VARIANTS = ("_softcapping", "_alibi", "", "_skipSoftmax")
@@ -52,8 +67,14 @@ class Toolchain:
         self.compiled: list[str] = []
         self.env = SimpleNamespace(FLASHINFER_AOT_DIR=root / "aot", FLASHINFER_JIT_DIR=root / "jit")
 
-    def gen_fmha_v2_module(self, input_layout: str, input_dtype: Any, output_dtype: Any = None) -> Spec:
-        assert input_layout == "Q_PAGED_KV_NHD" and str(input_dtype) == "torch.bfloat16" and output_dtype is None
+    def gen_fmha_v2_module(
+        self, input_layout: str, input_dtype: Any, output_dtype: Any = None
+    ) -> Spec:
+        assert (
+            input_layout == "Q_PAGED_KV_NHD"
+            and str(input_dtype) == "torch.bfloat16"
+            and output_dtype is None
+        )
         stems = [
             f"fmha_v2_flash_attention_bf16_64_128_S_q_paged_kv_{size}{variant}_output_bf16_tma_ws_sm90"
             for size in SIZES
@@ -72,7 +93,9 @@ class Toolchain:
         assert not window and out is q
         return Spec(f"xqa_{kv}_{page_size}_{head_dim}_{ratio}", [Path("mha.cu")], self.root)
 
-    def build_jit_specs(self, specs: list[Spec], verbose: bool = False, skip_prebuilt: bool = True) -> None:
+    def build_jit_specs(
+        self, specs: list[Spec], verbose: bool = False, skip_prebuilt: bool = True
+    ) -> None:
         assert not skip_prebuilt
         for spec in specs:
             self.compiled.append(spec.name)
@@ -85,12 +108,16 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
     tools = Toolchain(tmp_path)
     monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(jit=tools, __version__="0.6.18"))
     monkeypatch.setitem(sys.modules, "flashinfer.jit", tools)
-    monkeypatch.setitem(sys.modules, "flashinfer.jit.xqa", SimpleNamespace(gen_xqa_module=tools.gen_xqa_module))
+    monkeypatch.setitem(
+        sys.modules, "flashinfer.jit.xqa", SimpleNamespace(gen_xqa_module=tools.gen_xqa_module)
+    )
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
     return tools
 
 
-def test_only_the_kernels_that_are_called_are_compiled_and_the_others_raise(tools: Toolchain) -> None:
+def test_only_the_kernels_that_are_called_are_compiled_and_the_others_raise(
+    tools: Toolchain,
+) -> None:
     build.build(NEED)
     folder = tools.root / "aot" / NAME
     assert (folder / f"{NAME}.so").read_text().split() == [
@@ -113,7 +140,9 @@ def test_what_is_there_is_not_compiled_again_and_head_sizes_add_up(tools: Toolch
     build.build(NEED)
     xqa = "xqa_torch.bfloat16_64_128_2"
     assert tools.compiled == [NAME, xqa] and missing(NEED) == []
-    wider = evolve(NEED, head_dims=(64,), page_sizes=(16, 64), ratios=(1, 2), phases=frozenset({Phase.EXTEND}))
+    wider = evolve(
+        NEED, head_dims=(64,), page_sizes=(16, 64), ratios=(1, 2), phases=frozenset({Phase.EXTEND})
+    )
     assert missing(wider) == [NAME]
     build.build(wider)
     folder = tools.root / "aot" / NAME
@@ -139,7 +168,9 @@ def test_what_another_version_of_the_library_made_is_compiled_again(
     assert missing(NEED) == []
 
 
-def test_a_module_without_a_list_is_the_library_s_own_and_has_all_head_sizes(tmp_path: Path) -> None:
+def test_a_module_without_a_list_is_the_library_s_own_and_has_all_head_sizes(
+    tmp_path: Path,
+) -> None:
     assert not has_prefill(tmp_path, NAME, (128,))
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / HEAD_DIMS).write_text("64 128\n")
@@ -154,14 +185,25 @@ def test_a_library_that_names_its_kernels_otherwise_is_found_out(
     tools: Toolchain, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert build.main(["--head-dim", "72", "--phase", "prefill"]) == 1
-    assert "FlashInfer has 0 kernels for heads of (72,), wanted one for each" in capsys.readouterr().err
+    assert (
+        "FlashInfer has 0 kernels for heads of (72,), wanted one for each"
+        in capsys.readouterr().err
+    )
     assert tools.compiled == []
 
 
-def test_the_command_says_what_it_compiles(tools: Toolchain, capsys: pytest.CaptureFixture[str]) -> None:
-    assert build.main(["--head-dim", "64", "128", "--page-size", "16", "--phase", "prefill", "decode"]) == 0
+def test_the_command_says_what_it_compiles(
+    tools: Toolchain, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        build.main(["--head-dim", "64", "128", "--page-size", "16", "--phase", "prefill", "decode"])
+        == 0
+    )
     said = capsys.readouterr().out
-    assert f"compiling {NAME} (5 files)" in said and "compiling xqa_torch.bfloat16_16_64_1 (1 files)" in said
+    assert (
+        f"compiling {NAME} (5 files)" in said
+        and "compiling xqa_torch.bfloat16_16_64_1 (1 files)" in said
+    )
     assert "3 modules after" in said and str(tools.root / "aot") in said
 
 
@@ -171,14 +213,19 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_one_line(
     (tools.root / "aot").write_text("in the way")
     assert build.main(["--head-dim", "128"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("cannot compile TensorRT-LLM's kernels: FileExistsError") and said.count("\n") == 1
+    assert (
+        said.startswith("cannot compile TensorRT-LLM's kernels: FileExistsError")
+        and said.count("\n") == 1
+    )
 
 
 def test_the_process_is_asked_for_what_the_shape_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Need] = []
     monkeypatch.setattr(build, "build", asked.append)
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
-    need = evolve(NEED, page_sizes=(16, 64), kv_dtype="float8_e4m3fn", phases=frozenset({Phase.DECODE}))
+    need = evolve(
+        NEED, page_sizes=(16, 64), kv_dtype="float8_e4m3fn", phases=frozenset({Phase.DECODE})
+    )
     for each in (NEED, need):
         assert build.main(each.arguments) == 0
     assert asked == [NEED, need]
@@ -200,7 +247,10 @@ def test_a_start_compiles_in_another_process_says_so_and_passes_its_words_on(
     assert commands == [[sys.executable, "-m", "headstock_trtllm.build", *NEED.arguments]]
     assert f"compiling {NAME}, xqa_torch.bfloat16_64_128_2, once" in caplog.text
     code = 1
-    with pytest.raises(ValueError, match=r"nvcc: not found; to see all of it: python -m headstock_trtllm.build --head"):
+    with pytest.raises(
+        ValueError,
+        match=r"nvcc: not found; to see all of it: python -m headstock_trtllm.build --head",
+    ):
         ensure(NEED)
     build.build(NEED)
     commands.clear()
@@ -208,7 +258,9 @@ def test_a_start_compiles_in_another_process_says_so_and_passes_its_words_on(
     assert commands == []
 
 
-def test_the_gpu_is_named_before_the_library_is_imported(tools: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_is_named_before_the_library_is_imported(
+    tools: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FLASHINFER_CUDA_ARCH_LIST")
     assert build.main(["--head-dim", "128"]) == 0
     assert os.environ.pop("FLASHINFER_CUDA_ARCH_LIST") == "9.0a"

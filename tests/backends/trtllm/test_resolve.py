@@ -44,7 +44,11 @@ SOME = (16, 32, 64)
     ],
 )
 def test_what_is_claimed_by_device_and_phase(
-    env: DeviceEnv, phases: frozenset[Phase], dtypes: set[Any], pages: tuple[int, ...], head_dims: tuple[int, ...]
+    env: DeviceEnv,
+    phases: frozenset[Phase],
+    dtypes: set[Any],
+    pages: tuple[int, ...],
+    head_dims: tuple[int, ...],
 ) -> None:
     answer = resolved(spec(), evolve(QUERY, phases=phases), env)
     assert answer.dtypes == dtypes
@@ -56,14 +60,26 @@ def test_what_is_claimed_by_device_and_phase(
 @pytest.mark.parametrize(
     ("env", "change", "words"),
     [
-        (H200, HALF, r"prefill here: FMHA v2 adds the products of float16 in float16.*--attn fi,trtllm"),
-        (H200, EIGHT_BIT, r"FMHA v2 reads float8_e4m3fn KV with queries of that type only.*--attn fi,trtllm"),
+        (
+            H200,
+            HALF,
+            r"prefill here: FMHA v2 adds the products of float16 in float16.*--attn fi,trtllm",
+        ),
+        (
+            H200,
+            EIGHT_BIT,
+            r"FMHA v2 reads float8_e4m3fn KV with queries of that type only.*--attn fi,trtllm",
+        ),
         (H200, EIGHT_BIT | {"phases": PROMPTS}, "FMHA v2 reads float8_e4m3fn KV"),
         (B200, EIGHT_BIT, "not bfloat16 with float8_e4m3fn KV"),
         (H200, {"q_dtype": "float32", "kv_dtype": "float32"}, "not float32 with float32 KV"),
         (H200, {"page_size": 256}, "pages of 256 are not among 16, 32, 64, 128"),
         (H200, {"page_size": 8}, "pages of 8 are not among"),
-        (B200, {"page_size": 128}, r"trtllm-gen reads pages of 16, 32, 64, not 128.*--page-size 64"),
+        (
+            B200,
+            {"page_size": 128},
+            r"trtllm-gen reads pages of 16, 32, 64, not 128.*--page-size 64",
+        ),
         (B200, {"head_dim": 256}, "heads of 256 are not among 64, 128"),
         (H200, {"head_dim": 80}, "heads of 80 are not among 64, 128, 256"),
         (H200, {"heads": 64, "kv_heads": 1}, "64 query heads a KV head are not among any up to 32"),
@@ -74,7 +90,9 @@ def test_what_is_claimed_by_device_and_phase(
         (DeviceEnv(device="cpu", distributions=PRESENT), {}, "this is cpu"),
     ],
 )
-def test_what_it_cannot_do_is_refused_with_the_reason(env: DeviceEnv, change: dict[str, Any], words: str) -> None:
+def test_what_it_cannot_do_is_refused_with_the_reason(
+    env: DeviceEnv, change: dict[str, Any], words: str
+) -> None:
     with pytest.raises(CannotRun, match=words):
         resolved(spec(), evolve(QUERY, **change), env)
 
@@ -93,10 +111,17 @@ def test_decode_alone_takes_more_types_on_hopper(env: DeviceEnv, change: dict[st
 def test_S15_without_the_library_the_reason_says_what_to_install() -> None:
     answer = resolve(QUERY, evolve(H200, distributions={"torch": "2.11.0"}))
     hint = "pip install 'flashinfer-python>=0.6.18.post1,<0.8'"
-    assert answer == (Rejection(code="missing", message="flashinfer-python is not installed", hint=hint),)
-    assert isinstance(resolve(QUERY, evolve(H200, distributions={"flashinfer_python": "0.7.2"})), AttentionCapabilities)
+    assert answer == (
+        Rejection(code="missing", message="flashinfer-python is not installed", hint=hint),
+    )
+    assert isinstance(
+        resolve(QUERY, evolve(H200, distributions={"flashinfer_python": "0.7.2"})),
+        AttentionCapabilities,
+    )
     absent = evolve(spec(), requires=(evolve(REQUIRE, import_name="no_such_module"),))
-    with pytest.raises(CannotRun, match=r"trtllm.*flashinfer-python.* is not installed, install with: pip install"):
+    with pytest.raises(
+        CannotRun, match=r"trtllm.*flashinfer-python.* is not installed, install with: pip install"
+    ):
         registry.require(absent)
 
 

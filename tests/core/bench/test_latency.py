@@ -24,7 +24,9 @@ from headstock.outputs import CompletionOutput, RequestMetrics, RequestOutput
 def piece(*token_ids: int, error: str | None = None) -> RequestOutput:
     """What a stream yields."""
     reason = None if error is None else "error"
-    answer = CompletionOutput(index=0, text="", token_ids=token_ids, finish_reason=reason, error=error)
+    answer = CompletionOutput(
+        index=0, text="", token_ids=token_ids, finish_reason=reason, error=error
+    )
     metrics = RequestMetrics(arrival=0.0, cached_tokens=1)
     return RequestOutput(
         request_id="0",
@@ -80,7 +82,9 @@ class ScriptedLLM:
         self.busy_polls -= 1
         return self.busy_polls >= 0
 
-    async def astream(self, prompt: list[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
+    async def astream(
+        self, prompt: list[int], params: SamplingParams
+    ) -> AsyncIterator[RequestOutput]:
         assert self.busy_polls < 0, "sent while the engine was busy"
         self.log.append(prompt[0])
         try:
@@ -206,7 +210,9 @@ def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() ->
     runs = (latency(30, 2), latency(10, 1), latency(20, 2))
     timing = Timing(engine="e", mode="m", version="1", seconds=(1.0, 4.0, 2.0), latencies=runs)
     names = "version cpu torch python shape weights dtype attn cache scheduler runner ops kv_dtype"
-    setting = Setting(**dict.fromkeys(names.split(), "x"), commit=None, gpu=None, threads=1, batch=8, page_size=16)
+    setting = Setting(
+        **dict.fromkeys(names.split(), "x"), commit=None, gpu=None, threads=1, batch=8, page_size=16
+    )
     figure = Figure(
         setting=setting,
         workload=work((0.0, 0.0)),
@@ -217,7 +223,9 @@ def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() ->
         seed=1,
     )
     record = figure.record()
-    assert [record[f"{kind}_{percent}_ms"] for kind in ("ttft", "itl") for percent in ("p50", "p99")] == [
+    assert [
+        record[f"{kind}_{percent}_ms"] for kind in ("ttft", "itl") for percent in ("p50", "p99")
+    ] == [
         21,
         22,
         23,

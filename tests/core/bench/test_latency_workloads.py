@@ -79,4 +79,6 @@ def test_a_malformed_name_is_refused_with_its_form(name: str, fault: str) -> Non
 
 
 def test_other_names_are_no_latency_workloads() -> None:
-    assert [name for name in ("cpu1", "first", "onlin:16:200", "") if is_latency_workload(name)] == []
+    assert [
+        name for name in ("cpu1", "first", "onlin:16:200", "") if is_latency_workload(name)
+    ] == []

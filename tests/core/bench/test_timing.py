@@ -34,17 +34,27 @@ class Scripted:
 
 def test_contestants_warm_up_and_then_alternate() -> None:
     log: list[str] = []
-    ours, theirs = Scripted("ours", [9.0, 1.0, 3.0, 2.0], log), Scripted("theirs", [9.0, 5.0, 4.0, 8.0], log)
+    ours, theirs = (
+        Scripted("ours", [9.0, 1.0, 3.0, 2.0], log),
+        Scripted("theirs", [9.0, 5.0, 4.0, 8.0], log),
+    )
     timings = alternate([ours, theirs], WORK, 3)
     assert [sorted(log[:2]), log[2:]] == [["ours", "theirs"], ["ours", "theirs"] * 3]
     assert [timing.seconds for timing in timings] == [(1.0, 3.0, 2.0), (5.0, 4.0, 8.0)]
     peer = peer_of(*timings, WORK, difference(ours.tokens, theirs.tokens))
-    assert (peer.ratio, peer.median_s, peer.out_tok_s, peer.difference) == (2.5, 5.0, 0.6, Difference(0, None))
+    assert (peer.ratio, peer.median_s, peer.out_tok_s, peer.difference) == (
+        2.5,
+        5.0,
+        0.6,
+        Difference(0, None),
+    )
 
 
 def test_a_peer_that_cannot_run_has_an_error_in_place_of_a_figure() -> None:
     ours = Scripted("ours", [9.0, 1.0], [])
-    timings = alternate([ours, Scripted("theirs", [], [], fails=RuntimeError("no kernel"))], WORK, 1)
+    timings = alternate(
+        [ours, Scripted("theirs", [], [], fails=RuntimeError("no kernel"))], WORK, 1
+    )
     peer = peer_of(*timings, WORK, None)
     assert (peer.error, peer.ratio, peer.runs_s) == ("RuntimeError: no kernel", None, ())
 

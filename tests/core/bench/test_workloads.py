@@ -48,7 +48,11 @@ def test_the_cpu_batch_has_the_lengths_it_is_measured_by() -> None:
 def test_a_small_vocabulary_changes_ids_and_no_length() -> None:
     work = WORKLOADS["cpu32"]()
     small = work.within(768)
-    assert max(max(prompt) for prompt in small.prompts) < 768 <= max(max(prompt) for prompt in work.prompts)
+    assert (
+        max(max(prompt) for prompt in small.prompts)
+        < 768
+        <= max(max(prompt) for prompt in work.prompts)
+    )
     assert small.lengths == work.lengths
 
 
@@ -85,6 +89,12 @@ def test_the_demo_shape_is_that_of_the_demo_checkpoint(tmp_path: Path) -> None:
     from headstock.engine.checkpoint import locate
 
     write(SHAPES["demo"], tmp_path)
-    mine, theirs = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, locate("demo")))
-    sizes = [key for key, value in mine.items() if isinstance(value, int | float) and not key.endswith("_token_id")]
+    mine, theirs = (
+        json.loads((folder / "config.json").read_text()) for folder in (tmp_path, locate("demo"))
+    )
+    sizes = [
+        key
+        for key, value in mine.items()
+        if isinstance(value, int | float) and not key.endswith("_token_id")
+    ]
     assert {key: mine[key] for key in sizes} == {key: theirs[key] for key in sizes}

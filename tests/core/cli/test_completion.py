@@ -26,7 +26,16 @@ def test_a_script_has_every_verb_and_flag_and_the_names_of_plugins(
     settings = (CONFIG, PRESET, *engine_settings().values(), *sampling_settings().values())
     flags = [setting.flag for setting in settings]
     words = set(re.findall(r"[\w-]+", script))
-    for each in (*VERBS, *flags, "--timeline", "--input", "inspect", "radix", "prefill-first", "low-latency"):
+    for each in (
+        *VERBS,
+        *flags,
+        "--timeline",
+        "--input",
+        "inspect",
+        "radix",
+        "prefill-first",
+        "low-latency",
+    ):
         assert each in words or each.lstrip("-") in words, each
 
 
@@ -43,7 +52,9 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pexpect.spawn]:
     (folder / "prompts.jsonl").write_text("")
     with (folder / "script").open("w") as script, contextlib.redirect_stdout(script):
         assert main(["bash"]) == 0
-    shell = pexpect.spawn("bash", ["--norc", "--noprofile", "-i"], encoding="utf-8", cwd=str(folder), timeout=30)
+    shell = pexpect.spawn(
+        "bash", ["--norc", "--noprofile", "-i"], encoding="utf-8", cwd=str(folder), timeout=30
+    )
     shell.sendline(f"bind 'set enable-bracketed-paste off'; PS1='{READY[:5]}''{READY[5:]}'")
     shell.expect(READY)
     shell.sendline("source ./script")

@@ -42,7 +42,11 @@ def test_every_setting_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     printed = shown(capsys)
     assert list(printed["settings"]) == [*engine_settings(), *sampling_settings()]
     assert all(entry["origin"] == "default" for entry in printed["settings"].values())
-    assert printed["settings"]["cache_type"] == {"value": "radix", "origin": "default", "source": None}
+    assert printed["settings"]["cache_type"] == {
+        "value": "radix",
+        "origin": "default",
+        "source": None,
+    }
 
 
 def test_H8_the_effective_configuration_shows_origins(
@@ -54,9 +58,17 @@ def test_H8_the_effective_configuration_shows_origins(
     flags = ["--config", str(path), "--preset", "low-latency", "--tp", "4"]
     settings = shown(capsys, *flags)["settings"]
     assert settings["tp"] == {"value": 4, "origin": "flag", "source": "--tp"}
-    assert settings["overlap"] == {"value": False, "origin": "environment", "source": "HEADSTOCK_OVERLAP"}
+    assert settings["overlap"] == {
+        "value": False,
+        "origin": "environment",
+        "source": "HEADSTOCK_OVERLAP",
+    }
     assert settings["page_size"] == {"value": 32, "origin": "file", "source": str(path)}
-    assert settings["max_running_requests"] == {"value": 8, "origin": "preset", "source": "low-latency"}
+    assert settings["max_running_requests"] == {
+        "value": 8,
+        "origin": "preset",
+        "source": "low-latency",
+    }
     assert main(["config", "show", *flags]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["overlap", "off", "environment", "HEADSTOCK_OVERLAP"] in lines
@@ -66,11 +78,21 @@ def test_H8_the_effective_configuration_shows_origins(
 def test_T19_G1_the_effective_value_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for text, wanted in {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}.items():
+    for text, wanted in {
+        "on": True,
+        "1": True,
+        "true": True,
+        "off": False,
+        "0": False,
+        "false": False,
+    }.items():
         monkeypatch.setenv("HEADSTOCK_OVERLAP", text)
         assert shown(capsys)["settings"]["overlap"]["value"] is wanted
     monkeypatch.setenv("HEADSTOCK_OVERLAP", "perhaps")
-    assert said(capsys) == "headstock: HEADSTOCK_OVERLAP=perhaps: overlap must be one of on, 1, true, off, 0, false"
+    assert (
+        said(capsys)
+        == "headstock: HEADSTOCK_OVERLAP=perhaps: overlap must be one of on, 1, true, off, 0, false"
+    )
 
 
 def test_T4_P5_two_pool_sizes_name_both_flags(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +122,9 @@ def test_S13_three_backends_are_too_many(capsys: pytest.CaptureFixture[str]) -> 
         ("--memory-ratio", "nan", "memory_ratio must be above 0.0 and at most 1.0"),
     ],
 )
-def test_H1_H2_H3_H4_H7_limits(capsys: pytest.CaptureFixture[str], flag: str, value: str, rule: str) -> None:
+def test_H1_H2_H3_H4_H7_limits(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, rule: str
+) -> None:
     assert said(capsys, flag, value) == f"headstock: {flag} {value}: {rule}"
 
 
@@ -115,11 +139,15 @@ def test_H5_H6_limits_between_settings(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_S25_H17_every_preset_parses_and_is_in_effect(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_S25_H17_every_preset_parses_and_is_in_effect(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     settings = shown(capsys, "--preset", name)["settings"]
     for key, value in PRESETS[name].items():
         assert settings[key] == {"value": value, "origin": "preset", "source": name}
-    assert {key for key, entry in settings.items() if entry["origin"] == "preset"} == set(PRESETS[name])
+    assert {key for key, entry in settings.items() if entry["origin"] == "preset"} == set(
+        PRESETS[name]
+    )
 
 
 def test_S25_what_the_presets_set() -> None:
@@ -147,7 +175,9 @@ def test_S25_a_size_given_replaces_the_presets(capsys: pytest.CaptureFixture[str
 def test_unknown_keys_and_presets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "engine.toml"
     path.write_text("page_sise = 32\n", encoding="utf-8")
-    assert said(capsys, "--config", str(path)).endswith("unknown setting 'page_sise'; did you mean page_size?")
+    assert said(capsys, "--config", str(path)).endswith(
+        "unknown setting 'page_sise'; did you mean page_size?"
+    )
     assert said(capsys, "--preset", "debgu").endswith("; did you mean debug?")
     assert said(capsys, "--overlpa").endswith("unknown flag --overlpa; did you mean --overlap?")
     assert main(["config", "show", "--config", str(tmp_path / "none.toml")]) == 6
@@ -156,7 +186,9 @@ def test_unknown_keys_and_presets(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 def test_presets_and_reference(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "presets", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {name: dict(values) for name, values in PRESETS.items()}
+    assert json.loads(capsys.readouterr().out) == {
+        name: dict(values) for name, values in PRESETS.items()
+    }
     assert main(["config", "presets"]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in PRESETS)

@@ -52,10 +52,17 @@ def test_one_failing_check_does_not_stop_the_others(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("found", "code"),
-    [([passed("a", "b")], 0), ([warned("a", "b", "c")], 0), ([passed("a", "b"), failed("a", "b", "")], 5)],
+    [
+        ([passed("a", "b")], 0),
+        ([warned("a", "b", "c")], 0),
+        ([passed("a", "b"), failed("a", "b", "")], 5),
+    ],
 )
 def test_the_exit_code_is_5_when_something_failed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: list[Finding], code: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    found: list[Finding],
+    code: int,
 ) -> None:
     monkeypatch.setattr(verb, "examine", lambda config: iter(found))
     assert main(["doctor"]) == code
@@ -85,14 +92,20 @@ def test_the_exit_code_is_that_of_run_with_the_same_flags(
 ) -> None:
     # The library reads its environment when it is imported, which another test may have done.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    codes = [main([*verb, *flags]) for verb in (["doctor"], ["doctor", "--json"], ["run", "--quiet", "--prompt", "x"])]
+    codes = [
+        main([*verb, *flags])
+        for verb in (["doctor"], ["doctor", "--json"], ["run", "--quiet", "--prompt", "x"])
+    ]
     assert codes[0] and len(set(codes)) == 1, codes
 
 
 def test_hints_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     found = [warned("nvcc", "not found", "install it")]
     assert show(iter(found)) == found
-    assert "WARN  nvcc                       not found  (install it)\n0 PASS, 1 WARN, 0 FAIL" in capsys.readouterr().out
+    assert (
+        "WARN  nvcc                       not found  (install it)\n0 PASS, 1 WARN, 0 FAIL"
+        in capsys.readouterr().out
+    )
 
 
 def spec(**changes: object) -> OpsSpec:
@@ -107,29 +120,49 @@ def spec(**changes: object) -> OpsSpec:
     return OpsSpec(**(given | changes))  # type: ignore[arg-type]
 
 
-ODD = Installed(kind="ops", name="odd", distribution="odd-ops", version="1.0", target="odd:spec", status="ok")
+ODD = Installed(
+    kind="ops", name="odd", distribution="odd-ops", version="1.0", target="odd:spec", status="ok"
+)
 
 
 def test_S15_plugins_pass_lack_kernels_or_are_broken() -> None:
     def status(outcome: object) -> list[tuple[str, str]]:
-        return [(each.status.value, each.hint) for each in plugin_checks.one(ODD, outcome, lambda spec: "")]
+        return [
+            (each.status.value, each.hint)
+            for each in plugin_checks.one(ODD, outcome, lambda spec: "")
+        ]
 
-    need = Require(import_name="no_such_kernels", distribution="no-such-kernels", hint="pip install no-such-kernels")
+    need = Require(
+        import_name="no_such_kernels",
+        distribution="no-such-kernels",
+        hint="pip install no-such-kernels",
+    )
     assert status(spec()) == [("PASS", "")]
     assert status(spec(requires=(need,))) == [("WARN", "pip install no-such-kernels")]
-    assert status(PluginBroken("it fell apart")) == [("FAIL", "repair it or remove it: pip uninstall odd-ops")]
+    assert status(PluginBroken("it fell apart")) == [
+        ("FAIL", "repair it or remove it: pip uninstall odd-ops")
+    ]
     assert status(AmbiguousPlugin("choose with odd-ops:odd or even-ops:odd")) == [("FAIL", "")]
 
 
-def test_S15_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_next_move() -> None:
+def test_S15_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_next_move() -> (
+    None
+):
     all_found = list(examine_parts(EngineConfig(device="cpu")))
     found = {each.subject: each for each in all_found}
-    assert len(found) == len(all_found) and not any("pip install" in each.hint for each in all_found)
+    assert len(found) == len(all_found) and not any(
+        "pip install" in each.hint for each in all_found
+    )
     for name in ("fa", "fi"):
         assert found[f"attention {name}"].status is Status.WARN
-        assert "it runs on cuda from sm_80, and this is cpu. Use --attn sdpa." in found[f"attention {name}"].text
+        assert (
+            "it runs on cuda from sm_80, and this is cpu. Use --attn sdpa."
+            in found[f"attention {name}"].text
+        )
     assert found["attention sdpa"].status is found["choice"].status is Status.PASS
-    assert found["choice"].text.startswith("attention sdpa, cache radix, scheduler mixed, runner eager, ops ")
+    assert found["choice"].text.startswith(
+        "attention sdpa, cache radix, scheduler mixed, runner eager, ops "
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,8 +176,14 @@ def test_S15_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the
         ({"ops": "torch", "page_size": 3, "attn": "sdpa"}, None),
     ],
 )
-def test_S15_what_was_chosen_and_cannot_run_here_is_a_failure(settings: dict[str, Any], said: str | None) -> None:
-    (found,) = (each for each in examine_parts(EngineConfig(device="cpu", **settings)) if each.subject == "choice")
+def test_S15_what_was_chosen_and_cannot_run_here_is_a_failure(
+    settings: dict[str, Any], said: str | None
+) -> None:
+    (found,) = (
+        each
+        for each in examine_parts(EngineConfig(device="cpu", **settings))
+        if each.subject == "choice"
+    )
     assert found.status is (Status.PASS if said is None else Status.FAIL)
     assert said is None or said in found.text
 
@@ -165,7 +204,9 @@ def test_a_kind_without_any_plugin_is_a_failure(monkeypatch: pytest.MonkeyPatch)
 
 
 def checkpoint(folder: Path, weights: bytes) -> Path:
-    """A directory with the configuration of an architecture that nobody serves, and one file of weights."""
+    """A directory with the configuration of an architecture that nobody serves, and one file of
+    weights.
+    """
     (folder / "config.json").write_text('{"architectures": ["X"]}', encoding="utf-8")
     (folder / "model.safetensors").write_bytes(weights)
     return folder
@@ -177,9 +218,17 @@ WHOLE = struct.pack("<Q", len(HEADER)) + HEADER + bytes(8)
 
 @pytest.mark.parametrize(
     ("weights", "status"),
-    [(WHOLE, "PASS"), (WHOLE[:-1], "FAIL"), (WHOLE[:20], "FAIL"), (b"", "FAIL"), (bytes([255] * 8) + WHOLE, "FAIL")],
+    [
+        (WHOLE, "PASS"),
+        (WHOLE[:-1], "FAIL"),
+        (WHOLE[:20], "FAIL"),
+        (b"", "FAIL"),
+        (bytes([255] * 8) + WHOLE, "FAIL"),
+    ],
 )
-def test_weights_are_read_as_far_as_their_header(tmp_path: Path, weights: bytes, status: str) -> None:
+def test_weights_are_read_as_far_as_their_header(
+    tmp_path: Path, weights: bytes, status: str
+) -> None:
     found = list(examine_parts(EngineConfig(model=str(checkpoint(tmp_path, weights)))))
     by_subject = statuses(found)
     assert by_subject["config.json"] == "FAIL"  # nobody serves X
@@ -198,7 +247,9 @@ DEMO = Path(registry.spec("checkpoint", "demo").directory)
 
 
 def copy_demo(folder: Path, **changes: Any) -> Path:
-    """The demo model in `folder`: files with other contents, or without those whose contents are None."""
+    """The demo model in `folder`: files with other contents, or without those whose contents are
+    None.
+    """
     for file in DEMO.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     for stem, content in changes.items():
@@ -239,14 +290,18 @@ def test_a_model_that_cannot_be_read_is_one_failure_with_the_code_of_run(
     directory = str(copy_demo(tmp_path, **changes))
     found = list(examine_parts(EngineConfig(model=directory, device="cpu")))
 
-    assert [(each.subject, each.exit_code) for each in found if each.status is Status.FAIL] == [(subject, code)]
+    assert [(each.subject, each.exit_code) for each in found if each.status is Status.FAIL] == [
+        (subject, code)
+    ]
     assert not any("ModelError" in each.text or "broke off" in each.hint for each in found)
     flags = ["--model", directory, "--device", "cpu", "--num-pages", "64"]
     assert main(["doctor", *flags]) == main(["run", "--prompt", "x", "--quiet", *flags]) == code
     capsys.readouterr()
 
 
-@pytest.mark.parametrize(("name", "said"), [("pytorch_model.bin", "only as pickles"), ("model.gguf", "GGUF")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("pytorch_model.bin", "only as pickles"), ("model.gguf", "GGUF")]
+)
 def test_weights_in_another_format_fail_alone(
     name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,12 +311,16 @@ def test_weights_in_another_format_fail_alone(
 
     (failure,) = [each for each in found if each.status is Status.FAIL]
     assert (failure.subject, failure.exit_code) == ("weights", 6) and said in failure.text
-    assert main(["run", "--prompt", "x", "--quiet", "--model", str(directory), "--device", "cpu"]) == 6
+    assert (
+        main(["run", "--prompt", "x", "--quiet", "--model", str(directory), "--device", "cpu"]) == 6
+    )
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", ["no-such-model", "config", "demo"])
-def test_what_a_plugin_can_do_here_does_not_depend_on_whether_the_model_can_be_read(model: str, tmp_path: Path) -> None:
+def test_what_a_plugin_can_do_here_does_not_depend_on_whether_the_model_can_be_read(
+    model: str, tmp_path: Path
+) -> None:
     name = str(copy_demo(tmp_path, config="{bad")) if model == "config" else model
     found = statuses(list(examine_parts(EngineConfig(model=name, device="cpu"))))
     cuda = ("attention fa", "attention fi", "attention trtllm", "runner cudagraph", "ops triton")
@@ -271,11 +330,15 @@ def test_what_a_plugin_can_do_here_does_not_depend_on_whether_the_model_can_be_r
 
 def test_a_device_that_is_not_there_is_its_own_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = [each for each in examine_parts(EngineConfig(device="cuda")) if each.status is Status.FAIL]
+    found = [
+        each for each in examine_parts(EngineConfig(device="cuda")) if each.status is Status.FAIL
+    ]
     assert [(each.subject, each.exit_code) for each in found] == [("device", 5)]
 
 
-def test_a_model_that_is_not_downloaded_yet_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_model_that_is_not_downloaded_yet_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     found = list(examine_parts(EngineConfig(model="owner/name", device="cpu")))
@@ -287,15 +350,25 @@ def test_a_tokenizer_of_another_model_is_a_warning_and_its_texts_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
-    words = [{**tokenizer["added_tokens"][0], "id": 768 + n, "content": f"<|{n}|>"} for n in range(9)]
+    words = [
+        {**tokenizer["added_tokens"][0], "id": 768 + n, "content": f"<|{n}|>"} for n in range(9)
+    ]
     tokenizer["added_tokens"] += words
     directory = str(copy_demo(tmp_path, tokenizer=json.dumps(tokenizer)))
-    found = {each.subject: each for each in examine_parts(EngineConfig(model=directory, device="cpu"))}
+    found = {
+        each.subject: each for each in examine_parts(EngineConfig(model=directory, device="cpu"))
+    }
     assert found["tokenizer"].status is Status.WARN
     assert found["tokenizer"].text == "777 tokens, and the model has scores for 768"
 
-    assert main(["run", "--model", directory, "--prompt", "a<|8|>", "--quiet", "--num-pages", "64"]) == 1
-    said = "the tokenizer makes token 776 of this text, and the model knows 768: is it the model's own tokenizer?"
+    assert (
+        main(["run", "--model", directory, "--prompt", "a<|8|>", "--quiet", "--num-pages", "64"])
+        == 1
+    )
+    said = (
+        "the tokenizer makes token 776 of this text, and the model knows 768: is it the "
+        "model's own tokenizer?"
+    )
     assert said in capsys.readouterr().err
 
 

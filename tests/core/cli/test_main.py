@@ -60,10 +60,15 @@ def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_version_and_config_import_neither_torch_nor_plugins(arguments: list[str]) -> None:
     script = (
         "import sys; from headstock.cli.main import main; code = main(sys.argv[1:]);"
-        "print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); sys.exit(code)"
+        "print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); "
+        "sys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True, timeout=150
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=150,
     )
     assert "'headstock'" in done.stderr
     assert "'torch'" not in done.stderr
@@ -78,14 +83,20 @@ def test_help_and_version_answer_in_less_than_300_ms(flag: str) -> None:
     seconds = []
     for _ in range(5):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", script, flag], capture_output=True, check=True, timeout=150)
+        subprocess.run(
+            [sys.executable, "-c", script, flag], capture_output=True, check=True, timeout=150
+        )
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.3
 
 
 @pytest.mark.parametrize(("call", "frozen"), [("main()", True), ("main(['--version'])", False)])
-def test_only_a_process_that_ends_with_its_command_spares_the_collector_a_last_look(call: str, frozen: bool) -> None:
-    script = f"import gc; from headstock.cli.main import main; {call}; print(gc.get_freeze_count() > 0)"
+def test_only_a_process_that_ends_with_its_command_spares_the_collector_a_last_look(
+    call: str, frozen: bool
+) -> None:
+    script = (
+        f"import gc; from headstock.cli.main import main; {call}; print(gc.get_freeze_count() > 0)"
+    )
     command = [sys.executable, "-c", script, "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
     assert done.stdout.splitlines()[-1] == str(frozen)
@@ -99,7 +110,10 @@ def test_python_m_headstock_is_the_console_script() -> None:
 
     assert headstock("--version") == (0, f"headstock {entry.version()}\n", "")
     code, out, err = headstock("run", "--page-sise", "4")
-    assert (code, out) == (2, "") and err == "headstock: unknown flag --page-sise; did you mean --page-size?\n"
+    assert (code, out) == (
+        2,
+        "",
+    ) and err == "headstock: unknown flag --page-sise; did you mean --page-size?\n"
 
 
 def test_a_verb_gets_the_rest_and_gives_the_exit_code(verb: ModuleType) -> None:
@@ -151,13 +165,19 @@ def test_a_traceback_only_when_asked_for(
     assert "Traceback" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("leaving", "code"), [(SystemExit(), 0), (SystemExit(2), 2), (SystemExit("text"), 70)])
-def test_an_exit_inside_a_verb_is_its_code(verb: ModuleType, leaving: SystemExit, code: int) -> None:
+@pytest.mark.parametrize(
+    ("leaving", "code"), [(SystemExit(), 0), (SystemExit(2), 2), (SystemExit("text"), 70)]
+)
+def test_an_exit_inside_a_verb_is_its_code(
+    verb: ModuleType, leaving: SystemExit, code: int
+) -> None:
     failing(verb, leaving)
     assert main(["run"]) == code
 
 
-def test_an_interrupt_is_130_and_silent(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_is_130_and_silent(
+    verb: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
     failing(verb, KeyboardInterrupt())
     assert main(["run"]) == 130
     assert capsys.readouterr() == ("", "")
@@ -188,11 +208,14 @@ CONFIG = "import sys; from headstock.cli.main import main; sys.exit(main(['confi
     (">&-", 0, ""),
     ("2>&-", 0, ""),
     (">&- 2>&- <&-", 0, ""),
-    (">/dev/full", 1, "headstock: cannot write output: No space left on device; make room, or write elsewhere\n"),
+    (">/dev/full", 1, ("headstock: cannot write output: No space left on device; make room, or "
+                      "write elsewhere\n")),
 ])  # fmt: skip
 def test_closed_and_full_streams_are_no_traceback(redirection: str, code: int, said: str) -> None:
     command = f'"{sys.executable}" -c "{CONFIG}" {redirection}'
-    done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=150)
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=150
+    )
     assert (done.returncode, done.stderr) == (code, said)
 
 
@@ -200,7 +223,12 @@ def test_a_reader_that_leaves_is_no_noise() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-c", CONFIG], stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=150
+        [sys.executable, "-c", CONFIG],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=150,
     )
     os.close(writer)
     assert done.stderr == ""
@@ -212,7 +240,9 @@ def test_device_memory_is_extended_unless_the_user_set_the_allocator_up(
     name: str, verb: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    verb.main = lambda arguments: seen.append({each: os.environ.get(each) for each in ALLOCATOR}) or 0  # type: ignore[attr-defined]
+    verb.main = lambda arguments: (
+        seen.append({each: os.environ.get(each) for each in ALLOCATOR}) or 0
+    )  # type: ignore[attr-defined]
     for each in ALLOCATOR:
         monkeypatch.setenv(each, "")
         monkeypatch.delenv(each)
@@ -221,14 +251,24 @@ def test_device_memory_is_extended_unless_the_user_set_the_allocator_up(
     monkeypatch.setenv(name, "max_split_size_mb:128")
     main(["run"])
 
-    assert seen[0] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": None}
+    assert seen[0] == {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": None,
+    }
     assert seen[1] == dict.fromkeys(ALLOCATOR) | {name: "max_split_size_mb:128"}
 
 
 def test_a_verb_of_a_plugin_that_is_no_function_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = Installed(kind="command", name="hum", distribution="hum-verb", version="1", target="hum:spec", status="ok")
+    found = Installed(
+        kind="command",
+        name="hum",
+        distribution="hum-verb",
+        version="1",
+        target="hum:spec",
+        status="ok",
+    )
     spec = CommandSpec(name="hum", spi=SpiRange(0, 1), summary="", implementation="math:pi")
     monkeypatch.setattr(registry, "installed", lambda kind=None: (found,))
     monkeypatch.setattr(registry, "spec", lambda kind, name: spec)

@@ -27,7 +27,9 @@ def test_the_list_is_a_table_with_one_line_a_plugin(capsys: pytest.CaptureFixtur
     assert any(line.split()[:3] == ["cache", "radix", "headstock-radix-cache"] for line in lines)
 
 
-def test_the_list_can_be_cut_to_one_kind_and_read_by_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_can_be_cut_to_one_kind_and_read_by_programs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     listed = json.loads(output(capsys, "list", "cache", "--json"))
     assert {each["kind"] for each in listed} == {"cache"}
     assert {"naive", "radix"} <= {each["name"] for each in listed}
@@ -37,7 +39,10 @@ def test_the_list_can_be_cut_to_one_kind_and_read_by_programs(capsys: pytest.Cap
     ("extras", "hint"),
     [
         ({"kernels": "no-such-kernels>=2"}, "pip install 'no-such-kernels>=2'"),
-        ({"a": "no-such-kernels", "b": "pytest>=9999"}, "pip install 'no-such-kernels' or pip install 'pytest>=9999'"),
+        (
+            {"a": "no-such-kernels", "b": "pytest>=9999"},
+            "pip install 'no-such-kernels' or pip install 'pytest>=9999'",
+        ),
         (
             {"a": "no-such-kernels", "b": "cpu-built>=2"},  # the second is there, without kernels
             "a CUDA build of cpu-built in place of its CPU build or pip install 'no-such-kernels'",
@@ -54,12 +59,23 @@ def test_S15_the_list_says_what_would_complete_a_backend_without_running_its_cod
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     module = "raise SystemExit('plugin code was run')\n"
-    unpack(tmp_path, (Dist(name="kernel-user", plugin="hungry", module=module, kind="attention", extras=extras),))
+    unpack(
+        tmp_path,
+        (
+            Dist(
+                name="kernel-user", plugin="hungry", module=module, kind="attention", extras=extras
+            ),
+        ),
+    )
     (tmp_path / "cpu_built-2.1+cpu.dist-info").mkdir()
     metadata = "Metadata-Version: 2.1\nName: cpu-built\nVersion: 2.1+cpu\n"
     (tmp_path / "cpu_built-2.1+cpu.dist-info" / "METADATA").write_text(metadata)
     monkeypatch.syspath_prepend(tmp_path)
-    (row,) = (each for each in json.loads(output(capsys, "list", "attention", "--json")) if each["name"] == "hungry")
+    (row,) = (
+        each
+        for each in json.loads(output(capsys, "list", "attention", "--json"))
+        if each["name"] == "hungry"
+    )
     assert (row["status"], row["hint"]) == ("incomplete" if hint else "ok", hint)
     assert main(["list", "attention"]) == 0
     shown = capsys.readouterr()
@@ -73,7 +89,9 @@ def test_an_unknown_kind_comes_with_a_suggestion() -> None:
         main(["list", "atention"])
 
 
-def test_inspect_shows_spec_capabilities_contract_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_spec_capabilities_contract_and_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     facts = json.loads(output(capsys, "inspect", "radix", "--json"))
     assert facts["provided by"].startswith("headstock-radix-cache ")
     assert facts["contract"] == "cache 0.1, offered 0.1: ok"
@@ -98,12 +116,18 @@ def test_S15_inspect_says_what_is_missing_and_that_the_device_is_another(
         assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"] == wanted
         assert json.loads(output(capsys, "inspect", "radix", "--json"))["this machine"] == "can"
     monkeypatch.setitem(sys.modules, "headstock.engine.device", None)
-    assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"].startswith("not known, for torch")
+    assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"].startswith(
+        "not known, for torch"
+    )
 
 
 @pytest.mark.parametrize("name", ["fa", "fi", "trtllm", "sdpa"])
-def test_S15_inspect_and_list_agree_on_what_is_missing(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    listed = {each["name"]: each for each in json.loads(output(capsys, "list", "attention", "--json"))}
+def test_S15_inspect_and_list_agree_on_what_is_missing(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    listed = {
+        each["name"]: each for each in json.loads(output(capsys, "list", "attention", "--json"))
+    }
     missing = json.loads(output(capsys, "inspect", name, "--json"))["missing"]
 
     assert bool(missing) == (listed[name]["status"] != "ok")
@@ -129,7 +153,9 @@ def test_a_name_of_several_kinds_must_be_asked_for_by_kind(
 def test_a_name_of_two_distributions_must_be_asked_for_by_distribution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dists = tuple(Dist(name=name, plugin="twin", module=scheduler("twin")) for name in ("twin-a", "twin-b"))
+    dists = tuple(
+        Dist(name=name, plugin="twin", module=scheduler("twin")) for name in ("twin-a", "twin-b")
+    )
     unpack(tmp_path, dists)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match="choose with twin-a:twin or twin-b:twin"):
@@ -137,9 +163,13 @@ def test_a_name_of_two_distributions_must_be_asked_for_by_distribution(
     assert "twin-b 1.0" in output(capsys, "inspect", "twin-b:twin")
 
 
-def test_a_name_that_nobody_could_ask_for_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_nobody_could_ask_for_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unpack(tmp_path, (Dist(name="loud", plugin="LOUD", module=scheduler("LOUD")),))
     monkeypatch.syspath_prepend(tmp_path)
-    assert [each.status for each in registry.installed("scheduler") if each.name == "LOUD"] == ["bad name"]
+    assert [each.status for each in registry.installed("scheduler") if each.name == "LOUD"] == [
+        "bad name"
+    ]
     with pytest.raises(PluginBroken, match=r"loud 1\.0.*cannot be used"):
         main(["inspect", "LOUD"])

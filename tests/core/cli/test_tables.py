@@ -42,7 +42,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("columns", "has_target"), [(40, False), (300, True)])
-def test_on_a_terminal_cells_are_broken_between_words_and_the_spare_column_is_left_out_where_it_is_narrow(
+def test_a_narrow_terminal_breaks_cells_between_words_and_leaves_the_spare_column_out(
     monkeypatch: pytest.MonkeyPatch, columns: int, has_target: bool
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -60,18 +60,27 @@ def test_a_line_is_folded_between_words_with_its_continuation_indented() -> None
     line = "plugins   attention sdpa | cache radix --no-overlap"
     assert fold(line, None, 10) == fold(line, 80, 10) == line
     assert fold(line, 38, 10) == "plugins   attention sdpa | cache radix\n          --no-overlap"
-    assert fold("see a-path-that-is-longer/than-the-line", 20, 2) == "see\n  a-path-that-is-longer/than-the-line"
+    assert (
+        fold("see a-path-that-is-longer/than-the-line", 20, 2)
+        == "see\n  a-path-that-is-longer/than-the-line"
+    )
 
 
 def test_commands_are_never_broken_so_that_they_can_be_copied() -> None:
-    command = 'pip install gguf accelerate && python -c "import sys; print(sys.argv)" DIR x.gguf ./x-safetensors'
+    command = (
+        'pip install gguf accelerate && python -c "import sys; print(sys.argv)" DIR x.gguf '
+        "./x-safetensors"
+    )
     said = "it is in the GGUF format; use the model it was made from, or convert it: "
     assert fold(said + command, 40, 2).splitlines() == [
         "it is in the GGUF format; use the model",
         "  it was made from, or convert it:",
         command,
     ]
-    quoted = "download it with 'hf download owner/name --local-dir DIR' and pass that as --model; it's the model's own"
+    quoted = (
+        "download it with 'hf download owner/name --local-dir DIR' and pass that as --model; "
+        "it's the model's own"
+    )
     assert fold(quoted, 45, 0).splitlines() == [
         "download it with",
         "'hf download owner/name --local-dir DIR' and",
@@ -90,13 +99,25 @@ def test_the_width_is_the_terminals_or_what_columns_says(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     "command",
-    ["plugins list", "plugins inspect radix", "config show", "config presets", "run --help", "--help", "doctor"],
+    [
+        "plugins list",
+        "plugins inspect radix",
+        "config show",
+        "config presets",
+        "run --help",
+        "--help",
+        "doctor",
+    ],
 )
-def test_a_terminal_of_80_columns_shows_no_longer_line_and_a_pipe_the_same_records(command: str) -> None:
+def test_a_terminal_of_80_columns_shows_no_longer_line_and_a_pipe_the_same_records(
+    command: str,
+) -> None:
     code, lines = shown(*command.split())
     assert code == 0
     assert [line for line in lines if len(line) > 80] == []
-    starts = [line.split()[:2] for line in piped(*command.split()) if line and not line.startswith(" ")]
+    starts = [
+        line.split()[:2] for line in piped(*command.split()) if line and not line.startswith(" ")
+    ]
     seen = [line.split()[:2] for line in lines]
     assert [start for start in starts if start not in seen] == []
 
@@ -105,7 +126,11 @@ def test_a_run_on_a_terminal_says_what_it_is_made_of_within_80_columns() -> None
     code, lines = shown("run", "-p", "12 + 30 =", "--num-pages", "256", "--temperature", "0")
     assert code == 0 and "12 + 30 = 42." in lines
     assert [line for line in lines if len(line) > 80] == []
-    (number,) = (number for number, line in enumerate(lines) if line.startswith("plugins   attention sdpa | "))
+    (number,) = (
+        number
+        for number, line in enumerate(lines)
+        if line.startswith("plugins   attention sdpa | ")
+    )
     assert lines[number + 1].startswith(" " * 10) and "ops " in lines[number] + lines[number + 1]
 
 

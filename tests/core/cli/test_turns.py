@@ -78,12 +78,17 @@ def test_turns_come_back_by_the_arrow_in_this_chat_and_in_the_next(tmp_path: Pat
         keyboard.send_text("first\r" + pasted("two\nlines") + "\r")
         assert [read(), read()] == ["first", "two\nlines"]
         assert recalled(keyboard, read) == "two\nlines"
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(file.stat().st_mode) == 0o600
+        and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    )
     with editor(file) as (keyboard, read):
         assert recalled(keyboard, read) == "two\nlines"
 
 
-def test_without_a_file_turns_are_remembered_in_memory_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_turns_are_remembered_in_memory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with editor(None) as (keyboard, read):
         keyboard.send_text("first\r")
@@ -106,10 +111,16 @@ def test_a_history_that_cannot_be_written_leaves_the_chat_alone(
     assert history.get_strings() == ["what cannot be stored"]
 
 
-def test_the_history_lies_in_the_users_state_folder_and_can_be_moved_or_turned_off(tmp_path: Path) -> None:
+def test_the_history_lies_in_the_users_state_folder_and_can_be_moved_or_turned_off(
+    tmp_path: Path,
+) -> None:
     home = Path("~/.local/state/headstock/history").expanduser()
     assert history_path(None, {}) == history_path(None, {"XDG_STATE_HOME": "not/absolute"}) == home
-    assert history_path(None, {"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "headstock" / "history"
-    assert history_path("off", {}) is None and history_path(None, {"HEADSTOCK_HISTORY": "off"}) is None
+    assert (
+        history_path(None, {"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "headstock" / "history"
+    )
+    assert (
+        history_path("off", {}) is None and history_path(None, {"HEADSTOCK_HISTORY": "off"}) is None
+    )
     assert history_path("a", {"HEADSTOCK_HISTORY": "off"}) == Path("a")
     assert history_path("~/b", {}) == Path(os.path.expanduser("~/b"))

@@ -25,13 +25,27 @@ from headstock.errors import UsageError
         (
             "quantization",
             "awq",
-            'only unquantized checkpoints are served; kv_dtype="fp8_e4m3" stores the KV pool in 8 bits',
+            (
+                'only unquantized checkpoints are served; kv_dtype="fp8_e4m3" stores the KV pool '
+                "in 8 "
+                "bits"
+            ),
         ),
-        ("enable_prefix_caching", True, 'prefixes are reused by default; cache_type="naive" turns that off'),
-        ("swap_space", 4, "no pages are swapped to the host; a preempted request is computed again"),
+        (
+            "enable_prefix_caching",
+            True,
+            'prefixes are reused by default; cache_type="naive" turns that off',
+        ),
+        (
+            "swap_space",
+            4,
+            "no pages are swapped to the host; a preempted request is computed again",
+        ),
     ],
 )
-def test_a_keyword_of_vllm_is_answered_with_its_equivalent(name: str, value: object, answer: str) -> None:
+def test_a_keyword_of_vllm_is_answered_with_its_equivalent(
+    name: str, value: object, answer: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         LLM("demo", **{name: value})  # type: ignore[arg-type]
     assert str(caught.value) == f"{name}={value}: unknown setting '{name}'; {answer}"
@@ -40,16 +54,27 @@ def test_a_keyword_of_vllm_is_answered_with_its_equivalent(name: str, value: obj
 @pytest.mark.parametrize(
     ("flag", "answer"),
     [
-        ("--enforce-eager", "CUDA graphs are replayed where the backend allows it; --runner eager runs without"),
-        ("--no-enable-prefix-caching", "prefixes are reused by default; --cache-type naive turns that off"),
-        ("--swap-space=4", "no pages are swapped to the host; a preempted request is computed again"),
+        (
+            "--enforce-eager",
+            "CUDA graphs are replayed where the backend allows it; --runner eager runs without",
+        ),
+        (
+            "--no-enable-prefix-caching",
+            "prefixes are reused by default; --cache-type naive turns that off",
+        ),
+        (
+            "--swap-space=4",
+            "no pages are swapped to the host; a preempted request is computed again",
+        ),
     ],
 )
 def test_a_flag_of_vllm_is_answered_with_its_equivalent(
     flag: str, answer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--prompt", "x", flag]) == 2
-    assert capsys.readouterr().err == f"headstock: unknown flag {flag.partition('=')[0]}; {answer}\n"
+    assert (
+        capsys.readouterr().err == f"headstock: unknown flag {flag.partition('=')[0]}; {answer}\n"
+    )
     assert main(["replay", "file", flag]) == 2
     assert answer not in capsys.readouterr().err
 
@@ -57,7 +82,9 @@ def test_a_flag_of_vllm_is_answered_with_its_equivalent(
 def test_a_key_of_a_file_is_answered_too(tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("settings") / "a.toml"
     file.write_text("swap-space = 4")
-    with pytest.raises(UsageError, match="unknown setting 'swap_space'; no pages are swapped to the host; "):
+    with pytest.raises(
+        UsageError, match="unknown setting 'swap_space'; no pages are swapped to the host; "
+    ):
         LLM("demo", config=file)
 
 

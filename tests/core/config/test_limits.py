@@ -40,7 +40,10 @@ def test_H1_H2_H3_H4_counts_must_be_greater_than_0(field: str) -> None:
     assert getattr(EngineConfig(**room, **{field: INT32_MAX}), field) == INT32_MAX
     assert refused(**{field: 0}) == f"{field}=0: {field} must be greater than 0"
     assert refused(**{field: -1}) == f"{field}=-1: {field} must be greater than 0"
-    assert refused(**{field: INT32_MAX + 1}) == f"{field}=2147483648: {field} must be at most 2147483647"
+    assert (
+        refused(**{field: INT32_MAX + 1})
+        == f"{field}=2147483648: {field} must be at most 2147483647"
+    )
 
 
 def test_a_count_of_many_digits_is_refused_by_its_limit() -> None:
@@ -49,7 +52,9 @@ def test_a_count_of_many_digits_is_refused_by_its_limit() -> None:
         assert refused(num_pages="-" + "9" * digits).endswith(": num_pages must be greater than 0")
 
 
-@pytest.mark.parametrize("value", [1.5, math.nan, math.inf, "x", "", "1e3", True, None, [1], "9" * 5000])
+@pytest.mark.parametrize(
+    "value", [1.5, math.nan, math.inf, "x", "", "1e3", True, None, [1], "9" * 5000]
+)
 def test_counts_must_be_whole_numbers(value: object) -> None:
     said = refused(max_batch_tokens=value)
     assert said.startswith("max_batch_tokens=")
@@ -59,15 +64,19 @@ def test_counts_must_be_whole_numbers(value: object) -> None:
 
 def test_H5_max_seq_len_must_be_at_least_page_size() -> None:
     assert EngineConfig(max_seq_len=16, page_size=16).max_seq_len == 16
-    assert refused(max_seq_len=15, page_size=16) == "max_seq_len=15: max_seq_len must be at least page_size (16)"
+    assert (
+        refused(max_seq_len=15, page_size=16)
+        == "max_seq_len=15: max_seq_len must be at least page_size (16)"
+    )
     assert EngineConfig(max_seq_len=1).page_size == "auto"
     assert EngineConfig(max_seq_len=15, page_size=16, page_size_or_less=True).max_seq_len == 15
 
 
 def test_H6_max_batch_tokens_must_be_at_least_max_running_requests() -> None:
     assert EngineConfig(max_batch_tokens=8, max_running_requests=8).max_running_requests == 8
-    assert "max_batch_tokens=7: max_batch_tokens must be at least max_running_requests (8)" in refused(
-        max_batch_tokens=7, max_running_requests=8
+    assert (
+        "max_batch_tokens=7: max_batch_tokens must be at least max_running_requests (8)"
+        in refused(max_batch_tokens=7, max_running_requests=8)
     )
     assert EngineConfig(max_batch_tokens=7).max_running_requests == 7
     assert EngineConfig(max_batch_tokens=257).max_running_requests == 256
@@ -77,7 +86,9 @@ def test_H7_memory_threshold_must_be_between_0_and_1() -> None:
     for edge in (0, 0.0, 1, 1.0, "0.5"):
         assert EngineConfig(memory_threshold=edge).memory_threshold == float(edge)  # type: ignore[arg-type]
     for beyond in (-0.001, 1.001, math.nan, math.inf, -math.inf, "nan", "inf"):
-        assert refused(memory_threshold=beyond).endswith(": memory_threshold must be between 0.0 and 1.0")
+        assert refused(memory_threshold=beyond).endswith(
+            ": memory_threshold must be between 0.0 and 1.0"
+        )
     for wrong in ("x", None, True, [0.5]):
         assert refused(memory_threshold=wrong).endswith(": memory_threshold must be a number")
 
@@ -87,7 +98,9 @@ def test_P3_memory_ratio_must_be_above_0_and_at_most_1() -> None:
     assert EngineConfig(memory_ratio=1.0).memory_ratio == 1.0
     assert EngineConfig(memory_ratio=5e-324).memory_ratio > 0
     for beyond in (0, -0.1, 1.0000001, math.nan, math.inf):
-        assert refused(memory_ratio=beyond).endswith(": memory_ratio must be above 0.0 and at most 1.0")
+        assert refused(memory_ratio=beyond).endswith(
+            ": memory_ratio must be above 0.0 and at most 1.0"
+        )
 
 
 def test_T4_two_pool_sizes_in_python() -> None:
@@ -97,7 +110,9 @@ def test_T4_two_pool_sizes_in_python() -> None:
     assert EngineConfig(num_pages=3).num_pages == 3
 
 
-@pytest.mark.parametrize(("field", "least"), [("prefix_cache_n", 0), ("cuda_graph_max_bs", 0), ("seed", 0)])
+@pytest.mark.parametrize(
+    ("field", "least"), [("prefix_cache_n", 0), ("cuda_graph_max_bs", 0), ("seed", 0)]
+)
 def test_counts_that_may_be_0(field: str, least: int) -> None:
     assert getattr(EngineConfig(**{field: least}), field) == least
     assert refused(**{field: least - 1}).endswith(" must be at least 0")
@@ -144,7 +159,13 @@ def test_opt_reads_name_field_value(value: str) -> None:
 
 
 def test_H10_H11_H12_H13_sampling_limits() -> None:
-    edges = {"max_tokens": [1], "temperature": [0, 2], "top_p": [1e-9, 1], "top_k": [-1, 0], "min_p": [0, 1]}
+    edges = {
+        "max_tokens": [1],
+        "temperature": [0, 2],
+        "top_p": [1e-9, 1],
+        "top_k": [-1, 0],
+        "min_p": [0, 1],
+    }
     for field, values in edges.items():
         for value in values:
             assert sampling_settings()[field].read(value, "", "") == value
@@ -164,7 +185,11 @@ def test_H10_H11_H12_H13_sampling_limits() -> None:
                 setting.read(value, f"{setting.flag} x", setting.key)
 
 
-@given(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers())))
+@given(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers())
+    )
+)
 def test_any_value_is_taken_or_refused_with_a_rule(raw: object) -> None:
     kind = Integer(least=1, word="auto")
     whole = isinstance(raw, int) and not isinstance(raw, bool) and 1 <= raw <= INT32_MAX

@@ -11,7 +11,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: headstock config reference > docs/configuration.md"
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "run: headstock config reference > docs/configuration.md"
+    )
 
 
 def test_the_page_has_every_flag_alias_and_default() -> None:

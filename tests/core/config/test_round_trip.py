@@ -9,7 +9,14 @@ import attrs
 import pytest
 import yaml
 
-from headstock.config import EngineConfig, FlagParser, add_engine_flags, add_sampling_flags, from_keywords, resolve
+from headstock.config import (
+    EngineConfig,
+    FlagParser,
+    add_engine_flags,
+    add_sampling_flags,
+    from_keywords,
+    resolve,
+)
 from headstock.config.catalog import engine_settings, names, sampling_settings
 from headstock.config.flags import DEST
 from headstock.config.setting import settings_of
@@ -115,7 +122,11 @@ def test_T22_one_setting_by_flag_environment_file_and_keyword(key: str, tmp_path
     assert resolve(parser().parse_args([]), by_variable).engine == wanted
     (tmp_path / "a.json").write_text(json.dumps({key: value}), encoding="utf-8")
     assert resolve(parser().parse_args(["--config", str(tmp_path / "a.json")]), {}).engine == wanted
-    for word in {setting.name, key, *(flag[2:].replace("-", "_") for flag in setting.aliases if flag != "-m")}:
+    for word in {
+        setting.name,
+        key,
+        *(flag[2:].replace("-", "_") for flag in setting.aliases if flag != "-m"),
+    }:
         assert from_keywords({word: value}, {}).engine == wanted
 
 
@@ -139,13 +150,21 @@ def test_T22_one_sampling_parameter_by_flag_environment_and_file(name: str, tmp_
     if name != "stop":  # a variable holds one stop string, spaces and all
         assert resolve(parser().parse_args([]), variables).sampling == {name: value}
     (tmp_path / "a.json").write_text(json.dumps({name: value}), encoding="utf-8")
-    (tmp_path / "a.yaml").write_text(yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value}))
+    (tmp_path / "a.yaml").write_text(
+        yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value})
+    )
     for file in ("a.json", "a.yaml"):
-        assert resolve(parser().parse_args(["--config", str(tmp_path / file)]), {}).sampling == {name: value}
+        assert resolve(parser().parse_args(["--config", str(tmp_path / file)]), {}).sampling == {
+            name: value
+        }
 
 
 def test_T22_the_defaults_of_sampling_say_when_they_are_the_models() -> None:
-    left = {name for name, setting in sampling_settings().items() if "the model's" in setting.default_text}
+    left = {
+        name
+        for name, setting in sampling_settings().items()
+        if "the model's" in setting.default_text
+    }
     assert left == set(NAMES.values())
 
 
@@ -154,7 +173,10 @@ def test_T22_the_defaults_of_sampling_say_when_they_are_the_models() -> None:
     [
         ("-n 0", "-n 0: n must be greater than 0"),
         ("--n 129", "--n 129: n must be at most 128"),
-        ("--frequency-penalty 2.1", "--frequency-penalty 2.1: frequency_penalty must be between -2 and 2"),
+        (
+            "--frequency-penalty 2.1",
+            "--frequency-penalty 2.1: frequency_penalty must be between -2 and 2",
+        ),
         ("--logprobs 21", "--logprobs 21: logprobs must be at most 20"),
         ("--stop-token-ids 1,x", "stop_token_ids must be token ids of 0 to 2147483647, got x"),
         ("--stop-token-ids -1", "stop_token_ids must be token ids of 0 to 2147483647, got -1"),
@@ -163,8 +185,14 @@ def test_T22_the_defaults_of_sampling_say_when_they_are_the_models() -> None:
         ("--logit-bias 5=nan", "logit_bias must be numbers between -100 and 100, got nan"),
         ("--logit-bias x=5", "logit_bias must be keyed by token ids of 0 to 2147483647, got x"),
         ("--allowed-token-ids ,", "allowed_token_ids must be 1 to 262144 token ids, got 0"),
-        ("--ignore-eos maybe", "--ignore-eos maybe: ignore_eos must be one of on, 1, true, off, 0, false"),
-        ("--no-skip-special-token", "unknown flag --no-skip-special-token; did you mean --no-skip-special-tokens?"),
+        (
+            "--ignore-eos maybe",
+            "--ignore-eos maybe: ignore_eos must be one of on, 1, true, off, 0, false",
+        ),
+        (
+            "--no-skip-special-token",
+            "unknown flag --no-skip-special-token; did you mean --no-skip-special-tokens?",
+        ),
     ],
 )
 def test_a_sampling_flag_out_of_range_says_its_rule(line: str, said: str) -> None:
@@ -177,9 +205,13 @@ def test_T22_the_flags_are_the_fields() -> None:
     dests = {action.dest for action in parser()._actions if action.dest.startswith(DEST)}
     fields = {*engine_settings(), *sampling_settings(), "config", "preset"}
     assert dests == {DEST + key for key in fields}
-    names_of_fields = [field.name for field in attrs.fields(EngineConfig) if "flag" in field.metadata]
+    names_of_fields = [
+        field.name for field in attrs.fields(EngineConfig) if "flag" in field.metadata
+    ]
     assert [setting.name for setting in engine_settings().values()] == names_of_fields
-    assert {s.name: s.key for s in engine_settings().values() if s.name != s.key} == {"seed": "engine_seed"}
+    assert {s.name: s.key for s in engine_settings().values() if s.name != s.key} == {
+        "seed": "engine_seed"
+    }
     assert [field.name for field in attrs.fields(SamplingParams)] == list(sampling_settings())
 
 
@@ -196,7 +228,10 @@ def test_T22_no_name_means_two_settings() -> None:
 
 
 def test_T22_the_text_of_every_value_reads_back() -> None:
-    for config in (EngineConfig(), *(EngineConfig(**{engine_settings()[k].name: v}) for k, v in OTHER_VALUES.items())):
+    for config in (
+        EngineConfig(),
+        *(EngineConfig(**{engine_settings()[k].name: v}) for k, v in OTHER_VALUES.items()),
+    ):
         for field, setting in settings_of(EngineConfig).items():
             value = getattr(config, field)
             assert setting.kind.read(value) == value

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.config import PRESETS, EngineConfig, FlagParser, Resolved, add_engine_flags, add_sampling_flags, resolve
+from headstock.config import (
+    PRESETS,
+    EngineConfig,
+    FlagParser,
+    Resolved,
+    add_engine_flags,
+    add_sampling_flags,
+    resolve,
+)
 from headstock.config.catalog import engine_settings
 from headstock.errors import HeadstockError, ModelError, UsageError
 
@@ -23,7 +31,9 @@ def settled(line: str = "", environ: dict[str, str] | None = None) -> Resolved:
     return resolve(parser.parse_args(line.split()), environ or {})
 
 
-def refused(line: str = "", environ: dict[str, str] | None = None, kind: type[HeadstockError] = UsageError) -> str:
+def refused(
+    line: str = "", environ: dict[str, str] | None = None, kind: type[HeadstockError] = UsageError
+) -> str:
     """What is said of flags that are refused: always one line."""
     with pytest.raises(kind) as raised:
         settled(line, environ)
@@ -78,9 +88,15 @@ VALUES = {
 }
 
 
-@given(*[st.fixed_dictionaries({}, optional=VALUES) for _ in range(3)], st.sampled_from([None, *PRESETS]))
+@given(
+    *[st.fixed_dictionaries({}, optional=VALUES) for _ in range(3)],
+    st.sampled_from([None, *PRESETS]),
+)
 def test_H8_each_setting_is_merged_on_its_own(
-    flags: dict[str, object], environ: dict[str, object], file: dict[str, object], preset: str | None
+    flags: dict[str, object],
+    environ: dict[str, object],
+    file: dict[str, object],
+    preset: str | None,
 ) -> None:
     def shown(value: object) -> str:
         return str(value).lower() if isinstance(value, bool) else str(value)
@@ -89,7 +105,9 @@ def test_H8_each_setting_is_merged_on_its_own(
     with tempfile.TemporaryDirectory() as folder:
         path = written(Path(folder), json.dumps(file), "engine.json")
         line += f" --config {path}" + (f" --preset {preset}" if preset else "")
-        found = settled(line, {f"HEADSTOCK_{key.upper()}": shown(value) for key, value in environ.items()})
+        found = settled(
+            line, {f"HEADSTOCK_{key.upper()}": shown(value) for key, value in environ.items()}
+        )
     for key, setting in engine_settings().items():
         if key not in VALUES:
             continue
@@ -113,11 +131,19 @@ def test_T19_G1_switches_by_flag_and_environment(text: str) -> None:
 def test_T19_G1_other_words_are_errors() -> None:
     words = "on, 1, true, off, 0, false"
     assert refused("--overlap maybe") == f"--overlap maybe: overlap must be one of {words}"
-    assert refused("", {"HEADSTOCK_OVERLAP": "yes"}) == f"HEADSTOCK_OVERLAP=yes: overlap must be one of {words}"
+    assert (
+        refused("", {"HEADSTOCK_OVERLAP": "yes"})
+        == f"HEADSTOCK_OVERLAP=yes: overlap must be one of {words}"
+    )
 
 
 def test_T4_P5_two_pool_sizes_are_one_error() -> None:
-    sizes = {"--num-pages": "8", "--memory-ratio": "0.9", "--kv-memory-mb": "5", "--kv-context-len": "99"}
+    sizes = {
+        "--num-pages": "8",
+        "--memory-ratio": "0.9",
+        "--kv-memory-mb": "5",
+        "--kv-context-len": "99",
+    }
     for first in sizes:
         for second in sizes:
             if first < second:
@@ -132,7 +158,11 @@ def test_T4_P5_two_pool_sizes_are_one_error() -> None:
 
 def test_S25_a_size_of_a_higher_rank_replaces_the_presets() -> None:
     found = settled("--preset long-context --num-pages 8 --page-size 32")
-    assert (found.engine.num_pages, found.engine.memory_ratio, found.engine.page_size) == (8, 0.9, 32)
+    assert (found.engine.num_pages, found.engine.memory_ratio, found.engine.page_size) == (
+        8,
+        0.9,
+        32,
+    )
     assert found.engine.page_size_or_less is False
     assert found.origins["memory_ratio"] == "default"
     assert found.notes == ("preset long-context (memory_ratio = 0.95): replaced by --num-pages 8",)
@@ -147,7 +177,10 @@ def test_H6_running_requests_are_cut_aloud_unless_both_are_written() -> None:
     assert "max_running_requests 256 is cut to max_batch_tokens 7" in found.notes[0]
     found = settled("--max-running-requests 8193")
     assert (found.engine.max_running_requests, found.engine.max_batch_tokens) == (8192, 8192)
-    assert found.origins["max_running_requests"] == "flag --max-running-requests (cut to max_batch_tokens)"
+    assert (
+        found.origins["max_running_requests"]
+        == "flag --max-running-requests (cut to max_batch_tokens)"
+    )
     assert settled("--max-running-requests 8192").notes == ()
     assert "max_batch_tokens must be at least" in refused(
         "--max-batch-tokens 7", {"HEADSTOCK_MAX_RUNNING_REQUESTS": "8"}
@@ -164,7 +197,9 @@ def test_H6_running_requests_are_cut_aloud_unless_both_are_written() -> None:
         ("--max-num-seqs 4", "max_running_requests", 4, "taken as --max-running-requests 4,"),
     ],
 )
-def test_an_alias_that_means_something_else_elsewhere_is_said(line: str, field: str, value: object, note: str) -> None:
+def test_an_alias_that_means_something_else_elsewhere_is_said(
+    line: str, field: str, value: object, note: str
+) -> None:
     found = settled(line)
     assert getattr(found.engine, field) == value
     assert len(found.notes) == 1
@@ -186,8 +221,12 @@ def test_S24_log_level_by_environment() -> None:
 
 
 def test_a_misspelt_variable_is_pointed_out() -> None:
-    notes = settled("", {"HEADSTOCK_OVERLP": "0", "HEADSTOCK_TRACEBACK": "1", "HEADSTOCK_": "", "OTHER": "1"}).notes
-    assert notes == ("HEADSTOCK_OVERLP is not a setting and has no effect; did you mean HEADSTOCK_OVERLAP?",)
+    notes = settled(
+        "", {"HEADSTOCK_OVERLP": "0", "HEADSTOCK_TRACEBACK": "1", "HEADSTOCK_": "", "OTHER": "1"}
+    ).notes
+    assert notes == (
+        "HEADSTOCK_OVERLP is not a setting and has no effect; did you mean HEADSTOCK_OVERLAP?",
+    )
     assert settled("", {"HEADSTOCK_TP": ""}).engine.tp == 1
 
 
@@ -199,7 +238,8 @@ def test_a_name_that_is_like_none_gets_no_suggestion(word: str) -> None:
 
 def test_file_with_tables_lists_aliases_and_sampling(tmp_path: Path) -> None:
     text = (
-        'block_size = 4\nno_kv_cache = true\ntemperature = 0\nstop = ["a b", "c"]\n[opt.fa]\nnum_splits = 4\nx = "y"\n'
+        'block_size = 4\nno_kv_cache = true\ntemperature = 0\nstop = ["a b", '
+        '"c"]\n[opt.fa]\nnum_splits = 4\nx = "y"\n'
     )
     found = settled(f"--config {written(tmp_path, text)}")
     assert (found.engine.page_size, found.engine.kv_cache) == (4, False)
@@ -237,7 +277,9 @@ def test_H8_a_wrong_entry_is_a_usage_error(tmp_path: Path, text: str, name: str,
         ("page_size = " + "9" * 5000, "a.toml"),
     ],
 )
-def test_H8_a_file_that_cannot_be_read_is_a_model_error(tmp_path: Path, text: str, name: str) -> None:
+def test_H8_a_file_that_cannot_be_read_is_a_model_error(
+    tmp_path: Path, text: str, name: str
+) -> None:
     said = refused(f"--config {written(tmp_path, text, name)}", kind=ModelError)
     assert said.startswith("--config ")
     assert len(said) < 220
@@ -259,8 +301,16 @@ def test_unknown_flags_and_missing_values() -> None:
 
 def test_sampling_flags_hold_only_what_was_given() -> None:
     assert settled().sampling == {}
-    found = settled("--max-tokens 5 --top-k -1 --seed 3 --stop a --stop b", {"HEADSTOCK_TEMPERATURE": "0"})
-    assert found.sampling == {"max_tokens": 5, "temperature": 0.0, "top_k": -1, "seed": 3, "stop": ("a", "b")}
+    found = settled(
+        "--max-tokens 5 --top-k -1 --seed 3 --stop a --stop b", {"HEADSTOCK_TEMPERATURE": "0"}
+    )
+    assert found.sampling == {
+        "max_tokens": 5,
+        "temperature": 0.0,
+        "top_k": -1,
+        "seed": 3,
+        "stop": ("a", "b"),
+    }
     assert found.engine.seed == 0
     assert settled("--temperature auto", {"HEADSTOCK_TEMPERATURE": "0"}).sampling == {}
 

@@ -43,33 +43,51 @@ def test_every_setting_is_named_as_it_was_given(key: str) -> None:
     for word in [each for each, name in keywords().items() if name.setting.key == key]:
         with pytest.raises(UsageError) as raised:
             EngineConfig.from_keywords(**{word: value})
-        assert str(raised.value).startswith(f"{word}={shown(value)}: {word} must") and "--" not in str(raised.value)
+        assert str(raised.value).startswith(
+            f"{word}={shown(value)}: {word} must"
+        ) and "--" not in str(raised.value)
     with pytest.raises(UsageError) as raised:
         EngineConfig(**{setting.name: value})
     assert str(raised.value).startswith(f"{setting.name}=") and "--" not in str(raised.value)
 
 
-def test_a_chat_template_that_cannot_be_read_is_named_by_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_template_that_cannot_be_read_is_named_by_its_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["run", "-p", "a", "--quiet", "--chat-template", "nofile.jinja"]) == 6
-    assert capsys.readouterr().err.startswith("headstock: --chat-template nofile.jinja: cannot be read")
+    assert capsys.readouterr().err.startswith(
+        "headstock: --chat-template nofile.jinja: cannot be read"
+    )
 
 
 ERRORS = [
     (
         {"max_model_len": 100_000},
-        "max_model_len=100000: the model's own limit is 4096 tokens; lower it, leave it out, or have it cut by "
-        "max_seq_len_or_less=True",
+        "max_model_len=100000: the model's own limit is 4096 tokens; lower it, leave it out, or "
+        "have it cut by max_seq_len_or_less=True",
     ),
-    ({"block_size": 64, "max_seq_len": 3}, "max_seq_len=3: max_seq_len must be at least page_size (64)"),
+    (
+        {"block_size": 64, "max_seq_len": 3},
+        "max_seq_len=3: max_seq_len must be at least page_size (64)",
+    ),
     ({"runner": "cudagraph"}, 'runner="cudagraph" cannot run on cpu; use runner="eager"'),
     ({"ops": "triton"}, 'ops="triton" cannot run on cpu; use ops="torch"'),
     ({"tp_size": 2}, "tp_size=2: this version runs on one device; use tp_size=1"),
     (
         {"num_pages": 8, "kv_memory_mb": 3},
-        "num_pages=8 and kv_memory_mb=3: give at most one of num_pages, memory_ratio, kv_memory_mb, kv_context_len",
+        (
+            "num_pages=8 and kv_memory_mb=3: give at most one of num_pages, memory_ratio, "
+            "kv_memory_mb, kv_context_len"
+        ),
     ),
-    ({"attention_backend": "fa"}, 'attention_backend="fa" cannot serve decode/extend/prefill here: '),
-    ({"max_batch_tokens": 7, "max_num_seqs": 8}, "max_batch_tokens=7: max_batch_tokens must be at least "),
+    (
+        {"attention_backend": "fa"},
+        'attention_backend="fa" cannot serve decode/extend/prefill here: ',
+    ),
+    (
+        {"max_batch_tokens": 7, "max_num_seqs": 8},
+        "max_batch_tokens=7: max_batch_tokens must be at least ",
+    ),
 ]
 
 
@@ -94,18 +112,26 @@ def test_python_names_keywords_and_the_command_line_flags(
     ("settings", "longer"),
     [
         ({"num_pages": 512}, ": the model itself allows no more"),
-        ({"num_pages": 512, "max_model_len": 64}, " or raise max_model_len, which the model allows up to 4096"),
+        (
+            {"num_pages": 512, "max_model_len": 64},
+            " or raise max_model_len, which the model allows up to 4096",
+        ),
         ({"num_pages": 4}, " or enlarge the KV pool with num_pages"),
         ({"kv_memory_mb": 4}, " or enlarge the KV pool with kv_memory_mb"),
         ({"kv_context_len": 64}, " or enlarge the KV pool with kv_context_len"),
     ],
 )
-def test_a_prompt_that_is_too_long_is_told_what_limits_it(settings: dict[str, int], longer: str) -> None:
+def test_a_prompt_that_is_too_long_is_told_what_limits_it(
+    settings: dict[str, int], longer: str
+) -> None:
     with LLM("demo", **settings) as llm:
         longest = llm.engine.max_seq_len
         with pytest.raises(HeadstockError) as raised:
             llm.generate([[1] * 5000])
-    said = f"prompt has 5000 tokens, but sequences may have {longest} here, at least one of them output"
+    said = (
+        f"prompt has 5000 tokens, but sequences may have {longest} here, at least one of them "
+        "output"
+    )
     assert str(raised.value) == f"{said}; shorten the prompt{longer}"
 
 
@@ -119,5 +145,8 @@ def test_sentences_and_other_flags_stay_whole() -> None:
     spell = EngineConfig().spell
     assert spell("raise --max-seq-len or --num-pages 7.") == "raise max_seq_len or num_pages=7."
     assert spell("use --no-kv-cache, --debug-canary") == "use kv_cache=False, debug_canary=True"
-    assert spell("(--attn fi,trtllm), --prompt x, --engine-seed 3") == '(attn="fi,trtllm"), --prompt x, seed=3'
+    assert (
+        spell("(--attn fi,trtllm), --prompt x, --engine-seed 3")
+        == '(attn="fi,trtllm"), --prompt x, seed=3'
+    )
     assert EngineConfig(max_seq_len=64) == EngineConfig.from_keywords(max_model_len=64)

@@ -1,4 +1,6 @@
-"""Settings in a YAML file: the same keys and errors as in TOML and JSON, read by YAML 1.2's rules for plain words."""
+"""Settings in a YAML file: the same keys and errors as in TOML and JSON, read by YAML 1.2's rules
+for plain words.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from headstock.config import EngineConfig, FlagParser, Resolved, add_engine_flags, add_sampling_flags, resolve
+from headstock.config import (
+    EngineConfig,
+    FlagParser,
+    Resolved,
+    add_engine_flags,
+    add_sampling_flags,
+    resolve,
+)
 from headstock.errors import HeadstockError, ModelError, UsageError
 
 
@@ -72,7 +81,9 @@ def test_H8_on_and_off_are_words_and_digits_are_decimal_in_yaml(tmp_path: Path) 
         ("overlap: no", "overlap must be one of on, 1, true, off, 0, false"),
     ],
 )
-def test_H8_a_wrong_entry_of_a_yaml_file_is_a_usage_error(tmp_path: Path, text: str, said: str) -> None:
+def test_H8_a_wrong_entry_of_a_yaml_file_is_a_usage_error(
+    tmp_path: Path, text: str, said: str
+) -> None:
     assert said in refused(tmp_path, text, UsageError)
 
 
@@ -83,14 +94,25 @@ def test_H8_a_wrong_entry_of_a_yaml_file_is_a_usage_error(tmp_path: Path, text: 
         ("opt:\n  fa: {x: 1, x: 2}", "not valid YAML: key x comes twice, at line 2, column 14"),
         ("[1, 2]", "wanted a mapping of settings, found list"),
         ("[a]: 2", "not valid YAML: a key must be one word or text, at line 1, column 1"),
-        ("tp: [1", "not valid YAML: expected ',' or ']', but got '<stream end>', at line 1, column 7"),
+        (
+            "tp: [1",
+            "not valid YAML: expected ',' or ']', but got '<stream end>', at line 1, column 7",
+        ),
         ("tp: 1\n---\ntp: 2", "not valid YAML: but found another document, at line 2, column 1"),
-        ("model: !!python/object/apply:os.getcwd []", "could not determine a constructor for the tag"),
-        ("stop: &a [x]\nopt: *a", "not valid YAML: an alias (*a) is not supported; write the value out, at line 2"),
+        (
+            "model: !!python/object/apply:os.getcwd []",
+            "could not determine a constructor for the tag",
+        ),
+        (
+            "stop: &a [x]\nopt: *a",
+            "not valid YAML: an alias (*a) is not supported; write the value out, at line 2",
+        ),
         ("model: \x01", "not valid YAML: unacceptable character #x0001"),
         ("stop: " + "[" * 5000, "not valid YAML: "),
     ],
 )
-def test_H8_a_file_that_is_no_yaml_is_a_model_error_with_the_line(tmp_path: Path, text: str, said: str) -> None:
+def test_H8_a_file_that_is_no_yaml_is_a_model_error_with_the_line(
+    tmp_path: Path, text: str, said: str
+) -> None:
     found = refused(tmp_path, text, ModelError)
     assert found.startswith("--config ") and said in found and len(found) < 300

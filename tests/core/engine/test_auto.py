@@ -36,7 +36,9 @@ def test_S14_what_auto_tries_on_each_device(env: DeviceEnv, names: tuple[str, ..
     assert next(found for served, found in auto.ATTENTION if env in served) == names
 
 
-def test_S14_each_candidate_that_auto_passes_over_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_S14_each_candidate_that_auto_passes_over_is_logged_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     names = next(found for served, found in auto.ATTENTION if H200 in served)
 
     def make(name: str) -> str:
@@ -48,7 +50,8 @@ def test_S14_each_candidate_that_auto_passes_over_is_logged_with_its_reason(capl
         assert first("auto", names, make, "--attn", EngineConfig().spell) == names[-1]
     told = [record.getMessage() for record in caplog.records]
     wanted = [
-        f'event="auto rejected" setting=attn candidate={name} reason="{name} lacks its kernels"' for name in names
+        f'event="auto rejected" setting=attn candidate={name} reason="{name} lacks its kernels"'
+        for name in names
     ]
     assert len(names) > 2 and told == wanted[:-1]
 
@@ -58,7 +61,9 @@ def test_S14_auto_says_so_when_a_gpu_is_left_with_sdpa(
     env: DeviceEnv, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lacking = (Rejection(code="missing", message="its kernels are not installed"),)
-    monkeypatch.setattr(requirements, "missing", lambda spec: () if spec.name == "sdpa" else lacking)
+    monkeypatch.setattr(
+        requirements, "missing", lambda spec: () if spec.name == "sdpa" else lacking
+    )
     (choice,) = attention_for("auto", env, question())
     assert choice.spec.name == "sdpa"
     attention_for("sdpa", env, question())  # as asked

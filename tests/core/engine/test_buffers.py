@@ -47,7 +47,13 @@ def test_R9_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
 def test_R9_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtype) -> None:
     group = KVGroup(layers=(0, 1), kind="full", kv_heads=2, head_dim=4)
     buffers = allocate(
-        (group,), device=torch.device("cpu"), kv_dtype=dtype, page_size=4, num_pages=5, rows=3, max_len=12
+        (group,),
+        device=torch.device("cpu"),
+        kv_dtype=dtype,
+        page_size=4,
+        num_pages=5,
+        rows=3,
+        max_len=12,
     )
     buffers.page_tables[0][1, :2] = torch.tensor([4, 2], dtype=torch.int32)
     buffers.page_tables[0][2, :2] = torch.tensor([3, 2], dtype=torch.int32)
@@ -60,7 +66,8 @@ def test_R9_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtyp
         pool.copy_(values.to(dtype))
 
     then = tuple(table.clone() for table in buffers.page_tables)
-    buffers.page_tables[0][1] = torch.tensor([3, 5, 0], dtype=torch.int32)  # another request's by now
+    # another request's by now
+    buffers.page_tables[0][1] = torch.tensor([3, 5, 0], dtype=torch.int32)
     buffers.clean(np.array([1]), then)
 
     for pool, old in zip(buffers.pools, before, strict=True):

@@ -42,7 +42,9 @@ from .demo import SMALL, drain, request
         ({"memory_ratio": 0.0001}, CannotRun, "--memory-ratio 0.0001"),
     ],
 )
-def test_what_cannot_be_built_says_why(asked: dict[str, Any], error: type[Exception] | None, text: str) -> None:
+def test_what_cannot_be_built_says_why(
+    asked: dict[str, Any], error: type[Exception] | None, text: str
+) -> None:
     if error is None:
         Engine(EngineConfig(**(SMALL | asked))).close()
         return
@@ -52,7 +54,13 @@ def test_what_cannot_be_built_says_why(asked: dict[str, Any], error: type[Except
 
 
 def test_options_that_nobody_would_read_are_the_fault_of_the_plugin() -> None:
-    kinds = {"cache": "radix", "scheduler": "mixed", "runner": "eager", "ops": "torch", "executor": "inline"}
+    kinds = {
+        "cache": "radix",
+        "scheduler": "mixed",
+        "runner": "eager",
+        "ops": "torch",
+        "executor": "inline",
+    }
     parts: dict[str, Any] = {kind: registry.spec(kind, name) for kind, name in kinds.items()}
     check_options(EngineConfig(), SimpleNamespace(attention=(), **parts))
     for kind in ("scheduler", "runner", "executor"):
@@ -65,29 +73,45 @@ def test_the_summary_prints_what_was_agreed(engine: Engine) -> None:
     text = "\n".join(engine.summary.lines())
 
     assert all(
-        word in text for word in ("attn", "sdpa", "radix", "page size", "256 pages of 16 = 4096 tokens", "memory")
+        word in text
+        for word in (
+            "attn",
+            "sdpa",
+            "radix",
+            "page size",
+            "256 pages of 16 = 4096 tokens",
+            "memory",
+        )
     )
 
 
 def test_a_pool_smaller_than_a_sequence_cuts_max_seq_len_and_says_so() -> None:
     engine = Engine(EngineConfig(num_pages=10, max_running_requests=2))
 
-    assert engine.max_seq_len == 160 and any("cut from 4096 to 160" in note for note in engine.summary.notes)
+    assert engine.max_seq_len == 160 and any(
+        "cut from 4096 to 160" in note for note in engine.summary.notes
+    )
     engine.close()
 
 
 def test_weights_that_do_not_fit_name_both_numbers(tmp_path: Path) -> None:
     hf = {
-        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 65536, "num_hidden_layers": 96, "head_dim": 128,
-        "num_attention_heads": 512, "num_key_value_heads": 512, "intermediate_size": 262144, "vocab_size": 262144,
-        "rms_norm_eps": 1e-6, "max_position_embeddings": 1024, "hidden_act": "silu", "tie_word_embeddings": False,
+        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 65536, "num_hidden_layers": 96,
+        "head_dim": 128, "num_attention_heads": 512, "num_key_value_heads": 512,
+        "intermediate_size": 262144, "vocab_size": 262144, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 1024, "hidden_act": "silu", "tie_word_embeddings": False,
         "rope_theta": 10000.0,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(hf))
-    with pytest.raises(CannotRun, match=r"the weights need \d+\.\d+ GiB in float32, and \d+\.\d+ GiB are free on cpu"):
+    with pytest.raises(
+        CannotRun,
+        match=r"the weights need \d+\.\d+ GiB in float32, and \d+\.\d+ GiB are free on cpu",
+    ):
         Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
     (tmp_path / "config.json").write_text(json.dumps(hf | {"max_position_embeddings": 10**10}))
-    with pytest.raises(ModelError, match=r"max_position_embeddings is 10000000000, wanted at most 16777216"):
+    with pytest.raises(
+        ModelError, match=r"max_position_embeddings is 10000000000, wanted at most 16777216"
+    ):
         Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
 
 
@@ -95,7 +119,10 @@ def test_weights_that_do_not_fit_name_both_numbers(tmp_path: Path) -> None:
 def test_a_closed_engine_holds_neither_weights_nor_pool(overlap: bool) -> None:
     engine = Engine(EngineConfig(**(SMALL | {"overlap": overlap})))
     executor = getattr(engine.executor, "inner", engine.executor)
-    held = [weakref.ref(executor.buffers.pools[0]), weakref.ref(executor.runner.program.params["norm"].tensor)]
+    held = [
+        weakref.ref(executor.buffers.pools[0]),
+        weakref.ref(executor.runner.program.params["norm"].tensor),
+    ]
     drain(engine, request("a", 12, 4))
     del executor
     assert all(each() is not None for each in held)

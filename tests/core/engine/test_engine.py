@@ -46,8 +46,10 @@ def test_features_in_one_batch_do_not_touch_neighbours(engine: Engine) -> None:
     plain = request("plain", 25, 10)
     alone = tokens(drain(engine, plain)["plain"])
     kinds = [
-        {"presence_penalty": 1.5}, {"frequency_penalty": 1.0}, {"repetition_penalty": 1.3}, {"logit_bias": {7: 50.0}},
-        {"temperature": 1.0, "min_p": 0.2, "seed": 3}, {"temperature": 1.0, "top_k": 3, "top_p": 0.5, "seed": 4},
+        {"presence_penalty": 1.5}, {"frequency_penalty": 1.0}, {"repetition_penalty": 1.3},
+        {"logit_bias": {7: 50.0}},
+        {"temperature": 1.0, "min_p": 0.2, "seed": 3}, {"temperature": 1.0, "top_k": 3,
+        "top_p": 0.5, "seed": 4},
         {"logprobs": 4}, {"prompt_logprobs": 2}, {"allowed_token_ids": (9, 10)},
     ]  # fmt: skip
     others = [request(str(i), 10 + i, 12, **kind) for i, kind in enumerate(kinds)]
@@ -80,7 +82,9 @@ def test_logprobs_agree_with_prompt_logprobs_of_the_same_text(engine: Engine) ->
     echo = Request(id="b", prompt=whole, max_tokens=1, params=asked, prompt_logprobs=True)
     table = drain(engine, echo)["b"][0].prompt_logprobs
 
-    assert [score.token for score in scores] == output and all(len(score.top) == 3 for score in scores)
+    assert [score.token for score in scores] == output and all(
+        len(score.top) == 3 for score in scores
+    )
     assert all(score.top[0] == (score.token, score.logprob) for score in scores)
     assert table is not None and table[0] is None and len(table) == 26
     for score, other in zip(scores, table[20:], strict=True):
@@ -101,7 +105,9 @@ def test_S22_H1_bad_requests_are_refused_at_the_door(engine: Engine) -> None:
 
 
 def test_H16_reject_refuses_under_pressure_and_accepts_again() -> None:
-    engine = Engine(EngineConfig(num_pages=20, on_pressure="reject", memory_threshold=0.5, cache_type="naive"))
+    engine = Engine(
+        EngineConfig(num_pages=20, on_pressure="reject", memory_threshold=0.5, cache_type="naive")
+    )
     engine.submit(request("a", 150, 20))
     with pytest.raises(CapacityError, match=r"memory_threshold is 0\.5"):
         engine.submit(request("b", 10, 5))
@@ -121,9 +127,13 @@ def test_the_smallest_top_p_keeps_the_best_token(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("ids", [{"logit_bias": {768: 1.0}}, {"allowed_token_ids": (768,)}])
-def test_R1_ids_outside_the_vocabulary_are_refused_at_submission(engine: Engine, ids: dict[str, Any]) -> None:
+def test_R1_ids_outside_the_vocabulary_are_refused_at_submission(
+    engine: Engine, ids: dict[str, Any]
+) -> None:
     engine.submit(request("victim", 10, 5))
-    with pytest.raises(RequestError, match=f"{next(iter(ids))}: token 768 is not in the vocabulary of 768"):
+    with pytest.raises(
+        RequestError, match=f"{next(iter(ids))}: token 768 is not in the vocabulary of 768"
+    ):
         engine.submit(request("attacker", 10, 5, **ids))
     while engine.has_work:
         engine.step()

@@ -111,7 +111,9 @@ def test_an_attention_that_writes_nothing_is_noticed_when_invariants_are_looked_
 ) -> None:
     forward = SdpaBackend.forward
 
-    def forgetful(self: SdpaBackend, q: Any, layer: LayerInfo, plan: Any, out: Any, lse: Any = None) -> None:
+    def forgetful(
+        self: SdpaBackend, q: Any, layer: LayerInfo, plan: Any, out: Any, lse: Any = None
+    ) -> None:
         forward(self, q, layer, plan, out.clone(), lse)
 
     monkeypatch.setattr(SdpaBackend, "forward", forgetful)
@@ -153,5 +155,7 @@ def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
 def test_a_scheduler_that_runs_nothing_is_not_waited_for(engine: Engine) -> None:
     nothing = Choice(rows=np.zeros(0, np.int32), counts=np.zeros(0, np.int32))
     engine.limits = evolve(engine.limits, choose=lambda view, budget: nothing)
-    with pytest.raises(PluginBroken, match=r"'mixed' runs nothing, though requests wait.*headstock replay"):
+    with pytest.raises(
+        PluginBroken, match=r"'mixed' runs nothing, though requests wait.*headstock replay"
+    ):
         drain(engine, request("a"))

@@ -1,4 +1,6 @@
-"""Who hears of what, and when: requests that are told of every token, and those that are told at their end."""
+"""Who hears of what, and when: requests that are told of every token, and those that are told at
+their end.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ def toys(tmp_path: Path) -> Iterator[Toys]:
 
 def scored(requests: Sequence[Request]) -> list[Request]:
     """The same requests, of which some want log-probabilities of the output, the prompt or both."""
-    wanted: tuple[dict[str, Any], ...] = ({}, {"logprobs": 2}, {"prompt_logprobs": 1}, {"logprobs": 0})
+    wanted: tuple[dict[str, Any], ...] = (
+        {},
+        {"logprobs": 2},
+        {"prompt_logprobs": 1},
+        {"logprobs": 0},
+    )
     asked = [(one, wanted[i % 4]) for i, one in enumerate(requests)]
     return [
         evolve(one, params=evolve(one.params, **extra), prompt_logprobs="prompt_logprobs" in extra)
@@ -40,7 +47,9 @@ def scored(requests: Sequence[Request]) -> list[Request]:
     ]
 
 
-def news(engine: Engine, requests: Sequence[Request], *, eager: bool, aborts: int = 6) -> dict[str, list[Update]]:
+def news(
+    engine: Engine, requests: Sequence[Request], *, eager: bool, aborts: int = 6
+) -> dict[str, list[Update]]:
     """What each request is told until all have ended; in every so many-th step one is aborted."""
     told: dict[str, list[Update]] = {one.id: [] for one in requests}
     for one in requests:
@@ -69,23 +78,35 @@ def whole(updates: Sequence[Update]) -> Update:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["told at once", "overlap"])
 @pytest.mark.parametrize("seed", often(1, range(3)))
-def test_I19_news_at_the_end_says_what_news_of_each_token_says(toys: Toys, seed: int, overlap: bool) -> None:
+def test_I19_news_at_the_end_says_what_news_of_each_token_says(
+    toys: Toys, seed: int, overlap: bool
+) -> None:
     requests = scored(random_requests(np.random.default_rng(seed), 40))
     found = []
     for eager in (True, False):
         engine = toys.engine(overlap=overlap, **SCARCE)
         found.append(news(engine, requests, eager=eager))
         ledger = engine.ledger
-        assert engine.stats().preemptions and not ledger.accounts and not ledger.by_order and not ledger.awaited
+        assert (
+            engine.stats().preemptions
+            and not ledger.accounts
+            and not ledger.by_order
+            and not ledger.awaited
+        )
         engine.close()
     each_token, at_the_end = found
 
     assert max(map(len, each_token.values())) > 20
-    assert all(len(updates) == 1 or (len(updates) == 2 and updates[0].tokens) for updates in at_the_end.values())
+    assert all(
+        len(updates) == 1 or (len(updates) == 2 and updates[0].tokens)
+        for updates in at_the_end.values()
+    )
     assert {name: whole(updates) for name, updates in each_token.items()} == {
         name: whole(updates) for name, updates in at_the_end.items()
     }
-    assert {"abort", "length", "stop"} <= {updates[-1].finish_reason for updates in at_the_end.values()}
+    assert {"abort", "length", "stop"} <= {
+        updates[-1].finish_reason for updates in at_the_end.values()
+    }
 
 
 def test_T12_held_pages_are_counted_without_a_look_at_each(toys: Toys) -> None:
@@ -103,7 +124,8 @@ def test_T12_held_pages_are_counted_without_a_look_at_each(toys: Toys) -> None:
 
 def test_what_a_preempted_request_finds_of_its_own_is_not_counted_as_cached(toys: Toys) -> None:
     engine, rng = toys.engine(**SCARCE), np.random.default_rng(3)
-    requests = [request(str(i), [i, *rng.integers(0, 50, 11)], 90) for i in range(12)]  # no two begin alike
+    # no two begin alike
+    requests = [request(str(i), [i, *rng.integers(0, 50, 11)], 90) for i in range(12)]
     told = news(engine, requests, eager=True, aborts=10**9)
     stats = engine.stats()
 
@@ -139,7 +161,9 @@ def deaf(update: Update) -> None:
 
 
 @pytest.mark.parametrize("faults", [(), ("slow@1:0.5", "schedule@4")], ids=["closed", "died"])
-def test_R2_the_end_of_an_engine_reaches_everyone_though_a_sink_raises(toys: Toys, faults: tuple[str, ...]) -> None:
+def test_R2_the_end_of_an_engine_reaches_everyone_though_a_sink_raises(
+    toys: Toys, faults: tuple[str, ...]
+) -> None:
     loop = Loop(toys.engine(faults=faults))
     seen: list[Update] = []
     for name, sink in (("a", deaf), ("b", seen.append)):
@@ -151,7 +175,9 @@ def test_R2_the_end_of_an_engine_reaches_everyone_though_a_sink_raises(toys: Toy
     assert seen[-1].finish_reason == ("error" if faults else "abort")
 
 
-def test_a_plugin_that_exits_ends_the_engine_and_everyone_is_told(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_exits_ends_the_engine_and_everyone_is_told(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = toys.engine(overlap=False)
 
     def leave(*_: Any) -> None:
@@ -174,10 +200,17 @@ def test_only_asked_for_alternatives_are_told(toys: Toys) -> None:
     engine = toys.engine()
     params = [SamplingParams(temperature=0.0, logprobs=most) for most in (0, 3)]
     asked = [request(str(i), PROMPT, 3, params=each) for i, each in enumerate([*params, GREEDY])]
-    told = {name: whole(updates) for name, updates in news(engine, asked, eager=False, aborts=99).items()}
+    told = {
+        name: whole(updates)
+        for name, updates in news(engine, asked, eager=False, aborts=99).items()
+    }
     engine.close()
 
-    assert [{len(entry.top) for entry in told[name].logprobs or ()} for name in "012"] == [{0}, {3}, set()]
+    assert [{len(entry.top) for entry in told[name].logprobs or ()} for name in "012"] == [
+        {0},
+        {3},
+        set(),
+    ]
     assert [len(told[name].logprobs or ()) for name in "012"] == [3, 3, 0]
 
 

@@ -22,14 +22,17 @@ GIB = 2**30
 def model(layers: int = 32, kv_heads: int = 32, head_dim: int = 128) -> ModelConfig:
     """A decoder of this shape."""
     hf = {
-        "hidden_size": 4096, "num_hidden_layers": layers, "num_attention_heads": 32, "num_key_value_heads": kv_heads,
-        "head_dim": head_dim, "intermediate_size": 11008, "vocab_size": 32000, "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 4096, "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10000.0,
+        "hidden_size": 4096, "num_hidden_layers": layers, "num_attention_heads": 32,
+        "num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": 11008,
+        "vocab_size": 32000, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
+        "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10000.0,
     }  # fmt: skip
     return decoder_config(hf, "LlamaForCausalLM", windows=[None] * layers)
 
 
-def plan(free: int = 40 * GIB, weights: int = 10 * GIB, most_tokens: int = 10**9, **asked: Any) -> MemoryPlan:
+def plan(
+    free: int = 40 * GIB, weights: int = 10 * GIB, most_tokens: int = 10**9, **asked: Any
+) -> MemoryPlan:
     """The plan for a 7B shape in float16 with pages of 16."""
     return plan_memory(
         EngineConfig(**asked),
@@ -67,7 +70,11 @@ def test_P4_a_pool_from_a_context_length() -> None:
 
 
 def test_S1_more_ratio_gives_more_pages() -> None:
-    assert plan(memory_ratio=0.6).num_pages < plan(memory_ratio=0.8).num_pages < plan(memory_ratio=1.0).num_pages
+    assert (
+        plan(memory_ratio=0.6).num_pages
+        < plan(memory_ratio=0.8).num_pages
+        < plan(memory_ratio=1.0).num_pages
+    )
 
 
 @pytest.mark.parametrize("pages", [1, 7, 1000])
@@ -76,12 +83,15 @@ def test_S5_num_pages_gives_exactly_that_many(pages: int) -> None:
 
 
 def test_P2_P3_P4_too_small_or_too_large_names_both_numbers() -> None:
-    with pytest.raises(CannotRun, match=r"--memory-ratio 0\.25: .*at least 2 pages of 8\.0 MiB.* 0 B are left"):
+    with pytest.raises(
+        CannotRun, match=r"--memory-ratio 0\.25: .*at least 2 pages of 8\.0 MiB.* 0 B are left"
+    ):
         plan(memory_ratio=0.25)
     with pytest.raises(CannotRun, match=r"--kv-memory-mb 8: .*at least 2 pages of 8\.0 MiB"):
         plan(kv_memory_mb=8)
     with pytest.raises(
-        CannotRun, match=r"--num-pages 4000: the KV pool would take 31\.26 GiB, and 29\.31 GiB are free"
+        CannotRun,
+        match=r"--num-pages 4000: the KV pool would take 31\.26 GiB, and 29\.31 GiB are free",
     ):
         plan(num_pages=4000)
 
@@ -98,7 +108,12 @@ def test_T18_activations_grow_with_the_step_and_the_rows_and_are_printed() -> No
 
 
 def test_sizes_and_bars_read_well() -> None:
-    assert [size(n) for n in (12, 2048, 3 * 2**20, 5 * GIB)] == ["12 B", "2.0 KiB", "3.0 MiB", "5.00 GiB"]
+    assert [size(n) for n in (12, 2048, 3 * 2**20, 5 * GIB)] == [
+        "12 B",
+        "2.0 KiB",
+        "3.0 MiB",
+        "5.00 GiB",
+    ]
     assert bar((25, 25, 25), 100, 8).startswith("[##==++..]")
 
 
@@ -118,6 +133,8 @@ def test_P3_what_this_process_has_allocated_and_not_written_is_not_free(tmp_path
     pool[:] = 1
     assert abs(promised() - before) < slack
     assert 0 < free_bytes(torch.device("cpu")) < 1 << 60
-    (tmp_path / "status").write_text("Name:\tx\nVmData:\t 5000 kB\nRssAnon:\t 1000 kB\nVmSwap:\t 500 kB\n")
+    (tmp_path / "status").write_text(
+        "Name:\tx\nVmData:\t 5000 kB\nRssAnon:\t 1000 kB\nVmSwap:\t 500 kB\n"
+    )
     assert promised(tmp_path / "status") == 3500 * 1024
     assert promised(tmp_path / "none") == 0  # another system

@@ -1,4 +1,6 @@
-"""The ways to keep less than usual, on the real engine and the toy model: the same tokens, and what is kept."""
+"""The ways to keep less than usual, on the real engine and the toy model: the same tokens, and what
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,14 @@ def test_T13_T17_prefix_cache_n_1_drops_the_oldest_which_is_computed_in_full(toy
     trial = Trial(toys.engine(prefix_cache_n=1))
     first, second = tokens(40), tokens(40)
 
-    assert [hits(trial, prompt) for prompt in (first, first, second, second, first, first)] == [0, 36, 0, 36, 0, 36]
+    assert [hits(trial, prompt) for prompt in (first, first, second, second, first, first)] == [
+        0,
+        36,
+        0,
+        36,
+        0,
+        36,
+    ]
 
 
 def test_T17_an_unlimited_cache_keeps_both(toys: Toys) -> None:
@@ -72,7 +81,8 @@ def test_T13_T17_the_limit_changes_no_token_whatever_comes_together(toys: Toys, 
     shared = tokens(30)
     for count in (1, 6, 3):
         trial.run(
-            request(next(NAMES), np.concatenate([shared, tokens(int(RNG.integers(0, 9)))]), 30) for _ in "x" * count
+            request(next(NAMES), np.concatenate([shared, tokens(int(RNG.integers(0, 9)))]), 30)
+            for _ in "x" * count
         )
 
     assert set(trial.reasons.values()) == {"length"}
@@ -83,7 +93,11 @@ def test_T13_T17_the_limit_changes_no_token_whatever_comes_together(toys: Toys, 
 def test_T14_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
     toys: Toys, paged: str, overlap: bool
 ) -> None:
-    small = {"num_pages": 25 if paged == "on" else None, "max_batch_tokens": 16, "max_running_requests": 2}
+    small = {
+        "num_pages": 25 if paged == "on" else None,
+        "max_batch_tokens": 16,
+        "max_running_requests": 2,
+    }
     engine = toys.engine(kv_cache=False, overlap=overlap, paged_attn=paged, **small)
     plans: list[Plan] = []
     schedule = engine.schedule
@@ -113,14 +127,26 @@ def test_T14_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
         for order, start, stop, sampled in zip(
             *map(list, (plan.orders, plan.starts, plan.stops, plan.samples)), strict=True
         ):
-            assert start == reached.get(int(order), 0), "a token was computed from what an earlier one left behind"
+            assert start == reached.get(int(order), 0), (
+                "a token was computed from what an earlier one left behind"
+            )
             reached[int(order)] = 0 if sampled else int(stop)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_T16_a_request_that_extends_an_ended_one_computes_only_the_rest(toys: Toys, overlap: bool) -> None:
-    for settings, reused in (({}, 44), ({"paged_attn": "off"}, 46), ({"paged_attn": "off", "cache_type": "naive"}, 0)):
-        trial = Trial(toys.engine(overlap=overlap, num_pages=None if "paged_attn" in settings else 100, **settings))
+def test_T16_a_request_that_extends_an_ended_one_computes_only_the_rest(
+    toys: Toys, overlap: bool
+) -> None:
+    for settings, reused in (
+        ({}, 44),
+        ({"paged_attn": "off"}, 46),
+        ({"paged_attn": "off", "cache_type": "naive"}, 0),
+    ):
+        trial = Trial(
+            toys.engine(
+                overlap=overlap, num_pages=None if "paged_attn" in settings else 100, **settings
+            )
+        )
         prompt = tokens(40)
         trial.run([request("a", prompt, 7)])
         whole = np.concatenate([prompt, trial.outputs["a"]])
@@ -159,7 +185,13 @@ def test_T8_the_pool_is_a_region_a_row_or_what_was_asked_for(toys: Toys) -> None
 
 def test_H16_refused_at_the_threshold_accepted_just_below_and_again_once_freed() -> None:
     engine = Engine(
-        EngineConfig(num_pages=20, on_pressure="reject", memory_threshold=0.5, cache_type="naive", overlap=False)
+        EngineConfig(
+            num_pages=20,
+            on_pressure="reject",
+            memory_threshold=0.5,
+            cache_type="naive",
+            overlap=False,
+        )
     )
     try:
         just_below, one_more = (request(next(NAMES), tokens(length), 4) for length in (9 * 16, 3))
@@ -167,7 +199,9 @@ def test_H16_refused_at_the_threshold_accepted_just_below_and_again_once_freed()
         assert engine.pressure == 0.45
         engine.submit(one_more)  # at 9 of 20 pages
         assert engine.pressure == 0.5
-        with pytest.raises(CapacityError, match=r"50% of the KV pool is in use and memory_threshold is 0\.5"):
+        with pytest.raises(
+            CapacityError, match=r"50% of the KV pool is in use and memory_threshold is 0\.5"
+        ):
             engine.submit(request("refused", tokens(3), 4))  # at exactly 10
         assert not engine.ledger.knows("refused")
         engine.step()
@@ -215,7 +249,11 @@ def test_H16_decoding_goes_on_above_the_threshold(toys: Toys) -> None:
 
 
 def test_H16_a_preempted_request_counts_with_the_pages_that_it_will_take_again(toys: Toys) -> None:
-    trial = Trial(toys.engine(num_pages=12, page_size=4, on_pressure="reject", cache_type="naive", overlap=False))
+    trial = Trial(
+        toys.engine(
+            num_pages=12, page_size=4, on_pressure="reject", cache_type="naive", overlap=False
+        )
+    )
     for name in "ab":
         trial.submit(request(name, tokens(18), 20))
     while not trial.engine.state.num_preempted:
@@ -237,7 +275,8 @@ def spec():
         spi=SpiRange(0, 1),
         summary="needs graphs",
         implementation="headstock.builtin.eager:EagerRunner",
-        capabilities=RunnerCapabilities(devices=(DeviceRange("DEVICE"),), needs_graph=GraphSupport.DECODE),
+        capabilities=RunnerCapabilities(devices=(DeviceRange("DEVICE"),),
+        needs_graph=GraphSupport.DECODE),
     )
 """
 
@@ -247,8 +286,12 @@ def install_runner(toys: Toys, device: str) -> None:
     module = f"replaying_on_{device}"  # Python keeps modules from test to test
     info = toys.folder / "headstock_replaying-0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: headstock-replaying\nVersion: 0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text(f"[headstock.runner]\nreplaying = {module}:spec\n", encoding="utf-8")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: headstock-replaying\nVersion: 0\n", encoding="utf-8"
+    )
+    (info / "entry_points.txt").write_text(
+        f"[headstock.runner]\nreplaying = {module}:spec\n", encoding="utf-8"
+    )
     (toys.folder / f"{module}.py").write_text(RUNNER.replace("DEVICE", device), encoding="utf-8")
 
 
@@ -272,7 +315,10 @@ def test_G4_graphs_asked_for_on_a_cpu_run_eagerly_with_one_info_line(
     assert engine.summary.runner == "eager"
     lines = [record for record in caplog.records if "graphs" in record.getMessage()]
     assert [line.levelname for line in lines] == ([] if ignored is None else ["INFO"])
-    assert all("no graphs on a CPU" in line.getMessage() and str(ignored) in line.getMessage() for line in lines)
+    assert all(
+        "no graphs on a CPU" in line.getMessage() and str(ignored) in line.getMessage()
+        for line in lines
+    )
     Trial(engine).run([request("a", tokens(9))])
     engine.close()
 
@@ -282,7 +328,10 @@ def test_a_fault_of_captures_is_said_to_be_impossible_where_nothing_is_captured(
 ) -> None:
     toys.engine(runner="eager", faults=("capture", "slow@1:0")).close()
     (line,) = [str(record.msg) for record in caplog.records if "cannot happen" in str(record.msg)]
-    assert line == 'event="a fault cannot happen" fault=capture because="the runner eager captures nothing here"'
+    assert (
+        line == 'event="a fault cannot happen" fault=capture because="the runner eager captures '
+        'nothing here"'
+    )
 
 
 class Unread(dict[str, Any]):
@@ -295,7 +344,9 @@ class Unread(dict[str, Any]):
 
 
 def test_H16_what_those_who_wait_will_need_is_known_without_a_look_at_each(toys: Toys) -> None:
-    trial = Trial(toys.engine(num_pages=400, on_pressure="reject", max_running_requests=2, overlap=False))
+    trial = Trial(
+        toys.engine(num_pages=400, on_pressure="reject", max_running_requests=2, overlap=False)
+    )
     for number in range(40):
         trial.submit(request(str(number), range(number % 30, number % 30 + 20), 4))
     trial.step()
@@ -306,10 +357,16 @@ def test_H16_what_those_who_wait_will_need_is_known_without_a_look_at_each(toys:
     trial.engine.submit(request("new", range(20), 4))
 
 
-@pytest.mark.parametrize("more", [{}, {"cuda_graph_max_bs": 8}, {"paged_attn": "off", "num_pages": None}], ids=str)
-def test_G4_a_runner_of_graphs_that_is_named_is_refused_on_a_cpu(toys: Toys, more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "more", [{}, {"cuda_graph_max_bs": 8}, {"paged_attn": "off", "num_pages": None}], ids=str
+)
+def test_G4_a_runner_of_graphs_that_is_named_is_refused_on_a_cpu(
+    toys: Toys, more: dict[str, Any]
+) -> None:
     install_runner(toys, "cuda")
-    with pytest.raises(CannotRun, match=r"^--runner replaying cannot run on cpu; use --runner eager$") as raised:
+    with pytest.raises(
+        CannotRun, match=r"^--runner replaying cannot run on cpu; use --runner eager$"
+    ) as raised:
         toys.engine(runner="replaying", **more)
 
     assert raised.value.exit_code == 5
@@ -317,14 +374,21 @@ def test_G4_a_runner_of_graphs_that_is_named_is_refused_on_a_cpu(toys: Toys, mor
 
 @pytest.mark.parametrize(("most", "warnings"), [(0, 1), (1 << 30, 0)])
 def test_a_watch_over_a_large_pool_is_announced_with_its_size(
-    toys: Toys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, most: int, warnings: int
+    toys: Toys,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    warnings: int,
 ) -> None:
     monkeypatch.setattr("headstock.engine.build.MOST_WATCHED", most)
     engine = toys.engine(debug_canary=True)
     said = [str(record.msg) for record in caplog.records if "the whole KV pool" in str(record.msg)]
     assert len(said) == warnings
     assert all(
-        "pool=" in line and 'because="debug_canary=True"' in line and 'instead="num_pages=256' in line for line in said
+        "pool=" in line
+        and 'because="debug_canary=True"' in line
+        and 'instead="num_pages=256' in line
+        for line in said
     )
     engine.close()
 
@@ -340,7 +404,8 @@ def test_P12_graphs_asked_for_in_contiguous_mode_run_eagerly_with_one_warning(
     assert engine.summary.runner == quiet.summary.runner == "eager"
     (warning,) = caplog.records
     assert str(warning.msg) == (
-        r'event="no graphs in contiguous mode" because="paged_attn=\"off\"" ignored="runner=\"replaying\""'
+        r'event="no graphs in contiguous mode" because="paged_attn=\"off\"" '
+        r'ignored="runner=\"replaying\""'
     )
     Trial(engine).run([request("a", tokens(9))])
     engine.close()

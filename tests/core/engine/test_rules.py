@@ -15,12 +15,20 @@ from headstock.schedule import Request
 
 VOCAB, PROMPT = 20, 4
 BUFFERS = Buffers(
-    device=torch.device("cpu"), page_size=4, pools=(), page_tables=(), tokens=torch.zeros((5, 32), dtype=torch.int64)
+    device=torch.device("cpu"),
+    page_size=4,
+    pools=(),
+    page_tables=(),
+    tokens=torch.zeros((5, 32), dtype=torch.int64),
 )
 
 
-def table(*asked: dict[str, Any], min_tokens: int = 0, stop_ids: tuple[int, ...] = ()) -> SamplingTable:
-    """Seats in which such requests sit, all with these stop ids, and only the first with a minimum."""
+def table(
+    *asked: dict[str, Any], min_tokens: int = 0, stop_ids: tuple[int, ...] = ()
+) -> SamplingTable:
+    """Seats in which such requests sit, all with these stop ids, and only the first with a
+    minimum.
+    """
     sampling = SamplingTable(5, VOCAB)
     for row, params in enumerate(asked):
         request = Request(
@@ -42,7 +50,11 @@ def at(*positions: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_bans_and_biases_are_where_their_rows_are() -> None:
     sampling = table(
-        {"logit_bias": {3: 1.5, 7: -2.0}}, {}, {"allowed_token_ids": (2, 9)}, min_tokens=2, stop_ids=(9, 11, VOCAB)
+        {"logit_bias": {3: 1.5, 7: -2.0}},
+        {},
+        {"allowed_token_ids": (2, 9)},
+        min_tokens=2,
+        stop_ids=(9, 11, VOCAB),
     )
     got = sampling.select(*at(PROMPT, PROMPT, PROMPT), BUFFERS)
     bias, banned = torch.zeros(3, VOCAB), torch.zeros(3, VOCAB, dtype=torch.bool)
@@ -63,7 +75,9 @@ def test_a_stop_id_that_is_allowed_is_banned_until_the_minimum_is_out() -> None:
     assert late is not None and (~late[0]).nonzero().flatten().tolist() == [2, 9]
 
 
-@pytest.mark.parametrize(("position", "ruled"), [(PROMPT - 2, False), (PROMPT - 1, True), (4, True), (5, False)])
+@pytest.mark.parametrize(
+    ("position", "ruled"), [(PROMPT - 2, False), (PROMPT - 1, True), (4, True), (5, False)]
+)
 def test_a_minimum_that_is_out_and_a_prompt_need_no_table(position: int, ruled: bool) -> None:
     sampling = table({}, min_tokens=2, stop_ids=(9,))
     got = sampling.select(*at(position), BUFFERS)
@@ -74,6 +88,11 @@ def test_a_minimum_that_is_out_and_a_prompt_need_no_table(position: int, ruled: 
 
 def test_a_minimum_without_stop_ids_and_a_seat_that_is_taken_anew_have_no_rules() -> None:
     sampling = table({"logit_bias": {1: 1.0}}, {})
-    sampling.join(0, Request(id="x", prompt=np.arange(PROMPT), max_tokens=9, min_tokens=9, params=SamplingParams()))
+    sampling.join(
+        0,
+        Request(
+            id="x", prompt=np.arange(PROMPT), max_tokens=9, min_tokens=9, params=SamplingParams()
+        ),
+    )
 
     assert not sampling.rules and sampling.select(*at(PROMPT, PROMPT), BUFFERS).banned is None

@@ -23,8 +23,9 @@ PIECE = 40
 
 @define
 class Device:
-    """A runner whose graphs share 1,000 bytes and take 10 more and 2 a row each, on a device that gives memory out in
-    pieces; a library takes 500 at the first capture of all, and a backend keeps 16 for every size it has seen.
+    """A runner whose graphs share 1,000 bytes and take 10 more and 2 a row each, on a device that
+    gives memory out in pieces; a library takes 500 at the first capture of all, and a backend keeps
+    16 for every size it has seen.
     """
 
     captured: tuple[int, ...] = ()
@@ -35,7 +36,9 @@ class Device:
     def buckets(self, most_rows: int) -> tuple[int, ...]:
         return tuple(size for size in SIZES if size <= most_rows)
 
-    def capture(self, buckets: Sequence[int], report: Any, prompt_buckets: Sequence[int] = ()) -> Sequence[int]:
+    def capture(
+        self, buckets: Sequence[int], report: Any, prompt_buckets: Sequence[int] = ()
+    ) -> Sequence[int]:
         self.captured = self.prompts = ()
         if self.fails and buckets:
             raise RuntimeError("no")
@@ -44,8 +47,16 @@ class Device:
         return self.prompts
 
     def free(self) -> int:
-        graphs = 1000 * bool(self.captured) + sum(10 + 2 * size for size in self.captured) + 7 * sum(self.prompts)
-        return 50_000 - 500 * bool(self.seen) - sum(-(-used // PIECE) * PIECE for used in (graphs, 16 * len(self.seen)))
+        graphs = (
+            1000 * bool(self.captured)
+            + sum(10 + 2 * size for size in self.captured)
+            + 7 * sum(self.prompts)
+        )
+        return (
+            50_000
+            - 500 * bool(self.seen)
+            - sum(-(-used // PIECE) * PIECE for used in (graphs, 16 * len(self.seen)))
+        )
 
     def assembly(self) -> Assembly:
         parts: Any = {"executor": None, "sampling": None}
@@ -53,7 +64,9 @@ class Device:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 32])
-def test_G10_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_each(rows: int) -> None:
+def test_G10_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_each(
+    rows: int,
+) -> None:
     device = Device()
     assert rehearse(device.assembly(), rows)
     before = device.free()
@@ -86,7 +99,9 @@ def test_T18_the_worst_step_has_a_row_as_long_as_any_and_the_tables_are_counted(
     counters: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(build, "assemble", lambda *parts: (given.append(parts), assemble(*parts))[1])
+    monkeypatch.setattr(
+        build, "assemble", lambda *parts: (given.append(parts), assemble(*parts))[1]
+    )
     histories: list[tuple[int, ...]] = []
 
     def counted(logits: torch.Tensor, sampling: Sampling) -> Any:

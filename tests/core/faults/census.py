@@ -15,7 +15,9 @@ from headstock.record.recorder import REMEMBERED
 
 
 def settle(engine: Engine) -> None:
-    """Let an engine that has no work forget what it keeps for a while: prefixes, and its last steps."""
+    """Let an engine that has no work forget what it keeps for a while: prefixes, and its last
+    steps.
+    """
     engine.reset_prefix_cache()
     for _ in range(REMEMBERED):
         engine.step()
@@ -33,17 +35,23 @@ def objects() -> dict[str, int]:
 
 
 def allocated() -> int:
-    """Blocks of memory that Python's small objects take, those of other packages and array headers among them."""
+    """Blocks of memory that Python's small objects take, those of other packages and array headers
+    among them.
+    """
     return sys.getallocatedblocks()
 
 
 def resident() -> float:
-    """Memory in use, MiB, without what the C library keeps for later where that is glibc; 0 where the system does not
-    say.
+    """Memory in use, MiB, without what the C library keeps for later where that is glibc; 0 where
+    the system does not say.
     """
     try:
         getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return (
+            int(Path("/proc/self/statm").read_text().split()[1])
+            * os.sysconf("SC_PAGE_SIZE")
+            / 2**20
+        )
     except OSError:
         return 0.0
 

@@ -16,7 +16,8 @@ KINDS = ("nan@{}:{}", "execute@{}", "wait@{}")
 
 @define
 class Round:
-    """Requests come while others run, some are aborted or asked again, a tenth is bad; now and then prefixes go.
+    """Requests come while others run, some are aborted or asked again, a tenth is bad; now and then
+    prefixes go.
 
     `name` begins the ids of its requests.
     """
@@ -45,7 +46,9 @@ class Round:
         self.judge()
 
     def come(self, one: Request) -> None:
-        """A request, and now and then a bad one before it, one that was there before, or the next turn of a talk."""
+        """A request, and now and then a bad one before it, one that was there before, or the next
+        turn of a talk.
+        """
         rng, reasons = self.rng, self.trial.reasons
         if rng.random() < 0.1:
             self.offer_bad(one)
@@ -66,14 +69,18 @@ class Round:
             self.trial.engine.reset_prefix_cache()
 
     def offer(self, one: Request) -> None:
-        """Submit a request under a new id, which an engine may refuse when it is told to refuse under pressure."""
+        """Submit a request under a new id, which an engine may refuse when it is told to refuse
+        under pressure.
+        """
         self.offered += 1
         self.refused += not self.trial.offer(evolve(one, id=f"{self.name}{self.offered}"))
 
     def follow_up(self, name: str) -> Request:
         """A request that goes on from one that has ended, as the next turn of a talk does."""
         last = self.trial.requests[name]
-        tokens = [*last.prompt.tolist(), *self.trial.outputs[name], int(self.rng.integers(0, 50))][: LONGEST - 10]
+        tokens = [*last.prompt.tolist(), *self.trial.outputs[name], int(self.rng.integers(0, 50))][
+            : LONGEST - 10
+        ]
         return request("next", tokens, 10, params=GREEDY, namespace=last.namespace)
 
     def offer_bad(self, one: Request) -> None:
@@ -100,11 +107,15 @@ class Round:
         rows = engine.limits.max_rows
         most = sum(1 if fault.startswith("nan") else rows for fault in engine.config.faults)
         failed = list(reasons.values()).count("error")
-        assert failed <= most, f"{failed} requests failed and the faults {engine.config.faults} hit {most} at most"
+        assert failed <= most, (
+            f"{failed} requests failed and the faults {engine.config.faults} hit {most} at most"
+        )
 
 
 def random_modes(rng: np.random.Generator) -> dict[str, Any]:
-    """Faults, and now and then a mode that replays, keeps less, refuses more or watches free pages."""
+    """Faults, and now and then a mode that replays, keeps less, refuses more or watches free
+    pages.
+    """
     modes: dict[str, Any] = {"faults": random_faults(rng), "debug_canary": bool(rng.random() < 0.3)}
     if rng.random() < 0.4:
         modes["runner"] = "rerun"
@@ -121,4 +132,6 @@ def random_faults(rng: np.random.Generator) -> tuple[str, ...]:
     """Up to four faults in half of the engines, of NaN alone in half of those."""
     count = int(rng.integers(1, 5)) if rng.random() < 0.5 else 0
     kinds = KINDS[:1] if rng.random() < 0.5 else KINDS
-    return tuple(str(rng.choice(kinds)).format(rng.integers(0, 60), rng.integers(0, 8)) for _ in range(count))
+    return tuple(
+        str(rng.choice(kinds)).format(rng.integers(0, 60), rng.integers(0, 8)) for _ in range(count)
+    )

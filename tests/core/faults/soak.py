@@ -1,7 +1,8 @@
-"""Random requests, aborts, bad inputs and faults through real engines, one engine after the other and one all along,
-and through the scheduler alone, with guesses.
+"""Random requests, aborts, bad inputs and faults through real engines, one engine after the other
+and one all along, and through the scheduler alone, with guesses.
 
-`python -m core.faults.soak --seconds 1800`, in the folder of tests, prints what was done; whatever goes wrong ends it.
+`python -m core.faults.soak --seconds 1800`, in the folder of tests, prints what was done; whatever
+goes wrong ends it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ GROWTH = 10.0
 class Tally:
     """What was done, and the memory that was in use once warm and at the end, in MiB.
 
-    `kept` are the objects of the first time, `blocks` those of memory once warm, and `since` the requests until then.
+    `kept` are the objects of the first time, `blocks` those of memory once warm, and `since` the
+    requests until then.
     """
 
     rounds: int = 0
@@ -71,11 +73,15 @@ class Tally:
     def weigh(self, engine: Engine) -> None:
         """Note what is in use while the engine has nothing to do.
 
-        raises: AssertionError when there are more threads, files or objects than the first time, or as many more blocks
-        of memory than once warm as requests came since
+        raises: AssertionError when there are more threads, files or objects than the first time, or
+        as many more blocks of memory than once warm as requests came since
         """
         settle(engine)
-        kept, blocks, self.last = objects() | {"threads and files": threads_and_files()}, allocated(), resident()
+        kept, blocks, self.last = (
+            objects() | {"threads and files": threads_and_files()},
+            allocated(),
+            resident(),
+        )
         self.kept = self.kept or kept
         grown = {name: f"{self.kept.get(name, 0)} to {count}" for name, count in kept.items()}
         grown = {name: said for name, said in grown.items() if kept[name] > self.kept.get(name, 0)}
@@ -91,10 +97,13 @@ class Tally:
         assert self.last <= self.warm + GROWTH, f"memory grew from {self.warm} to {self.last} MiB"
 
 
-def soak(seconds: float, toys: Toys, seed: int, report: Callable[[Tally], None] = lambda tally: None) -> Tally:
+def soak(
+    seconds: float, toys: Toys, seed: int, report: Callable[[Tally], None] = lambda tally: None
+) -> Tally:
     """Rounds of random work for so long; each drains and is judged.
 
-    raises: AssertionError when a token is wrong, a page is lost, a request starves, or memory, threads or files grow
+    raises: AssertionError when a token is wrong, a page is lost, a request starves, or memory,
+        threads or files grow
     """
     rng, tally, started = np.random.default_rng(seed), Tally(), time.monotonic()
     baseline = threads_and_files()
@@ -111,18 +120,27 @@ def soak(seconds: float, toys: Toys, seed: int, report: Callable[[Tally], None] 
     tally.cached_tokens += lasting.stats().cached_tokens
     lasting.close()
     gc.collect()
-    assert threads_and_files() <= baseline, f"{threads_and_files()} threads and files, {baseline} before"
+    assert threads_and_files() <= baseline, (
+        f"{threads_and_files()} threads and files, {baseline} before"
+    )
     return tally
 
 
 def everywhere() -> list[Request]:
-    """Requests that leave on every seat what a seat keeps of its last request, and in every namespace."""
+    """Requests that leave on every seat what a seat keeps of its last request, and in every
+    namespace.
+    """
     rows = LASTING["max_running_requests"]
     kinds = {"stop_ids": (1,), "min_tokens": 2}
-    return [request(str(i), [i] * 9, 3, namespace="other" if i % 2 else "", **kinds) for i in range(rows)]
+    return [
+        request(str(i), [i] * 9, 3, namespace="other" if i % 2 else "", **kinds)
+        for i in range(rows)
+    ]
 
 
-def one_round(number: int, lasting: Engine, toys: Toys, tally: Tally, rng: np.random.Generator) -> None:
+def one_round(
+    number: int, lasting: Engine, toys: Toys, tally: Tally, rng: np.random.Generator
+) -> None:
     """The scheduler alone, the engine that lasts, or one of its own: each in its turn."""
     if number % 3 == 0:
         for _ in range(2):
@@ -167,7 +185,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     plugins, reports = tempfile.TemporaryDirectory(), tempfile.TemporaryDirectory()
     with plugins as folder, installed(Path(folder)) as toys, reports as aside:
-        # Not the folder on the path: importlib keeps what it finds there for each time that the folder changes.
+        # Not the folder on the path: importlib keeps what it finds there for each time that the
+        #     folder changes.
         tempfile.tempdir = aside
         print(f"seed {asked.seed}, {asked.seconds:.0f} s", flush=True)
         print("done:", soak(asked.seconds, toys, asked.seed, Now(60.0)))

@@ -1,4 +1,6 @@
-"""An engine that ends while others wait for it: they all hear of it, whatever happens to whoever ends it."""
+"""An engine that ends while others wait for it: they all hear of it, whatever happens to whoever
+ends it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Waiting(threading.Thread):
 
 @pytest.fixture
 def held(toys: Toys) -> Iterator[tuple[LLM, Waiting, threading.Event]]:
-    """An engine in the middle of a step that ends when the event is set, and somebody who waits for it."""
+    """An engine in the middle of a step that ends when the event is set, and somebody who waits for
+    it.
+    """
     llm = toy_llm(toys.folder, **SIZES)
     step, begun, go_on = llm.engine.step, threading.Event(), threading.Event()
 
@@ -72,7 +76,9 @@ def interrupted(llm: LLM) -> None:
         close()
 
 
-def test_who_waits_hears_of_a_close_that_was_interrupted(held: tuple[LLM, Waiting, threading.Event]) -> None:
+def test_who_waits_hears_of_a_close_that_was_interrupted(
+    held: tuple[LLM, Waiting, threading.Event],
+) -> None:
     llm, waiting, go_on = held
     interrupted(llm)
     go_on.set()
@@ -81,7 +87,9 @@ def test_who_waits_hears_of_a_close_that_was_interrupted(held: tuple[LLM, Waitin
     assert waiting.ended == "abort"
 
 
-def test_a_close_after_one_that_was_interrupted_waits_for_the_step(held: tuple[LLM, Waiting, threading.Event]) -> None:
+def test_a_close_after_one_that_was_interrupted_waits_for_the_step(
+    held: tuple[LLM, Waiting, threading.Event],
+) -> None:
     llm, waiting, go_on = held
     interrupted(llm)
     threading.Timer(0.2, go_on.set).start()

@@ -30,7 +30,9 @@ def overlap(request: pytest.FixtureRequest) -> bool:
 
 
 def faulty(toys: Toys, *faults: str, **settings: Any) -> Trial:
-    """Four requests on an engine with these faults, drained; whoever ends well has said what it says alone."""
+    """Four requests on an engine with these faults, drained; whoever ends well has said what it
+    says alone.
+    """
     trial = Trial(toys.engine(faults=faults, **settings))
     trial.run(request(str(i), prompt, 12) for i, prompt in enumerate(PROMPTS))
     again = Trial(trial.engine).run([request("after", PROMPTS[0], 12)])
@@ -42,26 +44,38 @@ def faulty(toys: Toys, *faults: str, **settings: Any) -> Trial:
 def test_R9_a_row_of_nan_fails_alone_and_is_counted(toys: Toys, overlap: bool) -> None:
     trial = faulty(toys, "nan@4:2", overlap=overlap)
 
-    assert trial.reasons == {"0": "length", "1": "length", "2": "error", "3": "length"}, "a row did not fail alone"
+    assert trial.reasons == {"0": "length", "1": "length", "2": "error", "3": "length"}, (
+        "a row did not fail alone"
+    )
     assert 0 < len(trial.outputs["2"]) < 12 and trial.engine.stats().failed == 1
 
 
 @pytest.mark.parametrize("stage", ["execute", "wait"])
-def test_a_step_that_raises_fails_its_rows_and_nobody_who_waits(toys: Toys, overlap: bool, stage: str) -> None:
+def test_a_step_that_raises_fails_its_rows_and_nobody_who_waits(
+    toys: Toys, overlap: bool, stage: str
+) -> None:
     trial = faulty(toys, f"{stage}@5", overlap=overlap, max_running_requests=2)
 
     assert trial.reasons == {"0": "error", "1": "error", "2": "length", "3": "length"}
     assert trial.engine.stats().failed == 2
 
 
-def test_a_scheduler_that_raises_ends_the_engine_and_everyone_is_told(toys: Toys, overlap: bool) -> None:
+def test_a_scheduler_that_raises_ends_the_engine_and_everyone_is_told(
+    toys: Toys, overlap: bool
+) -> None:
     loop = Loop(toys.engine(faults=("schedule@4",), overlap=overlap))
     told: list[Any] = []
     loop.submit(request("a", PROMPTS[0], 12), told.append)
     loop.thread.join(10)
 
-    assert told[-1].finish_reason == "error" and "Injected" in told[-1].error and "headstock replay" in told[-1].error
-    with pytest.raises(EngineDied, match="the engine stopped: the scheduler 'mixed' raised Injected"):
+    assert (
+        told[-1].finish_reason == "error"
+        and "Injected" in told[-1].error
+        and "headstock replay" in told[-1].error
+    )
+    with pytest.raises(
+        EngineDied, match="the engine stopped: the scheduler 'mixed' raised Injected"
+    ):
         loop.submit(request("b", PROMPTS[0], 12), told.append)
     loop.close()
     loop.engine.close()
@@ -75,7 +89,9 @@ def test_a_slow_step_delays_and_changes_nothing(toys: Toys, overlap: bool) -> No
 
 
 def test_no_memory_for_the_pool_says_how_much_was_wanted(toys: Toys) -> None:
-    with pytest.raises(CannotRun, match=r"the KV pool needs .*KiB of .*GiB that were free.*--num-pages"):
+    with pytest.raises(
+        CannotRun, match=r"the KV pool needs .*KiB of .*GiB that were free.*--num-pages"
+    ):
         toys.engine(faults=("allocate",))
 
 
@@ -106,12 +122,19 @@ def test_a_capture_fails_once() -> None:
 def test_without_faults_the_parts_stay_as_they_are() -> None:
     faults = Faults.of([])
     parts = [object() for _ in range(4)]
-    around = [faults.around_runner, faults.around_executor, faults.around_choice, faults.around_allocation]
+    around = [
+        faults.around_runner,
+        faults.around_executor,
+        faults.around_choice,
+        faults.around_allocation,
+    ]
 
     assert [wrap(part) for wrap, part in zip(around, parts, strict=True)] == parts  # type: ignore[operator,arg-type]
 
 
-@pytest.mark.parametrize("text", ["nan@3", "nan", "execute", "slow@2", "explode@3", "nan@-1:2", "allocate@3"])
+@pytest.mark.parametrize(
+    "text", ["nan@3", "nan", "execute", "slow@2", "explode@3", "nan@-1:2", "allocate@3"]
+)
 def test_a_fault_that_does_not_exist_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="must be one of nan@STEP:ROW"):
         EngineConfig(faults=(text,))
@@ -130,19 +153,27 @@ def test_many_faults_in_a_random_mix_hurt_only_whom_they_hit(
     caplog.set_level(logging.CRITICAL)
     rng = np.random.default_rng(seed)
     kinds = ("nan@{}:{}", "execute@{}", "wait@{}")[: None if seed % 2 else 1]
-    faults = [str(rng.choice(kinds)).format(rng.integers(1, 60), rng.integers(0, 6)) for _ in range(6)]
-    trial = Trial(toys.engine(faults=faults, num_pages=70, max_running_requests=6, debug_canary=True))
+    faults = [
+        str(rng.choice(kinds)).format(rng.integers(1, 60), rng.integers(0, 6)) for _ in range(6)
+    ]
+    trial = Trial(
+        toys.engine(faults=faults, num_pages=70, max_running_requests=6, debug_canary=True)
+    )
     trial.run(random_requests(rng, 40, greedy=True))
     trial.engine.close()
     failed = sum(reason == "error" for reason in trial.reasons.values())
 
     assert 0 < failed == trial.engine.stats().failed
-    assert failed <= sum(1 if fault.startswith("nan") else 6 for fault in faults), "a row did not fail alone"
+    assert failed <= sum(1 if fault.startswith("nan") else 6 for fault in faults), (
+        "a row did not fail alone"
+    )
     assert set(trial.reasons.values()) == {"stop", "length", "error"}
 
 
 def test_a_prefix_computed_with_nan_is_found_by_nobody() -> None:
-    engine = Engine(EngineConfig(num_pages=64, max_batch_tokens=32, max_running_requests=4, faults=("nan@0:0",)))
+    engine = Engine(
+        EngineConfig(num_pages=64, max_batch_tokens=32, max_running_requests=4, faults=("nan@0:0",))
+    )
     prompt = np.random.default_rng(1).integers(5, 500, 100)
     first = Trial(engine).run([request("a", prompt, 4, params=SAMPLED)])
     hit = Trial(engine).run([request("b", prompt, 4, params=SAMPLED)])
@@ -181,7 +212,9 @@ def test_what_a_start_tries_is_no_step() -> None:
         runner.run(None, lambda q, layer: q)  # type: ignore[arg-type]
 
 
-def test_faults_that_never_happened_are_named_at_the_end(toys: Toys, caplog: pytest.LogCaptureFixture) -> None:
+def test_faults_that_never_happened_are_named_at_the_end(
+    toys: Toys, caplog: pytest.LogCaptureFixture
+) -> None:
     faulty(toys, "nan@0:77", "slow@3:0.01", "wait@100000", overlap=False)
     (line,) = [record.getMessage() for record in caplog.records if "never" in record.getMessage()]
 

@@ -1,4 +1,6 @@
-"""Ctrl-C at every moment of handing requests over and hearing of them: nothing is left running, and nobody waits."""
+"""Ctrl-C at every moment of handing requests over and hearing of them: nothing is left running, and
+nobody waits.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,9 @@ SIZES = {"max_seq_len": 2_048, "num_pages": 1_600, "debug_invariants": False}
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the `nth` place, in the watched modules, where Python looks for signals: as a
-    function begins, and when one that is written in C returns. (Not as a generator goes on: what is raised there is not
-    raised in the generator.)
+    """Raises KeyboardInterrupt at the `nth` place, in the watched modules, where Python looks for
+    signals: as a function begins, and when one that is written in C returns. (Not as a generator
+    goes on: what is raised there is not raised in the generator.)
     """
 
     def __init__(self, nth: int) -> None:
@@ -67,7 +69,8 @@ def left_behind(llm: LLM) -> dict[str, Any]:
     deadline = time.monotonic() + 5
     while True:
         engine = llm.engine
-        left = {"work": engine.has_work, "sinks": dict(llm.loop.sinks), "accounts": dict(engine.ledger.accounts),
+        left = {"work": engine.has_work, "sinks": dict(llm.loop.sinks),
+        "accounts": dict(engine.ledger.accounts),
                 "asked": dict(engine.asked)}  # fmt: skip
         if not any(left.values()) or time.monotonic() > deadline:
             return {name: what for name, what in left.items() if what}
@@ -96,7 +99,9 @@ def test_an_interrupt_anywhere_leaves_nothing_running_and_an_engine_that_answers
         while nth <= most and broken_off(partial(use, llm), nth):
             before = llm.engine.stats().output_tokens
             assert left_behind(llm) == {}, f"runs on, interrupted at place {nth}"
-            assert llm.engine.stats().output_tokens - before < 1_000, f"runs on to its end, interrupted at place {nth}"
+            assert llm.engine.stats().output_tokens - before < 1_000, (
+                f"runs on to its end, interrupted at place {nth}"
+            )
             nth += 1
         assert nth > 60
         assert [answer.outputs for answer in llm.generate(PROMPTS, SHORT)] == wanted
@@ -113,9 +118,12 @@ def test_a_closing_that_is_interrupted_anywhere_can_be_repeated(toys: Toys, tmp_
         next(stream)
         interrupted = broken_off(llm.close, nth)
         llm.close()
-        with suppress(EngineDied):  # whom the interrupt kept from hearing that its request was aborted
+        # whom the interrupt kept from hearing that its request was aborted
+        with suppress(EngineDied):
             assert list(stream)[-1].outputs[0].finish_reason == "abort"
-        assert {thread.name for thread in threading.enumerate()} == before, f"interrupted at place {nth}"
+        assert {thread.name for thread in threading.enumerate()} == before, (
+            f"interrupted at place {nth}"
+        )
         recording = read(file)
         assert list(recording.moments()) and recording.whole
         file.unlink()

@@ -1,4 +1,6 @@
-"""Failures that other servers have had, each as the workload that showed it (docs/reliability.md)."""
+"""Failures that other servers have had, each as the workload that showed it
+(docs/reliability.md).
+"""
 
 from __future__ import annotations
 
@@ -42,16 +44,23 @@ def demo() -> Iterator[LLM]:
 def scores(llm: LLM, prompts: list[list[int]]) -> list[list[tuple[int, float]]]:
     """Each prompt's greedy tokens with their log-probabilities, one prompt after the other."""
     params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=0, ignore_eos=True)
-    outputs = [llm.generate({"prompt_token_ids": tokens}, params)[0].outputs[0] for tokens in prompts]
+    outputs = [
+        llm.generate({"prompt_token_ids": tokens}, params)[0].outputs[0] for tokens in prompts
+    ]
     return [
-        [(token, table[token].logprob) for token, table in zip(output.token_ids, output.logprobs or (), strict=True)]
+        [
+            (token, table[token].logprob)
+            for token, table in zip(output.token_ids, output.logprobs or (), strict=True)
+        ]
         for output in outputs
     ]
 
 
 def test_a_hit_changes_no_score_whatever_part_of_a_page_is_left(demo: LLM) -> None:
     head = RNG.integers(5, 500, 40).tolist()
-    prompts = [head[: 16 + 8 * (tail % 3)] + RNG.integers(5, 500, tail).tolist() for tail in range(1, 16)]
+    prompts = [
+        head[: 16 + 8 * (tail % 3)] + RNG.integers(5, 500, tail).tolist() for tail in range(1, 16)
+    ]
     demo.reset_prefix_cache()
     scores(demo, [head])
     before = demo.engine.stats().cached_tokens
@@ -91,12 +100,17 @@ def engine() -> Iterator[Engine]:
     made.close()
 
 
-def asking(name: str, length: int, max_tokens: int = 8, stop_ids: tuple[int, ...] = (), **params: Any) -> Request:
+def asking(
+    name: str, length: int, max_tokens: int = 8, stop_ids: tuple[int, ...] = (), **params: Any
+) -> Request:
     """A request for the demo model."""
-    settings = SamplingParams(**({"temperature": 0.0, "logprobs": 0} | params))  # so that Trial does not judge it
+    # so that Trial does not judge it
+    settings = SamplingParams(**({"temperature": 0.0, "logprobs": 0} | params))
     tokens = np.random.default_rng(length).integers(5, 500, length)
     scored = settings.prompt_logprobs is not None
-    return request(name, tokens, max_tokens, params=settings, stop_ids=stop_ids, prompt_logprobs=scored)
+    return request(
+        name, tokens, max_tokens, params=settings, stop_ids=stop_ids, prompt_logprobs=scored
+    )
 
 
 def test_the_largest_token_id_a_neighbour_may_name_changes_nothing_and_one_more_is_refused(
@@ -105,13 +119,21 @@ def test_the_largest_token_id_a_neighbour_may_name_changes_nothing_and_one_more_
     vocab = engine.model.vocab
     victim = asking("victim", 20, 12)
     alone_says = Trial(engine).run([victim]).outputs["victim"]
-    extremes = [{"logit_bias": {vocab - 1: 100.0}}, {"allowed_token_ids": (vocab - 1,)}, {"logit_bias": {0: -100.0}}]
+    extremes = [
+        {"logit_bias": {vocab - 1: 100.0}},
+        {"allowed_token_ids": (vocab - 1,)},
+        {"logit_bias": {0: -100.0}},
+    ]
     attackers = [asking(str(i), 9 + i, 12, **params) for i, params in enumerate(extremes)]
     beside = Trial(engine).run([attackers[0], victim, *attackers[1:]]).outputs
 
     assert beside["victim"] == alone_says, "tokens depend on neighbours"
     assert beside["0"] == beside["1"] == [vocab - 1] * 12
-    for name, ids in (("logit_bias", {vocab: 1.0}), ("allowed_token_ids", (vocab,)), ("stop_token_ids", [vocab])):
+    for name, ids in (
+        ("logit_bias", {vocab: 1.0}),
+        ("allowed_token_ids", (vocab,)),
+        ("stop_token_ids", [vocab]),
+    ):
         with pytest.raises(RequestError, match=name):
             demo.generate("x", SamplingParams(**{name: ids}))
 
@@ -131,14 +153,20 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def test_each_pair_of_features_in_one_batch_says_what_each_says_alone(engine: Engine) -> None:
-    one = {kind: asking(kind, 10 + i, 6, **params) for i, (kind, params) in enumerate(KINDS.items())}
+    one = {
+        kind: asking(kind, 10 + i, 6, **params) for i, (kind, params) in enumerate(KINDS.items())
+    }
     solo = {kind: Trial(engine).run([each]).outputs[kind] for kind, each in one.items()}
     for a, b in itertools.combinations(KINDS, 2):
-        assert Trial(engine).run([one[a], one[b]]).outputs == {a: solo[a], b: solo[b]}, f"{a} beside {b}"
+        assert Trial(engine).run([one[a], one[b]]).outputs == {a: solo[a], b: solo[b]}, (
+            f"{a} beside {b}"
+        )
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_chunks_of_four_tokens_under_overlap_with_penalties_and_min_tokens(toys: Toys, rows: int) -> None:
+def test_chunks_of_four_tokens_under_overlap_with_penalties_and_min_tokens(
+    toys: Toys, rows: int
+) -> None:
     often = {"max_tokens": 12, "min_tokens": 6, "stop_ids": tuple(range(20))}  # of fifty ids
     asked = [
         evolve(one, id=str(length), prompt=RNG.integers(0, 50, length).astype(np.int32), **often)
@@ -146,13 +174,17 @@ def test_chunks_of_four_tokens_under_overlap_with_penalties_and_min_tokens(toys:
     ]
     outputs = []
     for overlap in (True, False):
-        engine = toys.engine(overlap=overlap, max_batch_tokens=4, max_running_requests=rows, page_size=4)
+        engine = toys.engine(
+            overlap=overlap, max_batch_tokens=4, max_running_requests=rows, page_size=4
+        )
         outputs.append(Trial(engine).run(asked).outputs)
         engine.close()
 
     assert outputs[0] == outputs[1]
     for said in outputs[0].values():
-        assert len(said) >= 6 and min(said[:6]) >= 20, f"a stop id before six tokens are out: {said}"
+        assert len(said) >= 6 and min(said[:6]) >= 20, (
+            f"a stop id before six tokens are out: {said}"
+        )
     assert {len(said) for said in outputs[0].values()} != {12}, "no stop id came after them"
 
 
@@ -180,14 +212,19 @@ def test_streams_that_are_left_at_any_moment_leave_no_page_held(toys: Toys) -> N
 
         assert stats.running == stats.waiting == 0, "whoever left runs on, or took the engine along"
         assert stats.free_pages + stats.cached_pages == stats.total_pages
-        assert not llm.engine.ledger.unseated_pages and not np.count_nonzero(llm.engine.state.refs[0])
+        assert not llm.engine.ledger.unseated_pages and not np.count_nonzero(
+            llm.engine.state.refs[0]
+        )
 
 
 @pytest.mark.parametrize("scheduler", ["mixed", "prefill-first", "decode-first", "equal-length"])
-def test_a_head_that_needs_the_whole_pool_is_served_and_so_is_who_waits_behind_it(scheduler: str) -> None:
+def test_a_head_that_needs_the_whole_pool_is_served_and_so_is_who_waits_behind_it(
+    scheduler: str,
+) -> None:
     bounds = limits(num_pages=12, max_rows=4, scheduler=scheduler)
     early = [scheduled(f"early {i}", prompt(RNG, 8), 12) for i in range(3)]
-    big = scheduled("big", prompt(RNG, 48), 1)  # 12 pages of 4 at once: the last token is never computed
+    # 12 pages of 4 at once: the last token is never computed
+    big = scheduled("big", prompt(RNG, 48), 1)
     late = [scheduled(f"late {i}", prompt(RNG, 5), 3) for i in range(6)]
     drive = Drive(bounds)
     for one in (*early, big, *late):

@@ -25,7 +25,9 @@ def fails(*arguments: Any) -> None:
 def test_G11_a_device_that_answers_still_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", fails)
     check_usable(DeviceEnv(device="cpu"))
-    with pytest.raises(EngineDied, match=r"the GPU is lost to this process \(CUDA error: an illegal memory access"):
+    with pytest.raises(
+        EngineDied, match=r"the GPU is lost to this process \(CUDA error: an illegal memory access"
+    ):
         check_usable(GPU)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     check_usable(GPU)

@@ -1,4 +1,6 @@
-"""Tokens do not depend on overlap, concurrency, chunks, neighbours or hits: exactly, on the toy model."""
+"""Tokens do not depend on overlap, concurrency, chunks, neighbours or hits: exactly, on the toy
+model.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,23 @@ def run(toys: Toys, requests: list[Request], **settings: Any) -> Trial:
 def test_S18_tokens_do_not_depend_on_overlap_at_any_concurrency(toys: Toys, rows: int) -> None:
     requests = random_requests(np.random.default_rng(rows), rows + 40)
     alone = run(toys, requests, max_running_requests=1, overlap=False, cache_type="naive")
-    sizes = {"max_running_requests": rows, "max_batch_tokens": rows + 30, "page_size": 1, "num_pages": 150 + 8 * rows}
+    sizes = {
+        "max_running_requests": rows,
+        "max_batch_tokens": rows + 30,
+        "page_size": 1,
+        "num_pages": 150 + 8 * rows,
+    }
     on, off = (run(toys, requests, overlap=overlap, **sizes) for overlap in (True, False))
 
     assert on.outputs == off.outputs == alone.outputs
-    assert on.reasons == off.reasons == alone.reasons and set(on.reasons.values()) == {"stop", "length"}
+    assert on.reasons == off.reasons == alone.reasons and set(on.reasons.values()) == {
+        "stop",
+        "length",
+    }
     assert rows == 1 or on.engine.stats().cached_tokens > 0
-    assert rows == 1 or on.engine.state.num_preempted > 0, "the pool is too large to put anything to the test"
+    assert rows == 1 or on.engine.state.num_preempted > 0, (
+        "the pool is too large to put anything to the test"
+    )
 
 
 @pytest.mark.parametrize("seed", often(3, range(20)))
@@ -51,15 +63,24 @@ def test_S18_rows_whose_last_token_must_be_read_first_change_nothing_for_themsel
 
     assert 5 < sum(one.fenced for one in some) < 35
     assert free.outputs == mixed.outputs == all_of_them.outputs
-    assert free.reasons == mixed.reasons == all_of_them.reasons and set(free.reasons.values()) == {"stop", "length"}
-    assert free.engine.state.num_steps < all_of_them.engine.state.num_steps, "nobody waited for a token"
+    assert free.reasons == mixed.reasons == all_of_them.reasons and set(free.reasons.values()) == {
+        "stop",
+        "length",
+    }
+    assert free.engine.state.num_steps < all_of_them.engine.state.num_steps, (
+        "nobody waited for a token"
+    )
 
 
 @pytest.mark.parametrize("rows", [8, 128])
-def test_S18_aborts_that_come_a_step_late_leave_the_others_their_tokens(toys: Toys, rows: int) -> None:
+def test_S18_aborts_that_come_a_step_late_leave_the_others_their_tokens(
+    toys: Toys, rows: int
+) -> None:
     rng = np.random.default_rng(rows)
     requests = random_requests(rng, rows + rows // 2, greedy=True)
-    trial = Trial(toys.engine(max_running_requests=rows, max_batch_tokens=rows + 20, num_pages=12 * rows))
+    trial = Trial(
+        toys.engine(max_running_requests=rows, max_batch_tokens=rows + 20, num_pages=12 * rows)
+    )
     aborted: set[str] = set()
     for one in requests:
         trial.submit(one)
@@ -78,7 +99,9 @@ def test_S18_aborts_that_come_a_step_late_leave_the_others_their_tokens(toys: To
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_S18_pages_that_a_running_step_reads_go_to_the_next_one_which_runs_after_it(toys: Toys, seed: int) -> None:
+def test_S18_pages_that_a_running_step_reads_go_to_the_next_one_which_runs_after_it(
+    toys: Toys, seed: int
+) -> None:
     requests = random_requests(np.random.default_rng(seed), 60, greedy=True)
     sizes = {"max_running_requests": 8, "max_batch_tokens": 40, "num_pages": 60}
     trial = Trial(toys.engine(scheduler="prefill-first", cache_type="naive", **sizes))
@@ -98,16 +121,25 @@ def test_S18_pages_that_a_running_step_reads_go_to_the_next_one_which_runs_after
 
 
 def test_S18_overlap_changes_nothing_on_the_demo_model() -> None:
-    prompts = ["Once upon a time", "Once upon a time, there was a fox", "12 + 31 =", "Anna had a boat."]
+    prompts = [
+        "Once upon a time",
+        "Once upon a time, there was a fox",
+        "12 + 31 =",
+        "Anna had a boat.",
+    ]
     kinds = [
         SamplingParams(temperature=0.0, max_tokens=24, frequency_penalty=0.7, ignore_eos=True),
         SamplingParams(temperature=1.0, max_tokens=24, seed=3, n=3),
         SamplingParams(temperature=0.0, max_tokens=24, min_tokens=12, stop=[" the"]),
-        SamplingParams(temperature=0.8, max_tokens=24, top_k=8, repetition_penalty=1.1, seed=9, n=2),
+        SamplingParams(
+            temperature=0.8, max_tokens=24, top_k=8, repetition_penalty=1.1, seed=9, n=2
+        ),
     ]
     answers = []
     for overlap in (True, False):
-        with LLM("demo", overlap=overlap, num_pages=200, max_batch_tokens=16, max_running_requests=16) as llm:
+        with LLM(
+            "demo", overlap=overlap, num_pages=200, max_batch_tokens=16, max_running_requests=16
+        ) as llm:
             answers.append(llm.generate(prompts * 4, [kind for kind in kinds for _ in prompts]))
     texts = [[output.text for answer in each for output in answer.outputs] for each in answers]
 

@@ -23,7 +23,9 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.full)])
-def test_any_mix_of_requests_aborts_and_faults_leaves_nothing_behind(toys: Toys, seconds: int) -> None:
+def test_any_mix_of_requests_aborts_and_faults_leaves_nothing_behind(
+    toys: Toys, seconds: int
+) -> None:
     tally = soak(seconds, toys, seed=13)
 
     assert tally.requests > 100 and tally.preempted
@@ -34,12 +36,21 @@ def test_any_mix_of_requests_aborts_and_faults_leaves_nothing_behind(toys: Toys,
     ("seconds", "left", "said"),
     [
         (0, lambda account: account, "left behind: .*ledger.Account"),
-        pytest.param(60, lambda account: np.zeros(512, np.int32), "blocks of memory were left", marks=pytest.mark.full),
+        pytest.param(
+            60,
+            lambda account: np.zeros(512, np.int32),
+            "blocks of memory were left",
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["an object", "2 KiB"],
 )
 def test_what_every_request_leaves_behind_is_noticed(
-    toys: Toys, monkeypatch: pytest.MonkeyPatch, seconds: int, left: Callable[[Account], object], said: str
+    toys: Toys,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: int,
+    left: Callable[[Account], object],
+    said: str,
 ) -> None:
     kept: list[object] = []
     unseat = Ledger.unseat

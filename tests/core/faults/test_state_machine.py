@@ -11,7 +11,13 @@ import pytest
 from core.schedule.toy import VOCAB
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 from toy_engine import LONGEST, SCHEDULERS, Trial, contiguous, installed, request
 
 from headstock.errors import CapacityError
@@ -33,14 +39,20 @@ MODES = st.one_of(
     st.fixed_dictionaries({"cache_type": st.just("naive")}),
     st.fixed_dictionaries({"prefix_cache_n": st.integers(0, 2)}),
     st.fixed_dictionaries({"kv_cache": st.just(False)}),
-    st.fixed_dictionaries({"on_pressure": st.just("reject"), "memory_threshold": st.sampled_from([0.3, 0.6, 0.9])}),
-    st.fixed_dictionaries({"paged_attn": st.just("off"), "cache_type": st.sampled_from(["radix", "naive"])}),
+    st.fixed_dictionaries(
+        {"on_pressure": st.just("reject"), "memory_threshold": st.sampled_from([0.3, 0.6, 0.9])}
+    ),
+    st.fixed_dictionaries(
+        {"paged_attn": st.just("off"), "cache_type": st.sampled_from(["radix", "naive"])}
+    ),
 )
 """What an engine keeps of requests that ended, and whether it refuses some."""
 
 
 class Serving(RuleBasedStateMachine):
-    """An engine of any mode. Every step is checked, free pages are watched, and each answer is judged as it ends."""
+    """An engine of any mode. Every step is checked, free pages are watched, and each answer is
+    judged as it ends.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,12 +72,15 @@ class Serving(RuleBasedStateMachine):
         overlap=st.booleans(),
         faults=FAULTS,
     )
-    def start(self, size: int, pages: int, rows: int, tokens: int, modes: dict[str, Any], **more: Any) -> None:
+    def start(
+        self, size: int, pages: int, rows: int, tokens: int, modes: dict[str, Any], **more: Any
+    ) -> None:
         sizes = {"page_size": size, "num_pages": pages, "max_seq_len": min(LONGEST, size * pages)}
         if "paged_attn" in modes:
             sizes = {"max_seq_len": LONGEST} | contiguous(rows, pages)
         if "kv_cache" in modes:
-            tokens = 30  # every token computes its whole history again, which a token at a time takes minutes
+            # every token computes its whole history again, which a token at a time takes minutes
+            tokens = 30
         budget = {"max_running_requests": rows, "max_batch_tokens": rows + tokens}
         self.trial = Trial(self.toys.engine(debug_canary=True, **(budget | modes | sizes), **more))
         self.refused = 0
@@ -79,11 +94,15 @@ class Serving(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         namespace=st.sampled_from(["", "other"]),
     )
-    def arrive(self, tokens: list[int], most: int, shared: bool, stop: int, n: int, **more: Any) -> None:
+    def arrive(
+        self, tokens: list[int], most: int, shared: bool, stop: int, n: int, **more: Any
+    ) -> None:
         """A request, or several that ask for the same."""
         prompt = list(range(20)) + tokens if shared else tokens
         for _ in range(n):
-            self.offer(request(self.name(), prompt, most, stop_ids=(stop,), min_tokens=most // 3, **more))
+            self.offer(
+                request(self.name(), prompt, most, stop_ids=(stop,), min_tokens=most // 3, **more)
+            )
 
     @rule(which=st.integers(0, 30), token=st.integers(0, VOCAB - 1), most=st.integers(1, 20))
     def go_on(self, which: int, token: int, most: int) -> None:
@@ -91,13 +110,17 @@ class Serving(RuleBasedStateMachine):
         if ended := list(self.trial.reasons):
             last = ended[which % len(ended)]
             prompt = [*self.trial.requests[last].prompt.tolist(), *self.trial.outputs[last], token]
-            self.offer(request(self.name(), prompt, most, namespace=self.trial.requests[last].namespace))
+            self.offer(
+                request(self.name(), prompt, most, namespace=self.trial.requests[last].namespace)
+            )
 
     def name(self) -> str:
         return str(len(self.trial.requests) + self.refused)
 
     def offer(self, one: Request) -> None:
-        """Hand a request in, or see it refused: it is too long, or the engine is told to refuse when it is full."""
+        """Hand a request in, or see it refused: it is too long, or the engine is told to refuse
+        when it is full.
+        """
         if refusal(one, self.trial.engine.limits) is None:
             self.refused += not self.trial.offer(one)
             return
@@ -123,7 +146,9 @@ class Serving(RuleBasedStateMachine):
         if hasattr(self, "trial"):
             state, limits = self.trial.engine.state, self.trial.engine.limits
             assert state.num_running <= limits.max_rows
-            ids = [entry.request.id for entry in (*state.seats, *state.waiting) if entry is not None]
+            ids = [
+                entry.request.id for entry in (*state.seats, *state.waiting) if entry is not None
+            ]
             assert len(ids) == len(set(ids)) and not set(ids) & set(self.trial.reasons)
 
     def teardown(self) -> None:

@@ -1,4 +1,6 @@
-"""A step that fails before the tables know of it: who is not in it keeps their pages and their tokens."""
+"""A step that fails before the tables know of it: who is not in it keeps their pages and their
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("at", [6, 8, 9, 10, 12])
 @pytest.mark.parametrize(
-    ("scheduler", "overlap"), [("prefill-first", False), ("equal-length", False), ("equal-length", True)]
+    ("scheduler", "overlap"),
+    [("prefill-first", False), ("equal-length", False), ("equal-length", True)],
 )
 def test_who_is_not_in_the_step_keeps_pages_and_tokens(
     toys: Toys, scheduler: str, overlap: bool, at: int, failing: str

@@ -43,12 +43,18 @@ def test_the_padding_of_a_replayed_step_writes_to_no_page_of_anybody(toys: Toys,
     trial = Trial(engine).run(random_requests(np.random.default_rng(seed), 40, greedy=True))
     engine.close()
 
-    assert set(trial.reasons.values()) == {"stop", "length"}, "a request failed that nothing was wrong with"
+    assert set(trial.reasons.values()) == {"stop", "length"}, (
+        "a request failed that nothing was wrong with"
+    )
 
 
-@pytest.mark.parametrize(("page", "said"), [(90, "page 90 of layer 0"), (0, "the dummy page of layer 0")])
+@pytest.mark.parametrize(
+    ("page", "said"), [(90, "page 90 of layer 0"), (0, "the dummy page of layer 0")]
+)
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_stray_write_ends_the_engine_before_the_next_step(toys: Toys, page: int, said: str, overlap: bool) -> None:
+def test_a_stray_write_ends_the_engine_before_the_next_step(
+    toys: Toys, page: int, said: str, overlap: bool
+) -> None:
     engine = toys.engine(debug_canary=True, overlap=overlap)
     engine.submit(request("a", PROMPT, 30))
     for _ in range(5):
@@ -98,15 +104,21 @@ def step_on(engine: Engine) -> None:
 
 
 LEFT_BEHIND: dict[str, Callable[[State], State]] = {
-    "row 2 still counts something": lambda state: evolve(state, columns=put(state.columns, (5, 2), 1)),
+    "row 2 still counts something": lambda state: evolve(
+        state, columns=put(state.columns, (5, 2), 1)
+    ),
     "page 7 is still held, one of 1": lambda state: evolve(state, refs=(put(state.refs[0], 7, 1),)),
     "the free pages are miscounted": lambda state: evolve(state, num_free=(state.num_free[0] - 1,)),
-    "a free page is not in the pool": lambda state: evolve(state, free=((np.array([200]), *state.free[0][1:]),)),
+    "a free page is not in the pool": lambda state: evolve(
+        state, free=((np.array([200]), *state.free[0][1:]),)
+    ),
     "a page is free twice": lambda state: evolve(
         state, free=((*state.free[0], state.free[0][0][:1]),), num_free=(state.num_free[0] + 1,)
     ),
     "95 free and 4 cached pages are not the 100": lambda state: evolve(
-        state, free=((*state.free[0][:-1], state.free[0][-1][:-1]),), num_free=(state.num_free[0] - 1,)
+        state,
+        free=((*state.free[0][:-1], state.free[0][-1][:-1]),),
+        num_free=(state.num_free[0] - 1,),
     ),
 }
 
@@ -148,7 +160,11 @@ def test_an_invariant_that_breaks_in_a_step_is_named(toys: Toys) -> None:
     engine.submit(request("a", PROMPT, 30))
     engine.step()
     engine.step()
-    engine.state = evolve(engine.state, free=((*engine.state.free[0], engine.state.pages[0][0][:1]),))
-    with pytest.raises(EngineDied, match="the scheduler contradicts itself: group 0: the free pages are miscounted"):
+    engine.state = evolve(
+        engine.state, free=((*engine.state.free[0], engine.state.pages[0][0][:1]),)
+    )
+    with pytest.raises(
+        EngineDied, match="the scheduler contradicts itself: group 0: the free pages are miscounted"
+    ):
         engine.step()
     engine.close()

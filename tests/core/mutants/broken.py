@@ -39,7 +39,9 @@ def around(owner: Any, name: str, wrap: Callable[..., Any]) -> Patch:
 
     def apply(patch: pytest.MonkeyPatch) -> None:
         original = getattr(owner, name)
-        patch.setattr(owner, name, lambda *arguments, **keywords: wrap(original, *arguments, **keywords))
+        patch.setattr(
+            owner, name, lambda *arguments, **keywords: wrap(original, *arguments, **keywords)
+        )
 
     return apply
 
@@ -63,13 +65,20 @@ def without_writing(change_over: Any, draft: Any, *arguments: Any) -> None:
     draft.writes = writes
 
 
-def with_part(match: Any, policy: RadixCache, index: Any, tokens: np.ndarray, namespace: str) -> Match:
+def with_part(
+    match: Any, policy: RadixCache, index: Any, tokens: np.ndarray, namespace: str
+) -> Match:
     """A page counts as found when its first token is right."""
     found = match(policy, index, tokens, namespace)
-    node, rest = found.handle or index.roots.get(namespace), tokens[len(found.pages) * policy.page_size :]
+    node, rest = (
+        found.handle or index.roots.get(namespace),
+        tokens[len(found.pages) * policy.page_size :],
+    )
     if node is None or len(rest) < policy.page_size:
         return found
-    child = next((child for child in node.children.values() if child.key[:4] == rest[:1].tobytes()), None)
+    child = next(
+        (child for child in node.children.values() if child.key[:4] == rest[:1].tobytes()), None
+    )
     return found if child is None else Match(np.append(found.pages, np.int32(child.page)), child)
 
 
@@ -150,7 +159,9 @@ def unjudged_chunks(news: Any, plan: Any, outcome: Any) -> Any:
     return news(plan, evolve(outcome, healthy=healthy))
 
 
-def without_namespace(match: Any, policy: RadixCache, index: Any, tokens: np.ndarray, namespace: str) -> Match:
+def without_namespace(
+    match: Any, policy: RadixCache, index: Any, tokens: np.ndarray, namespace: str
+) -> Match:
     """Every tenant looks into the first one's prefixes."""
     return match(policy, index, tokens, next(iter(index.roots), namespace))
 
@@ -200,39 +211,79 @@ def stray(attn_in: Any, self: Any, x: Any, params: Any, config: Any, layer: Any,
 
 
 MUTANTS = {
-    "pages freed twice": Mutant(around(absorb, "release", free_twice), "(free|indexed) twice|not its own"),
-    "pages lost": Mutant(around(pages, "give_back", lose_one), "a page is lost"),
-    "duplicates freed behind the table's back": Mutant(around(indexing, "change_over", without_writing), "not its own"),
-    "part of a page shared": Mutant(
-        around(RadixCache, "match", with_part), "part of a page|not the same to both|a hit changes what is said"
+    "pages freed twice": Mutant(
+        around(absorb, "release", free_twice), "(free|indexed) twice|not its own"
     ),
-    "last token not computed": Mutant(around(admit, "find", whole_prompt), "the last token is not computed"),
-    "held pages evicted": Mutant(around(RadixCache, "hold", lambda hold, *_: None), r"Node\(.* refs="),
-    "promise dropped": Mutant(around(commit, "score", without_promise), "running and .* waiting after|runs nothing"),
-    "window freed under drafts": Mutant(around(step, "drop_behind", behind_drafts), "not its own|dummy page"),
-    "writes lost with an empty plan": Mutant(around(step, "commit", lost_with_an_empty_plan), "not its own"),
+    "pages lost": Mutant(around(pages, "give_back", lose_one), "a page is lost"),
+    "duplicates freed behind the table's back": Mutant(
+        around(indexing, "change_over", without_writing), "not its own"
+    ),
+    "part of a page shared": Mutant(
+        around(RadixCache, "match", with_part),
+        "part of a page|not the same to both|a hit changes what is said",
+    ),
+    "last token not computed": Mutant(
+        around(admit, "find", whole_prompt), "the last token is not computed"
+    ),
+    "held pages evicted": Mutant(
+        around(RadixCache, "hold", lambda hold, *_: None), r"Node\(.* refs="
+    ),
+    "promise dropped": Mutant(
+        around(commit, "score", without_promise), "running and .* waiting after|runs nothing"
+    ),
+    "window freed under drafts": Mutant(
+        around(step, "drop_behind", behind_drafts), "not its own|dummy page"
+    ),
+    "writes lost with an empty plan": Mutant(
+        around(step, "commit", lost_with_an_empty_plan), "not its own"
+    ),
     "stale news taken": Mutant(
-        around(absorb, "sampled", for_whoever_sits_there), "wrong tokens|said .* and not|knows more tokens"
+        around(absorb, "sampled", for_whoever_sits_there),
+        "wrong tokens|said .* and not|knows more tokens",
     ),
     "stop before min_tokens": Mutant(around(admit, "fill", stop_at_once), "before min_tokens"),
     "youngest first": Mutant(
-        around(step, "rank", youngest_first), "the oldest was preempted|for a younger one|first in rank was preempted"
+        around(step, "rank", youngest_first),
+        "the oldest was preempted|for a younger one|first in rank was preempted",
     ),
-    "lowest rank never gives way": Mutant(around(choose, "squeeze", waits_for_pages), "still busy|does not end"),
-    "ended twice": Mutant(around(absorb, "unseat", order_kept), "ended twice|keeps something|took the engine along"),
-    "pages in flight indexed": Mutant(around(step, "index_full", in_flight), "had yet to be computed"),
+    "lowest rank never gives way": Mutant(
+        around(choose, "squeeze", waits_for_pages), "still busy|does not end"
+    ),
+    "ended twice": Mutant(
+        around(absorb, "unseat", order_kept), "ended twice|keeps something|took the engine along"
+    ),
+    "pages in flight indexed": Mutant(
+        around(step, "index_full", in_flight), "had yet to be computed"
+    ),
     "chunks not judged": Mutant(around(engine, "news", unjudged_chunks), "NaN of a chunk"),
-    "tenants mixed": Mutant(around(RadixCache, "match", without_namespace), r"another tenant|cached\(|== \[\]"),
-    "too long not refused": Mutant(around(absorb, "refusal", lambda *_: None), "still busy|was not refused"),
-    "NaN fails all": Mutant(around(engine, "news", all_fail), "did not fail alone"),
-    "table not cleared": Mutant(around(buffers.Buffers, "take_in", table_not_cleared), "nothing was wrong with"),
-    "failed steps forgotten": Mutant(around(inline.InlineExecutor, "take_in", only_the_last), "nothing was wrong with"),
-    "token not kept on the device": Mutant(around(buffers.Buffers, "keep", lambda keep, *_: None), "said .* and not"),
-    "token kept too early": Mutant(around(buffers.Buffers, "keep", kept_too_early), "said .* and not"),
-    "min_tokens bans nothing": Mutant(
-        around(sampling.SamplingTable, "join", no_ban), "a stop id before six tokens|said .* and not"
+    "tenants mixed": Mutant(
+        around(RadixCache, "match", without_namespace), r"another tenant|cached\(|== \[\]"
     ),
-    "noise of the batch": Mutant(around(sampling.SamplingTable, "select", noise_of_the_batch), DIFFERS),
-    "stray write": Mutant(around(toy_plugins.ToyOps, "attn_in", stray), "written though it was free"),
+    "too long not refused": Mutant(
+        around(absorb, "refusal", lambda *_: None), "still busy|was not refused"
+    ),
+    "NaN fails all": Mutant(around(engine, "news", all_fail), "did not fail alone"),
+    "table not cleared": Mutant(
+        around(buffers.Buffers, "take_in", table_not_cleared), "nothing was wrong with"
+    ),
+    "failed steps forgotten": Mutant(
+        around(inline.InlineExecutor, "take_in", only_the_last), "nothing was wrong with"
+    ),
+    "token not kept on the device": Mutant(
+        around(buffers.Buffers, "keep", lambda keep, *_: None), "said .* and not"
+    ),
+    "token kept too early": Mutant(
+        around(buffers.Buffers, "keep", kept_too_early), "said .* and not"
+    ),
+    "min_tokens bans nothing": Mutant(
+        around(sampling.SamplingTable, "join", no_ban),
+        "a stop id before six tokens|said .* and not",
+    ),
+    "noise of the batch": Mutant(
+        around(sampling.SamplingTable, "select", noise_of_the_batch), DIFFERS
+    ),
+    "stray write": Mutant(
+        around(toy_plugins.ToyOps, "attn_in", stray), "written though it was free"
+    ),
 }
 """What is broken -> how, and in which words it is noticed."""

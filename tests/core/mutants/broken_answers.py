@@ -1,4 +1,6 @@
-"""Engines that each answer something else than was asked: of sampling, of text and its end, of counts, of scale."""
+"""Engines that each answer something else than was asked: of sampling, of text and its end, of
+counts, of scale.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def min_p_last(noisy: Any, logits: Tensor, temperature: Tensor, asked: Any) -> T
     if asked.min_p is None:
         return noisy(logits, temperature, asked)
     warm = temperature.clamp(min=sampling.COLDEST)[:, None]
-    cut = sampling.keep_min_p((logits - logits.amax(-1, keepdim=True)) / warm, asked.min_p) == -math.inf
+    cut = (
+        sampling.keep_min_p((logits - logits.amax(-1, keepdim=True)) / warm, asked.min_p)
+        == -math.inf
+    )
     return noisy(logits, temperature, evolve(asked, min_p=None)).masked_fill_(cut, -math.inf)
 
 
@@ -42,12 +47,18 @@ def cut_when_cold(noisy: Any, logits: Tensor, temperature: Tensor, asked: Any) -
     return noisy(scores, temperature, evolve(asked, min_p=None, top_k=None, top_p=None))
 
 
-def one_beyond_top_p(keep_top: Any, scores: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+def one_beyond_top_p(
+    keep_top: Any, scores: Tensor, top_k: Tensor | None, top_p: Tensor | None
+) -> Tensor:
     """A sum that is top_p exactly is not enough."""
-    return keep_top(scores, top_k, None if top_p is None else top_p.nextafter(torch.full_like(top_p, 2.0)))
+    return keep_top(
+        scores, top_k, None if top_p is None else top_p.nextafter(torch.full_like(top_p, 2.0))
+    )
 
 
-def highest_id_first(keep_top: Any, scores: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+def highest_id_first(
+    keep_top: Any, scores: Tensor, top_k: Tensor | None, top_p: Tensor | None
+) -> Tensor:
     """Of equal scores the higher token id is the better."""
     return keep_top(scores.flip(-1), top_k, top_p).flip(-1)
 
@@ -63,7 +74,9 @@ def prompt_counted(token_counts: Any, logits: Tensor, asked: Any) -> Any:
     return token_counts(logits, evolve(asked, prompt_lens=torch.zeros_like(asked.prompt_lens)))
 
 
-def scores_with_bias(with_logprobs: Any, tokens: Tensor, healthy: Tensor, scores: Tensor, asked: Any) -> Any:
+def scores_with_bias(
+    with_logprobs: Any, tokens: Tensor, healthy: Tensor, scores: Tensor, asked: Any
+) -> Any:
     """Log-probabilities are those after biases."""
     biased = scores if asked.bias is None else (scores + asked.bias).log_softmax(-1)
     return with_logprobs(tokens, healthy, biased, asked)
@@ -73,7 +86,9 @@ def seed_of_the_first(init: Any, self: Any, *arguments: Any, **keywords: Any) ->
     """All answers to a prompt have one seed."""
     init(self, *arguments, **keywords)
     first = self.requests[0].params.seed
-    self.requests = tuple(evolve(each, params=evolve(each.params, seed=first)) for each in self.requests)
+    self.requests = tuple(
+        evolve(each, params=evolve(each.params, seed=first)) for each in self.requests
+    )
 
 
 def short_context(patch: pytest.MonkeyPatch) -> None:
@@ -89,7 +104,10 @@ def unfinished_lost(finish: Any, self: Any) -> str:
 
 def runs_on(take: Any, self: Any, news: Any) -> Any:
     """A stop string ends the answer, and not the request."""
-    loop, self.loop = self.loop, SimpleNamespace(abort=lambda name: None, check_alive=self.loop.check_alive)
+    loop, self.loop = (
+        self.loop,
+        SimpleNamespace(abort=lambda name: None, check_alive=self.loop.check_alive),
+    )
     try:
         return take(self, news)
     finally:
@@ -138,7 +156,10 @@ def bias_at_first(of: Any, request: Any, vocab: int) -> Any:
     """Biases end with min_tokens."""
     made = of(request, vocab)
     return evolve(
-        made, until=max(made.min_len, len(request.prompt) + 1) if made.until == rules.FOR_EVER else made.until
+        made,
+        until=max(made.min_len, len(request.prompt) + 1)
+        if made.until == rules.FOR_EVER
+        else made.until,
     )
 
 
@@ -151,27 +172,51 @@ def wrong_at_128(layers: Any, windows: Any, experts: Any, groups: Any, head_dim:
 
 def armed_early(patch: pytest.MonkeyPatch) -> None:
     """A stop string may end with the last of min_tokens."""
-    patch.setattr(answer.Answer, "armed", property(lambda self: self.count >= self.params.min_tokens))
+    patch.setattr(
+        answer.Answer, "armed", property(lambda self: self.count >= self.params.min_tokens)
+    )
 
 
 MISTAKEN = {
     "min-p applied last": Mutant(around(sampling, "noisy", min_p_last), "min-p comes before top-p"),
-    "temperature applied last": Mutant(around(sampling, "noisy", cut_when_cold), "temperature first"),
+    "temperature applied last": Mutant(
+        around(sampling, "noisy", cut_when_cold), "temperature first"
+    ),
     "one token beyond top-p": Mutant(around(sampling, "keep_top", one_beyond_top_p), "a tie"),
-    "of equal tokens the later stays": Mutant(around(sampling, "keep_top", highest_id_first), "a tie"),
-    "min-p of 1 keeps nothing": Mutant(around(sampling, "keep_min_p", none_but_more_likely), "min-p of 1"),
-    "penalties count the prompt": Mutant(around(penalties, "token_counts", prompt_counted), "Not equal to tolerance"),
-    "biases count in scores": Mutant(around(sampling, "with_logprobs", scores_with_bias), "Tensor-likes are not close"),
+    "of equal tokens the later stays": Mutant(
+        around(sampling, "keep_top", highest_id_first), "a tie"
+    ),
+    "min-p of 1 keeps nothing": Mutant(
+        around(sampling, "keep_min_p", none_but_more_likely), "min-p of 1"
+    ),
+    "penalties count the prompt": Mutant(
+        around(penalties, "token_counts", prompt_counted), "Not equal to tolerance"
+    ),
+    "biases count in scores": Mutant(
+        around(sampling, "with_logprobs", scores_with_bias), "Tensor-likes are not close"
+    ),
     "one seed for all answers": Mutant(around(job.Job, "__init__", seed_of_the_first), DIFFERS),
     "a context of two tokens": Mutant(short_context, TEXT_DIFFERS),
-    "unfinished character lost": Mutant(around(detokenizer.Detokenizer, "finish", unfinished_lost), TEXT_DIFFERS),
+    "unfinished character lost": Mutant(
+        around(detokenizer.Detokenizer, "finish", unfinished_lost), TEXT_DIFFERS
+    ),
     "a stop string ends no request": Mutant(around(flight.Flight, "take", runs_on), "it runs on"),
     "stop strings armed early": Mutant(armed_early, "min_tokens"),
-    "beginning of a stop string lost": Mutant(around(StopStrings, "finish", held_text_lost), DIFFERS),
-    "scores behind a stop string count": Mutant(around(answer.Answer, "logprobs", scores_of_all), DIFFERS),
-    "cached tokens of any answer": Mutant(around(job.Job, "measure", told_by_any), "cached_tokens|told in the order"),
-    "preemptions of one answer": Mutant(around(job.Job, "measure", only_the_last_preempted), "preemptions"),
-    "cached tokens counted anew": Mutant(around(ledger.Ledger, "seat", cached_anew), "cached tokens"),
+    "beginning of a stop string lost": Mutant(
+        around(StopStrings, "finish", held_text_lost), DIFFERS
+    ),
+    "scores behind a stop string count": Mutant(
+        around(answer.Answer, "logprobs", scores_of_all), DIFFERS
+    ),
+    "cached tokens of any answer": Mutant(
+        around(job.Job, "measure", told_by_any), "cached_tokens|told in the order"
+    ),
+    "preemptions of one answer": Mutant(
+        around(job.Job, "measure", only_the_last_preempted), "preemptions"
+    ),
+    "cached tokens counted anew": Mutant(
+        around(ledger.Ledger, "seat", cached_anew), "cached tokens"
+    ),
     "largest priority first": Mutant(around(intake, "check_priority", largest_first), "order"),
     "biases end with min_tokens": Mutant(around(rules.Rules, "of", bias_at_first), DIFFERS),
     "attention scaled wrong at 128": Mutant(around(config, "layers", wrong_at_128), DIFFERS),

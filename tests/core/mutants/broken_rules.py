@@ -1,5 +1,5 @@
-"""Engines that each neglect a rule: of aborts, of padding, of what is refused, of who waits, of what is closed, of the
-order of steps.
+"""Engines that each neglect a rule: of aborts, of padding, of what is refused, of who waits, of
+what is closed, of the order of steps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def as_if_it_were_there(aborted: Any, draft: Any, id: str, reason: str) -> None:
     aborted(draft, {entry.request.id: id for entry in entries}[id], reason)
 
 
-def one_page_more(has_room: Any, draft: Any, head: Any, length: int, below: int | None = None) -> bool:
+def one_page_more(
+    has_room: Any, draft: Any, head: Any, length: int, below: int | None = None
+) -> bool:
     """A request waits until there is a page more than it needs."""
     return bool(has_room(draft, head, length + draft.limits.page_size, below))
 
@@ -115,23 +117,32 @@ class Overtaking(Executor):
 
 NEGLECTED = {
     "aborts by prefix": Mutant(around(absorb, "aborted", by_prefix), "another one was aborted"),
-    "who runs is not aborted": Mutant(around(absorb, "aborted", of_the_queue_alone), "runs on though aborted"),
+    "who runs is not aborted": Mutant(
+        around(absorb, "aborted", of_the_queue_alone), "runs on though aborted"
+    ),
     "who was preempted is not aborted": Mutant(
         around(absorb, "aborted", but_for_the_preempted), "waits on though aborted"
     ),
-    "aborts of who is gone raise": Mutant(around(absorb, "aborted", as_if_it_were_there), "KeyError: 'a'"),
+    "aborts of who is gone raise": Mutant(
+        around(absorb, "aborted", as_if_it_were_there), "KeyError: 'a'"
+    ),
     "a page too many wanted": Mutant(around(admit, "has_room", one_page_more), "still busy"),
     "padding rows stay as they were": Mutant(
         around(runner, "upload", padding_as_it_was), rf"{DIFFERS}|written though it was free"
     ),
     "padding tokens stay as they were": Mutant(
-        around(prompts, "upload", padding_as_it_was), rf"{DIFFERS}|written though it was free|'error'"
+        around(prompts, "upload", padding_as_it_was),
+        rf"{DIFFERS}|written though it was free|'error'",
     ),
-    "token ids not checked": Mutant(around(intake, "check_ids", lambda check, *_: None), "DID NOT RAISE RequestError"),
+    "token ids not checked": Mutant(
+        around(intake, "check_ids", lambda check, *_: None), "DID NOT RAISE RequestError"
+    ),
     "a step overtakes another": Mutant(
         lambda patch: patch.setattr(engine, "WorkerThread", Overtaking), "nothing was wrong with"
     ),
-    "who leaves runs on": Mutant(around(flight.Flight, "close", lambda close, self: None), "runs on"),
+    "who leaves runs on": Mutant(
+        around(flight.Flight, "close", lambda close, self: None), "runs on"
+    ),
     "threads stay": Mutant(threads_stay, "threads and files"),
 }
 """What is neglected -> how, and in which words it is noticed."""

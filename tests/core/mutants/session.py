@@ -18,14 +18,26 @@ QUICK = {
     "database": None,
     "report_multiple_bugs": False,
 }
-OPTIONS = ("-s", "--tb=no", "--no-header", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:xdist")
+OPTIONS = (
+    "-s",
+    "--tb=no",
+    "--no-header",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:faulthandler",
+    "-p",
+    "no:xdist",
+)
 
 
 @define(eq=False)  # pytest keeps plugins in sets
 class Breaking:
-    """A plugin for pytest: the engine is broken while tests run, though not while their modules are imported.
+    """A plugin for pytest: the engine is broken while tests run, though not while their modules are
+    imported.
 
-    `said` is what tests that failed had to say, by their names; of a test that failed no further cases are run.
+    `said` is what tests that failed had to say, by their names; of a test that failed no further
+    cases are run.
     """
 
     mutant: Mutant
@@ -39,7 +51,9 @@ class Breaking:
         settings.load_profile("broken")
         try:
             with pytest.MonkeyPatch.context() as patch:
-                for function in {item.obj for item in session.items if hasattr(item.obj, "hypothesis")}:
+                for function in {
+                    item.obj for item in session.items if hasattr(item.obj, "hypothesis")
+                }:
                     # A test has the settings of the profile that was loaded when it was defined.
                     name = "_hypothesis_internal_use_settings"
                     patch.setattr(function, name, settings(getattr(function, name), **QUICK))
@@ -71,5 +85,7 @@ def failures(mutant: Mutant, tests: Iterable[str], folder: Path) -> dict[str, st
     """What those of the tests (node ids) say that fail on the broken engine, by name."""
     breaking = Breaking(mutant)
     code = pytest.main([*OPTIONS, f"--basetemp={folder}", *tests], plugins=[breaking])
-    assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), f"the tests could not be run: {code!r}"
+    assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), (
+        f"the tests could not be run: {code!r}"
+    )
     return breaking.said

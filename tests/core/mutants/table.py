@@ -23,7 +23,8 @@ class Catch:
 
 
 def catches(page: str) -> Iterator[Catch]:
-    """All that the table of a page says: in a row's last column, `[test](file): broken engine, broken engine`.
+    """All that the table of a page says: in a row's last column,
+    `[test](file): broken engine, broken engine`.
 
     raises: ValueError when a line of the column says something else
     """
@@ -31,7 +32,10 @@ def catches(page: str) -> Iterator[Catch]:
         for line in column.strip().split("<br>"):
             link, _, mutants = line.partition(": ")
             if not (found := LINK.fullmatch(link)) or not mutants:
-                raise ValueError(f"{bug}: wanted a link to a test and the broken engines it notices, got {line!r}")
+                raise ValueError(
+                    f"{bug}: wanted a link to a test and the broken engines it notices, got "
+                    f"{line!r}"
+                )
             for mutant in mutants.split(", "):
                 yield Catch(bug, found[2], found[1], mutant)
 

@@ -1,4 +1,6 @@
-"""The tests of docs/reliability.md notice the broken engines that it says they notice, in words that name the fault."""
+"""The tests of docs/reliability.md notice the broken engines that it says they notice, in words
+that name the fault.
+"""
 
 from __future__ import annotations
 

@@ -36,11 +36,16 @@ def test_fields_and_defaults() -> None:
     assert QWEN3.config(HF).head_dim == 128
 
 
-@pytest.mark.parametrize(("family", "kv_heads"), [(LLAMA, 64), (MISTRAL, 8), (QWEN2, 32), (QWEN3, 32), (QWEN3_MOE, 4)])
+@pytest.mark.parametrize(
+    ("family", "kv_heads"), [(LLAMA, 64), (MISTRAL, 8), (QWEN2, 32), (QWEN3, 32), (QWEN3_MOE, 4)]
+)
 def test_the_default_of_kv_heads_is_the_familys(family: Any, kv_heads: int) -> None:
     without = {name: value for name, value in HF.items() if name != "num_key_value_heads"}
 
-    assert family.config({**without, "hidden_size": 128, "num_attention_heads": 64}).kv_heads == kv_heads
+    assert (
+        family.config({**without, "hidden_size": 128, "num_attention_heads": 64}).kv_heads
+        == kv_heads
+    )
 
 
 @pytest.mark.parametrize("family", [LLAMA, MISTRAL, QWEN2, QWEN3, QWEN3_MOE])
@@ -50,7 +55,9 @@ def test_attention_is_scaled_by_one_over_the_root_of_head_dim(family: Any, head_
     config = family.config({**HF, **(experts if family is QWEN3_MOE else {}), "head_dim": head_dim})
 
     assert config.head_dim == head_dim
-    assert [layer.scale for layer in config.layers] == [pytest.approx(1 / head_dim**0.5, rel=1e-12)] * 4
+    assert [layer.scale for layer in config.layers] == [
+        pytest.approx(1 / head_dim**0.5, rel=1e-12)
+    ] * 4
 
 
 def test_rope_before_and_after_transformers_5() -> None:
@@ -88,7 +95,9 @@ def test_rope_before_and_after_transformers_5() -> None:
         ),
     ],
 )
-def test_windows_and_groups(family: Any, changes: dict[str, Any], windows: list[int | None], kinds: list[str]) -> None:
+def test_windows_and_groups(
+    family: Any, changes: dict[str, Any], windows: list[int | None], kinds: list[str]
+) -> None:
     config = family.config({**HF, **changes})
 
     assert [layer.window for layer in config.layers] == windows
@@ -102,7 +111,9 @@ def test_windows_and_groups(family: Any, changes: dict[str, Any], windows: list[
 def test_yarn_stretches_the_longest_sequence() -> None:
     for rope in (YARN, {**YARN, "finetuned": True}):  # a key that nobody reads is no obstacle
         assert LLAMA.config({**HF, "rope_scaling": rope}).max_position == 4000
-    assert LLAMA.config({**HF, "rope_scaling": {"type": "yarn", "factor": 2.0}}).max_position == 1000
+    assert (
+        LLAMA.config({**HF, "rope_scaling": {"type": "yarn", "factor": 2.0}}).max_position == 1000
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,10 +123,19 @@ def test_yarn_stretches_the_longest_sequence() -> None:
         ({"hidden_size": "32"}, "hidden_size is '32', wanted a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, wanted a number above 0"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, wanted at most 1024"),
-        ({"num_key_value_heads": 3}, "num_attention_heads is 4, which 3 num_key_value_heads do not divide"),
+        (
+            {"num_key_value_heads": 3},
+            "num_attention_heads is 4, which 3 num_key_value_heads do not divide",
+        ),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN, wanted a number above 0"),
-        ({"hidden_act": "gelu"}, 'hidden_act is \'gelu\', which is not supported; wanted "silu" or "swish"'),
-        ({"quantization_config": {"bits": 4}}, "quantization_config says that the weights are quantized"),
+        (
+            {"hidden_act": "gelu"},
+            'hidden_act is \'gelu\', which is not supported; wanted "silu" or "swish"',
+        ),
+        (
+            {"quantization_config": {"bits": 4}},
+            "quantization_config says that the weights are quantized",
+        ),
         (
             {"rope_scaling": {"type": "longrope", "factor": 2.0}},
             "rope_type is 'longrope', wanted one of default, dynamic",
@@ -132,8 +152,14 @@ def test_yarn_stretches_the_longest_sequence() -> None:
         ({"rope_parameters": []}, "rope_parameters is '[]', wanted one flat table"),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', wanted one flat table"),
         ({"head_dim": 7}, "head_dim is 7, wanted an even number"),
-        ({"rope_scaling": {"type": "linear", "factor": "x"}}, "factor is 'x', wanted a number above 0"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "wanted one flat table"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": "x"}},
+            "factor is 'x', wanted a number above 0",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "wanted one flat table",
+        ),
         ({"rope_theta": 0.5}, "rope_theta is 0.5"),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
         ({"dtype": "int8"}, "dtype is 'int8', wanted one of float32"),
@@ -173,7 +199,9 @@ def test_more_experts_a_token_than_there_are() -> None:
 def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
     rope = {"rope_theta": 10000.0, **rope}
     ours = QWEN3.config({**HF, "rope_parameters": rope})
-    theirs = Qwen3Config(**{**HF, "max_position_embeddings": ours.max_position, "rope_parameters": dict(rope)})
+    theirs = Qwen3Config(
+        **{**HF, "max_position_embeddings": ours.max_position, "rope_parameters": dict(rope)}
+    )
 
     frequencies, factor = SCALINGS[ours.rope.scaling](ours.rope, ours.max_position)
     expected, expected_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, torch.device("cpu"))

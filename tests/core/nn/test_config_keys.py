@@ -21,7 +21,13 @@ from headstock.spi import ModelConfig
 from headstock_llama.families import LLAMA, MISTRAL
 from headstock_qwen.families import QWEN2, QWEN3, QWEN3_MOE
 
-FAMILIES = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2, "qwen3": QWEN3, "qwen3_moe": QWEN3_MOE}
+FAMILIES = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
+}
 
 SERVED_BY = {
     "mistral": ("sliding_window",),
@@ -49,7 +55,10 @@ QWEN: dict[str, Any] = {
     "use_sliding_window": False,
 }
 PUBLISHED = {
-    "Llama-2": ("llama", {"pretraining_tp": 1, "max_length": 4096, "_name_or_path": "x", "rope_scaling": None}),
+    "Llama-2": (
+        "llama",
+        {"pretraining_tp": 1, "max_length": 4096, "_name_or_path": "x", "rope_scaling": None},
+    ),
     "Llama-3.1": (
         "llama",
         {
@@ -68,9 +77,18 @@ PUBLISHED = {
             "pad_token_id": 5,
         },
     ),
-    "Mistral-7B": ("mistral", {"sliding_window": None, "attention_dropout": 0.0, "use_cache": True, "rope_theta": 1e6}),
-    "Ministral-8B": ("mistral", {"sliding_window": 32, "layer_types": ["full_attention", "sliding_attention"]}),
-    "Qwen2.5": ("qwen2", {**QWEN, "use_mrope": False, "rope_scaling": {"type": "yarn", "factor": 4.0}}),
+    "Mistral-7B": (
+        "mistral",
+        {"sliding_window": None, "attention_dropout": 0.0, "use_cache": True, "rope_theta": 1e6},
+    ),
+    "Ministral-8B": (
+        "mistral",
+        {"sliding_window": 32, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+    "Qwen2.5": (
+        "qwen2",
+        {**QWEN, "use_mrope": False, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+    ),
     "Qwen3": ("qwen3", {**QWEN, "attention_bias": False}),
     "Qwen3-Coder": (
         "qwen3_moe",
@@ -106,13 +124,17 @@ def test_published_configurations_leave_nothing_unread(name: str) -> None:
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_all_that_transformers_writes_of_a_configuration_is_known(model_type: str) -> None:
     family = {"qwen3_moe": "Qwen3Moe"}.get(model_type, model_type.capitalize())
-    full = getattr(transformers, f"{family}Config")(**shape(model_type)).to_json_string(use_diff=False)
+    full = getattr(transformers, f"{family}Config")(**shape(model_type)).to_json_string(
+        use_diff=False
+    )
 
     assert FAMILIES[model_type].config(json.loads(full)).ignored_fields == ()
 
 
 def test_the_fields_that_every_configuration_of_transformers_has_are_known() -> None:
-    common = {each.name for each in fields(PreTrainedConfig)} | {*GenerationConfig._get_default_generation_params()}
+    common = {each.name for each in fields(PreTrainedConfig)} | {
+        *GenerationConfig._get_default_generation_params()
+    }
 
     assert common <= HARMLESS | FIELDS | {*UNSERVED}
 
@@ -120,28 +142,43 @@ def test_the_fields_that_every_configuration_of_transformers_has_are_known() -> 
 @pytest.mark.parametrize(
     ("model_type", "changes", "ignored"),
     [
-        ("llama", {"mup_scale": 3, "use_sliding_window": True, "gate_cap": None}, ("mup_scale", "use_sliding_window")),
+        (
+            "llama",
+            {"mup_scale": 3, "use_sliding_window": True, "gate_cap": None},
+            ("mup_scale", "use_sliding_window"),
+        ),
         ("llama", {"sliding_window": None, "use_sliding_window": None}, ()),
         ("mistral", {"use_sliding_window": False}, ("use_sliding_window",)),
         ("qwen2", {"num_experts": 4}, ("num_experts",)),
         ("qwen3", {"rope_scaling": {"type": "default", "factor": 2.0}}, ("rope_scaling.factor",)),
-        ("qwen3", {"rope_parameters": {"rope_theta": 9.0, "mrope_section": [1]}}, ("rope_parameters.mrope_section",)),
+        (
+            "qwen3",
+            {"rope_parameters": {"rope_theta": 9.0, "mrope_section": [1]}},
+            ("rope_parameters.mrope_section",),
+        ),
         ("qwen3", {"rope_theta": 8.0, "rope_parameters": {"rope_theta": 9.0}}, ("rope_theta",)),
         ("qwen3", {"rope_theta": 9, "rope_parameters": {"rope_theta": 9.0}}, ()),
         ("qwen2", {"original_max_position_embeddings": 9}, ("original_max_position_embeddings",)),
         (
             "llama",
-            {"rope_parameters": {"rope_theta": 9.0}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {
+                "rope_parameters": {"rope_theta": 9.0},
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            },
             ("rope_parameters",),
         ),
     ],
     ids=str,
 )
-def test_what_is_not_read_is_named(model_type: str, changes: dict[str, Any], ignored: tuple[str, ...]) -> None:
+def test_what_is_not_read_is_named(
+    model_type: str, changes: dict[str, Any], ignored: tuple[str, ...]
+) -> None:
     assert config(model_type, **changes).ignored_fields == ignored
 
 
-def test_the_unread_fields_are_in_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_unread_fields_are_in_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     strange = {f"strange_{number}": 1 for number in range(10)}
     (tmp_path / "config.json").write_text(json.dumps(shape("llama", **strange)))
 
@@ -156,7 +193,12 @@ def test_the_unread_fields_are_in_one_warning(tmp_path: Path, caplog: pytest.Log
 
 @pytest.mark.parametrize(
     ("model_type", "name"),
-    [(family, name) for family in FAMILIES for name in UNSERVED if name not in SERVED_BY.get(family, ())],
+    [
+        (family, name)
+        for family in FAMILIES
+        for name in UNSERVED
+        if name not in SERVED_BY.get(family, ())
+    ],
 )
 def test_what_changes_the_numbers_and_is_not_served_is_refused(model_type: str, name: str) -> None:
     for value in UNSERVED[name]:
@@ -176,20 +218,31 @@ def test_quantized_weights_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("quantization", "method"),
     [
-        *(({"quant_method": name, "bits": 4}, name) for name in ("gptq", "awq", "fp8", "mxfp4", "bitsandbytes")),
+        *(
+            ({"quant_method": name, "bits": 4}, name)
+            for name in ("gptq", "awq", "fp8", "mxfp4", "bitsandbytes")
+        ),
         ({"load_in_8bit": True, "quant_method": None}, "bitsandbytes"),
         ({"quant_algo": "NVFP4"}, "NVFP4"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
     ],
 )
-def test_a_quantized_checkpoint_is_refused_with_its_method(quantization: dict[str, Any], method: str) -> None:
-    with pytest.raises(ValueError, match=f"^quantization_config says that the weights are quantized by {method}, and "):
+def test_a_quantized_checkpoint_is_refused_with_its_method(
+    quantization: dict[str, Any], method: str
+) -> None:
+    with pytest.raises(
+        ValueError,
+        match=f"^quantization_config says that the weights are quantized by {method}, and ",
+    ):
         config("llama", quantization_config=quantization)
 
 
 @pytest.mark.parametrize(
     ("model_type", "changes"),
-    [("llama", {"layer_types": ["full_attention", "sliding_attention"]}), ("qwen3_moe", {"layer_types": None})],
+    [
+        ("llama", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("qwen3_moe", {"layer_types": None}),
+    ],
 )
 def test_layer_types_where_the_family_has_none(model_type: str, changes: dict[str, Any]) -> None:
     if changes["layer_types"] is None:
@@ -201,7 +254,10 @@ def test_layer_types_where_the_family_has_none(model_type: str, changes: dict[st
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_model_type_of_another_family_is_refused(model_type: str) -> None:
-    with pytest.raises(ValueError, match=f"model_type is 'gemma', but the architecture is {ARCHITECTURES[model_type]}"):
+    with pytest.raises(
+        ValueError,
+        match=f"model_type is 'gemma', but the architecture is {ARCHITECTURES[model_type]}",
+    ):
         config(model_type, model_type="gemma")
     assert config(model_type, model_type=None).architecture == ARCHITECTURES[model_type]
 
@@ -209,14 +265,20 @@ def test_a_model_type_of_another_family_is_refused(model_type: str) -> None:
 @pytest.mark.parametrize("name", ["partial_rotary_factor", "rope_scaling"])
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_part_of_the_head_is_refused(model_type: str, name: str) -> None:
-    changes = {name: 0.5} if name == "partial_rotary_factor" else {name: {"partial_rotary_factor": 0.5}}
-    with pytest.raises(ValueError, match=r"partial_rotary_factor is 0.5, but only whole heads are turned"):
+    changes = (
+        {name: 0.5} if name == "partial_rotary_factor" else {name: {"partial_rotary_factor": 0.5}}
+    )
+    with pytest.raises(
+        ValueError, match=r"partial_rotary_factor is 0.5, but only whole heads are turned"
+    ):
         config(model_type, **changes)
 
 
 @pytest.mark.parametrize("name", ["configuration_files", "transformers_weights"])
 def test_other_files_are_not_followed(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(shape("llama", **{name: ["config.4.0.0.json"]})))
+    (tmp_path / "config.json").write_text(
+        json.dumps(shape("llama", **{name: ["config.4.0.0.json"]}))
+    )
 
     with pytest.raises(ModelError, match=f"config.json has {name}, which points to other files"):
         read_model(tmp_path)

@@ -49,19 +49,30 @@ def test_one_bad_row_is_enough_not_to_fit() -> None:
 def test_products_are_those_of_the_plain_weight(tokens: int, with_bias: bool) -> None:
     ops, x = FbgemmOps(), noise(tokens, 192, seed=1)
     weight = Weight(
-        tensor=rounded(noise(320, 192) * 0.02, torch.bfloat16), bias=noise(320, seed=2) if with_bias else None
+        tensor=rounded(noise(320, 192) * 0.02, torch.bfloat16),
+        bias=noise(320, seed=2) if with_bias else None,
     )
     packed = ops.prepare("layers.0.gate_up", weight)
 
     assert isinstance(packed, HalfWeight)
-    torch.testing.assert_close(ops.linear(x, packed), TorchOps().linear(x, weight), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        ops.linear(x, packed), TorchOps().linear(x, weight), atol=2e-6, rtol=1e-5
+    )
 
 
 def test_small_products_are_made_by_one_thread_and_large_maps_have_none() -> None:
-    small = FbgemmOps().prepare("layers.0.down", Weight(tensor=rounded(noise(96, 64), torch.bfloat16)))
-    large = FbgemmOps().prepare("layers.0.down", Weight(tensor=rounded(noise(2048, 1025), torch.bfloat16)))
+    small = FbgemmOps().prepare(
+        "layers.0.down", Weight(tensor=rounded(noise(96, 64), torch.bfloat16))
+    )
+    large = FbgemmOps().prepare(
+        "layers.0.down", Weight(tensor=rounded(noise(2048, 1025), torch.bfloat16))
+    )
 
-    assert isinstance(small, HalfWeight) and small.alone is not None and small.few == SMALL // (96 * 64)
+    assert (
+        isinstance(small, HalfWeight)
+        and small.alone is not None
+        and small.few == SMALL // (96 * 64)
+    )
     assert isinstance(large, HalfWeight) and large.alone is None and large.few == 0
 
 

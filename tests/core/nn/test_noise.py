@@ -1,4 +1,6 @@
-"""Philox against its authors' vectors and against a second implementation; the noise's distribution."""
+"""Philox against its authors' vectors and against a second implementation; the noise's
+distribution.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,21 @@ WORD = st.integers(0, 2**32 - 1)
 
 KNOWN = (
     # counter, key, answer: philox4x32-10 in kat_vectors of Random123
-    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    (
+        "00000000 00000000 00000000 00000000",
+        "00000000 00000000",
+        "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
+    ),
+    (
+        "ffffffff ffffffff ffffffff ffffffff",
+        "ffffffff ffffffff",
+        "408f276d 41c83b0e a20bc7c6 6d5451fd",
+    ),
+    (
+        "243f6a88 85a308d3 13198a2e 03707344",
+        "a4093822 299f31d0",
+        "d16cfe09 94fdcceb 5001e420 24126ea1",
+    ),
 )
 
 
@@ -54,7 +68,9 @@ def test_words_of_a_row(seed: int, position: int, vocab: int) -> None:
     found = random_words(torch.tensor([seed, 3]), torch.tensor([position, 7]), vocab)
 
     key = [seed % 2**32, (seed >> 32) % 2**32]
-    expected = [python_philox([token >> 2, position, 0, 0], key)[token & 3] for token in range(vocab)]
+    expected = [
+        python_philox([token >> 2, position, 0, 0], key)[token & 3] for token in range(vocab)
+    ]
     assert found[0].tolist() == expected
 
 
@@ -67,7 +83,9 @@ def test_gumbel_is_finite_and_has_the_right_moments() -> None:
 
 
 def test_gumbel_reaches_far_into_its_tail() -> None:
-    """Among 16 million values one beyond 15 is expected five times; 24-bit uniforms near 1 would quantize it."""
+    """Among 16 million values one beyond 15 is expected five times; 24-bit uniforms near 1 would
+    quantize it.
+    """
     noise = gumbel(torch.arange(160), torch.zeros(160, dtype=torch.int64), 100_000)
 
     assert noise.max() > 14

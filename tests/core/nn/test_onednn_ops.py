@@ -42,7 +42,9 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("rows", [1, 31, 32, 33, 36, 100, 129, 300])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_products_are_those_of_the_plain_weight_whatever_the_rows(rows: int, with_bias: bool) -> None:
+def test_products_are_those_of_the_plain_weight_whatever_the_rows(
+    rows: int, with_bias: bool
+) -> None:
     ops, x = OneDnnOps(), noise(rows, 48, seed=1)
     weight = Weight(tensor=noise(80, 48), bias=noise(80, seed=2) if with_bias else None)
     packed = ops.prepare("layers.0.down", weight)
@@ -62,7 +64,9 @@ def test_rows_are_rounded_up_by_an_eighth_at_most_and_few_not_at_all() -> None:
     assert len({round_rows(rows) for rows in range(1, 1025)}) == SIZES_TO_1024
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux says how large a process is")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/statm"), reason="Linux says how large a process is"
+)
 def test_a_thousand_sizes_of_step_make_few_kernels_and_stay_within_the_plan() -> None:
     result = subprocess.run(
         [sys.executable, "-c", PRODUCTS],
@@ -72,7 +76,11 @@ def test_a_thousand_sizes_of_step_make_few_kernels_and_stay_within_the_plan() ->
         check=True,
         timeout=300,
     )
-    made = [line for line in result.stdout.splitlines() if "create:cache_miss" in line and ",inner_product," in line]
+    made = [
+        line
+        for line in result.stdout.splitlines()
+        if "create:cache_miss" in line and ",inner_product," in line
+    ]
     grown, planned = map(int, result.stdout.splitlines()[-1].split())
 
     assert 0 < len(made) <= SIZES_TO_1024, "a kernel for each number of rows"

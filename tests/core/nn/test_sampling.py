@@ -27,7 +27,9 @@ def softmax(row: list[float] | np.ndarray) -> np.ndarray:
 
 
 def brute_top(row: list[float], top_k: int, top_p: float) -> set[int]:
-    """The tokens that stay, taken best first until there are `top_k`, or until those before reach `top_p`."""
+    """The tokens that stay, taken best first until there are `top_k`, or until those before reach
+    `top_p`.
+    """
     order = sorted(range(len(row)), key=lambda token: (-row[token], token))[:top_k]
     probabilities = softmax([row[token] for token in order])
     kept: set[int] = set()
@@ -49,15 +51,26 @@ def draw(logits: Tensor, **asked: Any) -> Sample:
 
 
 @settings(max_examples=200)
-@given(st.lists(st.tuples(ROW, st.integers(1, VOCAB), st.floats(1 / 64, 1, width=32)), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(ROW, st.integers(1, VOCAB), st.floats(1 / 64, 1, width=32)),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_H13_nucleus_equals_brute_force(rows: list[tuple[list[float], int, float]]) -> None:
-    logits, top_k, top_p = torch.tensor([r for r, _, _ in rows]), [k for _, k, _ in rows], [p for _, _, p in rows]
+    logits, top_k, top_p = (
+        torch.tensor([r for r, _, _ in rows]),
+        [k for _, k, _ in rows],
+        [p for _, _, p in rows],
+    )
 
     found = keep_top(logits, torch.tensor(top_k), torch.tensor(top_p))
 
     expected = [brute_top(row, k, p) for row, k, p in rows]
     near = [brute_top(row, k, p * (1 + d)) for row, k, p in rows for d in (-1e-9, 1e-9)]
-    # At the very edge the last bit of a sum decides: what a billionth more or less of top_p would give is right too.
+    # At the very edge the last bit of a sum decides: what a billionth more or less of top_p would
+    # give is right too.
     for index, tokens in enumerate(kept(found)):
         assert tokens in (expected[index], *near[2 * index : 2 * index + 2])
         assert found[index][list(tokens)].tolist() == logits[index][list(tokens)].tolist()
@@ -85,7 +98,9 @@ def test_min_p_keeps_what_is_likely_enough(row: list[float], min_p: float) -> No
 def drawn_tokens(probabilities: list[float], **asked: float) -> set[int]:
     """The tokens that 3,000 draws give from logits with these probabilities at temperature 1."""
     draws = 3_000
-    each = {name: torch.full((draws,), value) for name, value in ({"temperature": 1.0} | asked).items()}
+    each = {
+        name: torch.full((draws,), value) for name, value in ({"temperature": 1.0} | asked).items()
+    }
     logits = torch.tensor(probabilities, dtype=torch.float64).log().float().expand(draws, -1)
     drawn = draw(logits, **each, seeds=torch.full((draws,), 7), positions=torch.arange(draws))
     return set(drawn.tokens.tolist())
@@ -93,17 +108,25 @@ def drawn_tokens(probabilities: list[float], **asked: float) -> set[int]:
 
 def test_min_p_cuts_first_and_top_p_counts_what_it_leaves() -> None:
     # Of 0.5, 0.2 and 0.15 the first two are 82 %; of all tokens they are 70 %.
-    assert drawn_tokens([0.5, 0.2, 0.15, 0.1, 0.05], min_p=0.25, top_p=0.8) == {0, 1}, "min-p comes before top-p"
-    assert drawn_tokens([0.5, 0.2, 0.15, 0.1, 0.05], top_p=0.8) == {0, 1, 2}, "min-p comes before top-p"
+    assert drawn_tokens([0.5, 0.2, 0.15, 0.1, 0.05], min_p=0.25, top_p=0.8) == {0, 1}, (
+        "min-p comes before top-p"
+    )
+    assert drawn_tokens([0.5, 0.2, 0.15, 0.1, 0.05], top_p=0.8) == {0, 1, 2}, (
+        "min-p comes before top-p"
+    )
 
 
 def test_temperature_comes_before_what_cuts() -> None:
     probabilities = [0.64, 0.16, 0.12, 0.08]  # at temperature 2: 0.44, 0.22, 0.19, 0.16
 
     assert drawn_tokens(probabilities, top_p=0.75) == {0, 1}, "temperature first"
-    assert drawn_tokens(probabilities, top_p=0.75, temperature=2.0) == {0, 1, 2}, "temperature first"
+    assert drawn_tokens(probabilities, top_p=0.75, temperature=2.0) == {0, 1, 2}, (
+        "temperature first"
+    )
     assert drawn_tokens(probabilities, min_p=0.3) == {0}, "temperature first"
-    assert drawn_tokens(probabilities, min_p=0.3, temperature=2.0) == {0, 1, 2, 3}, "temperature first"
+    assert drawn_tokens(probabilities, min_p=0.3, temperature=2.0) == {0, 1, 2, 3}, (
+        "temperature first"
+    )
 
 
 def test_a_sum_that_is_top_p_exactly_is_enough_and_of_equals_the_lower_id_stays() -> None:
@@ -148,7 +171,12 @@ def test_penalties_as_defined(row: list[float], data: st.DataObject) -> None:
 
 
 @given(
-    st.lists(st.tuples(ROW, st.sampled_from([0.0, 0.5, 1.3]), st.integers(0, 2**62)), min_size=2, max_size=5), st.data()
+    st.lists(
+        st.tuples(ROW, st.sampled_from([0.0, 0.5, 1.3]), st.integers(0, 2**62)),
+        min_size=2,
+        max_size=5,
+    ),
+    st.data(),
 )
 def test_a_row_does_not_depend_on_its_neighbours(
     rows: list[tuple[list[float], float, int]], data: st.DataObject
@@ -167,7 +195,10 @@ def test_a_row_does_not_depend_on_its_neighbours(
 
     together = draw(logits, **asked).tokens
     shuffled = draw(logits[order], **{name: value[order] for name, value in asked.items()}).tokens
-    alone = [draw(logits[i : i + 1], **{name: v[i : i + 1] for name, v in asked.items()}).tokens[0] for i in range(n)]
+    alone = [
+        draw(logits[i : i + 1], **{name: v[i : i + 1] for name, v in asked.items()}).tokens[0]
+        for i in range(n)
+    ]
 
     assert shuffled.tolist() == together[order].tolist()
     assert alone == together.tolist()
@@ -178,14 +209,19 @@ def test_temperature_zero_is_greedy_beside_warm_rows(row: list[float]) -> None:
     logits = torch.tensor([row, row])
 
     mixed = draw(
-        logits, temperature=torch.tensor([0.0, 1.0]), seeds=torch.tensor([1, 2]), positions=torch.tensor([0, 0])
+        logits,
+        temperature=torch.tensor([0.0, 1.0]),
+        seeds=torch.tensor([1, 2]),
+        positions=torch.tensor([0, 0]),
     )
 
     assert mixed.tokens[0] == draw(logits).tokens[0] == int(np.argmax(row))
 
 
 def test_frequencies_follow_the_distribution() -> None:
-    """20,000 draws over positions: chi-squared with 4 degrees of freedom stays below its 99.9 % point."""
+    """20,000 draws over positions: chi-squared with 4 degrees of freedom stays below its 99.9 %
+    point.
+    """
     row, temperature, draws = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5]), 0.8, 20_000
     result = draw(
         row.expand(draws, -1),
@@ -241,7 +277,9 @@ def test_an_unhealthy_row_is_told_and_leaves_others_alone(bad: float | str, warm
             "min_p": torch.full((3,), 0.05),
         }
     good = draw(logits, **asked)
-    logits[1] = -math.inf if bad == "all" else logits[1].index_fill(0, torch.tensor([4]), float(bad))
+    logits[1] = (
+        -math.inf if bad == "all" else logits[1].index_fill(0, torch.tensor([4]), float(bad))
+    )
 
     result = draw(logits, **asked)
 
@@ -253,7 +291,12 @@ def test_an_unhealthy_row_is_told_and_leaves_others_alone(bad: float | str, warm
 def test_tiny_temperatures_do_not_overflow() -> None:
     logits = torch.tensor([[80.0, 79.0, -80.0]])
 
-    result = draw(logits, temperature=torch.tensor([1e-38]), seeds=torch.tensor([1]), positions=torch.tensor([0]))
+    result = draw(
+        logits,
+        temperature=torch.tensor([1e-38]),
+        seeds=torch.tensor([1]),
+        positions=torch.tensor([0]),
+    )
 
     assert result.tokens.tolist() == [0]
     assert result.healthy.tolist() == [True]

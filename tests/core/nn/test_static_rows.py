@@ -18,7 +18,8 @@ CPU = torch.device("cpu")
 def decode(*lens: int, groups: int = 1) -> AttentionStep:
     """A step of rows with these contexts, the pages of group g numbered from 10 * g."""
     tables = tuple(
-        torch.arange(len(lens) * 3, dtype=torch.int32).view(-1, 3) + 1 + 10 * group for group in range(groups)
+        torch.arange(len(lens) * 3, dtype=torch.int32).view(-1, 3) + 1 + 10 * group
+        for group in range(groups)
     )
     return cases.step_of(Phase.DECODE, [(1, length) for length in lens], tables)
 
@@ -26,7 +27,9 @@ def decode(*lens: int, groups: int = 1) -> AttentionStep:
 @given(lens=st.lists(st.tuples(st.integers(1, 50), st.integers(0, 3000)), min_size=1, max_size=12))
 def test_contexts_start_where_numpy_says(lens: list[tuple[int, int]]) -> None:
     rows = [(query, query + before) for query, before in lens]
-    plan = PagedPlan.of(cases.step_of(Phase.EXTEND, rows, (torch.zeros((len(rows), 4), dtype=torch.int32),)))
+    plan = PagedPlan.of(
+        cases.step_of(Phase.EXTEND, rows, (torch.zeros((len(rows), 4), dtype=torch.int32),))
+    )
     contexts = np.array([context for _, context in rows])
     assert plan.context_start.tolist() == np.concatenate([[0], contexts.cumsum()]).tolist()
     assert plan.context_start.dtype == torch.int32
@@ -37,7 +40,9 @@ def test_contexts_start_where_numpy_says(lens: list[tuple[int, int]]) -> None:
 def test_a_page_table_is_dense_and_copied_only_when_it_was_not() -> None:
     dense = torch.zeros(2, 3, dtype=torch.int32)
     (same, copied) = PagedPlan.of(
-        cases.step_of(Phase.DECODE, [(1, 5), (1, 9)], (dense, torch.ones(2, 9, dtype=torch.int32)[:, ::3]))
+        cases.step_of(
+            Phase.DECODE, [(1, 5), (1, 9)], (dense, torch.ones(2, 9, dtype=torch.int32)[:, ::3])
+        )
     ).page_tables
     assert same is dense
     assert copied.is_contiguous() and copied.tolist() == [[1, 1, 1], [1, 1, 1]]
@@ -47,7 +52,9 @@ def test_rows_are_padding_until_a_step_is_written_and_where_it_has_none() -> Non
     static = StaticRows.new(4, 100, 16, CPU)
     step = static.step(4, groups=2)
     assert step.query_start.tolist() == [0, 1, 2, 3, 4]
-    assert step.context_lens.tolist() == [1] * 4 and not any(table.any() for table in step.page_tables)
+    assert step.context_lens.tolist() == [1] * 4 and not any(
+        table.any() for table in step.page_tables
+    )
 
     static.write(4, decode(7, 8, 9, 10, groups=2))
     static.write(4, decode(5, 6, groups=2))

@@ -40,7 +40,9 @@ def test_norms_by_length_are_norms_by_mean_square(size: float) -> None:
     x, weight, heads = noise(5, 3, 12) * size, noise(12, seed=1), noise(3, 12, seed=2)
     floor = torch.tensor((12 * 1e-5) ** 0.5)
 
-    torch.testing.assert_close(norm_by_length(x, weight * 12**0.5, floor), rms_norm(x, weight, 1e-5))
+    torch.testing.assert_close(
+        norm_by_length(x, weight * 12**0.5, floor), rms_norm(x, weight, 1e-5)
+    )
     torch.testing.assert_close(norm_by_length(x, heads * 12**0.5, floor), head_norm(x, heads, 1e-5))
 
 
@@ -53,7 +55,9 @@ def test_rotation_turns_pairs_and_passes_the_rest(dim: int) -> None:
     rotate_(x, Turns.at(table, positions, x.dtype), out)
 
     angles = positions[:, None, None] / 100.0 ** (torch.arange(0, dim, 2) / dim)
-    pairs = torch.complex(x[..., : dim // 2], x[..., dim // 2 : dim]) * torch.polar(torch.ones_like(angles), angles)
+    pairs = torch.complex(x[..., : dim // 2], x[..., dim // 2 : dim]) * torch.polar(
+        torch.ones_like(angles), angles
+    )
     torch.testing.assert_close(out, torch.cat((pairs.real, pairs.imag, x[..., dim:]), -1))
 
 
@@ -82,7 +86,9 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
 def test_eight_bit_pools_saturate() -> None:
     pool = torch.zeros(2, 2, 4, 1, 2, dtype=torch.float8_e4m3fn)
 
-    store_kv_(pool, kv_cells(torch.tensor([5]), 4), torch.tensor([1.0, 1e4, -1e4, 0.3]).view(1, 2, 1, 2))
+    store_kv_(
+        pool, kv_cells(torch.tensor([5]), 4), torch.tensor([1.0, 1e4, -1e4, 0.3]).view(1, 2, 1, 2)
+    )
 
     assert pool[1, :, 1].float().flatten().tolist() == [1.0, 448.0, -448.0, 0.3125]
     assert pool.float().count_nonzero() == 4
@@ -109,12 +115,15 @@ def test_experts_token_by_token(renormalize: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 3, 40])
 def test_experts_together_make_what_they_make_one_by_one(tokens: int, dtype: torch.dtype) -> None:
-    ids = torch.stack([(torch.arange(tokens) * 7) % 5, (torch.arange(tokens) * 7 + 2) % 5], -1)  # none for the last
+    # none for the last
+    ids = torch.stack([(torch.arange(tokens) * 7) % 5, (torch.arange(tokens) * 7 + 2) % 5], -1)
     order = ids.flatten().argsort(stable=True)
     grouped = noise(tokens, 16).to(dtype)[order // 2]
     gate_up, down = noise(6, 48, 16, seed=2).to(dtype), noise(6, 16, 24, seed=3).to(dtype)
 
-    torch.testing.assert_close(together(grouped, ids, gate_up, down), one_by_one(grouped, ids, gate_up, down))
+    torch.testing.assert_close(
+        together(grouped, ids, gate_up, down), one_by_one(grouped, ids, gate_up, down)
+    )
 
 
 HOPPER, ADA = (9, 0), (8, 9)
@@ -144,7 +153,9 @@ def test_groups_are_multiplied_together_where_torch_has_a_kernel_for_it(
     assert not counts_on_device(torch.empty(1, dtype=dtype), torch.empty(shape))
 
 
-def test_experts_refuse_to_be_captured_before_they_ask_the_device_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_refuse_to_be_captured_before_they_ask_the_device_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     on_device = Mock(spec=("is_cuda",), is_cuda=True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="no graph holds these experts"):

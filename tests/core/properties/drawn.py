@@ -1,4 +1,6 @@
-"""What the properties are drawn from: small engines and small requests, so that hundreds take seconds."""
+"""What the properties are drawn from: small engines and small requests, so that hundreds take
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ def requests(draw: st.DrawFn, most: int = 6, **fixed: object) -> list[Request]:
             "namespace": draw(st.sampled_from(["", "", "other"])),
             "min_tokens": draw(st.integers(0, 3)),
         }
-        made.append(request(str(number), tokens, draw(st.integers(1, LONGEST - len(tokens))), **(drawn | fixed)))
+        made.append(
+            request(
+                str(number), tokens, draw(st.integers(1, LONGEST - len(tokens))), **(drawn | fixed)
+            )
+        )
     return made
 
 

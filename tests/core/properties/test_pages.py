@@ -38,8 +38,14 @@ def distinct(drive: Drive, last: Sizes) -> None:
         entry = state.seats[row]
         assert entry is not None
         for place, page in enumerate(pages):
-            owner = place, entry.request.namespace, state.tokens[row, : (place + 1) * size].tobytes()
-            assert owners.setdefault(page, owner) == owner, "two requests hold a page that is not the same to both"
+            owner = (
+                place,
+                entry.request.namespace,
+                state.tokens[row, : (place + 1) * size].tobytes(),
+            )
+            assert owners.setdefault(page, owner) == owner, (
+                "two requests hold a page that is not the same to both"
+            )
 
 
 def grown_at_boundaries(drive: Drive, last: Sizes) -> None:
@@ -60,13 +66,17 @@ def conserved(drive: Drive, last: Sizes) -> None:
         used = {page for pages in held(drive.state, group).values() for page in pages}
         if policy is not None:
             used |= set(policy.pages(drive.state.index).tolist())
-        assert len(set(idle)) == len(idle) == drive.state.num_free[group], "a page is free twice, or miscounted"
+        assert len(set(idle)) == len(idle) == drive.state.num_free[group], (
+            "a page is free twice, or miscounted"
+        )
         assert not set(idle) & used, "a free page is in use"
         assert set(idle) | used == set(range(1, total + 1)), "a page is lost"
 
 
 def without_the_padding_page(drive: Drive, last: Sizes) -> None:
-    """I23: page 0 is in no plan (but where a group is told what lies behind its window), and nobody's."""
+    """I23: page 0 is in no plan (but where a group is told what lies behind its window), and
+    nobody's.
+    """
     plan = drive.plans[-1]
     assert (plan.page_numbers[plan.page_groups == 0] > 0).all()
     for group in range(len(drive.limits.groups)):
@@ -82,7 +92,13 @@ def test_I2_I3_I4_I5_I23_pages_are_as_many_as_needed_distinct_and_never_lost(
     last: Sizes = {}
 
     def see(drive: Drive) -> None:
-        for must_hold in (rounded_up, distinct, grown_at_boundaries, conserved, without_the_padding_page):
+        for must_hold in (
+            rounded_up,
+            distinct,
+            grown_at_boundaries,
+            conserved,
+            without_the_padding_page,
+        ):
             must_hold(drive, last)
         last.clear()
         last.update(sizes(drive.state))
@@ -91,11 +107,17 @@ def test_I2_I3_I4_I5_I23_pages_are_as_many_as_needed_distinct_and_never_lost(
     assert not any(held(drive.state).values())
 
 
-TIMES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.sampled_from(["abort", "fail"])), max_size=6)
+TIMES = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(0, 5), st.sampled_from(["abort", "fail"])), max_size=6
+)
 
 
-def treated(bounds: Limits, asked: list[Request], ends: list[tuple[int, int, str]], times: int) -> Drive:
-    """A run in which some requests are aborted or fail, each of which the scheduler is told so many times."""
+def treated(
+    bounds: Limits, asked: list[Request], ends: list[tuple[int, int, str]], times: int
+) -> Drive:
+    """A run in which some requests are aborted or fail, each of which the scheduler is told so many
+    times.
+    """
     drive = Drive(bounds)
     for one in asked:
         drive.submit(one)

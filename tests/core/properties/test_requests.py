@@ -1,4 +1,6 @@
-"""Requests: each is told apart from the others, sits within the caps, goes in its turn, and ends once by itself."""
+"""Requests: each is told apart from the others, sits within the caps, goes in its turn, and ends
+once by itself.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_I1_an_id_belongs_to_one_live_request(engine: Engine, names: list[str], 
 
 @EXAMPLES
 @given(prompts=st.lists(st.integers(1, 3), min_size=1, max_size=4), n=st.integers(1, 3))
-def test_I1_all_that_is_asked_of_an_llm_has_ids_of_its_own(llm: LLM, prompts: list[int], n: int) -> None:
+def test_I1_all_that_is_asked_of_an_llm_has_ids_of_its_own(
+    llm: LLM, prompts: list[int], n: int
+) -> None:
     asked = [{"prompt_token_ids": [token]} for token in prompts]
     params = SamplingParams(n=n, max_tokens=1, seed=1)
     answers = [*llm.generate(asked, params), *llm.generate(asked, params)]
@@ -81,7 +85,7 @@ def within_the_caps(drive: Drive) -> None:
 
 @EXAMPLES
 @given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
-def test_I6_I7_I11_I14_requests_keep_to_their_place_and_the_caps_and_end_in_time_as_they_would_alone(
+def test_I6_I7_I11_I14_requests_keep_place_and_caps_and_end_in_time_as_they_would_alone(
     bounds: Limits, asked: list[Request], gap: int
 ) -> None:
     preemptions: dict[str, int] = {}
@@ -89,14 +93,21 @@ def test_I6_I7_I11_I14_requests_keep_to_their_place_and_the_caps_and_end_in_time
     def see(drive: Drive) -> None:
         in_one_place(drive)
         within_the_caps(drive)
-        preemptions.update({entry.request.id: entry.preemptions for entry in drive.state.waiting if entry.preemptions})
+        preemptions.update(
+            {
+                entry.request.id: entry.preemptions
+                for entry in drive.state.waiting
+                if entry.preemptions
+            }
+        )
 
     drive = run(bounds, asked, see, gap)
     assert drive.outputs == {one.id: alone(one) for one in asked}
     assert set(drive.reasons.values()) <= {"stop", "length"}
     first = max(asked, key=lambda one: one.priority)
     assert first.id not in preemptions, "the first in rank was preempted"
-    # Every step computes a token, but for one that overlap wastes at the start and one at the end of each seat.
+    # Every step computes a token, but for one that overlap wastes at the start and one at the end
+    # of each seat.
     seats = {one.id: 1 + preemptions.get(one.id, 0) for one in asked}
     work = sum((one.max_len + 2) * seats[one.id] for one in asked)
     assert len(drive.plans) <= work + gap * len(asked) + 4
@@ -104,7 +115,9 @@ def test_I6_I7_I11_I14_requests_keep_to_their_place_and_the_caps_and_end_in_time
 
 @frozen
 class Sick:
-    """An executor whose steps lose some rows to NaN: `rows` lists them by the number of the launch."""
+    """An executor whose steps lose some rows to NaN: `rows` lists them by the number of the
+    launch.
+    """
 
     inner: Any
     rows: dict[int, int]
@@ -138,10 +151,14 @@ class Ill:
 
 @EXAMPLES
 @given(
-    prompts=st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12), min_size=1, max_size=5),
+    prompts=st.lists(
+        st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12), min_size=1, max_size=5
+    ),
     rows=st.dictionaries(st.integers(0, 20), st.integers(0, 3), max_size=3),
 )
-def test_I15_a_row_that_fails_fails_alone(engine: Engine, prompts: list[list[int]], rows: dict[int, int]) -> None:
+def test_I15_a_row_that_fails_fails_alone(
+    engine: Engine, prompts: list[list[int]], rows: dict[int, int]
+) -> None:
     failed = engine.stats().failed
     well, engine.executor = engine.executor, Sick(engine.executor, rows, [])
     try:
@@ -150,7 +167,9 @@ def test_I15_a_row_that_fails_fails_alone(engine: Engine, prompts: list[list[int
         sick, engine.executor = engine.executor, well
     reasons = list(trial.reasons.values())
 
-    assert reasons.count("error") == engine.stats().failed - failed <= len(rows), "a row did not fail alone"
+    assert reasons.count("error") == engine.stats().failed - failed <= len(rows), (
+        "a row did not fail alone"
+    )
     assert set(reasons) <= {"length", "error"}
     assert "error" in reasons or not rows or min(rows) >= len(sick.launched)
     for name, reason in trial.reasons.items():  # as Trial has judged already
@@ -158,7 +177,12 @@ def test_I15_a_row_that_fails_fails_alone(engine: Engine, prompts: list[list[int
 
 
 @EXAMPLES
-@given(length=st.integers(1, 400), most=st.integers(1, 400), page_size=st.sampled_from([1, 4, 16]), data=st.data())
+@given(
+    length=st.integers(1, 400),
+    most=st.integers(1, 400),
+    page_size=st.sampled_from([1, 4, 16]),
+    data=st.data(),
+)
 def test_I16_what_can_never_fit_fails_at_once_and_disturbs_nobody(
     length: int, most: int, page_size: int, data: st.DataObject
 ) -> None:
@@ -166,7 +190,9 @@ def test_I16_what_can_never_fit_fails_at_once_and_disturbs_nobody(
     bounds = limits(max_len=160, page_size=page_size, num_pages=pages)
     assume(length + most > 160 or -(-(length + most - 1) // page_size) > pages)
     state, _ = step(initial(bounds), (Arrived(toy_request("big", np.zeros(length), most)),), bounds)
-    assert [(ended.id, ended.reason) for ended in state.ended] == [("big", "error")], "it was not refused"
+    assert [(ended.id, ended.reason) for ended in state.ended] == [("big", "error")], (
+        "it was not refused"
+    )
     assert not state.num_running and not state.waiting and state.num_free == bounds.num_pages
 
     small = toy_request("small", [1, 2, 3], 3)
@@ -174,12 +200,16 @@ def test_I16_what_can_never_fit_fails_at_once_and_disturbs_nobody(
     drive.submit(toy_request("big", np.zeros(length), most))
     drive.submit(small)
     drive.drain(20)
-    assert drive.outputs == {"big": [], "small": alone(small)} and drive.reasons["small"] == "length"
+    assert (
+        drive.outputs == {"big": [], "small": alone(small)} and drive.reasons["small"] == "length"
+    )
 
 
 @EXAMPLES
 @given(length=st.integers(0, 400), most=st.integers(1, 400))
-def test_I16_the_engine_refuses_at_its_door_naming_both_numbers(engine: Engine, length: int, most: int) -> None:
+def test_I16_the_engine_refuses_at_its_door_naming_both_numbers(
+    engine: Engine, length: int, most: int
+) -> None:
     assume(not length or length + most > 160)
     wanted = rf"{length} .*160|{length + most}.*160" if length else "the prompt is empty"
     with pytest.raises(CapacityError, match=wanted):
@@ -204,10 +234,18 @@ def test_I17_higher_priority_goes_first(bounds: Limits, asked: list[Request]) ->
 
 
 @EXAMPLES
-@given(scheduler=FIFO, rows=st.integers(1, 5), overlap=st.booleans(), asked=requests(priority=1), gap=st.integers(1, 3))
+@given(
+    scheduler=FIFO,
+    rows=st.integers(1, 5),
+    overlap=st.booleans(),
+    asked=requests(priority=1),
+    gap=st.integers(1, 3),
+)
 def test_I18_equals_are_served_in_the_order_they_came(
     scheduler: str, rows: int, overlap: bool, asked: list[Request], gap: int
 ) -> None:
-    bounds = limits(scheduler=scheduler, max_rows=rows, overlap=overlap, policy=None, num_pages=100, check=False)
+    bounds = limits(
+        scheduler=scheduler, max_rows=rows, overlap=overlap, policy=None, num_pages=100, check=False
+    )
 
     assert seated_in(run(bounds, asked, gap=gap)) == [one.id for one in asked]

@@ -29,18 +29,27 @@ def said(prompt: list[int], count: int) -> list[int]:
 
 def answer(llm: LLM, prompt: list[int], **params: object) -> CompletionOutput:
     """The greedy answer to a prompt."""
-    (output,) = llm.generate({"prompt_token_ids": prompt}, SamplingParams(**({"temperature": 0.0} | params)))
+    (output,) = llm.generate(
+        {"prompt_token_ids": prompt}, SamplingParams(**({"temperature": 0.0} | params))
+    )
     return output.outputs[0]
 
 
 @EXAMPLES
 @given(prompt=PROMPTS, beyond=st.integers(-2, 3))
-def test_I8_an_answer_ends_at_its_first_end_of_sequence_token(llm: LLM, prompt: list[int], beyond: int) -> None:
+def test_I8_an_answer_ends_at_its_first_end_of_sequence_token(
+    llm: LLM, prompt: list[int], beyond: int
+) -> None:
     tokens = said(prompt, 24)
     end = tokens.index(EOS) + 1 if EOS in tokens else 20
     most = min(max(end + beyond, 1), 24)
-    kinds = [SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=ignore) for ignore in (False, True)]
-    found, ignored = (output.outputs[0] for output in llm.generate([{"prompt_token_ids": prompt}] * 2, kinds))
+    kinds = [
+        SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=ignore)
+        for ignore in (False, True)
+    ]
+    found, ignored = (
+        output.outputs[0] for output in llm.generate([{"prompt_token_ids": prompt}] * 2, kinds)
+    )
     ended = EOS in tokens[:most]
 
     assert found.token_ids == tuple(tokens[: end if ended else most])
@@ -54,7 +63,9 @@ def test_I9_an_answer_ends_at_its_first_stop_token_after_min_tokens(
     llm: LLM, prompt: list[int], place: int, least: int
 ) -> None:
     stop = said(prompt, 10)[place]
-    found = answer(llm, prompt, max_tokens=12, min_tokens=least, stop_token_ids=[stop], ignore_eos=True)
+    found = answer(
+        llm, prompt, max_tokens=12, min_tokens=least, stop_token_ids=[stop], ignore_eos=True
+    )
     history = list(prompt)
     for count in range(12):
         token = next_token(history)
@@ -88,14 +99,18 @@ def test_I9_an_answer_ends_with_the_token_that_completes_a_stop_string(
 
 @EXAMPLES
 @given(prompt=PROMPTS, most=st.integers(1, 20))
-def test_I10_an_answer_ends_at_max_tokens_when_nothing_else_ends_it(llm: LLM, prompt: list[int], most: int) -> None:
+def test_I10_an_answer_ends_at_max_tokens_when_nothing_else_ends_it(
+    llm: LLM, prompt: list[int], most: int
+) -> None:
     found = answer(llm, prompt, max_tokens=most, ignore_eos=True)
 
     assert (list(found.token_ids), found.finish_reason) == (said(prompt, most), "length")
 
 
 @EXAMPLES
-@given(prompt=PROMPTS, stops=st.lists(st.sampled_from(["ab", "a", "é", "日本", "B", "CD"]), max_size=3))
+@given(
+    prompt=PROMPTS, stops=st.lists(st.sampled_from(["ab", "a", "é", "日本", "B", "CD"]), max_size=3)
+)
 def test_I19_streamed_text_is_the_final_text(llm: LLM, prompt: list[int], stops: list[str]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=9, stop=stops)
     pieces = [piece.outputs[0] for piece in llm.stream({"prompt_token_ids": prompt}, params)]
@@ -103,7 +118,9 @@ def test_I19_streamed_text_is_the_final_text(llm: LLM, prompt: list[int], stops:
 
     assert "".join(piece.text for piece in pieces) == whole.text
     assert tuple(token for piece in pieces for token in piece.token_ids) == whole.token_ids
-    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [whole.finish_reason]
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [
+        whole.finish_reason
+    ]
 
 
 Told = tuple[LLM, ScriptedLoop]
@@ -128,15 +145,20 @@ def test_I20_a_stop_string_and_what_follows_are_no_part_of_the_answer(
 
 @EXAMPLES
 @given(text=TEXTS, stops=STOPS, pace=st.integers(1, 4))
-def test_I21_no_piece_ends_within_a_character(told: Told, text: str, stops: list[str], pace: int) -> None:
+def test_I21_no_piece_ends_within_a_character(
+    told: Told, text: str, stops: list[str], pace: int
+) -> None:
     tokens = told[0].tokenizer.encode(text)
     pieces = pieces_of(told, text, pace, SamplingParams(stop=stops))
     for count in range(len(pieces) + 1):
-        assert text.startswith("".join(pieces[:count])), "a piece shows what is no character of the text"
+        assert text.startswith("".join(pieces[:count])), (
+            "a piece shows what is no character of the text"
+        )
 
     whole = up_to_the_stop(text, stops, include=False)[0]
     assert "".join(pieces) == whole
-    cut = pieces_of(told, text, pace, SamplingParams(max_tokens=1))  # may end within a character, and says so
+    # may end within a character, and says so
+    cut = pieces_of(told, text, pace, SamplingParams(max_tokens=1))
     assert "".join(cut) == told[0].tokenizer.decode(tokens[:1])
 
 

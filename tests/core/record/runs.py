@@ -31,26 +31,52 @@ def recorder(limits: Limits, path: Path | None, *, prompts: bool = False) -> Rec
 
 def bounds(**changes: Any) -> Limits:
     """An engine of 64 seats and 300 pages."""
-    sizes = {"max_rows": 64, "num_pages": 300, "page_size": 8, "max_batch_tokens": 256, "max_len": 400, "check": False}
+    sizes = {
+        "max_rows": 64,
+        "num_pages": 300,
+        "page_size": 8,
+        "max_batch_tokens": 256,
+        "max_len": 400,
+        "check": False,
+    }
     return small_limits(**(sizes | changes))
 
 
 def requests(count: int, seed: int = 0) -> list[Request]:
-    """Requests in families that share long beginnings, as chats with a system prompt and turns do."""
+    """Requests in families that share long beginnings, as chats with a system prompt and turns
+    do.
+    """
     rng = np.random.default_rng(seed)
     systems = [rng.integers(10, VOCAB, 16 * (2 + family)) for family in range(5)]
     turns: list[np.ndarray] = list(systems)
     made = []
     for number in range(count):
-        start = turns[int(rng.integers(0, len(turns)))] if rng.random() < 0.5 else systems[int(rng.integers(0, 5))]
-        prompt = np.concatenate([start, rng.integers(10, VOCAB, int(rng.integers(4, 60)))])[:250].astype(np.int32)
+        start = (
+            turns[int(rng.integers(0, len(turns)))]
+            if rng.random() < 0.5
+            else systems[int(rng.integers(0, 5))]
+        )
+        prompt = np.concatenate([start, rng.integers(10, VOCAB, int(rng.integers(4, 60)))])[
+            :250
+        ].astype(np.int32)
         turns = [*turns[-40:], prompt]
-        made.append(Request(id=f"request {number}", prompt=prompt, max_tokens=int(rng.integers(4, 80)), stop_ids=STOPS))
+        made.append(
+            Request(
+                id=f"request {number}",
+                prompt=prompt,
+                max_tokens=int(rng.integers(4, 80)),
+                stop_ids=STOPS,
+            )
+        )
     return made
 
 
-def run(limits: Limits, asked: list[Request], most: int, seed: int = 1) -> Iterator[tuple[list[Event], State, Plan]]:
-    """Steps with random tokens, requests coming in bursts, until all are done or there were `most` steps."""
+def run(
+    limits: Limits, asked: list[Request], most: int, seed: int = 1
+) -> Iterator[tuple[list[Event], State, Plan]]:
+    """Steps with random tokens, requests coming in bursts, until all are done or there were `most`
+    steps.
+    """
     rng, state, waiting = np.random.default_rng(seed), initial(limits), list(asked)
     events: list[Event] = []
     for number in range(most):
@@ -62,10 +88,14 @@ def run(limits: Limits, asked: list[Request], most: int, seed: int = 1) -> Itera
             return
         sampled = plan.samples > 0
         tokens = rng.integers(0, VOCAB, int(sampled.sum())).astype(np.int32)
-        events = [Sampled(plan.rows[sampled], plan.orders[sampled], None, tokens)] if len(tokens) else []
+        events = (
+            [Sampled(plan.rows[sampled], plan.orders[sampled], None, tokens)] if len(tokens) else []
+        )
 
 
-def record(path: Path, limits: Limits, asked: list[Request], most: int, *, prompts: bool = False) -> int:
+def record(
+    path: Path, limits: Limits, asked: list[Request], most: int, *, prompts: bool = False
+) -> int:
     """Record a run to its end; how many steps it had."""
     kept = recorder(limits, path, prompts=prompts)
     count = 0

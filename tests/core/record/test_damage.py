@@ -25,7 +25,9 @@ def whole(tmp_path: Path) -> bytes:
     return path.read_bytes()
 
 
-def said(data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str]:
+def said(
+    data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str
+) -> tuple[int, str]:
     """The exit code of replaying the bytes, and the one line that it prints on standard error."""
     path = tmp_path / "it"
     path.write_bytes(data)
@@ -71,7 +73,10 @@ def test_bytes_after_the_end_mark_are_found(
 ) -> None:
     for more in (b"\n", whole):
         code, line = said(whole + more, tmp_path, capsys, *flags)
-        assert code == 6 and f"goes on for {len(more)} bytes after its end mark, at byte {len(whole)}" in line
+        assert (
+            code == 6
+            and f"goes on for {len(more)} bytes after its end mark, at byte {len(whole)}" in line
+        )
 
 
 @pytest.mark.parametrize(
@@ -90,25 +95,37 @@ def test_what_is_no_recording_of_this_version(
     assert code == 6 and words in line
 
 
-def test_steps_of_another_shape_are_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_of_another_shape_are_of_another_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "old"
     with path.open("wb") as file:
         file.write(b"headstock recording 1\n")
-        write_frame(file, HEADER, json.dumps({"headstock": "0.0.1", "shape": {"Plan": ["rows"]}}).encode())
+        write_frame(
+            file, HEADER, json.dumps({"headstock": "0.0.1", "shape": {"Plan": ["rows"]}}).encode()
+        )
     code, line = said(path.read_bytes(), tmp_path, capsys)
     assert code == 6 and "was made by headstock 0.0.1, whose steps consist of other fields" in line
 
 
-def test_a_missing_file_and_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_and_a_place_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["replay", str(tmp_path / "none")]) == 6
     assert "No such file" in capsys.readouterr().err
     with pytest.raises(ModelError, match=r"--record .* cannot be written: No such file"):
         Engine(EngineConfig(record=str(tmp_path / "no" / "file")))
 
 
-@pytest.mark.parametrize("flags", [["--html", "it"], ["--timeline", "it"], ["--html", "new", "--timeline", "./new"]])
+@pytest.mark.parametrize(
+    "flags", [["--html", "it"], ["--timeline", "it"], ["--html", "new", "--timeline", "./new"]]
+)
 def test_a_drawing_is_written_over_neither_the_recording_nor_the_other_one(
-    flags: list[str], whole: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    flags: list[str],
+    whole: bytes,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, line = said(whole, tmp_path, capsys, *flags)
@@ -116,7 +133,9 @@ def test_a_drawing_is_written_over_neither_the_recording_nor_the_other_one(
     assert (tmp_path / "it").read_bytes() == whole and not (tmp_path / "new").exists()
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_ends_the_recording_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     limits = bounds()
     kept = recorder(limits, tmp_path / "run.recording")
     assert kept.writer is not None and kept.writer.file is not None
@@ -130,7 +149,9 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path, caplog:
     assert len(kept.writer.pending) == 0
 
 
-def test_reports_go_to_the_temporary_folder_and_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_go_to_the_temporary_folder_and_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kept = recorder(bounds(), None)
     for events, state, plan in run(bounds(), requests(5), 10):
@@ -164,6 +185,12 @@ def test_the_newest_reports_are_kept_and_nothing_else_is_deleted(
     assert left == kept | {path.name for path in made[-MOST_KEPT:]}
 
 
-def test_a_report_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_cannot_be_written_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-    assert recorder(bounds(), None).report().startswith("no recording could be written: [Errno 2] No such file")
+    assert (
+        recorder(bounds(), None)
+        .report()
+        .startswith("no recording could be written: [Errno 2] No such file")
+    )

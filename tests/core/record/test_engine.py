@@ -28,12 +28,21 @@ def prompts(count: int) -> list[dict[str, list[int]]]:
     rng = np.random.default_rng(3)
     shared = rng.integers(5, 500, 16).tolist()
     return [
-        {"prompt_token_ids": shared * (number % 2) + rng.integers(5, 500, int(rng.integers(3, 40))).tolist()}
+        {
+            "prompt_token_ids": shared * (number % 2)
+            + rng.integers(5, 500, int(rng.integers(3, 40))).tolist()
+        }
         for number in range(count)
     ]
 
 
-SETTINGS = [{}, {"overlap": False}, {"cache_type": "naive"}, {"record_prompts": True}, {"prefix_cache_n": 2}]
+SETTINGS = [
+    {},
+    {"overlap": False},
+    {"cache_type": "naive"},
+    {"record_prompts": True},
+    {"prefix_cache_n": 2},
+]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -54,7 +63,20 @@ def test_a_recording_of_the_engine_replays(
 def test_bench_and_run_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.recording"
     assert (
-        main(["run", "--prompt", "Once", "--max-tokens", "5", "--quiet", "--record", str(path), "--num-pages", "64"])
+        main(
+            [
+                "run",
+                "--prompt",
+                "Once",
+                "--max-tokens",
+                "5",
+                "--quiet",
+                "--record",
+                str(path),
+                "--num-pages",
+                "64",
+            ]
+        )
         == 0
     )
     capsys.readouterr()
@@ -87,33 +109,50 @@ def submitted(engine: Engine, count: int) -> None:
     """Hand in requests of 60 tokens each."""
     for number in range(count):
         prompt = np.arange(5, 35, dtype=np.int32) + number
-        engine.submit(Request(id=str(number), prompt=prompt, max_tokens=30, params=SamplingParams(temperature=0.0)))
+        engine.submit(
+            Request(
+                id=str(number), prompt=prompt, max_tokens=30, params=SamplingParams(temperature=0.0)
+            )
+        )
 
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_scheduler_that_fails_names_a_recording_that_shows_it(
-    recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recorded: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     engine = Engine(EngineConfig(**TIGHT, record=str(tmp_path / "mine") if recorded else None))
     engine.limits = evolve(engine.limits, choose=dying(9, ZeroDivisionError("oh")))
     submitted(engine, 3)
-    with pytest.raises(PluginBroken, match=r"raised ZeroDivisionError: oh; .*headstock replay (\S+)") as raised:
+    with pytest.raises(
+        PluginBroken, match=r"raised ZeroDivisionError: oh; .*headstock replay (\S+)"
+    ) as raised:
         finish(engine)
     engine.close()
 
     named = str(raised.value).rpartition(" ")[2]
     assert (named == str(tmp_path / "mine")) == recorded
-    # The installed scheduler does not fail, which the replay tells: the fault lies in what was chosen in this engine.
+    # The installed scheduler does not fail, which the replay tells: the fault lies in what was
+    # chosen in this engine.
     assert main(["replay", named]) == 1
-    said = "step 9 differs in outcome: recorded PluginBroken: the scheduler 'mixed' raised ZeroDivisionError: oh;"
+    said = (
+        "step 9 differs in outcome: recorded PluginBroken: the scheduler 'mixed' raised "
+        "ZeroDivisionError: oh;"
+    )
     assert said in capsys.readouterr().out
 
 
-def test_a_broken_scheduler_plugin_leaves_a_recording_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_scheduler_plugin_leaves_a_recording_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     engine = Engine(EngineConfig(**TIGHT))
-    engine.limits = evolve(engine.limits, choose=lambda view, budget: Choice(rows=np.array([99]), counts=np.array([1])))
+    engine.limits = evolve(
+        engine.limits, choose=lambda view, budget: Choice(rows=np.array([99]), counts=np.array([1]))
+    )
     submitted(engine, 1)
     with pytest.raises(PluginBroken, match="a row that does not exist"):
         engine.step()
@@ -128,7 +167,9 @@ def test_a_tail_cannot_be_replayed_but_drawn(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     engine = Engine(EngineConfig(num_pages=200, page_size=4, max_running_requests=2))
     prompt = np.arange(5, 15, dtype=np.int32)
-    engine.submit(Request(id="long", prompt=prompt, max_tokens=300, params=SamplingParams(temperature=0.0)))
+    engine.submit(
+        Request(id="long", prompt=prompt, max_tokens=300, params=SamplingParams(temperature=0.0))
+    )
     engine.limits = evolve(engine.limits, choose=dying(290, ZeroDivisionError("oh")))
     with pytest.raises(PluginBroken, match="the last 256 steps are in") as raised:
         finish(engine)
@@ -137,11 +178,18 @@ def test_a_tail_cannot_be_replayed_but_drawn(
     named, trace = str(raised.value).rpartition(" ")[2], tmp_path / "trace.json"
     assert main(["replay", named]) == 5
     (line,) = capsys.readouterr().err.splitlines()
-    assert "begins with step 35, and a schedule can be run again from step 0 only; --timeline FILE draws" in line
+    assert (
+        "begins with step 35, and a schedule can be run again from step 0 only; --timeline FILE "
+        "draws" in line
+    )
     assert main(["replay", named, "--timeline", str(trace)]) == 0
     events = json.loads(trace.read_text())["traceEvents"]
     (failed,) = [each["name"] for each in events if each["ph"] == "i"]
-    assert failed.startswith("failed: PluginBroken: the scheduler 'mixed' raised ZeroDivisionError: oh;")
+    assert failed.startswith(
+        "failed: PluginBroken: the scheduler 'mixed' raised ZeroDivisionError: oh;"
+    )
     (decode,) = [each for each in events if each["name"] == "decode"]
     assert decode["args"]["steps"] == 255
-    assert all(not e.tokens.any() for m in read(named).moments() for e in m.events if hasattr(e, "tokens"))
+    assert all(
+        not e.tokens.any() for m in read(named).moments() for e in m.events if hasattr(e, "tokens")
+    )

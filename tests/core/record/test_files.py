@@ -38,13 +38,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "replay soft --html it",
     ],
 )
-def test_files_that_are_one_are_refused_and_kept(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_one_are_refused_and_kept(
+    command: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(command.split()) == 2
     assert "which would be written over; name another file" in capsys.readouterr().err
     assert (here / "it").read_text() == KEPT and not (here / "new").exists()
 
 
-def test_what_keeps_nothing_may_be_named_twice(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_keeps_nothing_may_be_named_twice(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["replay", "it", "--timeline", os.devnull, "--html", os.devnull]) == 6
     assert "is not a recording" in capsys.readouterr().err
 
@@ -56,7 +60,9 @@ def test_a_start_that_fails_leaves_an_older_recording(here: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [None, ""])
-def test_a_start_that_fails_leaves_no_empty_recording_that_it_made(before: str | None, here: Path) -> None:
+def test_a_start_that_fails_leaves_no_empty_recording_that_it_made(
+    before: str | None, here: Path
+) -> None:
     if before is not None:
         (here / "new").write_text(before)
     with pytest.raises(UsageError, match="nosuch"):
@@ -67,9 +73,23 @@ def test_a_start_that_fails_leaves_no_empty_recording_that_it_made(before: str |
 def test_an_older_recording_is_replaced_only_when_that_is_asked_for(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["run", "--prompt", "Once", "--max-tokens", "2", "--num-pages", "64", "--quiet", "--record", "soft"]
+    words = [
+        "run",
+        "--prompt",
+        "Once",
+        "--max-tokens",
+        "2",
+        "--num-pages",
+        "64",
+        "--quiet",
+        "--record",
+        "soft",
+    ]
     assert main(words) == 2
-    said = "headstock: --record soft: the file exists and is not empty; name another file, or replace it with "
+    said = (
+        "headstock: --record soft: the file exists and is not empty; name another file, or "
+        "replace it with "
+    )
     assert capsys.readouterr() == ("", f"{said}--record-overwrite\n")
     assert (here / "it").read_text() == KEPT
 
@@ -82,7 +102,9 @@ def test_an_older_recording_is_replaced_only_when_that_is_asked_for(
 def test_a_recording_may_go_through_a_pipe(here: Path) -> None:
     os.mkfifo(here / "pipe")
     found: list[bytes] = []
-    reader = threading.Thread(target=lambda: found.append((here / "pipe").read_bytes()), daemon=True)
+    reader = threading.Thread(
+        target=lambda: found.append((here / "pipe").read_bytes()), daemon=True
+    )
     reader.start()
     with LLM("demo", num_pages=64, record="pipe") as llm:
         llm.generate("Once upon a time")

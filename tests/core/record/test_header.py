@@ -49,7 +49,13 @@ def places(value: Any, at: Place = ()) -> Iterator[Place]:
     """Where values lie within a value of JSON."""
     if at:
         yield at
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from places(inner, (*at, key))
 
 
@@ -60,11 +66,17 @@ def put(values: Any, at: Place, new: Any) -> None:
     values[at[-1]] = new
 
 
-FIELDS = [at for at in places(json.loads(json.dumps({**header(bounds()), "first": 0}))) if at[0] != "shape"]
+FIELDS = [
+    at
+    for at in places(json.loads(json.dumps({**header(bounds()), "first": 0})))
+    if at[0] != "shape"
+]
 
 
 @pytest.mark.parametrize("at", FIELDS, ids=str)
-@pytest.mark.parametrize("new", [{}, [[]], "\ud800", -1, 1.5, True, 1 << 40, LARGEST + 1, None], ids=repr)
+@pytest.mark.parametrize(
+    "new", [{}, [[]], "\ud800", -1, 1.5, True, 1 << 40, LARGEST + 1, None], ids=repr
+)
 def test_a_field_of_a_wrong_type_or_an_absurd_size_is_refused_in_one_line(
     at: Place, new: Any, recording: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,9 +104,16 @@ def test_no_header_ends_in_a_traceback(
     data: st.DataObject, recording: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     numbers = st.integers(-2, 200) | st.integers(-(2**70), 2**70) | st.floats()
-    leaves = st.none() | st.booleans() | numbers | st.text(max_size=5) | st.sampled_from(["radix", "naive", "mixed"])
+    leaves = (
+        st.none()
+        | st.booleans()
+        | numbers
+        | st.text(max_size=5)
+        | st.sampled_from(["radix", "naive", "mixed"])
+    )
     values = st.recursive(
-        leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner)
+        leaves,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     )
 
     def edit(found: Any) -> None:
@@ -104,7 +123,9 @@ def test_no_header_ends_in_a_traceback(
 
     file = tmp_path / "it"
     file.write_bytes(change(recording, edit))
-    flags = data.draw(st.sampled_from([(), ("--check",), ("--html", "page"), ("--timeline", "trace")]))
+    flags = data.draw(
+        st.sampled_from([(), ("--check",), ("--html", "page"), ("--timeline", "trace")])
+    )
     flags = tuple(str(tmp_path / flag) if flag in ("page", "trace") else flag for flag in flags)
     code = main(["replay", str(file), *flags])
     out, err = capsys.readouterr()
@@ -112,7 +133,9 @@ def test_no_header_ends_in_a_traceback(
     assert out.count("\n") + err.count("\n") <= 1
 
 
-def test_a_header_nested_without_end_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_header_nested_without_end_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "it"
     with file.open("wb") as out:
         out.write(FIRST + b"1\n")
@@ -122,5 +145,7 @@ def test_a_header_nested_without_end_is_refused(tmp_path: Path, capsys: pytest.C
 
 
 def test_every_limit_and_every_field_of_a_group_has_a_rule() -> None:
-    assert LIMITS.keys() | {"groups", "choose", "policy", "longer"} == {each.name for each in attrs.fields(Limits)}
+    assert LIMITS.keys() | {"groups", "choose", "policy", "longer"} == {
+        each.name for each in attrs.fields(Limits)
+    }
     assert GROUP.keys() == {each.name for each in attrs.fields(KVGroup)}

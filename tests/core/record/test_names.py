@@ -47,12 +47,18 @@ def seated(made: PageNames, tokens: list[int], **changes: object) -> None:
     one = request("a", tokens, 50, **changes)
     zeros = np.zeros(1, np.int32)
     ones = zeros + 1
-    plan = Plan(number=0, num_decode=0, rows=zeros, orders=ones, starts=zeros, stops=ones, num_logits=zeros,
+    plan = Plan(number=0, num_decode=0, rows=zeros, orders=ones, starts=zeros, stops=ones,
+    num_logits=zeros,
                 samples=zeros, joined=zeros)  # fmt: skip
     made.seat(plan, (Entry(request=one, tokens=one.prompt, arrival=1),))
 
 
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=20), TOKENS, st.sampled_from([1, 2, 3, 4, 8]), st.booleans())
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=20),
+    TOKENS,
+    st.sampled_from([1, 2, 3, 4, 8]),
+    st.booleans(),
+)
 @settings(max_examples=60)
 def test_sampled_tokens_get_the_names_that_a_prompt_with_them_gets(
     prompt: list[int], output: list[int], unit: int, drafted: bool
@@ -72,8 +78,11 @@ def test_a_token_that_ends_its_request_is_named_after_the_stop_id_and_an_early_o
     made = names(4)
     seated(made, [5, 5, 5], stop_ids=(9, 7), min_tokens=2)
     row = np.zeros(1, np.int32)
-    hidden = [int(made.sampled(Sampled(row, row + 1, None, array([token])))[0]) for token in (7, 7, 9)]
-    assert hidden[0] not in (0, STOP, STOP + 1)  # the page's last token, under its name although it is a stop id
+    hidden = [
+        int(made.sampled(Sampled(row, row + 1, None, array([token])))[0]) for token in (7, 7, 9)
+    ]
+    # the page's last token, under its name although it is a stop id
+    assert hidden[0] not in (0, STOP, STOP + 1)
     assert hidden[1:] == [STOP + 1, STOP]
 
 
@@ -83,7 +92,8 @@ def test_late_news_of_a_row_that_is_gone_counts_for_nothing() -> None:
     row = np.zeros(1, np.int32)
     assert made.sampled(Sampled(row, row + 99, None, array([3]))).tolist() == [0]
     assert (
-        made.sampled(Sampled(row, row + 1, None, array([3]))).tolist() == made.pages(array([5, 3]), "")[0][1:].tolist()
+        made.sampled(Sampled(row, row + 1, None, array([3]))).tolist()
+        == made.pages(array([5, 3]), "")[0][1:].tolist()
     )
 
 
@@ -95,7 +105,9 @@ def test_another_recording_has_other_names() -> None:
 
 
 @pytest.mark.parametrize("prompts", [False, True])
-def test_no_token_of_a_prompt_is_in_a_recording_unless_asked_for(prompts: bool, tmp_path: Path) -> None:
+def test_no_token_of_a_prompt_is_in_a_recording_unless_asked_for(
+    prompts: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "run.recording"
     asked = requests(40)
     record(path, bounds(), asked, 200, prompts=prompts)
@@ -123,5 +135,6 @@ def test_no_token_of_a_prompt_is_in_a_recording_unless_asked_for(prompts: bool, 
             assert not found.prompt[inner].any()
             assert not any(real == written for real, written in pairs if written)
     if not prompts:
-        small = [token for token in sampled if 0 < token < 1000]  # the vocabulary has 1000 tokens, names 2**30
+        # the vocabulary has 1000 tokens, names 2**30
+        small = [token for token in sampled if 0 < token < 1000]
         assert len(small) <= 2 and max(sampled) >= STOP

@@ -23,7 +23,18 @@ from headstock.record.moment import Moment, Noted
 from headstock.record.recorder import Recorder
 from headstock.record.replay import replay
 from headstock.record.steps import KINDS, get_step, put_step
-from headstock.schedule import Aborted, Arrived, Cleared, Event, Failed, Limits, Plan, Request, Sampled, step
+from headstock.schedule import (
+    Aborted,
+    Arrived,
+    Cleared,
+    Event,
+    Failed,
+    Limits,
+    Plan,
+    Request,
+    Sampled,
+    step,
+)
 
 RNG = np.random.default_rng(11)
 
@@ -52,7 +63,9 @@ class Recorded(Drive):
         return plan
 
 
-def drive(path: Path, limits: Limits, asked: list[Request], rng: np.random.Generator | None = None) -> Drive:
+def drive(
+    path: Path, limits: Limits, asked: list[Request], rng: np.random.Generator | None = None
+) -> Drive:
     """The requests run with the toy model to their end, recorded."""
     driven = Recorded(limits, rng, recorder=recorder(limits, path))
     for each in asked:
@@ -66,7 +79,9 @@ def replayed(path: Path) -> tuple[list[Plan | None], str | None]:
     """The recorded plans, and what is said of the first that differs."""
     recording = read(path)
     steps = list(replay(recording.moments(), limits_of(recording.header, check=True)))
-    return [each.moment.plan for each in steps], str(steps[-1].divergence) if steps[-1].divergence else None
+    return [each.moment.plan for each in steps], str(steps[-1].divergence) if steps[
+        -1
+    ].divergence else None
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -77,7 +92,9 @@ def test_a_run_of_256_requests_with_preemption_replays_to_the_same_plans(
     asked = [
         toy_request(
             f"r{number}",
-            np.concatenate([shared[: int(RNG.integers(0, 24))], RNG.integers(0, 50, int(RNG.integers(1, 60)))]),
+            np.concatenate(
+                [shared[: int(RNG.integers(0, 24))], RNG.integers(0, 50, int(RNG.integers(1, 60)))]
+            ),
             int(RNG.integers(1, 40)),
             stop_ids=tuple(RNG.integers(0, 50, number % 3).tolist()),
             min_tokens=0,
@@ -93,7 +110,9 @@ def test_a_run_of_256_requests_with_preemption_replays_to_the_same_plans(
     assert all(driven.outputs[each.id] == alone(each) for each in asked)
     plans, said = replayed(path)
     assert said is None
-    assert [plan.encode() for plan in plans if plan is not None] == [plan.encode() for plan in driven.plans]
+    assert [plan.encode() for plan in plans if plan is not None] == [
+        plan.encode() for plan in driven.plans
+    ]
     assert main(["replay", str(path), "--check"]) == 0
     assert capsys.readouterr().out == f"{len(driven.plans)} steps, identical\n"
 
@@ -109,23 +128,31 @@ def test_any_engine_and_workload_replays(seed: int, scheduler: str, tmp_path: Pa
 
     plans, said = replayed(path)
     assert said is None
-    assert [plan.encode() for plan in plans if plan is not None] == [plan.encode() for plan in driven.plans]
+    assert [plan.encode() for plan in plans if plan is not None] == [
+        plan.encode() for plan in driven.plans
+    ]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_regions_that_are_taken_over_replay(overlap: bool, tmp_path: Path) -> None:
     path, rng = tmp_path / "run.recording", np.random.default_rng(3)
     sizes = {"page_size": 400, "num_pages": 6, "max_rows": 6, "most_regions": 6, "policy": None}
-    driven = Recorded(bounds(overlap=overlap, **sizes), recorder=recorder(bounds(overlap=overlap, **sizes), path))
+    driven = Recorded(
+        bounds(overlap=overlap, **sizes), recorder=recorder(bounds(overlap=overlap, **sizes), path)
+    )
     talks = [rng.integers(0, 50, 20).astype(np.int32) for _ in range(4)]
     for turn in range(4):
         for number, talk in enumerate(talks):
             driven.submit(toy_request(f"{turn}.{number}", talk, 9, namespace="t" * (number % 2)))
         driven.drain()
         answers = [driven.outputs[f"{turn}.{number}"] for number in range(4)]
-        talks = [np.concatenate([talk, said, [turn]]) for talk, said in zip(talks, answers, strict=True)]
+        talks = [
+            np.concatenate([talk, said, [turn]]) for talk, said in zip(talks, answers, strict=True)
+        ]
     driven.recorder.close()
-    taken = sum(int((plan.starts[np.isin(plan.rows, plan.joined)] > 0).sum()) for plan in driven.plans)
+    taken = sum(
+        int((plan.starts[np.isin(plan.rows, plan.joined)] > 0).sum()) for plan in driven.plans
+    )
 
     assert taken == 12 and replayed(path)[1] is None
 
@@ -144,17 +171,24 @@ def test_the_first_step_that_differs_is_named_with_its_field(tmp_path: Path) -> 
     moments = list(recording.moments())
     plan = moments[30].plan
     assert plan is not None
-    other = changed(moments, 30, stops=plan.stops + np.eye(1, len(plan.stops), 2, dtype=np.int32)[0])
+    other = changed(
+        moments, 30, stops=plan.stops + np.eye(1, len(plan.stops), 2, dtype=np.int32)[0]
+    )
     steps = list(replay(iter(other), limits_of(recording.header)))
 
     assert len(steps) == 31
     divergence = steps[-1].divergence
     assert divergence is not None and (divergence.step, divergence.field) == (30, "stops")
     assert f"from entry 2 of {len(plan.stops)}" in divergence.recorded
-    assert f"[{plan.stops[2] + 1} " in divergence.recorded and f"[{plan.stops[2]} " in divergence.replayed
+    assert (
+        f"[{plan.stops[2] + 1} " in divergence.recorded
+        and f"[{plan.stops[2]} " in divergence.replayed
+    )
 
 
-def test_another_scheduler_than_recorded_is_found_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_scheduler_than_recorded_is_found_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     limits = bounds()
     path = tmp_path / "run.recording"
     kept = recorder(limits, path)
@@ -168,7 +202,9 @@ def test_another_scheduler_than_recorded_is_found_out(tmp_path: Path, capsys: py
     assert capsys.readouterr().out.startswith("step ")
 
 
-def test_a_scheduler_that_failed_fails_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scheduler_that_failed_fails_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "run.recording"
     kept = recorder(bounds(), path)
     for events, state, plan in run(bounds(), requests(5), 20):
@@ -193,7 +229,16 @@ def test_a_recorded_failure_that_does_not_come_back_is_a_difference(tmp_path: Pa
 
 
 def test_every_event_keeps_its_fields() -> None:
-    one = toy_request("a", [1, 2, 3], 4, stop_ids=(2, 3), priority=5, namespace="x", fenced=True, prompt_logprobs=True)
+    one = toy_request(
+        "a",
+        [1, 2, 3],
+        4,
+        stop_ids=(2, 3),
+        priority=5,
+        namespace="x",
+        fenced=True,
+        prompt_logprobs=True,
+    )
     ints = np.arange(3, dtype=np.int32)
     events: list[Event] = [
         Arrived(one),
@@ -204,7 +249,16 @@ def test_every_event_keeps_its_fields() -> None:
         Cleared(),
     ]
     assert {type(event) for event in events} == set(KINDS)
-    plan = Plan(number=3, num_decode=1, rows=ints, orders=ints, starts=ints, stops=ints, num_logits=ints, samples=ints)
+    plan = Plan(
+        number=3,
+        num_decode=1,
+        rows=ints,
+        orders=ints,
+        starts=ints,
+        stops=ints,
+        num_logits=ints,
+        samples=ints,
+    )
     block = BlockWriter()
     put_step(block, Noted(17, events, plan), None)
     put_step(block, Noted(18, [], plan), None)
@@ -232,7 +286,17 @@ def test_replaying_imports_no_torch(tmp_path: Path) -> None:
         "print('torch' in sys.modules); sys.exit(code)"
     )
     page, trace = str(tmp_path / "a.html"), str(tmp_path / "a.json")
-    command = [sys.executable, "-c", script, "replay", str(path), "--html", page, "--timeline", trace]
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        "replay",
+        str(path),
+        "--html",
+        page,
+        "--timeline",
+        trace,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
     assert done.stdout.endswith("identical\nFalse\n")
 
@@ -242,5 +306,13 @@ def test_the_header_makes_the_same_limits() -> None:
     made = limits_of(header(limits))
 
     assert type(made.policy) is type(limits.policy) and made.choose is limits.choose
-    for name in ("max_rows", "max_len", "page_size", "num_pages", "groups", "recompute", "scheduler"):
+    for name in (
+        "max_rows",
+        "max_len",
+        "page_size",
+        "num_pages",
+        "groups",
+        "recompute",
+        "scheduler",
+    ):
         assert getattr(made, name) == getattr(limits, name)

@@ -24,7 +24,9 @@ def trace_of(path: Path, tmp_path: Path) -> str:
 
 
 PAUSES = [0, 1, 500, 1_001, 99_999, 10**7, 7 * 10**9]
-"""Nanoseconds between two steps: none at all where a clock is coarse, seconds where the machine does something else."""
+"""Nanoseconds between two steps: none at all where a clock is coarse, seconds where the machine
+does something else.
+"""
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -34,7 +36,9 @@ def test_a_trace_is_what_every_viewer_takes(overlap: bool, pages: int, tmp_path:
     kept, at, rng = recorder(limits, path), 10**15, np.random.default_rng(pages)
     for events, state, plan in run(limits, requests(150), 900):
         at += int(rng.choice(PAUSES))
-        joined = tuple(entry for row in plan.joined.tolist() if (entry := state.seats[row]) is not None)
+        joined = tuple(
+            entry for row in plan.joined.tolist() if (entry := state.seats[row]) is not None
+        )
         kept.note(Noted(at, events, plan, joined))
     kept.close()
 
@@ -55,10 +59,14 @@ def test_a_trace_with_a_failure_aborts_and_odd_names_is_too(tmp_path: Path) -> N
     text = trace_of(path, tmp_path)
 
     assert faults(text) == []
-    assert {event["args"]["name"] for event in json.loads(text)["traceEvents"] if event["ph"] == "M"} >= set(names)
+    assert {
+        event["args"]["name"] for event in json.loads(text)["traceEvents"] if event["ph"] == "M"
+    } >= set(names)
 
 
-def test_the_tail_of_a_run_makes_a_whole_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tail_of_a_run_makes_a_whole_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kept = recorder(bounds(), None)
     for events, state, plan in run(bounds(), requests(200), 700):
@@ -83,7 +91,9 @@ WRONG: dict[str, Any] = {
     "dur is None": [{"ph": "X", **AT, "ts": 1}],
     "dur is -1": [{"ph": "X", **AT, "ts": 1, "dur": -1}],
     "a counter without numbers": [{"ph": "C", **AT, "ts": 1, "args": {"a": "1"}}],
-    "changes its series": [{"ph": "C", **AT, "ts": ts, "args": {key: 1}} for ts, key in ((1, "a"), (2, "b"))],
+    "changes its series": [
+        {"ph": "C", **AT, "ts": ts, "args": {key: 1}} for ts, key in ((1, "a"), (2, "b"))
+    ],
     "scope 'x'": [{"ph": "i", **AT, "ts": 1, "s": "x"}],
     "comes after": [{"ph": "X", **AT, "ts": ts, "dur": 1} for ts in (5, 3)],
     "ends past the slice": [{"ph": "X", **AT, "ts": ts, "dur": 4} for ts in (1, 3)],
@@ -103,6 +113,15 @@ def test_a_trace_that_is_not_is_found_out(said: str) -> None:
 
 
 def test_other_files_are_no_traces() -> None:
-    assert faults("[1") and faults("[]") and faults('{"traceEvents":[],"traceEvents":[]}') and faults("{}")
-    good = [{"ph": "B", **AT, "ts": 1}, {"ph": "X", **AT, "ts": 1, "dur": 1}, {"ph": "E", **AT, "ts": 2}]
+    assert (
+        faults("[1")
+        and faults("[]")
+        and faults('{"traceEvents":[],"traceEvents":[]}')
+        and faults("{}")
+    )
+    good = [
+        {"ph": "B", **AT, "ts": 1},
+        {"ph": "X", **AT, "ts": 1, "dur": 1},
+        {"ph": "E", **AT, "ts": 2},
+    ]
     assert faults(json.dumps({"traceEvents": [*NAMED, *good]})) == []

@@ -1,6 +1,8 @@
-"""The trace event format of Chrome and Perfetto, as far as events of durations, counters, instants and names go.
+"""The trace event format of Chrome and Perfetto, as far as events of durations, counters, instants
+and names go.
 
-Source: "Trace Event Format" (the Chromium project's document), sections on the JSON object format and event phases.
+Source: "Trace Event Format" (the Chromium project's document), sections on the JSON object format
+    and event phases.
 """
 
 from __future__ import annotations
@@ -12,9 +14,17 @@ from collections.abc import Iterator
 from typing import Any
 
 PHASES = frozenset("XBECiM")
-METADATA = {"process_name", "thread_name", "process_labels", "process_sort_index", "thread_sort_index"}
+METADATA = {
+    "process_name",
+    "thread_name",
+    "process_labels",
+    "process_sort_index",
+    "thread_sort_index",
+}
 HALF_A_NANOSECOND = 5e-4
-"""Times are microseconds with three places, so an end (ts + dur) may lie that much past the next start."""
+"""Times are microseconds with three places, so an end (ts + dur) may lie that much past the next
+start.
+"""
 
 Event = dict[str, Any]
 Track = tuple[int, int]
@@ -31,7 +41,11 @@ def faults(text: str) -> list[str]:
     if trace.get("displayTimeUnit", "ms") not in ("ms", "ns"):
         return ["displayTimeUnit is neither ms nor ns"]
     events: list[Event] = trace["traceEvents"]
-    malformed = [f"event {number}: {fault}" for number, event in enumerate(events) for fault in of_event(event)]
+    malformed = [
+        f"event {number}: {fault}"
+        for number, event in enumerate(events)
+        for fault in of_event(event)
+    ]
     return malformed or [*of_names(events), *of_tracks(events), *of_counters(events)]
 
 
@@ -49,7 +63,12 @@ def without_doubles(pairs: list[tuple[str, Any]]) -> Event:
 
 def is_time(value: object) -> bool:
     """Whether the value is a number of microseconds from the start of the trace on."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
+    )
 
 
 def of_event(event: Any) -> Iterator[str]:
@@ -73,11 +92,17 @@ def of_event(event: Any) -> Iterator[str]:
         yield f"dur is {event.get('dur')!r}"
     if phase == "i" and event.get("s", "t") not in ("g", "p", "t"):
         yield f"scope {event['s']!r}"
-    if phase == "C" and not (arguments and all(type(value) in (int, float) for value in arguments.values())):
+    if phase == "C" and not (
+        arguments and all(type(value) in (int, float) for value in arguments.values())
+    ):
         yield "a counter without numbers"
     if phase == "M" and event["name"] not in METADATA:
         yield f"metadata {event['name']!r}"
-    if phase == "M" and event["name"].endswith("_name") and not isinstance(arguments.get("name"), str):
+    if (
+        phase == "M"
+        and event["name"].endswith("_name")
+        and not isinstance(arguments.get("name"), str)
+    ):
         yield "a name that is no text"
 
 
@@ -85,7 +110,10 @@ def of_names(events: list[Event]) -> Iterator[str]:
     """Every process and every track with slices has one name, given before it is used."""
     named: set[tuple[str, int, int]] = set()
     for event in events:
-        process, track = ("process_name", event["pid"], 0), ("thread_name", event["pid"], event["tid"])
+        process, track = (
+            ("process_name", event["pid"], 0),
+            ("thread_name", event["pid"], event["tid"]),
+        )
         if event["ph"] == "M":
             key = track if event["name"] == "thread_name" else (event["name"], event["pid"], 0)
             if key in named:
@@ -96,7 +124,9 @@ def of_names(events: list[Event]) -> Iterator[str]:
 
 
 def of_tracks(events: list[Event]) -> Iterator[str]:
-    """Along a track time goes forward, slices lie beside or within each other, and every B has its E."""
+    """Along a track time goes forward, slices lie beside or within each other, and every B has its
+    E.
+    """
     last: dict[tuple[int, int, str], float] = defaultdict(float)
     open_until: dict[Track, list[float]] = defaultdict(list)
     begun: dict[Track, list[str]] = defaultdict(list)
@@ -117,12 +147,16 @@ def of_tracks(events: list[Event]) -> Iterator[str]:
             begun[track].append(event["name"])
         elif phase == "E" and (not begun[track] or begun[track].pop() != event["name"]):
             yield f"{event['name']!r} at {at} ends but did not begin"
-    yield from (f"{name!r} of {track} never ends" for track, names in begun.items() for name in names)
+    yield from (
+        f"{name!r} of {track} never ends" for track, names in begun.items() for name in names
+    )
 
 
 def of_counters(events: list[Event]) -> Iterator[str]:
     """A counter has the same series at all times."""
     series: dict[tuple[int, str], set[str]] = {}
     for event in (event for event in events if event["ph"] == "C"):
-        if series.setdefault((event["pid"], event["name"]), set(event["args"])) != set(event["args"]):
+        if series.setdefault((event["pid"], event["name"]), set(event["args"])) != set(
+            event["args"]
+        ):
             yield f"counter {event['name']!r} changes its series"

@@ -9,17 +9,32 @@ import pytest
 from broken_plugins import DISTS
 
 from headstock import registry
-from headstock.errors import AmbiguousPlugin, CannotRun, HeadstockError, PluginBroken, SpiMismatch, UnknownPlugin
+from headstock.errors import (
+    AmbiguousPlugin,
+    CannotRun,
+    HeadstockError,
+    PluginBroken,
+    SpiMismatch,
+    UnknownPlugin,
+)
 
 EXPECTED = [
-    ("import-error", PluginBroken, ["raises-import-error 1.0", "ModuleNotFoundError", "no_such_module_anywhere"]),
+    (
+        "import-error",
+        PluginBroken,
+        ["raises-import-error 1.0", "ModuleNotFoundError", "no_such_module_anywhere"],
+    ),
     ("assertion", PluginBroken, ["raises-assertion 1.0", "AssertionError", "arithmetic is off"]),
     ("system-exit", PluginBroken, ["raises-system-exit 1.0", "SystemExit", "left early"]),
     ("when-called", PluginBroken, ["raises-when-called 1.0", "KeyError", "lost"]),
     ("no-spec", PluginBroken, ["has-no-spec 1.0", "has_no_spec:spec", "AttributeError"]),
     ("wrong-type", PluginBroken, ["wrong-type 1.0", "returned a dict", "SchedulerSpec"]),
     ("wrong-name", PluginBroken, ["wrong-name 1.0", "'another'"]),
-    ("twin", AmbiguousPlugin, ["twin-first 1.0", "twin-second 1.0", "twin-first:twin or twin-second:twin"]),
+    (
+        "twin",
+        AmbiguousPlugin,
+        ["twin-first 1.0", "twin-second 1.0", "twin-first:twin or twin-second:twin"],
+    ),
     ("future", SpiMismatch, ["from-the-future 1.0", "99.0", "upgrade headstock"]),
     ("past", SpiMismatch, ["from-the-past 1.0", "0.0", "upgrade from-the-past"]),
     ("soun", UnknownPlugin, ["did you mean 'sound'?", "sound (sound-plugin 1.0)"]),
@@ -88,7 +103,9 @@ def test_a_requirement_that_is_met_is_not_mentioned(broken: Path) -> None:
 
 
 def test_an_implementation_that_cannot_be_imported_is_broken(broken: Path) -> None:
-    with pytest.raises(PluginBroken, match=r"breaks-late 1\.0.*breaks_late_inside:choose.*ModuleNotFoundError"):
+    with pytest.raises(
+        PluginBroken, match=r"breaks-late 1\.0.*breaks_late_inside:choose.*ModuleNotFoundError"
+    ):
         registry.implementation(registry.spec("scheduler", "late"))
 
 

@@ -1,4 +1,6 @@
-"""Broken schedulers chosen on the command line: one line on standard error and the exit code of what is the matter."""
+"""Broken schedulers chosen on the command line: one line on standard error and the exit code of
+what is the matter.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,23 @@ def test_run_with_a_broken_plugin_ends_with_one_line_and_its_code(
 
 
 def test_run_works_beside_broken_plugins(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["run", "--prompt", "Once upon a time", "--max-tokens", "4", "--num-pages", "8", "--quiet"]
+    command = [
+        "run",
+        "--prompt",
+        "Once upon a time",
+        "--max-tokens",
+        "4",
+        "--num-pages",
+        "8",
+        "--quiet",
+    ]
     assert main(command) == 0
     assert capsys.readouterr().out.strip()
 
 
-def test_an_option_for_a_plugin_that_was_not_chosen_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_for_a_plugin_that_was_not_chosen_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["run", "--opt", "fi.x=1", "--prompt", "Hello", "--quiet"]) == 2
     assert "fi.x=1" in capsys.readouterr().err
 
@@ -59,7 +72,20 @@ def test_S15_a_backend_without_its_kernels_says_what_to_install_and_the_others_w
     assert main(["plugins", "inspect", "kernelless"]) == 0
     assert "no-such-kernels is not installed  pip install kernels" in capsys.readouterr().out
     assert main(["run", "--attn", "kernelless", "--prompt", "Hello", "--quiet"]) == 5
-    assert "no-such-kernels is not installed, install with: pip install kernels" in capsys.readouterr().err
-    command = ["run", "--attn", "sdpa", "--prompt", "Once upon a time", "--max-tokens", "4", "--num-pages", "8"]
+    assert (
+        "no-such-kernels is not installed, install with: pip install kernels"
+        in capsys.readouterr().err
+    )
+    command = [
+        "run",
+        "--attn",
+        "sdpa",
+        "--prompt",
+        "Once upon a time",
+        "--max-tokens",
+        "4",
+        "--num-pages",
+        "8",
+    ]
     assert main([*command, "--quiet"]) == 0
     assert capsys.readouterr().out.strip()

@@ -25,7 +25,10 @@ def test_the_table_is_what_the_members_declare() -> None:
     declared = {}
     for member in PLUGINS:
         project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
-        groups = {group.removeprefix("headstock."): tuple(names) for group, names in project["entry-points"].items()}
+        groups = {
+            group.removeprefix("headstock."): tuple(names)
+            for group, names in project["entry-points"].items()
+        }
         declared[str(member.relative_to(ROOT))] = (project["name"], groups)
     assert {folder: (name, dict(kinds)) for folder, (name, kinds) in FOLDERS.items()} == declared
 
@@ -42,7 +45,9 @@ def test_an_absent_plugin_of_ours_comes_with_its_pip_line() -> None:
         registry.spec("attention", "spda")
     assert "did you mean 'sdpa'?" in str(caught.value)
     assert "installed: none" in str(caught.value)
-    assert "not installed: sdpa: pip install ./backends/sdpa (in a checkout of headstock)" in str(caught.value)
+    assert "not installed: sdpa: pip install ./backends/sdpa (in a checkout of headstock)" in str(
+        caught.value
+    )
 
 
 @pytest.mark.usefixtures("nothing_installed")
@@ -50,7 +55,9 @@ def test_the_name_of_an_absent_plugin_of_ours_is_not_suggested_in_place_of_itsel
     with pytest.raises(UnknownPlugin) as caught:
         registry.spec("attention", "sdpa")
     line = "pip install ./backends/sdpa (in a checkout of headstock)"
-    assert str(caught.value) == (f"attention backend 'sdpa' is not installed; install it with: {line}; installed: none")
+    assert str(caught.value) == (
+        f"attention backend 'sdpa' is not installed; install it with: {line}; installed: none"
+    )
 
 
 def write_model(directory: Path, architecture: str) -> Path:
@@ -60,38 +67,69 @@ def write_model(directory: Path, architecture: str) -> Path:
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_an_absent_family_of_ours_and_the_demo_model_come_with_their_pip_lines(tmp_path: Path) -> None:
+def test_an_absent_family_of_ours_and_the_demo_model_come_with_their_pip_lines(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(CannotRun) as family:
         read_model(write_model(tmp_path, "Qwen3ForCausalLM"))
     assert str(family.value) == (
-        "the model family of Qwen3ForCausalLM is not installed; install it with: pip install ./models/qwen (in a "
-        "checkout of headstock)"
+        "the model family of Qwen3ForCausalLM is not installed; install it with: pip install "
+        "./models/qwen (in a checkout of headstock)"
     )
     with pytest.raises(ModelError) as demo:
         locate("demo")
     assert str(demo.value) == (
-        "the model 'demo' is not installed; install it with: pip install ./models/demo (in a checkout of headstock)"
+        "the model 'demo' is not installed; install it with: pip install ./models/demo (in a "
+        "checkout of headstock)"
     )
 
 
-@pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Phi3ForCausalLM", "Qwen3NextForCausalLM", "BertModel"])
-def test_an_architecture_that_nobody_serves_is_answered_with_those_served(tmp_path: Path, architecture: str) -> None:
+@pytest.mark.parametrize(
+    "architecture", ["Gemma2ForCausalLM", "Phi3ForCausalLM", "Qwen3NextForCausalLM", "BertModel"]
+)
+def test_an_architecture_that_nobody_serves_is_answered_with_those_served(
+    tmp_path: Path, architecture: str
+) -> None:
     with pytest.raises(CannotRun) as caught:
         read_model(write_model(tmp_path, architecture))
     said = str(caught.value)
-    assert said.startswith(f"no installed model family serves the architecture {architecture}; served: ")
+    assert said.startswith(
+        f"no installed model family serves the architecture {architecture}; served: "
+    )
     assert "LlamaForCausalLM, MinistralForCausalLM, MistralForCausalLM (headstock-llama)" in said
     assert "Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM (headstock-qwen)" in said
-    assert said.endswith("; docs/plugins.md says how to add a family") and "did you mean" not in said
+    assert (
+        said.endswith("; docs/plugins.md says how to add a family") and "did you mean" not in said
+    )
 
 
 def test_the_pip_lines_for_plugins_of_ours_can_be_followed_in_a_checkout() -> None:
     lines = [upgrade_line("headstock"), *(line for kind in SPI for line in sources(kind).values())]
-    paths = sorted({path for line in lines for path in re.findall(r"pip install (?:--upgrade )?(\./\S+) ", line)})
+    paths = sorted(
+        {
+            path
+            for line in lines
+            for path in re.findall(r"pip install (?:--upgrade )?(\./\S+) ", line)
+        }
+    )
     assert len(paths) == len(FOLDERS) + 1
-    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index", "--no-build-isolation"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+    ]
     done = subprocess.run(
-        [*pip, "--ignore-installed", *paths], cwd=ROOT, capture_output=True, text=True, check=False, timeout=150
+        [*pip, "--ignore-installed", *paths],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     (would,) = (line for line in done.stdout.splitlines() if line.startswith("Would install "))
@@ -127,7 +165,9 @@ def test_a_hint_names_a_requirement_that_pip_can_read(requirement: str) -> None:
 @pytest.mark.parametrize("requirement", LIBRARIES)
 def test_a_hint_names_what_the_package_index_has(requirement: str) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed"]
-    done = subprocess.run([*pip, requirement], capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        [*pip, requirement], capture_output=True, text=True, check=False, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     assert "Would install" in done.stdout
 

@@ -50,7 +50,9 @@ def spec(monkeypatch: pytest.MonkeyPatch) -> SchedulerSpec:
 
 
 def made(options: str | None) -> SchedulerSpec:
-    return SchedulerSpec(name="fa", spi=SpiRange(0, 1), summary="test", implementation="json:loads", options=options)
+    return SchedulerSpec(
+        name="fa", spi=SpiRange(0, 1), summary="test", implementation="json:loads", options=options
+    )
 
 
 def test_nothing_assigned_gives_the_defaults(spec: SchedulerSpec) -> None:
@@ -121,11 +123,19 @@ def test_a_field_that_no_text_can_be_read_for_is_its_authors_mistake_unless_it_r
     spec: SchedulerSpec,
 ) -> None:
     for name in ("sizes", "other"):
-        with pytest.raises(PluginBroken, match=f"its option '{name}': it is of type .*, wanted int, float"):
+        with pytest.raises(
+            PluginBroken, match=f"its option '{name}': it is of type .*, wanted int, float"
+        ):
             registry.options(made("fa_options:Unread"), [f"fa.{name}=3"])
     assert registry.options(made("fa_options:Unread"), ["fa.read=312"]) == Unread(read=(3, 1, 2))
 
 
 def test_an_assignment_for_nobody_is_found(spec: SchedulerSpec) -> None:
-    assignments = ("fa.num_splits=1", "fi.x=2", "scheduler:fa.scale=2", "attention:fa.scale=2", "nonsense")
+    assignments = (
+        "fa.num_splits=1",
+        "fi.x=2",
+        "scheduler:fa.scale=2",
+        "attention:fa.scale=2",
+        "nonsense",
+    )
     assert registry.unclaimed(assignments, [spec]) == ("fi.x=2", "attention:fa.scale=2", "nonsense")

@@ -27,7 +27,9 @@ def test_the_private_methods_are_there_with_the_same_arguments() -> None:
     assert issubclass(Driver, DriverManager)
 
 
-def test_the_overrides_are_called_and_the_cache_is_not(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_overrides_are_called_and_the_cache_is_not(
+    broken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed: list[str] = []
     loaded: list[str] = []
     list_entry_points, load_one_plugin = Driver.list_entry_points, Driver._load_one_plugin

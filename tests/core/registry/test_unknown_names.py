@@ -6,11 +6,16 @@ from headstock.registry import entries, unknown_name
 
 
 def test_a_family_that_is_installed_names_its_architectures() -> None:
-    said = "no plugin is called 'qwen'; headstock-qwen has Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM"
+    said = (
+        "no plugin is called 'qwen'; headstock-qwen has Qwen2ForCausalLM, Qwen3ForCausalLM, "
+        "Qwen3MoeForCausalLM"
+    )
     assert str(unknown_name("qwen")) == said
 
 
-def test_a_family_that_is_absent_is_known_by_the_name_of_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_that_is_absent_is_known_by_the_name_of_its_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(entries, "installed", lambda: ())
     line = "install it with: pip install ./models/qwen (in a checkout of headstock)"
     assert line in str(unknown_name("qwen")) and line in str(unknown_name("headstock-qwen"))

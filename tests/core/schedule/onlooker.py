@@ -13,11 +13,12 @@ class Onlooker:
     """Sees every state of an engine, from one on in which nobody is there.
 
     - Who is preempted ranks below all that keep their seats.
-    - A request is preempted at most once for each of higher rank that it met, and once more for each of those that came
-      later, which may take a seat from it before they lack pages. For who gave way waits for room for all its tokens
-      and for what the running rows lack. There is less than that once its pages are taken, and no more before one of
-      those above it ends: those who wait are seated in the order of their ranks, and what runs only grows. Where
-      guesses are rejected it shrinks, too; then each token of who ranks above may cost a seat, and no more.
+    - A request is preempted at most once for each of higher rank that it met, and once more for
+      each of those that came later, which may take a seat from it before they lack pages. For who
+      gave way waits for room for all its tokens and for what the running rows lack. There is less
+      than that once its pages are taken, and no more before one of those above it ends: those who
+      wait are seated in the order of their ranks, and what runs only grows. Where guesses are
+      rejected it shrinks, too; then each token of who ranks above may cost a seat, and no more.
     - What a row starts on was computed for its own namespace.
     - Rows of a namespace that begin alike are on the same pages, as far as they are indexed.
     """
@@ -33,7 +34,8 @@ class Onlooker:
     owners: np.ndarray = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.owners = np.zeros(self.limits.num_pages[0] + 1, np.int32)  # by page, a place in `tenants`
+        # by page, a place in `tenants`
+        self.owners = np.zeros(self.limits.num_pages[0] + 1, np.int32)
 
     def see(self, state: State) -> None:
         """Raise AssertionError when the state is not as it must be after those seen before."""
@@ -49,13 +51,19 @@ class Onlooker:
         self.num_preempted = state.num_preempted
 
     def meet(self, entries: list[Entry]) -> None:
-        """Count for each live request, by its arrival, how often those that were there with it may preempt it."""
+        """Count for each live request, by its arrival, how often those that were there with it may
+        preempt it.
+        """
         self.most = {entry.arrival: self.most.get(entry.arrival, 0) for entry in entries}
-        self.preemptions = {entry.arrival: self.preemptions.get(entry.arrival, 0) for entry in entries}
+        self.preemptions = {
+            entry.arrival: self.preemptions.get(entry.arrival, 0) for entry in entries
+        }
         for new in entries:
             for other in entries if new.arrival > self.num_arrived else ():
                 if other.arrival < new.arrival:
-                    lower, higher, times = (new, other, 1) if new.rank > other.rank else (other, new, 2)
+                    lower, higher, times = (
+                        (new, other, 1) if new.rank > other.rank else (other, new, 2)
+                    )
                     self.most[lower.arrival] += higher.request.max_len if self.guesses else times
 
     def judge_preemptions(self, state: State, entries: list[Entry]) -> None:
@@ -70,7 +78,8 @@ class Onlooker:
             younger = [other.request.id for other in stay if other.rank > entry.rank]
             assert not younger, f"of {name} and {younger[0]} the oldest was preempted"
             assert entry.preemptions <= self.most[arrival], (
-                f"{name} was preempted over and over: {entry.preemptions} times of {self.most[arrival]}"
+                f"{name} was preempted over and over: {entry.preemptions} times of "
+                f"{self.most[arrival]}"
             )
 
     def pardon(self, entry: Entry) -> None:
@@ -93,7 +102,9 @@ class Onlooker:
 
 
 def judge_beginnings(state: State, size: int) -> None:
-    """Raise AssertionError unless rows that begin alike are on the same pages, as far as both are indexed."""
+    """Raise AssertionError unless rows that begin alike are on the same pages, as far as both are
+    indexed.
+    """
     indexed = state.columns[Column.INDEXED]
     rows = np.flatnonzero(indexed).tolist()
     for at, row in enumerate(rows):
@@ -102,7 +113,9 @@ def judge_beginnings(state: State, size: int) -> None:
             if one.namespace != two.namespace:
                 continue
             count = int(min(indexed[row], indexed[other]))
-            unlike = np.flatnonzero(state.tokens[row, : count * size] != state.tokens[other, : count * size])
+            unlike = np.flatnonzero(
+                state.tokens[row, : count * size] != state.tokens[other, : count * size]
+            )
             pages = int(unlike[0]) // size if len(unlike) else count
             same = state.table[0, row, :pages] == state.table[0, other, :pages]
             assert same.all(), f"{one.id} and {two.id} begin alike on pages of their own"

@@ -77,10 +77,18 @@ def test_victims_are_of_lower_rank_and_the_oldest_is_never_preempted() -> None:
     while drive.busy:
         drive.step()
         for entry in drive.state.waiting:
-            older = [seat for seat in drive.state.seats if seat is not None and seat.rank > entry.rank]
-            assert not older or not entry.preemptions or not drive.state.num_running, "preempted for a younger one"
-        entries = [entry for entry in (*drive.state.waiting, *drive.state.seats) if entry is not None]
-        assert not any(entry.preemptions for entry in entries if entry.request.id == "0"), "the oldest was preempted"
+            older = [
+                seat for seat in drive.state.seats if seat is not None and seat.rank > entry.rank
+            ]
+            assert not older or not entry.preemptions or not drive.state.num_running, (
+                "preempted for a younger one"
+            )
+        entries = [
+            entry for entry in (*drive.state.waiting, *drive.state.seats) if entry is not None
+        ]
+        assert not any(entry.preemptions for entry in entries if entry.request.id == "0"), (
+            "the oldest was preempted"
+        )
 
     assert drive.state.num_preempted > 0
     assert drive.outputs == {one.id: alone(one) for one in requests}
@@ -91,8 +99,12 @@ ILLEGAL = {
     "does not exist": lambda view: Choice(rows=np.array([99]), counts=np.array([1])),
     "twice": lambda view: Choice(rows=np.array([0, 0]), counts=np.array([1, 1])),
     "wants fewer": lambda view: Choice(rows=view.ranked, counts=view.want[view.ranked] + 1),
-    "waiting positions": lambda view: Choice(rows=view.ranked[:0], counts=view.want[:0], admit=np.array([5])),
-    "victim": lambda view: Choice(rows=view.ranked[:0], counts=view.want[:0], victims=np.array([7])),
+    "waiting positions": lambda view: Choice(
+        rows=view.ranked[:0], counts=view.want[:0], admit=np.array([5])
+    ),
+    "victim": lambda view: Choice(
+        rows=view.ranked[:0], counts=view.want[:0], victims=np.array([7])
+    ),
 }
 
 
@@ -100,7 +112,9 @@ ILLEGAL = {
 def test_an_illegal_choice_is_an_error_that_names_the_scheduler(fault: str) -> None:
     def choose(view: View, budget: Budget) -> Choice:
         if not len(view.ranked):
-            return Choice(rows=view.ranked, counts=view.ranked, admit=np.arange(len(view.waiting_lengths)))
+            return Choice(
+                rows=view.ranked, counts=view.ranked, admit=np.arange(len(view.waiting_lengths))
+            )
         return ILLEGAL[fault](view)
 
     drive = Drive(limits(choose=choose, scheduler="mixed"))
@@ -116,7 +130,9 @@ def test_victims_that_a_scheduler_names_are_preempted_and_finish_later() -> None
     def choose(view: View, budget: Budget) -> Choice:
         calls.append(1)
         if len(calls) == 6:
-            return Choice(rows=view.ranked[:1], counts=view.want[view.ranked[:1]], victims=view.ranked[1:])
+            return Choice(
+                rows=view.ranked[:1], counts=view.want[view.ranked[:1]], victims=view.ranked[1:]
+            )
         return SCHEDULERS["mixed"](view, budget)
 
     drive = Drive(limits(choose=choose))
@@ -139,4 +155,6 @@ def test_a_scheduler_that_runs_the_lowest_rank_alone_cannot_stall_a_full_pool() 
         drive.submit(one)
     drive.drain(500)
 
-    assert drive.state.num_preempted > 0 and drive.outputs == {one.id: alone(one) for one in requests}
+    assert drive.state.num_preempted > 0 and drive.outputs == {
+        one.id: alone(one) for one in requests
+    }

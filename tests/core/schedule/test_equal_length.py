@@ -18,11 +18,17 @@ RNG = np.random.default_rng(11)
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("cached", [False, True])
-def test_T10_every_step_has_rows_of_equal_length_and_the_tokens_stay_the_same(cached: bool, overlap: bool) -> None:
+def test_T10_every_step_has_rows_of_equal_length_and_the_tokens_stay_the_same(
+    cached: bool, overlap: bool
+) -> None:
     shared = prompt(RNG, 24)
-    requests = [request(str(i), np.concatenate([shared, prompt(RNG, 1 + i % 5)]), 12) for i in range(12)]
+    requests = [
+        request(str(i), np.concatenate([shared, prompt(RNG, 1 + i % 5)]), 12) for i in range(12)
+    ]
     bounds = limits(scheduler="equal-length", max_batch_tokens=20, overlap=overlap)
-    drive = Drive(bounds if cached else limits(scheduler="equal-length", max_batch_tokens=20, policy=None))
+    drive = Drive(
+        bounds if cached else limits(scheduler="equal-length", max_batch_tokens=20, policy=None)
+    )
     for one in requests:
         drive.submit(one)
     drive.drain()
@@ -47,7 +53,9 @@ def test_T10_shorter_rows_catch_up_and_go_on_with_longer_ones() -> None:
         drive.submit(request(str(len(drive.outputs)), prompt(RNG, int(RNG.integers(10, 90))), 40))
     drive.drain()
 
-    assert len(drive.plans) < 32 * 40 / 2, "two rows a step on average, though no two begin together"
+    assert len(drive.plans) < 32 * 40 / 2, (
+        "two rows a step on average, though no two begin together"
+    )
 
 
 def test_T10_a_starved_length_is_served_within_a_bounded_number_of_steps() -> None:
@@ -82,7 +90,9 @@ def test_T10_no_row_waits_longer_than_the_bound(seed: int, count: int, arrivals:
             number=number,
         )
         choice = choose(view, Budget(tokens=64, free_rows=1, pages=99, page_size=4))
-        assert len(set(computed[choice.rows].tolist())) <= 1 and not (len(choice.rows) and len(choice.admit))
+        assert len(set(computed[choice.rows].tolist())) <= 1 and not (
+            len(choice.rows) and len(choice.admit)
+        )
         computed[choice.rows] += choice.counts
         last_run[choice.rows] = number
         assert number - last_run.min() <= TURN * (count + 1)

@@ -57,7 +57,9 @@ def test_C2_a_preempted_request_that_is_aborted_while_it_waits_ends_with_what_it
     drive.events.append(Aborted(entry.request.id))
     drive.step()
 
-    assert [each.id for each in drive.state.ended] == [entry.request.id], "it waits on though aborted"
+    assert [each.id for each in drive.state.ended] == [entry.request.id], (
+        "it waits on though aborted"
+    )
     (ended,) = drive.state.ended
     assert (ended.reason, ended.preemptions) == ("abort", 1)
     assert ended.tokens.tolist() == entry.tokens.tolist() and len(ended.tokens) > 30
@@ -72,7 +74,9 @@ def test_C4_abort_takes_the_whole_id() -> None:
     drive.events.append(Aborted("1"))
     drive.drain()
 
-    assert drive.reasons == {"1": "abort", "10": "length", "100": "length"}, "another one was aborted"
+    assert drive.reasons == {"1": "abort", "10": "length", "100": "length"}, (
+        "another one was aborted"
+    )
 
 
 def test_I15_failed_rows_end_alone_and_late_news_is_dropped() -> None:
@@ -82,7 +86,8 @@ def test_I15_failed_rows_end_alone_and_late_news_is_dropped() -> None:
         drive.submit(one)
     plan = drive.step()
     drive.events = [Failed(plan.rows[:1], plan.orders[:1])]
-    assert drive.step().joined.tolist() == plan.rows[:1].tolist()  # the plan flies while "c" takes the seat of "a"
+    # the plan flies while "c" takes the seat of "a"
+    assert drive.step().joined.tolist() == plan.rows[:1].tolist()
     drive.drain()
 
     assert drive.reasons == {"a": "error", "b": "length", "c": "length"}
@@ -108,10 +113,20 @@ def test_C3_what_can_never_fit_is_refused_with_both_numbers() -> None:
 
     assert reason is not None and "11 pages" in reason and "10" in reason
     drive = Drive(bounds)
-    for name, length, most in (("too big", 41, 1), ("just fits", 40, 1), ("huge", 100, 12), ("small", 5, 3)):
+    for name, length, most in (
+        ("too big", 41, 1),
+        ("just fits", 40, 1),
+        ("huge", 100, 12),
+        ("small", 5, 3),
+    ):
         drive.submit(request(name, prompt(RNG, length), most))
     drive.drain(50)
-    assert drive.reasons == {"too big": "error", "huge": "error", "just fits": "length", "small": "length"}
+    assert drive.reasons == {
+        "too big": "error",
+        "huge": "error",
+        "just fits": "length",
+        "small": "length",
+    }
 
 
 def test_S22_a_prompt_longer_than_a_sequence_may_be_is_refused_with_both_numbers() -> None:

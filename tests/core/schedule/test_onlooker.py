@@ -1,4 +1,6 @@
-"""What an onlooker says of schedulers that are unfair, of tenants that are mixed, and of pages that are not shared."""
+"""What an onlooker says of schedulers that are unfair, of tenants that are mixed, and of pages that
+are not shared.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from .workloads import limits, prompt, request
 
 
 def preempting(last: bool) -> Choose:
-    """A scheduler that in every third step preempts the row of the lowest rank or, when not `last`, each in turn."""
+    """A scheduler that in every third step preempts the row of the lowest rank or, when not `last`,
+    each in turn.
+    """
 
     def choose(view: View, budget: Budget) -> Choice:
         count = len(view.ranked)
@@ -27,7 +31,9 @@ def preempting(last: bool) -> Choose:
     return choose
 
 
-@pytest.mark.parametrize(("last", "said"), [(False, "of 0 and 1 the oldest was"), (True, "1 was .* over and over: 2")])
+@pytest.mark.parametrize(
+    ("last", "said"), [(False, "of 0 and 1 the oldest was"), (True, "1 was .* over and over: 2")]
+)
 def test_requests_that_are_preempted_in_turn_are_noticed(last: bool, said: str) -> None:
     rng = np.random.default_rng(0)
     drive = Drive(limits(choose=preempting(last)))
@@ -38,11 +44,17 @@ def test_requests_that_are_preempted_in_turn_are_noticed(last: bool, said: str) 
         drive.drain(200)
 
 
-def test_without_a_cache_requests_wait_for_what_the_others_take_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cache_requests_wait_for_what_the_others_take_in_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = np.random.default_rng(0)
 
     def run() -> Drive:
-        drive = Drive(limits(scheduler="equal-length", policy=None, recompute=True, num_pages=30, overlap=True))
+        drive = Drive(
+            limits(
+                scheduler="equal-length", policy=None, recompute=True, num_pages=30, overlap=True
+            )
+        )
         for number in range(6):
             drive.submit(request(str(number), prompt(rng, 20 + 7 * number), 30))
         drive.drain(3_000)
@@ -54,9 +66,15 @@ def test_without_a_cache_requests_wait_for_what_the_others_take_in_every_step(mo
         run()
 
 
-def test_a_tenant_that_reads_what_another_computed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tenant_that_reads_what_another_computed_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     match = RadixCache.match
-    monkeypatch.setattr(RadixCache, "match", lambda self, index, tokens, namespace: match(self, index, tokens, "one"))
+    monkeypatch.setattr(
+        RadixCache,
+        "match",
+        lambda self, index, tokens, namespace: match(self, index, tokens, "one"),
+    )
     drive, tokens = Drive(limits()), prompt(np.random.default_rng(0), 20)
     drive.submit(request("a", tokens, 3, namespace="one"))
     drive.drain()
@@ -66,7 +84,9 @@ def test_a_tenant_that_reads_what_another_computed_is_noticed(monkeypatch: pytes
         drive.step()
 
 
-def test_rows_that_begin_alike_on_pages_of_their_own_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_begin_alike_on_pages_of_their_own_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(indexing, "change_over", lambda *_: None)
     drive, tokens = Drive(limits(check=False)), prompt(np.random.default_rng(0), 3)
     for name in "ab":  # shorter than a page, so that neither waits for the other

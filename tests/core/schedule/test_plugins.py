@@ -34,7 +34,9 @@ class Stranger(CachePolicy):
     def release(self, index: Any, handle: Any) -> None:
         self.inner.release(index, handle)
 
-    def insert(self, index: Any, handle: Any, tokens: np.ndarray, pages: np.ndarray, namespace: str) -> Inserted:
+    def insert(
+        self, index: Any, handle: Any, tokens: np.ndarray, pages: np.ndarray, namespace: str
+    ) -> Inserted:
         assert tokens.shape == (len(pages) * self.inner.page_size,)
         return self.inner.insert(index, handle, tokens, pages, namespace)
 
@@ -79,7 +81,10 @@ def raises(view: View, budget: Budget) -> Choice:
     ("choose", "said"),
     [
         (raises, "the scheduler 'mixed' raised ZeroDivisionError: of its own; report it"),
-        (lambda view, budget: None, "the scheduler 'mixed' gave None where a Choice belongs; report it"),
+        (
+            lambda view, budget: None,
+            "the scheduler 'mixed' gave None where a Choice belongs; report it",
+        ),
     ],
 )
 def test_a_scheduler_that_fails_is_named(choose: Any, said: str) -> None:

@@ -67,6 +67,8 @@ def test_shared_pages_do_not_count_as_room_when_others_still_hold_them() -> None
     drive.submit(request("high", prompt(RNG, 30), 2, priority=1))
     drive.step()
 
-    assert drive.state.num_preempted == 0, "the low one holds two pages of its own, and that is not enough"
+    assert drive.state.num_preempted == 0, (
+        "the low one holds two pages of its own, and that is not enough"
+    )
     drive.drain()
     assert set(drive.reasons.values()) == {"length"}

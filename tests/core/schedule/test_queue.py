@@ -12,12 +12,16 @@ from headstock.schedule import Entry, queue
 from .workloads import request
 
 PROMPT = np.ones(1, np.int32)
-DONE = st.lists(st.one_of(st.integers(-2, 2), st.sets(st.integers(0, 30), min_size=1, max_size=6)), max_size=400)
+DONE = st.lists(
+    st.one_of(st.integers(-2, 2), st.sets(st.integers(0, 30), min_size=1, max_size=6)), max_size=400
+)
 
 
 def entry(arrival: int, priority: int) -> Entry:
     """An entry with this rank."""
-    return Entry(request=evolve(request("x", PROMPT), priority=priority), tokens=PROMPT, arrival=arrival)
+    return Entry(
+        request=evolve(request("x", PROMPT), priority=priority), tokens=PROMPT, arrival=arrival
+    )
 
 
 @given(DONE)

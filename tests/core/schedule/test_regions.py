@@ -34,7 +34,9 @@ def ended(drive: Drive, name: str, tokens: np.ndarray, most: int = 6, **changes:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, window(20))])
-def test_T16_a_request_that_extends_an_ended_one_takes_its_region_over(groups: Any, overlap: bool) -> None:
+def test_T16_a_request_that_extends_an_ended_one_takes_its_region_over(
+    groups: Any, overlap: bool
+) -> None:
     drive = Drive(regions(groups=groups, overlap=overlap))
     whole = ended(drive, "a", prompt(RNG, 30))
     (kept,) = drive.state.regions
@@ -42,7 +44,8 @@ def test_T16_a_request_that_extends_an_ended_one_takes_its_region_over(groups: A
     drive.submit(request("b", tokens, 6))
     plan = drive.step()
 
-    assert plan.starts.tolist() == [35] and drive.state.regions == ()  # the last token of "a" was never computed
+    # the last token of "a" was never computed
+    assert plan.starts.tolist() == [35] and drive.state.regions == ()
     assert [rows[0].tolist() for rows in drive.state.pages] == [[page] for page in kept.pages]
     drive.drain()
     assert drive.outputs["b"] == alone(request("x", tokens, 6))
@@ -51,7 +54,10 @@ def test_T16_a_request_that_extends_an_ended_one_takes_its_region_over(groups: A
 def test_T16_a_mere_common_prefix_is_computed_again() -> None:
     drive = Drive(regions())
     whole = ended(drive, "a", prompt(RNG, 30))
-    for name, tokens in (("b", whole[:20]), ("c", np.concatenate([whole[:34], [(whole[34] + 1) % VOCAB, 1, 2]]))):
+    for name, tokens in (
+        ("b", whole[:20]),
+        ("c", np.concatenate([whole[:34], [(whole[34] + 1) % VOCAB, 1, 2]])),
+    ):
         drive.submit(request(name, tokens.astype(np.int32), 3))
         assert drive.step().starts.tolist() == [0]
         drive.drain()
@@ -87,7 +93,9 @@ def test_T16_the_longest_region_is_taken_and_tenants_keep_apart() -> None:
 def test_regions_are_dropped_oldest_first_when_rows_need_them_or_too_many_are_kept() -> None:
     drive = Drive(regions(max_rows=2))
     wholes = [ended(drive, str(i), prompt(RNG, 20)) for i in range(3)]
-    assert [region.tokens.tolist() for region in drive.state.regions] == [whole[:-1].tolist() for whole in wholes[1:]]
+    assert [region.tokens.tolist() for region in drive.state.regions] == [
+        whole[:-1].tolist() for whole in wholes[1:]
+    ]
     few = Drive(regions(max_rows=4, most_regions=1))
     for number in range(3):
         ended(few, str(number), prompt(RNG, 20))
@@ -140,11 +148,17 @@ def test_clearing_frees_the_regions_and_scored_prompts_take_none() -> None:
 
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans())
 @settings(max_examples=200)
-def test_T16_conversations_of_many_turns_say_what_each_turn_says_alone(seed: int, overlap: bool, two: bool) -> None:
+def test_T16_conversations_of_many_turns_say_what_each_turn_says_alone(
+    seed: int, overlap: bool, two: bool
+) -> None:
     rng = np.random.default_rng(seed)
     groups = (FULL, window(int(rng.integers(1, 40)))) if two else (FULL,)
     rows = int(rng.integers(1, 4))
-    drive = Drive(regions(max_rows=rows, most_regions=rows, max_batch_tokens=16, groups=groups, overlap=overlap))
+    drive = Drive(
+        regions(
+            max_rows=rows, most_regions=rows, max_batch_tokens=16, groups=groups, overlap=overlap
+        )
+    )
     asked = {}
     talks = [prompt(rng, int(rng.integers(1, 20))) for _ in range(3)]
     for turn in range(4):
@@ -164,4 +178,6 @@ def test_T16_conversations_of_many_turns_say_what_each_turn_says_alone(seed: int
             talks[number] = np.concatenate([talks[number], said, prompt(rng, 3)]).astype(np.int32)
     for name, one in asked.items():
         said = drive.outputs[name]
-        assert said == alone(one)[: len(said)] and (drive.reasons[name] == "abort" or len(said) == 5)
+        assert said == alone(one)[: len(said)] and (
+            drive.reasons[name] == "abort" or len(said) == 5
+        )

@@ -41,7 +41,8 @@ def test_two_equal_prompts_at_once_end_up_on_one_set_of_pages() -> None:
     tokens = prompt(RNG, 33)
     drive = Drive(limits(max_batch_tokens=100))
     for name in "ab":
-        drive.submit(request(name, tokens, 20, prompt_logprobs=True))  # so that neither may wait for the other
+        # so that neither may wait for the other
+        drive.submit(request(name, tokens, 20, prompt_logprobs=True))
     drive.step()
     assert not set(drive.state.pages[0][0].tolist()) & set(drive.state.pages[0][1].tolist())
     drive.step()

@@ -27,7 +27,8 @@ def test_T12_T15_siblings_compute_their_prompt_once(scheduler: str, overlap: boo
         drive.submit(request(str(number), tokens, 10))
     drive.drain()
 
-    # The whole prompt, the part of a page after it (90 = 22 * 4 + 2) for each of the others, and 9 tokens each.
+    # The whole prompt, the part of a page after it (90 = 22 * 4 + 2) for each of the others, and 9
+    # tokens each.
     wasted = n if overlap else 0
     assert computed(drive) - 90 - (n - 1) * 2 - n * 9 <= wasted
     assert set(map(tuple, drive.outputs.values())) == {tuple(alone(request("x", tokens, 10)))}
@@ -53,10 +54,15 @@ def test_a_request_that_shares_only_the_beginning_waits_for_no_more_than_that() 
     drive.submit(request("c", prompt(RNG, 4), 5))
     first, second = drive.step(), drive.step()
 
-    assert first.starts.tolist() == [0] and (second.starts.tolist(), second.joined.tolist()) == ([20], [])
+    assert first.starts.tolist() == [0] and (second.starts.tolist(), second.joined.tolist()) == (
+        [20],
+        [],
+    )
     while "b" not in drive.reasons:
         drive.step()
-    assert computed(drive) <= 108 + 100 + 4 + 3 * 4 and drive.outputs["b"] == alone(request("x", other, 5))
+    assert computed(drive) <= 108 + 100 + 4 + 3 * 4 and drive.outputs["b"] == alone(
+        request("x", other, 5)
+    )
 
 
 def test_others_go_ahead_of_those_that_wait_for_a_sibling() -> None:

@@ -1,5 +1,5 @@
-"""Arrivals, steps, aborts and failures in any order: the invariants hold after every step, and every request ends
-once.
+"""Arrivals, steps, aborts and failures in any order: the invariants hold after every step, and
+every request ends once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ import numpy as np
 from attrs import evolve
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from headstock.schedule import Aborted, Failed, refusal
 from headstock.spi import Budget, Choice, View
@@ -35,16 +41,31 @@ class Scheduling(RuleBasedStateMachine):
         overlap=st.booleans(),
     )
     def start(
-        self, size: int, pages: int, rows: int, tokens: int, reuse: str, scheduler: str, drafts: bool, overlap: bool
+        self,
+        size: int,
+        pages: int,
+        rows: int,
+        tokens: int,
+        reuse: str,
+        scheduler: str,
+        drafts: bool,
+        overlap: bool,
     ) -> None:
         changes = {"overlap": overlap} if reuse == "index" else {"overlap": overlap, "policy": None}
         if reuse == "regions":
             size, pages, changes["most_regions"] = 160, rows, rows
         bounds = limits(
-            page_size=size, num_pages=pages, max_rows=rows, max_batch_tokens=tokens, scheduler=scheduler, **changes
+            page_size=size,
+            num_pages=pages,
+            max_rows=rows,
+            max_batch_tokens=tokens,
+            scheduler=scheduler,
+            **changes,
         )
         self.victims = 0
-        self.drive = Drive(evolve(bounds, choose=self.choose), np.random.default_rng(0) if drafts else None)
+        self.drive = Drive(
+            evolve(bounds, choose=self.choose), np.random.default_rng(0) if drafts else None
+        )
         self.inner = bounds.choose
         self.fenced = drafts
         self.requests = {}
@@ -71,7 +92,9 @@ class Scheduling(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         namespace=st.sampled_from(["", "other"]),
     )
-    def arrive(self, tokens: list[int], most: int, shared: bool, stop: int, n: int, **more: Any) -> None:
+    def arrive(
+        self, tokens: list[int], most: int, shared: bool, stop: int, n: int, **more: Any
+    ) -> None:
         """A request, or several that ask for the same."""
         head = list(range(20)) if shared else []
         for _ in range(n):
@@ -100,7 +123,9 @@ class Scheduling(RuleBasedStateMachine):
     def fail(self, which: int) -> None:
         plan = self.drive.plans[-1] if self.drive.plans else None
         if plan is not None and which < len(plan.rows):
-            self.drive.events.insert(0, Failed(plan.rows[which : which + 1], plan.orders[which : which + 1]))
+            self.drive.events.insert(
+                0, Failed(plan.rows[which : which + 1], plan.orders[which : which + 1])
+            )
 
     @invariant()
     def caps_hold(self) -> None:
@@ -108,7 +133,9 @@ class Scheduling(RuleBasedStateMachine):
             bounds, state = self.drive.limits, self.drive.state
             assert state.num_running <= bounds.max_rows
             assert all(plan.num_tokens <= bounds.max_batch_tokens for plan in self.drive.plans[-4:])
-            ids = [entry.request.id for entry in (*state.seats, *state.waiting) if entry is not None]
+            ids = [
+                entry.request.id for entry in (*state.seats, *state.waiting) if entry is not None
+            ]
             assert len(ids) == len(set(ids)) and not set(ids) & set(self.drive.reasons)
             waiting = {event.id for event in self.drive.events if isinstance(event, Aborted)}
             assert not self.aborted & set(ids) - waiting, "it runs on though aborted"
@@ -131,4 +158,6 @@ class Scheduling(RuleBasedStateMachine):
 
 
 def test_I6_I7_I12_I13_any_treatment_ends_every_request_once_and_brings_its_pages_back() -> None:
-    run_state_machine_as_test(Scheduling, settings=settings(max_examples=200, stateful_step_count=25))
+    run_state_machine_as_test(
+        Scheduling, settings=settings(max_examples=200, stateful_step_count=25)
+    )

@@ -65,9 +65,15 @@ def test_T14_recomputing_everything_gives_the_same_tokens_without_hits() -> None
 def test_P10_S6_a_long_prompt_is_cut_into_chunks_that_partition_it(budget: int) -> None:
     one = request("a", prompt(RNG, 90), 8)
     drive = run(Drive(limits(max_batch_tokens=budget, max_rows=1)), one)
-    spans = [(int(s), int(t)) for plan in drive.plans for s, t in zip(plan.starts, plan.stops, strict=True)]
+    spans = [
+        (int(s), int(t))
+        for plan in drive.plans
+        for s, t in zip(plan.starts, plan.stops, strict=True)
+    ]
 
-    assert [start for start, _ in spans[1:]] == [stop for _, stop in spans[:-1]] and spans[0][0] == 0
+    assert [start for start, _ in spans[1:]] == [stop for _, stop in spans[:-1]] and spans[0][
+        0
+    ] == 0
     assert all(plan.num_tokens <= budget for plan in drive.plans)
     assert drive.outputs["a"] == alone(one)
 
@@ -119,7 +125,11 @@ def test_scored_prompts_ignore_hits_and_score_every_position_once() -> None:
     drive = run(Drive(limits(max_batch_tokens=8)), request("a", tokens, 2))
     first = len(drive.plans)
     run(drive, request("b", tokens, 2, prompt_logprobs=True))
-    scored = sum(int(plan.num_logits[0]) for plan in drive.plans[first:] if len(plan.rows) and plan.starts[0] < 30)
+    scored = sum(
+        int(plan.num_logits[0])
+        for plan in drive.plans[first:]
+        if len(plan.rows) and plan.starts[0] < 30
+    )
 
     assert scored == 30
 

@@ -1,5 +1,5 @@
-"""A model one can work out by hand: the next token is a hash of the whole history, so that any mistake shows as a
-wrong token.
+"""A model one can work out by hand: the next token is a hash of the whole history, so that any
+mistake shows as a wrong token.
 """
 
 from __future__ import annotations
@@ -9,7 +9,19 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import define, field
 
-from headstock.schedule import Arrived, Column, Entry, Event, Limits, Plan, Request, Sampled, State, initial, step
+from headstock.schedule import (
+    Arrived,
+    Column,
+    Entry,
+    Event,
+    Limits,
+    Plan,
+    Request,
+    Sampled,
+    State,
+    initial,
+    step,
+)
 
 from .onlooker import Onlooker
 
@@ -39,12 +51,14 @@ def alone(request: Request) -> list[int]:
 
 @define
 class ToyDevice:
-    """Carries out plans against a pool of tokens in place of keys and values, and checks what it reads.
+    """Carries out plans against a pool of tokens in place of keys and values, and checks what it
+    reads.
 
-    It keeps a token table of its own, as a device does: sampled tokens are in it before the scheduler has seen them.
+    It keeps a token table of its own, as a device does: sampled tokens are in it before the
+    scheduler has seen them.
 
-    A token's slot holds the token and its position; "attention" gathers the row's context through the page table, so
-    a page that was handed out twice or freed too early yields a wrong history.
+    A token's slot holds the token and its position; "attention" gathers the row's context through
+    the page table, so a page that was handed out twice or freed too early yields a wrong history.
     """
 
     limits: Limits
@@ -55,16 +69,29 @@ class ToyDevice:
 
     def __attrs_post_init__(self) -> None:
         columns = self.limits.pages_for(self.limits.max_len) + 1
-        self.tables = [np.zeros((self.limits.max_rows, columns), np.int32) for _ in self.limits.groups]
-        self.pools = [np.full((count + 1, self.limits.page_size, 2), -1, np.int64) for count in self.limits.num_pages]
+        self.tables = [
+            np.zeros((self.limits.max_rows, columns), np.int32) for _ in self.limits.groups
+        ]
+        self.pools = [
+            np.full((count + 1, self.limits.page_size, 2), -1, np.int64)
+            for count in self.limits.num_pages
+        ]
         self.tokens = np.zeros((self.limits.max_rows, self.limits.max_len + 8), np.int32)
 
-    def run(self, plan: Plan, joined: dict[int, Entry], rng: np.random.Generator | None = None) -> Sampled:
-        """The tokens that the plan samples; with `rng`, drafts of up to three tokens, right and wrong at random."""
+    def run(
+        self, plan: Plan, joined: dict[int, Entry], rng: np.random.Generator | None = None
+    ) -> Sampled:
+        """The tokens that the plan samples; with `rng`, drafts of up to three tokens, right and
+        wrong at random.
+        """
         self.take_in(plan, joined)
         rows, counts, tokens, draft_counts, drafts = [], [], [], [], []
         for i, row in enumerate(plan.rows.tolist()):
-            start, stop, num_logits = int(plan.starts[i]), int(plan.stops[i]), int(plan.num_logits[i])
+            start, stop, num_logits = (
+                int(plan.starts[i]),
+                int(plan.stops[i]),
+                int(plan.num_logits[i]),
+            )
             self.store(row, np.arange(start, stop))
             if not plan.samples[i]:
                 continue
@@ -92,7 +119,9 @@ class ToyDevice:
             self.tokens[row, : len(entry.tokens)] = entry.tokens
             for table in self.tables:
                 table[row] = 0
-        entries = zip(plan.page_groups, plan.page_rows, plan.page_columns, plan.page_numbers, strict=True)
+        entries = zip(
+            plan.page_groups, plan.page_rows, plan.page_columns, plan.page_numbers, strict=True
+        )
         for group, row, column, page in entries:
             self.tables[group][row, column] = page
 
@@ -105,20 +134,26 @@ class ToyDevice:
             pool[pages, positions % size] = np.stack([self.tokens[row, positions], positions], 1)
 
     def history(self, row: int, length: int) -> np.ndarray:
-        """The row's context, read back through the page tables; what is behind a group's window is not read there."""
+        """The row's context, read back through the page tables; what is behind a group's window is
+        not read there.
+        """
         size = self.limits.page_size
         for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
             first = max(length - group.window, 0) if group.kind == "window" and group.window else 0
             positions = np.arange(first, length)
             pages = table[row, positions // size]
             found = pool[pages, positions % size]
-            assert (pages > 0).all() and (found[:, 1] == positions).all(), f"row {row} reads pages that are not its own"
+            assert (pages > 0).all() and (found[:, 1] == positions).all(), (
+                f"row {row} reads pages that are not its own"
+            )
             if first == 0 and len(positions) == length:
                 result = found[:, 0]
         return result
 
     def accept(self, row: int, first: int, stop: int) -> list[int]:
-        """Tokens that verification accepts: drafts as long as they are what the model says, then one of its own."""
+        """Tokens that verification accepts: drafts as long as they are what the model says, then
+        one of its own.
+        """
         accepted = []
         for position in range(first, stop):
             token = next_token(self.history(row, position + 1))
@@ -141,7 +176,8 @@ class ToyDevice:
 class Drive:
     """Runs a state to its end and keeps every request's output.
 
-    Under `limits.overlap` what a plan samples is told one step late, and the next plan is made without it.
+    Under `limits.overlap` what a plan samples is told one step late, and the next plan is made
+    without it.
     """
 
     limits: Limits
@@ -210,7 +246,8 @@ class Drive:
                 return
             self.step()
         raise AssertionError(
-            f"still busy after {most} steps: {self.state.num_running} running, {len(self.state.waiting)} waiting"
+            f"still busy after {most} steps: {self.state.num_running} running, "
+            f"{len(self.state.waiting)} waiting"
         )
 
 

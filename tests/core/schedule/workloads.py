@@ -39,7 +39,13 @@ def limits(**changes: Any) -> Limits:
     changes["num_pages"] = (changes.get("num_pages", 100),) * len(groups)
     scheduler = changes.setdefault("scheduler", "mixed")
     policy: CachePolicy | None = RadixCache(size) if len(groups) == 1 else None
-    defaults = {"max_rows": 8, "max_batch_tokens": 64, "max_len": LONGEST, "policy": policy, "check": True}
+    defaults = {
+        "max_rows": 8,
+        "max_batch_tokens": 64,
+        "max_len": LONGEST,
+        "policy": policy,
+        "check": True,
+    }
     return Limits(**(defaults | {"choose": SCHEDULERS[scheduler]} | changes))
 
 
@@ -48,13 +54,17 @@ def prompt(rng: np.random.Generator, length: int) -> np.ndarray:
     return rng.integers(0, VOCAB, length).astype(np.int32)
 
 
-def request(id: str, tokens: np.ndarray | list[int], max_tokens: int = 5, **changes: Any) -> Request:
+def request(
+    id: str, tokens: np.ndarray | list[int], max_tokens: int = 5, **changes: Any
+) -> Request:
     """A request for the toy model."""
     return Request(id=id, prompt=np.asarray(tokens, np.int32), max_tokens=max_tokens, **changes)
 
 
 def random_limits(rng: np.random.Generator, scheduler: str) -> Limits:
-    """An engine of any shape that can serve every request of `random_requests`, some of them by itself only."""
+    """An engine of any shape that can serve every request of `random_requests`, some of them by
+    itself only.
+    """
     size = int(rng.choice([1, 4, 16]))
     groups = (FULL, window(int(rng.integers(1, 40)))) if rng.random() < 0.25 else (FULL,)
     reuse = len(groups) == 1 and rng.random() < 0.7
@@ -78,13 +88,19 @@ def pausing(choose: Choose) -> Choose:
     """The scheduler, which runs nothing in every second step."""
 
     def choose_or_not(view: View, budget: Budget) -> Choice:
-        return choose(view, budget) if view.number % 2 else Choice(rows=view.ranked[:0], counts=view.ranked[:0])
+        return (
+            choose(view, budget)
+            if view.number % 2
+            else Choice(rows=view.ranked[:0], counts=view.ranked[:0])
+        )
 
     return choose_or_not
 
 
 def random_requests(rng: np.random.Generator, fenced: bool) -> list[Request]:
-    """Up to 30 requests, half of which share a prefix of some length and some of which come several times over."""
+    """Up to 30 requests, half of which share a prefix of some length and some of which come several
+    times over.
+    """
     shared, most_requests = prompt(rng, 60), int(rng.integers(1, 30))
     requests: list[Request] = []
     while len(requests) < most_requests:
@@ -109,14 +125,19 @@ def random_requests(rng: np.random.Generator, fenced: bool) -> list[Request]:
 
 
 def simulate(seed: int) -> Drive:
-    """One workload run to its end: everyone says what it says alone, and who can never fit is refused."""
+    """One workload run to its end: everyone says what it says alone, and who can never fit is
+    refused.
+    """
     rng = np.random.default_rng(seed)
     bounds = random_limits(rng, NAMES[seed % len(NAMES)])
     if rng.random() < 0.2:
         bounds = evolve(bounds, choose=pausing(bounds.choose))
     drafting = not bounds.recompute and rng.random() < (0.4 if len(bounds.groups) == 1 else 0.8)
     drive = Drive(bounds, rng if drafting else None)
-    requests = [*random_requests(rng, fenced=drafting), request("whole", prompt(rng, LONGEST - 1), 1, fenced=drafting)]
+    requests = [
+        *random_requests(rng, fenced=drafting),
+        request("whole", prompt(rng, LONGEST - 1), 1, fenced=drafting),
+    ]
     todo = [*requests, request("never", prompt(rng, LONGEST), 1)]
     while todo or drive.busy:
         while todo and rng.random() < 0.3:
@@ -129,6 +150,8 @@ def simulate(seed: int) -> Drive:
     check(drive.state, bounds)
     wanted = {one.id: alone(one) for one in requests} | {"never": []}
     assert drive.outputs == wanted, f"seed {seed}: wrong tokens"
-    assert {name for name, reason in drive.reasons.items() if reason not in ("stop", "length")} == {"never"}
+    assert {name for name, reason in drive.reasons.items() if reason not in ("stop", "length")} == {
+        "never"
+    }
     assert not np.count_nonzero(drive.state.refs[0])
     return drive

@@ -1,4 +1,6 @@
-"""Small tokenizers, and a scripted engine whose next token is known, to test everything between text and engine."""
+"""Small tokenizers, and a scripted engine whose next token is known, to test everything between
+text and engine.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ TEMPLATE = (
 
 
 def write_byte_level(directory: Path) -> None:
-    """A byte-level BPE tokenizer with all 256 bytes, an end token (0), a special token (1) and a chat template."""
+    """A byte-level BPE tokenizer with all 256 bytes, an end token (0), a special token (1) and a
+    chat template.
+    """
     inner = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -44,19 +48,49 @@ def write_byte_level(directory: Path) -> None:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    inner.train_from_iterator(["hello world, the quick brown fox", "Übermut tut selten gut", "日本語 😀"] * 3, trainer)
+    inner.train_from_iterator(
+        ["hello world, the quick brown fox", "Übermut tut selten gut", "日本語 😀"] * 3, trainer
+    )
     inner.save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "chat_template": TEMPLATE}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end|>",
+        "chat_template": TEMPLATE,
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def write_byte_fallback(directory: Path) -> None:
-    """A tokenizer in the manner of Llama 2: ▁ for spaces, bytes as <0xNN>, the first space of a text dropped."""
-    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁b", "▁▁", "é", "日"]
+    """A tokenizer in the manner of Llama 2: ▁ for spaces, bytes as <0xNN>, the first space of a
+    text dropped.
+    """
+    pieces = [
+        "<unk>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "a",
+        "b",
+        "▁a",
+        "▁b",
+        "▁▁",
+        "é",
+        "日",
+    ]
     inner = Inner(
-        models.BPE({piece: number for number, piece in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>")
+        models.BPE(
+            {piece: number for number, piece in enumerate(pieces)},
+            [],
+            byte_fallback=True,
+            unk_token="<unk>",
+        )
     )
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     inner.decoder = decoders.Sequence(steps)
     inner.add_special_tokens(["</s>"])
     inner.save(str(directory / "tokenizer.json"))
@@ -103,10 +137,11 @@ class Row:
 
 @define(eq=False)
 class ScriptedLoop:
-    """Steps every live request on its own thread, `pace` tokens at once, as `engine.loop.Loop` would.
+    """Steps every live request on its own thread, `pace` tokens at once, as `engine.loop.Loop`
+    would.
 
-    `script(request)` gives the tokens to say; without one the next token is a hash of all before. `hold` stops the
-    stepping while set. `preempted` is what is said of each request at its end.
+    `script(request)` gives the tokens to say; without one the next token is a hash of all before.
+    `hold` stops the stepping while set. `preempted` is what is said of each request at its end.
     """
 
     vocab: int
@@ -122,7 +157,8 @@ class ScriptedLoop:
     abandoned: int = 0
     died: EngineDied | None = None
     over: bool = False
-    lock: Any = field(factory=threading.Lock)  # Ctrl-C is tested, and would leave a Condition locked
+    # Ctrl-C is tested, and would leave a Condition locked
+    lock: Any = field(factory=threading.Lock)
     hold: threading.Event = field(factory=threading.Event)
     thread: threading.Thread = field(init=False)
 
@@ -130,7 +166,9 @@ class ScriptedLoop:
         self.thread = threading.Thread(target=self.drive, daemon=True)
         self.thread.start()
 
-    def submit(self, request: Request, sink: Callable[[Update], None], *, eager: bool = True) -> None:
+    def submit(
+        self, request: Request, sink: Callable[[Update], None], *, eager: bool = True
+    ) -> None:
         with self.lock:
             self.check_alive()
             if request.id in self.refuse:
@@ -156,7 +194,9 @@ class ScriptedLoop:
             self.died = EngineDied("the engine died: scripted")
             rows, self.rows = self.rows, {}
         for row in rows.values():
-            row.sink(Update(id=row.request.id, finish_reason="error", error="the engine died: scripted"))
+            row.sink(
+                Update(id=row.request.id, finish_reason="error", error="the engine died: scripted")
+            )
 
     def close(self) -> None:
         with self.lock:
@@ -195,14 +235,22 @@ class ScriptedLoop:
             tokens.append(token)
             if token in request.stop_ids and len(row.out) > request.min_tokens:
                 stop, reason = token, "stop"
-            elif len(row.out) == request.max_tokens or (script is not None and len(row.out) == len(script)):
+            elif len(row.out) == request.max_tokens or (
+                script is not None and len(row.out) == len(script)
+            ):
                 reason = "length"
         if reason is not None:
             del self.rows[request.id]
         first = len(row.out) == len(tokens)
         asked = request.params.logprobs
-        scores = [TokenLogprob(token=token, logprob=-0.5, top=((token, -0.5), (5, -2.0))[:asked]) for token in tokens]
-        prompt = [None, *(TokenLogprob(token=int(t), logprob=-1.0, top=()) for t in request.prompt[1:])]
+        scores = [
+            TokenLogprob(token=token, logprob=-0.5, top=((token, -0.5), (5, -2.0))[:asked])
+            for token in tokens
+        ]
+        prompt = [
+            None,
+            *(TokenLogprob(token=int(t), logprob=-1.0, top=()) for t in request.prompt[1:]),
+        ]
         return Update(
             id=request.id,
             tokens=tuple(tokens),
@@ -216,7 +264,9 @@ class ScriptedLoop:
 
 
 @pytest.fixture
-def scripted(byte_level: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[LLM, ScriptedLoop]]]:
+def scripted(
+    byte_level: Path, tokenizer: Tokenizer
+) -> Iterator[Callable[..., tuple[LLM, ScriptedLoop]]]:
     """Makes LLMs over scripted engines; they are closed afterwards."""
     made: list[LLM] = []
 
@@ -249,12 +299,15 @@ def scripted(byte_level: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., t
 
 @pytest.fixture
 def run(scripted: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs `headstock run ARGUMENTS` with standard input from bytes; the exit code, output and errors.
+    """Runs `headstock run ARGUMENTS` with standard input from bytes; the exit code, output and
+    errors.
 
     `absent`: loading a model fails the test.
     """
 
-    def call(*arguments: str, stdin: bytes = b"", absent: bool = False, **options: Any) -> tuple[int, str, str]:
+    def call(
+        *arguments: str, stdin: bytes = b"", absent: bool = False, **options: Any
+    ) -> tuple[int, str, str]:
         def load(config: Any, report: Any) -> LLM:
             assert not absent, "no model was to be loaded"
             return scripted(chat_template=config.chat_template, **options)[0]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 Run = Callable[..., tuple[int, str, str]]
-"""Runs `headstock run ARGUMENTS` with standard input from bytes; the exit code, output and errors."""
+"""Runs `headstock run ARGUMENTS` with standard input from bytes; the exit code, output and errors.
+"""
 
 
 def hello(request: Any) -> list[int]:

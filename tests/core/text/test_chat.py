@@ -16,7 +16,9 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def with_template(byte_level: Path, directory: Path, template: str) -> Tokenizer:
-    settings = json.loads((byte_level / "tokenizer_config.json").read_text()) | {"chat_template": template}
+    settings = json.loads((byte_level / "tokenizer_config.json").read_text()) | {
+        "chat_template": template
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     (directory / "tokenizer.json").write_bytes((byte_level / "tokenizer.json").read_bytes())
     return Tokenizer(directory)
@@ -29,7 +31,9 @@ def test_the_template_makes_the_prompt(tokenizer: Tokenizer) -> None:
 
 def test_content_may_be_a_list_of_text_parts(tokenizer: Tokenizer) -> None:
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
-    assert chat_prompt(tokenizer, [{"role": "user", "content": parts}]) == chat_prompt(tokenizer, HELLO)
+    assert chat_prompt(tokenizer, [{"role": "user", "content": parts}]) == chat_prompt(
+        tokenizer, HELLO
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,20 +51,28 @@ def test_bad_messages_are_request_errors(tokenizer: Tokenizer, messages: Any) ->
 CALL = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
 
 
-def test_a_message_without_content_is_named(byte_level: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_message_without_content_is_named(
+    byte_level: Path, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
     for bare in ({"role": "user"}, {"role": "user", "content": None}):
         with pytest.raises(
-            RequestError, match=r"messages\[1\] \(role user\) has no content; only a message with tool_c"
+            RequestError,
+            match=r"messages\[1\] \(role user\) has no content; only a message with tool_c",
         ):
             chat_prompt(tokenizer, [*HELLO, bare])
     talk = [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]
     reads = with_template(
-        byte_level, tmp_path, "{% for m in messages %}{{ m.content or m.tool_calls[0].type }}{% endfor %}"
+        byte_level,
+        tmp_path,
+        "{% for m in messages %}{{ m.content or m.tool_calls[0].type }}{% endfor %}",
     )
     assert chat_prompt(reads, talk) == "hellofunction"
     for template in ("{{ 'x' + messages[1].content }}", "{{ messages[1].content.strip() }}"):
         (tmp_path / "other").mkdir(exist_ok=True)
-        with pytest.raises(RequestError, match=r"messages\[1\] has tool_calls and no content, which the model's chat"):
+        with pytest.raises(
+            RequestError,
+            match=r"messages\[1\] has tool_calls and no content, which the model's chat",
+        ):
             chat_prompt(with_template(byte_level, tmp_path / "other", template), talk)
 
 
@@ -89,8 +101,13 @@ def test_bad_templates_are_one_line(
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_given_template_takes_the_place_of_the_models_and_of_none(tokenizer: Tokenizer, byte_fallback: Path) -> None:
-    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+def test_a_given_template_takes_the_place_of_the_models_and_of_none(
+    tokenizer: Tokenizer, byte_fallback: Path
+) -> None:
+    template = (
+        "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt "
+        "%}>{% endif %}"
+    )
     for each in (tokenizer, Tokenizer(byte_fallback)):
         assert chat_prompt(each, HELLO, template=template) == "[hello]>"
         assert chat_prompt(each, HELLO, template=template, add_generation_prompt=False) == "[hello]"
@@ -101,14 +118,24 @@ def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:
     file.write_text("{{ messages }}\n")
     assert read_template(file) == read_template(str(file)) == "{{ messages }}\n"
     assert read_template("{{ messages[0].content }}") == "{{ messages[0].content }}"
-    assert read_template("{% generation %}{% break %}{% endgeneration %}").startswith("{% generation")
+    assert read_template("{% generation %}{% break %}{% endgeneration %}").startswith(
+        "{% generation"
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
-        ("chatml", ModelError, "chat_template chatml: cannot be read: No such file or directory; give a file, or a"),
-        ("{% if %}", UsageError, "chat_template: not a Jinja template: Expected an expression, got 'end of statement"),
+        (
+            "chatml",
+            ModelError,
+            "chat_template chatml: cannot be read: No such file or directory; give a file, or a",
+        ),
+        (
+            "{% if %}",
+            UsageError,
+            "chat_template: not a Jinja template: Expected an expression, got 'end of statement",
+        ),
         ("{{ a\nb", UsageError, "got 'b' (line 2)"),
         ("\n \n", UsageError, "chat_template: the template is empty"),
         (5, RequestError, "chat_template must be text or a path, got int 5"),
@@ -121,11 +148,16 @@ def test_what_is_no_template_is_named(given: Any, error: type[HeadstockError], s
     assert said in str(raised.value)
 
 
-def test_a_given_template_runs_in_the_sandbox_and_its_failures_are_its_own(tokenizer: Tokenizer) -> None:
+def test_a_given_template_runs_in_the_sandbox_and_its_failures_are_its_own(
+    tokenizer: Tokenizer,
+) -> None:
     for template, said in (
         ("{{ messages.append(1) }}", "the given chat template does what none may"),
         ("{{ ''.__class__.__mro__ }}", "the given chat template does what none may"),
-        ("{{ ''.__class__.mro() }}", "access to attribute '__class__' of 'str' object is unsafe; correct it"),
+        (
+            "{{ ''.__class__.mro() }}",
+            "access to attribute '__class__' of 'str' object is unsafe; correct it",
+        ),
         ("{{ 1 / 0 }}", "the given chat template failed: division by zero; correct it"),
     ):
         with pytest.raises(ModelError, match=said):

@@ -18,7 +18,9 @@ from headstock.llm import LLM
 from headstock.sampling_params import SamplingParams
 
 
-def test_S10_a_chat_limits_graph_buckets_to_one_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_S10_a_chat_limits_graph_buckets_to_one_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = []
     monkeypatch.setattr("headstock.llm.LLM", lambda config, report: seen.append(config))
     for flags in ([], ["--cuda-graph-max-bs", "4"]):
@@ -40,12 +42,18 @@ class Typing:
         return line
 
 
-def test_a_chat_remembers_resets_and_saves(scripted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_remembers_resets_and_saves(
+    scripted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     llm: LLM
-    llm, loop = scripted(script=lambda request: [*llm.tokenizer.encode("hello fox"), 0], max_seq_len=4096)
+    llm, loop = scripted(
+        script=lambda request: [*llm.tokenizer.encode("hello fox"), 0], max_seq_len=4096
+    )
     file = tmp_path / "chat.json"
-    typed = Typing("hi", "again", f"/save {file}", f"/save {file}", "/save", "/stats", "/nonsense", "", "/reset",
-                   "anew", "/system be brief", "x", "/system", "y", "/help", "/exit", "never")  # fmt: skip
+    typed = Typing("hi", "again", f"/save {file}", f"/save {file}", "/save", "/stats", "/nonsense",
+    "", "/reset",
+                   "anew", "/system be brief", "x", "/system", "y", "/help", "/exit",
+                   "never")  # fmt: skip
     assert converse(llm, SamplingParams(), None, typed) == 0
     captured = capsys.readouterr()
     assert captured.out == "hello fox\n" * 5
@@ -56,18 +64,26 @@ def test_a_chat_remembers_resets_and_saves(scripted: Any, tmp_path: Path, capsys
         {"role": "assistant", "content": "hello fox"},
     ]
     assert json.loads(file.read_text()) == {"messages": talk}
-    prompts = [llm.tokenizer.decode(request.prompt, skip_special_tokens=False) for request in loop.seen]
-    assert prompts[1] == "<|im|>user: hi\n<|im|>assistant: hello fox\n<|im|>user: again\n<|im|>assistant: "
+    prompts = [
+        llm.tokenizer.decode(request.prompt, skip_special_tokens=False) for request in loop.seen
+    ]
+    assert (
+        prompts[1]
+        == "<|im|>user: hi\n<|im|>assistant: hello fox\n<|im|>user: again\n<|im|>assistant: "
+    )
     assert prompts[2] == "<|im|>user: anew\n<|im|>assistant: "
     assert prompts[3].startswith("<|im|>system: be brief\n<|im|>user: x\n")
     assert prompts[4] == "<|im|>user: y\n<|im|>assistant: "
-    for said in ("saved 4 turns", "exists; choose another name", "needs the name of a file", "chat: 2 answers",
+    for said in ("saved 4 turns", "exists; choose another name", "needs the name of a file",
+    "chat: 2 answers",
                  "no command /nonsense", "/reset        forget"):  # fmt: skip
         assert said in captured.err
     assert typed.lines == ["never"]
 
 
-def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(scripted: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(
+    scripted: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     llm, loop = scripted(max_seq_len=1 << 14)
     threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
     code = converse(llm, SamplingParams(max_tokens=None), None, Typing("hi", "/stats"))
@@ -93,7 +109,9 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_on_the_next_empty_one_leaves(
     ]
 
 
-def test_ctrl_c_before_an_answer_begins_forgets_the_turn(scripted: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_before_an_answer_begins_forgets_the_turn(
+    scripted: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     llm, loop = scripted(max_seq_len=4096)
     chat = Chat(llm, SamplingParams(max_tokens=3), None)
 
@@ -108,14 +126,23 @@ def test_ctrl_c_before_an_answer_begins_forgets_the_turn(scripted: Any, capsys: 
 
 def test_a_text_of_several_lines_is_one_turn_even_behind_a_slash(scripted: Any) -> None:
     llm, loop = scripted(script=lambda request: [0], max_seq_len=4096)
-    assert converse(llm, SamplingParams(), None, Typing("a\nb\nc", "/etc\n/usr", "/system be\nbrief", "x")) == 0
-    prompts = [llm.tokenizer.decode(request.prompt, skip_special_tokens=False) for request in loop.seen]
+    assert (
+        converse(
+            llm, SamplingParams(), None, Typing("a\nb\nc", "/etc\n/usr", "/system be\nbrief", "x")
+        )
+        == 0
+    )
+    prompts = [
+        llm.tokenizer.decode(request.prompt, skip_special_tokens=False) for request in loop.seen
+    ]
     assert prompts[0] == "<|im|>user: a\nb\nc\n<|im|>assistant: "
     assert prompts[1].endswith("<|im|>user: /etc\n/usr\n<|im|>assistant: ")
     assert prompts[2] == "<|im|>system: be\nbrief\n<|im|>user: x\n<|im|>assistant: "
 
 
-def test_a_chat_that_grew_too_long_says_so_and_goes_on(scripted: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_that_grew_too_long_says_so_and_goes_on(
+    scripted: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     llm, _ = scripted(max_seq_len=64)
     assert converse(llm, SamplingParams(max_tokens=2), None, Typing("hello " * 60, "hi")) == 0
     captured = capsys.readouterr()

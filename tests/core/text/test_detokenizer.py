@@ -29,14 +29,20 @@ def streamed(tokenizer: Tokenizer, tokens: list[int], skip: bool) -> list[str]:
 
 @settings(max_examples=400)
 @given(data=st.data(), skip=st.booleans())
-def test_stream_equals_decode_of_all_tokens(either: Tokenizer, data: st.DataObject, skip: bool) -> None:
+def test_stream_equals_decode_of_all_tokens(
+    either: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
     tokens = data.draw(st.lists(st.integers(0, either.vocab_size + 2), max_size=60))
-    assert "".join(streamed(either, tokens, skip)) == either.decode(tokens, skip_special_tokens=skip)
+    assert "".join(streamed(either, tokens, skip)) == either.decode(
+        tokens, skip_special_tokens=skip
+    )
 
 
 @settings(max_examples=300)
 @given(data=st.data(), texts=st.lists(st.sampled_from(TEXTS), max_size=12))
-def test_stream_of_cut_texts_equals_decode(either: Tokenizer, data: st.DataObject, texts: list[str]) -> None:
+def test_stream_of_cut_texts_equals_decode(
+    either: Tokenizer, data: st.DataObject, texts: list[str]
+) -> None:
     tokens = either.encode("".join(texts))
     start = data.draw(st.integers(0, len(tokens)))
     stop = data.draw(st.integers(start, len(tokens)))
@@ -54,7 +60,9 @@ def test_C8_emoji_halves_are_held_back_and_no_replacement_leaks(tokenizer: Token
 
 
 @pytest.mark.parametrize("before", range(WINDOW + 1))
-def test_a_character_of_four_tokens_is_whole_wherever_the_window_is_cut(tokenizer: Tokenizer, before: int) -> None:
+def test_a_character_of_four_tokens_is_whole_wherever_the_window_is_cut(
+    tokenizer: Tokenizer, before: int
+) -> None:
     text = "x" * before + FOUR * 9 + "é"
     tokens = tokenizer.encode(text)
     assert len(tokens) >= before + 37

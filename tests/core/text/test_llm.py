@@ -26,9 +26,15 @@ def test_generate_answers_in_order_with_vllm_names(scripted: Make) -> None:
     for output in outputs:
         (answer,) = output.outputs
         assert isinstance(output, RequestOutput) and isinstance(answer, CompletionOutput)
-        assert (answer.finish_reason, answer.stop_reason, len(answer.token_ids)) == ("length", None, 8)
+        assert (answer.finish_reason, answer.stop_reason, len(answer.token_ids)) == (
+            "length",
+            None,
+            8,
+        )
         assert answer.text == llm.tokenizer.decode(answer.token_ids)
-        assert output.finished and output.metrics.ttft is not None and output.metrics.total is not None
+        assert (
+            output.finished and output.metrics.ttft is not None and output.metrics.total is not None
+        )
         assert 0 <= output.metrics.ttft <= output.metrics.total
     assert loop.most <= 2 * llm.config.max_running_requests
     assert [request.id for request in loop.seen] == [str(number) for number in range(20)]
@@ -47,7 +53,10 @@ def test_token_ids_are_prompts_too(scripted: Make) -> None:
     for given_ids in (ids, [ids], {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}]):
         (output,) = llm.generate(given_ids, SHORT)
         assert (output.prompt, output.prompt_token_ids) == (None, tuple(ids))
-    assert llm.generate([ids, "hello"], SHORT)[0].outputs == llm.generate({"prompt": "hello"}, SHORT)[0].outputs
+    assert (
+        llm.generate([ids, "hello"], SHORT)[0].outputs
+        == llm.generate({"prompt": "hello"}, SHORT)[0].outputs
+    )
     assert llm.generate([], SHORT) == []
 
 
@@ -59,7 +68,9 @@ def test_n_answers_are_requests_seeded_one_after_another(scripted: Make) -> None
     assert len({request.id for request in loop.seen}) == 3
 
 
-def test_unseeded_requests_get_seeds_of_their_own_that_the_engine_seed_repeats(scripted: Make) -> None:
+def test_unseeded_requests_get_seeds_of_their_own_that_the_engine_seed_repeats(
+    scripted: Make,
+) -> None:
     seeds = []
     for _ in range(2):
         llm, loop = scripted()
@@ -71,12 +82,17 @@ def test_unseeded_requests_get_seeds_of_their_own_that_the_engine_seed_repeats(s
 def test_one_params_or_one_for_each_prompt(scripted: Make) -> None:
     llm, _ = scripted()
     params = [SamplingParams(max_tokens=number) for number in (1, 2)]
-    assert [len(output.outputs[0].token_ids) for output in llm.generate(["a", "b"], params)] == [1, 2]
+    assert [len(output.outputs[0].token_ids) for output in llm.generate(["a", "b"], params)] == [
+        1,
+        2,
+    ]
     with pytest.raises(RequestError, match=r"one for each prompt \(3\), got 2"):
         llm.generate(["a", "b", "c"], params)
 
 
-def test_default_params_come_from_the_checkpoint(scripted: Make, byte_level: Any, tmp_path: Any) -> None:
+def test_default_params_come_from_the_checkpoint(
+    scripted: Make, byte_level: Any, tmp_path: Any
+) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((byte_level / name).read_bytes())
     (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 3, "eos_token_id": [7]}')
@@ -108,7 +124,9 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("prompt", "message"), BAD)
-def test_H10_bad_prompts_are_refused_before_anything_runs(scripted: Make, prompt: Any, message: str) -> None:
+def test_H10_bad_prompts_are_refused_before_anything_runs(
+    scripted: Make, prompt: Any, message: str
+) -> None:
     llm, loop = scripted()
     with pytest.raises(RequestError, match=message):
         llm.generate(prompt, SHORT)
@@ -118,7 +136,9 @@ def test_H10_bad_prompts_are_refused_before_anything_runs(scripted: Make, prompt
 @pytest.mark.parametrize("params", [5, "greedy", {"max_tokens": 5}, [5], [None, SHORT, {}]])
 def test_params_of_another_type_are_refused_by_name(scripted: Make, params: Any) -> None:
     llm, loop = scripted()
-    with pytest.raises(RequestError, match=r"sampling_params must be SamplingParams.*, got (int 5|str greedy|dict)"):
+    with pytest.raises(
+        RequestError, match=r"sampling_params must be SamplingParams.*, got (int 5|str greedy|dict)"
+    ):
         llm.generate("a" if not isinstance(params, list) else ["a"] * len(params), params)
     assert loop.seen == []
 
@@ -127,17 +147,22 @@ def test_params_of_another_type_are_refused_by_name(scripted: Make, params: Any)
 def test_messages_of_another_type_are_refused(scripted: Make, messages: Any) -> None:
     llm, loop = scripted()
     with pytest.raises(
-        RequestError, match=r"messages(\[0\])? must be (a list of one or more turns|an object with a role)"
+        RequestError,
+        match=r"messages(\[0\])? must be (a list of one or more turns|an object with a role)",
     ):
         llm.chat(messages)
     assert loop.seen == []
 
 
-def test_min_tokens_and_allowed_token_ids_that_leave_no_token_are_refused_by_both_names(scripted: Make) -> None:
+def test_min_tokens_and_allowed_token_ids_that_leave_no_token_are_refused_by_both_names(
+    scripted: Make,
+) -> None:
     llm, loop = scripted()
     only_end = {"min_tokens": 2, "allowed_token_ids": [0]}
     for values in (only_end, only_end | {"allowed_token_ids": [0, 7], "stop_token_ids": [7]}):
-        with pytest.raises(RequestError, match=r"min_tokens \(2\) .* allowed_token_ids \(\[0.*\]\) has no others"):
+        with pytest.raises(
+            RequestError, match=r"min_tokens \(2\) .* allowed_token_ids \(\[0.*\]\) has no others"
+        ):
             llm.generate("a", SamplingParams(**values))
     assert loop.seen == []
     for values in (
@@ -162,7 +187,9 @@ def test_a_bad_prompt_among_several_is_named_by_its_index_and_none_runs(scripted
     assert caught.value.parameter == "prompt" and loop.seen == []
 
 
-def test_S22_a_prompt_too_long_is_refused_with_both_numbers_and_one_shorter_is_served(scripted: Make) -> None:
+def test_S22_a_prompt_too_long_is_refused_with_both_numbers_and_one_shorter_is_served(
+    scripted: Make,
+) -> None:
     llm, _ = scripted(max_seq_len=16)
     with pytest.raises(RequestError, match="prompt has 16 tokens, but sequences may have 16 here"):
         llm.generate([[5] * 16], SHORT)
@@ -175,11 +202,15 @@ def test_token_ids_past_the_model_are_refused(scripted: Make, name: str) -> None
     llm, _ = scripted()
     vocab = llm.tokenizer.vocab_size
     for token, good in ((vocab - 1, True), (vocab, False)):
-        params = SamplingParams(max_tokens=1, **{name: {token: 1.0} if name == "logit_bias" else [token]})
+        params = SamplingParams(
+            max_tokens=1, **{name: {token: 1.0} if name == "logit_bias" else [token]}
+        )
         if good:
             llm.generate("a", params)
         else:
-            with pytest.raises(RequestError, match=f"{name} must hold token ids from 0 to {vocab - 1}"):
+            with pytest.raises(
+                RequestError, match=f"{name} must hold token ids from 0 to {vocab - 1}"
+            ):
                 llm.generate("a", params)
 
 
@@ -211,7 +242,9 @@ def test_H8_keywords_and_a_file_below_them_are_the_configuration(tmp_path: Path)
         LLM("demo", page_sise=16, start=start)
     with pytest.raises(UsageError, match="not both"):
         LLM("demo", config=EngineConfig(), start=start)
-    with pytest.raises(UsageError, match="config must be a file's path or an EngineConfig, got dict"):
+    with pytest.raises(
+        UsageError, match="config must be a file's path or an EngineConfig, got dict"
+    ):
         LLM("demo", config={"page_size": 16}, start=start)  # type: ignore[arg-type]
     file = tmp_path / "engine.toml"
     file.write_text("page_size = 8\nnum_pages = 99\n", encoding="utf-8")
@@ -232,7 +265,10 @@ def test_importing_headstock_imports_no_torch() -> None:
 def test_llm_chat_takes_a_template_for_one_call_and_the_llm_one_for_all(scripted: Any) -> None:
     hello = [{"role": "user", "content": "hello"}]
     llm, _ = scripted(chat_template="<{{ messages[0].content }}>")
-    outputs = [*llm.chat(hello), *llm.chat([hello, hello], chat_template="{{ messages[0].content }}?")]
+    outputs = [
+        *llm.chat(hello),
+        *llm.chat([hello, hello], chat_template="{{ messages[0].content }}?"),
+    ]
     assert [output.prompt for output in outputs] == ["<hello>", "hello?", "hello?"]
     assert llm.chat_prompt(hello, chat_template="{{ 1 + 1 }}").text == "2"
     with pytest.raises(UsageError, match="not a Jinja template"):

@@ -27,7 +27,9 @@ def test_eos_ends_an_answer_and_is_not_in_its_text(scripted: Make, tokenizer: To
     (answer,) = llm.generate("x")[0].outputs
     assert (answer.text, answer.finish_reason, answer.stop_reason) == ("hello fox", "stop", None)
     assert answer.token_ids[-1] == 0
-    (answer,) = llm.generate("x", SamplingParams(skip_special_tokens=False, include_stop_str_in_output=True))[0].outputs
+    (answer,) = llm.generate(
+        "x", SamplingParams(skip_special_tokens=False, include_stop_str_in_output=True)
+    )[0].outputs
     assert answer.text == "hello fox<|end|>"
     (answer,) = llm.generate("x", SamplingParams(ignore_eos=True))[0].outputs
     assert (answer.text, answer.finish_reason) == ("hello fox", "length")
@@ -41,15 +43,22 @@ def test_a_stop_token_id_is_the_stop_reason(scripted: Make, tokenizer: Tokenizer
 
 
 @pytest.mark.parametrize("pace", [1, 3, 50])
-def test_a_stop_string_ends_the_answer_and_the_request(scripted: Make, tokenizer: Tokenizer, pace: int) -> None:
+def test_a_stop_string_ends_the_answer_and_the_request(
+    scripted: Make, tokenizer: Tokenizer, pace: int
+) -> None:
     llm, loop = scripted(script=saying(tokenizer, "the quick brown fox " * 5), pace=pace)
     (answer,) = llm.generate("x", SamplingParams(stop=["ck bro", "zzz"]))[0].outputs
     assert (answer.text, answer.finish_reason, answer.stop_reason) == ("the qui", "stop", "ck bro")
-    assert tokenizer.decode(answer.token_ids).startswith("the quick bro") and len(answer.token_ids) < 20
+    assert (
+        tokenizer.decode(answer.token_ids).startswith("the quick bro")
+        and len(answer.token_ids) < 20
+    )
     ended_by_itself = pace == 50  # it said all in the piece that holds the stop string
     assert loop.aborted == ([] if ended_by_itself else ["0"]), "it runs on"
     assert loop.rows == {}
-    (kept,) = llm.generate("x", SamplingParams(stop="ck bro", include_stop_str_in_output=True))[0].outputs
+    (kept,) = llm.generate("x", SamplingParams(stop="ck bro", include_stop_str_in_output=True))[
+        0
+    ].outputs
     assert kept.text == "the quick bro"
 
 
@@ -88,11 +97,17 @@ def test_I19_streamed_text_equals_final_text(
     (whole,) = llm.generate("x", params)[0].outputs
     llm.close()
     assert "".join(piece.outputs[0].text for piece in pieces) == whole.text
-    assert tuple(token for piece in pieces for token in piece.outputs[0].token_ids) == whole.token_ids
+    assert (
+        tuple(token for piece in pieces for token in piece.outputs[0].token_ids) == whole.token_ids
+    )
     assert [piece.finished for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert pieces[-1].outputs[0].finish_reason == whole.finish_reason == "stop"
     ends = [text.find(stop) for stop in stops if stop in text]
-    assert whole.text == text if not ends else len(whole.text) < len(text) and text.startswith(whole.text)
+    assert (
+        whole.text == text
+        if not ends
+        else len(whole.text) < len(text) and text.startswith(whole.text)
+    )
     assert "\ufffd" not in whole.text
 
 
@@ -105,7 +120,9 @@ def test_logprobs_are_one_mapping_a_token(scripted: Make) -> None:
     assert answer.logprobs[0][answer.token_ids[0]].logprob == -0.5
     assert answer.logprobs[0][answer.token_ids[0]].rank == 1
     assert answer.cumulative_logprob == -2.0
-    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len(
+        output.prompt_token_ids
+    )
     assert output.prompt_logprobs[0] is None and output.prompt_logprobs[1] is not None
     plain = llm.generate("hello", SHORT)[0]
     assert plain.outputs[0].logprobs is None and plain.outputs[0].cumulative_logprob is None
@@ -117,7 +134,10 @@ def test_cached_tokens_of_several_answers_are_those_of_the_first(scripted: Make)
         job = llm.intake.job("hello", SamplingParams(n=3, max_tokens=1))
         for index in order:
             news = Update(
-                id=job.requests[index].id, tokens=(5,), cached_tokens=(4, 16, 32)[index], finish_reason="length"
+                id=job.requests[index].id,
+                tokens=(5,),
+                cached_tokens=(4, 16, 32)[index],
+                finish_reason="length",
             )
             job.absorb(news, 0.0)
         assert job.result().metrics.cached_tokens == 4, f"told in the order {order}"
@@ -130,7 +150,9 @@ def test_preemptions_of_several_answers_are_added(scripted: Make) -> None:
 
 
 @pytest.mark.parametrize("pace", [1, 6])
-def test_scores_of_tokens_behind_a_stop_string_do_not_count(scripted: Make, tokenizer: Tokenizer, pace: int) -> None:
+def test_scores_of_tokens_behind_a_stop_string_do_not_count(
+    scripted: Make, tokenizer: Tokenizer, pace: int
+) -> None:
     llm, _ = scripted(script=saying(tokenizer, "ababab"), pace=pace)
     (answer,) = llm.generate("x", SamplingParams(stop="ba", logprobs=0))[0].outputs
     assert (len(answer.token_ids), answer.cumulative_logprob) == (3, -1.5)

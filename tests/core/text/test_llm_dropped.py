@@ -19,7 +19,9 @@ from headstock.engine.loop import Loop
 
 Make = Callable[..., tuple[LLM, Any]]
 TESTS = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+}
 
 DROPPED = """
 import gc, json, os, sys, threading, time, warnings
@@ -56,7 +58,12 @@ print(json.dumps(seen))
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux says what a process has")
 def test_a_dropped_llm_warns_and_leaves_no_thread_and_no_memory() -> None:
     result = subprocess.run(
-        [sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=300, check=False, env=ENVIRONMENT
+        [sys.executable, "-c", DROPPED],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=ENVIRONMENT,
     )
     assert result.returncode == 0, result.stderr
     seen = json.loads(result.stdout)
@@ -64,14 +71,18 @@ def test_a_dropped_llm_warns_and_leaves_no_thread_and_no_memory() -> None:
     warning = "an LLM (demo) was dropped without close(); close it, or use `with LLM(...) as llm:`"
     assert [each["said"] for each in seen] == [[warning]] * 6
     assert len({each["threads"] for each in seen}) == 1
-    # One keeps 150 MiB and more, so four that stayed would be 600. What the allocator holds of those that went goes up
-    # and down by 30 to 60 MiB in a process that drops fourteen, and is no more at the end than at the third.
+    # One keeps 150 MiB and more, so four that stayed would be 600. What the allocator holds of
+    # those that went goes up and down by 30 to 60 MiB in a process that drops fourteen, and is no
+    # more at the end than at
+    # the third.
     assert seen[-1]["resident"] - seen[1]["resident"] < 75
 
 
 def test_a_process_that_ends_right_after_an_llm_was_dropped_ends_well() -> None:
     code = "from headstock import LLM; llm = LLM('demo', num_pages=512); llm.generate('a'); del llm"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
     assert result.returncode == 0 and len(result.stderr.splitlines()) == 1
     assert "an LLM was dropped without close()" in result.stderr and "model=demo" in result.stderr
 
@@ -115,7 +126,9 @@ class SlowEngine:
         self.closed_by.append(threading.current_thread().name)
 
 
-def test_an_abandoned_loop_waits_for_nothing_and_closes_its_engine_after_the_step_in_flight() -> None:
+def test_an_abandoned_loop_waits_for_nothing_and_closes_its_engine_after_the_step_in_flight() -> (
+    None
+):
     engine = SlowEngine()
     loop = Loop(engine)  # type: ignore[arg-type]
     engine.stepping.wait(10)

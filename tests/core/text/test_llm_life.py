@@ -47,7 +47,9 @@ def test_an_interrupt_aborts_everything_and_the_llm_lives_on(scripted: Make) -> 
 
 
 async def gather(llm: LLM, count: int) -> list[RequestOutput]:
-    return await asyncio.gather(*(llm.generate_async(f"hello {number}", SHORT) for number in range(count)))
+    return await asyncio.gather(
+        *(llm.generate_async(f"hello {number}", SHORT) for number in range(count))
+    )
 
 
 def test_async_answers_equal_the_others(scripted: Make) -> None:

@@ -21,7 +21,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("stderr", "shown", "drawn"), [(Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False)]
+    ("stderr", "shown", "drawn"),
+    [(Terminal(), True, True), (Terminal(), False, False), (io.StringIO(), True, False)],
 )
 def test_bars_are_drawn_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, shown: bool, drawn: bool
@@ -53,7 +54,10 @@ def test_what_follows_a_comma_changes_in_one_bar(monkeypatch: pytest.MonkeyPatch
 
 
 def test_bytes_have_a_rate() -> None:
-    assert amount("weights", 2_000_000_000, 4_000_000_000, 2.0) == "2.00 of 4.00 GB, 1.00 GB/s, 0:02 left"
+    assert (
+        amount("weights", 2_000_000_000, 4_000_000_000, 2.0)
+        == "2.00 of 4.00 GB, 1.00 GB/s, 0:02 left"
+    )
     assert amount("weights", 12_000_000, 25_700_000, 0.1) == "12.00 of 25.70 MB, 120.00 MB/s"
 
 
@@ -61,7 +65,10 @@ def test_prompts_have_tokens_a_second_and_the_time_left() -> None:
     assert amount("prompts", 1, 4, 2.0, 60) == "1 of 4, 30.0 tokens/s, 0:06 left"
     assert amount("prompts", 4, 4, 8.0, 240) == "4 of 4, 30.0 tokens/s"
     assert amount("prompts", 0, 4, 0.0) == "0 of 4"
-    assert amount("weights", 1_000_000, 4_000_000, 3721.0) == "1.00 of 4.00 MB, 0.00 MB/s, 3:06:03 left"
+    assert (
+        amount("weights", 1_000_000, 4_000_000, 3721.0)
+        == "1.00 of 4.00 MB, 0.00 MB/s, 3:06:03 left"
+    )
 
 
 @pytest.mark.parametrize("use_tqdm", [True, tqdm])
@@ -81,7 +88,9 @@ def test_no_bar_of_tqdm_and_what_makes_none(capsys: pytest.CaptureFixture[str]) 
     with prompt_bar(False, 1) as advance:
         advance(True, 4)
     assert capsys.readouterr() == ("", "")
-    with pytest.raises(UsageError, match="use_tqdm must be True, False or a callable that makes a bar, got str yes"):
+    with pytest.raises(
+        UsageError, match="use_tqdm must be True, False or a callable that makes a bar, got str yes"
+    ):
         prompt_bar("yes", 1).__enter__()  # type: ignore[arg-type]
 
 

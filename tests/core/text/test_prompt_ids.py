@@ -11,7 +11,9 @@ from headstock.text.prompt import as_list, check_tokens
 @pytest.mark.parametrize("token", [-(10**30), -1, 768, 10**30])
 def test_a_list_of_integers_is_one_prompt_though_an_id_is_out_of_range(token: int) -> None:
     (tokens,) = as_list([5, token])
-    with pytest.raises(RequestError, match=f"^prompt token ids must be integers from 0 to 767, got int {token}$"):
+    with pytest.raises(
+        RequestError, match=f"^prompt token ids must be integers from 0 to 767, got int {token}$"
+    ):
         check_tokens(tokens, 768)  # type: ignore[arg-type]
 
 

@@ -31,8 +31,12 @@ def test_standard_input_is_one_prompt_without_its_last_line_break(run: Run) -> N
     assert run("--quiet", stdin=b"two\nlines\n", script=hello)[1] == "two\nlines\n"
 
 
-@pytest.mark.parametrize(("stdin", "code", "said"), [(b"", 2, "no prompt: give --prompt"), (b"\xff", 6, "as UTF-8")])
-def test_empty_or_unreadable_standard_input_is_one_line(run: Run, stdin: bytes, code: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("stdin", "code", "said"), [(b"", 2, "no prompt: give --prompt"), (b"\xff", 6, "as UTF-8")]
+)
+def test_empty_or_unreadable_standard_input_is_one_line(
+    run: Run, stdin: bytes, code: int, said: str
+) -> None:
     found, out, err = run(stdin=stdin)
     assert (found, out) == (code, "") and said in err and len(err.splitlines()) == 1
 
@@ -56,11 +60,19 @@ def test_json_lines_hold_tokens_times_and_reasons(run: Run, tokenizer: Tokenizer
 
 def test_T6_the_summaries_and_json_count_preemptions_and_failures(run: Run) -> None:
     code, out, err = run("-p", "hello", "-p", "", "-p", "fox", "--json", script=hello, preempted=2)
-    assert code == 1 and [json.loads(line).get("preemptions") for line in out.splitlines()] == [None, 2, 2]
+    assert code == 1 and [json.loads(line).get("preemptions") for line in out.splitlines()] == [
+        None,
+        2,
+        2,
+    ]
     assert re.search(
-        r"^3 prompts, 1 failed; \d+ tokens in [\d.]+ s, [\d.]+ tokens/s, 4 preemptions$", err, re.MULTILINE
+        r"^3 prompts, 1 failed; \d+ tokens in [\d.]+ s, [\d.]+ tokens/s, 4 preemptions$",
+        err,
+        re.MULTILINE,
     )
-    assert run("-p", "hello", script=hello, preempted=2)[2].endswith(", ended by stop, preempted 2 times\n")
+    assert run("-p", "hello", script=hello, preempted=2)[2].endswith(
+        ", ended by stop, preempted 2 times\n"
+    )
     assert run("-p", "hello", script=hello)[2].endswith(", ended by stop\n")
     code, out, err = run("-p", "a", "-p", "b", script=hello, refuse={"0"})
     assert code == 1 and "2 prompts, 1 failed; " in err and "preemption" not in err
@@ -79,13 +91,18 @@ def test_a_cut_of_the_max_tokens_that_were_asked_for_is_said_once(run: Run, tmp_
     assert notes("-p", "aaaa", "-p", "b", "-p", "c", "--max-tokens", "50") == [
         f"{said} (and so for 2 more), the room beside the prompt in sequences of up to 16 tokens"
     ]
-    assert notes("-p", "aaaa") == notes("-p", "aaaa", "--max-tokens", "12") == []  # 100 is nobody's wish
+    # 100 is nobody's wish
+    assert notes("-p", "aaaa") == notes("-p", "aaaa", "--max-tokens", "12") == []
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "aaaa", "max_tokens": 13}')
     _, out, err = run("--input", str(file), "--json", "--quiet", max_seq_len=16)
     answer = json.loads(out)
     assert "prompts.jsonl:1: max_tokens is cut from 13 to 12" in err
-    assert (answer["max_tokens"], len(answer["token_ids"]), answer["finish_reason"]) == (12, 12, "length")
+    assert (answer["max_tokens"], len(answer["token_ids"]), answer["finish_reason"]) == (
+        12,
+        12,
+        "length",
+    )
 
 
 def test_chat_and_system_go_through_the_template(run: Run) -> None:
@@ -102,10 +119,14 @@ def test_sampling_flags_reach_the_request_and_a_line_s_own_win(run: Run, tmp_pat
     assert [len(json.loads(line)["token_ids"]) for line in out.splitlines()] == [5, 2]
 
 
-def test_quiet_draws_no_bar_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_draws_no_bar_while_loading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def load(config: Any, report: Any) -> SimpleNamespace:
         report("weights", 5, 10)
-        return SimpleNamespace(engine=SimpleNamespace(summary=SimpleNamespace(lines=lambda: ["model: none"])))
+        return SimpleNamespace(
+            engine=SimpleNamespace(summary=SimpleNamespace(lines=lambda: ["model: none"]))
+        )
 
     monkeypatch.setattr("headstock.llm.LLM", load)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -129,16 +150,25 @@ def test_help_imports_no_torch() -> None:
         "import sys, headstock.cli.main as m; code = m.main(['run', '--help']);"
         "sys.exit(code or any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=150, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, timeout=150, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "--prompt" in done.stdout and "--attn" in done.stdout
 
 
 def test_a_dash_reads_json_lines_from_standard_input(run: Run) -> None:
-    lines = b'{"prompt": "hello", "max_tokens": 1, "ignore_eos": true}\n\n{bad\n{"prompt_token_ids": [9, 8]}\n'
-    code, out, err = run("--input", "-", "--json", "--quiet", "-p", "fox", stdin=lines, script=hello)
+    lines = (
+        b'{"prompt": "hello", "max_tokens": 1, "ignore_eos": '
+        b'true}\n\n{bad\n{"prompt_token_ids": [9, 8]}\n'
+    )
+    code, out, err = run(
+        "--input", "-", "--json", "--quiet", "-p", "fox", stdin=lines, script=hello
+    )
     found = [json.loads(line) for line in out.splitlines()]
-    assert code == 1 and err.startswith("headstock: standard input:3: not valid JSON: Expecting property name")
+    assert code == 1 and err.startswith(
+        "headstock: standard input:3: not valid JSON: Expecting property name"
+    )
     assert [(entry["where"], entry["request"]) for entry in found if "text" in entry] == [
         ("--prompt fox", 1),
         ("standard input:1", 2),
@@ -147,8 +177,13 @@ def test_a_dash_reads_json_lines_from_standard_input(run: Run) -> None:
     assert len(found[2]["token_ids"]) == 1
 
 
-def test_a_dash_with_nothing_behind_it_is_one_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = 'headstock: standard input holds no prompts; give one JSON object a line, such as {"prompt": "Hello"}\n'
+def test_a_dash_with_nothing_behind_it_is_one_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = (
+        "headstock: standard input holds no prompts; give one JSON object a line, such as "
+        '{"prompt": "Hello"}\n'
+    )
     assert run("--input", "-", stdin=b"\n", absent=True) == (2, "", said)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "-").write_text('{"prompt": "not this file"}')
@@ -165,7 +200,9 @@ def test_a_chat_template_from_a_flag_makes_a_chat_of_each_prompt(run: Run, tmp_p
     assert (code, out) == (2, "") and "chat_template: not a Jinja template" in err
 
 
-def test_a_chat_template_from_the_environment_serves_chats_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_template_from_the_environment_serves_chats_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HEADSTOCK_CHAT_TEMPLATE", "{{ messages[0].content }}!")
     assert run("-p", "fox", "--quiet", script=hello)[1] == "fox\n"
     assert run("-p", "fox", "--chat", "--quiet", script=hello)[1] == "fox!\n"

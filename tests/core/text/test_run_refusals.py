@@ -1,4 +1,6 @@
-"""`headstock run` given what it cannot serve: which line, which flag, and what is done about the others."""
+"""`headstock run` given what it cannot serve: which line, which flag, and what is done about the
+others.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def test_bad_lines_are_named_by_number_and_the_others_still_run(run: Run, tmp_pa
     file.write_text("\n".join(LINES))
     code, out, err = run("--input", str(file), "--json", "--quiet", script=hello)
     assert code == 1 and "Traceback" not in err
-    assert [line.split(":")[2] for line in err.splitlines() if line.startswith("headstock: prompts.jsonl:")] == [
+    assert [
+        line.split(":")[2]
+        for line in err.splitlines()
+        if line.startswith("headstock: prompts.jsonl:")
+    ] == [
         "2",
         "4",
         "5",
@@ -40,11 +46,18 @@ def test_bad_lines_are_named_by_number_and_the_others_still_run(run: Run, tmp_pa
         "8",
         "11",
     ]
-    assert "did you mean temperature" in err and "temperature must be between 0 and 2, got nan" in err
+    assert (
+        "did you mean temperature" in err and "temperature must be between 0 and 2, got nan" in err
+    )
     found = [json.loads(line) for line in out.splitlines()]
     answers = [entry for entry in found if "error" not in entry]
     assert sorted(entry["request"] for entry in found if "error" in entry) == [2, 3, 4, 5, 6, 7, 10]
-    assert [(entry["request"], entry["answer"]) for entry in answers] == [(1, 1), (8, 1), (9, 1), (9, 2)]
+    assert [(entry["request"], entry["answer"]) for entry in answers] == [
+        (1, 1),
+        (8, 1),
+        (9, 1),
+        (9, 2),
+    ]
     assert len(answers[0]["token_ids"]) == 1
     assert answers[1]["prompt"] == "<|im|>user: fox\n<|im|>assistant: "
     assert answers[2]["logprobs"][0][0]["rank"] == 1
@@ -60,7 +73,9 @@ def test_one_prompt_that_fails_leaves_the_others_and_exits_1(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("content", "code"), [(None, 6), (b"\n\n", 2)])
-def test_a_missing_or_empty_file_is_one_line(run: Run, tmp_path: Path, content: bytes | None, code: int) -> None:
+def test_a_missing_or_empty_file_is_one_line(
+    run: Run, tmp_path: Path, content: bytes | None, code: int
+) -> None:
     file = tmp_path / "prompts.jsonl"
     if content is not None:
         file.write_bytes(content)
@@ -72,8 +87,14 @@ def test_a_missing_or_empty_file_is_one_line(run: Run, tmp_path: Path, content: 
 def test_a_recording_is_not_written_over_the_prompts(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "hello"}')
-    code, out, err = run("--input", str(file), "--record", f"{tmp_path}/./prompts.jsonl", absent=True)
-    assert (code, out, len(err.splitlines())) == (2, "", 1) and "--input and --record are both" in err
+    code, out, err = run(
+        "--input", str(file), "--record", f"{tmp_path}/./prompts.jsonl", absent=True
+    )
+    assert (code, out, len(err.splitlines())) == (
+        2,
+        "",
+        1,
+    ) and "--input and --record are both" in err
 
 
 BAD_LINES = {
@@ -81,21 +102,26 @@ BAD_LINES = {
     '{"prompt_token_ids": null}': "prompt_token_ids must be a list of token ids, got None",
     '{"prompt_token_ids": {"a": 1}}': "prompt_token_ids must be a list of token ids, got dict",
     '{"prompt_token_ids": []}': "prompt is empty",
-    '{"prompt_token_ids": [5, 1e400]}': "prompt token ids must be integers from 0 to 2147483647, got float inf",
+    '{"prompt_token_ids": [5, 1e400]}': "prompt token ids must be integers from 0 to 2147483647, "
+    "got float inf",
     '{"prompt_token_ids": [5, true]}': "got bool True",
     '{"prompt_token_ids": [99999999999999999999]}': "got int 99999999999999999999",
     '{"prompt": 5}': "prompt must be text, got int 5",
     '{"prompt": null}': "prompt must be text, got None",
     '{"prompt": [5, 6]}': "prompt must be text, got list",
     '{"prompt": {"prompt": "x"}}': "prompt must be text, got dict",
-    '{"prompt": "x", "cache_salt": 5}': "cache_salt must be a string of 1 to 256 characters, got int 5",
-    '{"prompt": "x", "cache_salt": "\\ud83d"}': "cache_salt holds characters that are not valid Unicode",
-    '{"prompt": "x", "priority": "high"}': "priority must be an integer of at most 31 bits, got high",
+    '{"prompt": "x", "cache_salt": 5}': "cache_salt must be a string of 1 to 256 characters, got "
+    "int 5",
+    '{"prompt": "x", "cache_salt": "\\ud83d"}': "cache_salt holds characters that are not valid "
+    "Unicode",
+    '{"prompt": "x", "priority": "high"}': "priority must be an integer of at most 31 bits, got "
+    "high",
     '{"prompt": "x", "": 1}': "no sampling parameter is called ''; known are",
     '{"messages": 5}': "messages must be a list of one or more turns, got int 5",
     '{"messages": [5]}': "messages[0] must be an object with a role and content, got int 5",
     '{"messages": [{"content": "x"}]}': "messages[0].role must be text, got None",
-    '{"messages": [{"role": "system", "content": "x"}, {"role": "user"}]}': "messages[1] (role user) has no content",
+    '{"messages": [{"role": "system", "content": "x"}, {"role": "user"}]}': "messages[1] (role "
+    "user) has no content",
     "5": "must be a JSON object with prompt or messages, got int 5",
     '{"prompt": "x", "seed": ' + "9" * 5000 + "}": "not valid JSON: Exceeds the limit",
     "[" * 100_000: "not valid JSON: maximum recursion depth exceeded",
@@ -114,7 +140,10 @@ def test_lines_that_no_model_could_serve_are_refused_before_one_is_loaded(
         assert line.startswith(f"headstock: prompts.jsonl:{number}: ") and said in line
     file.write_text("\n".join([*BAD_LINES, '\ufeff{"prompt": "fox"}']))
     code, out, err = run("--input", str(file), "--quiet", script=hello)
-    assert (code, out) == (1, f"==> {len(BAD_LINES) + 1}: fox <==\nfox\n\n") and err.splitlines() == lines
+    assert (code, out) == (
+        1,
+        f"==> {len(BAD_LINES) + 1}: fox <==\nfox\n\n",
+    ) and err.splitlines() == lines
 
 
 @pytest.mark.parametrize(
@@ -138,7 +167,11 @@ def test_token_ids_cannot_go_through_the_template(run: Run, tmp_path: Path) -> N
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt_token_ids": [5]}')
     code, _, err = run("--input", str(file), "--chat", absent=True)
-    assert code == 1 and "prompts.jsonl:1: prompt must be text to go through the chat template, got token ids" in err
+    assert (
+        code == 1
+        and "prompts.jsonl:1: prompt must be text to go through the chat template, got token ids"
+        in err
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,14 +185,19 @@ def test_token_ids_cannot_go_through_the_template(run: Run, tmp_path: Path) -> N
         ["word"],
     ],
 )
-def test_bad_flags_are_usage_errors_before_a_model_is_loaded(run: Run, arguments: list[str]) -> None:
+def test_bad_flags_are_usage_errors_before_a_model_is_loaded(
+    run: Run, arguments: list[str]
+) -> None:
     code, out, err = run("-p", "a", *arguments)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
 
 
 def test_sampling_errors_name_the_flags_that_were_used(run: Run, tmp_path: Path) -> None:
     code, _, err = run("-p", "a", "--min-tokens", "9", "--max-new-tokens", "5", absent=True)
-    assert (code, err) == (2, "headstock: --min-tokens must be at most --max-new-tokens (5), got 9\n")
+    assert (code, err) == (
+        2,
+        "headstock: --min-tokens must be at most --max-new-tokens (5), got 9\n",
+    )
     code, _, err = run("-p", "a", "--quiet", "--stop-token-ids", "999999")
     assert code == 1 and "--stop-token-ids must hold token ids from 0 to " in err
     file = tmp_path / "prompts.jsonl"
@@ -169,10 +207,14 @@ def test_sampling_errors_name_the_flags_that_were_used(run: Run, tmp_path: Path)
 
 
 @pytest.mark.parametrize("chat", [[], ["--chat"]])
-def test_text_for_a_model_without_a_tokenizer_is_a_model_error(run: Run, tmp_path: Path, chat: list[str]) -> None:
+def test_text_for_a_model_without_a_tokenizer_is_a_model_error(
+    run: Run, tmp_path: Path, chat: list[str]
+) -> None:
     code, out, err = run("--prompt", "x", "--quiet", *chat, directory=tmp_path)
     assert (code, out, len(err.splitlines())) == (6, "", 1)
-    assert err.startswith(f"headstock: no tokenizer in {shown(tmp_path)}; looked for tokenizer.json, ")
+    assert err.startswith(
+        f"headstock: no tokenizer in {shown(tmp_path)}; looked for tokenizer.json, "
+    )
 
 
 @pytest.mark.parametrize("chat", [[], ["--chat"]])
@@ -180,15 +222,23 @@ def test_text_for_a_model_without_a_tokenizer_is_a_model_error(run: Run, tmp_pat
 def test_text_is_refused_before_weights_without_a_tokenizer_are_loaded(
     run: Run, tmp_path: Path, prompt: list[str], chat: list[str]
 ) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
-    code, out, err = run("--model", str(tmp_path), "--quiet", *prompt, *chat, stdin=b"x", absent=True)
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}'
+    )
+    code, out, err = run(
+        "--model", str(tmp_path), "--quiet", *prompt, *chat, stdin=b"x", absent=True
+    )
     assert (code, out, len(err.splitlines())) == (6, "", 1)
-    assert err.startswith(f"headstock: no tokenizer in {shown(tmp_path)}; looked for tokenizer.json, ")
+    assert err.startswith(
+        f"headstock: no tokenizer in {shown(tmp_path)}; looked for tokenizer.json, "
+    )
 
 
 def test_token_ids_need_no_tokenizer(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt_token_ids": [5, 6], "max_tokens": 3, "ignore_eos": true, "logprobs": 1}')
+    file.write_text(
+        '{"prompt_token_ids": [5, 6], "max_tokens": 3, "ignore_eos": true, "logprobs": 1}'
+    )
     code, out, err = run("--input", str(file), "--json", "--quiet", directory=tmp_path)
     found = json.loads(out)
     assert (code, err, found["text"], len(found["token_ids"])) == (0, "", "", 3)
@@ -201,5 +251,8 @@ def test_token_ids_need_no_tokenizer(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_word_without_a_flag_is_told_which_flag_it_wants(run: Run) -> None:
-    said = "headstock: unexpected argument Hello (a prompt is given as --prompt TEXT, a model as --model NAME); "
+    said = (
+        "headstock: unexpected argument Hello (a prompt is given as --prompt TEXT, a model as "
+        "--model NAME); "
+    )
     assert run("Hello", absent=True) == (2, "", said + "see 'headstock run --help'\n")

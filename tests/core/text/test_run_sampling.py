@@ -1,4 +1,6 @@
-"""`headstock run` with sampling flags, over a scripted engine: several answers, log-probabilities, a chat."""
+"""`headstock run` with sampling flags, over a scripted engine: several answers, log-probabilities,
+a chat.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ def test_sampling_flags_reach_each_prompt_and_its_own_values_win(run: Run) -> No
         seen.append(request)
         return hello(request)
 
-    flags = ["--ignore-eos", "--frequency-penalty", "0.5", "--logit-bias", "7=1", "--min-tokens", "1"]
+    flags = [
+        "--ignore-eos",
+        "--frequency-penalty",
+        "0.5",
+        "--logit-bias",
+        "7=1",
+        "--min-tokens",
+        "1",
+    ]
     lines = b'{"prompt": "hello", "frequency_penalty": 0.25}\n{"prompt": "hello"}'
     assert run("--input", "-", "--quiet", *flags, stdin=lines, script=script)[0] == 0
     first, second = {request.id: request for request in seen}.values()

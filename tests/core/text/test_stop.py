@@ -20,7 +20,9 @@ def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
 
 
 @settings(max_examples=500)
-@given(pieces=st.lists(st.text("ab日", max_size=3), max_size=12), stops=STOPS, include=st.booleans())
+@given(
+    pieces=st.lists(st.text("ab日", max_size=3), max_size=12), stops=STOPS, include=st.booleans()
+)
 def test_any_cut_gives_the_text_up_to_the_first_complete_stop(
     pieces: list[str], stops: list[str], include: bool
 ) -> None:

@@ -49,9 +49,13 @@ LOOKED_FOR = "tokenizer.json, tokenizer.model, tekken.json, vocab.json, vocab.tx
 def test_a_directory_without_a_vocabulary_has_no_tokenizer(
     tmp_path: Path, model_type: str | None, tokenizer_class: str | None
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} if model_type else {}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": model_type} if model_type else {})
+    )
     if tokenizer_class:
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": tokenizer_class})
+        )
     said = rf"^no tokenizer in .*; looked for {re.escape(LOOKED_FOR)}; copy or download it there"
     with pytest.raises(ModelError, match=said):
         Tokenizer(tmp_path)
@@ -78,12 +82,18 @@ def test_a_damaged_tokenizer_is_not_taken_for_an_absent_one(tmp_path: Path) -> N
     (tmp_path / "tokenizer.json").write_text("{bad")
     with pytest.raises(ModelError, match=r"is tokenizer\.json whole\? Copy or download it again$"):
         open_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
-    with pytest.raises(ModelError, match=r"tokenizer\.json is a Git LFS pointer: fetch the file with git lfs pull$"):
+    (tmp_path / "tokenizer.json").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
+    )
+    with pytest.raises(
+        ModelError, match=r"tokenizer\.json is a Git LFS pointer: fetch the file with git lfs pull$"
+    ):
         open_tokenizer(tmp_path)
 
 
-def test_a_sentencepiece_model_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sentencepiece_model_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headstock.text.tokenizer.is_installed", lambda distribution: False)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "tokenizer.model").write_bytes(b"no model")
@@ -94,7 +104,9 @@ def test_a_sentencepiece_model_says_what_it_needs(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("content", [None, "{bad", "[]", '{"version": "1.0"}'])
 def test_an_unreadable_tokenizer_is_one_line(tmp_path: Path, content: str | None) -> None:
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ModelError) as caught:
@@ -102,10 +114,16 @@ def test_an_unreadable_tokenizer_is_one_line(tmp_path: Path, content: str | None
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_config_json_that_transformers_refuses_is_what_gets_the_blame(byte_level: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_bytes((byte_level / "tokenizer_config.json").read_bytes())
+def test_a_config_json_that_transformers_refuses_is_what_gets_the_blame(
+    byte_level: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_bytes(
+        (byte_level / "tokenizer_config.json").read_bytes()
+    )
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "bos_token_id": "x"}')
-    with pytest.raises(ModelError, match=r"^config\.json in .* cannot be read by transformers: .*'bos_token_id'"):
+    with pytest.raises(
+        ModelError, match=r"^config\.json in .* cannot be read by transformers: .*'bos_token_id'"
+    ):
         Tokenizer(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     (tmp_path / "tokenizer.json").write_text("{bad")
@@ -125,19 +143,29 @@ def test_code_in_a_checkpoint_is_not_run(byte_level: Path, tmp_path: Path) -> No
 
 def test_generation_config_gives_defaults_and_ends(tmp_path: Path) -> None:
     assert read_generation_config(tmp_path).sampling.temperature == 1.0
-    values = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 7, "eos_token_id": [3, 4], "x": 1}
+    values = {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "max_new_tokens": 7,
+        "eos_token_id": [3, 4],
+        "x": 1,
+    }
     (tmp_path / "generation_config.json").write_text(json.dumps(values))
     found = read_generation_config(tmp_path)
     chosen = found.sampling
     assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.max_tokens) == (0.6, 20, 0.95, 7)
     assert found.eos_ids == (3, 4)
-    (tmp_path / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.6, "eos_token_id": 5}')
+    (tmp_path / "generation_config.json").write_text(
+        '{"do_sample": false, "temperature": 0.6, "eos_token_id": 5}'
+    )
     assert read_generation_config(tmp_path).sampling.temperature == 0.0
     assert read_generation_config(tmp_path).eos_ids == (5,)
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"temperature": 5}', '{"temperature": NaN}', '{"eos_token_id": "x"}', "\xff"]
+    "text",
+    ["{", "[]", '{"temperature": 5}', '{"temperature": NaN}', '{"eos_token_id": "x"}', "\xff"],
 )
 def test_a_bad_generation_config_is_one_line_that_names_the_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_bytes(text.encode("latin-1"))
@@ -148,9 +176,16 @@ def test_a_bad_generation_config_is_one_line_that_names_the_file(tmp_path: Path,
 
 def test_a_tokenizer_json_is_read_without_importing_transformers_models(byte_level: Path) -> None:
     code = "import sys; from pathlib import Path; from headstock.text.tokenizer import Tokenizer\n"
-    code += "Tokenizer(Path(sys.argv[1])); print('transformers.generation' in sys.modules, 'torch' in sys.modules)"
+    code += (
+        "Tokenizer(Path(sys.argv[1])); print('transformers.generation' in sys.modules, "
+        "'torch' in sys.modules)"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(byte_level)], capture_output=True, text=True, check=True, timeout=150
+        [sys.executable, "-c", code, str(byte_level)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=150,
     )
 
     assert done.stdout.split() == ["False", "False"]

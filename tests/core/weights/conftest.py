@@ -30,7 +30,11 @@ Tensors = dict[str, torch.Tensor]
 
 def checkpoint_tensors() -> Tensors:
     """The tensors of `HF`, all different."""
-    shapes = {"model.embed_tokens.weight": (16, 8), "lm_head.weight": (16, 8), "model.norm.weight": (8,)}
+    shapes = {
+        "model.embed_tokens.weight": (16, 8),
+        "lm_head.weight": (16, 8),
+        "model.norm.weight": (8,),
+    }
     for layer in range(2):
         inside = {
             "input_layernorm": (8,),

@@ -1,4 +1,6 @@
-"""What is no model directory in Hugging Face layout is named as what it is, with the command that helps."""
+"""What is no model directory in Hugging Face layout is named as what it is, with the command that
+helps.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def command_of(said: str) -> list[str]:
 
 
 def test_a_file_of_a_model_is_answered_with_its_directory(tmp_path: Path) -> None:
-    directory = write(tmp_path / "my model", "config.json", "model.safetensors", "training_args.bin")
+    directory = write(
+        tmp_path / "my model", "config.json", "model.safetensors", "training_args.bin"
+    )
     for name in ("config.json", "model.safetensors", "training_args.bin"):
         said = refuse(resolve_directory, str(directory / name))
         assert said.endswith(f"is one file of a model; give its directory: --model '{directory}'")
@@ -60,13 +64,22 @@ def test_a_file_of_a_model_is_answered_with_its_directory(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["model.safetensors", "notes.txt"])
 def test_a_file_without_a_config_beside_it(tmp_path: Path, name: str) -> None:
     said = refuse(resolve_directory, str(write(tmp_path, name) / name))
-    assert "is a file; --model wants the directory that holds config.json, a tokenizer and .safetensors" in said
+    assert (
+        "is a file; --model wants the directory that holds config.json, a tokenizer and "
+        ".safetensors" in said
+    )
 
 
 def test_a_gguf_file_and_a_directory_of_them_say_how_to_convert(tmp_path: Path) -> None:
     directory = write(tmp_path / "it's", "small.gguf")
-    for said in (refuse(resolve_directory, str(directory / "small.gguf")), refuse(read_config, directory)):
-        assert "small.gguf is in the GGUF format, and only .safetensors are read; use the model it" in said
+    for said in (
+        refuse(resolve_directory, str(directory / "small.gguf")),
+        refuse(read_config, directory),
+    ):
+        assert (
+            "small.gguf is in the GGUF format, and only .safetensors are read; use the model it"
+            in said
+        )
         assert "convert it: pip install gguf accelerate && python -c " in said
         assert command_of(said) == [str(directory), "small.gguf", "./small-safetensors"]
     assert "is in the GGUF format" in refuse(weight_files, write(directory, "config.json"))
@@ -76,15 +89,23 @@ def test_a_gguf_file_and_a_directory_of_them_say_how_to_convert(tmp_path: Path) 
 def test_pickles_that_transformers_reads_say_how_to_convert(tmp_path: Path, name: str) -> None:
     directory = write(tmp_path / "old", "config.json", name)
     for said in (refuse(resolve_directory, str(directory / name)), refuse(weight_files, directory)):
-        assert f"has weights only as pickles ({name}), which can run code; if you trust them, convert them: " in said
+        assert (
+            f"has weights only as pickles ({name}), which can run code; if you trust them, "
+            "convert them: " in said
+        )
         assert command_of(said) == [str(directory), "./old-safetensors"]
 
 
-@pytest.mark.parametrize("names", [("consolidated.00.pth",), ("config.json", "model.pt"), ("last.ckpt",)])
-def test_pickles_of_another_layout_are_not_said_to_be_convertible(tmp_path: Path, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "names", [("consolidated.00.pth",), ("config.json", "model.pt"), ("last.ckpt",)]
+)
+def test_pickles_of_another_layout_are_not_said_to_be_convertible(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
     said = refuse(weight_files, write(tmp_path, *names))
     assert said.endswith(
-        "which can run code; get the model as a directory with config.json and .safetensors, as most on the hub are"
+        "which can run code; get the model as a directory with config.json and .safetensors, as "
+        "most on the hub are"
     )
 
 
@@ -121,21 +142,28 @@ def test_an_empty_directory_is_called_empty(tmp_path: Path) -> None:
         ),
         (
             ["model-00001-of-00002.safetensors"],
-            "it has parts of a model, such as model-00001-of-00002.safetensors: copy or download the index too",
+            (
+                "it has parts of a model, such as model-00001-of-00002.safetensors: copy or "
+                "download the index too"
+            ),
         ),
         ([], "is the download complete?"),
     ],
 )
 def test_weights_under_other_names(tmp_path: Path, names: list[str], advice: str) -> None:
     said = refuse(weight_files, write(tmp_path, "config.json", *names))
-    assert said == f"{tmp_path} has neither model.safetensors nor model.safetensors.index.json; {advice}"
+    assert (
+        said
+        == f"{tmp_path} has neither model.safetensors nor model.safetensors.index.json; {advice}"
+    )
 
 
 def test_a_repository_without_safetensors_is_not_called_incomplete(tmp_path: Path) -> None:
     snapshot = write(tmp_path / "models--some-owner--a--b" / "snapshots" / "0123", "config.json")
     said = refuse(weight_files, snapshot)
     assert said.endswith(
-        "some-owner/a--b on the hub has no .safetensors files at its top level, or they were not downloaded"
+        "some-owner/a--b on the hub has no .safetensors files at its top level, or they were not "
+        "downloaded"
     )
 
 
@@ -148,16 +176,22 @@ def test_a_git_lfs_pointer_is_named(tmp_path: Path, write: Any, loading: Any, te
 
 
 @pytest.mark.full  # transformers takes half a minute
-def test_the_command_for_pickles_converts_them(tmp_path: Path, write: Any, loading: Any, tensors: Any) -> None:
+def test_the_command_for_pickles_converts_them(
+    tmp_path: Path, write: Any, loading: Any, tensors: Any
+) -> None:
     directory = write(tensors, model_type="qwen3", tie_word_embeddings=False)
     (directory / "model.safetensors").unlink()
     torch.save(tensors, directory / "pytorch_model.bin")
     (directory / "vocab.json").write_text(json.dumps({"a": 0, "b": 1}))
     (directory / "merges.txt").write_text("")
     command = re.sub(
-        "python -c", f"{shlex.quote(sys.executable)} -c", refuse(read_config, directory).partition("them: ")[2]
+        "python -c",
+        f"{shlex.quote(sys.executable)} -c",
+        refuse(read_config, directory).partition("them: ")[2],
     )
-    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     converted = loading(tmp_path / f"{directory.name}-safetensors")
     save_file(tensors, directory / "model.safetensors")

@@ -29,7 +29,9 @@ def answer(kind: type[errors.HfHubHTTPError], status: int) -> errors.HfHubHTTPEr
     http = import_module(
         errors.HfHubHTTPError.__mro__[1].__module__.partition(".")[0]
     )  # httpx, or httpx2 in later ones
-    response = http.Response(status, request=http.Request("GET", PAGE), headers={"x-request-id": "1"})
+    response = http.Response(
+        status, request=http.Request("GET", PAGE), headers={"x-request-id": "1"}
+    )
     return kind(f"{status} of the hub", response=response)
 
 
@@ -41,7 +43,9 @@ def caused(cause: BaseException) -> errors.LocalEntryNotFoundError:
 
 
 LOG_IN = "log in with 'hf auth login', or set HF_TOKEN"
-ELSEWHERE = "or download it elsewhere with 'hf download own/it --local-dir DIR' and pass that as --model"
+ELSEWHERE = (
+    "or download it elsewhere with 'hf download own/it --local-dir DIR' and pass that as --model"
+)
 PAGE = "https://huggingface.co/own/it"
 FAILURES = {
     "gated": (
@@ -50,14 +54,23 @@ FAILURES = {
     ),
     "absent": (
         lambda: answer(errors.RepositoryNotFoundError, 404),
-        f"the hub has no such model, or it is private: check the name at {PAGE}; for a private one {LOG_IN}",
+        (
+            f"the hub has no such model, or it is private: check the name at {PAGE}; for a private "
+            f"one {LOG_IN}"
+        ),
     ),
     "disabled": (
         lambda: answer(errors.DisabledRepoError, 403),
         f"on the hub it is disabled: {PAGE} may say why; choose another model",
     ),
-    "name": (lambda: errors.HFValidationError("no"), "that cannot be a name on the hub either (no); give owner/name"),
-    "refused": (lambda: answer(errors.HfHubHTTPError, 401), f"the hub refused access (401): {LOG_IN}"),
+    "name": (
+        lambda: errors.HFValidationError("no"),
+        "that cannot be a name on the hub either (no); give owner/name",
+    ),
+    "refused": (
+        lambda: answer(errors.HfHubHTTPError, 401),
+        f"the hub refused access (401): {LOG_IN}",
+    ),
     "rate": (
         lambda: caused(answer(errors.HfHubHTTPError, 429)),
         f"the hub has had too many requests from here (429): try again later, or {LOG_IN}",
@@ -68,7 +81,10 @@ FAILURES = {
     ),
     "network": (
         lambda: caused(ConnectionError("no route")),
-        f"the hub cannot be reached (ConnectionError: no route): check the network and the proxy, {ELSEWHERE}",
+        (
+            "the hub cannot be reached (ConnectionError: no route): check the network and the "
+            f"proxy, {ELSEWHERE}"
+        ),
     ),
     "full": (
         lambda: OSError(errno.ENOSPC, "No space left on device"),
@@ -82,7 +98,9 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_each_failure_of_the_hub_has_a_line_and_a_next_move(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_failure_of_the_hub_has_a_line_and_a_next_move(
+    failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make, said = FAILURES[failure]
 
     def fail(*arguments: Any, **options: Any) -> str:
@@ -95,7 +113,9 @@ def test_each_failure_of_the_hub_has_a_line_and_a_next_move(failure: str, monkey
     assert refuse("own/it") == f"no directory own/it, and {said}"
 
 
-def test_the_command_for_a_download_elsewhere_has_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_for_a_download_elsewhere_has_the_revision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(*arguments: Any, **options: Any) -> str:
         raise caused(ConnectionError("no route"))
 
@@ -105,12 +125,16 @@ def test_the_command_for_a_download_elsewhere_has_the_revision(monkeypatch: pyte
         download_model("own/it", "v1.2")
     said = str(caught.value)
     command = "'hf download own/it --revision v1.2 --local-dir DIR'"
-    assert said.endswith(f", or download it elsewhere with {command} and pass that as --model, without --revision")
+    assert said.endswith(
+        f", or download it elsewhere with {command} and pass that as --model, without --revision"
+    )
     in_python = EngineConfig().spell(said)
     assert in_python.endswith(f" with {command} and pass that as model, without revision")
 
 
-def test_offline_is_said_with_the_variable_that_asks_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_offline_is_said_with_the_variable_that_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
 
@@ -122,10 +146,15 @@ def test_offline_is_said_with_the_variable_that_asks_for_it(monkeypatch: pytest.
         find_cached("own/it")
 
 
-def test_what_is_in_the_cache_is_found_without_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_in_the_cache_is_found_without_the_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(NotDownloaded, match=r"own/it is not in the cache yet; 'headstock run' looks for it on the hub"):
+    with pytest.raises(
+        NotDownloaded,
+        match=r"own/it is not in the cache yet; 'headstock run' looks for it on the hub",
+    ):
         find_cached("own/it")
     snapshot = tmp_path / "models--own--it" / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
@@ -163,14 +192,18 @@ def make_cache(folder: Path, revision: str, commit: str) -> Path:
     return snapshot
 
 
-def test_a_revision_of_a_model_on_the_hub_is_that_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_revision_of_a_model_on_the_hub_is_that_copy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     main, older = make_cache(tmp_path, "main", "0123"), make_cache(tmp_path, "v1", "4567")
 
     assert locate("own/it") == locate("own/it", find_cached) == main
     assert locate("own/it", revision="v1") == locate("own/it", find_cached, "v1") == older
-    with pytest.raises(ModelError, match=r"^no directory own/it at revision v2, and HF_HUB_OFFLINE is set"):
+    with pytest.raises(
+        ModelError, match=r"^no directory own/it at revision v2, and HF_HUB_OFFLINE is set"
+    ):
         locate("own/it", revision="v2")
 
 
@@ -182,11 +215,19 @@ def test_a_revision_that_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(ModelError) as error:
         locate("own/it", revision="v2")
-    said = "on the hub it has no such revision: choose one of https://huggingface.co/own/it/tree/main"
-    assert str(error.value) == f"no directory own/it at revision v2, and {said}, a branch, a tag or a commit"
+    said = (
+        "on the hub it has no such revision: choose one of https://huggingface.co/own/it/tree/main"
+    )
+    assert (
+        str(error.value)
+        == f"no directory own/it at revision v2, and {said}, a branch, a tag or a commit"
+    )
 
 
 def test_a_revision_of_a_directory_or_an_installed_model_is_refused(tmp_path: Path) -> None:
     for name in (str(tmp_path), "demo"):
-        with pytest.raises(UsageError, match=r"^revision v1: .* is a directory here, and only models on the hub have"):
+        with pytest.raises(
+            UsageError,
+            match=r"^revision v1: .* is a directory here, and only models on the hub have",
+        ):
             locate(name, revision="v1")

@@ -50,7 +50,8 @@ def test_dtype_and_progress(write: Any, loading: Any, tensors: Any) -> None:
 
     assert params["embed"].tensor.dtype == torch.float16
     assert params["rope"].tensor.dtype == torch.float32
-    # The norms of queries and keys are read once a head: two and one of 4 elements instead of one and one.
+    # The norms of queries and keys are read once a head: two and one of 4 elements instead of one
+    # and one.
     total = 2 * (sum(tensor.numel() for tensor in tensors.values()) + 2 * 4)
     assert seen[0] == ("weights", 0, total)
     assert seen[-1] == ("weights", total, total)
@@ -87,12 +88,20 @@ def test_many_missing_tensors_are_counted(write: Any, loading: Any, tensors: Any
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (torch.zeros(8, 4), "model.layers.1.self_attn.k_proj.weight has shape [8, 4], wanted [4, 8]"),
-        (torch.zeros(4, 8, dtype=torch.int8), "self_attn.k_proj.weight has dtype I8, wanted one of F32"),
+        (
+            torch.zeros(8, 4),
+            "model.layers.1.self_attn.k_proj.weight has shape [8, 4], wanted [4, 8]",
+        ),
+        (
+            torch.zeros(4, 8, dtype=torch.int8),
+            "self_attn.k_proj.weight has dtype I8, wanted one of F32",
+        ),
         (torch.full((4, 8), float("nan")), "holds NaN or infinite numbers as float32"),
     ],
 )
-def test_wrong_tensors_are_named(write: Any, loading: Any, tensors: Any, tensor: torch.Tensor, message: str) -> None:
+def test_wrong_tensors_are_named(
+    write: Any, loading: Any, tensors: Any, tensor: torch.Tensor, message: str
+) -> None:
     tensors[f"{LAYER}self_attn.k_proj.weight"] = tensor
 
     assert message in refused(loading, write(tensors))
@@ -114,7 +123,9 @@ def test_tied_embeddings_may_be_stored_twice(write: Any, loading: Any, tensors: 
 
     assert "lm_head" not in params
     del tensors["lm_head.weight"]
-    assert torch.equal(loading(write(tensors, tie_word_embeddings=True))["embed"].tensor, params["embed"].tensor)
+    assert torch.equal(
+        loading(write(tensors, tie_word_embeddings=True))["embed"].tensor, params["embed"].tensor
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +138,9 @@ def test_tied_embeddings_may_be_stored_twice(write: Any, loading: Any, tensors: 
     ],
     ids=["equal", "rounded", "other numbers", "other shape"],
 )
-def test_copies_that_differ_are_found(copy: Any, differing: tuple[str, ...], write: Any, tensors: Any) -> None:
+def test_copies_that_differ_are_found(
+    copy: Any, differing: tuple[str, ...], write: Any, tensors: Any
+) -> None:
     tensors["lm_head.weight"] = copy(tensors["model.embed_tokens.weight"])
     directory = write(tensors, tie_word_embeddings=True)
     specs = QWEN3.params(QWEN3.config(read_config(directory)))
@@ -140,7 +153,9 @@ def test_a_copy_in_another_dtype_with_the_same_numbers_is_one(write: Any, tensor
     tensors |= {"model.embed_tokens.weight": embeddings.float(), "lm_head.weight": embeddings}
     directory = write(tensors, tie_word_embeddings=True)
 
-    assert find_differing_copies(directory, QWEN3.params(QWEN3.config(read_config(directory)))) == ()
+    assert (
+        find_differing_copies(directory, QWEN3.params(QWEN3.config(read_config(directory)))) == ()
+    )
 
 
 def test_biases_join_their_weights(write: Any, loading: Any, tensors: Any) -> None:
@@ -213,7 +228,9 @@ def test_a_tensor_in_two_shards(write: Any, loading: Any, tensors: Any) -> None:
     assert "lm_head.weight is in both" in refused(loading, directory)
 
 
-@pytest.mark.parametrize("name", ["../out.safetensors", "/etc/hostname", "sub/out.safetensors", "link.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["../out.safetensors", "/etc/hostname", "sub/out.safetensors", "link.safetensors"]
+)
 def test_files_outside_the_directory_are_not_read(
     write: Any, loading: Any, tensors: Any, tmp_path_factory: Any, name: str
 ) -> None:
@@ -226,9 +243,14 @@ def test_files_outside_the_directory_are_not_read(
     assert "leads out of the directory" in refused(loading, directory)
 
 
-def test_links_within_the_hub_cache_are_followed(write: Any, loading: Any, tensors: Any, tmp_path: Path) -> None:
+def test_links_within_the_hub_cache_are_followed(
+    write: Any, loading: Any, tensors: Any, tmp_path: Path
+) -> None:
     flat = write(tensors)
-    blobs, snapshot = tmp_path / "models--a--b" / "blobs", tmp_path / "models--a--b" / "snapshots" / "0123"
+    blobs, snapshot = (
+        tmp_path / "models--a--b" / "blobs",
+        tmp_path / "models--a--b" / "snapshots" / "0123",
+    )
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
     for name in ("config.json", "model.safetensors"):
@@ -238,7 +260,9 @@ def test_links_within_the_hub_cache_are_followed(write: Any, loading: Any, tenso
     assert loading(snapshot)["norm"].tensor.shape == (8,)
 
 
-def test_dummy_weights_need_no_file_and_repeat(tmp_path: Path, write: Any, loading: Any, tensors: Any) -> None:
+def test_dummy_weights_need_no_file_and_repeat(
+    tmp_path: Path, write: Any, loading: Any, tensors: Any
+) -> None:
     directory = write(tensors)
     (directory / "model.safetensors").unlink()
 
@@ -257,4 +281,6 @@ def test_weight_bytes_are_what_is_allocated(write: Any, loading: Any, tensors: A
 
     params = loading(directory, dtype=torch.bfloat16, max_seq_len=config.max_position)
 
-    assert weight_bytes(QWEN3.params(config), torch.bfloat16) == sum(w.tensor.nbytes for w in params.values())
+    assert weight_bytes(QWEN3.params(config), torch.bfloat16) == sum(
+        w.tensor.nbytes for w in params.values()
+    )

@@ -23,10 +23,14 @@ GOOD = {
 
 
 def write_file(directory: Path, header: Any, *, length: int | None = None, data: int = 12) -> Path:
-    """A file in safetensors layout with any header, any stated length of it and `data` zero bytes."""
+    """A file in safetensors layout with any header, any stated length of it and `data` zero
+    bytes.
+    """
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path = directory / "model.safetensors"
-    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + bytes(data))
+    path.write_bytes(
+        (len(text) if length is None else length).to_bytes(8, "little") + text + bytes(data)
+    )
     return path
 
 
@@ -54,7 +58,10 @@ def test_a_good_header_is_read(tmp_path: Path) -> None:
         (
             GOOD,
             {"data": 11},
-            "the tensors take 12 bytes, but the file has 11 for them; the file is damaged: copy or download it again",
+            (
+                "the tensors take 12 bytes, but the file has 11 for them; the file is damaged: "
+                "copy or download it again"
+            ),
         ),
         (GOOD, {"data": 13}, "but the file has 13 for them"),
         (b"{", {}, "the header is not JSON"),
@@ -67,13 +74,23 @@ def test_a_good_header_is_read(tmp_path: Path) -> None:
         ({"a": {**GOOD["a"], "shape": [True, 2]}}, {}, "no proper dtype"),
         ({"a": {**GOOD["a"], "dtype": "Q4"}}, {}, "a has dtype Q4, wanted one of F64"),
         ({"a": {**GOOD["a"], "shape": [2**40, 2**40]}}, {}, "but has 8 bytes in the header"),
-        ({**GOOD, "b": {**GOOD["b"], "data_offsets": [4, 8]}}, {"data": 8}, "b overlaps another tensor"),
-        ({**GOOD, "b": {**GOOD["b"], "data_offsets": [10, 14]}}, {"data": 14}, "b leaves a gap before it"),
+        (
+            {**GOOD, "b": {**GOOD["b"], "data_offsets": [4, 8]}},
+            {"data": 8},
+            "b overlaps another tensor",
+        ),
+        (
+            {**GOOD, "b": {**GOOD["b"], "data_offsets": [10, 14]}},
+            {"data": 14},
+            "b leaves a gap before it",
+        ),
         ({**GOOD, "b": {**GOOD["b"], "data_offsets": [-4, 0]}}, {}, "b overlaps another tensor"),
         ({"a": {**GOOD["a"], "data_offsets": [2**70, 2**70 + 8]}}, {}, "leaves a gap before it"),
     ],
 )
-def test_a_lying_header_is_refused(tmp_path: Path, header: Any, changes: dict[str, int], message: str) -> None:
+def test_a_lying_header_is_refused(
+    tmp_path: Path, header: Any, changes: dict[str, int], message: str
+) -> None:
     assert message in refusal(write_file(tmp_path, header, **changes))
 
 
@@ -96,7 +113,9 @@ def test_any_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) 
 
     with suppress(ModelError):
         length = int.from_bytes(content[:8], "little")
-        assert sum(entry.nbytes for entry in read_header(path).values()) == len(content) - 8 - length
+        assert (
+            sum(entry.nbytes for entry in read_header(path).values()) == len(content) - 8 - length
+        )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +151,9 @@ def test_L1_pickled_weights_are_refused(tmp_path: Path) -> None:
     """Unpickling this file would make a marker."""
     marker = tmp_path / "marker"
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch " + str(marker).encode() + b"'\ntR.")
+    (tmp_path / "pytorch_model.bin").write_bytes(
+        b"cos\nsystem\n(S'touch " + str(marker).encode() + b"'\ntR."
+    )
 
     with pytest.raises(ModelError, match=r"only as pickles \(pytorch_model\.bin\)"):
         weight_files(tmp_path)
@@ -162,9 +183,12 @@ def test_a_local_directory_is_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["no-such-model", "./no/such", "/no/such/dir", "a/b/c", "../x", "~nobody-at-all/x", "x" * 9999]
+    "name",
+    ["no-such-model", "./no/such", "/no/such/dir", "a/b/c", "../x", "~nobody-at-all/x", "x" * 9999],
 )
-def test_what_is_neither_a_directory_nor_a_hub_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_neither_a_directory_nor_a_hub_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ModelError, match="give an existing directory, or owner/name"):

@@ -1,4 +1,6 @@
-"""Broken plugins as real distributions beside sound ones, met through the installed command. Run by `nox -s broken`."""
+"""Broken plugins as real distributions beside sound ones, met through the installed command. Run by
+`nox -s broken`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ INSPECTED = [
     ("twin", 2, ["twin-first 1.0", "twin-second 1.0", "twin-first:twin or twin-second:twin"]),
     ("soumd", 2, ["did you mean 'sound'?"]),
     ("sdpa", 2, ["pip install ./backends/sdpa (in a checkout of headstock)"]),
-    ("import-error", 3, ["raises-import-error 1.0", "raises_import_error:spec", "'no_such_module_anywhere'"]),
+    (
+        "import-error",
+        3,
+        ["raises-import-error 1.0", "raises_import_error:spec", "'no_such_module_anywhere'"],
+    ),
     ("assertion", 3, ["raises-assertion 1.0", "AssertionError: arithmetic is off"]),
     ("system-exit", 3, ["raises-system-exit 1.0", "SystemExit: left early"]),
     ("when-called", 3, ["raises-when-called 1.0", "KeyError: 'lost'"]),
@@ -45,7 +51,11 @@ CHOSEN = [
     ("system-exit", 3, ["raises-system-exit 1.0"]),
     ("late", 3, ["breaks-late 1.0", "breaks_late_inside:choose"]),
     ("future", 4, ["from-the-future 1.0"]),
-    ("needy", 5, ["needs-kernels 1.0", "no-such-kernels >=2 is not installed", "pip install kernels"]),
+    (
+        "needy",
+        5,
+        ["needs-kernels 1.0", "no-such-kernels >=2 is not installed", "pip install kernels"],
+    ),
     ("choosy", 5, ["needs-either 1.0", "needs one of several"]),
 ]
 
@@ -79,13 +89,19 @@ def test_this_environment_has_no_torch() -> None:
 def test_every_plugin_is_listed_with_what_it_is() -> None:
     done = headstock("plugins", "list", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    listed = {(each["distribution"], each["name"]): each["status"] for each in json.loads(done.stdout)}
-    ours = {(dist.name, dist.plugin): "duplicate" if dist.plugin == "twin" else "ok" for dist in DISTS}
+    listed = {
+        (each["distribution"], each["name"]): each["status"] for each in json.loads(done.stdout)
+    }
+    ours = {
+        (dist.name, dist.plugin): "duplicate" if dist.plugin == "twin" else "ok" for dist in DISTS
+    }
     assert {pair: status for pair, status in listed.items() if pair[0] != "headstock"} == ours
     assert listed["headstock", "mixed"] == "ok"
 
 
-@pytest.mark.parametrize(("name", "code", "said"), INSPECTED, ids=[name for name, _, _ in INSPECTED])
+@pytest.mark.parametrize(
+    ("name", "code", "said"), INSPECTED, ids=[name for name, _, _ in INSPECTED]
+)
 def test_inspecting_a_plugin_says_what_it_is(name: str, code: int, said: list[str]) -> None:
     done = headstock("plugins", "inspect", name)
     assert done.returncode == code
@@ -95,7 +111,9 @@ def test_inspecting_a_plugin_says_what_it_is(name: str, code: int, said: list[st
 
 
 @pytest.mark.parametrize(("name", "code", "said"), CHOSEN, ids=[name for name, _, _ in CHOSEN])
-def test_choosing_a_plugin_works_or_fails_with_the_right_code(name: str, code: int, said: list[str]) -> None:
+def test_choosing_a_plugin_works_or_fails_with_the_right_code(
+    name: str, code: int, said: list[str]
+) -> None:
     done = run(sys.executable, "-c", CHOOSE, name)
     assert done.returncode == code
     assert [part for part in said if part not in done.stderr] == []
@@ -108,6 +126,16 @@ def test_the_hint_for_a_plugin_of_ours_can_be_followed(folder: str) -> None:
     assert f'name = "{distribution}"' in (ROOT / folder / "pyproject.toml").read_text()
     folders = Path(os.environ["HEADSTOCK_WHEELS"]).iterdir()
     wheels = [argument for each in folders for argument in ("--find-links", str(each))]
-    done = run(sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--no-index", *wheels, distribution)
+    done = run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--no-deps",
+        "--no-index",
+        *wheels,
+        distribution,
+    )
     assert done.returncode == 0, done.stderr
     assert f"Would install {distribution}" in done.stdout

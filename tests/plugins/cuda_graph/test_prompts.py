@@ -1,4 +1,6 @@
-"""Replayed steps with prompt tokens: the same tokens, whatever pads them, whoever decodes beside them."""
+"""Replayed steps with prompt tokens: the same tokens, whatever pads them, whoever decodes beside
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def runner_of(engine: Engine) -> CudaGraphRunner:
 
 
 def watch(engine: Engine) -> Counter[str]:
-    """Counts steps with prompt tokens by whether they are replayed, and which of them decode rows share."""
+    """Counts steps with prompt tokens by whether they are replayed, and which of them decode rows
+    share.
+    """
     runner, counts = runner_of(engine), Counter[str]()
     prompt = runner.prompt
 
@@ -37,10 +41,14 @@ def watch(engine: Engine) -> Counter[str]:
         counts["eager" if sample is None else "replayed"] += 1
         if sample is not None:
             prompts: Any = runner.prompts
-            counts["whole" if prompts.is_whole(prompts.bucket_for(step), step) else "in pieces"] += 1
+            counts[
+                "whole" if prompts.is_whole(prompts.bucket_for(step), step) else "in pieces"
+            ] += 1
         if sample is not None:
             assert len(sample.tokens) == len(sample.healthy) == len(step.last_tokens)
-            counts["mixed"] += len(step.last_tokens) > 1 and step.last_tokens[0] == 0 and step.positions[0] > 0
+            counts["mixed"] += (
+                len(step.last_tokens) > 1 and step.last_tokens[0] == 0 and step.positions[0] > 0
+            )
             counts["chunks"] += not step.is_sampled.all()
         return sample
 
@@ -51,9 +59,16 @@ def watch(engine: Engine) -> Counter[str]:
 @BACKENDS
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("budget", [50, 300])
-def test_G2_replayed_prompts_give_the_tokens_of_eager_ones(toys: Toys, attn: str, overlap: bool, budget: int) -> None:
+def test_G2_replayed_prompts_give_the_tokens_of_eager_ones(
+    toys: Toys, attn: str, overlap: bool, budget: int
+) -> None:
     requests = random_requests(np.random.default_rng(8), 60)
-    sizes = {"max_running_requests": 17, "max_batch_tokens": budget, "num_pages": 300, "overlap": overlap}
+    sizes = {
+        "max_running_requests": 17,
+        "max_batch_tokens": budget,
+        "num_pages": 300,
+        "overlap": overlap,
+    }
     outputs = []
     for runner in ("eager", "rerun"):
         engine = toys.engine(attn=attn, runner=runner, debug_canary=True, **sizes)
@@ -62,14 +77,18 @@ def test_G2_replayed_prompts_give_the_tokens_of_eager_ones(toys: Toys, attn: str
         outputs.append((trial.outputs, trial.reasons))
         engine.close()
         if counts is not None:
-            assert counts["replayed"] > 5 and counts["mixed"] and (counts["chunks"] or budget == 300)
+            assert (
+                counts["replayed"] > 5 and counts["mixed"] and (counts["chunks"] or budget == 300)
+            )
             assert counts["in pieces"] > 1 and bool(counts["whole"]) == (attn != "toy-planned")
 
     assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize(("most", "replayed"), [(0, set()), (32, {"a"}), (48, {"a", "b"})])
-def test_S9_only_steps_within_the_largest_token_count_are_replayed(toys: Toys, most: int, replayed: set[str]) -> None:
+def test_S9_only_steps_within_the_largest_token_count_are_replayed(
+    toys: Toys, most: int, replayed: set[str]
+) -> None:
     engine = toys.engine(runner="rerun", cuda_graph_max_tokens=most)
     counts = watch(engine)
     for name, first, length in (("a", 0, 32), ("b", 3, 33)):
@@ -94,7 +113,9 @@ def test_long_contexts_are_replayed_in_pieces(toys: Toys, monkeypatch: pytest.Mo
 
 def test_the_summary_says_how_many_token_counts_are_recorded(toys: Toys) -> None:
     engine = toys.engine(runner="rerun", max_batch_tokens=64)
-    assert any("and 4 token counts up to 64" in note for note in engine.summary.notes), engine.summary.notes
+    assert any("and 4 token counts up to 64" in note for note in engine.summary.notes), (
+        engine.summary.notes
+    )
     engine.close()
 
 
@@ -113,7 +134,9 @@ def test_numbers_that_are_left_where_padding_reads_do_not_reach_the_dummy_page(t
 
 
 @pytest.mark.parametrize("fault", ["execute@1", "wait@1", "nan@1:1"])
-def test_G11_a_prompt_step_that_fails_after_launch_fails_its_requests_alone(toys: Toys, fault: str) -> None:
+def test_G11_a_prompt_step_that_fails_after_launch_fails_its_requests_alone(
+    toys: Toys, fault: str
+) -> None:
     engine = toys.engine(runner="rerun", faults=(fault,), overlap=False)
     trial = Trial(engine)
     for i in range(3):
@@ -127,7 +150,13 @@ def test_G11_a_prompt_step_that_fails_after_launch_fails_its_requests_alone(toys
 
 
 @pytest.mark.parametrize(
-    "settings", [{"logprobs": 2}, {"frequency_penalty": 0.9}, {"logit_bias": {3: 9.0}}, {"temperature": 0.9, "seed": 3}]
+    "settings",
+    [
+        {"logprobs": 2},
+        {"frequency_penalty": 0.9},
+        {"logit_bias": {3: 9.0}},
+        {"temperature": 0.9, "seed": 3},
+    ],
 )
 def test_first_tokens_follow_their_settings(toys: Toys, settings: dict[str, Any]) -> None:
     params = SamplingParams(**({"temperature": 0.0, "max_tokens": 6} | settings))

@@ -34,7 +34,11 @@ def test_work_is_done_once_before_it_is_recorded_unless_it_is_warm(graph: Mock) 
     for warm, times in ((False, 2), (True, 1)):
         work: Any = Mock(return_value="made")
         recording = CudaRecorder()(work, warm=warm)
-        assert (work.call_count, recording.result, recording.replay) == (times, "made", graph.replay)
+        assert (work.call_count, recording.result, recording.replay) == (
+            times,
+            "made",
+            graph.replay,
+        )
     assert graph.capture_begin.call_count == graph.capture_end.call_count == 2
 
 
@@ -49,7 +53,9 @@ def test_two_engines_of_a_process_record_one_after_the_other(graph: Mock) -> Non
 
     recorders = CudaRecorder(), CudaRecorder()
     with ThreadPoolExecutor(2) as pool:
-        assert len([*pool.map(lambda number: recorders[number % 2](work, warm=True), range(8))]) == 8
+        assert (
+            len([*pool.map(lambda number: recorders[number % 2](work, warm=True), range(8))]) == 8
+        )
     assert most == [1] * 8
 
 
@@ -70,7 +76,13 @@ def test_G11_work_that_spoils_the_capture_is_blamed_and_the_capture_is_ended_all
     with pytest.raises(ValueError, match="a number was read from the device"):
         recorder(Mock(side_effect=ValueError("a number was read from the device")), warm=True)
     end.assert_called_once_with(3, (0, 1))
-    assert graph.capture_end.call_count == 2, "a capture must end well before torch draws random numbers again"
+    assert graph.capture_end.call_count == 2, (
+        "a capture must end well before torch draws random numbers again"
+    )
 
     recorder(Mock(), warm=True)
-    assert [each.kwargs["pool"] for each in graph.capture_begin.call_args_list] == [(0, 1), (0, 2), (0, 2)]
+    assert [each.kwargs["pool"] for each in graph.capture_begin.call_args_list] == [
+        (0, 1),
+        (0, 2),
+        (0, 2),
+    ]

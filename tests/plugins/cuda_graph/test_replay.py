@@ -54,7 +54,12 @@ def test_G2_replayed_steps_give_the_tokens_of_eager_ones(
     toys: Toys, attn: str, overlap: bool, window: int | None
 ) -> None:
     requests = random_requests(np.random.default_rng(5), 60)
-    sizes = {"max_running_requests": 17, "max_batch_tokens": 50, "num_pages": 300, "overlap": overlap}
+    sizes = {
+        "max_running_requests": 17,
+        "max_batch_tokens": 50,
+        "num_pages": 300,
+        "overlap": overlap,
+    }
     outputs = []
     for runner in ("eager", "rerun"):
         engine = toys.engine(attn=attn, runner=runner, window=window, **sizes)
@@ -102,31 +107,47 @@ def test_G6_other_values_never_make_a_new_recording(toys: Toys) -> None:
     addresses = [each.inputs.data_ptr() for each in runner.recorded.values()]
     Trial(engine).run([request(str(i), range(1, 5 + 6 * i), 25) for i in range(8)])
 
-    assert {size: (id(each), set(each.samplers)) for size, each in runner.recorded.items()} == before
+    assert {
+        size: (id(each), set(each.samplers)) for size, each in runner.recorded.items()
+    } == before
     assert [each.inputs.data_ptr() for each in runner.recorded.values()] == addresses
     engine.close()
 
 
-def test_G8_the_first_step_of_a_kind_of_sampling_is_answered_and_the_kind_recorded(toys: Toys) -> None:
+def test_G8_the_first_step_of_a_kind_of_sampling_is_answered_and_the_kind_recorded(
+    toys: Toys,
+) -> None:
     engine = replaying(toys, max_running_requests=1)
     runner = getattr(engine.executor, "inner", engine.executor).runner
     truncated = SamplingParams(temperature=0.8, top_k=3, seed=4, max_tokens=9)
     trial = Trial(engine).run([request("a", range(1, 9), 9, params=truncated)])
-    eager = Trial(toys.engine(max_running_requests=1)).run([request("a", range(1, 9), 9, params=truncated)])
+    eager = Trial(toys.engine(max_running_requests=1)).run(
+        [request("a", range(1, 9), 9, params=truncated)]
+    )
 
     assert trial.outputs == eager.outputs
-    assert [sorted(kind) for kind in runner.recorded[1].samplers][2:] == [["min_p", "temperature", "top_k", "top_p"]]
+    assert [sorted(kind) for kind in runner.recorded[1].samplers][2:] == [
+        ["min_p", "temperature", "top_k", "top_p"]
+    ]
     engine.close()
 
 
-@pytest.mark.parametrize("settings", [{"logprobs": 2}, {"frequency_penalty": 0.9}, {"logit_bias": {3: 9.0}}])
-def test_settings_that_no_recording_knows_are_sampled_after_the_replay(toys: Toys, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"logprobs": 2}, {"frequency_penalty": 0.9}, {"logit_bias": {3: 9.0}}]
+)
+def test_settings_that_no_recording_knows_are_sampled_after_the_replay(
+    toys: Toys, settings: dict[str, Any]
+) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=20, **settings)
     answers = []
     for runner in ("eager", "rerun"):
         engine = toys.engine(runner=runner, max_running_requests=3)
         counts = watch(engine) if runner == "rerun" else Counter({1: 1})
-        answers.append(Trial(engine).run([request(str(i), range(1, 9 + i), 20, params=params) for i in range(3)]))
+        answers.append(
+            Trial(engine).run(
+                [request(str(i), range(1, 9 + i), 20, params=params) for i in range(3)]
+            )
+        )
         assert set(counts) != {None}
         engine.close()
 
@@ -147,7 +168,9 @@ def test_G11_a_capture_that_fails_turns_graphs_off_with_one_warning(
     engine.close()
 
 
-def test_G11_a_capture_that_fails_midway_leaves_nothing_to_replay(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_G11_a_capture_that_fails_midway_leaves_nothing_to_replay(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recordings = count()
 
     def fail(work: Any, *, warm: bool) -> Any:
@@ -168,7 +191,9 @@ def test_G11_a_capture_that_fails_midway_leaves_nothing_to_replay(toys: Toys, mo
 
 
 @pytest.mark.parametrize("fault", ["execute@6", "wait@6", "nan@6:1"])
-def test_G11_a_step_that_fails_after_launch_fails_its_requests_alone(toys: Toys, fault: str) -> None:
+def test_G11_a_step_that_fails_after_launch_fails_its_requests_alone(
+    toys: Toys, fault: str
+) -> None:
     engine = replaying(toys, faults=(fault,))
     trial = Trial(engine)
     for i in range(3):
@@ -247,10 +272,14 @@ def test_a_kind_of_sampling_that_cannot_be_recorded_is_computed_each_time(
 
 def test_captures_are_reported_one_by_one_with_the_memory_that_is_free(toys: Toys) -> None:
     told: list[tuple[str, int, int]] = []
-    toys.engine(runner="rerun", max_running_requests=4, report=lambda *news: told.append(news)).close()
+    toys.engine(
+        runner="rerun", max_running_requests=4, report=lambda *news: told.append(news)
+    ).close()
     graphs = [news for news in told if news[0].startswith("graphs")]
     total = len(buckets(4)) + len(token_buckets(64))
-    assert [done for _, done, _ in graphs] == [*range(1, total + 1)] and {news[2] for news in graphs} == {total}
+    assert [done for _, done, _ in graphs] == [*range(1, total + 1)] and {
+        news[2] for news in graphs
+    } == {total}
     assert all(re.fullmatch(r"graphs, [\d.]+ (MiB|GiB) free", stage) for stage, *_ in graphs)
 
 
@@ -273,7 +302,9 @@ def test_G6_S9_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
 
 
 def test_G3_S9_a_decode_backend_without_graphs_is_refused_by_name(toys: Toys) -> None:
-    with pytest.raises(CannotRun, match=r"--runner rerun needs graph support DECODE .*'sdpa' has NEVER"):
+    with pytest.raises(
+        CannotRun, match=r"--runner rerun needs graph support DECODE .*'sdpa' has NEVER"
+    ):
         replaying(toys, attn="toy,sdpa")
 
 
@@ -285,7 +316,12 @@ def test_S13_a_mixed_step_is_shared_out_by_phase(toys: Toys) -> None:
         backend = getattr(router, name)
 
         def forward(
-            q: Any, layer: Any, plan: Any, out: Any, phases: set[Phase] = phases, told: Any = backend.forward
+            q: Any,
+            layer: Any,
+            plan: Any,
+            out: Any,
+            phases: set[Phase] = phases,
+            told: Any = backend.forward,
         ) -> None:
             phases.add(plan.phase)
             told(q, layer, plan, out)
@@ -298,5 +334,9 @@ def test_S13_a_mixed_step_is_shared_out_by_phase(toys: Toys) -> None:
     trial.drain()
 
     assert router.prefill is not router.decode
-    assert served["decode"] == {Phase.DECODE} and served["prefill"] and Phase.DECODE not in served["prefill"]
+    assert (
+        served["decode"] == {Phase.DECODE}
+        and served["prefill"]
+        and Phase.DECODE not in served["prefill"]
+    )
     engine.close()

@@ -1,4 +1,6 @@
-"""Triton's compiler takes every kernel, for the oldest GPUs that are claimed and for Hopper, without a GPU."""
+"""Triton's compiler takes every kernel, for the oldest GPUs that are claimed and for Hopper,
+without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,16 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """The names of the kernels that were compiled in place of being launched."""
     names: list[str] = []
 
-    def launch(kernel: JITFunction[Any], *arguments: Any, grid: object, warmup: bool, **more: Any) -> None:
+    def launch(
+        kernel: JITFunction[Any], *arguments: Any, grid: object, warmup: bool, **more: Any
+    ) -> None:
         options = {name: more.pop(name) for name in OPTIONS if name in more}
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | more
         fixed = {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
-        signature = {name: "constexpr" if name in fixed else mangle_type(each) for name, each in given.items()}
+        signature = {
+            name: "constexpr" if name in fixed else mangle_type(each)
+            for name, each in given.items()
+        }
         source = ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, fixed)
         triton.compile(source, target=GPUTarget("cuda", request.param, 32), options=options)
         names.append(kernel.__name__)
@@ -59,7 +66,12 @@ def test_norms_and_activation(compiled: list[str]) -> None:
     embed_norm(tensor(3, dtype=torch.int64), x, weight, 1e-6)
     silu_and_mul(x)
 
-    assert compiled == ["add_norm_kernel", "add_norm_kernel", "embed_norm_kernel", "silu_and_mul_kernel"]
+    assert compiled == [
+        "add_norm_kernel",
+        "add_norm_kernel",
+        "embed_norm_kernel",
+        "silu_and_mul_kernel",
+    ]
 
 
 def test_products_of_a_few_tokens(compiled: list[str]) -> None:
@@ -95,7 +107,16 @@ def mix(tokens: int, tiles: Tiles | None) -> None:
     """What the experts of a step make of so many tokens."""
     experts = Experts(count=16, per_token=2, intermediate=192, renormalize=True)
     x, scores, slots = tensor(tokens, 512), tensor(tokens, 16), tensor(tokens, dtype=torch.int64)
-    mix_experts(x, scores, experts, tensor(16, 384, 512), tensor(16, 512, 192), slots=slots, page_size=64, tiles=tiles)
+    mix_experts(
+        x,
+        scores,
+        experts,
+        tensor(16, 384, 512),
+        tensor(16, 512, 192),
+        slots=slots,
+        page_size=64,
+        tiles=tiles,
+    )
 
 
 @pytest.mark.parametrize(("tokens", "rope_dim"), [(3, 128), (100, 64)])
@@ -104,7 +125,14 @@ def test_heads(compiled: list[str], tokens: int, rope_dim: int) -> None:
     table = tensor(40, 2, rope_dim // 2, dtype=torch.float32)
 
     turn_and_store(
-        tensor(tokens, 4096), tensor(24, 128), table, whole, whole, tensor(9, 2, 64, 8, 128), heads=16, eps=1e-6
+        tensor(tokens, 4096),
+        tensor(24, 128),
+        table,
+        whole,
+        whole,
+        tensor(9, 2, 64, 8, 128),
+        heads=16,
+        eps=1e-6,
     )
 
     assert compiled == ["heads_kernel"]
@@ -115,7 +143,11 @@ SAMPLINGS: dict[str, Callable[[], Sampling]] = {
     "greedy": Sampling,
     "temperature": lambda: Sampling(**warm()),
     "cut": lambda: Sampling(
-        **warm(), top_k=tensor(ROWS, dtype=torch.int64), top_p=torch.ones(ROWS), min_p=torch.ones(ROWS), top_logprobs=0
+        **warm(),
+        top_k=tensor(ROWS, dtype=torch.int64),
+        top_p=torch.ones(ROWS),
+        min_p=torch.ones(ROWS),
+        top_logprobs=0,
     ),
 }
 

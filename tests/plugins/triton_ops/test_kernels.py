@@ -1,6 +1,8 @@
-"""The kernels of `triton` without a GPU: what they compute, by Triton's interpreter, in processes of their own.
+"""The kernels of `triton` without a GPU: what they compute, by Triton's interpreter, in processes
+of their own.
 
-The interpreter is chosen by a variable that must be set before Triton is imported, and stays chosen in that process.
+The interpreter is chosen by a variable that must be set before Triton is imported, and stays chosen
+in that process.
 """
 
 from __future__ import annotations
@@ -20,8 +22,22 @@ PARTS = sorted((Path(__file__).parent / "interpreted").glob("*.py"))
 @pytest.mark.parametrize("which", often(1, ["not full", "full"]))
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.stem)
 def test_interpreted(part: Path, which: str) -> None:
-    limit = ("-o", "faulthandler_timeout=120", "-o", "faulthandler_exit_on_timeout=true")  # each of its tests
-    command = [sys.executable, "-m", "pytest", str(part), "-m", which, "-p", "no:cacheprovider", "--tb=short", *limit]
+    # each of its tests
+    limit = ("-o", "faulthandler_timeout=120", "-o", "faulthandler_exit_on_timeout=true")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(part),
+        "-m",
+        which,
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        *limit,
+    ]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=190)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=190
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -9,7 +9,14 @@ from attrs import evolve
 from torch import Tensor
 
 from headstock.nn.static_rows import StaticRows
-from headstock.spi import AttentionBackend, AttentionContext, AttentionStep, DeviceEnv, LayerInfo, Phase
+from headstock.spi import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionStep,
+    DeviceEnv,
+    LayerInfo,
+    Phase,
+)
 from headstock_fa import kernels
 from headstock_fa.providers import REQUIRE, Provider, choose, installed
 from headstock_fa.step import FlashPlan, splits
@@ -18,10 +25,15 @@ EIGHT_BIT = "float8_e4m3fn"
 
 
 class FlashAttentionBackend(AttentionBackend):
-    """One kernel for every phase: ragged queries over pages. Nothing is kept between steps but graphs' buffers."""
+    """One kernel for every phase: ragged queries over pages. Nothing is kept between steps but
+    graphs' buffers.
+    """
 
     def __init__(self, context: AttentionContext, provider: Provider | None = None) -> None:
-        """Load `provider`, by default the first one that serves the device.   raises: ValueError when none does"""
+        """Load `provider`, by default the first one that serves the device.
+
+        raises: ValueError when none does
+        """
         provider = provider or found(context.device)
         self.kernel: kernels.Kernel = getattr(kernels, provider.loader)()
         self.device = context.device
@@ -36,13 +48,17 @@ class FlashAttentionBackend(AttentionBackend):
 
     def plan(self, step: AttentionStep) -> FlashPlan:
         """The step's own tensors."""
-        return FlashPlan.of(step, num_splits=self.splits(step.num_rows) if step.phase is Phase.DECODE else 0)
+        return FlashPlan.of(
+            step, num_splits=self.splits(step.num_rows) if step.phase is Phase.DECODE else 0
+        )
 
     def splits(self, rows: int) -> int:
         """In how many parts a decode step of so many rows reads its keys."""
         return self.num_splits or splits(rows, self.kv_heads, self.processors)
 
-    def forward(self, q: Tensor, layer: LayerInfo, plan: FlashPlan, out: Tensor, lse: Tensor | None = None) -> None:
+    def forward(
+        self, q: Tensor, layer: LayerInfo, plan: FlashPlan, out: Tensor, lse: Tensor | None = None
+    ) -> None:
         """Write causal attention of the step's queries over their rows' pages to `out`.
 
         q: [tokens, heads, head_dim]
@@ -59,7 +75,9 @@ class FlashAttentionBackend(AttentionBackend):
         self.static = StaticRows.new(max(buckets), max_seq_len, self.page_size, self.device)
 
     def graph_plan(self, bucket: int, step: AttentionStep) -> FlashPlan:
-        """A plan over the static buffers' first `bucket` rows, holding the step; its rows may be fewer."""
+        """A plan over the static buffers' first `bucket` rows, holding the step; its rows may be
+        fewer.
+        """
         assert self.static is not None, "graph_init comes first"
         plan = self.plan(self.static.step(bucket, len(step.page_tables)))
         self.graph_update(plan, step)
@@ -71,7 +89,9 @@ class FlashAttentionBackend(AttentionBackend):
         self.static.write(plan.num_rows, step)
 
     def capture_plan(self, step: AttentionStep) -> FlashPlan:
-        """The step's own tensors. Keys are read in one part: more cost 165 us a step of short rows (28 layers)."""
+        """The step's own tensors. Keys are read in one part: more cost 165 us a step of short rows
+        (28 layers).
+        """
         return FlashPlan.of(step, num_splits=self.num_splits or 1)
 
     def memory_bytes(self) -> int:
@@ -84,20 +104,33 @@ class FlashAttentionBackend(AttentionBackend):
 
 
 def narrowed(q: Tensor) -> Tensor:
-    """The queries in the 8-bit type of keys and values, as the library wants them; what is too large saturates."""
+    """The queries in the 8-bit type of keys and values, as the library wants them; what is too
+    large saturates.
+    """
     most = torch.finfo(torch.float8_e4m3fn).max
     return q.clamp(-most, most).to(torch.float8_e4m3fn)
 
 
 def found(device: torch.device) -> Provider:
-    """The provider that is used on a device.   raises: ValueError with why there is none and what helps"""
+    """The provider that is used on a device.
+
+    raises: ValueError with why there is none and what helps
+    """
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    provider, passed = choose(DeviceEnv(device=device.type, capability=capability, distributions=installed()))
+    provider, passed = choose(
+        DeviceEnv(device=device.type, capability=capability, distributions=installed())
+    )
     if provider is None:
-        raise ValueError(f"no FlashAttention serves here: {'; '.join(passed)}; {REQUIRE.hint}, or use --attn fi")
+        raise ValueError(
+            f"no FlashAttention serves here: {'; '.join(passed)}; {REQUIRE.hint}, or use --attn fi"
+        )
     return provider
 
 
 def processors(device: torch.device) -> int:
     """How many blocks the device works on at the same time."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 1
+    )

@@ -45,7 +45,13 @@ def load_interface() -> Kernel:
     attend = import_module("flash_attn_interface").flash_attn_with_kvcache
 
     def kernel(
-        q: Tensor, k: Tensor, v: Tensor, plan: FlashPlan, layer: LayerInfo, out: Tensor, lse: Tensor | None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        plan: FlashPlan,
+        layer: LayerInfo,
+        out: Tensor,
+        lse: Tensor | None,
     ) -> None:
         answer = attend(
             q,
@@ -79,7 +85,8 @@ def load_vllm() -> Kernel:
     libraries = [path for folder in folders if (path := Path(folder) / VLLM_LIBRARY).exists()]
     if not libraries:
         raise ValueError(
-            f"the installed vllm has no {VLLM_LIBRARY}; install a build of vllm for CUDA, or use --attn fi"
+            f"the installed vllm has no {VLLM_LIBRARY}; install a build of vllm for CUDA, or use "
+            "--attn fi"
         )
     torch.ops.load_library(str(libraries[0]))
     return vllm_kernel(torch.ops._vllm_fa3_C.fwd.default)
@@ -92,7 +99,13 @@ def vllm_kernel(operator: Any) -> Kernel:
     neutral = [VLLM_NEUTRAL.get(name) for name in names]
 
     def kernel(
-        q: Tensor, k: Tensor, v: Tensor, plan: FlashPlan, layer: LayerInfo, out: Tensor, lse: Tensor | None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        plan: FlashPlan,
+        layer: LayerInfo,
+        out: Tensor,
+        lse: Tensor | None,
     ) -> None:
         arguments = neutral.copy()
         given = {
@@ -120,12 +133,20 @@ def vllm_kernel(operator: Any) -> Kernel:
 
 
 def load_flash_attn() -> Kernel:
-    """FlashAttention-2 as its own package has it: one function for ragged queries, one for decode."""
+    """FlashAttention-2 as its own package has it: one function for ragged queries, one for
+    decode.
+    """
     library = import_module("flash_attn")
     ragged, decode = library.flash_attn_varlen_func, library.flash_attn_with_kvcache
 
     def kernel(
-        q: Tensor, k: Tensor, v: Tensor, plan: FlashPlan, layer: LayerInfo, out: Tensor, lse: Tensor | None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        plan: FlashPlan,
+        layer: LayerInfo,
+        out: Tensor,
+        lse: Tensor | None,
     ) -> None:
         page_table = plan.page_tables[layer.group]
         shared: dict[str, Any] = {
@@ -161,11 +182,18 @@ def load_flash_attn() -> Kernel:
 def load_torch() -> Kernel:
     """FlashAttention-2 inside torch."""
     library = import_module("torch.nn.attention.varlen")
-    # With `seqused_k` and a page table the kernel does not read where contexts start: a graph may keep an old answer.
+    # With `seqused_k` and a page table the kernel does not read where contexts start: a graph may
+    # keep an old answer.
     attend, aux = library.varlen_attn_out, library.AuxRequest(lse=True)
 
     def kernel(
-        q: Tensor, k: Tensor, v: Tensor, plan: FlashPlan, layer: LayerInfo, out: Tensor, lse: Tensor | None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        plan: FlashPlan,
+        layer: LayerInfo,
+        out: Tensor,
+        lse: Tensor | None,
     ) -> None:
         answer = attend(
             out,

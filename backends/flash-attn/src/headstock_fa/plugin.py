@@ -18,7 +18,16 @@ from headstock.spi import (
     Rejection,
     SpiRange,
 )
-from headstock_fa.providers import ALL_FEATURES, FA3_HINT, PROVIDERS, REQUIRE, Provider, choose, installed, leading
+from headstock_fa.providers import (
+    ALL_FEATURES,
+    FA3_HINT,
+    PROVIDERS,
+    REQUIRE,
+    Provider,
+    choose,
+    installed,
+    leading,
+)
 
 
 def spec() -> AttentionSpec:
@@ -54,7 +63,9 @@ CAPABILITIES = AttentionCapabilities(
 
 
 def found() -> str:
-    """The installed providers in order of preference; the first one that serves the device is used."""
+    """The installed providers in order of preference; the first one that serves the device is
+    used.
+    """
     here = installed()
     named = [(each, here.get(each.require.distribution)) for each in PROVIDERS]
     fit = [(each, number) for each, number in named if number and leading(number) >= each.least]
@@ -63,23 +74,32 @@ def found() -> str:
 
 
 def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]:
-    """The capabilities of the first provider that serves this machine, or why none meets the query."""
+    """The capabilities of the first provider that serves this machine, or why none meets the
+    query.
+    """
     provider, passed = choose(env)
     if provider is None:
         return (
             Rejection(
-                code="provider", message=f"no FlashAttention serves here: {'; '.join(passed)}", hint=REQUIRE.hint
+                code="provider",
+                message=f"no FlashAttention serves here: {'; '.join(passed)}",
+                hint=REQUIRE.hint,
             ),
         )
     capabilities = narrowed(provider, query)
     label = f"{provider.require.distribution} (FlashAttention-{provider.generation})"
     reasons = []
-    if not query.contiguous and query.page_size is not None and query.page_size not in capabilities.page_sizes:
+    if (
+        not query.contiguous
+        and query.page_size is not None
+        and query.page_size not in capabilities.page_sizes
+    ):
         reasons.append(
             Rejection(
                 code="page_size",
                 message=f"{label} reads pages of {capabilities.page_sizes}, not {query.page_size}",
-                hint=f"Use --page-size {provider.page_step}, or on Hopper install a FlashAttention-3: {FA3_HINT}.",
+                hint=f"Use --page-size {provider.page_step}, or on Hopper install a "
+                f"FlashAttention-3: {FA3_HINT}.",
             )
         )
     if Feature.SOFTCAP in query.features - capabilities.features:
@@ -87,7 +107,8 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
             Rejection(
                 code="feature",
                 message=f"{label} has no soft-cap",
-                hint=f"Install flash-attn, or on Hopper {FA3_HINT}; or name another backend by --attn.",
+                hint=f"Install flash-attn, or on Hopper {FA3_HINT}; or name another backend by "
+                "--attn.",
             )
         )
     return tuple(reasons) or capabilities
@@ -97,8 +118,12 @@ def narrowed(provider: Provider, query: AttentionQuery) -> AttentionCapabilities
     """What `fa` can do with this provider for such types: keys of 8 bits are read 16 at a time."""
     return evolve(
         CAPABILITIES,
-        head_dims=IntSet.multiples(16, 256) if query.kv_dtype == EIGHT_BIT_KV[1] else CAPABILITIES.head_dims,
-        dtypes=CAPABILITIES.dtypes if provider.generation == 3 else CAPABILITIES.dtypes - {EIGHT_BIT_KV},
+        head_dims=IntSet.multiples(16, 256)
+        if query.kv_dtype == EIGHT_BIT_KV[1]
+        else CAPABILITIES.head_dims,
+        dtypes=CAPABILITIES.dtypes
+        if provider.generation == 3
+        else CAPABILITIES.dtypes - {EIGHT_BIT_KV},
         page_sizes=IntSet.multiples(provider.page_step),
         contiguous=provider.page_step == 1,
         graph=provider.graph,

@@ -18,10 +18,11 @@ ALL_FEATURES = frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE})
 class Provider:
     """A library with paged FlashAttention.
 
-    `generation`: 3 reads pages of any size, 2 of multiples of 256 only; `least`: the first version that is known to
-    serve, `require` says the same in words; `loader` names the function of `kernels` that loads it.
-    `graph` is ALWAYS where the library writes to the tensor it is given, and nowhere for tokens that no row has: what
-    else it leaves there would reach the tokens that pad a graph.
+    `generation`: 3 reads pages of any size, 2 of multiples of 256 only; `least`: the first version
+    that is known to serve, `require` says the same in words; `loader` names the function of
+    `kernels` that loads it. `graph` is ALWAYS where the library writes to the tensor it is given,
+    and nowhere for tokens that no row has: what else it leaves there would reach the tokens that
+    pad a graph.
     """
 
     name: str
@@ -73,7 +74,9 @@ PROVIDERS = (
     Provider(
         name="torch",
         generation=2,
-        require=Require(import_name="torch", distribution="torch", version=">=2.13", hint=TORCH_HINT),
+        require=Require(
+            import_name="torch", distribution="torch", version=">=2.13", hint=TORCH_HINT
+        ),
         least=(2, 13),
         devices=DeviceRange("cuda", (8, 0)),
         features=ALL_FEATURES - {Feature.SOFTCAP},
@@ -92,7 +95,9 @@ REQUIRE = Require(
 
 
 def installed() -> dict[str, str]:
-    """Distribution -> version, of those that provide FlashAttention here; torch's builds for CPUs have none."""
+    """Distribution -> version, of those that provide FlashAttention here; torch's builds for CPUs
+    have none.
+    """
     found = {}
     for provider in PROVIDERS:
         try:
@@ -110,9 +115,14 @@ def choose(env: DeviceEnv) -> tuple[Provider | None, tuple[str, ...]]:
         if found is None:
             passed.append(f"{provider.require.distribution} is not installed")
         elif leading(found) < provider.least:
-            passed.append(f"{provider.require.distribution} is {found}, wanted {provider.require.version}")
+            passed.append(
+                f"{provider.require.distribution} is {found}, wanted {provider.require.version}"
+            )
         elif env not in provider.devices:
-            passed.append(f"{provider.require.distribution} {found} serves {provider.devices}, and this is {env}")
+            passed.append(
+                f"{provider.require.distribution} {found} serves {provider.devices}, and this is "
+                f"{env}"
+            )
         else:
             return provider, tuple(passed)
     return None, tuple(passed)

@@ -12,7 +12,8 @@ Ints = np.ndarray
 class PageArrays:
     """A step's rows as FlashInfer counts them.
 
-    query_start: [rows + 1] int32, where each row's queries start    page_start: [rows + 1] int32, likewise its pages
+    query_start: [rows + 1] int32, where each row's queries start
+    page_start: [rows + 1] int32, likewise its pages
     last_page_lens: [rows] int32, tokens in each row's last page, 1 to page_size
     """
 
@@ -29,7 +30,9 @@ class PageArrays:
 def page_arrays(query_lens: Ints, context_lens: Ints, page_size: int) -> PageArrays:
     """The arrays of rows with these lengths.   query_lens, context_lens: [rows] int32"""
     pages = -(-context_lens // page_size)
-    return PageArrays(starts(query_lens), starts(pages), (context_lens - (pages - 1) * page_size).astype(np.int32))
+    return PageArrays(
+        starts(query_lens), starts(pages), (context_lens - (pages - 1) * page_size).astype(np.int32)
+    )
 
 
 def starts(lens: Ints) -> Ints:
@@ -40,7 +43,9 @@ def starts(lens: Ints) -> Ints:
 
 
 def table_places(page_start: Ints, columns: int) -> Ints:
-    """Where each row's pages stand in a page table of `columns` columns laid end to end. [pages] int32"""
+    """Where each row's pages stand in a page table of `columns` columns laid end to end. [pages]
+    int32
+    """
     counts = np.diff(page_start)
     firsts = np.arange(len(counts), dtype=np.int32) * np.int32(columns) - page_start[:-1]
     return np.arange(page_start[-1], dtype=np.int32) + np.repeat(firsts, counts)

@@ -9,7 +9,14 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.spi import AttentionBackend, AttentionContext, AttentionQuery, AttentionStep, LayerInfo, Phase
+from headstock.spi import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionQuery,
+    AttentionStep,
+    LayerInfo,
+    Phase,
+)
 from headstock_fi.arrays import PageArrays, padded, page_arrays, table_places
 from headstock_fi.library import Library, Shape, partial_bytes
 from headstock_fi.staging import TURNS, Ring, Slot
@@ -17,8 +24,8 @@ from headstock_fi.staging import TURNS, Ring, Slot
 INT_WORKSPACE = 8 << 20
 """Bytes that each wrapper takes for its schedule, on the device and pinned on the host."""
 COMPILER = (
-    "it needs ninja, and nvcc of a CUDA toolkit (CUDA_HOME says where that is), or kernels that come compiled (the "
-    "package flashinfer-jit-cache); or name another backend by --attn"
+    "it needs ninja, and nvcc of a CUDA toolkit (CUDA_HOME says where that is), or kernels that "
+    "come compiled (the package flashinfer-jit-cache); or name another backend by --attn"
 )
 
 
@@ -31,12 +38,15 @@ class FlashInferPlan:
 
 
 class FlashInferBackend(AttentionBackend):
-    """Two wrappers a kind of step and KV group take turns, so that a step is planned while the one before computes."""
+    """Two wrappers a kind of step and KV group take turns, so that a step is planned while the one
+    before computes.
+    """
 
     def __init__(self, context: AttentionContext) -> None:
         """Allocate the workspace and compile what is not compiled yet.
 
-        raises: ValueError when the device lacks the kernels that the options ask for, or they cannot be compiled
+        raises: ValueError when the device lacks the kernels that the options ask for, or they
+            cannot be compiled
         """
         query, options = context.query, context.options
         self.device = context.device
@@ -55,7 +65,10 @@ class FlashInferBackend(AttentionBackend):
             kv_dtype=getattr(torch, query.kv_dtype),
         )
         self.library = Library.load()
-        room = max(options.workspace_mb << 20, partial_bytes(self.shape, query.max_rows, processors(context.device)))
+        room = max(
+            options.workspace_mb << 20,
+            partial_bytes(self.shape, query.max_rows, processors(context.device)),
+        )
         self.workspace = torch.zeros(room, dtype=torch.uint8, device=context.device)
         self.rings: dict[tuple[bool, int], Ring] = {}
         self.buckets: dict[tuple[int, int], Slot] = {}
@@ -63,23 +76,34 @@ class FlashInferBackend(AttentionBackend):
         self.warm_up(query.phases)
 
     def warm_up(self, phases: frozenset[Phase]) -> None:
-        """Run each kind of step once.   raises: ValueError when the kernels cannot be compiled or loaded"""
+        """Run each kind of step once.
+
+        raises: ValueError when the kernels cannot be compiled or loaded
+        """
         try:
             self.run_once(phases)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, OSError) as error:
             said = " ".join(str(error).split())[-600:]
-            raise ValueError(f"FlashInfer cannot compile or load its kernels: {said}; {COMPILER}") from error
+            raise ValueError(
+                f"FlashInfer cannot compile or load its kernels: {said}; {COMPILER}"
+            ) from error
 
     def run_once(self, phases: frozenset[Phase]) -> None:
-        """Plan and run one token on the dummy page for each kind of step, which compiles the kernels."""
+        """Plan and run one token on the dummy page for each kind of step, which compiles the
+        kernels.
+        """
         one = np.ones(1, np.int32)
         page_table = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
-        q = torch.zeros((1, self.shape.heads, self.shape.head_dim), dtype=self.shape.q_dtype, device=self.device)
+        q = torch.zeros(
+            (1, self.shape.heads, self.shape.head_dim), dtype=self.shape.q_dtype, device=self.device
+        )
         for is_decode in sorted({phase is Phase.DECODE for phase in phases}):
             slot = self.ring(is_decode, 0).next()
-            self.bind(slot, page_table, page_arrays(one, one, self.page_size), 0 if is_decode else 1)
+            self.bind(
+                slot, page_table, page_arrays(one, one, self.page_size), 0 if is_decode else 1
+            )
             self.library.run(slot.wrapper, q, next(iter(self.pools.values())), torch.empty_like(q))
 
     def ring(self, is_decode: bool, group: int) -> Ring:
@@ -131,7 +155,12 @@ class FlashInferBackend(AttentionBackend):
         slot.end()
 
     def forward(
-        self, q: Tensor, layer: LayerInfo, plan: FlashInferPlan, out: Tensor, lse: Tensor | None = None
+        self,
+        q: Tensor,
+        layer: LayerInfo,
+        plan: FlashInferPlan,
+        out: Tensor,
+        lse: Tensor | None = None,
     ) -> None:
         """Write causal attention of the step's queries over their rows' pages to `out`.
 
@@ -141,11 +170,23 @@ class FlashInferBackend(AttentionBackend):
         """
         slot = plan.slots[layer.group]
         if slot.turn != plan.turns[layer.group]:
-            raise RuntimeError(f"this plan was overwritten: only the last {TURNS} plans of a kind are kept")
-        self.library.run(slot.wrapper, q, self.pools[layer.index], out, lse, layer.scale * layer.k_scale, layer.v_scale)
+            raise RuntimeError(
+                f"this plan was overwritten: only the last {TURNS} plans of a kind are kept"
+            )
+        self.library.run(
+            slot.wrapper,
+            q,
+            self.pools[layer.index],
+            out,
+            lse,
+            layer.scale * layer.k_scale,
+            layer.v_scale,
+        )
 
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
-        """Make room for graphs of these sizes; a bucket's wrapper is made when it is first planned."""
+        """Make room for graphs of these sizes; a bucket's wrapper is made when it is first
+        planned.
+        """
         self.columns = max(self.columns, -(-max_seq_len // self.page_size))
         self.max_rows = max(self.max_rows, *buckets)
 
@@ -157,15 +198,25 @@ class FlashInferBackend(AttentionBackend):
         return plan
 
     def bucket(self, rows: int, group: int) -> Slot:
-        """The slot whose wrapper serves graphs of so many rows. Buckets of a group share the list of pages."""
+        """The slot whose wrapper serves graphs of so many rows. Buckets of a group share the list
+        of pages.
+        """
         if (rows, group) not in self.buckets:
             if group not in self.static_pages:
                 self.static_pages[group] = self.zeros(self.max_rows * self.columns)
-            static = (self.zeros(rows + 1), self.static_pages[group][: rows * self.columns], self.zeros(rows))
+            static = (
+                self.zeros(rows + 1),
+                self.static_pages[group][: rows * self.columns],
+                self.zeros(rows),
+            )
             wrapper = self.library.decode(self.workspace, self.tensor_cores, static)
-            slot = self.buckets[rows, group] = Slot(wrapper, rows, self.columns, self.device, static)
+            slot = self.buckets[rows, group] = Slot(
+                wrapper, rows, self.columns, self.device, static
+            )
             ones = np.ones(rows, np.int32)
-            self.bind(slot, self.zeros(rows).view(rows, 1), page_arrays(ones, ones, self.page_size), 0)
+            self.bind(
+                slot, self.zeros(rows).view(rows, 1), page_arrays(ones, ones, self.page_size), 0
+            )
         return self.buckets[rows, group]
 
     def zeros(self, size: int) -> Tensor:
@@ -173,7 +224,9 @@ class FlashInferBackend(AttentionBackend):
         return torch.zeros(size, dtype=torch.int32, device=self.device)
 
     def graph_update(self, plan: FlashInferPlan, step: AttentionStep) -> None:
-        """Plan the step anew in the same buffers; rows that it lacks become one token in the dummy page."""
+        """Plan the step anew in the same buffers; rows that it lacks become one token in the dummy
+        page.
+        """
         for slot, page_table in zip(plan.slots, step.page_tables, strict=True):
             lens = padded(step.host_context_lens, slot.rows)
             arrays = page_arrays(np.ones_like(lens), lens, self.page_size)
@@ -201,9 +254,14 @@ class FlashInferBackend(AttentionBackend):
 def checked(backend: str, query: AttentionQuery, device: torch.device) -> str:
     """The library's name for the prompt kernels.
 
-    raises: ValueError for fa3 on another GPU than Hopper, or with 8-bit KV, which fa3 reads with 8-bit queries only
+    raises: ValueError for fa3 on another GPU than Hopper, or with 8-bit KV, which fa3 reads with
+        8-bit queries only
     """
-    if backend == "fa3" and device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
+    if (
+        backend == "fa3"
+        and device.type == "cuda"
+        and torch.cuda.get_device_capability(device) != (9, 0)
+    ):
         raise ValueError("fi.prefill=fa3 needs sm_90; use fi.prefill=auto")
     if backend == "fa3" and query.q_dtype != query.kv_dtype:
         raise ValueError(f"fi.prefill=fa3 does not read {query.kv_dtype} KV; use fi.prefill=auto")
@@ -212,4 +270,8 @@ def checked(backend: str, query: AttentionQuery, device: torch.device) -> str:
 
 def processors(device: torch.device) -> int:
     """How many blocks the device works on at the same time, of which a plan makes two for each."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 1
+    )

@@ -27,7 +27,9 @@ class Shape:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As keyword arguments of a plan. The scale is 1 here because each layer brings its own to `run`."""
+        """As keyword arguments of a plan. The scale is 1 here because each layer brings its own to
+        `run`.
+        """
         return {
             "num_qo_heads": self.heads,
             "num_kv_heads": self.kv_heads,
@@ -40,10 +42,11 @@ class Shape:
 
 
 def partial_bytes(shape: Shape, rows: int, processors: int) -> int:
-    """The most bytes of partial results: FlashInfer 0.6 keeps a whole tile of queries, in float32, for each part.
+    """The most bytes of partial results: FlashInfer 0.6 keeps a whole tile of queries, in float32,
+    for each part.
 
-    Rows are cut into two parts a processor at most, and in a graph, whose queries it takes to be ragged, each of `rows`
-    rows is a tile at least.
+    Rows are cut into two parts a processor at most, and in a graph, whose queries it takes to be
+    ragged, each of `rows` rows is a tile at least.
     """
     ratio, most = shape.heads // shape.kv_heads, 64 if shape.head_dim >= 256 else 128
     tile = next(size for size in (16, 64, most) if ratio <= size or size == most)
@@ -54,8 +57,8 @@ def partial_bytes(shape: Shape, rows: int, processors: int) -> int:
 
 @frozen(eq=False)
 class Library:
-    """The two wrapper classes, how decode is planned again in a graph's wrapper, and whether the library can give
-    natural logarithms itself (0.7 and later, prompts).
+    """The two wrapper classes, how decode is planned again in a graph's wrapper, and whether the
+    library can give natural logarithms itself (0.7 and later, prompts).
     """
 
     prefill_class: Any
@@ -70,26 +73,47 @@ class Library:
         decode: Any = import_module("flashinfer.decode")
         prefill = module.BatchPrefillWithPagedKVCacheWrapper
         has_lse_base = "lse_base" in inspect.signature(prefill.run).parameters
-        return cls(prefill, module.BatchDecodeWithPagedKVCacheWrapper, decode.fast_decode_plan, has_lse_base)
+        return cls(
+            prefill,
+            module.BatchDecodeWithPagedKVCacheWrapper,
+            decode.fast_decode_plan,
+            has_lse_base,
+        )
 
     def prefill(self, workspace: Tensor, backend: str) -> Any:
         """A wrapper for prompts."""
         return self.prefill_class(workspace, LAYOUT, backend=backend)
 
-    def decode(self, workspace: Tensor, tensor_cores: bool, graph_buffers: tuple[Tensor, ...] = ()) -> Any:
-        """A wrapper for decode; with static buffers (page_start, pages, last_page_lens) one for a graph."""
-        names = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
+    def decode(
+        self, workspace: Tensor, tensor_cores: bool, graph_buffers: tuple[Tensor, ...] = ()
+    ) -> Any:
+        """A wrapper for decode; with static buffers (page_start, pages, last_page_lens) one for a
+        graph.
+        """
+        names = (
+            "paged_kv_indptr_buffer",
+            "paged_kv_indices_buffer",
+            "paged_kv_last_page_len_buffer",
+        )
         static = dict(zip(names, graph_buffers, strict=True)) if graph_buffers else {}
         return self.decode_class(
-            workspace, LAYOUT, use_cuda_graph=bool(graph_buffers), use_tensor_cores=tensor_cores, **static
+            workspace,
+            LAYOUT,
+            use_cuda_graph=bool(graph_buffers),
+            use_tensor_cores=tensor_cores,
+            **static,
         )
 
-    def replan(self, wrapper: Any, page_start: Tensor, pages: Tensor, last_page_len: Tensor, shape: Shape) -> None:
-        """Plan another step in a graph's wrapper that has been planned; its static buffers hold the step already.
+    def replan(
+        self, wrapper: Any, page_start: Tensor, pages: Tensor, last_page_len: Tensor, shape: Shape
+    ) -> None:
+        """Plan another step in a graph's wrapper that has been planned; its static buffers hold the
+        step already.
 
-        The wrapper's own `plan` copies buffer to buffer, and looks for the longest row in a Python loop (500 us for 256
-        rows on an H200's host).
-        page_start: [rows + 1], last_page_len: [rows] int32, on the host    pages: [pages] int32, the static buffer's
+        The wrapper's own `plan` copies buffer to buffer, and looks for the longest row in a Python
+        loop (500 us for 256 rows on an H200's host).
+        page_start: [rows + 1], last_page_len: [rows] int32, on the host
+        pages: [pages] int32, the static buffer's
         """
         self.plan_again(
             wrapper,
@@ -118,7 +142,8 @@ class Library:
     ) -> None:
         """Attention as the wrapper was planned, with this scale of scores and of values.
 
-        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm, unless None
+        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm,
+            unless None
         """
         # The library multiplies the result by the scale of values, after the kernel.
         scales = {"q_scale": scale, "v_scale": None if v_scale == 1.0 else v_scale}

@@ -15,14 +15,19 @@ CUDA_CORE_RATIOS = (1, 2, 3, 4, 6, 8)
 class FlashInferOptions:
     """Which of the library's kernels serve.
 
-    `prefill`: FlashAttention-2 or -3 templates for prompts; auto: as the library chooses for the device and the types.
-    `tensor_cores`: whether decode uses them; auto: when several query heads share a KV head. With a number of heads for
-    which CUDA cores have no kernel they are used in any case.
+    `prefill`: FlashAttention-2 or -3 templates for prompts; auto: as the library chooses for the
+        device and the types.
+    `tensor_cores`: whether decode uses them; auto: when several query heads share a KV head. With a
+    number of heads for which CUDA cores have no kernel they are used in any case.
     `workspace_mb`: the least room for partial results, MiB; larger shapes take what they need.
     """
 
-    prefill: Literal["auto", "fa2", "fa3"] = field(default="auto", validator=in_(("auto", "fa2", "fa3")))
-    tensor_cores: Literal["auto", "on", "off"] = field(default="auto", validator=in_(("auto", "on", "off")))
+    prefill: Literal["auto", "fa2", "fa3"] = field(
+        default="auto", validator=in_(("auto", "fa2", "fa3"))
+    )
+    tensor_cores: Literal["auto", "on", "off"] = field(
+        default="auto", validator=in_(("auto", "on", "off"))
+    )
     workspace_mb: int = field(default=128, validator=[instance_of(int), ge(16)])
 
     def use_tensor_cores(self, ratio: int) -> bool:

@@ -21,7 +21,9 @@ from headstock.spi import (
 )
 
 DISTRIBUTION = "flashinfer-python"
-REQUIRE = Require(import_name="flashinfer", distribution=DISTRIBUTION, version=">=0.6.18.post1,<0.8")
+REQUIRE = Require(
+    import_name="flashinfer", distribution=DISTRIBUTION, version=">=0.6.18.post1,<0.8"
+)
 
 CAPABILITIES = AttentionCapabilities(
     phases=frozenset(Phase),

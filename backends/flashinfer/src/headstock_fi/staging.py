@@ -1,8 +1,9 @@
 """Host memory from which a plan's arrays are copied to the device, and who may write it when.
 
-A copy from pinned memory runs later than the call that asks for it, so a buffer that is written again too early sends
-the wrong step. Each wrapper of the library therefore has buffers of its own (so has the library inside each), wrappers
-take turns, and a wrapper's turn begins when its last upload is over.
+A copy from pinned memory runs later than the call that asks for it, so a buffer that is written
+again too early sends the wrong step. Each wrapper of the library therefore has buffers of its own
+(so has the library inside each), wrappers take turns, and a wrapper's turn begins when its last
+upload is over.
 """
 
 from __future__ import annotations
@@ -46,12 +47,18 @@ def fence(device: torch.device) -> Fence:
 class Slot:
     """A wrapper with staging buffers for up to `rows` rows of `columns` pages.
 
-    `static` are the buffers on the device that a graph's wrapper reads: page_start, pages, last_page_lens.
-    `turn` counts how often the ring came round to it, so that a plan that has been overwritten is found out.
+    `static` are the buffers on the device that a graph's wrapper reads: page_start, pages,
+    last_page_lens. `turn` counts how often the ring came round to it, so that a plan that has been
+    overwritten is found out.
     """
 
     def __init__(
-        self, wrapper: Any, rows: int, columns: int, device: torch.device, static: tuple[Tensor, ...] = ()
+        self,
+        wrapper: Any,
+        rows: int,
+        columns: int,
+        device: torch.device,
+        static: tuple[Tensor, ...] = (),
     ) -> None:
         self.wrapper = wrapper
         self.static = static
@@ -86,8 +93,8 @@ class Slot:
         return table.reshape(-1).index_select(0, index)
 
     def upload(self, table: Tensor, places: Ints, padding: int) -> Tensor:
-        """Bring the static buffers up to date with what is staged, the pages at these places of the table, and the
-        dummy page for each of `padding` rows after them.
+        """Bring the static buffers up to date with what is staged, the pages at these places of the
+        table, and the dummy page for each of `padding` rows after them.
 
         returns: [pages] int32, the part of the static list that is in use
         """

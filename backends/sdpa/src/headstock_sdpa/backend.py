@@ -5,7 +5,13 @@ from __future__ import annotations
 from attrs import Factory, frozen
 from torch import Tensor
 
-from headstock.spi.attention import AttentionBackend, AttentionContext, AttentionStep, LayerInfo, Phase
+from headstock.spi.attention import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionStep,
+    LayerInfo,
+    Phase,
+)
 from headstock_sdpa.decode import GatherIndex, gather_decode, gather_index
 from headstock_sdpa.rows import RowsIndex, attend_rows, rows_index
 from headstock_sdpa.slots import visible
@@ -16,7 +22,9 @@ Index = RowsIndex | GatherIndex | SparseIndex
 
 @frozen(eq=False)
 class SdpaPlan:
-    """A step, and the places of its tokens: one index a (group, window), made by the first layer that needs it."""
+    """A step, and the places of its tokens: one index a (group, window), made by the first layer
+    that needs it.
+    """
 
     step: AttentionStep
     indexes: dict[tuple[int, int | None], Index] = Factory(dict)
@@ -36,7 +44,9 @@ class SdpaBackend(AttentionBackend):
         """The step; its indexes follow as layers ask for them, without reading the device."""
         return SdpaPlan(step)
 
-    def forward(self, q: Tensor, layer: LayerInfo, plan: SdpaPlan, out: Tensor, lse: Tensor | None = None) -> None:
+    def forward(
+        self, q: Tensor, layer: LayerInfo, plan: SdpaPlan, out: Tensor, lse: Tensor | None = None
+    ) -> None:
         """Write causal attention of the step's queries over their rows' pages to `out`.
 
         q: [tokens, heads, head_dim]
@@ -56,7 +66,9 @@ class SdpaBackend(AttentionBackend):
                 attend_rows(q, pool, index, layer, out, lse)
 
     def index(self, step: AttentionStep, pool: Tensor, layer: LayerInfo, heads: int) -> Index:
-        """Where the step's rows find their tokens in the pools of the layer's group, through the layer's window."""
+        """Where the step's rows find their tokens in the pools of the layer's group, through the
+        layer's window.
+        """
         page_table = step.page_tables[layer.group]
         page_size = pool.shape[2]
         if step.phase is not Phase.DECODE:

@@ -17,7 +17,9 @@ MOST = 1 << 17
 
 @frozen(eq=False)
 class GatherIndex:
-    """The rows of a decode step in buckets. order: [rows] batch row of each place in them (None: the same)"""
+    """The rows of a decode step in buckets. order: [rows] batch row of each place in them (None:
+    the same)
+    """
 
     order: Tensor | None
     buckets: tuple[Bucket, ...]
@@ -41,7 +43,9 @@ def gather_decode(
     for bucket in index.buckets:
         slots = bucket.slots.flatten()
         shape = (*bucket.slots.shape, *pool.shape[3:])
-        k, v = (tokens.index_select(0, slots).view(shape).transpose(1, 2) for tokens in (table, values))
+        k, v = (
+            tokens.index_select(0, slots).view(shape).transpose(1, 2) for tokens in (table, values)
+        )
         mask = None if bucket.valid is None else bucket.valid[:, None, None]
         rows = None if index.order is None else index.order[bucket.first : bucket.last]
         args = ((q if rows is None else q.index_select(0, rows))[:, :, None], k, v, mask)

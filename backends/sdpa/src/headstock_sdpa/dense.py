@@ -7,21 +7,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool = False) -> Tensor:
-    """Attention where each KV head serves `heads / kv_heads` query heads. `mask` is True where a query may look.
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool = False
+) -> Tensor:
+    """Attention where each KV head serves `heads / kv_heads` query heads. `mask` is True where a
+    query may look.
 
     q: [rows, heads, queries, head_dim]    k, v: [rows, kv_heads, keys, head_dim]
     mask: broadcasts to [rows, heads, queries, keys], or None
     returns: [rows, heads, queries, head_dim]
     """
     gqa = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=gqa)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=gqa
+    )
 
 
 def written_out(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """The same with scores bounded by `softcap` (0: not), computed in float32, and the logarithm of each query's sum.
+    """The same with scores bounded by `softcap` (0: not), computed in float32, and the logarithm of
+    each query's sum.
 
     returns: [rows, heads, queries, head_dim], [rows, heads, queries] float32
     """
@@ -38,7 +44,10 @@ def written_out(
 
 
 def put(target: Tensor, order: Tensor | None, rows: Tensor) -> None:
-    """Write `rows` to the rows of `target` that `order` names (None: all, as they stand).   writes: target"""
+    """Write `rows` to the rows of `target` that `order` names (None: all, as they stand).
+
+    writes: target
+    """
     if order is None:
         target.copy_(rows)
     else:

@@ -1,4 +1,6 @@
-"""Prefill and extend: each row on its own, its visible keys and values gathered once, its queries in blocks."""
+"""Prefill and extend: each row on its own, its visible keys and values gathered once, its queries
+in blocks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ BLOCK = 256
 
 @frozen
 class Row:
-    """One row's intervals: its queries in the batch, and its visible tokens among the gathered ones."""
+    """One row's intervals: its queries in the batch, and its visible tokens among the gathered
+    ones.
+    """
 
     query_start: int
     query_stop: int
@@ -36,7 +40,9 @@ class RowsIndex:
     slots: Tensor
 
 
-def rows_index(step: AttentionStep, page_table: Tensor, page_size: int, window: int | None) -> RowsIndex:
+def rows_index(
+    step: AttentionStep, page_table: Tensor, page_size: int, window: int | None
+) -> RowsIndex:
     """The index of a step's rows for one group and window."""
     seen = visible(step, window)
     query_stops = step.host_query_lens.cumsum()
@@ -53,7 +59,9 @@ def rows_index(step: AttentionStep, page_table: Tensor, page_size: int, window: 
     return RowsIndex(rows, ragged_slots(page_table, seen, page_size))
 
 
-def attend_rows(q: Tensor, pool: Tensor, index: RowsIndex, layer: LayerInfo, out: Tensor, lse: Tensor | None) -> None:
+def attend_rows(
+    q: Tensor, pool: Tensor, index: RowsIndex, layer: LayerInfo, out: Tensor, lse: Tensor | None
+) -> None:
     """Write each row's causal attention.
 
     q: [tokens, heads, head_dim]    pool: [pages, 2, page_size, kv_heads, head_dim]
@@ -78,9 +86,11 @@ def attend_rows(q: Tensor, pool: Tensor, index: RowsIndex, layer: LayerInfo, out
 def blocks(
     row: Row, layer: LayerInfo, with_lse: bool, device: torch.device
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
-    """The row in blocks of queries: their places in the batch, their keys among the row's, and who sees what.
+    """The row in blocks of queries: their places in the batch, their keys among the row's, and who
+    sees what.
 
-    A row that is fresh and wholly within the window is one block without a mask: torch's causal kernel does it.
+    A row that is fresh and wholly within the window is one block without a mask: torch's causal
+    kernel does it.
 
     yields: queries, keys, mask [queries, keys] bool
     """

@@ -1,7 +1,8 @@
 """Where the tokens that a step may see lie in a layer's pool.
 
-A *slot* is a token's place in `pool.view(-1, kv_heads, head_dim)`. Keys of page p fill the slots from
-`p * 2 * page_size`, its values the `page_size` slots after them. Padding points at slot 0, in the dummy page.
+A *slot* is a token's place in `pool.view(-1, kv_heads, head_dim)`. Keys of page p fill the slots
+from `p * 2 * page_size`, its values the `page_size` slots after them. Padding points at slot 0, in
+the dummy page.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ SHRINK = 0.75
 
 @frozen(eq=False)
 class Visible:
-    """The positions of each row that its queries can see, `start` to `stop`, half open, and how many. Each [rows]."""
+    """The positions of each row that its queries can see, `start` to `stop`, half open, and how
+    many. Each [rows].
+    """
 
     start: np.ndarray
     stop: np.ndarray
@@ -29,7 +32,9 @@ class Visible:
 
 
 def visible(step: AttentionStep, window: int | None) -> Visible:
-    """What the rows of a step see through a window of latest tokens, counted from each row's first query."""
+    """What the rows of a step see through a window of latest tokens, counted from each row's first
+    query.
+    """
     stop = step.host_context_lens
     if window is None:
         return Visible(np.zeros_like(stop), stop, stop)
@@ -62,7 +67,9 @@ def ragged_slots(page_table: Tensor, seen: Visible, page_size: int) -> Tensor:
 
 @frozen(eq=False)
 class Bucket:
-    """Decode rows of similar length, padded to the longest: places `first` to `last` of the longest-first order."""
+    """Decode rows of similar length, padded to the longest: places `first` to `last` of the
+    longest-first order.
+    """
 
     first: int
     last: int
@@ -94,12 +101,16 @@ def padded_slots(page_table: Tensor, seen: Visible, page_size: int) -> tuple[Ten
 
 
 def bounds(lens: list[int], least: int, most: int) -> Iterator[tuple[int, int]]:
-    """Where to cut rows of descending lengths: where it saves `least` tokens of padding, or before `most` tokens."""
+    """Where to cut rows of descending lengths: where it saves `least` tokens of padding, or before
+    `most` tokens.
+    """
     first = 0
     for row, tokens in enumerate(lens):
         longest = lens[first]
         saved = (longest - tokens) * (len(lens) - row)
-        if (tokens < SHRINK * longest and saved >= least) or (row > first and (row + 1 - first) * longest > most):
+        if (tokens < SHRINK * longest and saved >= least) or (
+            row > first and (row + 1 - first) * longest > most
+        ):
             yield first, row
             first = row
     yield first, len(lens)
@@ -120,7 +131,8 @@ def cut(lens: np.ndarray, least: int, most: int) -> tuple[np.ndarray | None, lis
 def decode_buckets(
     page_table: Tensor, seen: Visible, page_size: int, least: int, most: int
 ) -> tuple[Tensor | None, tuple[Bucket, ...]]:
-    """The rows in buckets, longest first; in the batch's own order (None) when one bucket takes them all.
+    """The rows in buckets, longest first; in the batch's own order (None) when one bucket takes
+    them all.
 
     returns: order [rows], buckets
     """

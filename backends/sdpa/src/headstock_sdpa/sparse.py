@@ -1,8 +1,8 @@
 """Decode in float32 on a CPU: one pass over keys and one over values, without gathering them.
 
-Scores are a sampled matrix product: queries by all vectors of the pool, computed only where a CSR pattern says that a
-query sees a vector. The weighted sum of values is an embedding bag over the same vectors. A copy of keys and values,
-which costs more than the arithmetic, is never made.
+Scores are a sampled matrix product: queries by all vectors of the pool, computed only where a CSR
+pattern says that a query sees a vector. The weighted sum of values is an embedding bag over the
+same vectors. A copy of keys and values, which costs more than the arithmetic, is never made.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ class Part:
 
 @frozen(eq=False)
 class SparseIndex:
-    """Which vectors of `pool.view(-1, head_dim)` each query sees, in the order of `order` (None: the batch's own).
+    """Which vectors of `pool.view(-1, head_dim)` each query sees, in the order of `order` (None:
+    the batch's own).
 
     order: [rows]    pattern: CSR [rows * heads, vectors]
-    starts: [rows * heads + 1] first entry of each query    columns: [entries] vectors; both are the pattern's own
+    starts: [rows * heads + 1] first entry of each query
+    columns: [entries] vectors; both are the pattern's own
     """
 
     order: Tensor | None
@@ -57,15 +59,22 @@ class SparseIndex:
 
 
 def allow_csr() -> None:
-    """CSR tensors can be made from here on without a warning: torch says once in a process that they are in beta."""
+    """CSR tensors can be made from here on without a warning: torch says once in a process that
+    they are in beta.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state", UserWarning)
-        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled", UserWarning)  # torch 2.11
+        # torch 2.11
+        warnings.filterwarnings(
+            "ignore", "Sparse invariant checks are implicitly disabled", UserWarning
+        )
         torch.sparse_csr_tensor([0, 0], [], torch.empty(0), (1, 1), check_invariants=False)
 
 
 def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) -> SparseIndex:
-    """The index of a decode step's rows for one group and window, made by numpy: for few rows torch takes longer."""
+    """The index of a decode step's rows for one group and window, made by numpy: for few rows torch
+    takes longer.
+    """
     page_size, kv_heads, head_dim = pool.shape[2:]
     order, cuts = cut(seen.lens, max(ENTRIES // heads, 1), MOST)
     buckets = [slots(page_table.numpy(), rows, seen, page_size) for rows in cuts]
@@ -79,7 +88,9 @@ def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) ->
     columns = [entries(places.astype(dtype, copy=False), heads, kv_heads) for places, _ in buckets]
     first, second = torch.from_numpy(starts), torch.from_numpy(np.concatenate(columns))
     zeros = torch.zeros(len(second))
-    pattern = torch.sparse_csr_tensor(first, second, zeros, (len(counts), vectors), check_invariants=False)
+    pattern = torch.sparse_csr_tensor(
+        first, second, zeros, (len(counts), vectors), check_invariants=False
+    )
     return SparseIndex(
         order=None if order is None else torch.from_numpy(order),
         pattern=pattern,
@@ -138,13 +149,21 @@ def sparse_decode(
     table = pool.view(-1, head_dim)
     values = table[page_size * kv_heads :]  # so that a key's number is its value's too
     queries = (q if index.order is None else q.index_select(0, index.order)).reshape(-1, head_dim)
-    found = torch.sparse.sampled_addmm(index.pattern, queries, table.t(), beta=0.0, alpha=layer.scale)
+    found = torch.sparse.sampled_addmm(
+        index.pattern, queries, table.t(), beta=0.0, alpha=layer.scale
+    )
     scores = found.values()
     if layer.softcap:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
     rows = [masked(scores, part, q.shape[1]) for part in index.parts]
-    probs = torch.cat([part.softmax(-1).view(-1) for part in rows]) if len(rows) > 1 else rows[0].softmax(-1).view(-1)
-    answer = torch.embedding_bag(values, index.columns, index.starts, False, 0, False, probs, True)[0]
+    probs = (
+        torch.cat([part.softmax(-1).view(-1) for part in rows])
+        if len(rows) > 1
+        else rows[0].softmax(-1).view(-1)
+    )
+    answer = torch.embedding_bag(values, index.columns, index.starts, False, 0, False, probs, True)[
+        0
+    ]
     put(out, index.order, answer.view(q.shape))
     if lse is not None:
         put(lse, index.order, torch.cat([part.logsumexp(-1) for part in rows]).view(lse.shape))

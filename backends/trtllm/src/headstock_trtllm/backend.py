@@ -10,7 +10,14 @@ from torch import Tensor
 
 from headstock.nn.paged_plan import PagedPlan
 from headstock.nn.static_rows import StaticRows
-from headstock.spi import AttentionBackend, AttentionContext, AttentionStep, DeviceEnv, LayerInfo, Phase
+from headstock.spi import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionStep,
+    DeviceEnv,
+    LayerInfo,
+    Phase,
+)
 from headstock_trtllm import modules
 from headstock_trtllm.kernels import Blackwell, Hopper, Kernels
 from headstock_trtllm.plugin import BLACKWELL, HOPPER
@@ -32,7 +39,9 @@ class TrtllmBackend(AttentionBackend):
         self.warm_up(context)
 
     def warm_up(self, context: AttentionContext) -> None:
-        """Run one token of the dummy page through each kernel: code is loaded now, which no capture allows."""
+        """Run one token of the dummy page through each kernel: code is loaded now, which no capture
+        allows.
+        """
         query = context.query
         shape = (1, query.heads, query.head_dim)
         q = torch.zeros(shape, dtype=getattr(torch, query.q_dtype), device=self.device)
@@ -45,7 +54,9 @@ class TrtllmBackend(AttentionBackend):
         """The step's own tensors."""
         return PagedPlan.of(step)
 
-    def forward(self, q: Tensor, layer: LayerInfo, plan: PagedPlan, out: Tensor, lse: Tensor | None = None) -> None:
+    def forward(
+        self, q: Tensor, layer: LayerInfo, plan: PagedPlan, out: Tensor, lse: Tensor | None = None
+    ) -> None:
         """Write causal attention of the step's queries over their rows' pages to `out`.
 
         q: [tokens, heads, head_dim]
@@ -60,7 +71,9 @@ class TrtllmBackend(AttentionBackend):
         self.static = StaticRows.new(max(buckets), max_seq_len, self.page_size, self.device)
 
     def graph_plan(self, bucket: int, step: AttentionStep) -> PagedPlan:
-        """A plan over the static buffers' first `bucket` rows, holding the step; its rows may be fewer."""
+        """A plan over the static buffers' first `bucket` rows, holding the step; its rows may be
+        fewer.
+        """
         assert self.static is not None, "graph_init comes first"
         plan = self.plan(self.static.step(bucket, len(step.page_tables)))
         self.graph_update(plan, step)
@@ -86,7 +99,10 @@ def found(context: AttentionContext, env: DeviceEnv) -> Kernels:
     if env in BLACKWELL:
         return Blackwell(context.device, context.query.max_seq_len)
     if env not in HOPPER:
-        raise ValueError(f"TensorRT-LLM's kernels serve {HOPPER} and {BLACKWELL}, and this is {env}; use --attn fi")
+        raise ValueError(
+            f"TensorRT-LLM's kernels serve {HOPPER} and {BLACKWELL}, and this is {env}; use "
+            "--attn fi"
+        )
     modules.ensure(modules.Need.of(context.query, context.page_size))
     return Hopper(context.device)
 

@@ -1,8 +1,11 @@
-"""Compile the modules that Hopper needs and put them where FlashInfer finds them: python -m headstock_trtllm.build
+"""Compile the modules that Hopper needs and put them where FlashInfer finds them: python -m
+headstock_trtllm.build
 
-    --head-dim 128 --page-size 64 --ratio 2 --q-dtype bfloat16 --kv-dtype bfloat16 --phase prefill extend decode
+    --head-dim 128 --page-size 64 --ratio 2 --q-dtype bfloat16 --kv-dtype bfloat16 --phase prefill
+    extend decode
 
-Needs nvcc; MAX_JOBS says how many files are compiled at the same time, FLASHINFER_CUDA_ARCH_LIST for which GPU.
+Needs nvcc; MAX_JOBS says how many files are compiled at the same time, FLASHINFER_CUDA_ARCH_LIST
+for which GPU.
 """
 
 from __future__ import annotations
@@ -26,10 +29,14 @@ from headstock.spi import Phase
 from headstock_trtllm import modules
 from headstock_trtllm.modules import HEAD_DIMS, MADE_WITH, SHORT, Need
 
-LAUNCHER = re.compile(r"^void (run_fmha_v2_\w+)\((Params_v2 &params, const Launch_params &launch_params, .*?)\);", re.M)
+LAUNCHER = re.compile(
+    r"^void (run_fmha_v2_\w+)\((Params_v2 &params, const Launch_params &launch_params, .*?)\);",
+    re.M,
+)
 
 STUB = """void {name}(Params_v2 &, const Launch_params &, cudaStream_t) {{
-  throw std::runtime_error("this build of FMHA v2 lacks {name}; python -m headstock_trtllm.build adds head sizes, "
+  throw std::runtime_error("this build of FMHA v2 lacks {name}; "
+                           "python -m headstock_trtllm.build adds head sizes, "
                            "and without {folder} FlashInfer compiles all of it");
 }}
 """
@@ -37,13 +44,17 @@ STUB = """void {name}(Params_v2 &, const Launch_params &, cudaStream_t) {{
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile what is missing of what is asked for.   returns: the exit code"""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--head-dim", type=int, nargs="+", required=True)
     parser.add_argument("--page-size", type=int, nargs="+", default=[64])
     parser.add_argument("--ratio", type=int, nargs="+", default=[1], help="query heads a KV head")
     parser.add_argument("--q-dtype", choices=sorted(SHORT), default="bfloat16")
     parser.add_argument("--kv-dtype", choices=[*sorted(SHORT), "float8_e4m3fn"], default="bfloat16")
-    parser.add_argument("--phase", nargs="+", choices=[each.value for each in Phase], default=["prefill", "decode"])
+    parser.add_argument(
+        "--phase", nargs="+", choices=[each.value for each in Phase], default=["prefill", "decode"]
+    )
     asked = parser.parse_args(arguments)
     os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")  # read when flashinfer is imported
     need = Need(
@@ -57,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         build(need)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
-        sys.stderr.write(f"cannot compile TensorRT-LLM's kernels: {type(error).__name__}: {error}\n")
+        sys.stderr.write(
+            f"cannot compile TensorRT-LLM's kernels: {type(error).__name__}: {error}\n"
+        )
         return 1
     return 0
 
@@ -65,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build(need: Need) -> None:
     """Compile and keep what is missing.
 
-    raises: OSError when FlashInfer's folder cannot be written; RuntimeError with the compiler's words
+    raises: OSError when FlashInfer's folder cannot be written; RuntimeError with the compiler's
+        words
     """
     jit: Any = import_module("flashinfer.jit")
     env = jit.env
@@ -77,7 +91,9 @@ def build(need: Need) -> None:
         specs = [each for each in modules.decode_specs(need) if each.name in names]
         head_dims = need.head_dims
         if modules.prefill_name(need.q_dtype) in names:
-            head_dims = together(env.FLASHINFER_AOT_DIR / modules.prefill_name(need.q_dtype) / HEAD_DIMS, head_dims)
+            head_dims = together(
+                env.FLASHINFER_AOT_DIR / modules.prefill_name(need.q_dtype) / HEAD_DIMS, head_dims
+            )
             specs.insert(0, prefill_spec(need.q_dtype, head_dims))
         for each in specs:
             say(f"compiling {each.name} ({len(each.sources)} files)")
@@ -85,7 +101,10 @@ def build(need: Need) -> None:
         jit.build_jit_specs(specs, skip_prebuilt=False)
         for each in specs:
             keep(each, head_dims)
-        say(f"{len(specs)} modules after {time.monotonic() - began:.1f} s in {env.FLASHINFER_AOT_DIR}")
+        say(
+            f"{len(specs)} modules after {time.monotonic() - began:.1f} s in "
+            f"{env.FLASHINFER_AOT_DIR}"
+        )
 
 
 def say(line: str) -> None:
@@ -101,27 +120,36 @@ def together(listed: Path, head_dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
-    """FlashInfer's module of FMHA v2 with only the kernels that this backend calls: causal, without soft-cap, ALiBi or
-    softmax statistics, for these head sizes. The other launchers, which its table names, raise.
+    """FlashInfer's module of FMHA v2 with only the kernels that this backend calls: causal, without
+    soft-cap, ALiBi or softmax statistics, for these head sizes. The other launchers, which its
+    table names, raise.
 
     writes: missing_kernels.cu beside FlashInfer's generated sources
     raises: ValueError when the library names its sources otherwise
     """
     jit: Any = import_module("flashinfer.jit")
     spec: Any = jit.gen_fmha_v2_module("Q_PAGED_KV_NHD", getattr(torch, dtype))
-    endings = tuple(f"_S_q_paged_kv_{size}_output_{SHORT[dtype]}_tma_ws_sm90.cu" for size in head_dims)
+    endings = tuple(
+        f"_S_q_paged_kv_{size}_output_{SHORT[dtype]}_tma_ws_sm90.cu" for size in head_dims
+    )
     kernels = [path for path in spec.sources if path.name.endswith(endings)]
     if len(kernels) != len(head_dims):
-        raise ValueError(f"FlashInfer has {len(kernels)} kernels for heads of {head_dims}, wanted one for each")
+        raise ValueError(
+            f"FlashInfer has {len(kernels)} kernels for heads of {head_dims}, wanted one for each"
+        )
     others = [path for path in spec.sources if not path.name.startswith("fmha_v2_flash_attention")]
     folder = others[0].parent
     stubs = folder / "missing_kernels.cu"
-    stubs.write_text(missing_kernels((folder / "fmha_v2_api.h").read_text(), kernels, spec.aot_path.parent))
+    stubs.write_text(
+        missing_kernels((folder / "fmha_v2_api.h").read_text(), kernels, spec.aot_path.parent)
+    )
     return replace(spec, sources=[*kernels, *others, stubs])
 
 
 def missing_kernels(api: str, kernels: Sequence[Path], folder: Path) -> str:
-    """CUDA source in which every launcher that the header declares and no kernel defines raises an error."""
+    """CUDA source in which every launcher that the header declares and no kernel defines raises an
+    error.
+    """
     present = {f"run_{path.stem}" for path in kernels}
     declared = [match.group(1) for match in LAUNCHER.finditer(api)]
     stubs = [STUB.format(name=name, folder=folder) for name in declared if name not in present]
@@ -129,7 +157,10 @@ def missing_kernels(api: str, kernels: Sequence[Path], folder: Path) -> str:
 
 
 def keep(spec: Any, head_dims: tuple[int, ...]) -> None:
-    """Copy a compiled module to where FlashInfer loads it without a compiler.   writes: AOT/NAME/"""
+    """Copy a compiled module to where FlashInfer loads it without a compiler.
+
+    writes: AOT/NAME/
+    """
     folder = spec.aot_path.parent
     folder.mkdir(parents=True, exist_ok=True)
     spec.aot_path.unlink(missing_ok=True)  # never an old module beside a new list of head sizes

@@ -20,18 +20,26 @@ LAYOUT = "NHD"
 PREFILL_WORKSPACE = 1 << 20
 """Bytes: FMHA v2 keeps one counter of tiles in it."""
 DECODE_WORKSPACE = 16 << 20
-"""Bytes: XQA's first 8 MiB are semaphores; partial results of at most 1.5 blocks a processor follow, 17 KiB each."""
+"""Bytes: XQA's first 8 MiB are semaphores; partial results of at most 1.5 blocks a processor
+follow, 17 KiB each.
+"""
 BLACKWELL_WORKSPACE = 128 << 20
 """Bytes, as the library's documentation has it."""
 
 
 class Kernels(Protocol):
-    """Attention for prompts and for decode. Each has its own workspace: the other's counters must stay zero."""
+    """Attention for prompts and for decode. Each has its own workspace: the other's counters must
+    stay zero.
+    """
 
-    def prefill(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
+    def prefill(
+        self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
+    ) -> None:
         """Attention of rows with any number of queries.   writes: out"""
 
-    def decode(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
+    def decode(
+        self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
+    ) -> None:
         """Attention of rows with one query each.   writes: out"""
 
     def memory_bytes(self) -> int:
@@ -47,7 +55,9 @@ class Hopper:
         self.prefill_workspace = zeros(PREFILL_WORKSPACE, device)
         self.decode_workspace = zeros(DECODE_WORKSPACE, device)
 
-    def prefill(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
+    def prefill(
+        self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
+    ) -> None:
         """FMHA v2: causal, aligned at the end of each row's context.   writes: out"""
         self.fmha(
             (q, pool),
@@ -59,8 +69,11 @@ class Hopper:
             mask_mode="causal",
         )
 
-    def decode(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
-        """XQA. In how many parts a row is read follows from the rows and the page table's width, never from lengths.
+    def decode(
+        self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
+    ) -> None:
+        """XQA. In how many parts a row is read follows from the rows and the page table's width,
+        never from lengths.
 
         writes: out
         """
@@ -83,7 +96,9 @@ class Hopper:
 
 
 class Blackwell:
-    """The functions of trtllm-gen. `max_seq_len` is one number for all decode steps, because sums depend on it."""
+    """The functions of trtllm-gen. `max_seq_len` is one number for all decode steps, because sums
+    depend on it.
+    """
 
     def __init__(self, device: torch.device, max_seq_len: int) -> None:
         self.context: Any = import_module("flashinfer.prefill").trtllm_batch_context_with_kv_cache
@@ -91,7 +106,9 @@ class Blackwell:
         self.max_seq_len = max_seq_len
         self.workspace = zeros(BLACKWELL_WORKSPACE, device)
 
-    def prefill(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
+    def prefill(
+        self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
+    ) -> None:
         """Attention of prompts, causal.   writes: out"""
         self.context(
             q,
@@ -103,7 +120,9 @@ class Blackwell:
             kv_layout=LAYOUT,
         )
 
-    def decode(self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor) -> None:
+    def decode(
+        self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
+    ) -> None:
         """Attention of one token a row.   writes: out"""
         self.generation(
             q,
@@ -125,8 +144,8 @@ class Blackwell:
 
 
 def of_prompts(plan: PagedPlan, scale: float) -> tuple[Any, ...]:
-    """What both functions for prompts are told of a step, in their order: lengths, the scales of scores and of results,
-    and where queries and contexts start.
+    """What both functions for prompts are told of a step, in their order: lengths, the scales of
+    scores and of results, and where queries and contexts start.
     """
     return (
         plan.context_lens,

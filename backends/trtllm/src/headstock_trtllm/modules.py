@@ -1,8 +1,9 @@
-"""The compiled modules that Hopper needs, and where FlashInfer looks for them before it asks a compiler.
+"""The compiled modules that Hopper needs, and where FlashInfer looks for them before it asks a
+compiler.
 
-A library at AOT/NAME/NAME.so is loaded as it is. FlashInfer's own module of FMHA v2 is 132 kernels, of which one for
-each head size is ever called here, so `build` makes that module of those alone; a file beside it says which head sizes
-it has.
+A library at AOT/NAME/NAME.so is loaded as it is. FlashInfer's own module of FMHA v2 is 132 kernels,
+of which one for each head size is ever called here, so `build` makes that module of those alone; a
+file beside it says which head sizes it has.
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 HEAD_DIMS = "head_dims"
 """The file beside a module of FMHA v2."""
 MADE_WITH = "made_with"
-"""The file beside a module that `build` made: FlashInfer's version. An upgrade leaves both where they are."""
+"""The file beside a module that `build` made: FlashInfer's version. An upgrade leaves both where
+they are.
+"""
 
 
 @frozen(kw_only=True)
 class Need:
-    """The shapes to compile for: one module of FMHA v2 with all head sizes, one of XQA for each other combination."""
+    """The shapes to compile for: one module of FMHA v2 with all head sizes, one of XQA for each
+    other combination.
+    """
 
     head_dims: tuple[int, ...]
     page_sizes: tuple[int, ...]
@@ -80,11 +85,15 @@ def prefill_name(dtype: str) -> str:
 def is_fresh(module: Path) -> bool:
     """Whether the module is there, and was not made with another version of FlashInfer."""
     mark = module.parent / MADE_WITH
-    return module.exists() and (not mark.exists() or mark.read_text() == import_module("flashinfer").__version__)
+    return module.exists() and (
+        not mark.exists() or mark.read_text() == import_module("flashinfer").__version__
+    )
 
 
 def has_prefill(folder: Path, name: str, head_dims: tuple[int, ...]) -> bool:
-    """Whether the module is in the folder with these head sizes. Without the file it is FlashInfer's own: all sizes."""
+    """Whether the module is in the folder with these head sizes. Without the file it is
+    FlashInfer's own: all sizes.
+    """
     listed = folder / name / HEAD_DIMS
     if not is_fresh(folder / name / f"{name}.so"):
         return False
@@ -115,7 +124,10 @@ def missing(need: Need) -> list[str]:
 
 
 def ensure(need: Need) -> None:
-    """Compile what is missing, in a process of its own, and say so.   raises: ValueError when that fails"""
+    """Compile what is missing, in a process of its own, and say so.
+
+    raises: ValueError when that fails
+    """
     names = missing(need)
     if not names:
         return

@@ -20,7 +20,9 @@ from headstock.spi import (
 )
 
 DISTRIBUTION = "flashinfer-python"
-REQUIRE = Require(import_name="flashinfer", distribution=DISTRIBUTION, version=">=0.6.18.post1,<0.8")
+REQUIRE = Require(
+    import_name="flashinfer", distribution=DISTRIBUTION, version=">=0.6.18.post1,<0.8"
+)
 
 HOPPER = DeviceRange("cuda", (9, 0), (9, 0))
 BLACKWELL = DeviceRange("cuda", (10, 0), (10, 3))
@@ -45,7 +47,9 @@ CAPABILITIES = AttentionCapabilities(
 
 
 def spec() -> AttentionSpec:
-    """The spec of `trtllm`: what either family of GPUs can do; `resolve` narrows it to the one that is here."""
+    """The spec of `trtllm`: what either family of GPUs can do; `resolve` narrows it to the one that
+    is here.
+    """
     return AttentionSpec(
         name="trtllm",
         spi=SpiRange(0, 1),
@@ -68,7 +72,9 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
 
 
 def hopper(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection, ...]:
-    """FMHA v2 for prompts and XQA for decode: the types of both, or of XQA when it is asked for decode only."""
+    """FMHA v2 for prompts and XQA for decode: the types of both, or of XQA when it is asked for
+    decode only.
+    """
     if query.phases <= {Phase.DECODE} or query.q_dtype == query.kv_dtype == "bfloat16":
         dtypes = CAPABILITIES.dtypes if query.phases <= {Phase.DECODE} else frozenset({BFLOAT16})
         return evolve(CAPABILITIES, dtypes=dtypes)
@@ -81,7 +87,8 @@ def hopper(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection, ..
         Rejection(
             code="dtype",
             message=f"{reason}, so prompts are served in bfloat16 with bfloat16 KV",
-            hint="Name it for decode only (--attn fi,trtllm), or use --dtype bfloat16 --kv-dtype bfloat16.",
+            hint="Name it for decode only (--attn fi,trtllm), or use --dtype bfloat16 --kv-dtype "
+            "bfloat16.",
         ),
     )
 

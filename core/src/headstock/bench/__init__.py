@@ -1,1 +1,3 @@
-"""Measuring speed: the work, the contestants, and figures with all that they depend on. Imports no torch by itself."""
+"""Measuring speed: the work, the contestants, and figures with all that they depend on. Imports no
+torch by itself.
+"""

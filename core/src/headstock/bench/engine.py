@@ -19,8 +19,9 @@ from headstock.sampling_params import SamplingParams
 class Ours:
     """An LLM at the work; the prefix index is empty when a run begins.
 
-    After a run, `cached_tokens` counts the prompt tokens that came from the index, `peak_pages` the most pages that
-    requests held at once, and `preemptions` the times that a request lost its pages and was computed again.
+    After a run, `cached_tokens` counts the prompt tokens that came from the index, `peak_pages` the
+    most pages that requests held at once, and `preemptions` the times that a request lost its pages
+    and was computed again.
     """
 
     engine = "headstock"
@@ -38,7 +39,10 @@ class Ours:
         self.check(workload)
         params = [
             SamplingParams(
-                temperature=workload.temperature, seed=workload.seed + number, max_tokens=count, ignore_eos=True
+                temperature=workload.temperature,
+                seed=workload.seed + number,
+                max_tokens=count,
+                ignore_eos=True,
             )
             for number, count in enumerate(workload.outputs)
         ]
@@ -51,7 +55,10 @@ class Ours:
         answers = [output.outputs[0] for output in outputs]
         for number, answer in enumerate(answers):
             if answer.error is not None:
-                raise EngineDied(f"{workload.name}: request {number} failed, so there is no figure: {answer.error}")
+                raise EngineDied(
+                    f"{workload.name}: request {number} failed, so there is no figure: "
+                    f"{answer.error}"
+                )
         self._count([output.metrics for output in outputs])
         return Run(seconds, tuple(answer.token_ids for answer in answers))
 
@@ -60,7 +67,9 @@ class Ours:
         streams, seconds = stream_requests(self.llm, workload, params)
         errors = [stream.error for stream in streams if stream.error is not None]
         if len(errors) == len(streams):
-            raise EngineDied(f"{workload.name}: every request failed, so there is no figure: {errors[0]}")
+            raise EngineDied(
+                f"{workload.name}: every request failed, so there is no figure: {errors[0]}"
+            )
         self._count([stream.metrics for stream in streams if stream.metrics is not None])
         tokens = tuple(stream.token_ids for stream in streams)
         return Run(seconds, tokens, summarize_streams(streams))
@@ -72,10 +81,13 @@ class Ours:
         self.peak_pages = self.llm.engine.stats().peak_held_pages
 
     def check(self, workload: Workload) -> None:
-        """Raise UsageError when a request is too long: cut to what fits, it would be another workload."""
+        """Raise UsageError when a request is too long: cut to what fits, it would be another
+        workload.
+        """
         longest = self.llm.engine.max_seq_len
         if workload.longest > longest:
             raise UsageError(
-                f"{workload.name} has requests of {workload.longest} tokens, but sequences may have {longest} here; "
-                "raise --max-seq-len or the pool, or choose another workload or model"
+                f"{workload.name} has requests of {workload.longest} tokens, but sequences may "
+                f"have {longest} here; raise --max-seq-len or the pool, or choose another "
+                "workload or model"
             )

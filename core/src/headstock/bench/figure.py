@@ -19,8 +19,9 @@ from headstock.errors import plural
 class Setting:
     """What all figures of one engine have in common.
 
-    `shape` is the architecture's name (the model's, where a checkpoint was loaded), `weights` "checkpoint" or "dummy",
-    `batch` the most requests that run at once, `gpu` None on a CPU, `commit` None outside a checkout.
+    `shape` is the architecture's name (the model's, where a checkpoint was loaded), `weights`
+    "checkpoint" or "dummy", `batch` the most requests that run at once, `gpu` None on a CPU,
+    `commit` None outside a checkout.
     """
 
     engine: str = "headstock"
@@ -46,7 +47,8 @@ class Setting:
 
 @frozen(kw_only=True)
 class Peer:
-    """Another engine at the same work in the same process; `ratio` is our tokens a second over its own.
+    """Another engine at the same work in the same process; `ratio` is our tokens a second over its
+    own.
 
     `mode` says how it went about the work.
     """
@@ -64,10 +66,12 @@ class Peer:
 
 @frozen(kw_only=True)
 class Figure:
-    """One workload on one engine. Times are in seconds, rates in tokens a second over the median run.
+    """One workload on one engine. Times are in seconds, rates in tokens a second over the median
+    run.
 
-    `cached_tokens` are prompt tokens that the last run took from the prefix index, `peak_kv_pages` the most pages that
-    its requests held at once, `preemptions` how often a request of the last run lost its pages and was computed again.
+    `cached_tokens` are prompt tokens that the last run took from the prefix index, `peak_kv_pages`
+    the most pages that its requests held at once, `preemptions` how often a request of the last run
+    lost its pages and was computed again.
     """
 
     setting: Setting
@@ -97,7 +101,10 @@ class Figure:
     @property
     def finished(self) -> int:
         """Requests that finished, in the run in which the fewest did."""
-        return min((latency.finished for latency in self.timing.latencies), default=len(self.workload.prompts))
+        return min(
+            (latency.finished for latency in self.timing.latencies),
+            default=len(self.workload.prompts),
+        )
 
     def record(self) -> dict[str, Any]:
         """The figure as one JSON object."""
@@ -133,24 +140,45 @@ class Figure:
         percentiles = collect_percentiles(runs)
         return {
             "finished": self.finished,
-            **{name: round(median(each), 3) if each else None for name, each in percentiles.items()},
-            **{f"runs_{name}": [round(value, 3) for value in each] for name, each in percentiles.items()},
+            **{
+                name: round(median(each), 3) if each else None for name, each in percentiles.items()
+            },
+            **{
+                f"runs_{name}": [round(value, 3) for value in each]
+                for name, each in percentiles.items()
+            },
         }
 
     def lines(self) -> list[str]:
         """The figure for people."""
         s, work, times = self.setting, self.workload, self.timing.seconds
         commit = f" ({s.commit})" if s.commit else ""
-        counts = f"{plural(self.cached_tokens, 'cached token')}, {plural(self.preemptions, 'preemption')}"
+        counts = (
+            f"{plural(self.cached_tokens, 'cached token')}, "
+            f"{plural(self.preemptions, 'preemption')}"
+        )
         return [
             f"{work.name}: {self.out_tok_s:,.1f} output tok/s, {self.in_tok_s:,.1f} input tok/s, "
-            f"median {self.timing.median:.3f} s of {plural(len(times), 'run')} ({min(times):.3f} to {max(times):.3f})",
+            f"median {self.timing.median:.3f} s of {plural(len(times), 'run')} ({min(times):.3f} "
+            f"to {max(times):.3f})",
             *self._latency_lines(),
-            f"  work      {work.lengths}, temperature {work.temperature:g}, EOS ignored, seed {self.seed}",
-            f"  model     {s.shape}, {s.weights} weights, {s.dtype}, KV {s.kv_dtype}, batch up to {s.batch}",
-            f"  plugins   attn {s.attn} | cache {s.cache} | scheduler {s.scheduler} | runner {s.runner} | ops {s.ops}",
+            (
+                f"  work      {work.lengths}, temperature {work.temperature:g}, EOS ignored, seed "
+                f"{self.seed}"
+            ),
+            (
+                f"  model     {s.shape}, {s.weights} weights, {s.dtype}, KV {s.kv_dtype}, batch "
+                f"up to {s.batch}"
+            ),
+            (
+                f"  plugins   attn {s.attn} | cache {s.cache} | scheduler {s.scheduler} | runner "
+                f"{s.runner} | ops {s.ops}"
+            ),
             f"  KV pool   pages of {s.page_size}, {self.peak_kv_pages} held at most; {counts}",
-            f"  versions  headstock {s.version}{commit}, torch {s.torch}, Python {s.python}, {self.date}",
+            (
+                f"  versions  headstock {s.version}{commit}, torch {s.torch}, Python {s.python}, "
+                f"{self.date}"
+            ),
             f"  machine   {s.gpu or s.cpu}, {plural(s.threads, 'thread')}",
             *(f"  peer      {peer_line(peer)}" for peer in self.peers),
             *(f"  note      {note}" for note in self.notes),
@@ -161,7 +189,10 @@ class Figure:
         runs = self.timing.latencies
         if not runs:
             return []
-        spans = {name: _span_ms(name.split("_")[1], each) for name, each in collect_percentiles(runs).items()}
+        spans = {
+            name: _span_ms(name.split("_")[1], each)
+            for name, each in collect_percentiles(runs).items()
+        }
         errors = [latency.error for latency in runs if latency.error is not None]
         return [
             f"  TTFT      {spans['ttft_p50_ms']}, {spans['ttft_p99_ms']}",
@@ -183,10 +214,15 @@ def peer_line(peer: Peer) -> str:
     name = f"{peer.engine} {peer.version}, {peer.mode}:"
     if peer.error is not None or peer.out_tok_s is None:
         return f"{name} could not run: {peer.error}"
-    text = f"{name} {peer.out_tok_s:,.1f} output tok/s, median {peer.median_s:.3f} s, ours is {peer.ratio:.2f}x"
+    text = (
+        f"{name} {peer.out_tok_s:,.1f} output tok/s, median {peer.median_s:.3f} s, ours is "
+        f"{peer.ratio:.2f}x"
+    )
     if peer.difference is None:
         return text
-    where = f", the first at output token {peer.difference.first}" if peer.difference.requests else ""
+    where = (
+        f", the first at output token {peer.difference.first}" if peer.difference.requests else ""
+    )
     return f"{text}; {plural(peer.difference.requests, 'request')} with other tokens{where}"
 
 

@@ -69,7 +69,9 @@ def summarize_streams(streams: Sequence[StreamTimes]) -> Latency:
 
 
 def collect_percentiles(runs: Sequence[Latency]) -> dict[str, list[float]]:
-    """Name of each percentile -> its values in milliseconds, one a run; runs without gaps have none."""
+    """Name of each percentile -> its values in milliseconds, one a run; runs without gaps have
+    none.
+    """
     values = {name: [getattr(run, name) for run in runs] for name in PERCENTILES}
     return {name: [value for value in each if value is not None] for name, each in values.items()}
 

@@ -127,7 +127,9 @@ def _read_count(name: str, text: str) -> int:
     return int(_read_number(name, "COUNT", text, 1, MAX_COUNT, whole=True))
 
 
-def _read_number(name: str, what: str, text: str, low: float, high: float, *, whole: bool = False) -> float:
+def _read_number(
+    name: str, what: str, text: str, low: float, high: float, *, whole: bool = False
+) -> float:
     """The number that `text` is.   raises: UsageError when it is none or not in low..high"""
     # float() alone would also take nan, inf, 1_000 and digits of other scripts.
     if re.fullmatch(r"[0-9]{1,20}" if whole else r"[0-9]{1,20}(\.[0-9]{1,20})?", text):

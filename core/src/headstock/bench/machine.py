@@ -50,7 +50,8 @@ def processor() -> str:
 
 
 def commit(file: Path) -> str | None:
-    """The commit that `file` is at, with "-dirty" where the checkout has changes; None where git does not track it.
+    """The commit that `file` is at, with "-dirty" where the checkout has changes; None where git
+    does not track it.
 
     A package installed into an environment inside some checkout is not tracked by it.
     """
@@ -63,7 +64,11 @@ def git(file: Path, *arguments: str) -> str | None:
     """What git says in the folder of `file`; None when it fails or is not there."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(file.parent), *arguments], capture_output=True, text=True, check=False, timeout=10
+            ["git", "-C", str(file.parent), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

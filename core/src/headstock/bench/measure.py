@@ -11,13 +11,20 @@ from headstock.llm import LLM
 
 
 class Bench:
-    """Measures `llm`, `runs` times a workload after a run that warms up; `shape` is what figures call the model."""
+    """Measures `llm`, `runs` times a workload after a run that warms up; `shape` is what figures
+    call the model.
+    """
 
-    def __init__(self, llm: LLM, *, version: str, shape: str, runs: int, report: Report | None = None) -> None:
+    def __init__(
+        self, llm: LLM, *, version: str, shape: str, runs: int, report: Report | None = None
+    ) -> None:
         self.ours = Ours(llm, version)
         self.dummy = llm.config.load_format == "dummy"
         self.setting = setting(
-            llm.engine.summary, version=version, shape=shape, weights="dummy" if self.dummy else "checkpoint"
+            llm.engine.summary,
+            version=version,
+            shape=shape,
+            weights="dummy" if self.dummy else "checkpoint",
         )
         self.runs = runs
         self.report = report
@@ -32,7 +39,10 @@ class Bench:
         self.peers = (Generate(model), Continuous(model))
 
     def fitted(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
-        """The workload for this model's vocabulary, and what is to be said of it.   raises: UsageError"""
+        """The workload for this model's vocabulary, and what is to be said of it.
+
+        raises: UsageError
+        """
         self.ours.check(workload)
         if self.peers:
             from headstock.bench.peers import check_greedy
@@ -55,10 +65,16 @@ class Bench:
             cached_tokens=self.ours.cached_tokens,
             preemptions=self.ours.preemptions,
             seed=workload.seed,
-            peers=tuple(peer_of(ours, theirs, workload, self.parted(ours, theirs)) for theirs in found),
+            peers=tuple(
+                peer_of(ours, theirs, workload, self.parted(ours, theirs)) for theirs in found
+            ),
             notes=notes,
         )
 
     def parted(self, ours: Timing, theirs: Timing) -> Difference | None:
         """Where the tokens part; None with random weights, which no two engines draw alike."""
-        return None if self.dummy or theirs.error is not None else difference(ours.tokens, theirs.tokens)
+        return (
+            None
+            if self.dummy or theirs.error is not None
+            else difference(ours.tokens, theirs.tokens)
+        )

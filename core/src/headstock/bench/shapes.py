@@ -1,4 +1,6 @@
-"""Published architectures to measure without a download: the speed does not depend on what the weights are."""
+"""Published architectures to measure without a download: the speed does not depend on what the
+weights are.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Shape:
     tied: bool
     experts: Experts | None = None
     vocab: int = 151_936
-    words: int = 151_643  # entries of the tokenizer without its special tokens; the rest of the vocabulary is padding
+    # entries of the tokenizer without its special tokens; the rest of the vocabulary is padding
+    words: int = 151_643
     max_position: int = 40_960
     rope_theta: float = 1_000_000
 
@@ -51,9 +54,15 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
             max_position=4096,
             rope_theta=10_000,
         ),
-        "qwen3-0.6b": Shape(hidden=1024, layers=28, heads=16, kv_heads=8, intermediate=3072, tied=True),
-        "qwen3-8b": Shape(hidden=4096, layers=36, heads=32, kv_heads=8, intermediate=12_288, tied=False),
-        "qwen3-14b": Shape(hidden=5120, layers=40, heads=40, kv_heads=8, intermediate=17_408, tied=False),
+        "qwen3-0.6b": Shape(
+            hidden=1024, layers=28, heads=16, kv_heads=8, intermediate=3072, tied=True
+        ),
+        "qwen3-8b": Shape(
+            hidden=4096, layers=36, heads=32, kv_heads=8, intermediate=12_288, tied=False
+        ),
+        "qwen3-14b": Shape(
+            hidden=5120, layers=40, heads=40, kv_heads=8, intermediate=17_408, tied=False
+        ),
         "qwen3-30b-a3b": Shape(
             hidden=2048,
             layers=48,
@@ -131,5 +140,9 @@ def write_tokenizer(words: int, folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": special[2], "pad_token": special[0]}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": special[2],
+        "pad_token": special[0],
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -81,7 +81,9 @@ async def _wait_until_idle(llm: LLM) -> None:
         await asyncio.sleep(IDLE_POLL)
 
 
-async def _follow_stream(llm: LLM, prompt: tuple[int, ...], params: SamplingParams, arrival: float) -> StreamTimes:
+async def _follow_stream(
+    llm: LLM, prompt: tuple[int, ...], params: SamplingParams, arrival: float
+) -> StreamTimes:
     """What the caller of one request sees.   raises: EngineDied"""
     times: list[float] = []
     token_ids: list[int] = []

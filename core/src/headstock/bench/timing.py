@@ -18,7 +18,8 @@ Tokens = tuple[tuple[int, ...], ...]
 
 @frozen
 class Run:
-    """One contestant at one workload once: wall seconds from the first request handed over to the last token.
+    """One contestant at one workload once: wall seconds from the first request handed over to the
+    last token.
 
     latency: None where the requests are handed over all at once
     """
@@ -36,12 +37,15 @@ class Contestant(Protocol):
     version: str
 
     def run(self, workload: Workload) -> Run:
-        """Do it once. Whatever makes a second run easier than the first is undone before the clock starts."""
+        """Do it once. Whatever makes a second run easier than the first is undone before the clock
+        starts.
+        """
 
 
 @frozen(kw_only=True)
 class Timing:
-    """What a contestant needed; `error` says why it could not do the work at all, and then there are no runs.
+    """What a contestant needed; `error` says why it could not do the work at all, and then there
+    are no runs.
 
     seconds: one a run, the warm-up left out    tokens: of the last run
     latencies: one a run, where requests come one by one
@@ -67,9 +71,11 @@ Report = Callable[[str, int, int], None]
 def alternate(
     contestants: Sequence[Contestant], workload: Workload, runs: int, report: Report | None = None
 ) -> list[Timing]:
-    """The timings, in the contestants' order: one warm-up each, then `runs` rounds in which everyone runs once.
+    """The timings, in the contestants' order: one warm-up each, then `runs` rounds in which
+    everyone runs once.
 
-    A contestant other than the first that fails in its warm-up is left out, and its timing says why.
+    A contestant other than the first that fails in its warm-up is left out, and its timing says
+    why.
     """
     errors = [None, *(warm_up(each, workload) for each in contestants[1:])]
     contestants[0].run(workload.warm_up)
@@ -107,16 +113,23 @@ def timing(contestant: Contestant, error: str | None, runs: Sequence[Run]) -> Ti
 
 @frozen
 class Difference:
-    """Where two contestants' tokens part: how many requests differ, and the earliest output position of all."""
+    """Where two contestants' tokens part: how many requests differ, and the earliest output
+    position of all.
+    """
 
     requests: int
     first: int | None
 
 
 def difference(ours: Tokens, theirs: Tokens) -> Difference:
-    """Where the tokens part.   raises: ValueError when the numbers of requests or of their tokens differ"""
+    """Where the tokens part.
+
+    raises: ValueError when the numbers of requests or of their tokens differ
+    """
     firsts = []
     for left, right in zip(ours, theirs, strict=True):
-        unequal = [position for position, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
+        unequal = [
+            position for position, (a, b) in enumerate(zip(left, right, strict=True)) if a != b
+        ]
         firsts += unequal[:1]
     return Difference(len(firsts), min(firsts, default=None))

@@ -1,4 +1,6 @@
-"""The work that speed is measured on: seeded prompts of token ids and output lengths, the same for every engine."""
+"""The work that speed is measured on: seeded prompts of token ids and output lengths, the same for
+every engine.
+"""
 
 from __future__ import annotations
 
@@ -47,17 +49,26 @@ class Workload:
     @property
     def longest(self) -> int:
         """The most tokens of one request, prompt and output together."""
-        return max(len(prompt) + output for prompt, output in zip(self.prompts, self.outputs, strict=True))
+        return max(
+            len(prompt) + output for prompt, output in zip(self.prompts, self.outputs, strict=True)
+        )
 
     @property
     def lengths(self) -> str:
         """How long prompts and outputs are, for people."""
         spans = [span(list(map(len, self.prompts)), "in"), span(list(self.outputs), "out")]
-        return f"{plural(len(self.prompts), 'request')}, {spans[0]} ({self.tokens_in}), {spans[1]} ({self.tokens_out})"
+        return (
+            f"{plural(len(self.prompts), 'request')}, {spans[0]} ({self.tokens_in}), "
+            f"{spans[1]} ({self.tokens_out})"
+        )
 
     def within(self, vocab: int) -> Workload:
-        """The same work with ids taken modulo the vocabulary, which changes no length and so no speed."""
-        return evolve(self, prompts=tuple(tuple(token % vocab for token in prompt) for prompt in self.prompts))
+        """The same work with ids taken modulo the vocabulary, which changes no length and so no
+        speed.
+        """
+        return evolve(
+            self, prompts=tuple(tuple(token % vocab for token in prompt) for prompt in self.prompts)
+        )
 
 
 def span(counts: list[int], way: str) -> str:
@@ -79,7 +90,10 @@ def lengths(rng: Random, count: int, low: int, high: int) -> list[int]:
 def for_gpu() -> dict[str, Workload]:
     """Those that engines are compared by on a GPU; one generator draws them all, in this order."""
     rng = Random(SEED)
-    varied = tuple(tokens(rng, rng.randint(100, 1024)) for _ in range(256)), lengths(rng, 256, 100, 1024)
+    varied = (
+        tuple(tokens(rng, rng.randint(100, 1024)) for _ in range(256)),
+        lengths(rng, 256, 100, 1024),
+    )
     single = (tokens(rng, 128),), [512]
     shared = tokens(rng, 2048)
     prefix = tuple(shared + tokens(rng, 128) for _ in range(256)), [64] * 256
@@ -104,16 +118,22 @@ def cpu32() -> Workload:
     """A batch of the size that a small model on a CPU can bear."""
     rng = Random(SEED)
     prompts = tuple(tokens(rng, length) for length in lengths(rng, 32, 16, 512))
-    return Workload(name="cpu32", prompts=prompts, outputs=tuple(lengths(rng, 32, 16, 256)), temperature=0.0)
+    return Workload(
+        name="cpu32", prompts=prompts, outputs=tuple(lengths(rng, 32, 16, 256)), temperature=0.0
+    )
 
 
 def cpu1() -> Workload:
     """One stream."""
-    return Workload(name="cpu1", prompts=(tokens(Random(SEED), 128),), outputs=(200,), temperature=0.0)
+    return Workload(
+        name="cpu1", prompts=(tokens(Random(SEED), 128),), outputs=(200,), temperature=0.0
+    )
 
 
 def shared_prefix() -> Workload:
-    """Requests that begin alike: what a prefix index is for. More than one step admits, so that later ones can hit."""
+    """Requests that begin alike: what a prefix index is for. More than one step admits, so that
+    later ones can hit.
+    """
     rng = Random(SEED)
     shared = tokens(rng, 512)
     prompts = tuple(shared + tokens(rng, 16) for _ in range(64))
@@ -126,7 +146,10 @@ def of_gpu(name: str) -> Callable[[], Workload]:
 
 
 WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
-    {name: of_gpu(name) for name in ("offline256", "single", "prefix256", "prefill32x4k", "batch8", "batch32")}
+    {
+        name: of_gpu(name)
+        for name in ("offline256", "single", "prefix256", "prefill32x4k", "batch8", "batch32")
+    }
     | {"cpu32": cpu32, "cpu1": cpu1, "shared-prefix": shared_prefix}
 )
 

@@ -12,12 +12,16 @@ PATIENCE = 8
 
 
 def choose(view: View, budget: Budget) -> Choice:
-    """Decoding rows alone while there are any, but in every `PATIENCE`th step prompts get what the budget leaves."""
+    """Decoding rows alone while there are any, but in every `PATIENCE`th step prompts get what the
+    budget leaves.
+    """
     ready = view.ranked[view.want[view.ranked] > 0]
     decoding = view.computed[ready] >= view.prompt[ready]
     decode, prompts = ready[decoding], ready[~decoding]
     open_door = not len(decode) or view.number % PATIENCE == 0
-    rows, counts = share_out(view, np.concatenate([decode, prompts]) if open_door else decode, budget.tokens)
+    rows, counts = share_out(
+        view, np.concatenate([decode, prompts]) if open_door else decode, budget.tokens
+    )
     new = len(view.waiting_lengths)
     admit = open_door and new > 0 and int(counts.sum()) < budget.tokens
     return Choice(rows=rows, counts=counts, admit=np.arange(new, dtype=np.int32) if admit else NONE)

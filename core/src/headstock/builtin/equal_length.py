@@ -1,4 +1,6 @@
-"""Rows of equal length together: every step is a batch without padding, at the price of uneven gaps between tokens."""
+"""Rows of equal length together: every step is a batch without padding, at the price of uneven gaps
+between tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,12 @@ TURN = 4
 
 
 def choose(view: View, budget: Budget) -> Choice:
-    """One new request, or else the rows of one length, a number of computed tokens: the shortest, which have steps to
-    make alone in any order, until they have caught up with the next and go on with them.
+    """One new request, or else the rows of one length, a number of computed tokens: the shortest,
+    which have steps to make alone in any order, until they have caught up with the next and go on
+    with them.
 
-    A new request starts where a cached prefix ends, which nobody knows before it is seated, so it is seated alone.
-    With n rows nobody waits for more than `TURN * (n + 1)` steps.
+    A new request starts where a cached prefix ends, which nobody knows before it is seated, so it
+    is seated alone. With n rows nobody waits for more than `TURN * (n + 1)` steps.
     """
     ready = view.ranked[view.want[view.ranked] > 0]
     waits = view.number - view.last_run[ready]

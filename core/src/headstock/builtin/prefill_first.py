@@ -1,4 +1,6 @@
-"""Prompts before generation: the shortest time to first tokens, at the price of uneven gaps between later ones."""
+"""Prompts before generation: the shortest time to first tokens, at the price of uneven gaps between
+later ones.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,11 @@ PATIENCE = 4
 
 
 def choose(view: View, budget: Budget) -> Choice:
-    """Prompt chunks alone while there are any, but once a decoding row has waited `PATIENCE` steps, those go first.
+    """Prompt chunks alone while there are any, but once a decoding row has waited `PATIENCE` steps,
+    those go first.
 
-    A step of prompts holds no decoding rows, so that it takes no longer than its prompts; bounded waiting keeps
-    decoding alive.
+    A step of prompts holds no decoding rows, so that it takes no longer than its prompts; bounded
+    waiting keeps decoding alive.
     """
     ready = view.ranked[view.want[view.ranked] > 0]
     decoding = view.computed[ready] >= view.prompt[ready]
@@ -27,4 +30,6 @@ def choose(view: View, budget: Budget) -> Choice:
         rows = np.concatenate([decode, prompts])
     rows, counts = share_out(view, rows, budget.tokens)
     open_door = new > 0 and int(counts.sum()) < budget.tokens
-    return Choice(rows=rows, counts=counts, admit=np.arange(new, dtype=np.int32) if open_door else NONE)
+    return Choice(
+        rows=rows, counts=counts, admit=np.arange(new, dtype=np.int32) if open_door else NONE
+    )

@@ -76,7 +76,9 @@ def torch_ops() -> OpsSpec:
         spi=SPI,
         summary="plain torch; what the other sets must agree with",
         implementation="headstock.nn.torch_ops:TorchOps",
-        capabilities=OpsCapabilities(devices=DEVICES, dtypes=frozenset({"float32", "bfloat16", "float16"})),
+        capabilities=OpsCapabilities(
+            devices=DEVICES, dtypes=frozenset({"float32", "bfloat16", "float16"})
+        ),
     )
 
 

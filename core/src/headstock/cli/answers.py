@@ -16,7 +16,9 @@ from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, Request
 
 
 def show_prompt(prompt: str | None) -> None:
-    """Print the prompt, dimmed, before its text; on a terminal only, so that other readers get text alone."""
+    """Print the prompt, dimmed, before its text; on a terminal only, so that other readers get text
+    alone.
+    """
     if prompt is not None and sys.stdout.isatty():
         begin, end = ("", "") if os.environ.get("NO_COLOR") else ("\033[2m", "\033[0m")
         print(f"{begin}{prompt}{end}", end="", flush=True)
@@ -33,13 +35,20 @@ def show_text(number: int, output: RequestOutput) -> None:
 
 
 def show_logprobs(output: RequestOutput, answer: CompletionOutput) -> bool:
-    """Print the log-probabilities of an answer and, with the first one, its prompt; whether there are any."""
+    """Print the log-probabilities of an answer and, with the first one, its prompt; whether there
+    are any.
+    """
     rows = []
     if output.prompt_logprobs is not None and answer.index == 0:
         pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
-        rows += [logprob_row("prompt", token, entries) for token, entries in pairs if entries is not None]
+        rows += [
+            logprob_row("prompt", token, entries) for token, entries in pairs if entries is not None
+        ]
     if answer.logprobs is not None:
-        rows += [logprob_row("answer", *pair) for pair in zip(answer.token_ids, answer.logprobs, strict=True)]
+        rows += [
+            logprob_row("answer", *pair)
+            for pair in zip(answer.token_ids, answer.logprobs, strict=True)
+        ]
     if rows:
         print_table(("PLACE", "TOKEN", "LOGPROB", "LIKELIEST"), rows, sys.stdout)
     return bool(rows)
@@ -47,7 +56,10 @@ def show_logprobs(output: RequestOutput, answer: CompletionOutput) -> bool:
 
 def logprob_row(place: str, token: int, entries: dict[int, Logprob]) -> tuple[str, ...]:
     """One token, its log-probability and the likeliest ones in its place."""
-    ranked = sorted((each for each in entries.values() if each.rank is not None), key=lambda each: each.rank or 0)
+    ranked = sorted(
+        (each for each in entries.values() if each.rank is not None),
+        key=lambda each: each.rank or 0,
+    )
     likeliest = ", ".join(f"{quoted(each.decoded_token)} {each.logprob:z.4f}" for each in ranked)
     return place, quoted(entries[token].decoded_token), f"{entries[token].logprob:z.4f}", likeliest
 
@@ -65,10 +77,15 @@ def show_json(where: str, number: int, output: RequestOutput) -> None:
 
 
 def show_error(where: str, number: int, reason: str, *, as_json: bool) -> None:
-    """Print what is wrong with a prompt that could not be run; as JSON too, in place of its answer."""
+    """Print what is wrong with a prompt that could not be run; as JSON too, in place of its
+    answer.
+    """
     note(f"headstock: {where}: {reason}")
     if as_json:
-        print(json.dumps({"request": number, "where": where, "error": reason}, ensure_ascii=False), flush=True)
+        print(
+            json.dumps({"request": number, "where": where, "error": reason}, ensure_ascii=False),
+            flush=True,
+        )
 
 
 def record(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
@@ -92,7 +109,9 @@ def record(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         values["cumulative_logprob"] = answer.cumulative_logprob
         values["logprobs"] = [table(entries) for entries in answer.logprobs]
     if output.prompt_logprobs is not None:
-        values["prompt_logprobs"] = [None if each is None else table(each) for each in output.prompt_logprobs]
+        values["prompt_logprobs"] = [
+            None if each is None else table(each) for each in output.prompt_logprobs
+        ]
     if answer.error is not None:
         values["error"] = answer.error
     return values
@@ -101,7 +120,12 @@ def record(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
 def table(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
     """The alternatives at one position for JSON."""
     return [
-        {"token_id": token, "token": entry.decoded_token, "logprob": entry.logprob, "rank": entry.rank}
+        {
+            "token_id": token,
+            "token": entry.decoded_token,
+            "logprob": entry.logprob,
+            "rank": entry.rank,
+        }
         for token, entry in entries.items()
     ]
 
@@ -119,7 +143,9 @@ def footer(output: RequestOutput, tokens: int) -> str:
     times = timings(output.metrics, tokens)
     reason = output.outputs[-1].finish_reason or "Ctrl-C"
     first = "-" if times["ttft"] is None else f"{1000 * times['ttft']:.0f} ms"
-    rate = "" if times["tokens_per_second"] is None else f", {times['tokens_per_second']:.1f} tokens/s"
+    rate = (
+        "" if times["tokens_per_second"] is None else f", {times['tokens_per_second']:.1f} tokens/s"
+    )
     preempted = f", preempted {plural(n, 'time')}" if (n := output.metrics.preemptions) else ""
     return f"{plural(tokens, 'token')}, first after {first}{rate}, ended by {reason}{preempted}"
 
@@ -137,7 +163,9 @@ def total(outputs: Sequence[RequestOutput], asked: int) -> str:
 
 
 def start_logs(resolved: Resolved, *, quiet: bool) -> None:
-    """Show log lines from the level in effect; under `--quiet` from WARNING, unless `--log-level` is beside it."""
+    """Show log lines from the level in effect; under `--quiet` from WARNING, unless `--log-level`
+    is beside it.
+    """
     named = resolved.origins["log_level"] == "flag --log-level"
     show_logs(resolved.engine.log_level, least="NOTSET" if named or not quiet else "WARNING")
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from headstock.cli.answers import footer, note, show_error, show_json, show_logprobs, show_prompt, show_text, total
+from headstock.cli.answers import (
+    footer,
+    note,
+    show_error,
+    show_json,
+    show_logprobs,
+    show_prompt,
+    show_text,
+    total,
+)
 from headstock.cli.inputs import Ask
 from headstock.config.spelling import name_parameters
 from headstock.errors import RequestError, plural
@@ -23,9 +32,11 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Batch:
-    """Prompts that run together; an answer is printed as soon as those of the prompts before it are.
+    """Prompts that run together; an answer is printed as soon as those of the prompts before it
+    are.
 
-    `sampling` are the values given as flags, under `names`; `total` prompts were asked for, bad ones included.
+    `sampling` are the values given as flags, under `names`; `total` prompts were asked for, bad
+    ones included.
     """
 
     llm: LLM
@@ -65,13 +76,19 @@ class Batch:
         return int(self.total > sum(output.sound for output in outputs))
 
     def show_the_rest(self, waiting: Sequence[tuple[int, Ask, Job]]) -> None:
-        """Print what has ended of the prompts that are left when the batch is broken off, and say what has not."""
+        """Print what has ended of the prompts that are left when the batch is broken off, and say
+        what has not.
+        """
         for number, ask, job in waiting:
             if job.ended:
                 self.show(number, ask, job)
         left = [ask.where for _, ask, job in waiting if not job.ended]
         if left:
-            more = f"s to {left[0]} and {len(left) - 1} more were" if len(left) > 1 else f" to {left[0]} was"
+            more = (
+                f"s to {left[0]} and {len(left) - 1} more were"
+                if len(left) > 1
+                else f" to {left[0]} was"
+            )
             note(f"headstock: broken off before the answer{more} complete")
 
     def job(self, number: int, ask: Ask) -> Job | None:
@@ -79,7 +96,11 @@ class Batch:
         try:
             return self.llm.intake.job(self.prompt(ask), self.params(ask), ask.priority)
         except RequestError as error:
-            said = str(error) if error.parameter in ask.sampling else name_parameters(str(error), self.names)
+            said = (
+                str(error)
+                if error.parameter in ask.sampling
+                else name_parameters(str(error), self.names)
+            )
             show_error(ask.where, number, said, as_json=self.as_json)
             return None
 
@@ -88,7 +109,10 @@ class Batch:
         return self.llm.get_default_sampling_params().replace({**self.sampling, **ask.sampling})
 
     def prompt(self, ask: Ask) -> Prompt:
-        """What the engine is to go on with.   raises: RequestError, UsageError without a chat template"""
+        """What the engine is to go on with.
+
+        raises: RequestError, UsageError without a chat template
+        """
         if ask.messages is None:
             prompt = as_prompt(ask.content, self.llm.tokenizer)
         else:
@@ -96,16 +120,22 @@ class Batch:
         return evolve(prompt, cache_salt=ask.cache_salt)
 
     def say_what_is_cut(self, jobs: Sequence[tuple[Ask, Job]]) -> None:
-        """Print one line when there is less room than the user's max_tokens; a model's default is cut in silence."""
+        """Print one line when there is less room than the user's max_tokens; a model's default is
+        cut in silence.
+        """
         cut = [
             f"{ask.where}: max_tokens is cut from {job.params.max_tokens} to {job.max_tokens}"
             for ask, job in jobs
-            if "max_tokens" in {**self.sampling, **ask.sampling} and job.max_tokens < (job.params.max_tokens or 0)
+            if "max_tokens" in {**self.sampling, **ask.sampling}
+            and job.max_tokens < (job.params.max_tokens or 0)
         ]
         if cut:
             more = f" (and so for {len(cut) - 1} more)" if len(cut) > 1 else ""
             longest = self.llm.engine.max_seq_len
-            note(f"note: {cut[0]}{more}, the room beside the prompt in sequences of up to {plural(longest, 'token')}")
+            note(
+                f"note: {cut[0]}{more}, the room beside the prompt in sequences of up to "
+                f"{plural(longest, 'token')}"
+            )
 
     def stream(self, job: Job) -> int:
         """Print one answer as it comes; 1 when it failed, else 0."""

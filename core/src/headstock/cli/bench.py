@@ -58,7 +58,9 @@ def main(arguments: list[str]) -> int:
     asked = parser().parse_args(arguments)
     check(asked)
     resolved = resolve(asked, os.environ)
-    check_apart({"--config": resolved.file, "--output": asked.output, "--record": resolved.engine.record})
+    check_apart(
+        {"--config": resolved.file, "--output": asked.output, "--record": resolved.engine.record}
+    )
     for line in resolved.notes:
         note(f"note: {line}")
     start_logs(resolved, quiet=asked.quiet)
@@ -80,21 +82,38 @@ def parser() -> FlagParser:
         formatter_class=RawDescriptionHelpFormatter,
     )
     root.add_argument(
-        "workloads", nargs="*", metavar="WORKLOAD", help="what to measure, by the names below (default: by the device)"
+        "workloads",
+        nargs="*",
+        metavar="WORKLOAD",
+        help="what to measure, by the names below (default: by the device)",
     )
     section = root.add_argument_group("measuring and output")
     section.add_argument(
-        "--shape", metavar="|".join(SHAPES), help="measure this architecture with random weights, without a download"
+        "--shape",
+        metavar="|".join(SHAPES),
+        help="measure this architecture with random weights, without a download",
     )
     section.add_argument(
-        "--runs", type=int, default=3, metavar="N", help="runs after a first that warms up (default: 3)"
+        "--runs",
+        type=int,
+        default=3,
+        metavar="N",
+        help="runs after a first that warms up (default: 3)",
     )
     section.add_argument(
-        "--compare", metavar="|".join(PEERS), help="the same work in this process with another engine, in turns"
+        "--compare",
+        metavar="|".join(PEERS),
+        help="the same work in this process with another engine, in turns",
     )
-    section.add_argument("--json", action="store_true", help="print one JSON object a workload in place of text")
-    section.add_argument("--output", metavar="FILE", help="append the JSON objects to a file, one a line")
-    section.add_argument("--quiet", action="store_true", help="no summary, no progress and no log line below WARNING")
+    section.add_argument(
+        "--json", action="store_true", help="print one JSON object a workload in place of text"
+    )
+    section.add_argument(
+        "--output", metavar="FILE", help="append the JSON objects to a file, one a line"
+    )
+    section.add_argument(
+        "--quiet", action="store_true", help="no summary, no progress and no log line below WARNING"
+    )
     add_engine_flags(root)
     return root
 
@@ -120,12 +139,16 @@ def check(asked: Namespace) -> None:
 
 @contextlib.contextmanager
 def configured(shape: str | None, resolved: Resolved) -> Iterator[EngineConfig]:
-    """The configuration to measure; a shape's model directory is there as long as the context lasts."""
+    """The configuration to measure; a shape's model directory is there as long as the context
+    lasts.
+    """
     if shape is None:
         yield resolved.engine
         return
     if resolved.origins["model"] != "default":
-        raise UsageError(f"--shape {shape} and a model by {resolved.origins['model']} name two models; keep one")
+        raise UsageError(
+            f"--shape {shape} and a model by {resolved.origins['model']} name two models; keep one"
+        )
     with tempfile.TemporaryDirectory(prefix="headstock-") as folder:
         write(SHAPES[shape], Path(folder))
         yield evolve(resolved.engine, model=folder, load_format="dummy")
@@ -139,7 +162,9 @@ def open_output(path: str | None) -> Iterator[None]:
             with open(path, "a"):
                 pass
         except OSError as error:
-            raise ModelError(f"--output {shown(path)}: cannot be written: {error.strerror}") from error
+            raise ModelError(
+                f"--output {shown(path)}: cannot be written: {error.strerror}"
+            ) from error
     yield
 
 
@@ -155,7 +180,13 @@ def figures(asked: Namespace, config: EngineConfig) -> Iterator[Figure]:
             print_summary(llm.engine.summary.lines())
         names: Sequence[str] = asked.workloads or USUAL[llm.engine.summary.device]
         shape = asked.shape or Path(config.model).name
-        bench = Bench(llm, version=version(), shape=shape, runs=asked.runs, report=None if asked.quiet else progress)
+        bench = Bench(
+            llm,
+            version=version(),
+            shape=shape,
+            runs=asked.runs,
+            report=None if asked.quiet else progress,
+        )
         if asked.compare is not None:
             bench.compare()
         works = [bench.fitted(draw_workload(name)) for name in names]

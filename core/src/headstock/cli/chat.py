@@ -28,7 +28,8 @@ Ctrl-C stops an answer, and drops the line at the prompt."""
 
 
 def converse(llm: LLM, params: SamplingParams, system: str | None, read: Callable[[], str]) -> int:
-    """Talk until the user leaves; the exit code. `read` gives a turn, and raises EOFError and LineDropped.
+    """Talk until the user leaves; the exit code. `read` gives a turn, and raises EOFError and
+    LineDropped.
 
     raises: UsageError without a chat template
     """
@@ -56,7 +57,9 @@ def converse(llm: LLM, params: SamplingParams, system: str | None, read: Callabl
 
 
 def is_command(turn: str) -> bool:
-    """Whether a turn is for the chat: one line behind a slash, or more behind the name of a command."""
+    """Whether a turn is for the chat: one line behind a slash, or more behind the name of a
+    command.
+    """
     return turn.startswith("/") and ("\n" not in turn or turn.split()[0] in COMMANDS)
 
 
@@ -88,21 +91,28 @@ class Chat:
         return f"{plural(self.answers, 'answer')}, {plural(self.tokens, 'token')}"
 
     def say(self, text: str) -> None:
-        """Print the answer to `text` as it comes and remember both; a turn that fails is forgotten."""
+        """Print the answer to `text` as it comes and remember both; a turn that fails is
+        forgotten.
+        """
         self.turns.append({"role": "user", "content": text})
         try:
             answer = self.answer()
         except RequestError as error:
             self.turns.pop()
             note(f"headstock: {error}; /reset begins anew")
-        except KeyboardInterrupt:  # before the answer began, or a second Ctrl-C while it was being stopped
+        except (
+            KeyboardInterrupt
+        ):  # before the answer began, or a second Ctrl-C while it was being stopped
             self.turns.pop()
             note("stopped; the turn is forgotten")
         else:
             self.turns.append({"role": "assistant", "content": answer})
 
     def answer(self) -> str:
-        """The answer to the conversation, or as much of it as came before Ctrl-C.   raises: RequestError, EngineDied"""
+        """The answer to the conversation, or as much of it as came before Ctrl-C.
+
+        raises: RequestError, EngineDied
+        """
         pieces: list[RequestOutput] = []
         stream = self.llm.stream(self.llm.chat_prompt(self.messages), self.params)
         try:

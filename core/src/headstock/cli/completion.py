@@ -56,13 +56,17 @@ def main(arguments: list[str]) -> int:
 def parser() -> FlagParser:
     """The parser of `headstock completion`."""
     about = "Print a script with which a shell completes verbs, flags and their values."
-    root = FlagParser(prog="headstock completion", usage="%(prog)s SHELL", description=about, epilog=EPILOG)
+    root = FlagParser(
+        prog="headstock completion", usage="%(prog)s SHELL", description=about, epilog=EPILOG
+    )
     root.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     return root
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """A parser of every verb, whose actions know what completes them; it completes and never parses."""
+    """A parser of every verb, whose actions know what completes them; it completes and never
+    parses.
+    """
     root = FlagParser(prog="headstock", usage="%(prog)s VERB [options]")
     root.add_argument("-v", "--verbose", action="store_true", help="show where an error came from")
     root.add_argument("-V", "--version", action="store_true", help="print the version")
@@ -77,7 +81,10 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def mark_values(parser: argparse.ArgumentParser) -> None:
-    """Tell each action of a parser what its values are, where that is known.   writes: the parser's actions"""
+    """Tell each action of a parser what its values are, where that is known.
+
+    writes: the parser's actions
+    """
     import shtab
 
     settings = {DEST + each.key: each for each in (CONFIG, PRESET, *engine_settings().values())}
@@ -88,7 +95,11 @@ def mark_values(parser: argparse.ArgumentParser) -> None:
                 mark_values(inner)
         elif action.dest in FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads it
-        elif action.dest in settings and action.nargs != 0 and (values := values_of(settings[action.dest])):
+        elif (
+            action.dest in settings
+            and action.nargs != 0
+            and (values := values_of(settings[action.dest]))
+        ):
             action.choices = tuple(values)
 
 
@@ -103,5 +114,8 @@ def values_of(setting: Setting) -> Iterable[str]:
         return tuple(PRESETS)
     if setting.key in NAMED_BY:
         automatic = ("auto",) if setting.default == "auto" else ()
-        return (*automatic, *sorted({each.name for each in registry.installed(NAMED_BY[setting.key])}))
+        return (
+            *automatic,
+            *sorted({each.name for each in registry.installed(NAMED_BY[setting.key])}),
+        )
     return ()

@@ -17,7 +17,10 @@ from headstock.config.reference import page
 
 
 def main(arguments: list[str]) -> int:
-    """Run `headstock config ARGUMENTS` and return the exit code.   raises: UsageError, ModelError"""
+    """Run `headstock config ARGUMENTS` and return the exit code.
+
+    raises: UsageError, ModelError
+    """
     asked = parser().parse_args(arguments)
     match asked.verb:
         case "show":
@@ -37,7 +40,9 @@ def parser() -> FlagParser:
         description="The settings in effect and where each came from; the presets.",
     )
     verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
-    show = verbs.add_parser("show", help="every setting, its value and its origin, under the flags given here")
+    show = verbs.add_parser(
+        "show", help="every setting, its value and its origin, under the flags given here"
+    )
     presets = verbs.add_parser("presets", help="what each preset sets")
     for verb in (show, presets):
         verb.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -50,10 +55,14 @@ def parser() -> FlagParser:
 def show_settings(resolved: Resolved, *, as_json: bool) -> None:
     """Print the effective configuration."""
     if as_json:
-        settings = {key: entry(value, resolved.origins[key]) for key, value in effective(resolved).items()}
+        settings = {
+            key: entry(value, resolved.origins[key]) for key, value in effective(resolved).items()
+        }
         print(json.dumps({"settings": settings, "notes": resolved.notes}, indent=2))
         return
-    rows = [(key, text(key, value), resolved.origins[key]) for key, value in effective(resolved).items()]
+    rows = [
+        (key, text(key, value), resolved.origins[key]) for key, value in effective(resolved).items()
+    ]
     print_table(("SETTING", "VALUE", "ORIGIN"), rows, sys.stdout)
     for line in resolved.notes:
         note(f"note: {line}")
@@ -61,7 +70,9 @@ def show_settings(resolved: Resolved, *, as_json: bool) -> None:
 
 def effective(resolved: Resolved) -> dict[str, Value]:
     """The value of every setting by key; None for a sampling value that is left to the model."""
-    engine = {key: getattr(resolved.engine, setting.name) for key, setting in engine_settings().items()}
+    engine = {
+        key: getattr(resolved.engine, setting.name) for key, setting in engine_settings().items()
+    }
     return engine | {key: resolved.sampling.get(key) for key in sampling_settings()}
 
 
@@ -90,5 +101,9 @@ def show_presets(*, as_json: bool) -> None:
     if as_json:
         print(json.dumps({name: dict(values) for name, values in PRESETS.items()}, indent=2))
         return
-    rows = [(name, key, show(key, value)) for name, values in PRESETS.items() for key, value in values.items()]
+    rows = [
+        (name, key, show(key, value))
+        for name, values in PRESETS.items()
+        for key, value in values.items()
+    ]
     print_table(("PRESET", "SETTING", "VALUE"), rows, sys.stdout)

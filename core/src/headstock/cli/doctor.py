@@ -14,8 +14,8 @@ from headstock.doctor import Finding, Status, examine
 from headstock.errors import CannotRun
 
 EPILOG = """
-Exit codes: 0 nothing failed; otherwise the one with which 'headstock run' would refuse these flags, such as 6 for a
-model that cannot be read, or 5 for whatever else has to be repaired.
+Exit codes: 0 nothing failed; otherwise the one with which 'headstock run' would refuse these flags,
+such as 6 for a model that cannot be read, or 5 for whatever else has to be repaired.
 """
 
 
@@ -24,7 +24,10 @@ SUBJECT = 25
 
 
 def main(arguments: list[str]) -> int:
-    """Run `headstock doctor ARGUMENTS`; 0 when nothing failed, else as `run` would end, or 5.   raises: UsageError"""
+    """Run `headstock doctor ARGUMENTS`; 0 when nothing failed, else as `run` would end, or 5.
+
+    raises: UsageError
+    """
     asked = parser().parse_args(arguments)
     found = examine(resolve(asked, os.environ).engine)
     return exit_code(show_json(list(found)) if asked.json else show(found))
@@ -32,7 +35,10 @@ def main(arguments: list[str]) -> int:
 
 def parser() -> FlagParser:
     """The parser of `headstock doctor`."""
-    about = "What works on this machine, and whether the model can be served as the flags ask; WARN is no obstacle."
+    about = (
+        "What works on this machine, and whether the model can be served as the flags ask; "
+        "WARN is no obstacle."
+    )
     root = FlagParser(prog="headstock doctor", description=about, epilog=EPILOG)
     root.add_argument("--json", action="store_true", help="print JSON instead of text")
     add_engine_flags(root)
@@ -52,7 +58,9 @@ def show_json(found: list[Finding]) -> list[Finding]:
 
 
 def show(found: Iterable[Finding]) -> list[Finding]:
-    """Print the findings, each at once, and how many there are of each status; the same findings."""
+    """Print the findings, each at once, and how many there are of each status; the same
+    findings.
+    """
     printed = []
     width = terminal_width(sys.stdout)
     for each in found:

@@ -1,4 +1,6 @@
-"""What `headstock run` was asked for: prompts from flags, a file or standard input, each with where it came from."""
+"""What `headstock run` was asked for: prompts from flags, a file or standard input, each with where
+it came from.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ EXAMPLE = '{"prompt": "Hello"}'
 
 @frozen(kw_only=True)
 class Ask:
-    """One prompt that is sound as far as no model is needed to say so: text or ids, or else the turns of `messages`.
+    """One prompt that is sound as far as no model is needed to say so: text or ids, or else the
+    turns of `messages`.
 
     `where` names its place; `sampling` are parameters of its own.
     """
@@ -86,7 +89,8 @@ def stdin_bytes() -> bytes:
 
 
 def from_lines(path: str) -> list[Ask | Bad]:
-    """What each line of a JSON-lines file, or of standard input (`-`), asks for; empty lines ask for nothing.
+    """What each line of a JSON-lines file, or of standard input (`-`), asks for; empty lines ask
+    for nothing.
 
     raises: ModelError when it cannot be read, UsageError when there is nothing in it
     """
@@ -95,7 +99,9 @@ def from_lines(path: str) -> list[Ask | Bad]:
         content = stdin_bytes() if path == STDIN else Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or shown(error)
-        raise ModelError(f"cannot read {name}: {reason}; give --input a file of JSON lines") from error
+        raise ModelError(
+            f"cannot read {name}: {reason}; give --input a file of JSON lines"
+        ) from error
     asks = list(parsed(name if path == STDIN else Path(path).name, content.split(b"\n")))
     if not asks:
         raise UsageError(f"{name} holds no prompts; give one JSON object a line, such as {EXAMPLE}")
@@ -116,13 +122,16 @@ def parsed(name: str, lines: Sequence[bytes]) -> Iterator[Ask | Bad]:
 def ask(where: str, line: bytes) -> Ask:
     """What one line asks for.   raises: RequestError"""
     try:
-        values = json.loads(line.decode("utf-8-sig"))  # editors of some systems begin files with a byte-order mark
+        # editors of some systems begin files with a byte-order mark
+        values = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise RequestError(f"not valid JSON: {shown(error)}") from error
     if not isinstance(values, dict):
         raise RequestError(f"must be a JSON object with prompt or messages, got {kind(values)}")
     rest = dict(values)
-    given = {key: rest.pop(key) for key in ("prompt", "prompt_token_ids", "messages") if key in rest}
+    given = {
+        key: rest.pop(key) for key in ("prompt", "prompt_token_ids", "messages") if key in rest
+    }
     if len(given) != 1:
         raise RequestError("must have one of prompt, prompt_token_ids and messages")
     priority, salt = check_priority(rest.pop("priority", 0)), rest.pop("cache_salt", None)

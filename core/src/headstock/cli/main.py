@@ -1,4 +1,6 @@
-"""The command line: `headstock VERB ...`. A verb's module is imported when the verb is used, so `--help` stays fast."""
+"""The command line: `headstock VERB ...`. A verb's module is imported when the verb is used, so
+`--help` stays fast.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import traceback
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from headstock.cli.process import CANNOT_WRITE, Terminated, drop_output, expand_memory, leave, open_streams, terminable
+from headstock.cli.process import (
+    CANNOT_WRITE,
+    Terminated,
+    drop_output,
+    expand_memory,
+    leave,
+    open_streams,
+    terminable,
+)
 from headstock.cli.tables import fold, terminal_width
 from headstock.errors import HeadstockError, PluginBroken, UsageError, reason, shown
 
@@ -49,15 +59,20 @@ def main(argv: list[str] | None = None) -> int:
         return code
     finally:
         if argv is None:
-            gc.freeze()  # the process ends: one more look at all that torch defined would take 0.6 s
+            # the process ends: one more look at all that torch defined would take 0.6 s
+            gc.freeze()
 
 
 def guarded(arguments: list[str]) -> int:
-    """The exit code of the verb, its output written out; argparse's own exits (`--help`) become codes too."""
+    """The exit code of the verb, its output written out; argparse's own exits (`--help`) become
+    codes too.
+    """
     try:
         code = dispatch(arguments)
     except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else DIED
+        code = (
+            leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else DIED
+        )
     sys.stdout.flush()
     return code
 
@@ -72,7 +87,8 @@ def report(error: BaseException) -> int:
             return INTERRUPTED
         case Terminated():
             return TERMINATED
-        case BrokenPipeError():  # the reader of standard output has gone, as `head` does: the end that SIGPIPE brings
+        # the reader of standard output has gone, as `head` does: the end that SIGPIPE brings
+        case BrokenPipeError():
             drop_output()
             return UNREAD
         case OSError() if error.errno in CANNOT_WRITE:
@@ -88,7 +104,9 @@ def report(error: BaseException) -> int:
 
 def say(text: str) -> None:
     """Print one line on standard error, broken between words where a terminal is narrower."""
-    print(fold(f"headstock: {' '.join(text.split())}", terminal_width(sys.stderr), 0), file=sys.stderr)
+    print(
+        fold(f"headstock: {' '.join(text.split())}", terminal_width(sys.stderr), 0), file=sys.stderr
+    )
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -104,7 +122,9 @@ def dispatch(arguments: list[str]) -> int:
             print(f"headstock {version()}")
             return 0
         case [verb, *rest] if verb in VERBS:
-            found: Callable[[list[str]], int] = importlib.import_module(f"headstock.cli.{verb}").main
+            found: Callable[[list[str]], int] = importlib.import_module(
+                f"headstock.cli.{verb}"
+            ).main
             return found(rest)
         case [verb, *rest]:
             return command(verb)(rest)
@@ -141,7 +161,10 @@ def version() -> str:
 
 
 def command(verb: str) -> Callable[[list[str]], int]:
-    """The function behind a verb that a plugin provides.   raises: UsageError with a suggestion when there is none"""
+    """The function behind a verb that a plugin provides.
+
+    raises: UsageError with a suggestion when there is none
+    """
     from headstock import registry
     from headstock.config.kinds import suggestion
 
@@ -154,5 +177,7 @@ def command(verb: str) -> Callable[[list[str]], int]:
     registry.require(spec)
     found: Callable[[list[str]], int] = registry.implementation(spec)
     if not callable(found):
-        raise PluginBroken(f"verb {verb!r}: {spec.implementation} is {shown(found)}; wanted main(arguments) -> int")
+        raise PluginBroken(
+            f"verb {verb!r}: {spec.implementation} is {shown(found)}; wanted main(arguments) -> int"
+        )
     return found

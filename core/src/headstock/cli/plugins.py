@@ -20,7 +20,9 @@ from headstock.errors import HeadstockError, UsageError
 from headstock.registry import Installed
 from headstock.spi import SPI, PluginSpec, Require
 
-EPILOG = "A plugin that is named alike in several kinds is asked for as KIND:NAME, such as cache:radix."
+EPILOG = (
+    "A plugin that is named alike in several kinds is asked for as KIND:NAME, such as cache:radix."
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -37,10 +39,16 @@ def parser() -> FlagParser:
     """The parser of `headstock plugins`."""
     about = "What is installed, and what one plugin says of itself."
     root = FlagParser(prog="headstock plugins", usage="%(prog)s VERB ...", description=about)
-    verbs = root.add_subparsers(prog="headstock plugins", dest="verb", required=True, metavar="VERB")
+    verbs = root.add_subparsers(
+        prog="headstock plugins", dest="verb", required=True, metavar="VERB"
+    )
     about = "every installed plugin, from metadata alone: no plugin code is run"
-    listing = verbs.add_parser("list", usage="%(prog)s [GROUP] [--json]", help=about, description=about)
-    listing.add_argument("group", nargs="?", metavar="GROUP", help=f"only one kind: {', '.join(SPI)}")
+    listing = verbs.add_parser(
+        "list", usage="%(prog)s [GROUP] [--json]", help=about, description=about
+    )
+    listing.add_argument(
+        "group", nargs="?", metavar="GROUP", help=f"only one kind: {', '.join(SPI)}"
+    )
     inspection = verbs.add_parser(
         "inspect", help="one plugin: spec, capabilities, requirements, options", epilog=EPILOG
     )
@@ -51,7 +59,9 @@ def parser() -> FlagParser:
 
 
 def one(name: str) -> Installed:
-    """The installed plugin that `NAME`, `KIND:NAME`, `DISTRIBUTION:NAME` or `KIND:DISTRIBUTION:NAME` stands for."""
+    """The installed plugin that `NAME`, `KIND:NAME`, `DISTRIBUTION:NAME` or
+    `KIND:DISTRIBUTION:NAME` stands for.
+    """
     head, _, rest = name.partition(":")
     if rest and head in SPI:
         return registry.find(head, rest)
@@ -66,7 +76,9 @@ def one(name: str) -> Installed:
 
 
 def show_list(plugins: tuple[Installed, ...], *, as_json: bool) -> None:
-    """Print the installed plugins, and what would complete those whose kernels are not installed."""
+    """Print the installed plugins, and what would complete those whose kernels are not
+    installed.
+    """
     hints = {name: registry.incomplete(name) for name in {each.distribution for each in plugins}}
     rows = [listed(each, hints[each.distribution]) for each in plugins]
     if as_json:
@@ -74,7 +86,8 @@ def show_list(plugins: tuple[Installed, ...], *, as_json: bool) -> None:
         return
     header = ("KIND", "NAME", "DISTRIBUTION", "VERSION", "TARGET", "STATUS")
     width = terminal_width(sys.stdout)
-    state = status if width is None else itemgetter("status")  # hints are long: a terminal has them below
+    # hints are long: a terminal has them below
+    state = status if width is None else itemgetter("status")
     cells = [(*(row[title.lower()] for title in header[:-1]), state(row)) for row in rows]
     print_table(header, cells, sys.stdout, spare="TARGET")
     if width is not None:
@@ -95,7 +108,10 @@ def show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
 def listed(plugin: Installed, hint: str) -> dict[str, str]:
     """A plugin for JSON; `hint` is the command that completes its distribution."""
     row: dict[str, str] = attrs.asdict(plugin)
-    return row | {"status": "incomplete" if hint and plugin.status == "ok" else plugin.status, "hint": hint}
+    return row | {
+        "status": "incomplete" if hint and plugin.status == "ok" else plugin.status,
+        "hint": hint,
+    }
 
 
 def status(row: dict[str, str]) -> str:
@@ -147,7 +163,9 @@ def describe(plugin: Installed) -> dict[str, Any]:
 
 
 def lacks(plugin: Installed, spec: PluginSpec) -> dict[str, str]:
-    """What is missing -> the commands that give it: what the spec requires, or else what completes its distribution."""
+    """What is missing -> the commands that give it: what the spec requires, or else what completes
+    its distribution.
+    """
     required = {each.message: each.hint for each in registry.missing(spec)}
     hint = registry.incomplete(plugin.distribution)
     return required or ({"kernels for its device": hint} if hint else {})
@@ -185,7 +203,9 @@ def plain(value: Any) -> Any:
 def requirement(need: Require) -> str:
     """What is needed and what was found."""
     if need.any_of:
-        return "one of: " + "; ".join(f"{each.distribution} {requirement(each)}" for each in need.any_of)
+        return "one of: " + "; ".join(
+            f"{each.distribution} {requirement(each)}" for each in need.any_of
+        )
     try:
         found = version(need.distribution)
     except PackageNotFoundError:
@@ -205,7 +225,12 @@ def defaults(spec: PluginSpec) -> dict[str, Any]:
 def shown(value: Any) -> str:
     """`value` for a terminal."""
     if isinstance(value, list):
-        return ", ".join("/".join(map(str, each)) if isinstance(each, list) else str(each) for each in value) or "none"
+        return (
+            ", ".join(
+                "/".join(map(str, each)) if isinstance(each, list) else str(each) for each in value
+            )
+            or "none"
+        )
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     return str(value)

@@ -1,4 +1,6 @@
-"""What a command owes the process that it runs in: streams that can be written, and a clean end on SIGTERM."""
+"""What a command owes the process that it runs in: streams that can be written, and a clean end on
+SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,14 @@ from types import FrameType
 from typing import NoReturn
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
-"""What the system says when a disk is full, a quota used up, a device broken or a file at its limit."""
+"""What the system says when a disk is full, a quota used up, a device broken or a file at its
+limit.
+"""
 
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""torch's CUDA allocator extends what it holds, in place of taking a new piece for each size that fits no old one. With
-penalties and logprobs, which make tensors of another size in every step, it held 0.96 GiB for 9.2 (one H200).
+"""torch's CUDA allocator extends what it holds, in place of taking a new piece for each size that
+fits no old one. With penalties and logprobs, which make tensors of another size in every step, it
+held 0.96 GiB for 9.2 (one H200).
 """
 ALLOCATOR = (*EXPANDABLE, "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -30,7 +35,10 @@ class Terminated(BaseException):
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM raises Terminated in this block; a second one ends the process at once."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
 
     def terminate(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -46,14 +54,20 @@ def terminable() -> Iterator[None]:
 
 
 def expand_memory(environment: MutableMapping[str, str]) -> None:
-    """Have torch extend its device memory, unless the user set its allocator up.   writes: environment"""
+    """Have torch extend its device memory, unless the user set its allocator up.
+
+    writes: environment
+    """
     if not any(name in environment for name in ALLOCATOR):
         environment.update(EXPANDABLE)
 
 
 def open_streams() -> None:
-    """Give output that the caller closed a place to go, and have a character that a terminal lacks escaped."""
-    # Opened before anything else: a file that took the number of standard output would get what libraries print.
+    """Give output that the caller closed a place to go, and have a character that a terminal lacks
+    escaped.
+    """
+    # Opened before anything else: a file that took the number of standard output would get what
+    #     libraries print.
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - it lives as long as the process
@@ -71,5 +85,7 @@ def leave(code: int) -> NoReturn:
 
 
 def drop_output() -> None:
-    """Send the rest of standard output nowhere, so that what Python still writes at its end does not fail again."""
+    """Send the rest of standard output nowhere, so that what Python still writes at its end does
+    not fail again.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

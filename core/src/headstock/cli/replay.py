@@ -19,9 +19,9 @@ from headstock.record.view.timeline import Timeline
 from headstock.record.view.watch import Watch
 
 EPILOG = """
-'headstock run --record FILE' and 'headstock bench --record FILE' make recordings; so does an engine that dies. Exit
-codes: 0 every plan came out as recorded, 1 one did not, 2 usage, 5 the recording has no beginning or its plugins are
-not installed, 6 a file cannot be read or written.
+'headstock run --record FILE' and 'headstock bench --record FILE' make recordings; so does an engine
+that dies. Exit codes: 0 every plan came out as recorded, 1 one did not, 2 usage, 5 the recording
+has no beginning or its plugins are not installed, 6 a file cannot be read or written.
 """
 
 
@@ -35,8 +35,8 @@ def main(arguments: list[str]) -> int:
     if recording.first:
         if asked.timeline is None or asked.html is not None:
             raise CannotRun(
-                f"{recording.name} begins with step {recording.first}, and a schedule can be run again from step 0 "
-                "only; --timeline FILE draws what is there"
+                f"{recording.name} begins with step {recording.first}, and a schedule can be run "
+                "again from step 0 only; --timeline FILE draws what is there"
             )
         return 0
     return run_again(recording, asked)
@@ -44,12 +44,25 @@ def main(arguments: list[str]) -> int:
 
 def parser() -> FlagParser:
     """The parser of `headstock replay`."""
-    about = "Run a recorded schedule again, without a device or a model, and say where it first differs."
-    root = FlagParser(prog="headstock replay", usage="%(prog)s FILE [options]", description=about, epilog=EPILOG)
+    about = (
+        "Run a recorded schedule again, without a device or a model, and say where it first "
+        "differs."
+    )
+    root = FlagParser(
+        prog="headstock replay", usage="%(prog)s FILE [options]", description=about, epilog=EPILOG
+    )
     root.add_argument("file", metavar="FILE", help="a recording")
-    root.add_argument("--timeline", metavar="OUT.json", help="write a trace for ui.perfetto.dev or chrome://tracing")
-    root.add_argument("--html", metavar="OUT.html", help="write a page with requests, steps, pages and prefixes")
-    root.add_argument("--check", action="store_true", help="check the scheduler's invariants after every step")
+    root.add_argument(
+        "--timeline",
+        metavar="OUT.json",
+        help="write a trace for ui.perfetto.dev or chrome://tracing",
+    )
+    root.add_argument(
+        "--html", metavar="OUT.html", help="write a page with requests, steps, pages and prefixes"
+    )
+    root.add_argument(
+        "--check", action="store_true", help="check the scheduler's invariants after every step"
+    )
     root.add_argument("--partial", action="store_true", help="accept a file that breaks off")
     return root
 
@@ -63,7 +76,9 @@ def draw_timeline(recording: Recording, path: str) -> None:
                 timeline.see(moment)
             timeline.end()
     except OSError as error:
-        raise ModelError(f"--timeline {shown(path)}: cannot be written: {error.strerror}") from error
+        raise ModelError(
+            f"--timeline {shown(path)}: cannot be written: {error.strerror}"
+        ) from error
 
 
 def run_again(recording: Recording, asked: Namespace) -> int:
@@ -84,7 +99,9 @@ def run_again(recording: Recording, asked: Namespace) -> int:
         verdict += "; the recording breaks off there"
     print(fold(verdict, terminal_width(sys.stdout), 0))
     if watch is not None:
-        write_page(asked.html, render(collect(watch, recording.header, verdict, whole=recording.whole)))
+        write_page(
+            asked.html, render(collect(watch, recording.header, verdict, whole=recording.whole))
+        )
     return int(divergence is not None)
 
 

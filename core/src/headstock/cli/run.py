@@ -1,4 +1,6 @@
-"""`headstock run`: text from prompts given as flags, in a file or on standard input; a chat on a terminal."""
+"""`headstock run`: text from prompts given as flags, in a file or on standard input; a chat on a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from attrs import evolve
 from headstock.cli.answers import note, show_error, start_logs
 from headstock.cli.apart import check_apart
 from headstock.cli.batch import Batch
-from headstock.cli.inputs import PROMPTS, STDIN, Ask, Bad, as_turns, from_flags, from_lines, from_stdin
+from headstock.cli.inputs import (
+    PROMPTS,
+    STDIN,
+    Ask,
+    Bad,
+    as_turns,
+    from_flags,
+    from_lines,
+    from_stdin,
+)
 from headstock.cli.tables import print_summary
 from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
@@ -28,9 +39,10 @@ if TYPE_CHECKING:
     from headstock.llm import LLM
 
 EPILOG = """
-A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages", and any sampling parameters of its
-own, such as {"prompt": "Hello", "max_tokens": 20}; "priority" (lower goes first) and "cache_salt" (nothing is shared
-with prompts of another one) too. With no prompt and a terminal, a chat begins.
+A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages", and any sampling
+parameters of its own, such as {"prompt": "Hello", "max_tokens": 20}; "priority" (lower goes first)
+and "cache_salt" (nothing is shared with prompts of another one) too. With no prompt and a terminal,
+a chat begins.
 
 exit codes:
     0  all answered                 6  a model or file cannot be read
@@ -43,7 +55,10 @@ exit codes:
 
 
 def main(arguments: list[str]) -> int:
-    """Run `headstock run ARGUMENTS` and return the exit code.   raises: HeadstockError, KeyboardInterrupt"""
+    """Run `headstock run ARGUMENTS` and return the exit code.
+
+    raises: HeadstockError, KeyboardInterrupt
+    """
     asked = parser().parse_args(arguments)
     resolved = resolve(asked, os.environ)
     for line in resolved.notes:
@@ -59,7 +74,12 @@ def main(arguments: list[str]) -> int:
         check_tokenizer(resolved)
         read = open_reader(history_path(asked.history, os.environ))
         with opened(resolved, quiet=asked.quiet, alone=True) as llm:
-            return converse(llm, llm.get_default_sampling_params().replace(resolved.sampling), asked.system, read)
+            return converse(
+                llm,
+                llm.get_default_sampling_params().replace(resolved.sampling),
+                asked.system,
+                read,
+            )
     good = list(sound(asks, as_json=asked.json))
     if not good:
         return RequestError.exit_code
@@ -87,18 +107,34 @@ def parser() -> FlagParser:
     )
     section = root.add_argument_group("prompts and output")
     section.add_argument(
-        "-p", "--prompt", action="append", default=[], metavar="TEXT", help="may be given several times"
+        "-p",
+        "--prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="may be given several times",
     )
-    section.add_argument("--input", metavar="FILE.jsonl", help="one prompt a line, as JSON; - reads standard input")
-    section.add_argument("--chat", action="store_true", help="put each prompt through the model's chat template")
+    section.add_argument(
+        "--input", metavar="FILE.jsonl", help="one prompt a line, as JSON; - reads standard input"
+    )
+    section.add_argument(
+        "--chat", action="store_true", help="put each prompt through the model's chat template"
+    )
     section.add_argument("--system", metavar="TEXT", help="system message of chats; implies --chat")
     section.add_argument(
         "--history",
         metavar="FILE|off",
-        help="where a chat remembers what was typed (default: headstock/history in the user's state folder)",
+        help="where a chat remembers what was typed (default: headstock/history in the user's "
+        "state folder)",
     )
-    section.add_argument("--json", action="store_true", help="print one JSON line an answer in place of text")
-    section.add_argument("--quiet", action="store_true", help="no summary, no statistics and no log line below WARNING")
+    section.add_argument(
+        "--json", action="store_true", help="print one JSON line an answer in place of text"
+    )
+    section.add_argument(
+        "--quiet",
+        action="store_true",
+        help="no summary, no statistics and no log line below WARNING",
+    )
     add_sampling_flags(root)
     add_engine_flags(root)
     return root
@@ -120,11 +156,18 @@ def check_flags(asked: Namespace, resolved: Resolved) -> None:
 
 def is_chat(asked: Namespace, resolved: Resolved) -> bool:
     """Whether prompts go through the chat template."""
-    return asked.chat or asked.system is not None or resolved.origins["chat_template"].startswith("flag ")
+    return (
+        asked.chat
+        or asked.system is not None
+        or resolved.origins["chat_template"].startswith("flag ")
+    )
 
 
 def everything_asked(asked: Namespace, *, is_chat: bool) -> list[Ask | Bad] | None:
-    """The prompts in their order; None when there are none and a terminal waits.   raises: UsageError, ModelError"""
+    """The prompts in their order; None when there are none and a terminal waits.
+
+    raises: UsageError, ModelError
+    """
     asks = from_flags(asked.prompt)
     if asked.input is not None:
         if asked.input == STDIN and has_terminal():
@@ -147,14 +190,19 @@ def has_terminal() -> bool:
 def check_chat(resolved: Resolved) -> None:
     """Raise UsageError for values that a chat has no use for."""
     if resolved.sampling.get("n", 1) != 1:
-        raise UsageError(f"n {resolved.sampling['n']}: a chat gives one answer; to have several, give {PROMPTS}")
+        raise UsageError(
+            f"n {resolved.sampling['n']}: a chat gives one answer; to have several, give {PROMPTS}"
+        )
     for name in ("logprobs", "prompt_logprobs"):
         if resolved.sampling.get(name) is not None:
-            raise UsageError(f"{name}: a chat shows no log-probabilities; to have them, give {PROMPTS}")
+            raise UsageError(
+                f"{name}: a chat shows no log-probabilities; to have them, give {PROMPTS}"
+            )
 
 
 def check_tokenizer(resolved: Resolved) -> None:
-    """Raise ModelError when text is to be read and the model, which is here already, has no tokenizer.
+    """Raise ModelError when text is to be read and the model, which is here already, has no
+    tokenizer.
 
     Whatever else is wrong with the model is left to loading it.
     """
@@ -169,7 +217,9 @@ def check_tokenizer(resolved: Resolved) -> None:
 
 
 def sound(asks: Sequence[Ask | Bad], *, as_json: bool) -> Iterator[tuple[int, Ask]]:
-    """The prompts that are prompts, with their numbers from 1; a line about each of the others is printed."""
+    """The prompts that are prompts, with their numbers from 1; a line about each of the others is
+    printed.
+    """
     for number, ask in enumerate(asks, start=1):
         if isinstance(ask, Ask):
             yield number, ask
@@ -178,7 +228,9 @@ def sound(asks: Sequence[Ask | Bad], *, as_json: bool) -> Iterator[tuple[int, As
 
 
 def opened(resolved: Resolved, *, quiet: bool, alone: bool = False) -> LLM:
-    """The model, its summary printed on standard error. `alone`: one request at a time, so graphs of one row do."""
+    """The model, its summary printed on standard error. `alone`: one request at a time, so graphs
+    of one row do.
+    """
     from headstock.llm import LLM
 
     config = resolved.engine

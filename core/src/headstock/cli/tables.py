@@ -1,4 +1,6 @@
-"""Tables and long lines: fitted to a terminal's width, and one unbroken line a record for every other reader."""
+"""Tables and long lines: fitted to a terminal's width, and one unbroken line a record for every
+other reader.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 WIDEST_WHOLE = 26
-"""Characters up to which a column of a table is never broken: names and versions are not, sentences are."""
+"""Characters up to which a column of a table is never broken: names and versions are not, sentences
+are.
+"""
 SUMMARY_INDENT = 10
 """Characters before what the lines of a start-up summary say."""
 QUOTED = re.compile(r"(?<!\w)'[a-z][^']*'(?!\w)")
@@ -24,7 +28,9 @@ NARROWEST = 20
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """The columns of the terminal that `stream` leads to; None where it leads elsewhere, or no width is known."""
+    """The columns of the terminal that `stream` leads to; None where it leads elsewhere, or no
+    width is known.
+    """
     if not stream.isatty():
         return None
     stated = os.environ.get("COLUMNS", "")
@@ -36,10 +42,11 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def fold(line: str, width: int | None, indent: int) -> str:
-    """`line` broken between words into lines of `width` characters, all but the first indented; whole without one.
+    """`line` broken between words into lines of `width` characters, all but the first indented;
+    whole without one.
 
-    A word that is longer than a line stays whole, and so does a command in quotes, so that it can be copied. A command
-    that holds a program gets a line of its own.
+    A word that is longer than a line stays whole, and so does a command in quotes, so that it can
+    be copied. A command that holds a program gets a line of its own.
     """
     if width is None or len(line) <= width:
         return line
@@ -62,8 +69,12 @@ def print_summary(lines: Iterable[str]) -> None:
     sys.stderr.flush()
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], stream: TextIO, *, spare: str = "") -> None:
-    """Print records under a header; on a terminal that is too narrow, without the column called `spare`."""
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[object]], stream: TextIO, *, spare: str = ""
+) -> None:
+    """Print records under a header; on a terminal that is too narrow, without the column called
+    `spare`.
+    """
     cells = [[str(cell) for cell in row] for row in rows]
     width = terminal_width(stream)
     if width is None:
@@ -79,17 +90,24 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], stream:
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """A line for each row, in columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
-def print_fitted(header: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO, width: int) -> None:
+def print_fitted(
+    header: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO, width: int
+) -> None:
     """Print a table whose long cells are broken between words to keep within `width`."""
     from rich.console import Console  # only for a terminal: it takes a tenth of a second to import
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title, column in zip(header, zip(*rows, strict=True) if rows else [()] * len(header), strict=True):
+    for title, column in zip(
+        header, zip(*rows, strict=True) if rows else [()] * len(header), strict=True
+    ):
         whole = max((len(cell) for cell in column), default=0) <= WIDEST_WHOLE
         table.add_column(title, no_wrap=whole, overflow="fold")
     for row in rows:

@@ -32,7 +32,8 @@ class LineDropped(Exception):
 
 
 def history_path(flag: str | None, environ: Mapping[str, str]) -> Path | None:
-    """The file that turns are remembered in: the flag's, the variable's, or one in the user's state folder.
+    """The file that turns are remembered in: the flag's, the variable's, or one in the user's state
+    folder.
 
     None where either says `off`.
     """
@@ -47,7 +48,8 @@ def history_path(flag: str | None, environ: Mapping[str, str]) -> Path | None:
 
 
 def open_reader(history: Path | None) -> Callable[[], str]:
-    """What reads a turn from the terminal; it edits lines where it can draw, on standard output or else on error.
+    """What reads a turn from the terminal; it edits lines where it can draw, on standard output or
+    else on error.
 
     The reader raises EOFError at the end of input, and LineDropped.
     """
@@ -59,7 +61,9 @@ def open_reader(history: Path | None) -> Callable[[], str]:
 
 
 def restore_after(read: Callable[[], str], output: Output) -> Callable[[], str]:
-    """`read`, with the terminal as it was when a signal breaks it off before the editor has cleaned up."""
+    """`read`, with the terminal as it was when a signal breaks it off before the editor has cleaned
+    up.
+    """
     if sys.platform == "win32":
         return read
     import termios
@@ -81,7 +85,9 @@ def restore_after(read: Callable[[], str], output: Output) -> Callable[[], str]:
 
 
 def open_output(stream: TextIO) -> Output:
-    """The terminal behind `stream`, never asked where its cursor is: those that do not answer would hold up a chat."""
+    """The terminal behind `stream`, never asked where its cursor is: those that do not answer would
+    hold up a chat.
+    """
     from prompt_toolkit.data_structures import Size
     from prompt_toolkit.output import create_output
     from prompt_toolkit.output.vt100 import Vt100_Output
@@ -98,15 +104,22 @@ def open_output(stream: TextIO) -> Output:
 
 
 def read_plain() -> str:
-    """A line of standard input, where no terminal shows what is typed.   raises: EOFError, LineDropped"""
+    """A line of standard input, where no terminal shows what is typed.
+
+    raises: EOFError, LineDropped
+    """
     try:
         return input(PROMPT)
     except KeyboardInterrupt:
         raise LineDropped(is_empty=True) from None
 
 
-def open_editor(history: Path | None, *, input: Input | None = None, output: Output | None = None) -> Callable[[], str]:
-    """A reader with an editor: Enter ends a turn, Alt-Enter a line of it, and a pasted text is one turn."""
+def open_editor(
+    history: Path | None, *, input: Input | None = None, output: Output | None = None
+) -> Callable[[], str]:
+    """A reader with an editor: Enter ends a turn, Alt-Enter a line of it, and a pasted text is one
+    turn.
+    """
     from prompt_toolkit import PromptSession
 
     session: PromptSession[str] = PromptSession(
@@ -140,7 +153,9 @@ def bind_keys() -> KeyBindings:
 
 
 def open_history(path: Path | None) -> History:
-    """A history in the file, which only its owner can read; in memory without one, or where it cannot be written."""
+    """A history in the file, which only its owner can read; in memory without one, or where it
+    cannot be written.
+    """
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     class History(FileHistory):

@@ -1,4 +1,6 @@
-"""Configuration: attrs classes are the one truth; flags, environment, files and Python keywords follow from them."""
+"""Configuration: attrs classes are the one truth; flags, environment, files and Python keywords
+follow from them.
+"""
 
 from headstock.config.effective import Resolved, from_keywords
 from headstock.config.engine import EngineConfig

@@ -41,7 +41,9 @@ PRESET = Setting(
 
 @frozen
 class Name:
-    """A name for a setting. `alias` is the other engine's flag behind it; `inverted` marks a switch's negative."""
+    """A name for a setting. `alias` is the other engine's flag behind it; `inverted` marks a
+    switch's negative.
+    """
 
     setting: Setting
     alias: str | None = None
@@ -54,14 +56,18 @@ class Name:
 
     @property
     def note(self) -> str:
-        """What the user should know of the alias; empty for a name that means the same everywhere."""
+        """What the user should know of the alias; empty for a name that means the same
+        everywhere.
+        """
         return self.setting.aliases.get(self.alias, "") if self.alias else ""
 
 
 @cache
 def engine_settings() -> Mapping[str, Setting]:
     """The engine's settings by key."""
-    return MappingProxyType({setting.key: setting for setting in settings_of(EngineConfig).values()})
+    return MappingProxyType(
+        {setting.key: setting for setting in settings_of(EngineConfig).values()}
+    )
 
 
 @cache
@@ -76,7 +82,9 @@ def names() -> Mapping[str, Name]:
     found: dict[str, Name] = {}
     for setting in (CONFIG, PRESET, *engine_settings().values(), *sampling_settings().values()):
         found[setting.key] = Name(setting)
-        found |= {key(alias): Name(setting, alias) for alias in setting.aliases if alias.startswith("--")}
+        found |= {
+            key(alias): Name(setting, alias) for alias in setting.aliases if alias.startswith("--")
+        }
         if setting.negative is not None:
             found[key(setting.negative)] = Name(setting, inverted=True)
     return MappingProxyType(found)
@@ -84,9 +92,13 @@ def names() -> Mapping[str, Name]:
 
 @cache
 def keywords() -> Mapping[str, Name]:
-    """Every Python keyword: the engine's fields by their own names, then what else a file may use, without sampling."""
+    """Every Python keyword: the engine's fields by their own names, then what else a file may use,
+    without sampling.
+    """
     fields = {field: Name(setting) for field, setting in settings_of(EngineConfig).items()}
-    others = {word: name for word, name in names().items() if name.setting.key not in sampling_settings()}
+    others = {
+        word: name for word, name in names().items() if name.setting.key not in sampling_settings()
+    }
     return MappingProxyType(others | fields)
 
 
@@ -104,7 +116,10 @@ def spelling_of(surface: Surface) -> Spelling:
 
 
 def lookup(word: str, known: Mapping[str, Name], said: str) -> Name:
-    """The name `word`, dashes or underscores.   raises: UsageError with a suggestion; `said` is where it was found"""
+    """The name `word`, dashes or underscores.
+
+    raises: UsageError with a suggestion; `said` is where it was found
+    """
     word = word.replace("-", "_")
     if word not in known:
         equivalent = find_equivalent(word)

@@ -9,7 +9,13 @@ from typing import Any
 
 from attrs import frozen
 
-from headstock.config.catalog import engine_settings, keywords, lookup, sampling_settings, spelling_of
+from headstock.config.catalog import (
+    engine_settings,
+    keywords,
+    lookup,
+    sampling_settings,
+    spelling_of,
+)
 from headstock.config.engine import EngineConfig
 from headstock.config.kinds import Value
 from headstock.config.rules import POOL_SIZES, two_sizes
@@ -18,16 +24,18 @@ from headstock.config.spelling import Surface
 from headstock.errors import UsageError, shown
 
 EXPLICIT = ("flag", "keyword", "environment", "file")
-"""Ranks of values that the user wrote down, highest first (a program has keywords where the command line has flags)."""
+"""Ranks of values that the user wrote down, highest first (a program has keywords where the command
+line has flags).
+"""
 
 
 @frozen
 class Resolved:
     """What is in effect.
 
-    `sampling` holds only what was given; `origins` maps every setting's key to "default", or "flag --page-size",
-    "environment HEADSTOCK_TP", "file engine.toml", "preset debug"; `notes` are lines that the user should see; `file`
-    is where settings were read from, if anywhere.
+    `sampling` holds only what was given; `origins` maps every setting's key to "default", or "flag
+    --page-size", "environment HEADSTOCK_TP", "file engine.toml", "preset debug"; `notes` are lines
+    that the user should see; `file` is where settings were read from, if anywhere.
     """
 
     engine: EngineConfig
@@ -38,15 +46,24 @@ class Resolved:
 
     @property
     def parameter_names(self) -> Mapping[str, str]:
-        """What sampling parameters are called here: the flag or the variable that was used, the flag where none was."""
+        """What sampling parameters are called here: the flag or the variable that was used, the
+        flag where none was.
+        """
         flags = {key: setting.flag for key, setting in sampling_settings().items()}
         used = {key: self.origins[key].partition(" ") for key in flags}
-        named = {key: name for key, (rank, _, name) in used.items() if rank in ("flag", "environment")}
-        return {**flags, **named, **{key: key for key, (rank, *_) in used.items() if rank == "file"}}
+        named = {
+            key: name for key, (rank, _, name) in used.items() if rank in ("flag", "environment")
+        }
+        return {
+            **flags,
+            **named,
+            **{key: key for key, (rank, *_) in used.items() if rank == "file"},
+        }
 
 
 def settle(flags: Source, environ: Mapping[str, str], *, keywords: bool = False) -> Resolved:
-    """The configuration in effect under flags (or keywords), environment, file, preset and defaults, in this order.
+    """The configuration in effect under flags (or keywords), environment, file, preset and
+    defaults, in this order.
 
     `keywords`: `flags` are keywords of Python.
     raises: UsageError; ModelError when the file cannot be read
@@ -66,7 +83,9 @@ def settle(flags: Source, environ: Mapping[str, str], *, keywords: bool = False)
     origins = {key: one.origin for key, one in given.items()}
     cuts = cut_running(values, given, origins)
     surface = Surface(keywords=keywords, names=dict(used_names(flags)))
-    fields = {setting.name: values[key] for key, setting in engine_settings().items() if key in values}
+    fields = {
+        setting.name: values[key] for key, setting in engine_settings().items() if key in values
+    }
     return Resolved(
         engine=EngineConfig(surface=surface, **fields),
         sampling={k: values[k] for k in sampling_settings() if values.get(k) is not None},
@@ -84,44 +103,60 @@ def used_names(flags: Source) -> Iterator[tuple[str, str]]:
 
 
 def replace_sizes(given: Source) -> tuple[dict[str, Given], tuple[str, ...]]:
-    """What remains when a size of a higher rank has replaced those below it, and a line for each that it replaced.
+    """What remains when a size of a higher rank has replaced those below it, and a line for each
+    that it replaced.
 
     raises: UsageError when two pool sizes have the same rank
     """
-    sizes = {key: given[key] for key in POOL_SIZES if key in given and given[key].value() is not None}
+    sizes = {
+        key: given[key] for key in POOL_SIZES if key in given and given[key].value() is not None
+    }
     ranks = [*EXPLICIT, "preset"]
     best = min((ranks.index(one.rank) for one in sizes.values()), default=0)
     winners = {key: one for key, one in sizes.items() if ranks.index(one.rank) == best}
     if len(winners) > 1:
         raise UsageError(two_sizes([one.said for one in winners.values()]))
     losers = {key: one for key, one in sizes.items() if key not in winners}
-    notes = tuple(f"{one.said}: replaced by {w.said}" for w in winners.values() for one in losers.values())
+    notes = tuple(
+        f"{one.said}: replaced by {w.said}" for w in winners.values() for one in losers.values()
+    )
     dropped = set(losers)
     for size in ("page_size", "max_seq_len"):
         if size in given and given[size].rank != "preset":
-            dropped |= {f"{size}_or_less"} & {key for key, one in given.items() if one.rank == "preset"}
+            dropped |= {f"{size}_or_less"} & {
+                key for key, one in given.items() if one.rank == "preset"
+            }
     return {key: one for key, one in given.items() if key not in dropped}, notes
 
 
 def cut_running(values: dict[str, Any], given: Source, origins: dict[str, str]) -> tuple[str, ...]:
-    """A line when the running requests had to be cut to the token budget; two written values are left to EngineConfig.
+    """A line when the running requests had to be cut to the token budget; two written values are
+    left to EngineConfig.
 
     writes: values, origins
     """
     tokens = values.get("max_batch_tokens", EngineConfig().max_batch_tokens)
     running = values.get("max_running_requests", EngineConfig().max_running_requests)
-    both = [given[key].rank in EXPLICIT for key in ("max_batch_tokens", "max_running_requests") if key in given]
+    both = [
+        given[key].rank in EXPLICIT
+        for key in ("max_batch_tokens", "max_running_requests")
+        if key in given
+    ]
     if running <= tokens or both == [True, True]:
         return ()
     values["max_running_requests"] = tokens
-    origins["max_running_requests"] = f"{origins.get('max_running_requests', 'default')} (cut to max_batch_tokens)"
+    origins["max_running_requests"] = (
+        f"{origins.get('max_running_requests', 'default')} (cut to max_batch_tokens)"
+    )
     return (
         f"max_running_requests {running} is cut to max_batch_tokens {tokens}: "
         "a step gives each running request one token or more",
     )
 
 
-def from_keywords(given: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Resolved:
+def from_keywords(
+    given: Mapping[str, object], environ: Mapping[str, str] | None = None
+) -> Resolved:
     """The configuration in effect for Python keywords; keywords rank as flags do.
 
     raises: UsageError, for an unknown keyword with a suggestion
@@ -130,7 +165,9 @@ def from_keywords(given: Mapping[str, object], environ: Mapping[str, str] | None
     plain = spelling_of(Surface())
     for word, raw in given.items():
         if word in sampling_settings() and word not in keywords():
-            raise UsageError(f"{word}: a sampling value, not an engine's; give it to SamplingParams")
+            raise UsageError(
+                f"{word}: a sampling value, not an engine's; give it to SamplingParams"
+            )
         with plain.render_errors():
             name = lookup(word, keywords(), f"{word}={shown(raw)}")
         one = Given(name, raw, "keyword", word, f"{word}={shown(raw)}")

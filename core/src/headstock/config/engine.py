@@ -1,4 +1,6 @@
-"""The configuration of an engine: what was asked for, before a machine and a model have their say."""
+"""The configuration of an engine: what was asked for, before a machine and a model have their
+say.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ DEFAULT_RUNNING = 256
 
 @frozen(kw_only=True)
 class EngineConfig:
-    """An engine as asked for. Values are checked one by one and against each other; plugins and models check theirs.
+    """An engine as asked for. Values are checked one by one and against each other; plugins and
+    models check theirs.
 
     raises: UsageError naming the setting, the value and the rule
     """
@@ -60,7 +63,10 @@ class EngineConfig:
         "--dtype",
         Choice(names=("auto", "float32", "bfloat16", "float16"), spellings=DTYPES),
         "auto",
-        "type of weights and activations; auto: float32 on a CPU; on CUDA the checkpoint's, but float16 for float32",
+        (
+            "type of weights and activations; auto: float32 on a CPU; on CUDA the checkpoint's, "
+            "but float16 for float32"
+        ),
         group="model",
     )
     device: str = setting(
@@ -123,7 +129,9 @@ class EngineConfig:
         group="parts",
     )
     ops: str = setting("--ops", NAME, "auto", "kernels of the decoder's parts", group="parts")
-    executor: str = setting("--executor", NAME, "inline", "where steps are carried out", group="parts")
+    executor: str = setting(
+        "--executor", NAME, "inline", "where steps are carried out", group="parts"
+    )
     opt: tuple[str, ...] = setting(
         "--opt",
         Texts(each=OPTION, spaced=True),
@@ -161,7 +169,10 @@ class EngineConfig:
         "--memory-ratio",
         Number(least=0.0, most=1.0, above=True, rule="must be above 0.0 and at most 1.0"),
         DEFAULT_MEMORY_RATIO,
-        "share of the memory free before loading that weights, KV pool and workspaces may take together",
+        (
+            "share of the memory free before loading that weights, KV pool and workspaces may take "
+            "together"
+        ),
         aliases={"--pa-memory-fraction": "", "--gpu-memory-utilization": VLLM_RATIO},
         group="memory",
     )
@@ -185,7 +196,9 @@ class EngineConfig:
     )
     kv_dtype: str = setting(
         "--kv-dtype",
-        Choice(names=("auto", "float32", "bfloat16", "float16", "fp8_e4m3"), spellings=DTYPES | FP8),
+        Choice(
+            names=("auto", "float32", "bfloat16", "float16", "fp8_e4m3"), spellings=DTYPES | FP8
+        ),
         "auto",
         "type of keys and values in the pool; auto: the model's",
         aliases=("--pa-cache-type",),
@@ -218,7 +231,11 @@ class EngineConfig:
         Integer(least=1),
         8192,
         "most tokens computed in one step; longer prompts are cut into chunks",
-        aliases={"--max-prefill-length": "", "--max-total-tokens": SGLANG_TOKENS, "--max-num-batched-tokens": ""},
+        aliases={
+            "--max-prefill-length": "",
+            "--max-total-tokens": SGLANG_TOKENS,
+            "--max-num-batched-tokens": "",
+        },
         group="scheduling",
     )
     max_running_requests: int = setting(
@@ -241,7 +258,10 @@ class EngineConfig:
         "--on-pressure",
         Choice(names=("queue", "reject")),
         "queue",
-        "queue: preempt and compute again when pages run out; reject: refuse new requests above --memory-threshold",
+        (
+            "queue: preempt and compute again when pages run out; reject: refuse new requests "
+            "above --memory-threshold"
+        ),
         group="scheduling",
     )
     memory_threshold: float = setting(
@@ -270,7 +290,11 @@ class EngineConfig:
         group="running",
     )
     overlap: bool = setting(
-        "--overlap", Switch(), True, "schedule the next step while the device computes", group="running"
+        "--overlap",
+        Switch(),
+        True,
+        "schedule the next step while the device computes",
+        group="running",
     )
     tp: int = setting(
         "--tp",
@@ -281,13 +305,25 @@ class EngineConfig:
         group="running",
     )
     seed: int = setting(
-        "--engine-seed", Integer(least=0, most=2**63 - 1), 0, "seed of requests that name none", group="running"
+        "--engine-seed",
+        Integer(least=0, most=2**63 - 1),
+        0,
+        "seed of requests that name none",
+        group="running",
     )
     debug_invariants: bool = setting(
-        "--debug-invariants", Switch(), False, "check each schedule; what attention leaves out is NaN", group="running"
+        "--debug-invariants",
+        Switch(),
+        False,
+        "check each schedule; what attention leaves out is NaN",
+        group="running",
     )
     debug_canary: bool = setting(
-        "--debug-canary", Switch(), False, "fill free pages with a pattern, die when one is written", group="running"
+        "--debug-canary",
+        Switch(),
+        False,
+        "fill free pages with a pattern, die when one is written",
+        group="running",
     )
     faults: tuple[str, ...] = setting(
         "--faults",
@@ -298,12 +334,22 @@ class EngineConfig:
         group="running",
     )
     record: str | None = setting(
-        "--record", Text(form="FILE", word="off"), None, "file to write the schedule to, for replay", group="running"
+        "--record",
+        Text(form="FILE", word="off"),
+        None,
+        "file to write the schedule to, for replay",
+        group="running",
     )
     record_overwrite: bool = setting(
-        "--record-overwrite", Switch(), False, "let --record replace a file that holds something", group="running"
+        "--record-overwrite",
+        Switch(),
+        False,
+        "let --record replace a file that holds something",
+        group="running",
     )
-    record_prompts: bool = setting("--record-prompts", Switch(), False, "record token ids too", group="running")
+    record_prompts: bool = setting(
+        "--record-prompts", Switch(), False, "record token ids too", group="running"
+    )
     log_level: str = setting(
         "--log-level",
         Choice(names=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), spellings=LEVELS),
@@ -327,17 +373,21 @@ class EngineConfig:
         return spelling_of(self.surface)
 
     def spell(self, text: str) -> str:
-        """A text that names settings by their flags, in the words of whoever made this configuration."""
+        """A text that names settings by their flags, in the words of whoever made this
+        configuration.
+        """
         return self.spelling.render(text)
 
     @classmethod
     def from_keywords(cls, **keywords: Any) -> EngineConfig:
-        """The configuration for Python keywords, over the environment, `config=FILE`, `preset=NAME` and the defaults.
+        """The configuration for Python keywords, over the environment, `config=FILE`, `preset=NAME`
+        and the defaults.
 
         What the user should know of them is logged as warnings.
         raises: UsageError, for an unknown keyword with a suggestion
         """
-        from headstock.config.effective import from_keywords  # resolving builds this class, so it is imported late
+        # resolving builds this class, so it is imported late
+        from headstock.config.effective import from_keywords
 
         resolved = from_keywords(keywords)
         for note in resolved.notes:

@@ -30,21 +30,28 @@ TITLES = {
 
 
 class Help(argparse.HelpFormatter):
-    """Breaks lines between words alone, so that a flag can be searched for, and keeps indented lines of an epilog."""
+    """Breaks lines between words alone, so that a flag can be searched for, and keeps indented
+    lines of an epilog.
+    """
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines: list[str] = []
-        for is_kept, group in groupby(text.strip().splitlines(), key=lambda line: not line or line.startswith(" ")):
+        for is_kept, group in groupby(
+            text.strip().splitlines(), key=lambda line: not line or line.startswith(" ")
+        ):
             block = list(group)
-            lines += block if is_kept else textwrap.wrap(" ".join(block), width, break_on_hyphens=False)
+            lines += (
+                block if is_kept else textwrap.wrap(" ".join(block), width, break_on_hyphens=False)
+            )
         return "\n".join(indent + line if line else line for line in lines)
 
 
 class FlagParser(argparse.ArgumentParser):
-    """A parser whose errors are one-line UsageErrors, with a suggestion for an unknown flag. It never abbreviates.
+    """A parser whose errors are one-line UsageErrors, with a suggestion for an unknown flag. It
+    never abbreviates.
 
     `hint` says what a word that nothing takes may have been meant for.
     """
@@ -56,8 +63,9 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
-    # argparse declares overloads for the namespace's class, of which only the plain one is used here.
-    # Refusing what is left over in this method, not in parse_args, lets a sub-parser suggest its own flags.
+    # argparse declares overloads for the namespace's class, of which only the plain one is used
+    # here. Refusing what is left over in this method, not in parse_args, lets a sub-parser suggest
+    # its own flags.
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         parsed, rest = super().parse_known_args(args, namespace)
         if rest:
@@ -71,7 +79,9 @@ class FlagParser(argparse.ArgumentParser):
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
         equivalent = find_equivalent(word) if engine_settings()["model"].flag in flags else None
         close = (
-            f"; {equivalent}" if equivalent else suggestion(word, flags, prefix="--") or f"; see '{self.prog} --help'"
+            f"; {equivalent}"
+            if equivalent
+            else suggestion(word, flags, prefix="--") or f"; see '{self.prog} --help'"
         )
         raise UsageError(f"unknown flag {shown(word)}{close}")
 
@@ -98,7 +108,11 @@ def add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
     also = f"; also {', '.join(setting.aliases)}" if setting.aliases else ""
     negative = f"; {setting.negative} turns it off" if setting.negative else ""
     text = f"{setting.help} (default: {setting.default_text}{also}{negative})".replace("%", "%%")
-    options: dict[str, Any] = {"dest": DEST + setting.key, "default": argparse.SUPPRESS, "metavar": metavar(setting)}
+    options: dict[str, Any] = {
+        "dest": DEST + setting.key,
+        "default": argparse.SUPPRESS,
+        "metavar": metavar(setting),
+    }
     if isinstance(setting.kind, Switch):
         options |= {"nargs": "?", "const": "on"}
     section.add_argument(setting.flag, action=remember(setting), help=text, **options)
@@ -106,7 +120,9 @@ def add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
         section.add_argument(alias, action=remember(setting), help=argparse.SUPPRESS, **options)
     if setting.negative is not None:
         off = options | {"nargs": 0}
-        section.add_argument(setting.negative, action=remember(setting), help=argparse.SUPPRESS, **off)
+        section.add_argument(
+            setting.negative, action=remember(setting), help=argparse.SUPPRESS, **off
+        )
 
 
 def metavar(setting: Setting) -> str:
@@ -126,7 +142,9 @@ def remember(setting: Setting) -> type[argparse.Action]:
     """The argparse action that keeps what was given, and under which flag."""
 
     class Remember(argparse.Action):
-        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        def __call__(
+            self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+        ) -> None:
             flag = str(option_string)
             name = Name(setting, flag if flag in setting.aliases else None)
             raw: object = "off" if flag == setting.negative else values
@@ -140,6 +158,13 @@ def remember(setting: Setting) -> type[argparse.Action]:
 
 
 def resolve(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Resolved:
-    """The configuration in effect for parsed flags.   raises: UsageError; ModelError when the file cannot be read"""
-    given = {dest.removeprefix(DEST): one for dest, one in vars(namespace).items() if dest.startswith(DEST)}
+    """The configuration in effect for parsed flags.
+
+    raises: UsageError; ModelError when the file cannot be read
+    """
+    given = {
+        dest.removeprefix(DEST): one
+        for dest, one in vars(namespace).items()
+        if dest.startswith(DEST)
+    }
     return settle(given, environ)

@@ -1,4 +1,6 @@
-"""Kinds of configuration values: how each is read from text, a file or Python, and how it is written back."""
+"""Kinds of configuration values: how each is read from text, a file or Python, and how it is
+written back.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Value = bool | int | float | str | tuple[str, ...] | tuple[int, ...] | Mapping[i
 
 
 class Invalid(Exception):
-    """A value that breaks its kind's rule; the text is the rule, to be put after the setting's name."""
+    """A value that breaks its kind's rule; the text is the rule, to be put after the setting's
+    name.
+    """
 
 
 class Kind(ABC):
@@ -41,7 +45,9 @@ class Kind(ABC):
 
 @frozen(kw_only=True)
 class Integer(Kind):
-    """A whole number between two limits. `word` is the text for leaving it open, `unset` the value it then has."""
+    """A whole number between two limits. `word` is the text for leaving it open, `unset` the value
+    it then has.
+    """
 
     least: int
     most: int = INT32_MAX
@@ -49,11 +55,15 @@ class Integer(Kind):
     unset: str | None = None
 
     def read(self, raw: object) -> Value:
-        if self.word is not None and (raw == self.unset or (isinstance(raw, str) and raw.strip().lower() == self.word)):
+        if self.word is not None and (
+            raw == self.unset or (isinstance(raw, str) and raw.strip().lower() == self.word)
+        ):
             return self.unset
         value = self.number(raw)
         if value < self.least:
-            raise Invalid("must be greater than 0" if self.least == 1 else f"must be at least {self.least}")
+            raise Invalid(
+                "must be greater than 0" if self.least == 1 else f"must be at least {self.least}"
+            )
         if value > self.most:
             raise Invalid(f"must be at most {self.most}")
         return value
@@ -68,8 +78,14 @@ class Integer(Kind):
         raise Invalid("must be a whole number" + (f" or '{self.word}'" if self.word else ""))
 
     def describe(self) -> str:
-        limits = f", {self.least} or more" if self.most >= INT32_MAX else f" from {self.least} to {self.most}"
-        return f"N{limits if self.least > -INT32_MAX else ''}" + (f", or '{self.word}'" if self.word else "")
+        limits = (
+            f", {self.least} or more"
+            if self.most >= INT32_MAX
+            else f" from {self.least} to {self.most}"
+        )
+        return f"N{limits if self.least > -INT32_MAX else ''}" + (
+            f", or '{self.word}'" if self.word else ""
+        )
 
     def show(self, value: Value) -> str:
         return str(self.word) if value == self.unset else str(value)
@@ -77,7 +93,8 @@ class Integer(Kind):
 
 @frozen(kw_only=True)
 class Number(Kind):
-    """A finite number in an interval; `rule` says which. With `above`, the lower limit itself is left out.
+    """A finite number in an interval; `rule` says which. With `above`, the lower limit itself is
+    left out.
 
     `word` is the text for leaving the choice open, which is None then.
     """
@@ -150,7 +167,8 @@ class Switch(Kind):
 
 @frozen(kw_only=True)
 class Text(Kind):
-    """A text that is not empty and, when `pattern` is given, matches all of it; `rule` says what that means.
+    """A text that is not empty and, when `pattern` is given, matches all of it; `rule` says what
+    that means.
 
     `word` is the text for giving none, which is None then.
     """
@@ -193,7 +211,8 @@ class Repeated(Kind):
 class Texts(Repeated):
     """Several texts of one kind, in order: a list in a file or Python, a flag that may be repeated.
 
-    A table stands for its entries, `key.inner=value`. With `spaced`, a single text is several, separated by spaces.
+    A table stands for its entries, `key.inner=value`. With `spaced`, a single text is several,
+    separated by spaces.
     """
 
     each: Text
@@ -207,7 +226,11 @@ class Texts(Repeated):
         if isinstance(raw, str):
             return raw.split() if self.spaced else [raw]
         if isinstance(raw, Mapping):
-            return [f"{name}.{key}={entry}" for name, table in raw.items() for key, entry in entries(table)]
+            return [
+                f"{name}.{key}={entry}"
+                for name, table in raw.items()
+                for key, entry in entries(table)
+            ]
         if isinstance(raw, list | tuple):
             return raw
         raise Invalid("must be a text or a list of texts")

@@ -52,7 +52,12 @@ PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 
 def preset(name: str, said: str) -> Mapping[str, object]:
-    """The values of the preset called `name`; `said` is how the user asked for it.   raises: UsageError"""
+    """The values of the preset called `name`; `said` is how the user asked for it.
+
+    raises: UsageError
+    """
     if name not in PRESETS:
-        raise UsageError(f"{said}: preset must be one of {', '.join(PRESETS)}{suggestion(shown(name), PRESETS)}")
+        raise UsageError(
+            f"{said}: preset must be one of {', '.join(PRESETS)}{suggestion(shown(name), PRESETS)}"
+        )
     return PRESETS[name]

@@ -16,30 +16,34 @@ PAGE = Template("""\
 # Configuration
 
 Every setting is one thing under four names: a flag (`--page-size 32`), an environment variable
-(`HEADSTOCK_PAGE_SIZE=32`), a key of a TOML, JSON or YAML file (`page_size = 32`), and a keyword of the Python API
-(`LLM(page_size=32)`). Sampling settings are the exception in Python, where they belong to `SamplingParams`; the keyword
-of `--engine-seed` is `seed` or `engine_seed`.
+(`HEADSTOCK_PAGE_SIZE=32`), a key of a TOML, JSON or YAML file (`page_size = 32`), and a keyword of
+the Python API (`LLM(page_size=32)`). Sampling settings are the exception in Python, where they
+belong to `SamplingParams`; the keyword of `--engine-seed` is `seed` or `engine_seed`.
 
-The order is flag (or keyword), environment, file, preset, default: the first that gives a value wins.
-`headstock config show` takes the same flags as `headstock run` and prints each effective value and where it came from;
-`--json` prints the same for programs.
+The order is flag (or keyword), environment, file, preset, default: the first that gives a value
+wins. `headstock config show` takes the same flags as `headstock run` and prints each effective
+value and where it came from; `--json` prints the same for programs.
 
-- A name that no setting has is an error, with a suggestion; a misspelt environment variable is only pointed out.
-- An empty environment variable counts as not set. `LOG_LEVEL` stands for `HEADSTOCK_LOG_LEVEL` where that is not set.
-- Switches take `on`, `off`, `1`, `0`, `true`, `false`; `--no-overlap` is `--overlap off`, and `no_overlap = true`
-  says so in a file.
-- YAML is read by the rules of YAML 1.2, so that `off` is a word and `010` is ten. A key that comes twice, an alias
-  (`*name`) and a tag are errors.
-- Options of a plugin may also be tables in a file: `[opt.fa]` with `num_splits = 4` is `--opt fa.num_splits=4`.
+- A name that no setting has is an error, with a suggestion; a misspelt environment variable is only
+  pointed out.
+- An empty environment variable counts as not set. `LOG_LEVEL` stands for `HEADSTOCK_LOG_LEVEL`
+  where that is not set.
+- Switches take `on`, `off`, `1`, `0`, `true`, `false`; `--no-overlap` is `--overlap off`, and
+  `no_overlap = true` says so in a file.
+- YAML is read by the rules of YAML 1.2, so that `off` is a word and `010` is ten. A key that comes
+  twice, an alias (`*name`) and a tag are errors.
+- Options of a plugin may also be tables in a file: `[opt.fa]` with `num_splits = 4` is `--opt
+  fa.num_splits=4`.
 - At most one of $sizes
   may be given. One of a higher rank replaces one of a lower rank.
 - Errors name a setting as it was given: its flag on the command line, its keyword in Python.
-- A `max_seq_len` above the model's own limit is an error, unless `max_seq_len_or_less` has it cut; one above what the
-  KV pool holds is cut, with a warning.
-- `max_seq_len` must be at least `page_size`. `max_batch_tokens` must be at least `max_running_requests` when both are
-  written down; otherwise the running requests are cut to the budget, and a line says so.
-- The other names are those of mini-sglang, SGLang, vLLM, mistral.rs and Hetero-Paged-Infer. One that means something
-  else there is taken as said below, and a line says so when it is used.
+- A `max_seq_len` above the model's own limit is an error, unless `max_seq_len_or_less` has it cut;
+  one above what the KV pool holds is cut, with a warning.
+- `max_seq_len` must be at least `page_size`. `max_batch_tokens` must be at least
+  `max_running_requests` when both are written down; otherwise the running requests are cut to the
+  budget, and a line says so.
+- The other names are those of mini-sglang, SGLang, vLLM, mistral.rs and Hetero-Paged-Infer. One
+  that means something else there is taken as said below, and a line says so when it is used.
 
 $tables
 ## Presets
@@ -55,16 +59,24 @@ def page() -> str:
     """The whole page."""
     sizes = ", ".join(f"`{engine_settings()[name].flag}`" for name in POOL_SIZES)
     settings = (CONFIG, PRESET, *engine_settings().values())
-    groups = {title: [each for each in settings if each.group == group] for group, title in TITLES.items()}
+    groups = {
+        title: [each for each in settings if each.group == group] for group, title in TITLES.items()
+    }
     groups["sampling"] = list(sampling_settings().values())
-    tables = "\n".join(f"## {title.capitalize()}\n\n{table(group)}" for title, group in groups.items())
+    tables = "\n".join(
+        f"## {title.capitalize()}\n\n{table(group)}" for title, group in groups.items()
+    )
     return PAGE.substitute(sizes=sizes, tables=tables, presets=preset_table())
 
 
 def table(settings: Iterable[Setting]) -> str:
     """A table of settings, and the notes on their other names."""
     chosen = list(settings)
-    rows = [("flag", "other names", "values", "default", "meaning"), ("---",) * 5, *map(row, chosen)]
+    rows = [
+        ("flag", "other names", "values", "default", "meaning"),
+        ("---",) * 5,
+        *map(row, chosen),
+    ]
     notes = [
         f"`{alias}`: taken as `{each.flag}`, {note}.\n"
         for each in chosen
@@ -90,8 +102,13 @@ def row(setting: Setting) -> tuple[str, ...]:
 
 def words(choice: Choice) -> str:
     """The names to choose from, each with its other spellings."""
-    others = {name: [f"`{each}`" for each, meant in choice.spellings.items() if meant == name] for name in choice.names}
-    return ", ".join(f"`{name}`" + (f" ({', '.join(also)})" if also else "") for name, also in others.items())
+    others = {
+        name: [f"`{each}`" for each, meant in choice.spellings.items() if meant == name]
+        for name in choice.names
+    }
+    return ", ".join(
+        f"`{name}`" + (f" ({', '.join(also)})" if also else "") for name, also in others.items()
+    )
 
 
 def preset_table() -> str:
@@ -99,6 +116,8 @@ def preset_table() -> str:
     lines = ["| preset | sets |", "| --- | --- |"]
     for name, values in PRESETS.items():
         kinds = {key: engine_settings()[key].kind for key in values}
-        shown = ", ".join(f"`{key} = {kinds[key].show(kinds[key].read(raw))}`" for key, raw in values.items())
+        shown = ", ".join(
+            f"`{key} = {kinds[key].show(kinds[key].read(raw))}`" for key, raw in values.items()
+        )
         lines.append(f"| `{name}` | {shown} |")
     return "\n".join(lines) + "\n"

@@ -37,11 +37,16 @@ def flag(name: str) -> str:
 
 def check_lengths(config: EngineConfig) -> None:
     """Raise UsageError when a length is below what it must hold at least."""
-    size = 0 if config.page_size_or_less or not isinstance(config.page_size, int) else config.page_size
+    size = (
+        0 if config.page_size_or_less or not isinstance(config.page_size, int) else config.page_size
+    )
     if config.max_seq_len is not None and config.max_seq_len < size:
-        raise UsageError(f"--max-seq-len {config.max_seq_len}: max_seq_len must be at least page_size ({size})")
+        raise UsageError(
+            f"--max-seq-len {config.max_seq_len}: max_seq_len must be at least page_size ({size})"
+        )
     if config.max_batch_tokens < config.max_running_requests:
         raise UsageError(
-            f"--max-batch-tokens {config.max_batch_tokens}: max_batch_tokens must be at least max_running_requests "
-            f"({config.max_running_requests}); a step gives each running request one token or more"
+            f"--max-batch-tokens {config.max_batch_tokens}: max_batch_tokens must be at least "
+            f"max_running_requests ({config.max_running_requests}); a step gives each running "
+            "request one token or more"
         )

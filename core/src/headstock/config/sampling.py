@@ -1,4 +1,6 @@
-"""The settings of sampling, made from the fields of SamplingParams; what is not set is left to the model."""
+"""The settings of sampling, made from the fields of SamplingParams; what is not set is left to the
+model.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from headstock.config.kinds import Integer, Invalid, Kind, Number, Repeated, Switch, Text, Texts, Value
+from headstock.config.kinds import (
+    Integer,
+    Invalid,
+    Kind,
+    Number,
+    Repeated,
+    Switch,
+    Text,
+    Texts,
+    Value,
+)
 from headstock.config.setting import Setting, negative
 from headstock.errors import RequestError, shown
 from headstock.sampling_checks import Range, TokenIds, Whole, biases, stops, truth
@@ -40,7 +52,9 @@ class Stops(Checked):
     form: str = "TEXT"
 
     def read(self, raw: object) -> Value:
-        return self.check(Texts(each=Text(pattern=r"(?s).+", form=self.form), spaced=False).read(raw))
+        return self.check(
+            Texts(each=Text(pattern=r"(?s).+", form=self.form), spaced=False).read(raw)
+        )
 
     def show(self, value: Value) -> str:
         return " ".join(map(str, value)) if isinstance(value, tuple) else ""
@@ -48,7 +62,9 @@ class Stops(Checked):
 
 @frozen(kw_only=True)
 class Ids(Checked):
-    """Token ids: a list in a file, or texts of ids with commas or spaces between them; `auto` leaves them unset."""
+    """Token ids: a list in a file, or texts of ids with commas or spaces between them; `auto`
+    leaves them unset.
+    """
 
     form: str = "ID[,ID]"
 
@@ -62,12 +78,20 @@ class Ids(Checked):
         return int(raw) if isinstance(raw, str) and re.fullmatch(r"-?[0-9]{1,20}", raw) else raw
 
     def show(self, value: Value) -> str:
-        return "auto" if value is None else ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        return (
+            "auto"
+            if value is None
+            else ",".join(map(str, value))
+            if isinstance(value, tuple)
+            else str(value)
+        )
 
 
 @frozen(kw_only=True)
 class Biases(Checked):
-    """Token ids with a number each: a table in a file, or texts such as `42=-100,7=1.5`; `auto` leaves them unset."""
+    """Token ids with a number each: a table in a file, or texts such as `42=-100,7=1.5`; `auto`
+    leaves them unset.
+    """
 
     form: str = "ID=BIAS"
 
@@ -112,7 +136,9 @@ def settings_of_sampling() -> dict[str, Setting]:
 
 
 def from_field(field: attrs.Attribute[Any]) -> Setting:
-    """The setting that a field describes; its default is None, which leaves the value to the model."""
+    """The setting that a field describes; its default is None, which leaves the value to the
+    model.
+    """
     flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
     kind = kind_of(field)
     return Setting(

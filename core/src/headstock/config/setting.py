@@ -14,10 +14,12 @@ from headstock.errors import UsageError, shown
 
 @frozen(kw_only=True)
 class Setting:
-    """One configuration value: the same thing as flag, environment variable, file key and Python keyword.
+    """One configuration value: the same thing as flag, environment variable, file key and Python
+    keyword.
 
-    `aliases` maps other engines' flags to a note, shown when one is used ("" for none); `default_text` says what the
-    default means where its value does not. `negative` is the flag that turns a switch off.
+    `aliases` maps other engines' flags to a note, shown when one is used ("" for none);
+    `default_text` says what the default means where its value does not. `negative` is the flag that
+    turns a switch off.
     """
 
     name: str
@@ -32,11 +34,16 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """The name in files, environment variables (in capitals) and listings: the flag, with underscores."""
+        """The name in files, environment variables (in capitals) and listings: the flag, with
+        underscores.
+        """
         return key(self.flag)
 
     def read(self, raw: object, said: str, called: str) -> Value:
-        """The value that `raw` stands for; `said` is how the user put it, `called` the name.   raises: UsageError"""
+        """The value that `raw` stands for; `said` is how the user put it, `called` the name.
+
+        raises: UsageError
+        """
         try:
             return self.kind.read(raw)
         except Invalid as broken:
@@ -63,7 +70,9 @@ def setting(
     default_text: str = "",
     group: str = "",
 ) -> Any:
-    """An attrs field that converts and checks what it is given, and carries all of this in its metadata."""
+    """An attrs field that converts and checks what it is given, and carries all of this in its
+    metadata.
+    """
     noted = dict(aliases) if isinstance(aliases, Mapping) else dict.fromkeys(aliases, "")
     metadata = {
         "flag": flag,
@@ -81,14 +90,19 @@ def setting(
         try:
             return kind.read(raw)
         except Invalid as broken:
-            raise UsageError(f"{field.name}={shown(raw)}: {field.name} {broken}") from None  # flags are read before
+            # flags are read before
+            raise UsageError(f"{field.name}={shown(raw)}: {field.name} {broken}") from None
 
-    return attrs.field(default=default, converter=attrs.Converter(convert, takes_field=True), metadata=metadata)
+    return attrs.field(
+        default=default, converter=attrs.Converter(convert, takes_field=True), metadata=metadata
+    )
 
 
 def settings_of(cls: type[attrs.AttrsInstance]) -> dict[str, Setting]:
     """The settings of a class made with `setting`, by field name, in their order."""
-    return {field.name: from_field(field) for field in attrs.fields(cls) if "flag" in field.metadata}
+    return {
+        field.name: from_field(field) for field in attrs.fields(cls) if "flag" in field.metadata
+    }
 
 
 def from_field(field: attrs.Attribute[Any]) -> Setting:

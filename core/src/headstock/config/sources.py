@@ -1,4 +1,6 @@
-"""Where values come from: environment variables, a file, a preset. Each source maps setting keys to what it gave."""
+"""Where values come from: environment variables, a file, a preset. Each source maps setting keys to
+what it gave.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Given:
         """The checked value.   raises: UsageError"""
         name = self.source if self.rank in ("flag", "keyword") else self.name.alias or ""
         is_short = name.startswith("-") and not name.startswith("--")
-        return self.name.read(self.raw, self.said, key(name) if name and not is_short else self.name.setting.key)
+        return self.name.read(
+            self.raw, self.said, key(name) if name and not is_short else self.name.setting.key
+        )
 
     @property
     def origin(self) -> str:
@@ -46,7 +50,10 @@ class Given:
         """One line when the alias used means something else in another engine."""
         if self.name.note:
             setting = self.name.setting
-            yield f"{self.said}: taken as {setting.flag} {setting.kind.show(self.value())}, {self.name.note}"
+            yield (
+                f"{self.said}: taken as {setting.flag} {setting.kind.show(self.value())}, "
+                f"{self.name.note}"
+            )
 
 
 Source = Mapping[str, Given]
@@ -56,11 +63,15 @@ FORMS = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML"}
 
 
 def from_environment(environ: Mapping[str, str]) -> tuple[Source, tuple[str, ...]]:
-    """What `HEADSTOCK_*` variables (and LOG_LEVEL) set, and a line for each that looks misspelt. Empty means unset."""
+    """What `HEADSTOCK_*` variables (and LOG_LEVEL) set, and a line for each that looks misspelt.
+    Empty means unset.
+    """
     source: dict[str, Given] = {}
     notes = []
     if environ.get("LOG_LEVEL"):
-        source["log_level"] = variable(Name(engine_settings()["log_level"]), "LOG_LEVEL", environ["LOG_LEVEL"])
+        source["log_level"] = variable(
+            Name(engine_settings()["log_level"]), "LOG_LEVEL", environ["LOG_LEVEL"]
+        )
     for name, text in sorted(environ.items()):
         word = name.removeprefix(PREFIX).lower()
         if not name.startswith(PREFIX) or not text or name in OTHER_VARIABLES:
@@ -79,7 +90,10 @@ def variable(name: Name, called: str, text: str) -> Given:
 
 
 def once(source: Source, given: Given, over: str | None = None) -> Given:
-    """`given`, unless the source has set the same value under another name (other than `over`).   raises: UsageError"""
+    """`given`, unless the source has set the same value under another name (other than `over`).
+
+    raises: UsageError
+    """
     earlier = source.get(given.name.setting.key)
     if earlier is not None and earlier.source != over:
         raise UsageError(f"{earlier.said} and {given.said} set the same value; keep one of them")
@@ -112,7 +126,9 @@ def read_table(path: Path) -> Mapping[str, Any]:
         raise ModelError(f"--config {shown(path)}: not valid {form}: {shown(error, 120)}") from None
     if not isinstance(table, dict):
         what = "a JSON object" if form == "JSON" else "a mapping"
-        raise ModelError(f"--config {shown(path)}: wanted {what} of settings, found {type(table).__name__}")
+        raise ModelError(
+            f"--config {shown(path)}: wanted {what} of settings, found {type(table).__name__}"
+        )
     return table
 
 
@@ -122,7 +138,8 @@ def parse(form: str, text: str) -> object:
         case "JSON":
             return json.loads(text, object_pairs_hook=distinct)
         case "YAML":
-            from headstock.config.yaml_file import read_yaml  # only here: not every start reads a file
+            # only here: not every start reads a file
+            from headstock.config.yaml_file import read_yaml
 
             return read_yaml(text)
         case _:
@@ -141,6 +158,8 @@ def from_preset(asked: Given) -> Source:
     """What a preset sets.   raises: UsageError when there is none of that name"""
     name = str(asked.value())
     return {
-        key: Given(Name(engine_settings()[key]), raw, "preset", name, f"preset {name} ({key} = {raw})")
+        key: Given(
+            Name(engine_settings()[key]), raw, "preset", name, f"preset {name} ({key} = {raw})"
+        )
         for key, raw in preset(name, asked.said).items()
     }

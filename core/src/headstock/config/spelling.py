@@ -1,4 +1,6 @@
-"""How texts name settings: by flags on the command line, by keywords in Python, under the name that was used."""
+"""How texts name settings: by flags on the command line, by keywords in Python, under the name that
+was used.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from attrs import field, frozen
 from headstock.config.kinds import Invalid, Kind, Switch, Text, Texts
 from headstock.errors import HeadstockError
 
-MENTION = re.compile(r"'(?:hf|headstock) [^']*'|(?<![\w-])(--[a-z][a-z-]*[a-z])(?:[ =]([^\s;:()']*[^\s;:(),.']))?")
+MENTION = re.compile(
+    r"'(?:hf|headstock) [^']*'|(?<![\w-])(--[a-z][a-z-]*[a-z])(?:[ =]([^\s;:()']*[^\s;:(),.']))?"
+)
 """A quoted command, or a flag and the word after it, which may be its value."""
 NO_VALUES = frozenset("and as cannot for has in is it of or that the to wants with".split())
 """Words that follow a flag in a sentence and are not its value."""
@@ -19,7 +23,9 @@ NO_VALUES = frozenset("and as cannot for has in is it of or that the to wants wi
 
 @frozen(kw_only=True)
 class Surface:
-    """Where an engine was configured: by `keywords` or by flags, and the names that were used, by key."""
+    """Where an engine was configured: by `keywords` or by flags, and the names that were used, by
+    key.
+    """
 
     keywords: bool = True
     names: Mapping[str, str] = field(factory=dict)
@@ -29,8 +35,8 @@ class Surface:
 class Spelling:
     """Puts texts that name settings by their flags into the words of whoever configured the engine.
 
-    `kinds` has each setting's flag and the kind of its values, `negatives` the flags that turn switches off; `names`
-    has the keyword of each flag, or the name that was used in place of it.
+    `kinds` has each setting's flag and the kind of its values, `negatives` the flags that turn
+    switches off; `names` has the keyword of each flag, or the name that was used in place of it.
     """
 
     kinds: Mapping[str, Kind]
@@ -39,7 +45,9 @@ class Spelling:
     keywords: bool = True
 
     def render(self, text: str) -> str:
-        """The text with each setting under its name here; other flags, and commands to be typed, stay."""
+        """The text with each setting under its name here; other flags, and commands to be typed,
+        stay.
+        """
         return MENTION.sub(self._render_mention, text)
 
     @contextmanager
@@ -70,9 +78,13 @@ class Spelling:
 
 
 def name_parameters(text: str, names: Mapping[str, str]) -> str:
-    """An error's text with sampling parameters under the names that were used: its first word, and words with "_"."""
+    """An error's text with sampling parameters under the names that were used: its first word, and
+    words with "_".
+    """
     first, space, rest = text.partition(" ")
-    words = re.sub(r"(?<![\w.-])[a-z]+(?:_[a-z]+)+(?![\w-])", lambda found: names.get(found[0], found[0]), rest)
+    words = re.sub(
+        r"(?<![\w.-])[a-z]+(?:_[a-z]+)+(?![\w-])", lambda found: names.get(found[0], found[0]), rest
+    )
     return f"{names.get(first, first)}{space}{words}"
 
 

@@ -22,12 +22,14 @@ SCALARS = {
 }
 """Tag -> which plain words have it, and their first characters; all others are text.
 
-YAML 1.1, which PyYAML reads by itself, takes `off` for false, 010 for 8, 1:30 for 90 and 2026-11-22 for a date.
+YAML 1.1, which PyYAML reads by itself, takes `off` for false, 010 for 8, 1:30 for 90 and 2026-11-22
+for a date.
 """
 
 
 class Loader(yaml.SafeLoader):
-    """Plain values. Keys are text, as in TOML and JSON; one that comes twice and an alias are errors.
+    """Plain values. Keys are text, as in TOML and JSON; one that comes twice and an alias are
+    errors.
 
     An alias is refused because a few of them, nested, stand for more data than fits any memory.
     """
@@ -59,12 +61,17 @@ class Loader(yaml.SafeLoader):
 
 
 for _name, (_words, _first) in SCALARS.items():
-    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_words})\Z"), list(_first))
+    Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_words})\Z"), list(_first)
+    )
 Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_table)
 
 
 def read_yaml(text: str) -> Any:
-    """The value of the one document in `text`; an empty mapping where there is none.   raises: ValueError"""
+    """The value of the one document in `text`; an empty mapping where there is none.
+
+    raises: ValueError
+    """
     try:
         value = Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:

@@ -16,7 +16,9 @@ __all__ = ["Finding", "Status", "examine", "examine_parts"]
 
 
 def examine(config: EngineConfig) -> Iterator[Finding]:
-    """All findings about this machine, the installed plugins and the model of `config`, in the order of the checks."""
+    """All findings about this machine, the installed plugins and the model of `config`, in the
+    order of the checks.
+    """
     from headstock.doctor import machine, software
 
     checks: dict[str, Check] = {
@@ -33,7 +35,9 @@ def examine(config: EngineConfig) -> Iterator[Finding]:
 
 
 def examine_parts(config: EngineConfig) -> Iterator[Finding]:
-    """All findings about plugins, the model, and the plugins that would be chosen, as `run` would meet them."""
+    """All findings about plugins, the model, and the plugins that would be chosen, as `run` would
+    meet them.
+    """
     from headstock.doctor import plugins
 
     try:
@@ -49,11 +53,15 @@ def examine_parts(config: EngineConfig) -> Iterator[Finding]:
         yield passed("config.json", situation.model.config.architecture)
         yield from findings("choice", situation.choice)
     if situation.directory is not None:
-        yield from examine_files(situation.directory, situation.model, dummy=config.load_format == "dummy")
+        yield from examine_files(
+            situation.directory, situation.model, dummy=config.load_format == "dummy"
+        )
 
 
 def examine_files(directory: Path, model: Model | None, *, dummy: bool) -> Iterator[Finding]:
-    """All findings about the files of a model beside its config.json; `model` is None when that cannot be read."""
+    """All findings about the files of a model beside its config.json; `model` is None when that
+    cannot be read.
+    """
     from headstock.doctor import model as checks
 
     if not dummy:

@@ -25,7 +25,8 @@ class Status(Enum):
 class Finding:
     """One line of the doctor's report; `hint` is the next move, empty when there is nothing to do.
 
-    `exit_code`, of a FAIL: with what `headstock run` would end because of it; None when it would not, or may not.
+    `exit_code`, of a FAIL: with what `headstock run` would end because of it; None when it would
+        not, or may not.
     """
 
     status: Status
@@ -66,7 +67,10 @@ def findings(subject: str, check: Check) -> list[Finding]:
 
 
 def attempt(subject: str, function: Callable[[], T], problems: list[Finding]) -> T | None:
-    """The function's result; None when it raises a HeadstockError.   writes: problems, the FAIL that says why"""
+    """The function's result; None when it raises a HeadstockError.
+
+    writes: problems, the FAIL that says why
+    """
     try:
         return function()
     except HeadstockError as error:

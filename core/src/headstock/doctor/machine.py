@@ -25,7 +25,9 @@ def memory() -> Iterator[Finding]:
         free, total = min(free, limit - (used or 0)), limit
     text = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     if free < LITTLE_MEMORY:
-        yield warned("memory", text, "close other programs, or lower --num-pages and --max-batch-tokens")
+        yield warned(
+            "memory", text, "close other programs, or lower --num-pages and --max-batch-tokens"
+        )
     else:
         yield passed("memory", text)
 
@@ -41,12 +43,17 @@ def number(path: Path) -> int | None:
 
 def encoding() -> Iterator[Finding]:
     """Whether text goes out as UTF-8."""
-    names = {"locale": locale.getpreferredencoding(False), "output": getattr(sys.stdout, "encoding", None) or "utf-8"}
+    names = {
+        "locale": locale.getpreferredencoding(False),
+        "output": getattr(sys.stdout, "encoding", None) or "utf-8",
+    }
     text = ", ".join(f"{where} {name}" for where, name in names.items())
     if all(name.lower().replace("-", "") == "utf8" for name in names.values()):
         yield passed("encoding", text)
     else:
-        yield warned("encoding", text, "set PYTHONUTF8=1, or LC_ALL=C.UTF-8, to print text of every language")
+        yield warned(
+            "encoding", text, "set PYTHONUTF8=1, or LC_ALL=C.UTF-8, to print text of every language"
+        )
 
 
 def hub() -> Iterator[Finding]:
@@ -57,10 +64,16 @@ def hub() -> Iterator[Finding]:
         yield failed("cache", f"{folder} cannot be written", "set HF_HOME to a folder that can")
     else:
         yield passed("cache", f"{folder} can be written")
-    offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if is_on(os.environ.get(name, ""))]
+    offline = [
+        name
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        if is_on(os.environ.get(name, ""))
+    ]
     if offline:
         yield warned(
-            "hub", f"{' and '.join(offline)} set: only models already in the cache", "unset to download models"
+            "hub",
+            f"{' and '.join(offline)} set: only models already in the cache",
+            "unset to download models",
         )
     else:
         yield passed("hub", "models may be downloaded")

@@ -16,24 +16,36 @@ SAMPLE = "Once upon a time"
 
 
 def weights(directory: Path, model: Model | None) -> Iterator[Finding]:
-    """Whether the headers of the weights agree with their files and, where that is known, with the model."""
+    """Whether the headers of the weights agree with their files and, where that is known, with the
+    model.
+    """
     from headstock.weights import check_headers
 
-    tensors, files, size = check_headers(directory, None if model is None else model.family.params(model.config))
-    yield passed("weights", f"{plural(tensors, 'tensor')} in {plural(files, 'file')}, {size / 2**20:.1f} MiB")
+    tensors, files, size = check_headers(
+        directory, None if model is None else model.family.params(model.config)
+    )
+    yield passed(
+        "weights", f"{plural(tensors, 'tensor')} in {plural(files, 'file')}, {size / 2**20:.1f} MiB"
+    )
 
 
 def tokenizer(directory: Path, model: Model | None) -> Iterator[Finding]:
-    """Whether the tokenizer loads, gives a text back as it was, and makes no tokens that the model lacks."""
+    """Whether the tokenizer loads, gives a text back as it was, and makes no tokens that the model
+    lacks.
+    """
     from headstock.text.tokenizer import Tokenizer
 
     loaded = Tokenizer(directory)
     text = loaded.decode(loaded.encode(SAMPLE))
     if text.strip() != SAMPLE:
-        yield failed("tokenizer", f"{SAMPLE!r} comes back as {shown(text)!r}", "check tokenizer.json")
+        yield failed(
+            "tokenizer", f"{SAMPLE!r} comes back as {shown(text)!r}", "check tokenizer.json"
+        )
     elif model is not None and loaded.vocab_size > model.config.vocab:
         said = f"{loaded.vocab_size} tokens, and the model has scores for {model.config.vocab}"
-        yield warned("tokenizer", said, "texts with the others are refused: is it the model's own tokenizer?")
+        yield warned(
+            "tokenizer", said, "texts with the others are refused: is it the model's own tokenizer?"
+        )
     else:
         yield passed("tokenizer", f"{loaded.vocab_size} tokens")
 

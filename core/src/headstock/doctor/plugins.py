@@ -1,4 +1,6 @@
-"""Checks of the installed plugins: each is loaded on its own, so that a broken one hides nothing."""
+"""Checks of the installed plugins: each is loaded on its own, so that a broken one hides
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,18 @@ NEEDED = ("attention", "cache", "scheduler", "runner", "ops", "model", "executor
 
 
 def plugins(unfit: Callable[[Any], str]) -> Iterator[Finding]:
-    """Whether every installed plugin loads, fits the contract, has what it needs and can serve; if no kind is empty.
+    """Whether every installed plugin loads, fits the contract, has what it needs and can serve; if
+    no kind is empty.
 
-    `unfit(spec)` says why one cannot serve here, or nothing; that is no failure, for another may be chosen.
+    `unfit(spec)` says why one cannot serve here, or nothing; that is no failure, for another may be
+    chosen.
     """
     for kind in SPI:
         found = registry.specs(kind)
         if not found and kind in NEEDED:
-            hint = next(iter(sources(kind).values()), f"pip install --force-reinstall ./core {CHECKOUT}")
+            hint = next(
+                iter(sources(kind).values()), f"pip install --force-reinstall ./core {CHECKOUT}"
+            )
             yield failed(kind, f"no {registry.noun(kind)} is installed", hint)
         for plugin, spec in found:
             yield from findings(f"{kind} {plugin.name}", partial(one, plugin, spec, unfit))
@@ -46,7 +52,10 @@ def one(plugin: Installed, spec: Any, unfit: Callable[[Any], str]) -> Iterator[F
     if reason := unfit(spec):  # no installation would help, or the reason says which one would
         found = [warned(subject, f"{provider}: {reason}", "")]
     else:
-        found = [warned(subject, f"{provider}: {each.message}", each.hint) for each in registry.missing(spec)]
+        found = [
+            warned(subject, f"{provider}: {each.message}", each.hint)
+            for each in registry.missing(spec)
+        ]
     yield from found
     if found:
         return

@@ -1,4 +1,6 @@
-"""Whether what is installed can serve a model on this machine: each plugin alone, and those that would be chosen."""
+"""Whether what is installed can serve a model on this machine: each plugin alone, and those that
+would be chosen.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Model:
 class Situation:
     """A machine, and what a model asks of it under a configuration.
 
-    `problems` are findings about why `directory`, `model` or `question` is None; `dtype` is empty with the last.
+    `problems` are findings about why `directory`, `model` or `question` is None; `dtype` is empty
+    with the last.
     """
 
     config: EngineConfig
@@ -47,7 +50,9 @@ class Situation:
     problems: tuple[Finding, ...]
 
     def unfit(self, spec: Any) -> str:
-        """Why the plugin cannot serve here, and the next move; empty when it can, or as far as no model is needed."""
+        """Why the plugin cannot serve here, and the next move; empty when it can, or as far as no
+        model is needed.
+        """
         if isinstance(spec, AttentionSpec) and self.question is not None:
             try:
                 resolve(spec, self.question.query(spec.capabilities.phases), self.env)
@@ -58,7 +63,10 @@ class Situation:
         return reason and f"{reason}; choose another one here, or auto"
 
     def choice(self) -> Iterator[Finding]:
-        """Whether the parts that are named, `auto` decided, can serve together.   raises: HeadstockError"""
+        """Whether the parts that are named, `auto` decided, can serve together.
+
+        raises: HeadstockError
+        """
         if self.question is None or self.model is None:
             return
         parts = select(self.config, self.env, self.question)

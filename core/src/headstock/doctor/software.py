@@ -1,4 +1,6 @@
-"""Checks of the software around headstock: Python, torch and CUDA, compilers for kernels built at first use."""
+"""Checks of the software around headstock: Python, torch and CUDA, compilers for kernels built at
+first use.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def python() -> Iterator[Finding]:
     """The interpreter's version, and headstock's own."""
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info < LEAST_PYTHON:
-        yield failed("python", text, f"headstock needs Python {LEAST_PYTHON[0]}.{LEAST_PYTHON[1]} or later")
+        yield failed(
+            "python", text, f"headstock needs Python {LEAST_PYTHON[0]}.{LEAST_PYTHON[1]} or later"
+        )
     else:
         yield passed("python", text)
     try:
@@ -50,14 +54,20 @@ def torch() -> Iterator[Finding]:
     elif not available:
         reason = f": {' '.join(str(said[0].message).split())}" if said else ""
         hint = f"compare the driver (nvidia-smi) with CUDA {torch.version.cuda}"
-        yield warned("cuda", f"torch is built for CUDA {torch.version.cuda} but finds no usable GPU{reason}", hint)
+        yield warned(
+            "cuda",
+            f"torch is built for CUDA {torch.version.cuda} but finds no usable GPU{reason}",
+            hint,
+        )
     else:
         for index in range(torch.cuda.device_count()):
             major, minor = torch.cuda.get_device_capability(index)
             free, total = torch.cuda.mem_get_info(index)
             memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
             name = torch.cuda.get_device_name(index)
-            yield passed(f"cuda:{index}", f"{name}, sm_{major}{minor}, {memory}, CUDA {torch.version.cuda}")
+            yield passed(
+                f"cuda:{index}", f"{name}, sm_{major}{minor}, {memory}, CUDA {torch.version.cuda}"
+            )
 
 
 def tools() -> Iterator[Finding]:

@@ -36,7 +36,9 @@ from headstock.spi import (
 
 @frozen(kw_only=True, eq=False)
 class Material:
-    """What executors are made of, whatever their buffers: the chosen parts, and the model with its weights."""
+    """What executors are made of, whatever their buffers: the chosen parts, and the model with its
+    weights.
+    """
 
     config: EngineConfig
     parts: Parts
@@ -75,10 +77,14 @@ def assemble(material: Material, buffers: Buffers, max_len: int) -> Assembly:
             max_seq_len=max_len,
         ),
         most_logits=material.config.max_running_requests,
-        prompt_attention=router.prefill if parts.attention[0].capabilities.graph is GraphSupport.ALWAYS else None,
+        prompt_attention=router.prefill
+        if parts.attention[0].capabilities.graph is GraphSupport.ALWAYS
+        else None,
     )
     short = (torch.OutOfMemoryError,)
-    runner = material.faults.around_runner(registry.made(parts.runner, Runner, program, expected=short))
+    runner = material.faults.around_runner(
+        registry.made(parts.runner, Runner, program, expected=short)
+    )
     given = {"buffers": buffers, "sampling": sampling, "runner": runner, "router": router}
     executor = registry.made(parts.executor, Executor, expected=short, **given)
     return Assembly(executor=executor, runner=runner, sampling=sampling, device=buffers.device)
@@ -101,7 +107,10 @@ def seats(buffers: Buffers, sampling: SamplingTable) -> Seats:
 
 
 def attention(material: Material, buffers: Buffers) -> PhaseRouter:
-    """The attention backends, built; one instance when one serves all phases.   raises: CannotRun"""
+    """The attention backends, built; one instance when one serves all phases.
+
+    raises: CannotRun
+    """
     config, parts = material.config, material.parts
 
     def make(choice: Choice) -> Any:
@@ -116,24 +125,40 @@ def attention(material: Material, buffers: Buffers) -> PhaseRouter:
         )
         return backend_of(choice.spec, context)
 
-    built = {phase: backend for choice in parts.attention for backend in [make(choice)] for phase in choice.phases}
+    built = {
+        phase: backend
+        for choice in parts.attention
+        for backend in [make(choice)]
+        for phase in choice.phases
+    }
     layers = tuple(
-        LayerInfo(index=layer.index, group=layer.group, scale=layer.scale, window=layer.window, softcap=layer.softcap)
+        LayerInfo(
+            index=layer.index,
+            group=layer.group,
+            scale=layer.scale,
+            window=layer.window,
+            softcap=layer.softcap,
+        )
         for layer in material.model.layers
     )
     return PhaseRouter(built[Phase.PREFILL], built[Phase.DECODE], layers, config.debug_invariants)
 
 
 def backend_of(spec: AttentionSpec, context: AttentionContext) -> AttentionBackend:
-    """The backend that the plugin makes.   raises: CannotRun, PluginBroken, torch.OutOfMemoryError"""
+    """The backend that the plugin makes.
+
+    raises: CannotRun, PluginBroken, torch.OutOfMemoryError
+    """
     expected = (torch.OutOfMemoryError, ValueError, ImportError, OSError)
     try:
-        backend: AttentionBackend = registry.made(spec, AttentionBackend, context, expected=expected)
+        backend: AttentionBackend = registry.made(
+            spec, AttentionBackend, context, expected=expected
+        )
     except ValueError as error:  # by contract: the options or the machine do not suit it
         raise CannotRun(f"--attn {spec.name}: {shown(error, 400)}") from error
     except (ImportError, OSError) as error:
         raise CannotRun(
-            f"--attn {spec.name}: its kernels cannot be loaded: {reason(error)}; install a build of "
-            f"them for torch {torch.__version__}, or name another backend by --attn"
+            f"--attn {spec.name}: its kernels cannot be loaded: {reason(error)}; install a build "
+            f"of them for torch {torch.__version__}, or name another backend by --attn"
         ) from error
     return backend

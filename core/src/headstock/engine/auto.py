@@ -1,4 +1,6 @@
-"""What `auto` means: lists that the engine owns, so that installing a package changes nothing until it is named."""
+"""What `auto` means: lists that the engine owns, so that installing a package changes nothing until
+it is named.
+"""
 
 from __future__ import annotations
 

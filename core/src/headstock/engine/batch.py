@@ -19,8 +19,8 @@ Ints = np.ndarray
 
 @frozen(kw_only=True, eq=False)
 class Step:
-    """A plan's tensors: the batch, what attention is told of its decode rows and of the others, and where logits come
-    from.
+    """A plan's tensors: the batch, what attention is told of its decode rows and of the others, and
+    where logits come from.
 
     logit_rows, logit_positions: [n] int64 numpy, the row and token position of each logit
     last_logits: [rows of the plan] int64 numpy, each row's last logit
@@ -65,7 +65,11 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> Step:
 def decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> DecodeStep | None:
     """The plan as a step of decode rows that each get a token; None when it is more than that."""
     count = len(plan.rows)
-    if plan.num_decode < count or int(plan.num_logits.sum()) != count or int(plan.samples.sum()) != count:
+    if (
+        plan.num_decode < count
+        or int(plan.num_logits.sum()) != count
+        or int(plan.samples.sum()) != count
+    ):
         return None
     rows, positions = plan.rows.astype(np.int64), plan.starts.astype(np.int64)
     return DecodeStep(
@@ -83,7 +87,9 @@ PlanAttention = Callable[[AttentionStep | None, AttentionStep | None], AttendInt
 def prompt_step(
     plan: Plan, sampling: SamplingTable, buffers: Buffers, plan_attention: PlanAttention
 ) -> PromptStep | None:
-    """The plan as a step with prompt tokens, each row scored once; None when it is something else."""
+    """The plan as a step with prompt tokens, each row scored once; None when it is something
+    else.
+    """
     if plan.num_decode == len(plan.rows) or (plan.num_logits != 1).any():
         return None
     counts = plan.stops - plan.starts
@@ -103,18 +109,30 @@ def prompt_step(
 
 
 def flat_tokens(plan: Plan, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """The row and the position of each token of the batch.   counts, ends: [rows]    returns: [tokens] int64, twice"""
+    """The row and the position of each token of the batch.
+
+    counts, ends: [rows]
+    returns: [tokens] int64, twice
+    """
     rows, starts = plan.rows.astype(np.int64), plan.starts.astype(np.int64)
     if plan.num_decode == len(rows):
         return rows, starts
-    return np.repeat(rows, counts), np.arange(ends[-1]) + np.repeat(starts - (ends - counts), counts)
+    return np.repeat(rows, counts), np.arange(ends[-1]) + np.repeat(
+        starts - (ends - counts), counts
+    )
 
 
-def attention_steps(plan: Plan, buffers: Buffers) -> tuple[AttentionStep | None, AttentionStep | None]:
-    """What attention is told of the plan's decode rows, and of the others; None where there are none."""
+def attention_steps(
+    plan: Plan, buffers: Buffers
+) -> tuple[AttentionStep | None, AttentionStep | None]:
+    """What attention is told of the plan's decode rows, and of the others; None where there are
+    none.
+    """
     split = plan.num_decode
     decode = attention_step(plan, buffers, slice(0, split), Phase.DECODE) if split else None
-    extend = attention_step(plan, buffers, slice(split, None), None) if split < len(plan.rows) else None
+    extend = (
+        attention_step(plan, buffers, slice(split, None), None) if split < len(plan.rows) else None
+    )
     return decode, extend
 
 

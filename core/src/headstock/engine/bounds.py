@@ -15,7 +15,12 @@ from headstock.spi import CachePolicy, ModelConfig
 
 
 def limits(
-    config: EngineConfig, parts: Parts, agreement: Agreement, memory: MemoryPlan, model: ModelConfig, max_len: int
+    config: EngineConfig,
+    parts: Parts,
+    agreement: Agreement,
+    memory: MemoryPlan,
+    model: ModelConfig,
+    max_len: int,
 ) -> Limits:
     """The scheduler's limits.   raises: CannotRun"""
     return Limits(
@@ -37,7 +42,9 @@ def limits(
 
 
 def longer(config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len: int) -> str:
-    """What lets a sequence have more than `max_len` tokens, for errors about one that is too long."""
+    """What lets a sequence have more than `max_len` tokens, for errors about one that is too
+    long.
+    """
     if max_len >= model.max_position:
         return ": the model itself allows no more"
     if max_len >= memory.kv_tokens:
@@ -52,12 +59,16 @@ def longer(config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len
 
 
 def cache_policy(config: EngineConfig, parts: Parts, page_size: int) -> CachePolicy:
-    """The cache policy, bounded by `--prefix-cache-n`.   raises: CannotRun when it cannot be bounded"""
+    """The cache policy, bounded by `--prefix-cache-n`.
+
+    raises: CannotRun when it cannot be bounded
+    """
     options = registry.options(parts.cache, config.opt)
     if config.prefix_cache_n is not None:
         if options is None or "max_prefixes" not in attrs.fields_dict(type(options)):
             raise CannotRun(
-                f"--prefix-cache-n: --cache-type {parts.cache.name} cannot bound its prefixes; leave it out"
+                f"--prefix-cache-n: --cache-type {parts.cache.name} cannot bound its prefixes; "
+                "leave it out"
             )
         options = attrs.evolve(options, max_prefixes=config.prefix_cache_n)
     policy: CachePolicy = registry.implementation(parts.cache)(page_size, options)
@@ -65,5 +76,11 @@ def cache_policy(config: EngineConfig, parts: Parts, page_size: int) -> CachePol
 
 
 def most_regions(config: EngineConfig, memory: MemoryPlan) -> int:
-    """How many regions of ended sequences are kept: all that there is room for, unless `--prefix-cache-n` says less."""
-    return memory.num_pages if config.prefix_cache_n is None else min(config.prefix_cache_n, memory.num_pages)
+    """How many regions of ended sequences are kept: all that there is room for, unless
+    `--prefix-cache-n` says less.
+    """
+    return (
+        memory.num_pages
+        if config.prefix_cache_n is None
+        else min(config.prefix_cache_n, memory.num_pages)
+    )

@@ -24,7 +24,8 @@ CLEANED = 64
 class Buffers:
     """What lives on the device between steps.
 
-    pools: by layer, [pages + 1, 2, page_size, kv_heads, head_dim]; page 0 is the dummy page, finite for ever
+    pools: by layer, [pages + 1, 2, page_size, kv_heads, head_dim]; page 0 is the dummy page, finite
+        for ever
     page_tables: by group, [rows + 1, columns] int32, 0 past a row's last page
     tokens: [rows + 1, max_len + 1] int64, every token known or sampled so far
     The last row of the tables is nobody's: rows that pad a batch sit there.
@@ -41,10 +42,16 @@ class Buffers:
         if isinstance(array, Tensor):
             return array
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
+        return (
+            tensor
+            if self.device.type == "cpu"
+            else tensor.pin_memory().to(self.device, non_blocking=True)
+        )
 
     def put_together(self, *arrays: Ints) -> list[Tensor]:
-        """The arrays on the device, by one copy: each copy of its own takes the host some 25 us more."""
+        """The arrays on the device, by one copy: each copy of its own takes the host some 25 us
+        more.
+        """
         if self.device.type == "cpu":
             return [self.put(array) for array in arrays]
         # Views of any type must begin at multiples of its size; kernels like those of 16 bytes.
@@ -52,15 +59,20 @@ class Buffers:
         host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=True)
         packed = host.numpy()
         for start, array in zip(starts, arrays, strict=False):
-            packed[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            packed[start : start + array.nbytes] = (
+                np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            )
         device = host.to(self.device, non_blocking=True)
         return [
-            device[start : start + array.nbytes].view(getattr(torch, array.dtype.name)).view(array.shape)
+            device[start : start + array.nbytes]
+            .view(getattr(torch, array.dtype.name))
+            .view(array.shape)
             for start, array in zip(starts, arrays, strict=False)
         ]
 
     def native(self, array: Ints | Tensor) -> Any:
-        """The array as what indexes small arrays fast here: numpy on a CPU (1.6 us, torch 2.8), else a tensor.
+        """The array as what indexes small arrays fast here: numpy on a CPU (1.6 us, torch 2.8),
+        else a tensor.
 
         On a CPU it shares its memory with `array`.
         """
@@ -97,7 +109,9 @@ class Buffers:
         return self.latest(rows.astype(np.int64), columns.astype(np.int64), pages)
 
     def latest(self, rows: Ints, columns: Ints, pages: Ints) -> tuple[Ints, Ints, Ints]:
-        """The entries without those that a later one replaces: a GPU writes them all at once, in any order."""
+        """The entries without those that a later one replaces: a GPU writes them all at once, in
+        any order.
+        """
         if self.device.type == "cpu":
             return rows, columns, pages
         _, last = np.unique((rows * self.tokens.shape[1] + columns)[::-1], return_index=True)
@@ -116,16 +130,22 @@ class Buffers:
     def launched_tables(self) -> tuple[Tensor, ...]:
         """The page tables of the step that is launched now, for as long as its result is out.
 
-        On a GPU the next step may seat others in its rows before that, so these are copies; on a CPU it may not.
+        On a GPU the next step may seat others in its rows before that, so these are copies; on a
+        CPU it may not.
         """
-        return self.page_tables if self.device.type == "cpu" else tuple(table.clone() for table in self.page_tables)
+        return (
+            self.page_tables
+            if self.device.type == "cpu"
+            else tuple(table.clone() for table in self.page_tables)
+        )
 
     @torch.inference_mode()
     def clean(self, rows: Ints, page_tables: tuple[Tensor, ...]) -> None:
-        """Put 0 for every number that is not finite in the pages that these rows have in `page_tables`.
+        """Put 0 for every number that is not finite in the pages that these rows have in
+        `page_tables`.
 
-        Some kernels read the whole last page of a row, and NaN times a weight of 0 is NaN: what a failed row leaves
-        behind would spoil the row that gets its page next.
+        Some kernels read the whole last page of a row, and NaN times a weight of 0 is NaN: what a
+        failed row leaves behind would spoil the row that gets its page next.
         rows: [n] int64
         writes: pools
         """
@@ -133,7 +153,8 @@ class Buffers:
         owned = torch.cat([table[device_rows].flatten() for table in page_tables])
         pages = torch.bincount(owned).nonzero().flatten()
         for pool, some in product(self.pools, torch.split(pages, CLEANED)):
-            if pool.dtype.itemsize == 1:  # torch indexes 8-bit floats as bytes only; NaN is 0x7F with either sign
+            # torch indexes 8-bit floats as bytes only; NaN is 0x7F with either sign
+            if pool.dtype.itemsize == 1:
                 held = pool.view(torch.uint8)
                 part = held[some]
                 held[some] = part.masked_fill_((part & 0x7F) == 0x7F, 0)
@@ -162,13 +183,19 @@ def allocate(
         device=device,
         page_size=page_size,
         pools=tuple(layers[layer] for layer in range(len(layers))),
-        page_tables=tuple(torch.zeros((rows + 1, columns), dtype=torch.int32, device=device) for _ in groups),
+        page_tables=tuple(
+            torch.zeros((rows + 1, columns), dtype=torch.int32, device=device) for _ in groups
+        ),
         tokens=torch.zeros((rows + 1, max_len + 1), dtype=torch.int64, device=device),
     )
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros. On a CPU its memory is taken only as it is first written: a pool is large and seldom full."""
+    """A tensor of zeros. On a CPU its memory is taken only as it is first written: a pool is large
+    and seldom full.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    return (
+        torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    )

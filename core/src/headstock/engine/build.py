@@ -49,15 +49,21 @@ Report = Callable[[str, int, int], None]
 WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec, ExecutorSpec)
 
 SLACK = 64 << 20
-"""Bytes by which graphs may differ from the plan unsaid: the driver hands memory out in large pieces."""
+"""Bytes by which graphs may differ from the plan unsaid: the driver hands memory out in large
+pieces.
+"""
 
 MOST_WATCHED = 1 << 30
-"""Bytes of a pool that is watched unsaid: about a quarter of a second a step on one thread of a CPU."""
+"""Bytes of a pool that is watched unsaid: about a quarter of a second a step on one thread of a
+CPU.
+"""
 
 
 @frozen(kw_only=True, eq=False)
 class Build:
-    """An engine's parts and what was decided on the way; `notes` are lines that the user should see."""
+    """An engine's parts and what was decided on the way; `notes` are lines that the user should
+    see.
+    """
 
     config: EngineConfig
     env: DeviceEnv
@@ -72,7 +78,10 @@ class Build:
 
 
 def build(config: EngineConfig, report: Report | None = None) -> Build:
-    """The parts for `config`, weights loaded.   raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError"""
+    """The parts for `config`, weights loaded.
+
+    raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
+    """
     env = describe(config.device)
     device = torch.device(env.device)
     directory = locate(config.model, revision=config.revision)
@@ -87,7 +96,9 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     check_options(config, parts)
     agreement = negotiate(config, parts, model, dtype, env)
     free = free_bytes(device)
-    params = load(config, directory, family, model, dtype, device, max_len, parts.operations, free, report)
+    params = load(
+        config, directory, family, model, dtype, device, max_len, parts.operations, free, report
+    )
     faults = Faults.of(config.faults)
     material = Material(
         config=config,
@@ -108,13 +119,20 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     memory = shared_out(material, sizes, max_len, free)
     if memory.kv_tokens < max_len:
         cut = (
-            f"--max-seq-len is cut from {max_len} to {plural(memory.kv_tokens, 'token')}, all that the KV pool can hold"
+            f"--max-seq-len is cut from {max_len} to {plural(memory.kv_tokens, 'token')}, all "
+            "that the KV pool can hold"
         )
         notes.append(cut)
         if config.max_seq_len is not None:
             LOG.warning(event("sequences are shorter than asked for", note=config.spell(cut)))
         max_len = memory.kv_tokens
-    buffers = reserve(memory, faults.around_allocation(allocate), **sizes, num_pages=memory.num_pages, max_len=max_len)
+    buffers = reserve(
+        memory,
+        faults.around_allocation(allocate),
+        **sizes,
+        num_pages=memory.num_pages,
+        max_len=max_len,
+    )
     bounds = limits(config, parts, agreement, memory, model, max_len)
     assembly = assemble(material, buffers, max_len)
     graphs = record(assembly, material, memory, report)
@@ -158,18 +176,24 @@ def measured(material: Material, sizes: Mapping[str, Any], max_len: int) -> Spen
     """What the largest step, the backends and the graphs take.   raises: CannotRun"""
     parts = material.parts
     names = f"{parts.attention_name}, {parts.ops.name}"
-    reason = f"kernels of {names} that are new on this machine are compiled at their first use, and kept"
+    reason = (
+        f"kernels of {names} that are new on this machine are compiled at their first use, and kept"
+    )
     try:
         with announced("measuring the largest step", reason):
-            return measure(material, lambda: allocate(**sizes, num_pages=1, max_len=max_len), max_len)
+            return measure(
+                material, lambda: allocate(**sizes, num_pages=1, max_len=max_len), max_len
+            )
     except torch.OutOfMemoryError as error:
         raise CannotRun(
-            f"a step of --max-batch-tokens {material.config.max_batch_tokens} needs more memory than the device has; "
-            "lower --max-batch-tokens or --max-running-requests"
+            f"a step of --max-batch-tokens {material.config.max_batch_tokens} needs more memory "
+            "than the device has; lower --max-batch-tokens or --max-running-requests"
         ) from error
 
 
-def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: Report | None) -> tuple[str, ...]:
+def record(
+    assembly: Assembly, material: Material, memory: MemoryPlan, report: Report | None
+) -> tuple[str, ...]:
     """Capture the runner's graphs; what the user should know of it."""
     sizes = graph_sizes(assembly.runner, material)
     if not sizes.rows:
@@ -177,7 +201,10 @@ def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: R
             reason = f"the runner {material.parts.runner.name} captures nothing here"
             LOG.warning(event("a fault cannot happen", fault="capture", because=reason))
         return ()
-    off = ("graphs are off: they could not be captured (the log says why), and every step runs without",)
+    off = (
+        "graphs are off: they could not be captured (the log says why), "
+        "and every step runs without",
+    )
     if not memory.spent.capturable:
         return off
     before, began = settled(assembly.device), time.monotonic()
@@ -191,7 +218,13 @@ def record(assembly: Assembly, material: Material, memory: MemoryPlan, report: R
         return off
     seconds, taken = time.monotonic() - began, max(before - settled(assembly.device), 0)
     if assembly.device.type == "cuda" and taken > memory.spent.graphs * 1.05 + SLACK:
-        LOG.warning(event("graphs took more than planned", planned=size(memory.spent.graphs), taken=size(taken)))
+        LOG.warning(
+            event(
+                "graphs took more than planned",
+                planned=size(memory.spent.graphs),
+                taken=size(taken),
+            )
+        )
     rows, tokens = captured.rows, captured.tokens
     prompts = f" and {plural(len(tokens), 'token count')} up to {tokens[0]}" if tokens else ""
     sizes_text = f"{plural(len(rows), 'batch size')} up to {rows[0]}{prompts}"
@@ -204,17 +237,23 @@ def settled(device: torch.device) -> int:
 
 
 def reserve(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:
-    """The buffers that `allocate` makes of `sizes`.   raises: CannotRun when there is no memory for them after all"""
+    """The buffers that `allocate` makes of `sizes`.
+
+    raises: CannotRun when there is no memory for them after all
+    """
     try:
         return allocate(**sizes)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CannotRun(
-            f"the KV pool needs {size(memory.pool)} of {size(memory.free)} that were free at the start, and could not "
-            "be allocated; lower --memory-ratio or --num-pages, or end what else uses the device"
+            f"the KV pool needs {size(memory.pool)} of {size(memory.free)} that were free at the "
+            "start, and could not be allocated; lower --memory-ratio or --num-pages, or end what "
+            "else uses the device"
         ) from error
 
 
-def watched(material: Material, memory: MemoryPlan, buffers: Buffers, executor: Executor) -> Executor:
+def watched(
+    material: Material, memory: MemoryPlan, buffers: Buffers, executor: Executor
+) -> Executor:
     """The executor, its free pages watched under `--debug-canary`."""
     if not material.config.debug_canary:
         return executor
@@ -233,7 +272,9 @@ def watched(material: Material, memory: MemoryPlan, buffers: Buffers, executor: 
     return Canary(executor, buffers, material.model.kv_groups, padded=padded)
 
 
-def question(config: EngineConfig, model: ModelConfig, dtype: str, max_len: int) -> AttentionQuestion:
+def question(
+    config: EngineConfig, model: ModelConfig, dtype: str, max_len: int
+) -> AttentionQuestion:
     """What the model asks of attention under this configuration."""
     exact = isinstance(config.page_size, int) and not config.page_size_or_less
     return AttentionQuestion(
@@ -248,17 +289,21 @@ def question(config: EngineConfig, model: ModelConfig, dtype: str, max_len: int)
 
 
 def check_options(config: EngineConfig, parts: Parts) -> None:
-    """Raise UsageError for an `--opt` that no chosen plugin takes, PluginBroken for options that would not be read."""
+    """Raise UsageError for an `--opt` that no chosen plugin takes, PluginBroken for options that
+    would not be read.
+    """
     specs: list[PluginSpec] = [choice.spec for choice in parts.attention]
     specs += [parts.cache, parts.scheduler, parts.runner, parts.ops, parts.executor]
     stray = registry.unclaimed(config.opt, specs)
     if stray:
         names = [spec.name for spec in specs]
         close = registry.suggestion(stray[0].partition(".")[0], names)
-        raise UsageError(f"--opt {stray[0]}: no chosen plugin has that name{close}; chosen: {', '.join(names)}")
+        raise UsageError(
+            f"--opt {stray[0]}: no chosen plugin has that name{close}; chosen: {', '.join(names)}"
+        )
     for spec in specs:
         if registry.options(spec, config.opt) is not None and isinstance(spec, WITHOUT_OPTIONS):
             raise PluginBroken(
-                f"the plugin {spec.name!r} declares options, but schedulers, runners and executors are not given any; "
-                "its author should leave `options` out of its spec"
+                f"the plugin {spec.name!r} declares options, but schedulers, runners and "
+                "executors are not given any; its author should leave `options` out of its spec"
             )

@@ -25,9 +25,12 @@ NAMED = 8
 
 
 def locate(
-    name: str, fetch: Callable[[str, str | None], Path] = weights.download_model, revision: str | None = None
+    name: str,
+    fetch: Callable[[str, str | None], Path] = weights.download_model,
+    revision: str | None = None,
 ) -> Path:
-    """The directory of a model: an installed checkpoint's, the one named, or what `fetch` gives for a name on the hub.
+    """The directory of a model: an installed checkpoint's, the one named, or what `fetch` gives for
+    a name on the hub.
 
     `fetch` is given the name and the revision, which only a model on the hub has.
     raises: ModelError, UsageError for the revision of another model
@@ -42,14 +45,17 @@ def locate(
     directory = find_directory(name, fetch_revision)
     if revision is not None and not fetched:
         raise UsageError(
-            f"revision {shown(revision)}: {shown(name)} is a directory here, and only models on the hub have "
-            "revisions; leave revision out, or give a name such as owner/name"
+            f"revision {shown(revision)}: {shown(name)} is a directory here, and only models on "
+            "the hub have revisions; leave revision out, or give a name such as owner/name"
         )
     return directory
 
 
 def find_directory(name: str, fetch: Callable[[str], Path]) -> Path:
-    """The directory of an installed checkpoint, the one named, or what `fetch` gives.   raises: ModelError"""
+    """The directory of an installed checkpoint, the one named, or what `fetch` gives.
+
+    raises: ModelError
+    """
     names = [found.name for found in registry.installed("checkpoint")]
     if name in names:
         return Path(registry.spec("checkpoint", name).directory)
@@ -70,9 +76,14 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
     """
     hf = weights.read_config(directory)
     architectures = hf.get("architectures")
-    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+    if (
+        not isinstance(architectures, list)
+        or not architectures
+        or not isinstance(architectures[0], str)
+    ):
         raise ModelError(
-            f"config.json in {directory} names no architecture; wanted a list such as ['Qwen3ForCausalLM']"
+            f"config.json in {directory} names no architecture; wanted a list such as "
+            "['Qwen3ForCausalLM']"
         )
     if architectures[0] not in {each.name for each in registry.installed("model")}:
         raise registry.unknown_architecture(architectures[0])
@@ -85,20 +96,31 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
         raise ModelError(f"config.json in {directory}: {error}") from error
     if model.ignored_fields:
         fields = ", ".join(map(shown, model.ignored_fields[:NAMED]))
-        more = {"more": len(model.ignored_fields) - NAMED} if len(model.ignored_fields) > NAMED else {}
-        LOG.warning(event(f"{architectures[0]} does not read all of config.json", ignored=fields, **more))
+        more = (
+            {"more": len(model.ignored_fields) - NAMED} if len(model.ignored_fields) > NAMED else {}
+        )
+        LOG.warning(
+            event(f"{architectures[0]} does not read all of config.json", ignored=fields, **more)
+        )
     return family, model
 
 
 def untie(directory: Path, family: Model, model: ModelConfig) -> ModelConfig:
-    """`model`, its output matrix apart from its embeddings where the checkpoint stores one that differs.
+    """`model`, its output matrix apart from its embeddings where the checkpoint stores one that
+    differs.
 
     raises: ModelError when a file is not what it says
     """
-    differing = weights.find_differing_copies(directory, family.params(model)) if model.tied_embeddings else ()
+    differing = (
+        weights.find_differing_copies(directory, family.params(model))
+        if model.tied_embeddings
+        else ()
+    )
     if not differing:
         return model
-    because = "it is stored and differs from the embeddings, though config.json has tie_word_embeddings"
+    because = (
+        "it is stored and differs from the embeddings, though config.json has tie_word_embeddings"
+    )
     LOG.warning(event("an output matrix of its own is used", tensor=differing[0], because=because))
     return attrs.evolve(model, tied_embeddings=False)
 
@@ -113,10 +135,14 @@ def longest(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:
     if config.max_seq_len > model.max_position:
         if not config.max_seq_len_or_less:
             raise UsageError(
-                f"--max-seq-len {config.max_seq_len}: the model's own limit is {plural(model.max_position, 'token')}; "
-                "lower it, leave it out, or have it cut by --max-seq-len-or-less"
+                f"--max-seq-len {config.max_seq_len}: the model's own limit is "
+                f"{plural(model.max_position, 'token')}; lower it, leave it out, or have it cut "
+                "by --max-seq-len-or-less"
             )
-        notes.append(f"--max-seq-len {config.max_seq_len} is cut to {model.max_position}, the model's own limit")
+        notes.append(
+            f"--max-seq-len {config.max_seq_len} is cut to {model.max_position}, the model's own "
+            "limit"
+        )
     return min(config.max_seq_len, model.max_position)
 
 
@@ -132,12 +158,15 @@ def load(
     free: int,
     report: Callable[[str, int, int], None] | None,
 ) -> Params:
-    """The model's parameters on the device.   raises: ModelError; CannotRun when they do not fit into `free` bytes"""
+    """The model's parameters on the device.
+
+    raises: ModelError; CannotRun when they do not fit into `free` bytes
+    """
     specs = family.params(model)
     need = weights.weight_bytes(specs, getattr(torch, dtype))
     too_large = (
-        f"the weights need {size(need)} in {dtype}, and {size(free)} are free on {device}; use a smaller --dtype, "
-        "another --device, or end what else uses the memory"
+        f"the weights need {size(need)} in {dtype}, and {size(free)} are free on {device}; use a "
+        "smaller --dtype, another --device, or end what else uses the memory"
     )
     if need > free:
         raise CannotRun(too_large)

@@ -17,13 +17,14 @@ def describe(asked: str) -> DeviceEnv:
 
     raises: CannotRun when CUDA is asked for and there is none
     """
-    found = [dist.metadata for dist in distributions()]  # once each: every look at a distribution parses its metadata
+    # once each: every look at a distribution parses its metadata
+    found = [dist.metadata for dist in distributions()]
     installed = {metadata["Name"]: metadata["Version"] for metadata in found if metadata["Name"]}
     cuda = asked != "cpu" and torch.cuda.is_available()
     if asked == "cuda" and not cuda:
         raise CannotRun(
-            f"--device cuda: torch {torch.__version__} finds no CUDA device; use --device cpu, or install a CUDA build "
-            "of torch (see the README)"
+            f"--device cuda: torch {torch.__version__} finds no CUDA device; use --device cpu, or "
+            "install a CUDA build of torch (see the README)"
         )
     if not cuda:
         return DeviceEnv(
@@ -46,7 +47,8 @@ def describe(asked: str) -> DeviceEnv:
 
 
 def check_usable(env: DeviceEnv) -> None:
-    """Ask the device whether it still serves this process: after an illegal access, say, no call ever does.
+    """Ask the device whether it still serves this process: after an illegal access, say, no call
+    ever does.
 
     raises: EngineDied
     """
@@ -56,21 +58,31 @@ def check_usable(env: DeviceEnv) -> None:
         torch.cuda.synchronize()
     except RuntimeError as error:
         said = str(error).split("\n", 1)[0]
-        raise EngineDied(f"the GPU is lost to this process ({said}); the log has the step that failed") from error
+        raise EngineDied(
+            f"the GPU is lost to this process ({said}); the log has the step that failed"
+        ) from error
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on the device now, in bytes; on a CPU what is available and not promised to this process."""
+    """Memory that is free on the device now, in bytes; on a CPU what is available and not promised
+    to this process.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return max(min(free for free in (available(), container_room()) if free is not None) - promised(), 0)
+    return max(
+        min(free for free in (available(), container_room()) if free is not None) - promised(), 0
+    )
 
 
 def promised(status: Path = Path("/proc/self/status")) -> int:
-    """What this process has allocated and not yet written, in bytes: the rest of another engine's pool, above all."""
+    """What this process has allocated and not yet written, in bytes: the rest of another engine's
+    pool, above all.
+    """
     try:
         fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        data, resident, swapped = (int(fields[name].split()[0]) for name in ("VmData", "RssAnon", "VmSwap"))
+        data, resident, swapped = (
+            int(fields[name].split()[0]) for name in ("VmData", "RssAnon", "VmSwap")
+        )
     except (OSError, KeyError):
         return 0  # not Linux
     return max(data - resident - swapped, 0) * 1024
@@ -89,9 +101,13 @@ def available() -> int:
 
 
 def container_room(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What is left of the memory limit of the container, in bytes; None when there is no limit (cgroup version 2)."""
+    """What is left of the memory limit of the container, in bytes; None when there is no limit
+    (cgroup version 2).
+    """
     try:
-        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        limit, used = (
+            (folder / name).read_text().strip() for name in ("memory.max", "memory.current")
+        )
     except OSError:
         return None
     return max(int(limit) - int(used), 0) if limit.isdecimal() and used.isdecimal() else None

@@ -19,7 +19,15 @@ from headstock.engine.news import news
 from headstock.engine.summary import EngineStats, EngineSummary, count, summarize
 from headstock.engine.update import Update
 from headstock.engine.worker import WorkerThread
-from headstock.errors import CapacityError, EngineDied, PluginBroken, RequestError, place, reason, shown
+from headstock.errors import (
+    CapacityError,
+    EngineDied,
+    PluginBroken,
+    RequestError,
+    place,
+    reason,
+    shown,
+)
 from headstock.logs import event
 from headstock.record.file import reserved
 from headstock.record.header import describe
@@ -51,9 +59,11 @@ Flight = tuple[Plan, Pending | None]
 
 
 class Engine:
-    """The one stateful object: it owns the device through its executor, and the scheduler's state as a value.
+    """The one stateful object: it owns the device through its executor, and the scheduler's state
+    as a value.
 
-    `submit` and `abort` may be called from any thread, the rest from one (`headstock.engine.loop.Loop` does so).
+    `submit` and `abort` may be called from any thread, the rest from one
+    (`headstock.engine.loop.Loop` does so).
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
 
@@ -67,16 +77,22 @@ class Engine:
         self.env = parts.env
         self.lost = False
         on_cpu = parts.env.device == "cpu"
-        self.executor = WorkerThread(parts.executor) if self.config.overlap and on_cpu else parts.executor
+        self.executor = (
+            WorkerThread(parts.executor) if self.config.overlap and on_cpu else parts.executor
+        )
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize(parts)
         self.state = initial(self.limits)
         self.ledger = Ledger()
         self.recorder = Recorder(
-            describe(self.config, self.limits), self.limits, config.record, prompts=config.record_prompts
+            describe(self.config, self.limits),
+            self.limits,
+            config.record,
+            prompts=config.record_prompts,
         )
         self.inbox: deque[Event] = deque()
-        # Whose accounts are still to be opened, whether eager, and which they are of all that were queued.
+        # Whose accounts are still to be opened, whether eager, and which they are of all that were
+        # queued.
         self.asked: dict[str, tuple[Request, bool, int]] = {}
         self.num_queued = 0
         self.demand = 0, 0  # pages, and how many of the requests ever queued they are the pages of
@@ -106,15 +122,19 @@ class Engine:
         return bool(self.inbox or self.state.waiting or self.state.num_running or self.flights)
 
     def submit(self, request: Request, *, eager: bool = True) -> None:
-        """Queue a request. When not `eager`, it is told of its first token and then of all others at the end.
+        """Queue a request. When not `eager`, it is told of its first token and then of all others
+        at the end.
 
-        raises: RequestError; CapacityError when it can never fit, or not now under `--on-pressure reject`
+        raises: RequestError; CapacityError when it can never fit, or not now under
+            `--on-pressure reject`
         """
         self.check(request)
         self.accept(request, eager=eager)
 
     def accept(self, request: Request, *, eager: bool) -> None:
-        """Queue a request that `check` has passed. If that is interrupted, `abort` leaves nothing of it."""
+        """Queue a request that `check` has passed. If that is interrupted, `abort` leaves nothing
+        of it.
+        """
         self.num_queued += 1
         self.asked[request.id] = request, eager, self.num_queued
         self.inbox.append(Arrived(request))
@@ -122,16 +142,22 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raise RequestError when the request is not for this engine."""
         if request.id in self.asked or self.ledger.knows(request.id):
-            raise RequestError(f"request id {shown(request.id)} is in use; choose another", "request_id")
+            raise RequestError(
+                f"request id {shown(request.id)} is in use; choose another", "request_id"
+            )
         prompt = request.prompt
         if len(prompt) and (int(prompt.min()) < 0 or int(prompt.max()) >= self.model.vocab):
             wrong = int(prompt.min()) if int(prompt.min()) < 0 else int(prompt.max())
-            raise RequestError(f"token {wrong} is not in the vocabulary of {self.model.vocab}", "prompt")
+            raise RequestError(
+                f"token {wrong} is not in the vocabulary of {self.model.vocab}", "prompt"
+            )
         for name in ("logit_bias", "allowed_token_ids"):
             ids = getattr(request.params, name) or (0,)
             if min(ids) < 0 or max(ids) >= self.model.vocab:
                 wrong = min(ids) if min(ids) < 0 else max(ids)
-                raise RequestError(f"{name}: token {wrong} is not in the vocabulary of {self.model.vocab}", name)
+                raise RequestError(
+                    f"{name}: token {wrong} is not in the vocabulary of {self.model.vocab}", name
+                )
         reason = refusal(request, self.limits)
         if reason is not None:
             raise CapacityError(self.config.spell(reason), "prompt")
@@ -146,13 +172,16 @@ class Engine:
 
     @property
     def pressure(self) -> float:
-        """The share of the pool's pages that running requests hold, or that others will need for what they have; may be
-        asked from any thread.
+        """The share of the pool's pages that running requests hold, or that others will need for
+        what they have; may be asked from any thread.
         """
-        # Whom a step counts meanwhile is met twice, and told by the number: queued ones are read first.
+        # Whom a step counts meanwhile is met twice, and told by the number: queued ones are read
+        # first.
         queued = list(self.asked.values())
         pages, counted = self.demand
-        pages += sum(self.limits.pages_for(len(r.prompt)) for r, _, number in queued if number > counted)
+        pages += sum(
+            self.limits.pages_for(len(r.prompt)) for r, _, number in queued if number > counted
+        )
         return min(pages / self.limits.num_pages[0], 1.0)
 
     def abort(self, id: str) -> None:
@@ -160,16 +189,19 @@ class Engine:
         self.inbox.append(Aborted(id))
 
     def reset_prefix_cache(self) -> None:
-        """Free the pages that only the prefix index keeps, before anything submitted later; the peak counts anew."""
+        """Free the pages that only the prefix index keeps, before anything submitted later; the
+        peak counts anew.
+        """
         self.ledger.peak_held_pages = 0
         self.inbox.append(Cleared())
 
     def step(self) -> tuple[Update, ...]:
-        """Launch the plan that was made last, tell what came of a step that is done, and plan what is next.
+        """Launch the plan that was made last, tell what came of a step that is done, and plan what
+        is next.
 
-        Without overlap that is the step just launched. With overlap it is the one before: the device goes from it
-        straight to the plan made last, works on that while the next one is made, and what it samples is read one step
-        late.
+        Without overlap that is the step just launched. With overlap it is the one before: the
+        device goes from it straight to the plan made last, works on that while the next one is
+        made, and what it samples is read one step late.
         """
         launched = self.launch()
         behind = 1 if self.config.overlap and launched else 0
@@ -191,7 +223,10 @@ class Engine:
             self.check_idle()
         elif self.idle > MOST_IDLE:
             blame = self.config.spell(BLAME)
-            said = f"the scheduler {self.limits.scheduler!r} runs nothing, though requests wait; {blame}"
+            said = (
+                f"the scheduler {self.limits.scheduler!r} runs nothing, though requests wait; "
+                f"{blame}"
+            )
             raise PluginBroken(f"{said}; {self.recorder.report()}")
         return updates
 
@@ -200,41 +235,58 @@ class Engine:
         if isinstance(event, Arrived):
             request, eager, _ = self.asked.get(event.request.id, (event.request, True, 0))
             self.ledger.open(request, eager=eager, pages=self.limits.pages_for(len(request.prompt)))
-        elif isinstance(event, Aborted):  # of one that an interrupt kept out of the inbox, or of nobody
+        elif isinstance(
+            event, Aborted
+        ):  # of one that an interrupt kept out of the inbox, or of nobody
             self.asked.pop(event.id, None)
 
     def publish_demand(self, events: Sequence[Event]) -> None:
-        """Count the pages that requests hold or will need, those that arrived with `events` among them."""
+        """Count the pages that requests hold or will need, those that arrived with `events` among
+        them.
+        """
         arrived = [event.request.id for event in events if isinstance(event, Arrived)]
         if self.config.on_pressure == "reject":
             state = self.state
             held = int(np.count_nonzero(state.refs[0])) + self.ledger.unseated_pages
             if len(state.waiting) > self.ledger.unseated:
-                held += sum(self.limits.pages_for(len(entry.tokens)) for entry in state.waiting if entry.preemptions)
+                held += sum(
+                    self.limits.pages_for(len(entry.tokens))
+                    for entry in state.waiting
+                    if entry.preemptions
+                )
             numbers = (self.asked[id][2] for id in arrived if id in self.asked)
             self.demand = held, max(numbers, default=self.demand[1])
         for id in arrived:
             self.asked.pop(id, None)
 
     def check_idle(self) -> None:
-        """Raise EngineDied when something is left behind though no request is there: it would be lost for ever."""
+        """Raise EngineDied when something is left behind though no request is there: it would be
+        lost for ever.
+        """
         try:
             check_idle(self.state, self.limits)
         except AssertionError as error:
             raise EngineDied(f"idle, yet {error}; {self.recorder.died((), error)}") from error
 
     def schedule(self, events: list[Event]) -> tuple[State, Plan]:
-        """The state after `events` and the next plan, recorded.   raises: EngineDied, PluginBroken"""
+        """The state after `events` and the next plan, recorded.
+
+        raises: EngineDied, PluginBroken
+        """
         try:
             state, plan = step(self.state, tuple(events), self.limits)
         except PluginBroken as error:
-            raise PluginBroken(f"{self.config.spell(str(error))}; {self.recorder.died(events, error)}") from error
+            raise PluginBroken(
+                f"{self.config.spell(str(error))}; {self.recorder.died(events, error)}"
+            ) from error
         except AssertionError as error:
             said = self.recorder.died(events, error)
             raise EngineDied(f"the scheduler contradicts itself: {error}; {said}") from error
         except Exception as error:
             said = self.recorder.died(events, error)
-            raise EngineDied(f"scheduling failed in {place(error)}: {reason(error)}; {said}") from error
+            raise EngineDied(
+                f"scheduling failed in {place(error)}: {reason(error)}; {said}"
+            ) from error
         self.recorder.step(events, state, plan)
         return state, plan
 
@@ -253,7 +305,8 @@ class Engine:
     def land(self) -> tuple[Plan, Outcome | None]:
         """The plan launched first of those in flight, with what it sampled.
 
-        The outcome is None when the step failed, which fails its requests and leaves the engine alive.
+        The outcome is None when the step failed, which fails its requests and leaves the engine
+        alive.
         """
         plan, pending = self.flights.popleft()
         try:
@@ -265,7 +318,8 @@ class Engine:
     def report(self, plan: Plan, error: Exception) -> None:
         """Log a step that failed, with a recording of how it came to that.
 
-        raises: the error itself when it says that the engine cannot go on; EngineDied when the device is lost
+        raises: the error itself when it says that the engine cannot go on; EngineDied when the
+            device is lost
         """
         said = self.recorder.report()
         facts = {"step": plan.number, "rows": len(plan.rows), "at": place(error), "recording": said}
@@ -277,7 +331,9 @@ class Engine:
         self.lost = False
 
     def unfinished(self) -> list[Update]:
-        """The last news of every request that has not ended, once this engine takes no more steps."""
+        """The last news of every request that has not ended, once this engine takes no more
+        steps.
+        """
         while self.inbox:
             self.enter(self.inbox.popleft())
         return self.ledger.unfinished(self.state)
@@ -289,7 +345,8 @@ class Engine:
     def close(self) -> None:
         """Free the device, also while this engine is still referred to. It is not used afterwards.
 
-        A device that is lost keeps what it has: torch aborts a process that gives back pinned memory then.
+        A device that is lost keeps what it has: torch aborts a process that gives back pinned
+            memory then.
         """
         try:
             self.recorder.close()

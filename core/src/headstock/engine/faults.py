@@ -1,4 +1,5 @@
-"""Faults on demand: what may go wrong in an engine, made to go wrong in a test (`--faults`, `HEADSTOCK_FAULTS`).
+"""Faults on demand: what may go wrong in an engine, made to go wrong in a test (`--faults`,
+`HEADSTOCK_FAULTS`).
 
     nan@STEP:ROW        the row's activations become NaN
     execute@STEP        launching the step raises
@@ -8,8 +9,9 @@
     allocate            there is no memory for the KV pool
     capture             the runner cannot capture
 
-Steps have the numbers that logs and recordings give them. A fault happens once: in the first step, from its own on, in
-which it can. (A replayed graph does not call attention, so a step that is to have NaN is not replayed.)
+Steps have the numbers that logs and recordings give them. A fault happens once: in the first step,
+from its own on, in which it can. (A replayed graph does not call attention, so a step that is to
+have NaN is not replayed.)
 """
 
 from __future__ import annotations
@@ -68,9 +70,9 @@ class Fault:
 
 @define
 class Faults:
-    """The faults that have not happened yet, and the step that runs now, -1 before the first (a start may try what it
-    can do). They are put around an engine's parts, which know nothing of them; a part that no fault concerns stays as
-    it is.
+    """The faults that have not happened yet, and the step that runs now, -1 before the first (a
+    start may try what it can do). They are put around an engine's parts, which know nothing of
+    them; a part that no fault concerns stays as it is.
     """
 
     left: list[Fault]
@@ -86,7 +88,9 @@ class Faults:
         return any(fault.kind in kinds for fault in self.left)
 
     def due(self, kind: str, step: int) -> Iterator[Fault]:
-        """The faults of `kind` that may happen in `step`; whoever makes one happen removes it from `left`."""
+        """The faults of `kind` that may happen in `step`; whoever makes one happen removes it from
+        `left`.
+        """
         yield from [fault for fault in self.left if fault.kind == kind and fault.step <= step]
 
     def strike(self, kind: str, step: int = 0) -> None:
@@ -117,7 +121,9 @@ class Faults:
         return FaultyRunner(runner, self) if self.concern("nan", "execute", "capture") else runner
 
     def around_executor(self, executor: Executor) -> Executor:
-        """`executor`, with the faults of steps. Faults of the runner need it too: it tells which step runs."""
+        """`executor`, with the faults of steps. Faults of the runner need it too: it tells which
+        step runs.
+        """
         return FaultyExecutor(executor, self) if self.left else executor
 
 
@@ -137,10 +143,17 @@ class FaultyExecutor(Executor):
         return FaultyStep(self.inner.execute(plan, joined), self.faults, plan.number)
 
     def close(self) -> None:
-        """Free the device, and say which faults never happened: whoever asked for them has tested nothing."""
+        """Free the device, and say which faults never happened: whoever asked for them has tested
+        nothing.
+        """
         self.inner.close()
         if self.faults.left:
-            LOG.warning(event("faults never happened", faults=" ".join(fault.text for fault in self.faults.left)))
+            LOG.warning(
+                event(
+                    "faults never happened",
+                    faults=" ".join(fault.text for fault in self.faults.left),
+                )
+            )
             self.faults.left.clear()
 
 
@@ -203,7 +216,9 @@ class FaultyRunner(Runner):
         return None if self.is_poisoned(step.rows) else self.struck(self.inner.decode(step))
 
     def prompt(self, step: PromptStep) -> Sample | None:
-        """What each row's last token samples, by a replay; None where NaN is due, which only `run` can make."""
+        """What each row's last token samples, by a replay; None where NaN is due, which only `run`
+        can make.
+        """
         return None if self.is_poisoned(step.token_rows) else self.struck(self.inner.prompt(step))
 
     def is_poisoned(self, rows: np.ndarray) -> bool:
@@ -211,7 +226,10 @@ class FaultyRunner(Runner):
         return any(int(fault.value) in rows for fault in self.faults.due("nan", self.faults.step))
 
     def struck(self, sample: Sample | None) -> Sample | None:
-        """The sample of a replay, if there was one.   raises: Injected when the step is to fail after its launch"""
+        """The sample of a replay, if there was one.
+
+        raises: Injected when the step is to fail after its launch
+        """
         if sample is not None:
             self.faults.strike("execute", self.faults.step)
         return sample

@@ -25,9 +25,10 @@ Ints = np.ndarray
 class Outcome:
     """What a step sampled, on the host.
 
-    tokens, healthy, logprobs: [n], one entry a logit position; logprobs, top_ids and top_logprobs [n, k] are None
-    when nobody asked
-    rows, positions: [n] int64, where each logit was    last_logits: [rows of the plan], as in `Step`
+    tokens, healthy, logprobs: [n], one entry a logit position; logprobs, top_ids and top_logprobs
+    [n, k] are None when nobody asked
+    rows, positions: [n] int64, where each logit was
+    last_logits: [rows of the plan], as in `Step`
     """
 
     tokens: Ints
@@ -55,7 +56,9 @@ class Launched(Pending):
     last_logits: Ints
 
     def wait(self) -> Outcome:
-        """What was sampled; blocks until the device is done. The pages of rows that failed are finite afterwards."""
+        """What was sampled; blocks until the device is done. The pages of rows that failed are
+        finite afterwards.
+        """
         told = self.readback.wait()
         healthy = told["healthy"]
         if not healthy.all():
@@ -75,7 +78,9 @@ class Launched(Pending):
 class InlineExecutor(Executor):
     """Plans are carried out one after the other by `runner` over `buffers`."""
 
-    def __init__(self, *, buffers: Buffers, sampling: SamplingTable, runner: Runner, router: PhaseRouter) -> None:
+    def __init__(
+        self, *, buffers: Buffers, sampling: SamplingTable, runner: Runner, router: PhaseRouter
+    ) -> None:
         self.buffers = buffers
         self.sampling = sampling
         self.runner = runner
@@ -93,8 +98,9 @@ class InlineExecutor(Executor):
             return self.replay(plan) or self.replay_prompt(plan) or self.run(plan)
 
     def take_in(self) -> None:
-        """Bring the tables up to date with this plan, and with those before it that failed here: the news of a plan
-        concern rows that are not in it too, and a page that a table names wrongly is written to.
+        """Bring the tables up to date with this plan, and with those before it that failed here:
+        the news of a plan concern rows that are not in it too, and a page that a table names
+        wrongly is written to.
         """
         while self.owed:
             self.buffers.take_in(*self.owed[0])
@@ -105,7 +111,9 @@ class InlineExecutor(Executor):
         if self.buffers.device.type != "cuda":
             return nullcontext()
         others = len(plan.rows) - plan.num_decode
-        return torch.cuda.nvtx.range(f"step {plan.number}: {plan.num_decode} decode, {others} prefill")
+        return torch.cuda.nvtx.range(
+            f"step {plan.number}: {plan.num_decode} decode, {others} prefill"
+        )
 
     def replay(self, plan: Plan) -> Launched | None:
         """The plan as a step that the runner has recorded; None when it has not."""
@@ -116,7 +124,9 @@ class InlineExecutor(Executor):
         return self.launched(sample, step.rows, step.positions, np.arange(len(step.rows)))
 
     def replay_prompt(self, plan: Plan) -> Launched | None:
-        """The plan as a step with prompt tokens that the runner has recorded; None when it has not."""
+        """The plan as a step with prompt tokens that the runner has recorded; None when it has
+        not.
+        """
         step = prompt_step(plan, self.sampling, self.buffers, self.router.plan)
         sample = None if step is None else self.runner.prompt(step)
         if sample is None:

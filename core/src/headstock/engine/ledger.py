@@ -16,8 +16,8 @@ Ints = np.ndarray
 
 @define(eq=False)
 class Account:
-    """One live request: the admission number of its last seat, how many of its output tokens have been told, and the
-    scores that have not.
+    """One live request: the admission number of its last seat, how many of its output tokens have
+    been told, and the scores that have not.
 
     `eager`: it is told of every token; otherwise of the first one, and of the rest when it ends.
     `pages`: those that its prompt takes
@@ -33,28 +33,39 @@ class Account:
     prompt_scores: dict[int, TokenLogprob] = field(factory=dict)
 
     def tell(self, tokens: Ints, **end: Any) -> Update:
-        """News of `tokens`, [n] int32, the next that are untold, and of how the request ended, if it did."""
+        """News of `tokens`, [n] int32, the next that are untold, and of how the request ended, if
+        it did.
+        """
         news: dict[str, Any] = {"id": self.request.id, "tokens": tuple(tokens.tolist()), **end}
         if len(tokens) and not self.told:
             news["cached_tokens"] = self.cached
             if self.request.prompt_logprobs:
-                news["prompt_logprobs"] = tuple(map(self.prompt_scores.get, range(len(self.request.prompt))))
+                news["prompt_logprobs"] = tuple(
+                    map(self.prompt_scores.get, range(len(self.request.prompt)))
+                )
         if self.scores:
             news["logprobs"], self.scores = tuple(self.scores), []
         self.told += len(tokens)
         return Update(**news)
 
     def tell_last(self, tokens: Ints, reason: str, **end: Any) -> Update:
-        """The last news, `tokens` being all that the request came to, prompt and output.   tokens: [n] int32"""
-        return self.tell(tokens[len(self.request.prompt) + self.told :], finish_reason=reason, **end)
+        """The last news, `tokens` being all that the request came to, prompt and output.
+
+        tokens: [n] int32
+        """
+        return self.tell(
+            tokens[len(self.request.prompt) + self.told :], finish_reason=reason, **end
+        )
 
 
 @define
 class Ledger:
-    """The live requests, by id and by the admission number of the seat they have, and counts since the start.
+    """The live requests, by id and by the admission number of the seat they have, and counts since
+    the start.
 
-    `awaited` are those of `by_order` whose next token is told as soon as it is known: no other costs anything until
-    it ends. `unseated` requests never had a seat yet, and their prompts will take `unseated_pages`.
+    `awaited` are those of `by_order` whose next token is told as soon as it is known: no other
+    costs anything until it ends. `unseated` requests never had a seat yet, and their prompts will
+    take `unseated_pages`.
     """
 
     accounts: dict[str, Account] = field(factory=dict)
@@ -104,7 +115,9 @@ class Ledger:
         self.by_order.pop(account.order, None)
         self.awaited.pop(account.order, None)
 
-    def settle(self, plan: Plan | None, outcome: Outcome | None, state: State) -> tuple[Update, ...]:
+    def settle(
+        self, plan: Plan | None, outcome: Outcome | None, state: State
+    ) -> tuple[Update, ...]:
         """What is to be told of the step that ran `plan` and led to `state`."""
         accepted = state.accepted
         self.output_tokens += len(accepted.tokens)
@@ -144,7 +157,9 @@ class Ledger:
             ended.reason,
             preemptions=ended.preemptions,
             stop_token=int(ended.tokens[-1]) if ended.reason == "stop" else None,
-            error="the step of this request failed; the log has the reason" if ended.reason == "error" else None,
+            error="the step of this request failed; the log has the reason"
+            if ended.reason == "error"
+            else None,
         )
 
     def unfinished(self, state: State) -> list[Update]:
@@ -154,7 +169,8 @@ class Ledger:
             if entry is not None:
                 known[entry.request.id] = state.tokens[row, : state.columns[Column.NUM_KNOWN, row]]
         return [
-            account.tell_last(known.get(id, account.request.prompt), "abort") for id, account in self.accounts.items()
+            account.tell_last(known.get(id, account.request.prompt), "abort")
+            for id, account in self.accounts.items()
         ]
 
     def note_prompt_scores(self, plan: Plan, outcome: Outcome) -> None:
@@ -169,10 +185,14 @@ class Ledger:
                 following = int(outcome.positions[at]) + 1
                 if following < len(prompt):
                     most = account.request.params.prompt_logprobs
-                    account.prompt_scores[following] = scored(outcome, at, int(prompt[following]), most)
+                    account.prompt_scores[following] = scored(
+                        outcome, at, int(prompt[following]), most
+                    )
 
     def note_scores(self, plan: Plan, outcome: Outcome, accepted: Accepted) -> None:
-        """Keep the log-probabilities of sampled tokens that were asked for, if the scheduler took the token."""
+        """Keep the log-probabilities of sampled tokens that were asked for, if the scheduler took
+        the token.
+        """
         logits = dict(zip(plan.orders.tolist(), outcome.last_logits.tolist(), strict=True))
         for order in accepted.orders.tolist():
             account = self.by_order[order]
@@ -183,9 +203,15 @@ class Ledger:
 
 
 def scored(outcome: Outcome, at: int, token: int, most: int) -> TokenLogprob:
-    """The score of one logit position, for `token`, with `most` alternatives: a batch computes the most that any row
-    wants.
+    """The score of one logit position, for `token`, with `most` alternatives: a batch computes the
+    most that any row wants.
     """
-    assert outcome.logprobs is not None and outcome.top_ids is not None and outcome.top_logprobs is not None
-    top = zip(outcome.top_ids[at, :most].tolist(), outcome.top_logprobs[at, :most].tolist(), strict=True)
+    assert (
+        outcome.logprobs is not None
+        and outcome.top_ids is not None
+        and outcome.top_logprobs is not None
+    )
+    top = zip(
+        outcome.top_ids[at, :most].tolist(), outcome.top_logprobs[at, :most].tolist(), strict=True
+    )
     return TokenLogprob(token, float(outcome.logprobs[at]), tuple(top))

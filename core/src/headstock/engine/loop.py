@@ -21,11 +21,12 @@ Sink = Callable[[Update], None]
 
 
 class Loop:
-    """Owns the thread. A sink is called on it, for one request, until the update with a finish reason; then never
-    again.
+    """Owns the thread. A sink is called on it, for one request, until the update with a finish
+    reason; then never again.
 
-    Ctrl-C may strike whoever calls, at any moment. So nothing is used here that keeps a lock when it does, as a
-    Condition or an Event may (their `with` is written in Python, that of a Lock is not).
+    Ctrl-C may strike whoever calls, at any moment. So nothing is used here that keeps a lock when
+    it does, as a Condition or an Event may (their `with` is written in Python, that of a Lock is
+    not).
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -36,10 +37,12 @@ class Loop:
         self.closing = False
         self.over = False
         self.is_abandoned = False
-        self.lock = threading.Lock()  # of who submits; `close` takes none, as a signal's handler may call it
+        # of who submits; `close` takes none, as a signal's handler may call it
+        self.lock = threading.Lock()
         self.running = threading.Lock()  # taken until the thread has told everyone
         self.running.acquire()
-        self.bell = threading.Lock()  # taken, but for the moment between a ring and whoever sleeps hearing it
+        # taken, but for the moment between a ring and whoever sleeps hearing it
+        self.bell = threading.Lock()
         self.bell.acquire()
         self.thread = threading.Thread(target=self.drive, name="headstock-engine", daemon=True)
         self.thread.start()
@@ -51,7 +54,9 @@ class Loop:
             # Checked first and known before it is queued: the thread may tell of it at once.
             self.engine.check(request)
             if request.id in self.sinks:  # it has ended, and is still to be told so
-                raise RequestError(f"request id {shown(request.id)} is in use; choose another", "request_id")
+                raise RequestError(
+                    f"request id {shown(request.id)} is in use; choose another", "request_id"
+                )
             try:
                 self.sinks[request.id] = sink
                 self.engine.accept(request, eager=eager)
@@ -86,15 +91,17 @@ class Loop:
             raise EngineDied("the engine is closed; make a new one")
 
     def drive(self) -> None:
-        """Step while there is work; sleep otherwise. Who is left at the end is told so here: Ctrl-C may break off
-        whoever closes.
+        """Step while there is work; sleep otherwise. Who is left at the end is told so here: Ctrl-C
+        may break off whoever closes.
         """
         try:
             while self.wait():
                 self.tell(self.engine.step())
                 self.heartbeat = time.monotonic()
             self.tell(self.engine.unfinished())
-        except BaseException as error:  # even SystemExit, from a plugin: nobody else would tell those who wait
+        except (
+            BaseException
+        ) as error:  # even SystemExit, from a plugin: nobody else would tell those who wait
             try:
                 LOG.critical(event("engine died"), exc_info=error)
             finally:
@@ -129,7 +136,9 @@ class Loop:
 
     def fail(self, error: BaseException) -> None:
         """Tell everyone that the engine is gone."""
-        self.failure = error if isinstance(error, HeadstockError) else EngineDied(type(error).__name__)
+        self.failure = (
+            error if isinstance(error, HeadstockError) else EngineDied(type(error).__name__)
+        )
         said = f"the engine stopped: {self.failure}"
         self.tell([Update(id=id, finish_reason="error", error=said) for id in list(self.sinks)])
 
@@ -138,7 +147,8 @@ class Loop:
         self.closing = True
         self.ring()
         if threading.current_thread() is not self.thread:
-            with self.running:  # a `join` that Ctrl-C breaks off counts the thread as ended, though it runs
+            # a `join` that Ctrl-C breaks off counts the thread as ended, though it runs
+            with self.running:
                 pass
             self.thread.join()
 
@@ -147,9 +157,11 @@ class Loop:
 
         Any thread may call it at any moment, this loop's own among them: a garbage collector does.
         """
-        # A daemon thread that is within C++ when the interpreter goes would end the process by SIGABRT.
+        # A daemon thread that is within C++ when the interpreter goes would end the process by
+        # SIGABRT.
         atexit.register(self.thread.join)
-        self.is_abandoned = True  # before `running` is tried: the thread gives that up first and then looks here
+        # before `running` is tried: the thread gives that up first and then looks here
+        self.is_abandoned = True
         self.closing = True
         self.ring()
         self.close_abandoned()

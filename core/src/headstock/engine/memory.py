@@ -14,8 +14,9 @@ from headstock.spi import ModelConfig
 
 @frozen(kw_only=True)
 class Spent:
-    """Bytes that go to other things than weights and the pool: the largest step while it runs, what backends and
-    libraries hold, and recorded graphs. `capturable` is False when graphs were tried and could not be captured.
+    """Bytes that go to other things than weights and the pool: the largest step while it runs, what
+    backends and libraries hold, and recorded graphs. `capturable` is False when graphs were tried
+    and could not be captured.
     """
 
     activations: int
@@ -31,8 +32,8 @@ class Spent:
 
 @frozen(kw_only=True)
 class MemoryPlan:
-    """Bytes by use, and the pages they give. `budget` is what all may take together; `pool` counts the dummy page
-    too.
+    """Bytes by use, and the pages they give. `budget` is what all may take together; `pool` counts
+    the dummy page too.
     """
 
     free: int
@@ -60,9 +61,15 @@ class MemoryPlan:
             "KV": self.pool,
         }
         arithmetic = " + ".join(f"{use} {size(count)}" for use, count in uses.items() if count)
-        pool = f"{plural(self.num_pages, 'page')} of {self.page_size} = {plural(self.kv_tokens, 'token')}"
+        pool = (
+            f"{plural(self.num_pages, 'page')} of {self.page_size} = "
+            f"{plural(self.kv_tokens, 'token')}"
+        )
         return [
-            f"memory    {size(self.free)} free; {arithmetic} = {size(sum(uses.values()))} of {size(self.budget)}",
+            (
+                f"memory    {size(self.free)} free; {arithmetic} = {size(sum(uses.values()))} of "
+                f"{size(self.budget)}"
+            ),
             f"          {bar((self.weights, spent.total, self.pool), self.free)}",
             f"KV pool   {pool}, {size(self.page)} a page",
         ]
@@ -70,18 +77,24 @@ class MemoryPlan:
 
 def page_bytes(model: ModelConfig, page_size: int, kv_dtype: torch.dtype) -> int:
     """Bytes of one page over all layers: K and V of `page_size` tokens."""
-    return sum(prod(group.page_shape(page_size)) * len(group.layers) for group in model.kv_groups) * kv_dtype.itemsize
+    return (
+        sum(prod(group.page_shape(page_size)) * len(group.layers) for group in model.kv_groups)
+        * kv_dtype.itemsize
+    )
 
 
 def estimate(model: ModelConfig, tokens: int, rows: int, itemsize: int, kernels: int = 0) -> Spent:
-    """What the largest step takes where it cannot be measured: the widest layer's tensors, and float32 logits twice.
+    """What the largest step takes where it cannot be measured: the widest layer's tensors, and
+    float32 logits twice.
 
     On a CPU memory is not counted by the device, and a pool is never as large as what is free.
     kernels: bytes of what libraries compile while steps run
     """
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
     width = 2 * model.hidden + max(heads, 3 * model.intermediate)
-    return Spent(activations=tokens * width * itemsize + rows * model.vocab * 4 * 2, workspaces=kernels)
+    return Spent(
+        activations=tokens * width * itemsize + rows * model.vocab * 4 * 2, workspaces=kernels
+    )
 
 
 def plan_memory(
@@ -97,8 +110,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """The pool's size, by the one size that was asked for or else from the memory ratio.
 
-    `free` is what was free before loading; `most_tokens` is what all rows could fill at their longest: more is never
-    of use.
+    `free` is what was free before loading; `most_tokens` is what all rows could fill at their
+    longest: more is never of use.
     raises: CannotRun naming both numbers when it does not fit
     """
     page = page_bytes(model, page_size, kv_dtype)
@@ -107,21 +120,32 @@ def plan_memory(
     if config.num_pages is not None:
         pages, flag = config.num_pages, f"--num-pages {config.num_pages}"
     elif config.kv_memory_mb is not None:
-        pages, flag = config.kv_memory_mb * 2**20 // page - 1, f"--kv-memory-mb {config.kv_memory_mb}"
+        pages, flag = (
+            config.kv_memory_mb * 2**20 // page - 1,
+            f"--kv-memory-mb {config.kv_memory_mb}",
+        )
     elif config.kv_context_len is not None:
-        pages, flag = -(-config.kv_context_len // page_size), f"--kv-context-len {config.kv_context_len}"
+        pages, flag = (
+            -(-config.kv_context_len // page_size),
+            f"--kv-context-len {config.kv_context_len}",
+        )
     else:
-        pages, flag = min(left // page - 1, -(-most_tokens // page_size)), f"--memory-ratio {config.memory_ratio}"
+        pages, flag = (
+            min(left // page - 1, -(-most_tokens // page_size)),
+            f"--memory-ratio {config.memory_ratio}",
+        )
     if pages < 1:
         raise CannotRun(
-            f"{flag}: the KV pool needs at least 2 pages of {size(page)}, and {size(max(left, 0))} are left after "
-            f"weights ({size(weights)}) and activations ({size(spent.total)}); raise it or lower --max-batch-tokens"
+            f"{flag}: the KV pool needs at least 2 pages of {size(page)}, and "
+            f"{size(max(left, 0))} are left after weights ({size(weights)}) and activations "
+            f"({size(spent.total)}); raise it or lower --max-batch-tokens"
         )
     room = free - weights - spent.total
     if (pages + 1) * page > room:
         raise CannotRun(
-            f"{flag}: the KV pool would take {size((pages + 1) * page)}, and {size(max(room, 0))} are free after "
-            f"weights ({size(weights)}) and activations ({size(spent.total)}); ask for less"
+            f"{flag}: the KV pool would take {size((pages + 1) * page)}, and {size(max(room, 0))} "
+            f"are free after weights ({size(weights)}) and activations ({size(spent.total)}); ask "
+            "for less"
         )
     return MemoryPlan(
         free=free,

@@ -13,9 +13,11 @@ from headstock.spi import DeviceEnv, IntSet, ModelConfig
 
 @frozen(kw_only=True)
 class Agreement:
-    """The terms, and who set them: `table` has (what, value, who constrained it) for the start-up print.
+    """The terms, and who set them: `table` has (what, value, who constrained it) for the start-up
+    print.
 
-    `reuse`: prefixes are shared page by page. `take_over`: regions of ended sequences are kept for those that go on.
+    `reuse`: prefixes are shared page by page. `take_over`: regions of ended sequences are kept for
+        those that go on.
     """
 
     dtype: str
@@ -28,8 +30,8 @@ class Agreement:
 
 
 def model_dtype(asked: str, model: ModelConfig, env: DeviceEnv) -> str:
-    """The type of weights and activations: float32 on a CPU whatever the checkpoint; on CUDA the checkpoint's,
-    float16 for float32.
+    """The type of weights and activations: float32 on a CPU whatever the checkpoint; on CUDA the
+    checkpoint's, float16 for float32.
     """
     if asked != "auto":
         return asked
@@ -43,19 +45,34 @@ def pool_dtype(asked: str, dtype: str) -> str:
     return {"auto": dtype, "fp8_e4m3": "float8_e4m3fn"}.get(asked, asked)
 
 
-def negotiate(config: EngineConfig, parts: Parts, model: ModelConfig, dtype: str, env: DeviceEnv) -> Agreement:
+def negotiate(
+    config: EngineConfig, parts: Parts, model: ModelConfig, dtype: str, env: DeviceEnv
+) -> Agreement:
     """The terms that every part can serve.   raises: CannotRun naming who rules what out"""
     contiguous = config.paged_attn == "off"
-    claims = {f"--attn {choice.spec.name}": choice.capabilities.page_sizes for choice in parts.attention}
+    claims = {
+        f"--attn {choice.spec.name}": choice.capabilities.page_sizes for choice in parts.attention
+    }
     claims[f"--cache-type {parts.cache.name}"] = parts.cache.capabilities.page_sizes
     page_size = 0 if contiguous else agree_page_size(config, claims, env)
-    shareable = len(model.kv_groups) == 1 and model.kv_groups[0].kind in parts.cache.capabilities.kinds
-    against = no_reuse(config, parts) or ("" if shareable or contiguous else "the model's KV groups")
-    narrowing = [who for who, sizes in claims.items() if sizes != IntSet.all() and page_size != config.page_size]
+    shareable = (
+        len(model.kv_groups) == 1 and model.kv_groups[0].kind in parts.cache.capabilities.kinds
+    )
+    against = no_reuse(config, parts) or (
+        "" if shareable or contiguous else "the model's KV groups"
+    )
+    narrowing = [
+        who
+        for who, sizes in claims.items()
+        if sizes != IntSet.all() and page_size != config.page_size
+    ]
     storage = (str(page_size), ", ".join(narrowing) or f"--page-size {config.page_size}")
     sharing = ("on", f"--cache-type {parts.cache.name}")
     if contiguous:
-        storage, sharing = ("one region each", "--paged-attn off"), ("of whole sequences", "--paged-attn off")
+        storage, sharing = (
+            ("one region each", "--paged-attn off"),
+            ("of whole sequences", "--paged-attn off"),
+        )
     kv_dtype = pool_dtype(config.kv_dtype, dtype)
     return Agreement(
         dtype=dtype,
@@ -70,13 +87,19 @@ def negotiate(config: EngineConfig, parts: Parts, model: ModelConfig, dtype: str
             ("KV dtype", kv_dtype, f"--kv-dtype {config.kv_dtype}"),
             ("page size", *storage),
             ("prefix reuse", *(("off", against) if against else sharing)),
-            ("graphs", parts.attention[-1].capabilities.graph.name.lower(), f"--attn {parts.attention[-1].spec.name}"),
+            (
+                "graphs",
+                parts.attention[-1].capabilities.graph.name.lower(),
+                f"--attn {parts.attention[-1].spec.name}",
+            ),
         ),
     )
 
 
 def no_reuse(config: EngineConfig, parts: Parts) -> str:
-    """The flag that rules out that a request starts on what another one computed; nothing when none does."""
+    """The flag that rules out that a request starts on what another one computed; nothing when none
+    does.
+    """
     if not config.kv_cache:
         return "--no-kv-cache"
     if config.prefix_cache_n == 0:
@@ -85,7 +108,9 @@ def no_reuse(config: EngineConfig, parts: Parts) -> str:
 
 
 def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: DeviceEnv) -> int:
-    """The page size asked for when everyone serves it; for `auto` the first that everyone serves."""
+    """The page size asked for when everyone serves it; for `auto` the first that everyone
+    serves.
+    """
     asked = config.page_size
     if isinstance(asked, int) and not config.page_size_or_less:
         for who, sizes in claims.items():

@@ -14,7 +14,9 @@ LOG = logging.getLogger(__name__)
 
 
 def news(plan: Plan, outcome: Outcome | None) -> list[Event]:
-    """Tokens of healthy rows, failure of the others; a step without an outcome failed as a whole."""
+    """Tokens of healthy rows, failure of the others; a step without an outcome failed as a
+    whole.
+    """
     if outcome is None:
         return [Failed(plan.rows, plan.orders)]
     healthy = outcome.healthy[outcome.last_logits]

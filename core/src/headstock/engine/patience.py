@@ -18,7 +18,9 @@ PATIENCE = 5.0
 
 @contextmanager
 def announced(stage: str, reason: str, patience: float = PATIENCE) -> Iterator[None]:
-    """Log the stage, and why it may take long, once `patience` seconds have passed, and how long it took in the end."""
+    """Log the stage, and why it may take long, once `patience` seconds have passed, and how long it
+    took in the end.
+    """
     began = time.monotonic()
     notice = Timer(patience, LOG.warning, [event(f"still {stage}", because=reason)])
     notice.daemon = True

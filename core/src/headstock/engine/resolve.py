@@ -66,8 +66,12 @@ class Unserved(CannotRun):
 
 def join_refusals(errors: Sequence[HeadstockError]) -> str:
     """What several backends were refused for as one text, each hint once and at the end."""
-    refusals = join_reasons(error.refusal if isinstance(error, Unserved) else str(error) for error in errors)
-    hints = dict.fromkeys(hint for error in errors if isinstance(error, Unserved) for hint in error.hints)
+    refusals = join_reasons(
+        error.refusal if isinstance(error, Unserved) else str(error) for error in errors
+    )
+    hints = dict.fromkeys(
+        hint for error in errors if isinstance(error, Unserved) for hint in error.hints
+    )
     return " ".join((f"{refusals}.", *hints)) if hints else refusals
 
 
@@ -97,19 +101,28 @@ def resolve(spec: AttentionSpec, query: AttentionQuery, env: DeviceEnv) -> Atten
 def answered(
     spec: AttentionSpec, path: str, query: AttentionQuery, env: DeviceEnv
 ) -> AttentionCapabilities | tuple[Rejection, ...]:
-    """What the backend's own `resolve` says.   raises: PluginBroken when it raises, or says something else"""
+    """What the backend's own `resolve` says.
+
+    raises: PluginBroken when it raises, or says something else
+    """
     function = registry.imported(spec, path)
     try:
         answer = function(query, env)
     except (Exception, SystemExit) as error:
-        raise PluginBroken(f"attention plugin {spec.name!r}: its resolve raised {reason(error)}") from error
+        raise PluginBroken(
+            f"attention plugin {spec.name!r}: its resolve raised {reason(error)}"
+        ) from error
     if isinstance(answer, AttentionCapabilities):
         return answer
-    if isinstance(answer, tuple | list) and answer and all(isinstance(each, Rejection) for each in answer):
+    if (
+        isinstance(answer, tuple | list)
+        and answer
+        and all(isinstance(each, Rejection) for each in answer)
+    ):
         return tuple(answer)
     raise PluginBroken(
-        f"attention plugin {spec.name!r}: its resolve returned {shown(answer)}; wanted AttentionCapabilities, or one "
-        "Rejection or more in a tuple"
+        f"attention plugin {spec.name!r}: its resolve returned {shown(answer)}; wanted "
+        "AttentionCapabilities, or one Rejection or more in a tuple"
     )
 
 
@@ -117,7 +130,9 @@ ASK = "'headstock doctor' with the same flags says what can serve."
 UNSEEN = "Where there is a GPU, 'headstock doctor' says why torch does not find it."
 
 
-def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: DeviceEnv) -> list[Rejection]:
+def rejections(
+    capabilities: AttentionCapabilities, query: AttentionQuery, env: DeviceEnv
+) -> list[Rejection]:
     """Every reason why these capabilities do not meet the query on this machine."""
     found: list[Rejection] = []
 
@@ -131,34 +146,65 @@ def rejections(capabilities: AttentionCapabilities, query: AttentionQuery, env: 
         return found  # nothing else could be mended by a flag
     lacking = query.phases - capabilities.phases
     if lacking:
-        reject("phase", f"it does not do {', '.join(sorted(phase.value for phase in lacking))}", "Name two backends.")
-    dtypes = {(q, kv) for q, kv, out in capabilities.dtypes if out == q}  # what comes out goes where q came from
+        reject(
+            "phase",
+            f"it does not do {', '.join(sorted(phase.value for phase in lacking))}",
+            "Name two backends.",
+        )
+    # what comes out goes where q came from
+    dtypes = {(q, kv) for q, kv, out in capabilities.dtypes if out == q}
     if (query.q_dtype, query.kv_dtype) not in dtypes:
         known = ", ".join(sorted(f"{q} with {kv} KV" for q, kv in dtypes))
-        hint = "Use --kv-dtype auto." if (query.q_dtype, query.q_dtype) in dtypes else "Change --dtype or --kv-dtype."
+        hint = (
+            "Use --kv-dtype auto."
+            if (query.q_dtype, query.q_dtype) in dtypes
+            else "Change --dtype or --kv-dtype."
+        )
         reject("dtype", f"it takes {known}, not {query.q_dtype} with {query.kv_dtype} KV", hint)
     if query.head_dim not in capabilities.head_dims:
         reject("head_dim", f"heads of {query.head_dim} are not among {capabilities.head_dims}", ASK)
     ratio = query.heads // query.kv_heads
     if ratio not in capabilities.gqa_ratios:
-        reject("gqa_ratio", f"{ratio} query heads a KV head are not among {capabilities.gqa_ratios}", ASK)
+        reject(
+            "gqa_ratio",
+            f"{ratio} query heads a KV head are not among {capabilities.gqa_ratios}",
+            ASK,
+        )
     missing = query.features - capabilities.features
     if missing:
-        reject("feature", f"the model needs {', '.join(sorted(feature.value for feature in missing))}", ASK)
+        reject(
+            "feature",
+            f"the model needs {', '.join(sorted(feature.value for feature in missing))}",
+            ASK,
+        )
     if query.contiguous and not capabilities.contiguous:
         reject("contiguous", "it reads pages only", "Use --paged-attn on.")
     if not query.contiguous and not capabilities.paged:
         reject("paged", "it reads contiguous regions only", "Use --paged-attn off.")
-    if not query.contiguous and query.page_size is not None and query.page_size not in capabilities.page_sizes:
+    if (
+        not query.contiguous
+        and query.page_size is not None
+        and query.page_size not in capabilities.page_sizes
+    ):
         reject(
-            "page_size", f"pages of {query.page_size} are not among {capabilities.page_sizes}", "Change --page-size."
+            "page_size",
+            f"pages of {query.page_size} are not among {capabilities.page_sizes}",
+            "Change --page-size.",
         )
     return found
 
 
 def recommend(env: DeviceEnv) -> str:
-    """The sentence that names an attention backend for this device: one that is installed, else how to install one."""
-    names = [name for served, names in auto.ATTENTION if env in served for name in reversed(names) if "," not in name]
+    """The sentence that names an attention backend for this device: one that is installed, else how
+    to install one.
+    """
+    names = [
+        name
+        for served, names in auto.ATTENTION
+        if env in served
+        for name in reversed(names)
+        if "," not in name
+    ]
     for name in names:
         try:
             spec = registry.spec("attention", name)
@@ -167,14 +213,23 @@ def recommend(env: DeviceEnv) -> str:
         if not registry.elsewhere(spec, env) and not registry.missing(spec):
             return f"Use --attn {name}."
     installed = {each.name for each in registry.installed("attention")}
-    lines = {name: line for name, line in registry.sources("attention").items() if name not in installed}
+    lines = {
+        name: line for name, line in registry.sources("attention").items() if name not in installed
+    }
     return next((f"Install another one: {lines[name]}." for name in names if name in lines), ASK)
 
 
 def check_narrower(spec: AttentionSpec, answer: AttentionCapabilities) -> None:
     """Raise PluginBroken when `resolve` claimed more than the spec declares."""
     # This device is among the declared ones already, and no way of planning is more than another.
-    compared = [each.name for each in fields(AttentionCapabilities) if each.name not in ("devices", "planning")]
+    compared = [
+        each.name
+        for each in fields(AttentionCapabilities)
+        if each.name not in ("devices", "planning")
+    ]
     for name in compared:
         if not getattr(answer, name) <= getattr(spec.capabilities, name):
-            raise PluginBroken(f"attention plugin {spec.name!r}: its resolve claims more {name} than its spec declares")
+            raise PluginBroken(
+                f"attention plugin {spec.name!r}: its resolve claims more {name} than its spec "
+                "declares"
+            )

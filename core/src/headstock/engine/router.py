@@ -1,4 +1,6 @@
-"""Attention of a step that mixes phases: decode rows go to one backend, the others to another, in one forward pass."""
+"""Attention of a step that mixes phases: decode rows go to one backend, the others to another, in
+one forward pass.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from headstock.spi import Attend, AttendInto, AttentionBackend, AttentionStep, L
 
 @frozen(eq=False)
 class PhaseRouter:
-    """The backends by phase; one instance may serve both. With `check`, what a backend leaves unwritten is NaN."""
+    """The backends by phase; one instance may serve both. With `check`, what a backend leaves
+    unwritten is NaN.
+    """
 
     prefill: AttentionBackend
     decode: AttentionBackend

@@ -53,8 +53,11 @@ class Rules:
         )
 
 
-def tables(rules: Sequence[tuple[int, int, Rules]], shape: tuple[int, int], buffers: Buffers) -> dict[str, Tensor]:
-    """The bans and the biases of a step, made on the device: to send whole tables there would take longer than a step.
+def tables(
+    rules: Sequence[tuple[int, int, Rules]], shape: tuple[int, int], buffers: Buffers
+) -> dict[str, Tensor]:
+    """The bans and the biases of a step, made on the device: to send whole tables there would take
+    longer than a step.
 
     rules: logit, length of its row before the token to come, and the row's rules; at least one
     returns: banned, bias, each of `shape` [n, vocab], left out where nobody needs it
@@ -78,6 +81,9 @@ def tables(rules: Sequence[tuple[int, int, Rules]], shape: tuple[int, int], buff
 
 
 def spots(ids: Sequence[tuple[int, Ints]], buffers: Buffers) -> tuple[Tensor, Tensor]:
-    """Rows and columns of a table: (row, [m] int64 columns) for each.   returns: each [sum of m] int64"""
+    """Rows and columns of a table: (row, [m] int64 columns) for each.
+
+    returns: each [sum of m] int64
+    """
     rows = np.repeat([row for row, _ in ids], [len(columns) for _, columns in ids])
     return buffers.put(rows), buffers.put(np.concatenate([columns for _, columns in ids]))

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
 Ints = np.ndarray
 
-FLOATS = {"temperature": 0.0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "presence": 0.0, "frequency": 0.0}
+FLOATS = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition": 1.0,
+    "presence": 0.0,
+    "frequency": 0.0,
+}
 """Column -> the value at which it does nothing; the first three have columns on the device."""
 PENALTIES = {"repetition", "presence", "frequency"}
 
@@ -88,7 +95,8 @@ class SamplingTable:
         self.unsent.add(row)
 
     def settings(self, rows: Ints, positions: Ints, buffers: Buffers) -> frozenset[str] | None:
-        """Which of the device's columns matter for these rows, brought up to date; None when these are not all.
+        """Which of the device's columns matter for these rows, brought up to date; None when these
+        are not all.
 
         rows, positions: [n] int64
         writes: columns
@@ -110,7 +118,8 @@ class SamplingTable:
         return frozenset(used | ({"top_k"} if (self.top_k[rows] < self.vocab).any() else set()))
 
     def ruled(self, rows: Ints, positions: Ints) -> list[tuple[int, int, Rules]]:
-        """The logits whose bans and biases matter, with the length that the row has then, and its rules.
+        """The logits whose bans and biases matter, with the length that the row has then, and its
+        rules.
 
         Within the prompt no token is chosen.   rows, positions: [n] int64
         """
@@ -133,13 +142,18 @@ class SamplingTable:
         """
         floats = self.floats[:, rows]
         told = zip(FLOATS, self.used(rows), floats, strict=True)
-        used: dict[str, Any] = {name: buffers.put(values) for name, is_used, values in told if is_used}
+        used: dict[str, Any] = {
+            name: buffers.put(values) for name, is_used, values in told if is_used
+        }
         top_k = self.top_k[rows]
         if "temperature" not in used:
             used = {name: values for name, values in used.items() if name in PENALTIES}
         else:
             # The token to come sits one past the position that is scored.
-            used |= {"seeds": buffers.put(self.seeds[rows]), "positions": buffers.put(positions + 1)}
+            used |= {
+                "seeds": buffers.put(self.seeds[rows]),
+                "positions": buffers.put(positions + 1),
+            }
             if (top_k < self.vocab).any():
                 used["top_k"] = buffers.put(top_k)
         if used.keys() & PENALTIES:
@@ -150,10 +164,14 @@ class SamplingTable:
             used["targets"] = self.targets(rows, positions, buffers)
         return Sampling(**used, top_logprobs=int(self.logprobs[rows].max(initial=-1)))
 
-    def history(self, rows: Ints, positions: Ints, buffers: Buffers, floats: dict[str, Any]) -> dict[str, Tensor]:
+    def history(
+        self, rows: Ints, positions: Ints, buffers: Buffers, floats: dict[str, Any]
+    ) -> dict[str, Tensor]:
         """What penalties look at: each row's tokens up to its position."""
         longest = int(positions.max()) + 1
-        penalties = {name: buffers.put(floats[name]) for name in ("repetition", "presence", "frequency")}
+        penalties = {
+            name: buffers.put(floats[name]) for name in ("repetition", "presence", "frequency")
+        }
         return penalties | {
             "history": buffers.tokens[buffers.put(rows), :longest],
             "history_lens": buffers.put(positions + 1),
@@ -161,7 +179,8 @@ class SamplingTable:
         }
 
     def targets(self, rows: Ints, positions: Ints, buffers: Buffers) -> Tensor:
-        """The prompt token that follows each scored position, -1 where that is the token to be sampled.
+        """The prompt token that follows each scored position, -1 where that is the token to be
+        sampled.
 
         returns: [n] int64
         """

@@ -46,8 +46,8 @@ class Choice:
 class Parts:
     """The plugins of an engine.
 
-    `attention` has one entry when one backend serves all phases, else prefill and decode; `operations` are those of
-    `ops`.
+    `attention` has one entry when one backend serves all phases, else prefill and decode;
+    `operations` are those of `ops`.
     """
 
     attention: tuple[Choice, ...]
@@ -79,13 +79,19 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
         if not any(env in served for served in found.capabilities.devices):
             raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
         if question.contiguous and replays(found):
-            raise CannotRun(f"--runner {name} replays graphs, and --paged-attn off runs without; use --runner eager")
+            raise CannotRun(
+                f"--runner {name} replays graphs, and --paged-attn off runs without; use --runner "
+                "eager"
+            )
         if config.cuda_graph_max_bs == 0 and replays(found):
-            raise CannotRun(f"--runner {name} replays graphs, and --cuda-graph-max-bs 0 turns graphs off")
+            raise CannotRun(
+                f"--runner {name} replays graphs, and --cuda-graph-max-bs 0 turns graphs off"
+            )
         if decode.graph < found.capabilities.needs_graph:
             raise CannotRun(
-                f"--runner {name} needs graph support {found.capabilities.needs_graph.name} of the decode backend, and "
-                f"{attention[-1].spec.name!r} has {decode.graph.name}; use --runner eager"
+                f"--runner {name} needs graph support {found.capabilities.needs_graph.name} of "
+                f"the decode backend, and {attention[-1].spec.name!r} has {decode.graph.name}; "
+                "use --runner eager"
             )
         return found
 
@@ -94,7 +100,9 @@ def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) ->
         if not any(env in served for served in found.capabilities.devices):
             raise CannotRun(f"--ops {name} cannot run on {env}; use --ops torch")
         if question.dtype not in found.capabilities.dtypes:
-            raise CannotRun(f"--ops {name} does not serve {question.dtype}; use --ops torch or another --dtype")
+            raise CannotRun(
+                f"--ops {name} does not serve {question.dtype}; use --ops torch or another --dtype"
+            )
         options = () if found.options is None else (registry.options(found, config.opt),)
         return found, registry.made(found, Ops, *options)
 
@@ -116,31 +124,43 @@ def replays(spec: RunnerSpec) -> bool:
 
 
 def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
-    """The runner that the configuration names; `auto`, and a log line, when it wants graphs that cannot be had.
+    """The runner that the configuration names; `auto`, and a log line, when it wants graphs that
+    cannot be had.
 
-    Graphs cannot be had in contiguous mode, and on a CPU. There a preset may want them; a runner that is named and does
-    not serve the device is left for `select` to refuse.
+    Graphs cannot be had in contiguous mode, and on a CPU. There a preset may want them; a runner
+    that is named and does not serve the device is left for `select` to refuse.
     """
     spec = None if config.runner == "auto" else registry.spec("runner", config.runner)
     if spec is not None and not any(env in devices for devices in spec.capabilities.devices):
         return config.runner
     named = spec is not None and replays(spec)
-    flag = f"--runner {config.runner}" if named else f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
+    flag = (
+        f"--runner {config.runner}" if named else f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
+    )
     if config.paged_attn == "off" and (named or (config.cuda_graph_max_bs and env.device != "cpu")):
         LOG.warning(
-            event("no graphs in contiguous mode", because=config.spell("--paged-attn off"), ignored=config.spell(flag))
+            event(
+                "no graphs in contiguous mode",
+                because=config.spell("--paged-attn off"),
+                ignored=config.spell(flag),
+            )
         )
         return "auto"
     several = (config.cuda_graph_max_bs or 0) > 1  # a chat sets 1 by itself
     if env.device == "cpu" and not named and several:
         LOG.info(
-            event("no graphs on a CPU", because=config.spell(f"--device {config.device}"), ignored=config.spell(flag))
+            event(
+                "no graphs on a CPU",
+                because=config.spell(f"--device {config.device}"),
+                ignored=config.spell(flag),
+            )
         )
     return config.runner
 
 
 def ready(kind: str, name: str, env: DeviceEnv) -> Any:
-    """The plugin's spec, what it requires being installed. A plugin that does not run on this device is not asked for
+    """The plugin's spec, what it requires being installed. A plugin that does not run on this
+    device is not asked for
     that: nothing that could be installed would help, and its caller says why.
     """
     spec = registry.spec(kind, name)
@@ -150,9 +170,14 @@ def ready(kind: str, name: str, env: DeviceEnv) -> Any:
 
 
 def first(
-    asked: str, names: Sequence[str], make: Callable[[str], T], flag: str, spell: Callable[[str], str] = str
+    asked: str,
+    names: Sequence[str],
+    make: Callable[[str], T],
+    flag: str,
+    spell: Callable[[str], str] = str,
 ) -> T:
-    """What `make` gives for the name asked for, or for the first of `names` that it does not refuse.
+    """What `make` gives for the name asked for, or for the first of `names` that it does not
+    refuse.
 
     `spell` puts flags in logs into the words of whoever configured the engine.
     """
@@ -164,8 +189,15 @@ def first(
             return make(name)
         except HeadstockError as error:
             refusals.append(error)
-            level = logging.WARNING if isinstance(error, PluginBroken | SpiMismatch) else logging.DEBUG
-            LOG.log(level, event("auto rejected", setting=spell(flag), candidate=name, reason=spell(str(error))))
+            level = (
+                logging.WARNING if isinstance(error, PluginBroken | SpiMismatch) else logging.DEBUG
+            )
+            LOG.log(
+                level,
+                event(
+                    "auto rejected", setting=spell(flag), candidate=name, reason=spell(str(error))
+                ),
+            )
     raise CannotRun(f"{flag} auto: nothing can run here: {join_refusals(refusals)}")
 
 
@@ -183,17 +215,32 @@ def attention_for(
 
 
 def backends(pair: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Choice, ...]:
-    """One backend for every phase, or one for prompts and one for decoding.   raises: UsageError, CannotRun"""
+    """One backend for every phase, or one for prompts and one for decoding.
+
+    raises: UsageError, CannotRun
+    """
     names = pair.split(",")
     if len(names) > 2:
-        raise UsageError(f"--attn {pair}: wanted one backend, or two as PREFILL,DECODE; got {len(names)}")
+        raise UsageError(
+            f"--attn {pair}: wanted one backend, or two as PREFILL,DECODE; got {len(names)}"
+        )
     prompts, decode = frozenset({Phase.PREFILL, Phase.EXTEND}), frozenset({Phase.DECODE})
-    wanted = {names[0]: prompts | decode} if len(set(names)) == 1 else dict(zip(names, (prompts, decode), strict=True))
+    wanted = (
+        {names[0]: prompts | decode}
+        if len(set(names)) == 1
+        else dict(zip(names, (prompts, decode), strict=True))
+    )
     choices, refusals = [], []
     for name, phases in wanted.items():
         try:
             spec: AttentionSpec = ready("attention", name, env)
-            choices.append(Choice(spec=spec, phases=phases, capabilities=resolve(spec, question.query(phases), env)))
+            choices.append(
+                Choice(
+                    spec=spec,
+                    phases=phases,
+                    capabilities=resolve(spec, question.query(phases), env),
+                )
+            )
         except CannotRun as error:
             refusals.append(error)
     if len(refusals) > 1:

@@ -40,10 +40,13 @@ class EngineSummary:
         wide = max(len(what) for what, *_ in self.table)
         value = max(len(text) for _, text, _ in self.table)
         return [
-            f"model     {self.model} ({self.architecture}), sequences up to {self.max_seq_len} tokens, "
-            f"{self.max_running_requests} at once",
+            f"model     {self.model} ({self.architecture}), sequences up to {self.max_seq_len} "
+            f"tokens, {self.max_running_requests} at once",
             f"plugins   {parts}",
-            *(f"          {what:{wide}}  {text:{value}}  ({who})" for what, text, who in self.table),
+            *(
+                f"          {what:{wide}}  {text:{value}}  ({who})"
+                for what, text, who in self.table
+            ),
             *self.memory,
             *(f"note      {note}" for note in self.notes),
         ]
@@ -106,7 +109,9 @@ def summarize(build: Build) -> EngineSummary:
         kv_tokens=build.memory.kv_tokens,
         max_seq_len=build.limits.max_len,
         max_running_requests=build.limits.max_rows,
-        table=tuple((what, text, build.config.spell(who)) for what, text, who in build.agreement.table),
+        table=tuple(
+            (what, text, build.config.spell(who)) for what, text, who in build.agreement.table
+        ),
         memory=tuple(build.memory.lines()),
         notes=tuple(map(build.config.spell, build.notes)),
     )

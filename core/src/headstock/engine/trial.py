@@ -1,4 +1,6 @@
-"""A trial on the device before the pool is sized: what a worst step and the graphs take is measured, not guessed."""
+"""A trial on the device before the pool is sized: what a worst step and the graphs take is
+measured, not guessed.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,24 @@ WORST = (0.7, 0.9, 0.05, 1.1, 0.1, 0.1)
 
 
 DEFAULT_GRAPH_TOKENS = 2048
-"""Tokens of a step above which launching its operations one by one seldom takes longer than doing them."""
+"""Tokens of a step above which launching its operations one by one seldom takes longer than doing
+them.
+"""
 
 
 @frozen
 class GraphSizes:
-    """Which graphs are captured: row counts of decode steps, token counts of steps with prompt tokens."""
+    """Which graphs are captured: row counts of decode steps, token counts of steps with prompt
+    tokens.
+    """
 
     rows: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
 
 
 def measure(material: Material, make_buffers: Callable[[], Buffers], max_len: int) -> Spent:
-    """What steps, backends and graphs take on a CUDA device, by doing it all once over a pool of two pages.
+    """What steps, backends and graphs take on a CUDA device, by doing it all once over a pool of
+    two pages.
 
     raises: CannotRun; torch.OutOfMemoryError
     """
@@ -55,7 +62,9 @@ def measure(material: Material, make_buffers: Callable[[], Buffers], max_len: in
     del assembly, buffers
     gc.collect()
     torch.cuda.empty_cache()
-    return Spent(activations=activations, workspaces=workspaces, graphs=graphs, capturable=capturable)
+    return Spent(
+        activations=activations, workspaces=workspaces, graphs=graphs, capturable=capturable
+    )
 
 
 def most_rows(material: Material) -> int:
@@ -69,7 +78,11 @@ def graph_sizes(runner: Runner, material: Material) -> GraphSizes:
     """The sizes that the runner captures graphs of under this configuration."""
     config = material.config
     rows = runner.buckets(most_rows(material))
-    most = DEFAULT_GRAPH_TOKENS if config.cuda_graph_max_tokens is None else config.cuda_graph_max_tokens
+    most = (
+        DEFAULT_GRAPH_TOKENS
+        if config.cuda_graph_max_tokens is None
+        else config.cuda_graph_max_tokens
+    )
     tokens = runner.prompt_buckets(min(most, config.max_batch_tokens)) if rows else ()
     return GraphSizes(rows, tokens)
 
@@ -82,8 +95,8 @@ def settled_bytes() -> int:
 
 
 def worst_step(assembly: Assembly, material: Material, longest: int) -> int:
-    """The bytes that the largest step takes while it runs: all rows, all of the token budget, and sampling with every
-    setting. Its tokens lie in the dummy page.
+    """The bytes that the largest step takes while it runs: all rows, all of the token budget, and
+    sampling with every setting. Its tokens lie in the dummy page.
     """
     config, sampling = material.config, assembly.sampling
     rows = min(config.max_running_requests, config.max_batch_tokens)
@@ -102,7 +115,10 @@ def worst_step(assembly: Assembly, material: Material, longest: int) -> int:
         num_logits=ones,
         samples=ones,
     )
-    sampling.floats[:, :rows], sampling.active[:, :rows] = np.array(WORST, np.float32)[:, None], True
+    sampling.floats[:, :rows], sampling.active[:, :rows] = (
+        np.array(WORST, np.float32)[:, None],
+        True,
+    )
     sampling.top_k[:rows], sampling.logprobs[:rows] = 50, 5
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()
@@ -112,18 +128,20 @@ def worst_step(assembly: Assembly, material: Material, longest: int) -> int:
 
 
 def rehearse(assembly: Assembly, rows: int) -> bool:
-    """Whether graphs can be captured. One is, and forgotten: what libraries take at a first capture is none of the
-    graphs'.
+    """Whether graphs can be captured. One is, and forgotten: what libraries take at a first capture
+    is none of the graphs'.
     """
     first = GraphSizes(assembly.runner.buckets(rows)[:1])
     return None not in (capture(assembly, first, ignored), capture(assembly, GraphSizes(), ignored))
 
 
-def graph_bytes(assembly: Assembly, sizes: GraphSizes, free: Callable[[], int] | None = None) -> int:
+def graph_bytes(
+    assembly: Assembly, sizes: GraphSizes, free: Callable[[], int] | None = None
+) -> int:
     """What graphs of these sizes take; 0 when they cannot be captured.
 
-    All are captured, since what one adds is no measure of the next: memory comes in large pieces, and some backends
-    take more for each. `free` tells how many bytes are free.
+    All are captured, since what one adds is no measure of the next: memory comes in large pieces,
+    and some backends take more for each. `free` tells how many bytes are free.
     """
     free = free or settled_bytes
     before = free()
@@ -135,13 +153,18 @@ def ignored(done: int, total: int) -> None:
     """Tell nobody how far it is."""
 
 
-def capture(assembly: Assembly, sizes: GraphSizes, report: Callable[[int, int], None]) -> GraphSizes | None:
-    """Capture these sizes in place of those captured before, and say which were; None, with a warning, when that
+def capture(
+    assembly: Assembly, sizes: GraphSizes, report: Callable[[int, int], None]
+) -> GraphSizes | None:
+    """Capture these sizes in place of those captured before, and say which were; None, with a
+    warning, when that
     fails: steps run without graphs then.
     """
     try:
         with torch.inference_mode():
-            return GraphSizes(sizes.rows, tuple(assembly.runner.capture(sizes.rows, report, sizes.tokens)))
+            return GraphSizes(
+                sizes.rows, tuple(assembly.runner.capture(sizes.rows, report, sizes.tokens))
+            )
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         LOG.warning(event("graphs are off", because="capture failed", reason=reason))

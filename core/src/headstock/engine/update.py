@@ -18,10 +18,10 @@ class TokenLogprob:
 class Update:
     """What is new of one request since its last update.
 
-    `tokens` are new output tokens, a stop token included as the last. `logprobs` has one entry a token;
-    `prompt_logprobs` comes once, with the first token, its first entry None, and so does `cached_tokens`, the prompt
-    tokens that came from the prefix index. `finish_reason` ("stop", "length", "abort", "error") is set in the last
-    update, with `stop_token` or `error`.
+    `tokens` are new output tokens, a stop token included as the last. `logprobs` has one entry a
+    token; `prompt_logprobs` comes once, with the first token, its first entry None, and so does
+    `cached_tokens`, the prompt tokens that came from the prefix index. `finish_reason` ("stop",
+    "length", "abort", "error") is set in the last update, with `stop_token` or `error`.
     """
 
     id: str

@@ -1,4 +1,6 @@
-"""An executor on a thread of its own, so that the next step is planned while this one runs on a CPU."""
+"""An executor on a thread of its own, so that the next step is planned while this one runs on a
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Promised(Pending):
 
 
 class WorkerThread(Executor):
-    """Carries out plans with `inner` on one thread, in the order given: what a device's stream does by itself."""
+    """Carries out plans with `inner` on one thread, in the order given: what a device's stream does
+    by itself.
+    """
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner

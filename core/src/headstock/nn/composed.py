@@ -15,7 +15,8 @@ from headstock.spi import Batch, Experts, LayerConfig, ModelConfig, Ops, Params,
 
 @frozen(eq=False)
 class Residual:
-    """The stream of `ComposedOps`: the residual sum, which layers add to in place, and what they share in a step.
+    """The stream of `ComposedOps`: the residual sum, which layers add to in place, and what they
+    share in a step.
 
     hidden: [tokens, hidden]    cells: one a KV group, [tokens, 2] int64, where keys and values go
     """
@@ -26,34 +27,62 @@ class Residual:
 
 
 class ComposedOps(Ops):
-    """The coarse tier in terms of the fine one. The fine tier is abstract; `TorchOps` is its meaning."""
+    """The coarse tier in terms of the fine one. The fine tier is abstract; `TorchOps` is its
+    meaning.
+    """
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
-        """`x` normalized over its last dimension, times the weight.   x, result: [tokens, hidden]"""
+        """`x` normalized over its last dimension, times the weight.
+
+        x, result: [tokens, hidden]
+        """
 
     @abstractmethod
     def head_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
-        """Each head normalized by itself.   x, result: [tokens, heads, head_dim]    weight: [heads, head_dim]"""
+        """Each head normalized by itself.
+
+        x, result: [tokens, heads, head_dim]
+        weight: [heads, head_dim]
+        """
 
     @abstractmethod
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """`x` through a linear map.   x: [tokens, in]    weight: [out, in]    returns: [tokens, out]"""
+        """`x` through a linear map.
+
+        x: [tokens, in]
+        weight: [out, in]
+        returns: [tokens, out]
+        """
 
     @abstractmethod
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(first half) times the second half.   gate_up: [tokens, 2 * n]    returns: [tokens, n]"""
+        """silu(first half) times the second half.
+
+        gate_up: [tokens, 2 * n]
+        returns: [tokens, n]
+        """
 
     @abstractmethod
     def rotate_(self, x: Tensor, turns: Turns, out: Tensor) -> None:
-        """Turn heads by their positions.   x: [tokens, heads, head_dim]    writes: out, alike; it may be `x`"""
+        """Turn heads by their positions.
+
+        x: [tokens, heads, head_dim]
+        writes: out, alike; it may be `x`
+        """
 
     @abstractmethod
     def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
-        """Put keys and values into cells of the pool.   kv: [tokens, 2, kv_heads, head_dim]    writes: pool"""
+        """Put keys and values into cells of the pool.
+
+        kv: [tokens, 2, kv_heads, head_dim]
+        writes: pool
+        """
 
     @abstractmethod
-    def mix_experts(self, x: Tensor, scores: Tensor, experts: Experts, gate_up: Weight, down: Weight) -> Tensor:
+    def mix_experts(
+        self, x: Tensor, scores: Tensor, experts: Experts, gate_up: Weight, down: Weight
+    ) -> Tensor:
         """What the experts that `scores` favour make of each token.
 
         x, result: [tokens, hidden]    scores: [tokens, experts]
@@ -61,7 +90,12 @@ class ComposedOps(Ops):
 
     @abstractmethod
     def lookup(self, tokens: Tensor, weight: Weight) -> Tensor:
-        """The tokens' embeddings.   tokens: [tokens] int64    weight: [vocab, hidden]    returns: [tokens, hidden]"""
+        """The tokens' embeddings.
+
+        tokens: [tokens] int64
+        weight: [vocab, hidden]
+        returns: [tokens, hidden]
+        """
 
     def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Residual:
         """The stream at the batch's tokens."""
@@ -70,8 +104,14 @@ class ComposedOps(Ops):
         page_sizes = [batch.pools[group.layers[0]].shape[2] for group in config.kv_groups]
         return Residual(hidden, turns, tuple(map(kv_cells, batch.slots, page_sizes)))
 
-    def attn_in(self, x: Residual, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Tensor:
-        """Queries of the layer.   returns: [tokens, heads, head_dim]    writes: batch.pools[layer.index]"""
+    def attn_in(
+        self, x: Residual, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Tensor:
+        """Queries of the layer.
+
+        returns: [tokens, heads, head_dim]
+        writes: batch.pools[layer.index]
+        """
         turned, both = config.heads + config.kv_heads, 2 * config.kv_heads
         normed = self.rms_norm(x.hidden, params[f"{layer.prefix}attn_norm"], config.norm_eps)
         qkv = self.linear(normed, params[f"{layer.prefix}qkv"])
@@ -79,33 +119,55 @@ class ComposedOps(Ops):
         qk = heads = qkv[:, :turned]
         if config.qk_norm:
             heads = self.head_norm(qk, params[f"{layer.prefix}qk_norm"], config.norm_eps)
-        # Turned in place, so that keys and values stay side by side and are stored by one operation.
+        # Turned in place, so that keys and values stay side by side and are stored by one
+        # operation.
         self.rotate_(heads, x.turns, qk)
         kv = qkv[:, config.heads :].view(-1, 2, config.kv_heads, config.head_dim)
         self.store_kv_(batch.pools[layer.index], x.cells[layer.group], kv)
         return qkv[:, : config.heads]
 
     def attn_out(
-        self, x: Residual, attention: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+        self,
+        x: Residual,
+        attention: Tensor,
+        params: Params,
+        config: ModelConfig,
+        layer: LayerConfig,
+        batch: Batch,
     ) -> Residual:
-        """The stream with the projected attention added.   attention: [tokens, heads, head_dim]    writes: x"""
-        x.hidden.add_(self.all_reduce(self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"])))
+        """The stream with the projected attention added.
+
+        attention: [tokens, heads, head_dim]
+        writes: x
+        """
+        x.hidden.add_(
+            self.all_reduce(self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"]))
+        )
         return x
 
-    def mlp(self, x: Residual, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Residual:
+    def mlp(
+        self, x: Residual, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Residual:
         """The stream with the layer's feed-forward part added.   writes: x"""
         normed = self.rms_norm(x.hidden, params[f"{layer.prefix}mlp_norm"], config.norm_eps)
         inner = self.silu_and_mul(self.linear(normed, params[f"{layer.prefix}gate_up"]))
         x.hidden.add_(self.all_reduce(self.linear(inner, params[f"{layer.prefix}down"])))
         return x
 
-    def moe(self, x: Residual, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Residual:
+    def moe(
+        self, x: Residual, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Residual:
         """The stream with the layer's mixture of experts added.   writes: x"""
         assert layer.experts is not None
         normed = self.rms_norm(x.hidden, params[f"{layer.prefix}mlp_norm"], config.norm_eps)
         scores = self.linear(normed, params[f"{layer.prefix}router"])
-        gate_up, down = params[f"{layer.prefix}experts_gate_up"], params[f"{layer.prefix}experts_down"]
-        x.hidden.add_(self.all_reduce(self.mix_experts(normed, scores, layer.experts, gate_up, down)))
+        gate_up, down = (
+            params[f"{layer.prefix}experts_gate_up"],
+            params[f"{layer.prefix}experts_down"],
+        )
+        x.hidden.add_(
+            self.all_reduce(self.mix_experts(normed, scores, layer.experts, gate_up, down))
+        )
         return x
 
     def final_norm(self, x: Residual, params: Params, config: ModelConfig, batch: Batch) -> Tensor:

@@ -1,4 +1,6 @@
-"""Reading config.json: what Hugging Face decoders have in common. A family states only its differences."""
+"""Reading config.json: what Hugging Face decoders have in common. A family states only its
+differences.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,20 @@ RENAMED_TYPES: Mapping[str, str] = {"attention": "full_attention"}
 
 FIELDS = frozenset(
     (
-        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-        *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "layer_types"),
+        *(
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+        ),
+        *(
+            "num_key_value_heads",
+            "head_dim",
+            "max_position_embeddings",
+            "rms_norm_eps",
+            "layer_types",
+        ),
         *("tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", *ROPE_FIELDS),
     )
 )
@@ -52,7 +66,8 @@ def decoder_config(
     windows, experts: one entry a layer, None for a layer without; absent where no layer has any
     model_types: the `model_type` that the architecture goes with, empty for any
     fields: what the family reads beside `FIELDS`
-    default_head_dim, default_kv_heads: where config.json has none; None for `hidden // heads` and `heads`
+    default_head_dim, default_kv_heads: where config.json has none; None for `hidden // heads` and
+        `heads`
     raises: ValueError with the field, what was found and what was wanted
     """
     check_model_type(hf, architecture, model_types)
@@ -61,14 +76,20 @@ def decoder_config(
     kv_heads = read_positive(hf, "num_key_value_heads", default_kv_heads or heads)
     head_dim = read_positive(hf, "head_dim", default_head_dim or hidden // heads)
     if heads % kv_heads:
-        raise ValueError(f"num_attention_heads is {heads}, which {kv_heads} num_key_value_heads do not divide")
+        raise ValueError(
+            f"num_attention_heads is {heads}, which {kv_heads} num_key_value_heads do not divide"
+        )
     rope = read_rope(hf, head_dim)
     max_position = stretched_length(rope, read_positive(hf, "max_position_embeddings"))
     if max_position > MOST_POSITIONS:
-        raise ValueError(f"max_position_embeddings is {max_position}, wanted at most {MOST_POSITIONS}")
+        raise ValueError(
+            f"max_position_embeddings is {max_position}, wanted at most {MOST_POSITIONS}"
+        )
     count = layer_count(hf)
     # A window that no position reaches past is none.
-    windows = [w if w is not None and w < max_position else None for w in windows or one_window(hf, None)]
+    windows = [
+        w if w is not None and w < max_position else None for w in windows or one_window(hf, None)
+    ]
     groups = kv_groups(windows, kv_heads, head_dim)
     return ModelConfig(
         architecture=architecture,
@@ -96,11 +117,16 @@ def decoder_config(
 
 
 def check_model_type(hf: Json, architecture: str, model_types: Collection[str]) -> None:
-    """Raise ValueError when `model_type`, by which transformers chooses, is that of another family."""
+    """Raise ValueError when `model_type`, by which transformers chooses, is that of another
+    family.
+    """
     model_type = hf.get("model_type")
     if model_types and model_type is not None and model_type not in model_types:
         wanted = " or ".join(model_types)
-        raise ValueError(f"model_type is {quoted(model_type)}, but the architecture is {architecture}; wanted {wanted}")
+        raise ValueError(
+            f"model_type is {quoted(model_type)}, but the architecture is {architecture}; wanted "
+            f"{wanted}"
+        )
 
 
 def layer_count(hf: Json) -> int:
@@ -112,7 +138,10 @@ def layer_count(hf: Json) -> int:
 
 
 def layers(
-    windows: Sequence[int | None], experts: Sequence[Experts | None], groups: tuple[KVGroup, ...], head_dim: int
+    windows: Sequence[int | None],
+    experts: Sequence[Experts | None],
+    groups: tuple[KVGroup, ...],
+    head_dim: int,
 ) -> tuple[LayerConfig, ...]:
     """The layers, each in the KV group of its window."""
     group_of = {index: number for number, group in enumerate(groups) for index in group.layers}
@@ -149,26 +178,41 @@ def read_layer_types(hf: Json) -> list[str] | None:
     if types is None:
         return None
     count, known = layer_count(hf), (*LAYER_TYPES, *RENAMED_TYPES)
-    if not isinstance(types, list) or len(types) != count or not all(type(t) is str and t in known for t in types):
-        raise ValueError(f"layer_types is {quoted(types)}, wanted {count} entries out of {', '.join(LAYER_TYPES)}")
+    if (
+        not isinstance(types, list)
+        or len(types) != count
+        or not all(type(t) is str and t in known for t in types)
+    ):
+        raise ValueError(
+            f"layer_types is {quoted(types)}, wanted {count} entries out of "
+            f"{', '.join(LAYER_TYPES)}"
+        )
     return [RENAMED_TYPES.get(each, each) for each in types]
 
 
 def windows_by_type(types: Sequence[str], window: int | None) -> list[int | None]:
-    """Each layer's window by its type.   raises: ValueError for a sliding layer where there is no window"""
+    """Each layer's window by its type.
+
+    raises: ValueError for a sliding layer where there is no window
+    """
     if window is None and "sliding_attention" in types:
         raise ValueError(
-            "layer_types has 'sliding_attention', but there is no window; wanted a sliding_window, and "
-            "use_sliding_window where the family has it"
+            "layer_types has 'sliding_attention', but there is no window; wanted a "
+            "sliding_window, and use_sliding_window where the family has it"
         )
     return [window if each == "sliding_attention" else None for each in types]
 
 
 def one_window(hf: Json, window: int | None) -> list[int | None]:
-    """`window` for every layer. `layer_types`, which such families do not have, may only repeat that."""
+    """`window` for every layer. `layer_types`, which such families do not have, may only repeat
+    that.
+    """
     wanted = "full_attention" if window is None else "sliding_attention"
     if any(each != wanted for each in read_layer_types(hf) or ()):
-        raise ValueError(f"layer_types is {quoted(hf['layer_types'])}, but every layer is of type {wanted!r} here")
+        raise ValueError(
+            f"layer_types is {quoted(hf['layer_types'])}, but every layer is of type {wanted!r} "
+            "here"
+        )
     return [window] * layer_count(hf)
 
 

@@ -1,4 +1,6 @@
-"""The keys of config.json: which change nothing, which no decoder here serves, and which a family does not read."""
+"""The keys of config.json: which change nothing, which no decoder here serves, and which a family
+does not read.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +14,143 @@ from headstock.nn.fields import Json, quoted
 HARMLESS = frozenset(
     (
         # what the model is called, and who wrote the file
-        *("architectures", "model_type", "_name_or_path", "name_or_path", "_commit_hash", "transformers_version"),
+        *(
+            "architectures",
+            "model_type",
+            "_name_or_path",
+            "name_or_path",
+            "_commit_hash",
+            "transformers_version",
+        ),
         # how its author trained it
-        *("initializer_range", "attention_dropout", "hidden_dropout", "hidden_dropout_prob", "embd_pdrop"),
-        *("resid_pdrop", "attn_pdrop", "attention_probs_dropout_prob", "classifier_dropout", "resid_dropout"),
+        *(
+            "initializer_range",
+            "attention_dropout",
+            "hidden_dropout",
+            "hidden_dropout_prob",
+            "embd_pdrop",
+        ),
+        *(
+            "resid_pdrop",
+            "attn_pdrop",
+            "attention_probs_dropout_prob",
+            "classifier_dropout",
+            "resid_dropout",
+        ),
         *("dropout", "router_aux_loss_coef", "router_z_loss_coef", "pretraining_tp"),
         *("gradient_checkpointing", "output_router_logits"),
         # how to run it faster: the numbers are the same
-        *("use_cache", "chunk_size_feed_forward", "attn_implementation", "_attn_implementation", "torchscript"),
-        *("_attn_implementation_autoset", "experts_implementation", "_flash_attn_2_enabled", "use_flash_attn"),
-        *("use_flash_attention", "use_flash_attention_2", "low_cpu_mem_usage", "tf_legacy_loss", "use_bfloat16"),
+        *(
+            "use_cache",
+            "chunk_size_feed_forward",
+            "attn_implementation",
+            "_attn_implementation",
+            "torchscript",
+        ),
+        *(
+            "_attn_implementation_autoset",
+            "experts_implementation",
+            "_flash_attn_2_enabled",
+            "use_flash_attn",
+        ),
+        *(
+            "use_flash_attention",
+            "use_flash_attention_2",
+            "low_cpu_mem_usage",
+            "tf_legacy_loss",
+            "use_bfloat16",
+        ),
         # what a call gives back beside the scores, and heads of other tasks
-        *("output_attentions", "output_hidden_states", "return_dict", "use_return_dict", "num_labels", "id2label"),
-        *("label2id", "problem_type", "finetuning_task", "task_specific_params", "tie_last_hidden_states"),
+        *(
+            "output_attentions",
+            "output_hidden_states",
+            "return_dict",
+            "use_return_dict",
+            "num_labels",
+            "id2label",
+        ),
+        *(
+            "label2id",
+            "problem_type",
+            "finetuning_task",
+            "task_specific_params",
+            "tie_last_hidden_states",
+        ),
         # special tokens of the tokenizer
-        *("bos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id"),
-        *("decoder_start_token_id", "image_token_id", "video_token_id", "vision_start_token_id", "tokenizer_class"),
+        *(
+            "bos_token_id",
+            "pad_token_id",
+            "sep_token_id",
+            "cls_token_id",
+            "mask_token_id",
+            "unk_token_id",
+        ),
+        *(
+            "decoder_start_token_id",
+            "image_token_id",
+            "video_token_id",
+            "vision_start_token_id",
+            "tokenizer_class",
+        ),
         *("vision_end_token_id", "vision_token_id", "prefix"),
         # defaults of generation, which generation_config.json and the request decide
-        *("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
-        *("max_length", "min_length", "max_new_tokens", "min_new_tokens", "repetition_penalty", "length_penalty"),
-        *("diversity_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
-        *("num_beams", "num_beam_groups", "early_stopping", "num_return_sequences", "bad_words_ids"),
-        *("forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens", "suppress_tokens", "output_scores"),
+        *(
+            "do_sample",
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "typical_p",
+            "epsilon_cutoff",
+            "eta_cutoff",
+        ),
+        *(
+            "max_length",
+            "min_length",
+            "max_new_tokens",
+            "min_new_tokens",
+            "repetition_penalty",
+            "length_penalty",
+        ),
+        *(
+            "diversity_penalty",
+            "encoder_repetition_penalty",
+            "no_repeat_ngram_size",
+            "encoder_no_repeat_ngram_size",
+        ),
+        *(
+            "num_beams",
+            "num_beam_groups",
+            "early_stopping",
+            "num_return_sequences",
+            "bad_words_ids",
+        ),
+        *(
+            "forced_bos_token_id",
+            "forced_eos_token_id",
+            "begin_suppress_tokens",
+            "suppress_tokens",
+            "output_scores",
+        ),
         *("exponential_decay_length_penalty", "remove_invalid_values", "return_dict_in_generate"),
-        *("assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind", "num_assistant_tokens"),
+        *(
+            "assistant_confidence_threshold",
+            "assistant_lookbehind",
+            "target_lookbehind",
+            "num_assistant_tokens",
+        ),
         *("num_assistant_tokens_schedule", "generation_config"),
-        # the stored tensors decide: biases and layers that the family lacks are refused when the weights load
-        *("attention_bias", "qkv_bias", "mlp_bias", "use_bias", "bias", "attention_out_bias", "o_proj_bias"),
+        # the stored tensors decide: biases and layers that the family lacks are refused when the
+        #     weights load
+        *(
+            "attention_bias",
+            "qkv_bias",
+            "mlp_bias",
+            "use_bias",
+            "bias",
+            "attention_out_bias",
+            "o_proj_bias",
+        ),
         *("num_nextn_predict_layers", "tie_encoder_decoder", "shared_expert_intermediate_size"),
     )
 )
@@ -53,35 +164,64 @@ ONE = (None, 1)
 UNSERVED: Mapping[str, Collection[Any]] = {
     # other positions
     **dict.fromkeys(("rotary_pct", "rotary_percentage", "rope_ratio", "rope_pct"), ONE),
-    **dict.fromkeys(("rope_interleaved", "rope_interleave", "rotary_interleaved", "interleaved_rope"), OFF),
+    **dict.fromkeys(
+        ("rope_interleaved", "rope_interleave", "rotary_interleaved", "interleaved_rope"), OFF
+    ),
     **dict.fromkeys(("alibi", "use_alibi", "use_mrope", "use_logn_attn", "use_dynamic_ntk"), OFF),
-    **dict.fromkeys(("rope_local_base_freq", "local_rope_theta", "global_rope_theta", "rotary_dim"), OFF),
-    **dict.fromkeys(("no_rope_layers", "no_rope_layer_interval", "nope_layer_interval"), (*OFF, [])),
+    **dict.fromkeys(
+        ("rope_local_base_freq", "local_rope_theta", "global_rope_theta", "rotary_dim"), OFF
+    ),
+    **dict.fromkeys(
+        ("no_rope_layers", "no_rope_layer_interval", "nope_layer_interval"), (*OFF, [])
+    ),
     "position_embedding_type": (None, "rope"),
     # other attention
     **dict.fromkeys(("attn_logit_softcapping", "attn_logit_softcap", "attention_logit_cap"), OFF),
-    **dict.fromkeys(("clip_qkv", "attention_chunk_size", "attn_temperature_tuning", "query_pre_attn_scalar"), OFF),
-    **dict.fromkeys(("attention_multiplier", "attention_scale", "attn_scale", "softmax_scale"), OFF),
-    **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "use_bidirectional_attention", "bidirectional"), OFF),
-    **dict.fromkeys(("sliding_window_pattern", "interleaved_sliding_window", "layer_group_size"), OFF),
-    **dict.fromkeys(("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm", "use_qk_l2norm"), OFF),
+    **dict.fromkeys(
+        ("clip_qkv", "attention_chunk_size", "attn_temperature_tuning", "query_pre_attn_scalar"),
+        OFF,
+    ),
+    **dict.fromkeys(
+        ("attention_multiplier", "attention_scale", "attn_scale", "softmax_scale"), OFF
+    ),
+    **dict.fromkeys(
+        ("scale_attn_by_inverse_layer_idx", "use_bidirectional_attention", "bidirectional"), OFF
+    ),
+    **dict.fromkeys(
+        ("sliding_window_pattern", "interleaved_sliding_window", "layer_group_size"), OFF
+    ),
+    **dict.fromkeys(
+        ("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm", "use_qk_l2norm"), OFF
+    ),
     "scale_attn_weights": (None, True),
     "is_causal": (True,),  # transformers takes null for false
     # transformers attends to everything in a prompt, and to a window while it generates
     "sliding_window": (None,),
     # other arrangements of layers
-    **dict.fromkeys(("parallel_attn", "parallel_block", "use_parallel_residual", "use_parallel_block"), OFF),
-    **dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size"), OFF),
+    **dict.fromkeys(
+        ("parallel_attn", "parallel_block", "use_parallel_residual", "use_parallel_block"), OFF
+    ),
+    **dict.fromkeys(
+        ("is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size"), OFF
+    ),
     **dict.fromkeys(("text_config", "vision_config", "audio_config"), (None,)),
     **dict.fromkeys(("per_layer_config", "pruned_heads"), (None, {})),
     # other activations
     "hidden_act": ("silu", "swish"),
     **dict.fromkeys(("hidden_activation", "activation_function"), (None, "silu", "swish")),
     # factors and caps
-    **dict.fromkeys(("final_logit_softcapping", "final_logit_softcap", "logit_softcapping", "logit_cap"), OFF),
-    **dict.fromkeys(("embedding_multiplier", "embedding_scale", "scale_emb", "residual_multiplier"), ONE),
-    **dict.fromkeys(("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier_scale"), ONE),
-    **dict.fromkeys(("scale_depth", "dim_model_base", "attention_value_scale", "scale_embeddings"), OFF),
+    **dict.fromkeys(
+        ("final_logit_softcapping", "final_logit_softcap", "logit_softcapping", "logit_cap"), OFF
+    ),
+    **dict.fromkeys(
+        ("embedding_multiplier", "embedding_scale", "scale_emb", "residual_multiplier"), ONE
+    ),
+    **dict.fromkeys(
+        ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier_scale"), ONE
+    ),
+    **dict.fromkeys(
+        ("scale_depth", "dim_model_base", "attention_value_scale", "scale_embeddings"), OFF
+    ),
     **dict.fromkeys(("routed_scaling_factor", "route_scale", "n_group", "topk_group"), ONE),
     **dict.fromkeys(("scoring_func", "router_scoring_func"), (None, "softmax")),
     **dict.fromkeys(("moe_router_use_sigmoid", "use_expert_bias"), OFF),
@@ -97,29 +237,37 @@ def describe_method(quantization: object) -> str:
     """How the weights are quantized, as " by METHOD"; empty where the field does not say."""
     if not isinstance(quantization, Mapping):
         return ""
-    method = next((quantization[name] for name in METHODS if isinstance(quantization.get(name), str)), None)
+    method = next(
+        (quantization[name] for name in METHODS if isinstance(quantization.get(name), str)), None
+    )
     if method is None and (quantization.get("load_in_8bit") or quantization.get("load_in_4bit")):
         method = "bitsandbytes"  # transformers wrote no method before 4.33
     return f" by {shown(method)}" if method else ""
 
 
 def check_served(hf: Json, keys: Collection[str] = ()) -> None:
-    """Raise ValueError when `hf` asks for what no decoder here does. `keys` are those that the family itself reads."""
+    """Raise ValueError when `hf` asks for what no decoder here does. `keys` are those that the
+    family itself reads.
+    """
     for name in QUANTIZED:
         if hf.get(name) is not None:
             by = describe_method(hf[name])
             raise ValueError(
-                f"{name} says that the weights are quantized{by}, and only unquantized checkpoints are served; "
-                "use the full-precision model"
+                f"{name} says that the weights are quantized{by}, and only unquantized "
+                "checkpoints are served; use the full-precision model"
             )
     for name, neutral in UNSERVED.items():
         if name in hf and name not in keys and hf[name] not in neutral:
             wanted = " or ".join(map(json.dumps, neutral))
-            raise ValueError(f"{name} is {quoted(hf[name])}, which is not supported; wanted {wanted}")
+            raise ValueError(
+                f"{name} is {quoted(hf[name])}, which is not supported; wanted {wanted}"
+            )
 
 
 def ignored_fields(hf: Json, keys: Collection[str]) -> Iterator[str]:
-    """The fields that a family, which reads `keys`, leaves unread and that may matter to their author."""
+    """The fields that a family, which reads `keys`, leaves unread and that may matter to their
+    author.
+    """
     known = {*keys, *HARMLESS, *UNSERVED, *QUANTIZED}
     for name, value in hf.items():
         if value is not None and name not in known and not name.startswith(HARMLESS_PREFIXES):

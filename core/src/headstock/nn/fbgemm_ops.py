@@ -1,4 +1,6 @@
-"""The torch operations with linear maps kept in half the bytes where that loses nothing, for CPUs."""
+"""The torch operations with linear maps kept in half the bytes where that loses nothing, for
+CPUs.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,14 @@ LOSS = 4 * 2.0**-24
 """Four roundings of float32, in which a sum of n products may be off by n of them."""
 
 SMALL = 1 << 21
-"""Multiplications of a product that one thread has done before several have come to an agreement."""
+"""Multiplications of a product that one thread has done before several have come to an agreement.
+"""
 
 
 @frozen(kw_only=True, eq=False)
 class HalfWeight(Weight):
-    """A linear map in float16, in one form or more; `tensor` and `scales` have the bytes of them all.
+    """A linear map in float16, in one form or more; `tensor` and `scales` have the bytes of them
+    all.
 
     tensor: [out, in], on the meta device but for an embedding, which is looked up, too
     scales: None, or [further forms, out, in] on the meta device
@@ -36,28 +40,34 @@ class HalfWeight(Weight):
 
 
 class FbgemmOps(OneDnnOps):
-    """`OneDnnOps`, but a map whose numbers float16 holds as well as float32 is kept so, and read in half the time.
+    """`OneDnnOps`, but a map whose numbers float16 holds as well as float32 is kept so, and read in
+    half the time.
 
-    Checkpoints in float16 and bfloat16 have such maps: float16 has the longer fraction, and of what it cannot hold
-    there is next to nothing. Activations, products and sums are float32.
+    Checkpoints in float16 and bfloat16 have such maps: float16 has the longer fraction, and of what
+    it cannot hold there is next to nothing. Activations, products and sums are float32.
     """
 
     def __init__(self) -> None:
         super().__init__()
         one = torch.zeros(1, 1)
         try:
-            with warnings.catch_warnings():  # torch says once in a process that this will move to another package
+            # torch says once in a process that this will move to another package
+            with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "fbgemm_.* is deprecated", UserWarning)
                 packed = torch.fbgemm_pack_gemm_matrix_fp16(one)
                 torch.fbgemm_linear_fp16_weight_fp32_activation(one, packed, None)
-            torch.ops.quantized.linear_dynamic_fp16(one, torch.ops.quantized.linear_prepack_fp16(one, None))
+            torch.ops.quantized.linear_dynamic_fp16(
+                one, torch.ops.quantized.linear_prepack_fp16(one, None)
+            )
         except (AttributeError, RuntimeError) as error:
             raise CannotRun(
                 "this torch cannot multiply float16 weights on this CPU; use --ops onednn or torch"
             ) from error
 
     def prepare(self, name: str, weight: Weight) -> Weight:
-        """Linear maps, and an embedding that may be one, packed in float16 if they fit; others as `OneDnnOps` does."""
+        """Linear maps, and an embedding that may be one, packed in float16 if they fit; others as
+        `OneDnnOps` does.
+        """
         plain, part = weight.tensor, name.rpartition(".")[2]
         if part not in (*LINEAR, "embed") or not fits(plain):
             return super().prepare(name, weight)
@@ -65,7 +75,9 @@ class FbgemmOps(OneDnnOps):
         further = is_looked_up + (few > 0)
         return HalfWeight(
             tensor=plain.to("cpu" if is_looked_up else "meta", torch.float16),
-            scales=torch.empty(further, *plain.shape, dtype=torch.float16, device="meta") if further else None,
+            scales=torch.empty(further, *plain.shape, dtype=torch.float16, device="meta")
+            if further
+            else None,
             bias=weight.bias,
             packed=torch.ops.quantized.linear_prepack_fp16(plain, weight.bias),
             alone=torch.fbgemm_pack_gemm_matrix_fp16(plain) if few else None,

@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def kv_cells(slots: Tensor, page_size: int) -> Tensor:
-    """Where in a pool, seen as rows of [kv_heads, head_dim], the key and the value of each slot lie.
+    """Where in a pool, seen as rows of [kv_heads, head_dim], the key and the value of each slot
+    lie.
 
     slots: [tokens] int64 (page * page_size + offset)    returns: [tokens, 2] int64
     """
@@ -23,7 +24,11 @@ def store_kv_(pool: Tensor, cells: Tensor, kv: Tensor) -> None:
     writes: pool [pages, 2, page_size, kv_heads, head_dim]
     """
     if pool.dtype.itemsize == 1:
-        # Conversion to 8-bit floats does not saturate by itself, and indexing knows them only as bytes.
+        # Conversion to 8-bit floats does not saturate by itself, and indexing knows them only as
+        # bytes.
         largest = torch.finfo(pool.dtype).max
-        kv, pool = kv.clamp(-largest, largest).to(pool.dtype).view(torch.uint8), pool.view(torch.uint8)
+        kv, pool = (
+            kv.clamp(-largest, largest).to(pool.dtype).view(torch.uint8),
+            pool.view(torch.uint8),
+        )
     pool.view(-1, *pool.shape[3:]).index_put_((cells,), kv.to(pool.dtype))

@@ -39,21 +39,31 @@ def mix_experts(x: Tensor, weights: Tensor, ids: Tensor, gate_up: Tensor, down: 
 
 
 def together(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """What the experts make of their tokens, in two products of all of them: nothing is read on the host.
+    """What the experts make of their tokens, in two products of all of them: nothing is read on the
+    host.
 
     grouped, result: [tokens * per_token, hidden], the first expert's tokens first
     """
     ones = torch.ones(ids.numel(), dtype=torch.int32, device=ids.device)
-    counts = torch.zeros(len(gate_up), dtype=torch.int32, device=ids.device).scatter_add_(0, ids.flatten(), ones)
+    counts = torch.zeros(len(gate_up), dtype=torch.int32, device=ids.device).scatter_add_(
+        0, ids.flatten(), ones
+    )
     ends = counts.cumsum(0, dtype=torch.int32)
     inner = silu_and_mul(F.grouped_mm(grouped, gate_up.mT, offs=ends))
     return F.grouped_mm(inner, down.mT, offs=ends)
 
 
 def one_by_one(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """As `together`, with the number of each expert's tokens read on the host.   raises: RuntimeError in a capture"""
-    if capturing(grouped):  # asked for first: a number that is read inside a capture spoils more than the graph
-        raise RuntimeError("how many tokens each expert gets is counted on the host, so no graph holds these experts")
+    """As `together`, with the number of each expert's tokens read on the host.
+
+    raises: RuntimeError in a capture
+    """
+    # asked for first: a number that is read inside a capture spoils more than the graph
+    if capturing(grouped):
+        raise RuntimeError(
+            "how many tokens each expert gets is counted on the host, so no graph holds these "
+            "experts"
+        )
     counts = ids.flatten().bincount(minlength=len(gate_up)).tolist()
     outputs = [
         F.linear(silu_and_mul(F.linear(part, gate_up[expert])), down[expert])
@@ -64,13 +74,17 @@ def one_by_one(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> T
 
 
 def counts_on_device(x: Tensor, gate_up: Tensor) -> bool:
-    """Whether torch has a kernel for products of groups whose sizes are on the device: for bfloat16 on Hopper and
-    Blackwell, with rows of whole 16 bytes. Elsewhere `grouped_mm` reads the sizes, and multiplies one by one.
+    """Whether torch has a kernel for products of groups whose sizes are on the device: for bfloat16
+    on Hopper and Blackwell, with rows of whole 16 bytes. Elsewhere `grouped_mm` reads the sizes,
+    and multiplies one by one.
     """
     _, double, hidden = gate_up.shape
     whole = hidden % 8 == 0 and double % 16 == 0
     return (
-        whole and x.is_cuda and x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
+        whole
+        and x.is_cuda
+        and x.dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
     )
 
 

@@ -1,4 +1,6 @@
-"""Noise as a pure function of (seed, position, token): Philox4x32-10 (Salmon et al., SC 2011), exact in int64."""
+"""Noise as a pure function of (seed, position, token): Philox4x32-10 (Salmon et al., SC 2011),
+exact in int64.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ ROUNDS = 10
 def philox(counter: Tensor, key: Tensor) -> Tensor:
     """The four random words of each counter under its key; all words are int64 below 2^32.
 
-    counter: [4, ...]    key: [2, ...], its dimensions after the first broadcast with the counter's    returns: [4, ...]
+    counter: [4, ...]
+    key: [2, ...], its dimensions after the first broadcast with the counter's
+    returns: [4, ...]
     """
     shape = (2, *[1] * (counter.dim() - 1))
     # Constants are made on the device: a copy from the host cannot be part of a CUDA graph.
@@ -23,7 +27,8 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
     rounds = torch.arange(ROUNDS, device=counter.device)[:, None] * torch.where(first, *WEYL)
     even, odd = counter[0::2], counter[1::2]
     for round_key in (rounds.view(ROUNDS, *shape) + key).bitwise_and_(MASK):
-        # Products wrap modulo 2^64; the mask after the shift removes the sign that wrapping may leave.
+        # Products wrap modulo 2^64; the mask after the shift removes the sign that wrapping may
+        # leave.
         product = (even * multipliers).flip(0)
         even = (product >> 32).bitwise_and_(MASK).bitwise_xor_(odd).bitwise_xor_(round_key)
         odd = product.bitwise_and_(MASK)
@@ -33,7 +38,8 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
 def random_words(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
     """A random 32-bit word for each token id at each (seed, position).
 
-    It is lane `id & 3` of counter (id >> 2, position, 0, 0) under key (low half of the seed, high half).
+    It is lane `id & 3` of counter (id >> 2, position, 0, 0) under key (low half of the seed, high
+    half).
     seeds, positions: [n] int64    returns: [n, vocab] int64 below 2^32
     """
     blocks = torch.arange((vocab + 3) // 4, device=seeds.device).expand(len(seeds), -1)
@@ -44,10 +50,18 @@ def random_words(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """Standard Gumbel noise, always finite: the arg-max of noise plus logits is a sample of their softmax.
+    """Standard Gumbel noise, always finite: the arg-max of noise plus logits is a sample of their
+    softmax.
 
     seeds, positions: [n] int64    returns: [n, vocab] float32
     """
-    # The tail that decides samples is at u near 0, where float32 is finest; u = 1 would give minus infinity.
-    u = random_words(seeds, positions, vocab).float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    # The tail that decides samples is at u near 0, where float32 is finest; u = 1 would give minus
+    # infinity.
+    u = (
+        random_words(seeds, positions, vocab)
+        .float()
+        .add_(0.5)
+        .mul_(2.0**-32)
+        .clamp_(max=1 - 2.0**-24)
+    )
     return u.neg_().log1p_().neg_().log_().neg_()

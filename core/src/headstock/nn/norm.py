@@ -26,7 +26,8 @@ def head_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def norm_by_length(x: Tensor, weight: Tensor, floor: Tensor) -> Tensor:
     """As `rms_norm` and `head_norm` in four operations, where torch has none for all of it.
 
-    x over its length, of which `floor` is the least, times `weight`; both have the sqrt(n) that a mean would have.
+    x over its length, of which `floor` is the least, times `weight`; both have the sqrt(n) that a
+    mean would have.
     x, result: [..., n]    weight: [n] or [heads, n], times sqrt(n)    floor: sqrt(n * eps)
     """
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)

@@ -22,16 +22,18 @@ TYPICAL_TOKENS = 32
 """The batch that the packing is laid out for; it serves any."""
 
 MAX_EXACT_ROWS = 32
-"""Products of more rows are rounded up: below, a row more would be felt in every step of decoding."""
+"""Products of more rows are rounded up: below, a row more would be felt in every step of decoding.
+"""
 
 KERNEL_BYTES = 640 << 10
-"""Bytes that oneDNN keeps for one shape of product: its description, and the code that it writes for it. Measured with
-oneDNN 3.12 on AVX-512, where it is 570 KiB for any number of rows.
+"""Bytes that oneDNN keeps for one shape of product: its description, and the code that it writes
+for it. Measured with oneDNN 3.12 on AVX-512, where it is 570 KiB for any number of rows.
 """
 
 
 class OneDnnOps(TorchOps):
-    """`TorchOps` with the weights of linear maps packed once, when they are loaded, instead of in every product.
+    """`TorchOps` with the weights of linear maps packed once, when they are loaded, instead of in
+    every product.
 
     Norms are by length, in fewer operations, so their weights are prepared as well.
     """
@@ -60,7 +62,9 @@ class OneDnnOps(TorchOps):
         return norm_by_length(x, weight.tensor, self.floor(x.shape[-1], eps))
 
     def floor(self, n: int, eps: float) -> Tensor:
-        """The length of `n` numbers whose mean square is `eps`, kept: to make a tensor takes as long as to use it."""
+        """The length of `n` numbers whose mean square is `eps`, kept: to make a tensor takes as
+        long as to use it.
+        """
         floor = self.floors.get((n, eps))
         if floor is None:
             floor = self.floors[n, eps] = torch.tensor((n * eps) ** 0.5)
@@ -74,7 +78,9 @@ class OneDnnOps(TorchOps):
         padding = round_rows(rows) - rows
         if padding:
             x = torch.cat((x, x.new_zeros(padding, x.shape[1])))
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight.tensor, weight.bias, "none", [], "")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, weight.tensor, weight.bias, "none", [], ""
+        )
         return out[:rows] if padding else out
 
 
@@ -91,7 +97,9 @@ def round_rows(rows: int) -> int:
 
 
 def kernel_bytes(params: Params, max_tokens: int) -> int:
-    """The most bytes that oneDNN keeps for products with these parameters, in steps of up to `max_tokens`."""
+    """The most bytes that oneDNN keeps for products with these parameters, in steps of up to
+    `max_tokens`.
+    """
     shapes = {
         (weight.tensor.shape, weight.tensor.dtype, weight.bias is None)
         for weight in params.values()

@@ -1,4 +1,6 @@
-"""A step as kernels take it that read lengths and page tables on the device, so that the host plans nothing."""
+"""A step as kernels take it that read lengths and page tables on the device, so that the host plans
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from headstock.spi import AttentionStep, Phase
 class PagedPlan:
     """A step's own tensors, and the numbers that size a launch.
 
-    A graph that is replayed reads the tensors anew and keeps the numbers, so these must hold for every step that it is
-    replayed for. A backend whose launch depends on more adds fields of its own.
+    A graph that is replayed reads the tensors anew and keeps the numbers, so these must hold for
+    every step that it is replayed for. A backend whose launch depends on more adds fields of its
+    own.
 
     query_start: [rows + 1] int32    context_lens: [rows] int32, with this step's tokens
     page_tables: one a KV group, [rows, columns] int32, dense: kernels may know no strides for them
@@ -51,7 +54,8 @@ class PagedPlan:
 
     @cached_property
     def context_start(self) -> Tensor:
-        """Where each row's context would start if all were laid end to end; computed when a layer first asks for it.
+        """Where each row's context would start if all were laid end to end; computed when a layer
+        first asks for it.
 
         Not for graphs, which would keep what it was then.
         returns: [rows + 1] int32

@@ -17,23 +17,34 @@ def parameters(config: ModelConfig) -> dict[str, ParamSpec]:
     specs = dict(outer(config))
     for layer in config.layers:
         specs |= attention(config, layer)
-        specs |= dense(config, layer) if layer.experts is None else mixture(config, layer, layer.experts)
+        specs |= (
+            dense(config, layer) if layer.experts is None else mixture(config, layer, layer.experts)
+        )
     return specs
 
 
 def outer(config: ModelConfig) -> Named:
     """Parameters outside layers."""
     table = ("vocab", "hidden")
-    # Checkpoints with tied embeddings often hold the same matrix twice; older ones the rope frequencies too.
+    # Checkpoints with tied embeddings often hold the same matrix twice; older ones the rope
+    # frequencies too.
     twin = ("lm_head.weight",) if config.tied_embeddings else ()
     yield (
         "embed",
         ParamSpec(
-            shape=(config.vocab, config.hidden), axes=table, sources=(("model.embed_tokens.weight",),), copies=twin
+            shape=(config.vocab, config.hidden),
+            axes=table,
+            sources=(("model.embed_tokens.weight",),),
+            copies=twin,
         ),
     )
     if not config.tied_embeddings:
-        yield "lm_head", ParamSpec(shape=(config.vocab, config.hidden), axes=table, sources=(("lm_head.weight",),))
+        yield (
+            "lm_head",
+            ParamSpec(
+                shape=(config.vocab, config.hidden), axes=table, sources=(("lm_head.weight",),)
+            ),
+        )
     yield "norm", norm(config.hidden, "model.norm.weight")
     yield (
         "rope",
@@ -42,7 +53,10 @@ def outer(config: ModelConfig) -> Named:
             axes=("positions", "cos_sin", "half_dim"),
             dtype="float32",
             compute=compute_rope,
-            ignored=tuple(f"model.layers.{layer.index}.self_attn.rotary_emb.inv_freq" for layer in config.layers),
+            ignored=tuple(
+                f"model.layers.{layer.index}.self_attn.rotary_emb.inv_freq"
+                for layer in config.layers
+            ),
         ),
     )
 
@@ -59,9 +73,18 @@ def attention(config: ModelConfig, layer: LayerConfig) -> Named:
     parts = (width, kv_width, kv_width)
     names = tuple(f"{source}self_attn.{name}_proj" for name in "qkv")
     yield f"{layer.prefix}attn_norm", norm(config.hidden, f"{source}input_layernorm.weight")
-    yield from linear(f"{layer.prefix}qkv", ("heads", "hidden"), config.hidden, names, parts, config.qkv_bias)
+    yield from linear(
+        f"{layer.prefix}qkv", ("heads", "hidden"), config.hidden, names, parts, config.qkv_bias
+    )
     out = (f"{source}self_attn.o_proj",)
-    yield from linear(f"{layer.prefix}attn_out", ("hidden", "heads"), width, out, (config.hidden,), config.out_bias)
+    yield from linear(
+        f"{layer.prefix}attn_out",
+        ("hidden", "heads"),
+        width,
+        out,
+        (config.hidden,),
+        config.out_bias,
+    )
     if config.qk_norm:
         # One row a head, so that queries and keys are normalized together.
         q, k = ((f"{source}self_attn.{name}_norm.weight",) for name in "qk")
@@ -83,10 +106,22 @@ def dense(config: ModelConfig, layer: LayerConfig) -> Named:
     gate_up = (f"{source}gate_proj", f"{source}up_proj")
     yield mlp_norm(config, layer)
     yield from linear(
-        f"{layer.prefix}gate_up", ("intermediate", "hidden"), config.hidden, gate_up, (inner, inner), config.mlp_bias
+        f"{layer.prefix}gate_up",
+        ("intermediate", "hidden"),
+        config.hidden,
+        gate_up,
+        (inner, inner),
+        config.mlp_bias,
     )
     down = (f"{source}down_proj",)
-    yield from linear(f"{layer.prefix}down", ("hidden", "intermediate"), inner, down, (config.hidden,), config.mlp_bias)
+    yield from linear(
+        f"{layer.prefix}down",
+        ("hidden", "intermediate"),
+        inner,
+        down,
+        (config.hidden,),
+        config.mlp_bias,
+    )
 
 
 def mixture(config: ModelConfig, layer: LayerConfig, experts: Experts) -> Named:
@@ -95,7 +130,14 @@ def mixture(config: ModelConfig, layer: LayerConfig, experts: Experts) -> Named:
     each = [f"{source}experts.{expert}." for expert in range(experts.count)]
     yield mlp_norm(config, layer)
     router = (f"{source}gate",)
-    yield from linear(f"{layer.prefix}router", ("experts", "hidden"), config.hidden, router, (experts.count,), False)
+    yield from linear(
+        f"{layer.prefix}router",
+        ("experts", "hidden"),
+        config.hidden,
+        router,
+        (experts.count,),
+        False,
+    )
     yield (
         f"{layer.prefix}experts_gate_up",
         ParamSpec(
@@ -131,9 +173,16 @@ def norm(width: int, source: str) -> ParamSpec:
 
 
 def linear(
-    name: str, axes: tuple[str, str], width: int, sources: tuple[str, ...], parts: tuple[int, ...], bias: bool
+    name: str,
+    axes: tuple[str, str],
+    width: int,
+    sources: tuple[str, ...],
+    parts: tuple[int, ...],
+    bias: bool,
 ) -> Named:
-    """A linear map of `width` inputs, its sources one above the other, and its bias if it has one."""
+    """A linear map of `width` inputs, its sources one above the other, and its bias if it has
+    one.
+    """
     rows = sum(parts)
     weights = (tuple(f"{source}.weight" for source in sources),)
     yield name, ParamSpec(shape=(rows, width), axes=axes, sources=weights, parts=parts)

@@ -1,5 +1,5 @@
-"""Rules on logits: bans, biases, and penalties on tokens that a request has already seen; repetition after Keskar et
-al. 2019 (arXiv 1909.05858).
+"""Rules on logits: bans, biases, and penalties on tokens that a request has already seen;
+repetition after Keskar et al. 2019 (arXiv 1909.05858).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from headstock.spi import Sampling
 
 
 def rule_(logits: Tensor, sampling: Sampling) -> None:
-    """Apply what is not None of bans, biases and penalties, in this order: repetition counts prompt and output, the
-    other penalties output alone.
+    """Apply what is not None of bans, biases and penalties, in this order: repetition counts prompt
+    and output, the other penalties output alone.
 
     writes: logits [n, vocab] float32
     """

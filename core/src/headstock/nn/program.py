@@ -1,4 +1,6 @@
-"""Running a program operation by operation: what every runner does for batches that it has nothing better for."""
+"""Running a program operation by operation: what every runner does for batches that it has nothing
+better for.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ def run(program: Program, batch: Batch, attend: Attend) -> Sample:
 
 
 def score(program: Program, hidden: Tensor, sampling: Sampling) -> Sample:
-    """What `hidden` [n, hidden] samples, `program.most_logits` positions at a time: a prompt whose every token is
-    scored would need gigabytes of logits at once.
+    """What `hidden` [n, hidden] samples, `program.most_logits` positions at a time: a prompt whose
+    every token is scored would need gigabytes of logits at once.
     """
     most = program.most_logits
     if len(hidden) <= most:
@@ -30,7 +32,10 @@ def score(program: Program, hidden: Tensor, sampling: Sampling) -> Sample:
     return joined(
         [
             program.ops.lm_head_sample(
-                program.params, program.config, hidden[start : start + most], part(sampling, start, start + most)
+                program.params,
+                program.config,
+                hidden[start : start + most],
+                part(sampling, start, start + most),
             )
             for start in starts
         ]
@@ -47,5 +52,9 @@ def part(sampling: Sampling, start: int, stop: int) -> Sampling:
 def joined(samples: list[Sample]) -> Sample:
     """The samples end to end."""
 
-    columns = {name: [getattr(sample, name) for sample in samples] for name in attrs.fields_dict(Sample)}
-    return Sample(**{name: torch.cat(tensors) for name, tensors in columns.items() if tensors[0] is not None})
+    columns = {
+        name: [getattr(sample, name) for sample in samples] for name in attrs.fields_dict(Sample)
+    }
+    return Sample(
+        **{name: torch.cat(tensors) for name, tensors in columns.items() if tensors[0] is not None}
+    )

@@ -1,4 +1,6 @@
-"""Rotary positions (Su et al. 2021, arXiv 2104.09864), the halves of a head turned together (GPT-NeoX order)."""
+"""Rotary positions (Su et al. 2021, arXiv 2104.09864), the halves of a head turned together
+(GPT-NeoX order).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ class Turns:
 
     @classmethod
     def at(cls, table: Tensor, positions: Tensor, dtype: torch.dtype) -> Turns:
-        """The table's rows at the positions.   table: [max_seq_len, 2, dim / 2]    positions: [tokens] int64"""
+        """The table's rows at the positions.
+
+        table: [max_seq_len, 2, dim / 2]
+        positions: [tokens] int64
+        """
         cos, sin = table[positions].to(dtype).unbind(1)
         return cls(torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None])
 
@@ -56,7 +62,10 @@ def rope_table(rope: Rope, positions: int, max_position: int) -> Tensor:
 
 
 def plain(rope: Rope, max_position: int) -> tuple[Tensor, float]:
-    """Frequencies falling geometrically from 1 to nearly 1 / theta, and a factor of 1.   frequencies: [dim / 2]"""
+    """Frequencies falling geometrically from 1 to nearly 1 / theta, and a factor of 1.
+
+    frequencies: [dim / 2]
+    """
     exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
     return 1.0 / rope.theta**exponents, 1.0
 
@@ -68,7 +77,9 @@ def linear(rope: Rope, max_position: int) -> tuple[Tensor, float]:
 
 
 def llama3(rope: Rope, max_position: int) -> tuple[Tensor, float]:
-    """Slow frequencies divided by `factor`, fast ones kept, those between blended by wavelength (Llama 3.1)."""
+    """Slow frequencies divided by `factor`, fast ones kept, those between blended by wavelength
+    (Llama 3.1).
+    """
     numbers = rope.parameters
     frequencies, _ = plain(rope, max_position)
     original = numbers.get("original_max_position_embeddings") or max_position
@@ -79,21 +90,29 @@ def llama3(rope: Rope, max_position: int) -> tuple[Tensor, float]:
 
 
 def yarn(rope: Rope, max_position: int) -> tuple[Tensor, float]:
-    """Frequencies of rare turns divided by `factor`, others kept, and an attention factor (YaRN, arXiv 2309.00071)."""
+    """Frequencies of rare turns divided by `factor`, others kept, and an attention factor (YaRN,
+    arXiv 2309.00071).
+    """
     numbers = rope.parameters
     original = numbers.get("original_max_position_embeddings") or max_position
     factor = numbers["factor"]
     low, high = yarn_range(rope, numbers, original)
     ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     frequencies, _ = plain(rope, max_position)
-    return frequencies * (1 - ramp) + frequencies / factor * ramp, yarn_attention_factor(numbers, factor)
+    return frequencies * (1 - ramp) + frequencies / factor * ramp, yarn_attention_factor(
+        numbers, factor
+    )
 
 
 def yarn_range(rope: Rope, numbers: Mapping[str, Any], original: int) -> tuple[float, float]:
-    """The pairs between which YaRN blends: those that turn `beta_fast` and `beta_slow` times in the original length."""
+    """The pairs between which YaRN blends: those that turn `beta_fast` and `beta_slow` times in the
+    original length.
+    """
 
     def pair(rotations: float) -> float:
-        return rope.dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return (
+            rope.dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        )
 
     low, high = pair(numbers.get("beta_fast") or 32), pair(numbers.get("beta_slow") or 1)
     if numbers.get("truncate", True):
@@ -103,7 +122,9 @@ def yarn_range(rope: Rope, numbers: Mapping[str, Any], original: int) -> tuple[f
 
 
 def yarn_attention_factor(numbers: Mapping[str, Any], factor: float) -> float:
-    """What YaRN multiplies queries and keys by, as configured or by the paper's 0.1 ln(factor) + 1."""
+    """What YaRN multiplies queries and keys by, as configured or by the paper's 0.1 ln(factor) +
+    1.
+    """
 
     def scale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -34,8 +34,9 @@ FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_facto
 def read_rope(hf: Json, head_dim: int) -> Rope:
     """Rotary positions of whole heads.
 
-    A `rope_scaling` that is not empty replaces `rope_parameters`. What the table lacks comes from the top level, but an
-    `original_max_position_embeddings` of the top level replaces that of the table.
+    A `rope_scaling` that is not empty replaces `rope_parameters`. What the table lacks comes from
+    the top level, but an `original_max_position_embeddings` of the top level replaces that of the
+    table.
     raises: ValueError with the field, what was found and what was wanted
     """
     title, table = _read_table(hf)
@@ -48,16 +49,23 @@ def read_rope(hf: Json, head_dim: int) -> Rope:
     if theta <= 1:
         raise ValueError(f"rope_theta is {theta}, wanted above 1")
     part = table.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
-    # transformers drops the factor under plain positions and fails under scaled ones; others turn a part of the head.
+    # transformers drops the factor under plain positions and fails under scaled ones; others turn a
+    # part of the head.
     if ("partial_rotary_factor" in table and part is None) or part not in (None, 1):
-        raise ValueError(f"partial_rotary_factor is {quoted(part)}, but only whole heads are turned; wanted 1.0")
+        raise ValueError(
+            f"partial_rotary_factor is {quoted(part)}, but only whole heads are turned; wanted 1.0"
+        )
     if head_dim % 2:
-        raise ValueError(f"head_dim is {head_dim}, wanted an even number, whose halves are turned together")
+        raise ValueError(
+            f"head_dim is {head_dim}, wanted an even number, whose halves are turned together"
+        )
     return Rope(theta=theta, dim=head_dim, scaling=scaling, parameters=numbers)
 
 
 def stretched_length(rope: Rope, stated: int) -> int:
-    """The most positions the model serves: those stated, or what YaRN stretches the original ones to."""
+    """The most positions the model serves: those stated, or what YaRN stretches the original ones
+    to.
+    """
     original = rope.parameters.get(ORIGINAL)
     if rope.scaling != "yarn" or original is None:
         return stated
@@ -74,8 +82,19 @@ def ignored_rope_fields(hf: Json) -> Iterator[str]:
         yield "rope_theta"
     if hf.get(ORIGINAL) is not None and ORIGINAL not in OPTIONAL.get(scaling, ()):
         yield ORIGINAL
-    read = ("rope_type", "type", "rope_theta", "partial_rotary_factor", *REQUIRED[scaling], *OPTIONAL.get(scaling, ()))
-    yield from (f"{title}.{name}" for name in table if name not in read and (name, scaling) != ("truncate", "yarn"))
+    read = (
+        "rope_type",
+        "type",
+        "rope_theta",
+        "partial_rotary_factor",
+        *REQUIRED[scaling],
+        *OPTIONAL.get(scaling, ()),
+    )
+    yield from (
+        f"{title}.{name}"
+        for name in table
+        if name not in read and (name, scaling) != ("truncate", "yarn")
+    )
 
 
 def _read_table(hf: Json) -> tuple[str, Json]:
@@ -99,7 +118,9 @@ def _read_scaling(table: Json) -> str:
 
 
 def _read_numbers(hf: Json, table: Json, scaling: str) -> Json:
-    """The numbers that the scaling reads, where they are stated; numbers of other scalings are passed over."""
+    """The numbers that the scaling reads, where they are stated; numbers of other scalings are
+    passed over.
+    """
     if ORIGINAL in OPTIONAL.get(scaling, ()) and ORIGINAL in hf:
         table = {**table, ORIGINAL: hf[ORIGINAL]}
     numbers = {name: read_number(table, name) for name in REQUIRED[scaling]}
@@ -108,4 +129,8 @@ def _read_numbers(hf: Json, table: Json, scaling: str) -> Json:
             numbers[name] = read_number(table, name)
     if scaling == "llama3" and not numbers["low_freq_factor"] < numbers["high_freq_factor"]:
         raise ValueError("low_freq_factor is not below high_freq_factor")
-    return {**numbers, "truncate": read_flag(table, "truncate", True)} if scaling == "yarn" else numbers
+    return (
+        {**numbers, "truncate": read_flag(table, "truncate", True)}
+        if scaling == "yarn"
+        else numbers
+    )

@@ -1,4 +1,6 @@
-"""From logits to tokens. A row's token depends on its own logits, settings, seed and position, and on nothing else."""
+"""From logits to tokens. A row's token depends on its own logits, settings, seed and position, and
+on nothing else.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,25 @@ from headstock.nn.truncation import keep_min_p, keep_top
 from headstock.spi import Sample, Sampling
 
 COLDEST = 1e-6
-"""The lowest temperature that is divided by; below it the softmax is a single token in float32 anyway."""
+"""The lowest temperature that is divided by; below it the softmax is a single token in float32
+anyway.
+"""
 
 
 def sample(logits: Tensor, sampling: Sampling) -> Sample:
-    """One token a row: bans, bias, penalties, temperature, min-p, top-k and top-p, then arg-max with Gumbel noise.
+    """One token a row: bans, bias, penalties, temperature, min-p, top-k and top-p, then arg-max
+    with Gumbel noise.
 
-    Temperature 0 takes the best token, the lowest id of equals. Log-probabilities are those of the logits as given.
+    Temperature 0 takes the best token, the lowest id of equals. Log-probabilities are those of the
+    logits as given.
     logits: [n, vocab] float32
     writes: logits
     """
     logprobs = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
     rule_(logits, sampling)
-    scores = logits if sampling.temperature is None else noisy(logits, sampling.temperature, sampling)
+    scores = (
+        logits if sampling.temperature is None else noisy(logits, sampling.temperature, sampling)
+    )
     # NaN wins every maximum, so a row is healthy exactly when its maximum is a number.
     best, tokens = scores.max(-1)
     healthy = best.isfinite()
@@ -33,7 +41,8 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
 
 
 def noisy(logits: Tensor, temperature: Tensor, sampling: Sampling) -> Tensor:
-    """Scores whose arg-max is a sample at the row's temperature; the logits less their maximum where that is 0.
+    """Scores whose arg-max is a sample at the row's temperature; the logits less their maximum
+    where that is 0.
 
     logits, result: [n, vocab] float32    temperature: [n] float32
     """
@@ -52,11 +61,16 @@ def noisy(logits: Tensor, temperature: Tensor, sampling: Sampling) -> Tensor:
 
 
 def with_logprobs(tokens: Tensor, healthy: Tensor, logprobs: Tensor, sampling: Sampling) -> Sample:
-    """The sample with log-probabilities of its tokens (or of the targets) and of the likeliest alternatives.
+    """The sample with log-probabilities of its tokens (or of the targets) and of the likeliest
+    alternatives.
 
     tokens: [n] int64    healthy: [n] bool    logprobs: [n, vocab] float32
     """
-    wanted = tokens if sampling.targets is None else torch.where(sampling.targets < 0, tokens, sampling.targets)
+    wanted = (
+        tokens
+        if sampling.targets is None
+        else torch.where(sampling.targets < 0, tokens, sampling.targets)
+    )
     top_logprobs, top_ids = logprobs.topk(min(sampling.top_logprobs, logprobs.shape[-1]), -1)
     return Sample(
         tokens=tokens,

@@ -1,4 +1,6 @@
-"""Decode rows at addresses that stay, for backends whose kernels are replayed by graphs and planned by nobody."""
+"""Decode rows at addresses that stay, for backends whose kernels are replayed by graphs and planned
+by nobody.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,17 @@ from headstock.spi import AttentionStep, Phase
 
 @frozen(eq=False)
 class StaticRows:
-    """Room for the rows of the largest bucket. The others use the first of them: no two graphs run at the same time.
+    """Room for the rows of the largest bucket. The others use the first of them: no two graphs run
+    at the same time.
 
-    A graph reads lengths and page tables where they lay when it was captured. A backend with `Planning.NONE` makes one
-    of these in `graph_init`; `graph_plan` is its plan of `step(bucket, groups)`, made as of any other step; and
-    `graph_update` is `write`, which only asks the device for copies, so that a graph can have it in it.
+    A graph reads lengths and page tables where they lay when it was captured. A backend with
+    `Planning.NONE` makes one of these in `graph_init`; `graph_plan` is its plan of
+    `step(bucket, groups)`, made as of any other step; and `graph_update` is `write`, which only
+    asks the device for copies, so that a graph can have it in it.
 
     query_start: [rows + 1] int32, 0, 1, 2, ...    context_lens: [rows] int32
-    page_tables: by group, [rows, columns] int32, made when the first step shows how many groups there are
+    page_tables: by group, [rows, columns] int32, made when the first step shows how many groups
+        there are
     """
 
     query_start: Tensor
@@ -36,11 +41,13 @@ class StaticRows:
         return cls(start, lens, [], -(-max_seq_len // page_size), max_seq_len)
 
     def step(self, bucket: int, groups: int) -> AttentionStep:
-        """The first `bucket` rows as a decode step. To the host all are as long as a row may get: a launch that is
-        sized for them is right for whatever is written here later.
+        """The first `bucket` rows as a decode step. To the host all are as long as a row may get: a
+        launch that is sized for them is right for whatever is written here later.
         """
         while len(self.page_tables) < groups:
-            self.page_tables.append(self.context_lens.new_zeros((len(self.context_lens), self.columns)))
+            self.page_tables.append(
+                self.context_lens.new_zeros((len(self.context_lens), self.columns))
+            )
         return AttentionStep(
             phase=Phase.DECODE,
             query_start=self.query_start[: bucket + 1],

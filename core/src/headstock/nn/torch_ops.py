@@ -42,7 +42,9 @@ class TorchOps(ComposedOps):
         """See `headstock.nn.kv.store_kv_`."""
         store_kv_(pool, cells, kv)
 
-    def mix_experts(self, x: Tensor, scores: Tensor, experts: Experts, gate_up: Weight, down: Weight) -> Tensor:
+    def mix_experts(
+        self, x: Tensor, scores: Tensor, experts: Experts, gate_up: Weight, down: Weight
+    ) -> Tensor:
         """See `headstock.nn.moe`."""
         return mix_experts(x, *route(scores, experts), gate_up.tensor, down.tensor)
 

@@ -1,4 +1,6 @@
-"""Cutting a distribution's unlikely end off: top-k, top-p (arXiv 1904.09751) and min-p (arXiv 2407.01082)."""
+"""Cutting a distribution's unlikely end off: top-k, top-p (arXiv 1904.09751) and min-p (arXiv
+2407.01082).
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,20 @@ OFF = -math.inf
 
 
 def keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
-    """`scores` without tokens less likely than `min_p` times the likeliest.   scores: [n, vocab]    min_p: [n]"""
+    """`scores` without tokens less likely than `min_p` times the likeliest.
+
+    scores: [n, vocab]
+    min_p: [n]
+    """
     return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + min_p.log()[:, None], OFF)
 
 
 def keep_top(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """`scores` of the `top_k` best tokens, and of those the smallest set of the best whose probability reaches `top_p`.
+    """`scores` of the `top_k` best tokens, and of those the smallest set of the best whose
+    probability reaches `top_p`.
 
-    Of equal scores the lower token id is the better. The best token is always kept; top_p of 1 keeps all.
+    Of equal scores the lower token id is the better. The best token is always kept; top_p of 1
+    keeps all.
     scores: [n, vocab] float32    top_k: [n] int64    top_p: [n] float32
     """
     ranked, ids = scores.sort(dim=-1, descending=True, stable=True)
@@ -26,7 +34,8 @@ def keep_top(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tens
         rank = torch.arange(scores.shape[-1], device=scores.device)
         ranked.masked_fill_(rank >= top_k[:, None], OFF)
     if top_p is not None:
-        # In float64, so that rounding of a long sum does not move the edge; even so it must not cut at top_p = 1.
+        # In float64, so that rounding of a long sum does not move the edge; even so it must not cut
+        # at top_p = 1.
         probabilities = ranked.softmax(-1, dtype=torch.float64)
         before = probabilities.cumsum(-1).sub_(probabilities)
         beyond = before >= top_p.masked_fill(top_p >= 1, math.inf)[:, None]

@@ -1,1 +1,3 @@
-"""Recordings of the schedule: written by a running engine, re-run without a device, drawn. Never imports torch."""
+"""Recordings of the schedule: written by a running engine, re-run without a device, drawn. Never
+imports torch.
+"""

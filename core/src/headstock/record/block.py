@@ -14,8 +14,8 @@ NUMBER = struct.Struct("<q")
 
 
 class BlockWriter:
-    """Lays values end to end. An array is written as its difference from the last of the same name and length: most
-    counters of a schedule go up by one or stay, and what is left compresses well.
+    """Lays values end to end. An array is written as its difference from the last of the same name
+    and length: most counters of a schedule go up by one or stay, and what is left compresses well.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,10 @@ class BlockWriter:
 
 
 class BlockReader:
-    """Takes values off in the order in which they were added.   raises: ValueError when the data ends before one"""
+    """Takes values off in the order in which they were added.
+
+    raises: ValueError when the data ends before one
+    """
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -1,7 +1,8 @@
 """The file of a recording: a line with the version, a header as JSON, blocks of steps, an end mark.
 
-Each part is a frame: four letters, the length of the data, a checksum over all of it, the data. A block begins anew
-(nothing in it refers to an earlier one), so what was written before an engine was killed can be read.
+Each part is a frame: four letters, the length of the data, a checksum over all of it, the data. A
+block begins anew (nothing in it refers to an earlier one), so what was written before an engine was
+killed can be read.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def write_end(file: BinaryIO) -> None:
     write_frame(file, END, b"")
 
 
-def write_all(file: BinaryIO, header: Mapping[str, Any], steps: Sequence[Noted], names: PageNames | None) -> None:
+def write_all(
+    file: BinaryIO, header: Mapping[str, Any], steps: Sequence[Noted], names: PageNames | None
+) -> None:
     """Write a whole recording."""
     write_start(file, header)
     block = BlockWriter()
@@ -79,7 +82,8 @@ def opened(path: str | Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
 
 
 def check_writable(path: str | None, *, overwrite: bool = False) -> bool:
-    """Raise unless there is no path or a file can be written there; what it holds stays until recording begins.
+    """Raise unless there is no path or a file can be written there; what it holds stays until
+    recording begins.
 
     A pipe is left alone: its reader would take the end of a trial for the end of the recording.
     returns: whether the file was made here
@@ -95,15 +99,17 @@ def check_writable(path: str | None, *, overwrite: bool = False) -> bool:
         return True
     if not overwrite and Path(path).is_file() and Path(path).stat().st_size > 0:
         raise UsageError(
-            f"--record {shown(path)}: the file exists and is not empty; name another file, or replace it with "
-            "--record-overwrite"
+            f"--record {shown(path)}: the file exists and is not empty; name another file, or "
+            "replace it with --record-overwrite"
         )
     return False
 
 
 @contextlib.contextmanager
 def reserved(path: str | None, *, overwrite: bool = False) -> Iterator[None]:
-    """As `check_writable`; when the block raises, a file that was made here and is still empty is removed."""
+    """As `check_writable`; when the block raises, a file that was made here and is still empty is
+    removed.
+    """
     is_new = check_writable(path, overwrite=overwrite)
     try:
         yield
@@ -117,8 +123,8 @@ def reserved(path: str | None, *, overwrite: bool = False) -> Iterator[None]:
 
 @define
 class Recording:
-    """A recording being read, whose steps begin at byte `start`. `whole` is False when it broke off and that was to be
-    accepted.
+    """A recording being read, whose steps begin at byte `start`. `whole` is False when it broke off
+    and that was to be accepted.
     """
 
     name: str
@@ -157,7 +163,10 @@ class Recording:
         at = self.file.tell()
         more = self.file.seek(0, io.SEEK_END) - at
         if more:
-            raise ModelError(f"{self.name} goes on for {more} bytes after its end mark, at byte {at}; cut them off")
+            raise ModelError(
+                f"{self.name} goes on for {more} bytes after its end mark, at byte {at}; cut them "
+                "off"
+            )
 
 
 class Truncated(Exception):
@@ -176,7 +185,10 @@ def read(path: str | Path, *, partial: bool = False) -> Recording:
         raise ModelError(f"{name} is not a recording; headstock run --record FILE makes one")
     if line != FIRST + b"%d\n" % VERSION:
         found = shown(line.removeprefix(FIRST).decode(errors="replace"))
-        raise ModelError(f"{name} is a recording of version {found} and this headstock reads {VERSION}; use the other")
+        raise ModelError(
+            f"{name} is a recording of version {found} and this headstock reads {VERSION}; use "
+            "the other"
+        )
     try:
         kind, data = read_frame(file, name, 0)
     except Truncated as error:
@@ -184,7 +196,10 @@ def read(path: str | Path, *, partial: bool = False) -> Recording:
     header = header_in(data, name) if kind == HEADER else {}
     if header.get("shape") != shape():
         made = shown(header.get("headstock", "another"))
-        raise ModelError(f"{name} was made by headstock {made}, whose steps consist of other fields; replay it there")
+        raise ModelError(
+            f"{name} was made by headstock {made}, whose steps consist of other fields; replay it "
+            "there"
+        )
     try:
         check_header(header)
     except ValueError as error:
@@ -199,20 +214,29 @@ def header_in(data: bytes, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{name}: its header is no JSON: {error}") from error
     if not isinstance(header, dict):
-        raise ModelError(f"{name}: its header is no JSON object; headstock run --record FILE writes one")
+        raise ModelError(
+            f"{name}: its header is no JSON object; headstock run --record FILE writes one"
+        )
     return header
 
 
 def read_frame(file: BinaryIO, name: str, number: int) -> tuple[bytes, bytes]:
-    """The next frame's kind and data; `number` is that of the step it begins with.   raises: ModelError, Truncated"""
+    """The next frame's kind and data; `number` is that of the step it begins with.
+
+    raises: ModelError, Truncated
+    """
     at = file.tell()
     head = file.read(FRAME.size)
     kind, length, wanted = FRAME.unpack(head) if len(head) == FRAME.size else (b"", 0, 0)
     data = file.read(min(length, MOST_BYTES))
     if len(head) < FRAME.size or len(data) < length:
-        raise Truncated(f"{name} breaks off in the part at byte {at}, which begins with step {number}")
+        raise Truncated(
+            f"{name} breaks off in the part at byte {at}, which begins with step {number}"
+        )
     if checksum(kind, data) != wanted:
-        raise ModelError(f"{name} is damaged in the part at byte {at}, which begins with step {number}")
+        raise ModelError(
+            f"{name} is damaged in the part at byte {at}, which begins with step {number}"
+        )
     return kind, data
 
 
@@ -226,4 +250,6 @@ def steps_of(data: bytes, name: str, number: int) -> Iterator[Moment]:
         if not block.ended:
             raise ValueError("more data than steps")
     except (ValueError, TypeError, LookupError, zlib.error) as error:
-        raise ModelError(f"{name}: a block after step {number} is not as this version writes it: {error}") from error
+        raise ModelError(
+            f"{name}: a block after step {number} is not as this version writes it: {error}"
+        ) from error

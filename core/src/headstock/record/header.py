@@ -45,23 +45,31 @@ def version() -> str:
 def limits_of(header: Mapping[str, Any], *, check: bool = False) -> Limits:
     """The limits that the header describes, with the installed plugins of those names.
 
-    raises: ModelError when the header is not sound, CannotRun when a plugin is not installed, and what else choosing a
-    plugin may raise
+    raises: ModelError when the header is not sound, CannotRun when a plugin is not installed, and
+    what else choosing a plugin may raise
     """
     try:
         plain = dict(header["limits"]) | {"check": check}
         plain["num_pages"] = tuple(plain["num_pages"])
-        groups = tuple(KVGroup(**group | {"layers": tuple(group["layers"])}) for group in header["groups"])
+        groups = tuple(
+            KVGroup(**group | {"layers": tuple(group["layers"])}) for group in header["groups"]
+        )
         choose = registry.implementation(registry.spec("scheduler", header["scheduler"]))
-        return Limits(**plain, groups=groups, choose=choose, policy=policy(header, int(plain["page_size"])))
+        return Limits(
+            **plain, groups=groups, choose=choose, policy=policy(header, int(plain["page_size"]))
+        )
     except UnknownPlugin as error:
         raise CannotRun(str(error)) from error
     except UsageError as error:
-        raise ModelError(f"the recording's header is not as this version writes it: {error}") from error
+        raise ModelError(
+            f"the recording's header is not as this version writes it: {error}"
+        ) from error
     except HeadstockError:
         raise
     except (TypeError, ValueError, KeyError) as error:
-        raise ModelError(f"the recording's header is not as this version writes it: {error}") from error
+        raise ModelError(
+            f"the recording's header is not as this version writes it: {error}"
+        ) from error
 
 
 def policy(header: Mapping[str, Any], page_size: int) -> CachePolicy | None:

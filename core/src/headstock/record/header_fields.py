@@ -1,4 +1,6 @@
-"""What the fields of a recording's header may hold. A recording is a file from anywhere, so each one is checked."""
+"""What the fields of a recording's header may hold. A recording is a file from anywhere, so each
+one is checked.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ MOST_ROWS = 1 << 20
 MOST_PAGES = 1 << 27
 MOST_GROUPS = 1 << 10
 MOST_CELLS = 1 << 31
-"""Entries of a replay's token and page tables together: eight times what 4,096 requests of 65,536 tokens take."""
+"""Entries of a replay's token and page tables together: eight times what 4,096 requests of 65,536
+tokens take.
+"""
 
 
 @frozen
@@ -33,14 +37,19 @@ class Rule:
 
 def whole(least: int, most: int) -> Rule:
     """An integer between two limits."""
-    return Rule(f"an integer from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
+    return Rule(
+        f"an integer from {least} to {most}",
+        lambda value: type(value) is int and least <= value <= most,
+    )
 
 
 def several(rule: Rule, least: int, most: int) -> Rule:
     """A list of values under one rule."""
 
     def holds(value: Any) -> bool:
-        return isinstance(value, list) and least <= len(value) <= most and all(map(rule.holds, value))
+        return (
+            isinstance(value, list) and least <= len(value) <= most and all(map(rule.holds, value))
+        )
 
     return Rule(f"a list of {least} to {most}, each {rule.wanted}", holds)
 
@@ -93,24 +102,31 @@ GROUP: Mapping[str, Rule] = MappingProxyType(
 
 
 def check_header(header: Mapping[str, Any]) -> None:
-    """Raise ValueError for a field that is missing, unknown, of a wrong type or of an absurd size."""
+    """Raise ValueError for a field that is missing, unknown, of a wrong type or of an absurd
+    size.
+    """
     check_fields(header, HEADER, "", others=True)  # later versions may say more
     limits, groups = header["limits"], header["groups"]
     check_fields(limits, LIMITS, "limits.")
     for number, group in enumerate(groups):
         check_fields(group, GROUP, f"groups[{number}].")
     if len(limits["num_pages"]) != len(groups):
-        raise ValueError(f"limits.num_pages has {len(limits['num_pages'])} entries, wanted one a group: {len(groups)}")
+        raise ValueError(
+            f"limits.num_pages has {len(limits['num_pages'])} entries, wanted one a group: "
+            f"{len(groups)}"
+        )
     columns = -(-limits["max_len"] // limits["page_size"])
     cells = limits["max_rows"] * columns * (limits["page_size"] + len(groups))
     if cells > MOST_CELLS or sum(limits["num_pages"]) > MOST_PAGES:
         raise ValueError(
-            f"its sizes need tables of {cells} entries and {sum(limits['num_pages'])} pages, wanted at most "
-            f"{MOST_CELLS} and {MOST_PAGES}"
+            f"its sizes need tables of {cells} entries and {sum(limits['num_pages'])} pages, "
+            f"wanted at most {MOST_CELLS} and {MOST_PAGES}"
         )
 
 
-def check_fields(values: Mapping[str, Any], rules: Mapping[str, Rule], where: str, *, others: bool = False) -> None:
+def check_fields(
+    values: Mapping[str, Any], rules: Mapping[str, Rule], where: str, *, others: bool = False
+) -> None:
     """Raise ValueError when a field is missing or breaks its rule, or is not among the rules."""
     if missing := sorted(rules.keys() - values.keys()):
         raise ValueError(f"it lacks {', '.join(where + name for name in missing)}")

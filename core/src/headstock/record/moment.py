@@ -11,10 +11,12 @@ from headstock.schedule import Entry, Event, Plan
 
 
 class Noted(NamedTuple):
-    """A step as the engine hands it over: references alone, for nothing of it is written afterwards.
+    """A step as the engine hands it over: references alone, for nothing of it is written
+    afterwards.
 
-    `at`: nanoseconds on a clock that only goes forward, taken when the plan was made. `joined`: what the plan seated,
-    in the order of `plan.joined`. A step that raised has no plan but an error.
+    `at`: nanoseconds on a clock that only goes forward, taken when the plan was made. `joined`:
+    what the plan seated, in the order of `plan.joined`. A step that raised has no plan but an
+    error.
     """
 
     at: int

@@ -1,4 +1,6 @@
-"""Names in place of tokens, which keep what a schedule depends on and nothing else (docs/decisions/0010)."""
+"""Names in place of tokens, which keep what a schedule depends on and nothing else
+(docs/decisions/0010).
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,20 @@ from headstock.schedule import Arrived, Entry, Event, Limits, Plan, Request, Sam
 Ints = np.ndarray
 
 STOP = 1 << 30
-"""The first stop id of each request is written as STOP, its second as STOP + 1, and so on; other names are smaller."""
+"""The first stop id of each request is written as STOP, its second as STOP + 1, and so on; other
+names are smaller.
+"""
 
 
 class PageNames:
     """Renames the tokens of a run, step by step.
 
-    The last two tokens of a page are written as names for all tokens up to and including them; every other token is
-    written as 0. Two pages get the same names when they and all before them are the same, in one namespace, which is
-    what a cache policy asks; where regions are taken over, each token counts as a page. A token that ends its request
-    gets the name of that stop id. A name is cut from a hash under a secret that is never written, so it cannot be
-    turned back or looked up.
+    The last two tokens of a page are written as names for all tokens up to and including them;
+    every other token is written as 0. Two pages get the same names when they and all before them
+    are the same, in one namespace, which is what a cache policy asks; where regions are taken over,
+    each token counts as a page. A token that ends its request gets the name of that stop id. A name
+    is cut from a hash under a secret that is never written, so it cannot be turned back or looked
+    up.
     """
 
     def __init__(self, limits: Limits, secret: bytes) -> None:
@@ -70,7 +75,8 @@ class PageNames:
             self.stops[row, : len(request.stop_ids)] = request.stop_ids
 
     def sampled(self, event: Sampled) -> Ints:
-        """Names of sampled tokens; 0 for tokens of rows that were not seated under this eye, or are gone.
+        """Names of sampled tokens; 0 for tokens of rows that were not seated under this eye, or are
+        gone.
 
         An event that makes no sense, which may be what a scheduler died of, gets zeros alone.
         """

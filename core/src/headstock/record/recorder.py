@@ -42,12 +42,18 @@ BLOCK = 256
 class Recorder:
     """Keeps the last steps always, and all of them in a file when there is a `path`.
 
-    `step` only notes references; a thread of its own names, packs and writes them, a quarter of a second later at most.
+    `step` only notes references; a thread of its own names, packs and writes them, a quarter of a
+    second later at most.
     `prompts`: tokens are written as they are. raises: ModelError when the file cannot be written
     """
 
     def __init__(
-        self, header: Mapping[str, Any], limits: Limits, path: str | None = None, *, prompts: bool = False
+        self,
+        header: Mapping[str, Any],
+        limits: Limits,
+        path: str | None = None,
+        *,
+        prompts: bool = False,
     ) -> None:
         self.header = {**header, "tokens": "ids" if prompts else "page names", "first": 0}
         self.limits = limits
@@ -62,10 +68,14 @@ class Recorder:
         return None if self.prompts else PageNames(self.limits, secrets.token_bytes(32))
 
     def step(self, events: Sequence[Event], state: State, plan: Plan) -> None:
-        """Remember what the scheduler was told and what it planned; `state` is the one that came with the plan."""
+        """Remember what the scheduler was told and what it planned; `state` is the one that came
+        with the plan.
+        """
         joined: tuple[Entry, ...] = ()
         if len(plan.joined):
-            joined = tuple([entry for row in plan.joined.tolist() if (entry := state.seats[row]) is not None])
+            joined = tuple(
+                [entry for row in plan.joined.tolist() if (entry := state.seats[row]) is not None]
+            )
         self.note(Noted(time.perf_counter_ns(), events, plan, joined))
 
     def note(self, noted: Noted) -> None:
@@ -76,7 +86,9 @@ class Recorder:
             self.writer.pending.append(noted)
 
     def died(self, events: Sequence[Event], error: BaseException) -> str:
-        """Remember the step that raised, and write down what is remembered: what to tell the user of it."""
+        """Remember the step that raised, and write down what is remembered: what to tell the user
+        of it.
+        """
         self.note(Noted(time.perf_counter_ns(), events, None, error=reason(error)))
         return self.report()
 
@@ -120,7 +132,9 @@ def is_report(path: Path) -> bool:
     """Whether the file is a crash report that this user's engines wrote."""
     try:
         facts = path.lstat()
-        if not stat.S_ISREG(facts.st_mode) or (hasattr(os, "getuid") and facts.st_uid != os.getuid()):
+        if not stat.S_ISREG(facts.st_mode) or (
+            hasattr(os, "getuid") and facts.st_uid != os.getuid()
+        ):
             return False
         with path.open("rb") as file:
             return file.read(len(FIRST)) == FIRST
@@ -137,7 +151,8 @@ class Writer:
         self.pending: deque[Noted] = deque()
         self.file: BinaryIO | None = opened(path)
         self.lock = threading.Lock()
-        self.bell = threading.Lock()  # released at the end; Ctrl-C cannot leave it half set, as it can an Event
+        # released at the end; Ctrl-C cannot leave it half set, as it can an Event
+        self.bell = threading.Lock()
         self.bell.acquire()
         write_start(self.file, header)
         self.thread = threading.Thread(target=self.run, name="headstock-recorder", daemon=True)
@@ -150,7 +165,9 @@ class Writer:
         self.write(last=True)
 
     def write(self, *, last: bool = False) -> None:
-        """Write all that is pending, and the `last` time the end mark; a file that fails is given up, and logged."""
+        """Write all that is pending, and the `last` time the end mark; a file that fails is given
+        up, and logged.
+        """
         with self.lock:
             try:
                 while self.pending and self.file is not None:
@@ -169,7 +186,8 @@ class Writer:
         while self.pending and count < BLOCK:
             put_step(block, self.pending.popleft(), self.names)
             count += 1
-            time.sleep(0)  # lets the engine's thread go on at once, not at the interpreter's next switch (5 ms)
+            # lets the engine's thread go on at once, not at the interpreter's next switch (5 ms)
+            time.sleep(0)
         write_steps(file, block, count)
         file.flush()
 

@@ -24,14 +24,19 @@ class Divergence:
     replayed: str
 
     def __str__(self) -> str:
-        return f"step {self.step} differs in {self.field}: recorded {self.recorded}, replayed {self.replayed}"
+        return (
+            f"step {self.step} differs in {self.field}: recorded {self.recorded}, replayed "
+            f"{self.replayed}"
+        )
 
 
 @frozen(kw_only=True, eq=False)
 class Replayed:
-    """A step that was run again. It led to `after`, which is None when the step raised, as recorded or not.
+    """A step that was run again. It led to `after`, which is None when the step raised, as recorded
+    or not.
 
-    The owned values of `after` (index, tables, reference counts) hold until the next step is taken from the iterator.
+    The owned values of `after` (index, tables, reference counts) hold until the next step is taken
+    from the iterator.
     """
 
     moment: Moment
@@ -59,9 +64,13 @@ def again(moment: Moment, state: State, limits: Limits) -> tuple[State | None, D
         if moment.error.partition(":")[0] == kind:
             return None, None
         recorded = moment.error or "a plan"
-        return None, Divergence(step=moment.number, field="outcome", recorded=recorded, replayed=f"{kind}: {error}")
+        return None, Divergence(
+            step=moment.number, field="outcome", recorded=recorded, replayed=f"{kind}: {error}"
+        )
     if moment.plan is None:
-        return after, Divergence(step=moment.number, field="outcome", recorded=moment.error, replayed="a plan")
+        return after, Divergence(
+            step=moment.number, field="outcome", recorded=moment.error, replayed="a plan"
+        )
     return after, difference(moment.number, moment.plan, plan)
 
 
@@ -71,7 +80,9 @@ def difference(number: int, recorded: Plan, replayed: Plan) -> Divergence | None
         ours, theirs = getattr(recorded, each.name), getattr(replayed, each.name)
         if not np.array_equal(ours, theirs):
             near = first_difference(ours, theirs)
-            return Divergence(step=number, field=each.name, recorded=some(ours, near), replayed=some(theirs, near))
+            return Divergence(
+                step=number, field=each.name, recorded=some(ours, near), replayed=some(theirs, near)
+            )
     return None
 
 
@@ -88,5 +99,7 @@ def some(value: np.ndarray | int, near: int) -> str:
     if not isinstance(value, np.ndarray):
         return str(value)
     flat = value.ravel()
-    entries = " ".join(map(str, flat[near : near + NEAR].tolist())) + (" ..." if near + NEAR < len(flat) else "")
+    entries = " ".join(map(str, flat[near : near + NEAR].tolist())) + (
+        " ..." if near + NEAR < len(flat) else ""
+    )
     return f"[{entries}] from entry {near} of {len(flat)}"

@@ -1,5 +1,5 @@
-"""Steps of a schedule as values of a block. What a record consists of is read off its class, so that a field that is
-added to an event or a plan is recorded without a word here.
+"""Steps of a schedule as values of a block. What a record consists of is read off its class, so
+that a field that is added to an event or a plan is recorded without a word here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from headstock.schedule import Event, Plan, Request
 
 KINDS: tuple[type[Any], ...] = get_args(Event)
 LEFT_OUT = frozenset({"params"})
-"""Fields of a request that only the sampler reads: its texts and numbers are no part of the schedule."""
+"""Fields of a request that only the sampler reads: its texts and numbers are no part of the
+schedule.
+"""
 
 NOTHING, ARRAY, RECORD, PLAIN = range(4)
 

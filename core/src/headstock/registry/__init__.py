@@ -1,4 +1,6 @@
-"""Plugins, found by metadata, loaded when chosen, checked against the contract. Importing it does not import torch."""
+"""Plugins, found by metadata, loaded when chosen, checked against the contract. Importing it does
+not import torch.
+"""
 
 from headstock.registry.assignments import options, unclaimed
 from headstock.registry.entries import (

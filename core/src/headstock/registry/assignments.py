@@ -1,4 +1,6 @@
-"""A plugin's own options: `--opt NAME.FIELD=VALUE`, turned into an instance of the attrs class that its spec names."""
+"""A plugin's own options: `--opt NAME.FIELD=VALUE`, turned into an instance of the attrs class that
+its spec names.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ WORDS = {"on": True, "1": True, "true": True, "off": False, "0": False, "false":
 
 
 def options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
-    """The plugin's options with the assignments meant for it applied, the last one winning; None when it has none.
+    """The plugin's options with the assignments meant for it applied, the last one winning; None
+    when it has none.
 
-    raises: UsageError for an unknown field or a bad value, PluginBroken when the option class is not usable
+    raises: UsageError for an unknown field or a bad value, PluginBroken when the option class is
+        not usable
     """
     mine = [parse(each) for each in assignments if owner(each) in owners(spec)]
     if spec.options is None:
         if mine:
-            raise UsageError(f"--opt {shown(spec.name)}.{shown(mine[0][0])}: {spec.name!r} has no options")
+            raise UsageError(
+                f"--opt {shown(spec.name)}.{shown(mine[0][0])}: {spec.name!r} has no options"
+            )
         return None
     fields = option_fields(spec)
     values = {name: convert(spec, fields, name, text) for name, text in mine}
@@ -59,7 +65,9 @@ def parse(assignment: str) -> tuple[str, str]:
     target, equals, text = assignment.partition("=")
     name = target.rpartition(".")[2].strip().replace("-", "_")
     if not equals or not name or not owner(assignment):
-        raise UsageError(f"--opt {shown(assignment)!r}: wanted NAME.FIELD=VALUE, such as radix.max_prefixes=4")
+        raise UsageError(
+            f"--opt {shown(assignment)!r}: wanted NAME.FIELD=VALUE, such as radix.max_prefixes=4"
+        )
     return name, text.strip()
 
 
@@ -74,14 +82,16 @@ def option_fields(spec: PluginSpec) -> dict[str, attrs.Attribute[Any]]:
 
 
 def convert(spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str, text: str) -> Any:
-    """`text` as the field's type; as it is for a field of another type whose converter will read it.
+    """`text` as the field's type; as it is for a field of another type whose converter will read
+    it.
 
     raises: UsageError, PluginBroken when the field takes no text
     """
     if name not in fields:
         known = ", ".join(fields)
         raise UsageError(
-            f"--opt {spec.name}.{shown(name)}: no such option{suggestion(name, fields)}; {spec.name!r} has {known}"
+            f"--opt {spec.name}.{shown(name)}: no such option{suggestion(name, fields)}; "
+            f"{spec.name!r} has {known}"
         )
     try:
         return as_type(fields[name].type, text)
@@ -89,9 +99,13 @@ def convert(spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str
         if fields[name].converter is not None:
             return text
         wanted = "int, float, bool, str, Literal, an enum, one of these and None, or a converter"
-        raise PluginBroken(f"{origin(spec)}: no text can be read for its option {name!r}: {error} {wanted}") from error
+        raise PluginBroken(
+            f"{origin(spec)}: no text can be read for its option {name!r}: {error} {wanted}"
+        ) from error
     except ValueError as error:
-        raise UsageError(f"--opt {spec.name}.{name}: got {shown(text)!r}, wanted {error}") from error
+        raise UsageError(
+            f"--opt {spec.name}.{name}: got {shown(text)!r}, wanted {error}"
+        ) from error
 
 
 def as_type(wanted: Any, text: str) -> Any:
@@ -107,10 +121,14 @@ def as_type(wanted: Any, text: str) -> Any:
     if wanted is bool:
         return parsed(WORDS, text, "one of on, off, 1, 0, true, false")
     if origin_type is typing.Literal:
-        return parsed({str(each): each for each in members}, text, f"one of {', '.join(map(str, members))}")
+        return parsed(
+            {str(each): each for each in members}, text, f"one of {', '.join(map(str, members))}"
+        )
     if isinstance(wanted, type) and issubclass(wanted, Enum):
         return parsed(
-            {str(each.value): each for each in wanted}, text, f"one of {', '.join(str(e.value) for e in wanted)}"
+            {str(each.value): each for each in wanted},
+            text,
+            f"one of {', '.join(str(e.value) for e in wanted)}",
         )
     if wanted in (int, float):
         return number(wanted, text)

@@ -1,4 +1,6 @@
-"""Which plugins are installed, by the metadata of their distributions alone: no plugin code runs."""
+"""Which plugins are installed, by the metadata of their distributions alone: no plugin code
+runs.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,20 @@ from headstock.spi.plugin import NAME
 from headstock.spi.versions import SPI
 
 NOUNS: Mapping[str, str] = MappingProxyType(
-    {"attention": "attention backend", "cache": "cache policy", "ops": "set of operations", "model": "model family"}
+    {
+        "attention": "attention backend",
+        "cache": "cache policy",
+        "ops": "set of operations",
+        "model": "model family",
+    }
 )
 
 
 @frozen(kw_only=True)
 class Installed:
-    """One entry point. `status` is "ok", "duplicate" (several distributions provide the name) or "bad name"."""
+    """One entry point. `status` is "ok", "duplicate" (several distributions provide the name) or
+    "bad name".
+    """
 
     kind: str
     name: str
@@ -40,7 +49,9 @@ class Installed:
     status: str
 
     def __str__(self) -> str:
-        return f"{noun(self.kind)} {self.name!r} ({self.distribution} {self.version}, {self.target})"
+        return (
+            f"{noun(self.kind)} {self.name!r} ({self.distribution} {self.version}, {self.target})"
+        )
 
 
 def noun(kind: str) -> str:
@@ -52,7 +63,8 @@ def group(kind: str) -> str:
     """The entry-point group of `kind`.   raises: UsageError for a kind that does not exist"""
     if kind not in SPI:
         raise UsageError(
-            f"no kind of plugin is called {shown(kind)!r}{suggestion(kind, SPI)}; wanted one of {', '.join(SPI)}"
+            f"no kind of plugin is called {shown(kind)!r}{suggestion(kind, SPI)}; wanted one of "
+            f"{', '.join(SPI)}"
         )
     return f"headstock.{kind}"
 
@@ -60,8 +72,13 @@ def group(kind: str) -> str:
 def installed(kind: str | None = None) -> tuple[Installed, ...]:
     """The installed plugins of `kind` (None: of every kind), by kind, name and distribution."""
     groups = {each: group(each) for each in (tuple(SPI) if kind is None else (kind,))}
-    everything = entry_points()  # one scan of all distributions; asking group by group would scan as often
-    return tuple(plugin for each, name in groups.items() for plugin in records(each, everything.select(group=name)))
+    # one scan of all distributions; asking group by group would scan as often
+    everything = entry_points()
+    return tuple(
+        plugin
+        for each, name in groups.items()
+        for plugin in records(each, everything.select(group=name))
+    )
 
 
 def records(kind: str, entries: Iterable[EntryPoint]) -> list[Installed]:
@@ -74,7 +91,8 @@ def records(kind: str, entries: Iterable[EntryPoint]) -> list[Installed]:
 
 def record(kind: str, entry: EntryPoint, providers: int) -> Installed:
     """What the metadata says of one entry point."""
-    metadata = entry.dist.metadata if entry.dist is not None else None  # once: each look parses the whole file
+    # once: each look parses the whole file
+    metadata = entry.dist.metadata if entry.dist is not None else None
     named_well = kind == "model" or (NAME.fullmatch(entry.name) and entry.name != "auto")
     return Installed(
         kind=kind,
@@ -101,7 +119,9 @@ def find(kind: str, name: str) -> Installed:
     if len(found) > 1:
         raise AmbiguousPlugin(ambiguous(found))
     if found[0].status == "bad name":
-        raise PluginBroken(f"{found[0]} has a name that cannot be used: wanted {NAME.pattern}, and not 'auto'")
+        raise PluginBroken(
+            f"{found[0]} has a name that cannot be used: wanted {NAME.pattern}, and not 'auto'"
+        )
     return found[0]
 
 
@@ -116,7 +136,10 @@ def unknown(kind: str, name: str, available: Iterable[Installed]) -> str:
     absent = {each: line for each, line in sources(kind).items() if each not in present}
     if name in absent:
         there = ", ".join(present.values()) or "none"
-        return f"{noun(kind)} {name!r} is not installed; install it with: {absent[name]}; installed: {there}"
+        return (
+            f"{noun(kind)} {name!r} is not installed; install it with: {absent[name]}; "
+            f"installed: {there}"
+        )
     said = [
         f"no {noun(kind)} {shown(name)!r} is installed{suggestion(name, (*present, *absent))}",
         f"installed: {', '.join(present.values()) or 'none'}",
@@ -130,14 +153,24 @@ def unknown_name(name: str) -> UnknownPlugin:
     plain = name.rpartition(":")[2]
     absent = [line for kind in SPI for each, line in sources(kind).items() if each == plain]
     distribution, line = find_distribution(plain)
-    present = [each.name for each in installed() if distribution and normal(each.distribution) == distribution]
+    present = [
+        each.name
+        for each in installed()
+        if distribution and normal(each.distribution) == distribution
+    ]
     if present:
-        return UnknownPlugin(f"no plugin is called {shown(name)!r}; {distribution} has {', '.join(present)}")
+        return UnknownPlugin(
+            f"no plugin is called {shown(name)!r}; {distribution} has {', '.join(present)}"
+        )
     absent += [line] if line else []
     if absent:
-        return UnknownPlugin(f"no plugin {shown(name)!r} is installed; install it with: {absent[0]}")
+        return UnknownPlugin(
+            f"no plugin {shown(name)!r} is installed; install it with: {absent[0]}"
+        )
     near = suggestion(plain, {each.name for each in installed()})
-    return UnknownPlugin(f"no plugin {shown(name)!r} is installed{near}; 'headstock plugins list' shows what is")
+    return UnknownPlugin(
+        f"no plugin {shown(name)!r} is installed{near}; 'headstock plugins list' shows what is"
+    )
 
 
 def unknown_architecture(name: str) -> CannotRun:
@@ -148,21 +181,30 @@ def unknown_architecture(name: str) -> CannotRun:
     families: dict[str, list[str]] = {}
     for each in installed("model"):
         families.setdefault(each.distribution, []).append(each.name)
-    served = "; ".join(f"{', '.join(names)} ({distribution})" for distribution, names in families.items())
+    served = "; ".join(
+        f"{', '.join(names)} ({distribution})" for distribution, names in families.items()
+    )
     return CannotRun(
-        f"no installed model family serves the architecture {shown(name)}; served: {served or 'none'}; "
-        "docs/plugins.md says how to add a family"
+        f"no installed model family serves the architecture {shown(name)}; served: "
+        f"{served or 'none'}; docs/plugins.md says how to add a family"
     )
 
 
 def ambiguous(found: list[Installed]) -> str:
-    """What is said when several distributions provide one name, or one distribution provides it twice."""
+    """What is said when several distributions provide one name, or one distribution provides it
+    twice.
+    """
     who = ", ".join(f"{each.distribution} {each.version}" for each in found)
     choices = sorted({f"{each.distribution}:{each.name}" for each in found})
     kind, name = noun(found[0].kind), found[0].name
     if len(choices) == 1:
-        return f"{kind} {name!r} is provided twice by {found[0].distribution}; repair or uninstall it"
-    return f"{kind} {name!r} is provided by {len(choices)} distributions: {who}; choose with {' or '.join(choices)}"
+        return (
+            f"{kind} {name!r} is provided twice by {found[0].distribution}; repair or uninstall it"
+        )
+    return (
+        f"{kind} {name!r} is provided by {len(choices)} distributions: {who}; choose with "
+        f"{' or '.join(choices)}"
+    )
 
 
 def suggestion(name: str, candidates: Iterable[str]) -> str:

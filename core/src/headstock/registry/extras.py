@@ -1,4 +1,6 @@
-"""What a distribution offers as extras: by convention each is one way to have the kernels that its plugins need."""
+"""What a distribution offers as extras: by convention each is one way to have the kernels that its
+plugins need.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
 
 def incomplete(name: str) -> str:
-    """What gives a distribution one of its extras, any of several ways, when it has none of them; else nothing.
+    """What gives a distribution one of its extras, any of several ways, when it has none of them;
+    else nothing.
 
-    Only metadata is read, so this says nothing about devices. A library that is here as a build for CPUs comes first:
-    its build for GPUs is the smallest step.
+    Only metadata is read, so this says nothing about devices. A library that is here as a build for
+    CPUs comes first: its build for GPUs is the smallest step.
     """
     try:
         extras = offered(distribution(name).requires or [])
@@ -22,7 +25,9 @@ def incomplete(name: str) -> str:
         return ""
     if not extras or any(all(map(met, needs)) for needs in extras.values()):
         return ""
-    ways = sorted(extras.values(), key=lambda needs: not all(met(need, any_build=True) for need in needs))
+    ways = sorted(
+        extras.values(), key=lambda needs: not all(met(need, any_build=True) for need in needs)
+    )
     return " or ".join(map(way, ways))
 
 

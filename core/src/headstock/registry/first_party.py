@@ -1,4 +1,6 @@
-"""Where this project's own plugins live, for the hint that is given when one of them is not installed."""
+"""Where this project's own plugins live, for the hint that is given when one of them is not
+installed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ CHECKOUT = "(in a checkout of headstock)"
 
 
 def sources(kind: str) -> dict[str, str]:
-    """Name -> the pip line that installs it, for every first-party plugin of `kind` outside core."""
+    """Name -> the pip line that installs it, for every first-party plugin of `kind` outside
+    core.
+    """
     return {
         name: f"pip install ./{folder} {CHECKOUT}"
         for folder, (_, names) in FOLDERS.items()
@@ -43,7 +47,9 @@ def sources(kind: str) -> dict[str, str]:
 
 
 def find_distribution(name: str) -> tuple[str, str]:
-    """A distribution of this project by its name or its folder's ("qwen"), and its pip line; empty for others."""
+    """A distribution of this project by its name or its folder's ("qwen"), and its pip line; empty
+    for others.
+    """
     for folder, (distribution, names) in FOLDERS.items():
         kind, (first, *_) = next(iter(names.items()))
         if name in (distribution, folder.rpartition("/")[2]):
@@ -55,4 +61,8 @@ def upgrade_line(distribution: str) -> str:
     """The pip line that upgrades a distribution, of this project or of another."""
     folders = {name: folder for folder, (name, _) in FOLDERS.items()} | {"headstock": "core"}
     folder = folders.get(distribution)
-    return f"pip install --upgrade ./{folder} {CHECKOUT}" if folder else f"pip install --upgrade {distribution}"
+    return (
+        f"pip install --upgrade ./{folder} {CHECKOUT}"
+        if folder
+        else f"pip install --upgrade {distribution}"
+    )

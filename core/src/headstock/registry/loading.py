@@ -1,7 +1,8 @@
 """Loading of chosen plugins. The only importer of stevedore, whose ways are narrowed here.
 
-stevedore would list entry points from a disk cache that can be stale and forgets who provides them, log load errors
-instead of raising them, and let SystemExit and AssertionError of one plugin end the whole program.
+stevedore would list entry points from a disk cache that can be stale and forgets who provides them,
+log load errors instead of raising them, and let SystemExit and AssertionError of one plugin end the
+whole program.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ SPECS: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
 
 
 class Driver(DriverManager[Any]):
-    """stevedore's driver of one plugin that was just found: every failure to load it is raised as PluginBroken."""
+    """stevedore's driver of one plugin that was just found: every failure to load it is raised as
+    PluginBroken.
+    """
 
     def __init__(self, chosen: Installed) -> None:
         self.chosen = chosen
@@ -68,11 +71,15 @@ class Driver(DriverManager[Any]):
 
 def failure(plugin: Installed, error: BaseException) -> str:
     """What is said of a plugin that raised while it was loaded."""
-    return f"{plugin} failed to load: {reason(error)}; repair it or remove it with: pip uninstall {plugin.distribution}"
+    return (
+        f"{plugin} failed to load: {reason(error)}; repair it or remove it with: pip uninstall "
+        f"{plugin.distribution}"
+    )
 
 
 def spec(kind: str, name: str) -> Any:
-    """The spec of the plugin that `name` stands for, checked against the contract; only its light module is imported.
+    """The spec of the plugin that `name` stands for, checked against the contract; only its light
+    module is imported.
 
     raises: UnknownPlugin, AmbiguousPlugin, PluginBroken, SpiMismatch
     """
@@ -83,7 +90,9 @@ def spec(kind: str, name: str) -> Any:
 
 
 def specs(kind: str) -> tuple[tuple[Installed, Any], ...]:
-    """Every installed plugin of `kind` with its spec, or with the HeadstockError that choosing it would raise."""
+    """Every installed plugin of `kind` with its spec, or with the HeadstockError that choosing it
+    would raise.
+    """
     return tuple((each, spec_or_error(each)) for each in installed(kind))
 
 
@@ -96,19 +105,27 @@ def spec_or_error(plugin: Installed) -> Any:
 
 
 def check(plugin: Installed, found: Any) -> None:
-    """Raise PluginBroken or SpiMismatch unless `found` is what an entry point of this kind and name must return."""
+    """Raise PluginBroken or SpiMismatch unless `found` is what an entry point of this kind and name
+    must return.
+    """
     wanted = SPECS[plugin.kind]
     if not isinstance(found, wanted):
-        raise PluginBroken(f"{plugin} returned a {type(found).__name__}; wanted {wanted.__name__} from headstock.spi")
+        raise PluginBroken(
+            f"{plugin} returned a {type(found).__name__}; wanted {wanted.__name__} from "
+            "headstock.spi"
+        )
     if found.name != plugin.name:
-        raise PluginBroken(f"{plugin} calls itself {shown(found.name)!r} in its spec; the two names must be the same")
+        raise PluginBroken(
+            f"{plugin} calls itself {shown(found.name)!r} in its spec; the two names must be the "
+            "same"
+        )
     offered = SPI[plugin.kind]
     if not found.spi.accepts(offered):
         newer = (found.spi.major, found.spi.minor) > offered
         side = "headstock" if newer else plugin.distribution
         raise SpiMismatch(
-            f"{plugin} needs version {found.spi} of the {plugin.kind} contract; this headstock offers "
-            f"{offered[0]}.{offered[1]}; upgrade {side}: {upgrade_line(side)}"
+            f"{plugin} needs version {found.spi} of the {plugin.kind} contract; this headstock "
+            f"offers {offered[0]}.{offered[1]}; upgrade {side}: {upgrade_line(side)}"
         )
 
 
@@ -117,10 +134,17 @@ def implementation(spec: PluginSpec) -> Any:
     return imported(spec, spec.implementation)
 
 
-def made(spec: PluginSpec, base: type, *parts: Any, expected: tuple[type[Exception], ...] = (), **named: Any) -> Any:
+def made(
+    spec: PluginSpec,
+    base: type,
+    *parts: Any,
+    expected: tuple[type[Exception], ...] = (),
+    **named: Any,
+) -> Any:
     """What the spec's implementation makes of the parts.
 
-    raises: PluginBroken when that is no `base`, or for an exception that is neither a HeadstockError nor `expected`
+    raises: PluginBroken when that is no `base`, or for an exception that is neither a
+        HeadstockError nor `expected`
     """
     make = implementation(spec)
     try:
@@ -130,12 +154,18 @@ def made(spec: PluginSpec, base: type, *parts: Any, expected: tuple[type[Excepti
             raise
         raise PluginBroken(f"{origin(spec)}: it could not be made: {reason(error)}") from error
     if not isinstance(found, base):
-        raise PluginBroken(f"{origin(spec)}: {spec.implementation} made {shown(found)}, which is no {base.__name__}")
+        raise PluginBroken(
+            f"{origin(spec)}: {spec.implementation} made {shown(found)}, which is no "
+            f"{base.__name__}"
+        )
     return found
 
 
 def imported(spec: PluginSpec, path: str) -> Any:
-    """What a dotted path of the spec (`package.module:Name`) names, imported now.   raises: PluginBroken"""
+    """What a dotted path of the spec (`package.module:Name`) names, imported now.
+
+    raises: PluginBroken
+    """
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -148,5 +178,7 @@ def origin(spec: PluginSpec) -> str:
     kind = next(kind for kind, wanted in SPECS.items() if isinstance(spec, wanted))
     package = spec.implementation.partition(":")[0].partition(".")[0]
     named = [each for each in installed(kind) if each.name == spec.name]
-    same_package = [each for each in named if each.target.partition(":")[0].partition(".")[0] == package]
+    same_package = [
+        each for each in named if each.target.partition(":")[0].partition(".")[0] == package
+    ]
     return " or ".join(map(str, same_package or named)) or f"{noun(kind)} {spec.name!r}"

@@ -19,12 +19,17 @@ def require(spec: PluginSpec) -> None:
     """Raise CannotRun, with what to install, unless every requirement of the spec is met."""
     reasons = missing(spec)
     if reasons:
-        said = "; ".join(f"{each.message}{f', install with: {each.hint}' if each.hint else ''}" for each in reasons)
+        said = "; ".join(
+            f"{each.message}{f', install with: {each.hint}' if each.hint else ''}"
+            for each in reasons
+        )
         raise CannotRun(f"{origin(spec)} cannot run here: {said}")
 
 
 def elsewhere(spec: PluginSpec, env: DeviceEnv) -> str:
-    """Why a plugin that names the devices it runs on does not run on this one; empty when it does, or names none."""
+    """Why a plugin that names the devices it runs on does not run on this one; empty when it does,
+    or names none.
+    """
     devices = getattr(getattr(spec, "capabilities", None), "devices", None)
     if devices is None or any(env in served for served in devices):
         return ""
@@ -39,15 +44,25 @@ def unmet(need: Require) -> Rejection | None:
             return None
         said = " and ".join(each.message for each in reasons if each is not None)
         hints = (need.hint, *(each.hint for each in reasons if each is not None))
-        return Rejection(code="missing", message=f"needs one of several: {said}", hint=next(filter(None, hints), ""))
+        return Rejection(
+            code="missing",
+            message=f"needs one of several: {said}",
+            hint=next(filter(None, hints), ""),
+        )
     hint = need.hint or f"pip install '{need.distribution}{need.version}'"
     version = found_version(need)
     if version is None:
         return Rejection(
-            code="missing", message=f"{need.distribution} {need.version}".strip() + " is not installed", hint=hint
+            code="missing",
+            message=f"{need.distribution} {need.version}".strip() + " is not installed",
+            hint=hint,
         )
     if not allows(need.version, version):
-        return Rejection(code="version", message=f"{need.distribution} is {version}, wanted {need.version}", hint=hint)
+        return Rejection(
+            code="version",
+            message=f"{need.distribution} is {version}, wanted {need.version}",
+            hint=hint,
+        )
     return None
 
 
@@ -67,7 +82,8 @@ def found_version(need: Require) -> str | None:
 def met(requirement: str, *, any_build: bool = False) -> bool:
     """Whether a PEP 508 requirement is installed; its marker and extras are not looked at.
 
-    A build for CPUs, as torch's `2.13.0+cpu`, counts only when `any_build`: it lacks the kernels of other devices.
+    A build for CPUs, as torch's `2.13.0+cpu`, counts only when `any_build`: it lacks the kernels of
+    other devices.
     """
     from packaging.requirements import Requirement  # as below
 
@@ -76,7 +92,9 @@ def met(requirement: str, *, any_build: bool = False) -> bool:
         version = importlib.metadata.version(need.name)
     except importlib.metadata.PackageNotFoundError:
         return False
-    return need.specifier.contains(version, prereleases=True) and (any_build or not version.endswith("+cpu"))
+    return need.specifier.contains(version, prereleases=True) and (
+        any_build or not version.endswith("+cpu")
+    )
 
 
 def package(requirement: str) -> str:

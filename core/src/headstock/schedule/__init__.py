@@ -1,4 +1,6 @@
-"""The functional core: scheduling as a pure function over frozen records. Knows numpy, never torch."""
+"""The functional core: scheduling as a pure function over frozen records. Knows numpy, never
+torch.
+"""
 
 from headstock.schedule.columns import Column
 from headstock.schedule.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled

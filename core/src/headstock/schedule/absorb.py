@@ -79,7 +79,8 @@ def end(draft: Draft, row: int, reason: str) -> None:
             row=row,
             order=int(column[Column.ORDER, row]),
             reason=reason,
-            tokens=draft.tokens[row, : column[Column.NUM_KNOWN, row]].copy(),  # the seat may be taken at once
+            # the seat may be taken at once
+            tokens=draft.tokens[row, : column[Column.NUM_KNOWN, row]].copy(),
             cached=int(column[Column.CACHED, row]),
             preemptions=entry.preemptions,
         )
@@ -92,7 +93,10 @@ def end(draft: Draft, row: int, reason: str) -> None:
 def unseat(draft: Draft, row: int) -> None:
     """Free the row's pages and its seat."""
     release(draft, row)
-    draft.writes = [(group, *(part[rows != row] for part in (rows, *rest))) for group, rows, *rest in draft.writes]
+    draft.writes = [
+        (group, *(part[rows != row] for part in (rows, *rest)))
+        for group, rows, *rest in draft.writes
+    ]
     draft.num_special -= int(draft.columns[Column.FENCED, row] | draft.columns[Column.SCORED, row])
     draft.columns[:, row] = 0
     draft.seats[row] = None
@@ -111,7 +115,9 @@ def preempt(draft: Draft, row: int) -> None:
 
 
 def sampled(draft: Draft, event: Sampled) -> None:
-    """Write the accepted tokens, end rows that reached a stop id or their length, and note drafts."""
+    """Write the accepted tokens, end rows that reached a stop id or their length, and note
+    drafts.
+    """
     rows = event.rows.astype(np.int64)  # numpy would convert 32 bits anew for each use as an index
     live = draft.columns[Column.ORDER].take(rows) == event.orders
     if event.counts is None and every(live):
@@ -123,11 +129,13 @@ def sampled(draft: Draft, event: Sampled) -> None:
 def some_each(draft: Draft, event: Sampled, live: Ints) -> None:
     """As `sampled`, for any event.   live: [n] bool, which of its rows the news is for
 
-    A verified row (nothing promised) goes back to its last accepted token: what was computed for rejected drafts does
-    not count.
+    A verified row (nothing promised) goes back to its last accepted token: what was computed for
+    rejected drafts does not count.
     """
     columns, rows = draft.columns, event.rows[live]
-    grid, counts = padded(event.tokens, np.ones_like(event.rows) if event.counts is None else event.counts)
+    grid, counts = padded(
+        event.tokens, np.ones_like(event.rows) if event.counts is None else event.counts
+    )
     grid, counts = grid[live], counts[live]
     known = columns[Column.NUM_KNOWN, rows]
     lengths = known[:, None] + np.arange(1, grid.shape[1] + 1, dtype=np.int32)
@@ -153,9 +161,11 @@ def some_each(draft: Draft, event: Sampled, live: Ints) -> None:
 
 
 def one_each(draft: Draft, event: Sampled, rows: Ints) -> None:
-    """As `sampled` when every row is live and got the one token that it was promised.   rows: [n] int64, the event's
+    """As `sampled` when every row is live and got the one token that it was promised.
+    rows: [n] int64, the event's
 
-    Works on whole columns: at these sizes that is four times as fast as picking the event's rows out of them.
+    Works on whole columns: at these sizes that is four times as fast as picking the event's rows
+        out of them.
     """
     columns = draft.columns
     known = columns[Column.NUM_KNOWN]
@@ -195,7 +205,9 @@ def settle(columns: Ints, rows: Ints, known: Ints) -> None:
     if verified.any():
         back = rows[verified]
         columns[Column.NUM_TOKENS, back] = known[verified]
-        columns[Column.NUM_COMPUTED, back] = np.minimum(columns[Column.NUM_COMPUTED, back], known[verified] - 1)
+        columns[Column.NUM_COMPUTED, back] = np.minimum(
+            columns[Column.NUM_COMPUTED, back], known[verified] - 1
+        )
 
 
 def note_drafts(draft: Draft, event: Sampled, live: Ints, done: Ints) -> None:

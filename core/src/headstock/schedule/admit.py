@@ -24,14 +24,19 @@ def rank(draft: Draft) -> None:
     ranks = [entry.rank for entry in entries if entry is not None]
     rows = np.concatenate((draft.ranked, np.array(draft.joined, np.int32)))
     if ranks != sorted(ranks):  # mostly the newcomers rank last; sorting all takes 15 us
-        priorities, arrivals = draft.columns[Column.PRIORITY].take(rows), draft.columns[Column.ARRIVAL].take(rows)
+        priorities, arrivals = (
+            draft.columns[Column.PRIORITY].take(rows),
+            draft.columns[Column.ARRIVAL].take(rows),
+        )
         rows = rows[np.lexsort((arrivals, -priorities))]
     draft.ranked = rows
     draft.reseated = False
 
 
 def make_room(draft: Draft) -> None:
-    """Preempt rows of lower priority than the first that waits, while it lacks a seat or pages and they would help."""
+    """Preempt rows of lower priority than the first that waits, while it lacks a seat or pages and
+    they would help.
+    """
     while draft.waiting and len(draft.ranked):
         entry, lowest = draft.waiting.head, int(draft.ranked[-1])
         if draft.columns[Column.PRIORITY, lowest] >= entry.request.priority:
@@ -50,7 +55,8 @@ def make_room(draft: Draft) -> None:
 def admit(draft: Draft, positions: Ints, budget: int, chosen: Ints) -> None:
     """Seat the waiting requests at `positions`, in that order, while tokens and pages last.
 
-    A request whose next page is being computed for another one waits for it, and those behind go ahead.
+    A request whose next page is being computed for another one waits for it, and those behind go
+    ahead.
     writes: chosen [rows], the tokens that each seated row computes in this step
     """
     waiting = draft.waiting.first(int(positions[-1]) + 1)
@@ -79,7 +85,9 @@ def admit(draft: Draft, positions: Ints, budget: int, chosen: Ints) -> None:
 
 
 def seat(draft: Draft, entry: Entry, row: int, head: Match | Region | None, budget: int) -> int:
-    """Give the entry the row, what was found of its tokens, and pages for the next ones; how many those are."""
+    """Give the entry the row, what was found of its tokens, and pages for the next ones; how many
+    those are.
+    """
     cached = length_of(draft, head)
     count = min(len(entry.tokens) - cached, budget)
     fill(draft, entry, row, cached)
@@ -95,7 +103,9 @@ def seat(draft: Draft, entry: Entry, row: int, head: Match | Region | None, budg
 
 
 def find(draft: Draft, entry: Entry) -> Match | Region | None:
-    """The longest beginning that need not be computed; never the last token, which must be, to be scored."""
+    """The longest beginning that need not be computed; never the last token, which must be, to be
+    scored.
+    """
     limits = draft.limits
     searched = entry.tokens[:0] if entry.request.prompt_logprobs else entry.tokens[:-1]
     if limits.policy is not None:
@@ -111,11 +121,15 @@ def length_of(draft: Draft, head: Match | Region | None) -> int:
 
 
 def length_to_seat(draft: Draft, entry: Entry) -> int:
-    """For how many tokens there must be room before the entry is seated: those it has and a page more, if it grows."""
+    """For how many tokens there must be room before the entry is seated: those it has and a page
+    more, if it grows.
+    """
     return min(len(entry.tokens) + draft.limits.page_size, entry.request.max_len - 1)
 
 
-def has_room(draft: Draft, head: Match | Region | None, length: int, below: int | None = None) -> bool:
+def has_room(
+    draft: Draft, head: Match | Region | None, length: int, below: int | None = None
+) -> bool:
     """Whether pages are left for `length` tokens beside those that the running rows will take next.
 
     Without these a request seated in the last gap would be preempted again at once.
@@ -143,7 +157,8 @@ def has_room(draft: Draft, head: Match | Region | None, length: int, below: int 
 
 
 def lacking(draft: Draft, group: int, stays: Ints) -> int:
-    """Pages that the rows that stay lack for their tokens, one at least of each that has yet to grow.
+    """Pages that the rows that stay lack for their tokens, one at least of each that has yet to
+    grow.
 
     stays: [rows] bool
     """
@@ -154,7 +169,9 @@ def lacking(draft: Draft, group: int, stays: Ints) -> int:
 
 
 def freed(draft: Draft, group: int, rows: Ints, head: Match | Region | None) -> int:
-    """Pages that only these rows hold, but for those that were found for the request that is to come."""
+    """Pages that only these rows hold, but for those that were found for the request that is to
+    come.
+    """
     pages = np.concatenate([NONE, *(held(draft, group, row) for row in rows.tolist())])
     refs = draft.refs[group]
     alone = (np.bincount(pages, minlength=len(refs)) == refs) & (refs > 0)

@@ -21,7 +21,8 @@ BLAME = "report it to its author or pick another --scheduler"
 
 
 def choose(draft: Draft) -> Ints:
-    """How many tokens each row computes, pages already in their tables; waiting requests are seated here.
+    """How many tokens each row computes, pages already in their tables; waiting requests are seated
+    here.
 
     returns: [rows] int32
     """
@@ -67,21 +68,33 @@ def look(draft: Draft, waiting: Sequence[Entry]) -> View:
         computed=computed,
         prompt=columns[Column.NUM_PROMPT],
         last_run=columns[Column.LAST_RUN],
-        waiting_lengths=np.array([len(entry.tokens) for entry in waiting], np.int32) if waiting else NONE,
-        waiting_priorities=np.array([entry.request.priority for entry in waiting], np.int32) if waiting else NONE,
+        waiting_lengths=np.array([len(entry.tokens) for entry in waiting], np.int32)
+        if waiting
+        else NONE,
+        waiting_priorities=np.array([entry.request.priority for entry in waiting], np.int32)
+        if waiting
+        else NONE,
         number=draft.old.num_steps,
     )
 
 
 def ask(draft: Draft, view: View, budget: Budget) -> Choice:
-    """What the scheduler plugin chooses.   raises: PluginBroken, naming it, when it raises or gives something else"""
+    """What the scheduler plugin chooses.
+
+    raises: PluginBroken, naming it, when it raises or gives something else
+    """
     limits = draft.limits
     try:
         choice = limits.choose(view, budget)
     except Exception as error:
-        raise PluginBroken(f"the scheduler {limits.scheduler!r} raised {reason(error)}; {BLAME}") from error
+        raise PluginBroken(
+            f"the scheduler {limits.scheduler!r} raised {reason(error)}; {BLAME}"
+        ) from error
     if not isinstance(choice, Choice):
-        raise PluginBroken(f"the scheduler {limits.scheduler!r} gave {shown(choice)} where a Choice belongs; {BLAME}")
+        raise PluginBroken(
+            f"the scheduler {limits.scheduler!r} gave {shown(choice)} where a Choice belongs; "
+            f"{BLAME}"
+        )
     return choice
 
 
@@ -101,13 +114,18 @@ def judge(draft: Draft, view: View, budget: Budget, choice: Choice) -> Ints:
             fault = "a row that does not exist"
         if np.count_nonzero(chosen) != len(choice.rows):
             fault = fault or "a row twice, or for no tokens"
-        elif some(chosen.view(np.uint32) > view.want.view(np.uint32)):  # a negative count is a huge one
+        elif some(
+            chosen.view(np.uint32) > view.want.view(np.uint32)
+        ):  # a negative count is a huge one
             fault = "a row that is free or wants fewer tokens"
         elif int(chosen.sum()) > budget.tokens:
             fault = f"{chosen.sum()} tokens of {budget.tokens}"
     if len(choice.admit) and not legal_positions(choice.admit, len(view.waiting_lengths)):
         fault = "waiting positions that are not in ascending order or do not exist"
-    if len(choice.victims) and not np.isin(choice.victims, np.setdiff1d(view.ranked, choice.rows)).all():
+    if (
+        len(choice.victims)
+        and not np.isin(choice.victims, np.setdiff1d(view.ranked, choice.rows)).all()
+    ):
         fault = "a victim that is free or chosen to run"
     if fault:
         raise PluginBroken(f"the scheduler {draft.limits.scheduler!r} chose {fault}; {BLAME}")
@@ -121,7 +139,8 @@ def legal_positions(positions: Ints, count: int) -> bool:
 
 
 def provide(draft: Draft, chosen: Ints) -> Ints:
-    """Give the chosen rows the pages they need, preempting from the lowest rank up when the pool is full.
+    """Give the chosen rows the pages they need, preempting from the lowest rank up when the pool is
+    full.
 
     chosen: [rows]    returns: [rows], what runs after all
     """
@@ -145,11 +164,13 @@ def provide(draft: Draft, chosen: Ints) -> Ints:
 
 
 def squeeze(draft: Draft, chosen: Ints, needs: Ints) -> Ints:
-    """As `provide`, when pages are short: rows are served in rank order, and each may preempt rows of lower rank only.
+    """As `provide`, when pages are short: rows are served in rank order, and each may preempt rows
+    of lower rank only.
 
-    chosen: [rows]    needs: [groups, rows], negative where there is more than enough
-    The first in rank can take everyone's pages, and every request fits the pool alone, so some row always goes on. A
-    scheduler may have chosen rows of low rank alone: the lowest is preempted then, for those that were not chosen.
+    chosen: [rows]    needs: [groups, rows], negative where there is more than enough The first in
+    rank can take everyone's pages, and every request fits the pool alone, so some row always goes
+    on. A scheduler may have chosen rows of low rank alone: the lowest is preempted then, for those
+    that were not chosen.
     """
     running = draft.ranked.tolist()
     kept = np.zeros_like(chosen)

@@ -17,7 +17,8 @@ class Column:
     ORDER = 1  # admission number, counted from 1
     NUM_TOKENS = 2  # known, promised and drafted tokens
     NUM_KNOWN = 3  # tokens in the token table
-    NUM_COMPUTED = 4  # tokens whose keys and values are in the pool, or will be once launched steps are done
+    # tokens whose keys and values are in the pool, or will be once launched steps are done
+    NUM_COMPUTED = 4
     PROMISED = 5  # tokens that launched steps will sample
     NUM_PROMPT = 6  # length of the prompt
     LAST = 7  # position of the last token that the row may get, which is never computed
@@ -61,7 +62,8 @@ def every(mask: np.ndarray) -> bool:
 
 
 def where(mask: np.ndarray) -> Ints:
-    """Where the entries of the mask are set; five times as fast as `np.flatnonzero(mask)` at these sizes.
+    """Where the entries of the mask are set; five times as fast as `np.flatnonzero(mask)` at these
+    sizes.
 
     mask: [n]    returns: [set entries] int64
     """

@@ -12,7 +12,8 @@ Ints = np.ndarray
 
 
 def commit(draft: Draft, chosen: Ints) -> Plan:
-    """The plan for the chosen rows, with the counters moved on to what will be true once it has run.
+    """The plan for the chosen rows, with the counters moved on to what will be true once it has
+    run.
 
     chosen: [rows]
     """
@@ -24,7 +25,9 @@ def commit(draft: Draft, chosen: Ints) -> Plan:
     num_logits, samples = score(draft, chosen)
     columns[Column.LAST_RUN][rows] = draft.old.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
-    groups, page_rows, page_columns, numbers = flat_writes(draft) if len(rows) else (NONE, NONE, NONE, NONE)
+    groups, page_rows, page_columns, numbers = (
+        flat_writes(draft) if len(rows) else (NONE, NONE, NONE, NONE)
+    )
     return Plan(
         number=draft.old.num_steps,
         num_decode=num_decode,
@@ -43,7 +46,8 @@ def commit(draft: Draft, chosen: Ints) -> Plan:
 
 
 def batch_order(columns: Ints, chosen: Ints) -> tuple[Ints, int]:
-    """The rows that run, those first that compute one token after earlier ones, and how many those are.
+    """The rows that run, those first that compute one token after earlier ones, and how many those
+    are.
 
     chosen: [rows]    returns: [n] int64
     """
@@ -56,11 +60,13 @@ def batch_order(columns: Ints, chosen: Ints) -> tuple[Ints, int]:
 
 
 def score(draft: Draft, chosen: Ints) -> tuple[Ints, Ints]:
-    """How many positions of each row are scored, and which rows get a token; promises are noted in the columns.
+    """How many positions of each row are scored, and which rows get a token; promises are noted in
+    the columns.
 
-    The last position is scored even of an inner chunk, which gets no token: only logits tell that what was computed
-    is sound, and the prefix index must not learn of pages that are not.
-    A row whose drafts do not all fit into the step loses the rest of them.   chosen, returns: [rows] int32
+    The last position is scored even of an inner chunk, which gets no token: only logits tell that
+    what was computed is sound, and the prefix index must not learn of pages that are not.
+    A row whose drafts do not all fit into the step loses the rest of them.
+    chosen, returns: [rows] int32
     """
     columns = draft.columns
     tokens, stops = columns[Column.NUM_TOKENS], columns[Column.NUM_COMPUTED]
@@ -77,7 +83,9 @@ def score(draft: Draft, chosen: Ints) -> tuple[Ints, Ints]:
     drafted = tokens - known - columns[Column.PROMISED]
     reached = (stops == tokens) * running
     scored = (columns[Column.SCORED] > 0) & (stops - chosen < columns[Column.NUM_PROMPT])
-    num_logits = np.where((chosen > 0) & scored, chosen, np.maximum(reached * (drafted + 1), running))
+    num_logits = np.where(
+        (chosen > 0) & scored, chosen, np.maximum(reached * (drafted + 1), running)
+    )
     plain = reached * (drafted == 0)
     columns[Column.PROMISED] += plain
     tokens += plain

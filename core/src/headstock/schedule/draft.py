@@ -20,8 +20,8 @@ Ints = np.ndarray
 
 @define(eq=False)
 class Draft:
-    """A state in the making: the step's own copies, which it may write, and the owned values. What is not copied here
-    is copied before its first write.
+    """A state in the making: the step's own copies, which it may write, and the owned values. What
+    is not copied here is copied before its first write.
     """
 
     limits: Limits
@@ -123,7 +123,8 @@ def joined_up(parts: list[Accepted]) -> Accepted:
 
 
 def shareable(draft: Draft) -> Ints:
-    """How many tokens of each row may be shared or kept: known ones, computed by steps known to be done.
+    """How many tokens of each row may be shared or kept: known ones, computed by steps known to be
+    done.
 
     Under overlap the plan made last still runs, and may fail.   returns: [rows] int32
     """

@@ -20,14 +20,16 @@ class Arrived:
 
 @frozen(eq=False)
 class Sampled:
-    """Tokens of rows whose plan had logits, ragged: row i got `counts[i]` accepted tokens, laid end to end in `tokens`.
+    """Tokens of rows whose plan had logits, ragged: row i got `counts[i]` accepted tokens, laid end
+    to end in `tokens`.
 
     `counts` None: each row got the one token that it was promised.
 
-    rows, orders, counts: [n] int32; `orders` are the admission numbers of the plan, so that late news of a released
-    row is dropped
+    rows, orders, counts: [n] int32; `orders` are the admission numbers of the plan, so that late
+    news of a released row is dropped
     tokens: [sum of counts] int32
-    draft_counts: [n] int32 and drafts: [their sum] int32, guesses to be verified next (none by default)
+    draft_counts: [n] int32 and drafts: [their sum] int32, guesses to be verified next (none by
+        default)
     """
 
     rows: Ints
@@ -40,7 +42,9 @@ class Sampled:
 
 @frozen
 class Aborted:
-    """The request of this id is no longer wanted; nothing happens when it is unknown or already ended."""
+    """The request of this id is no longer wanted; nothing happens when it is unknown or already
+    ended.
+    """
 
     id: str
     reason: str = "abort"
@@ -64,11 +68,11 @@ Event = Arrived | Sampled | Aborted | Failed | Cleared
 
 @frozen(kw_only=True, eq=False)
 class Ended:
-    """A request that ended in this step, and why: "stop", "length", "abort", "error", or what an abort gave as its
-    reason.
+    """A request that ended in this step, and why: "stop", "length", "abort", "error", or what an
+    abort gave as its reason.
 
-    tokens: [n] int32, prompt and output
-    `row` is the seat it had, -1 when it had none; `cached` counts the prompt tokens taken from the index.
+    tokens: [n] int32, prompt and output `row` is the seat it had, -1 when it had none; `cached`
+    counts the prompt tokens taken from the index.
     """
 
     id: str

@@ -13,7 +13,9 @@ Ints = np.ndarray
 
 
 def index_full(draft: Draft) -> None:
-    """Insert into the prefix index every page that has become full of known tokens, by steps known to be done."""
+    """Insert into the prefix index every page that has become full of known tokens, by steps known
+    to be done.
+    """
     policy, size = draft.limits.policy, draft.limits.page_size
     if policy is None:
         return
@@ -59,7 +61,8 @@ def change_over(draft: Draft, row: int, column: int, own: Ints, canonical: Ints)
     changed = canonical != own
     if not some(changed):
         return
-    # The table is rewritten before the duplicates are freed: nothing points at a free page, at no time.
+    # The table is rewritten before the duplicates are freed: nothing points at a free page, at no
+    # time.
     write(draft, 0, row, column, canonical)
     refs = draft.refs[0]
     refs[canonical[changed]] += np.uint16(1)

@@ -1,7 +1,9 @@
-"""Who has which page. The only module that moves pages between the free list, the rows and the prefix index.
+"""Who has which page. The only module that moves pages between the free list, the rows and the
+prefix index.
 
-A page is *free*, *held* (`refs` counts the rows that hold it) or *cached* (the index knows it and no row holds it).
-Only the index makes rows share pages, so a held page that the index does not know belongs to one row.
+A page is *free*, *held* (`refs` counts the rows that hold it) or *cached* (the index knows it and
+no row holds it). Only the index makes rows share pages, so a held page that the index does not know
+belongs to one row.
 """
 
 from __future__ import annotations
@@ -32,12 +34,17 @@ def available(draft: Draft, group: int) -> int:
 
 def num_held(state: State, limits: Limits) -> int:
     """Pages of the first group that rows hold: those that are neither free nor cached."""
-    cached = len(state.regions) + (0 if limits.policy is None else limits.policy.evictable(state.index))
+    cached = len(state.regions) + (
+        0 if limits.policy is None else limits.policy.evictable(state.index)
+    )
     return limits.num_pages[0] - state.num_free[0] - cached
 
 
 def take(draft: Draft, group: int, count: int) -> Ints:
-    """`count` pages off the free list; the caller has made sure that they are available.   returns: [count] int32"""
+    """`count` pages off the free list; the caller has made sure that they are available.
+
+    returns: [count] int32
+    """
     while draft.regions and count > draft.num_free[group]:
         drop_region(draft)
     short = count - draft.num_free[group]
@@ -56,7 +63,9 @@ def take(draft: Draft, group: int, count: int) -> Ints:
 
 
 def give_back(draft: Draft, group: int, pages: Ints) -> None:
-    """Put pages on the free list, a stack of arrays: joining them to one would copy the whole list each time."""
+    """Put pages on the free list, a stack of arrays: joining them to one would copy the whole list
+    each time.
+    """
     if not len(pages):
         return
     stack = draft.free[group]
@@ -74,8 +83,8 @@ def evict(draft: Draft, count: int) -> Ints:
     check_unheld(draft, policy, pages)
     if len(pages) < count:
         raise PluginBroken(
-            f"the cache plugin {type(policy).__name__} promised {count} evictable pages and gave {len(pages)}; "
-            "report it there"
+            f"the cache plugin {type(policy).__name__} promised {count} evictable pages and gave "
+            f"{len(pages)}; report it there"
         )
     return pages
 
@@ -104,12 +113,14 @@ def check_unheld(draft: Draft, policy: CachePolicy, pages: Ints) -> None:
     """Raise PluginBroken when a row holds one of the pages that the index gave up."""
     if draft.refs[0][pages].any():
         raise PluginBroken(
-            f"the cache plugin {type(policy).__name__} evicted a page that a running row holds; report it there"
+            f"the cache plugin {type(policy).__name__} evicted a page that a running row holds; "
+            "report it there"
         )
 
 
 def grow(draft: Draft, group: int, rows: Ints, counts: Ints, total: int) -> None:
-    """Give each row as many new pages as it needs; the caller has made sure that they are available.
+    """Give each row as many new pages as it needs; the caller has made sure that they are
+    available.
 
     rows: [n] int64    counts: [n] int32, at least 1, `total` together
     """
@@ -134,17 +145,24 @@ def grow_one(draft: Draft, group: int, row: int, count: int) -> None:
 
 
 def spread(rows: Ints, starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Rows and columns of `counts` table entries of each row from `starts` on.   each: [sum of counts]"""
+    """Rows and columns of `counts` table entries of each row from `starts` on.
+
+    each: [sum of counts]
+    """
     firsts = counts.cumsum() - counts
     columns = np.repeat(starts - firsts, counts) + np.arange(int(counts.sum()), dtype=np.int32)
     return np.repeat(rows, counts), columns
 
 
 def write(draft: Draft, group: int, row: int, column: int, pages: Ints) -> None:
-    """Let the row's page table hold `pages` from `column` on, where the device is told of it too."""
+    """Let the row's page table hold `pages` from `column` on, where the device is told of it
+    too.
+    """
     count = len(pages)
     draft.table[group, row, column : column + count] = pages
-    draft.writes.append((group, np.full(count, row), np.arange(column, column + count, dtype=np.int32), pages))
+    draft.writes.append(
+        (group, np.full(count, row), np.arange(column, column + count, dtype=np.int32), pages)
+    )
 
 
 def held(draft: Draft, group: int, row: int) -> Ints:
@@ -167,7 +185,9 @@ def share(draft: Draft, row: int, match: Match) -> None:
 
 
 def release(draft: Draft, row: int) -> None:
-    """Take all pages from the row: those the index knows stay cached there, the others become free."""
+    """Take all pages from the row: those the index knows stay cached there, the others become
+    free.
+    """
     indexed = int(draft.columns[Column.INDEXED, row])
     for group, refs in enumerate(draft.refs):
         pages = held(draft, group, row)
@@ -188,7 +208,9 @@ def let_go(draft: Draft, row: int) -> None:
 
 
 def forget(draft: Draft, rows: Ints) -> None:
-    """Take all pages from the rows, none of which is indexed: every token of theirs is to be computed again."""
+    """Take all pages from the rows, none of which is indexed: every token of theirs is to be
+    computed again.
+    """
     for row in rows.tolist():
         spans = draft.spans[:, row].tolist()
         release(draft, row)
@@ -198,11 +220,13 @@ def forget(draft: Draft, rows: Ints) -> None:
 
 
 def drop_behind(draft: Draft, group: int, rows: Ints) -> None:
-    """Free pages that lie wholly behind the window of `group` for whatever the rows compute next."""
+    """Free pages that lie wholly behind the window of `group` for whatever the rows compute
+    next.
+    """
     window = draft.limits.groups[group].window
     assert window is not None, f"group {group} has no window"
-    # The next query sees the latest `window` positions, itself included. It sits at `computed`, or where the known
-    # tokens end when drafts in flight may yet be rejected.
+    # The next query sees the latest `window` positions, itself included. It sits at `computed`, or
+    # where the known tokens end when drafts in flight may yet be rejected.
     columns = draft.columns
     computed = np.minimum(columns[Column.NUM_COMPUTED, rows], columns[Column.NUM_KNOWN, rows])
     first = np.maximum(computed - window + 1, 0) // draft.limits.page_size
@@ -218,7 +242,9 @@ def drop_behind(draft: Draft, group: int, rows: Ints) -> None:
 
 
 def keep_region(draft: Draft, row: int) -> None:
-    """Take the row's region from it and keep it, when regions are kept, for a request that goes on from there."""
+    """Take the row's region from it and keep it, when regions are kept, for a request that goes on
+    from there.
+    """
     if not draft.limits.most_regions:
         return
     count = int(shareable(draft)[row])
@@ -231,7 +257,10 @@ def keep_region(draft: Draft, row: int) -> None:
         refs[page] = 0
     let_go(draft, row)
     tokens = draft.tokens[row, :count].copy()
-    draft.regions = (*draft.regions, Region(tokens=tokens, pages=pages, namespace=entry.request.namespace))
+    draft.regions = (
+        *draft.regions,
+        Region(tokens=tokens, pages=pages, namespace=entry.request.namespace),
+    )
     if len(draft.regions) > draft.limits.most_regions:
         drop_region(draft)
 

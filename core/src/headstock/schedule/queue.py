@@ -19,8 +19,8 @@ Part = tuple[Entry, ...]
 class Queue:
     """Waiting requests in rank order, as parts of up to `LONGEST`.
 
-    A change copies one part and the tuple of parts. One tuple of 4,096 entries would be copied whole, which takes 30
-    us for an arrival and 300 us for a seating.
+    A change copies one part and the tuple of parts. One tuple of 4,096 entries would be copied
+    whole, which takes 30 us for an arrival and 300 us for a seating.
     """
 
     parts: tuple[Part, ...] = ()
@@ -56,14 +56,20 @@ class Queue:
         if parts[at][0].rank > rank:  # most arrivals rank last
             at = max(bisect_right(parts, rank, key=lambda part: part[0].rank) - 1, 0)
         part = parts[at]
-        inside = len(part) if part[-1].rank < rank else bisect_left(part, rank, key=lambda other: other.rank)
+        inside = (
+            len(part)
+            if part[-1].rank < rank
+            else bisect_left(part, rank, key=lambda other: other.rank)
+        )
         part = (*part[:inside], entry, *part[inside:])
         half = len(part) // 2
         new = (part,) if len(part) <= LONGEST else (part[:half], part[half:])
         return Queue((*parts[:at], *new, *parts[at + 1 :]), self.length + 1)
 
     def without(self, gone: Set[int]) -> Queue:
-        """The queue without the entries of these arrival numbers, all of which wait; those in front go fastest."""
+        """The queue without the entries of these arrival numbers, all of which wait; those in front
+        go fastest.
+        """
         kept: list[Part] = []
         left = len(gone)
         for at, part in enumerate(self.parts):

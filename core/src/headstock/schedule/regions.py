@@ -12,7 +12,8 @@ Ints = np.ndarray
 
 @frozen(kw_only=True, eq=False)
 class Region:
-    """Where the keys and values of a sequence are that no row computes any more: one page of each KV group.
+    """Where the keys and values of a sequence are that no row computes any more: one page of each
+    KV group.
 
     tokens: [n] int32, all that was computed of it
     """
@@ -23,7 +24,8 @@ class Region:
 
 
 def longest(regions: Sequence[Region], tokens: Ints, namespace: str) -> Region | None:
-    """The region with most tokens that `tokens` go on from, whole: a region that begins otherwise is of no use.
+    """The region with most tokens that `tokens` go on from, whole: a region that begins otherwise
+    is of no use.
 
     tokens: [n] int32
     """

@@ -14,10 +14,10 @@ Ints = np.ndarray
 class Request:
     """One sequence to generate.
 
-    prompt: [n] int32, at least one token
-    `max_tokens` and `min_tokens` count output tokens; any of `stop_ids` ends the request once `min_tokens` are out.
-    Requests of another `namespace` never share pages. A `fenced` request is planned only after its last token was
-    seen (a rule on the host needs it). `prompt_logprobs` asks for scores of every prompt position, and so ignores
+    prompt: [n] int32, at least one token `max_tokens` and `min_tokens` count output tokens; any of
+    `stop_ids` ends the request once `min_tokens` are out. Requests of another `namespace` never
+    share pages. A `fenced` request is planned only after its last token was seen (a rule on the
+    host needs it). `prompt_logprobs` asks for scores of every prompt position, and so ignores
     cached prefixes. `params` is for the sampler alone.
     """
 
@@ -42,9 +42,8 @@ class Request:
 class Entry:
     """A request and how far it came: what waits in the queue, and what sits in a seat.
 
-    tokens: [n] int32, prompt and output known when it was last queued
-    `arrival` numbers requests in the order they came; with the priority it gives the rank, and a preempted request
-    keeps it.
+    tokens: [n] int32, prompt and output known when it was last queued `arrival` numbers requests in
+    the order they came; with the priority it gives the rank, and a preempted request keeps it.
     """
 
     request: Request

@@ -11,11 +11,15 @@ from headstock.schedule.request import Entry
 Ints = np.ndarray
 
 Beginning = tuple[Entry, int, int]
-"""A request that was found to wait in this step, for how many tokens, and the priority of the row at work on them."""
+"""A request that was found to wait in this step, for how many tokens, and the priority of the row
+at work on them.
+"""
 
 
 def begins_alike(entry: Entry, waiting: list[Beginning]) -> bool:
-    """Whether the entry waits as another does that begins alike: 1 us in place of 20 for each of many siblings."""
+    """Whether the entry waits as another does that begins alike: 1 us in place of 20 for each of
+    many siblings.
+    """
     request, tokens = entry.request, entry.tokens
     for other, stop, priority in waiting:
         if (
@@ -31,12 +35,15 @@ def begins_alike(entry: Entry, waiting: list[Beginning]) -> bool:
 
 
 def same(one: Ints, other: Ints) -> bool:
-    """Whether equally many tokens are equal; four times as fast as `np.array_equal` for short ones."""
+    """Whether equally many tokens are equal; four times as fast as `np.array_equal` for short
+    ones.
+    """
     return not np.count_nonzero(one != other)
 
 
 def soon_cached(draft: Draft, entry: Entry, found: int, waiting: list[Beginning]) -> bool:
-    """Whether a running request of no lower priority is computing the page that follows the `found` tokens.
+    """Whether a running request of no lower priority is computing the page that follows the `found`
+    tokens.
 
     It will be in the index a step or two later, and need not be computed twice.   writes: waiting
     """

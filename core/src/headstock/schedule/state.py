@@ -19,7 +19,8 @@ Ints = np.ndarray
 
 @frozen(eq=False)
 class Accepted:
-    """Output tokens that became known, ragged: the row admitted as `orders[i]` got `counts[i]` of `tokens`.
+    """Output tokens that became known, ragged: the row admitted as `orders[i]` got `counts[i]` of
+    `tokens`.
 
     orders, counts: [n] int32    tokens: [sum of counts] int32
     """
@@ -37,19 +38,25 @@ Write = tuple[int, Ints, Ints, Ints]
 
 @frozen(kw_only=True, eq=False)
 class State:
-    """The scheduler's knowledge between two steps. Its arrays are read-only, but for those of owned values.
+    """The scheduler's knowledge between two steps. Its arrays are read-only, but for those of owned
+    values.
 
-    columns: [columns, rows] int32, counters by `Column`      ranked: [active] int32, taken seats in rank order
-    stop_ids: [width, rows] int32, padded with -1             seats, handles: by row, None where free or not shared
-    first_pages, spans: [groups, rows] int32, page table columns that are behind the window, and that were ever filled
-    free: by group, a stack of [n] int32, taken from its end; `num_free` counts them    waiting: in rank order
-    `regions` of ended sequences, oldest first, that may be taken over. `writes` are page table entries that no plan has
-    carried yet; `ended` and `accepted` tell what the events of the last step came to. `num_special` counts the seated
-    requests that are fenced (and so may have drafts) or have their prompt scored.
+    columns: [columns, rows] int32, counters by `Column`
+    ranked: [active] int32, taken seats in rank order
+    stop_ids: [width, rows] int32, padded with -1
+    seats, handles: by row, None where free or not shared
+    first_pages, spans: [groups, rows] int32, page table columns that are behind the window, and
+        that were ever filled
+    free: by group, a stack of [n] int32, taken from its end; `num_free` counts them    waiting: in
+    rank order `regions` of ended sequences, oldest first, that may be taken over. `writes` are page
+    table entries that no plan has carried yet; `ended` and `accepted` tell what the events of the
+    last step came to. `num_special` counts the seated requests that are fenced (and so may have
+    drafts) or have their prompt scored.
 
-    Owned values, handed from state to state and written in place, so never read in an old one: `index` (by the cache
-    policy); tokens: [rows, max_len in whole pages] int32; table: [groups, rows, columns] int32, pages by row, valid
-    from first_pages up to spans; refs: by group, [pages + 1] uint16, rows that hold each page.
+    Owned values, handed from state to state and written in place, so never read in an old one:
+    `index` (by the cache policy); tokens: [rows, max_len in whole pages] int32; table: [groups,
+    rows, columns] int32, pages by row, valid from first_pages up to spans; refs: by group, [pages +
+    1] uint16, rows that hold each page.
     """
 
     columns: Ints
@@ -85,7 +92,10 @@ class State:
     def pages(self) -> tuple[tuple[Ints, ...], ...]:
         """By group and row, the live pages, copied out of the table.   each: [n] int32"""
         bounds = zip(self.table, self.first_pages.tolist(), self.spans.tolist(), strict=True)
-        return tuple(tuple(row[first:span].copy() for row, first, span in zip(*group, strict=True)) for group in bounds)
+        return tuple(
+            tuple(row[first:span].copy() for row, first, span in zip(*group, strict=True))
+            for group in bounds
+        )
 
 
 def initial(limits: Limits) -> State:
@@ -100,7 +110,9 @@ def initial(limits: Limits) -> State:
         first_pages=sealed(np.zeros((groups, rows), np.int32)),
         spans=sealed(np.zeros((groups, rows), np.int32)),
         # Descending, so that low pages go out first.
-        free=tuple((sealed(np.arange(count, 0, -1, dtype=np.int32)),) for count in limits.num_pages),
+        free=tuple(
+            (sealed(np.arange(count, 0, -1, dtype=np.int32)),) for count in limits.num_pages
+        ),
         num_free=limits.num_pages,
         waiting=Queue(),
         index=limits.policy.new() if limits.policy else None,

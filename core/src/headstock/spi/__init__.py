@@ -14,12 +14,29 @@ from headstock.spi.attention import (
     Planning,
 )
 from headstock.spi.batch import Batch, Sample, Sampling
-from headstock.spi.cache import CacheCapabilities, CachePolicy, CacheSpec, CacheStats, Inserted, Match
+from headstock.spi.cache import (
+    CacheCapabilities,
+    CachePolicy,
+    CacheSpec,
+    CacheStats,
+    Inserted,
+    Match,
+)
 from headstock.spi.checkpoint import CheckpointSpec
 from headstock.spi.command import CommandSpec
 from headstock.spi.environment import DeviceEnv, DeviceRange
 from headstock.spi.executor import Executor, ExecutorSpec, Pending
-from headstock.spi.model import Attend, Experts, KVGroup, LayerConfig, Model, ModelConfig, ModelSpec, ParamSpec, Rope
+from headstock.spi.model import (
+    Attend,
+    Experts,
+    KVGroup,
+    LayerConfig,
+    Model,
+    ModelConfig,
+    ModelSpec,
+    ParamSpec,
+    Rope,
+)
 from headstock.spi.ops import Ops, OpsCapabilities, OpsSpec, Params, Stream, Weight
 from headstock.spi.plugin import PluginSpec, Rejection, Require
 from headstock.spi.runner import (

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    """What a row does in a step: fresh tokens, fresh tokens after earlier ones, or one token after earlier ones."""
+    """What a row does in a step: fresh tokens, fresh tokens after earlier ones, or one token after
+    earlier ones.
+    """
 
     PREFILL = "prefill"
     EXTEND = "extend"
@@ -29,7 +31,9 @@ class Phase(Enum):
 
 
 class Feature(Enum):
-    """What a model may ask of attention. A feature that a backend does not name is one it cannot do."""
+    """What a model may ask of attention. A feature that a backend does not name is one it cannot
+    do.
+    """
 
     SLIDING_WINDOW = "sliding-window"
     SOFTCAP = "softcap"
@@ -41,7 +45,8 @@ class Feature(Enum):
 class GraphSupport(IntEnum):
     """Which steps a CUDA graph of the backend may replay; each level includes those before it.
 
-    ALWAYS needs `Planning.NONE` and a `capture_plan`: rows of any length, read from the device alone.
+    ALWAYS needs `Planning.NONE` and a `capture_plan`: rows of any length, read from the device
+    alone.
     """
 
     NEVER = 0
@@ -65,16 +70,23 @@ def check_triples(instance: object, attribute: object, value: frozenset[tuple[st
 
 @frozen(kw_only=True)
 class AttentionCapabilities:
-    """What a backend can do. Nothing here has a default: what is left out cannot be claimed by accident.
+    """What a backend can do. Nothing here has a default: what is left out cannot be claimed by
+    accident.
 
-    `dtypes` are (query, KV, output) triples by torch name ("bfloat16"); `gqa_ratios` are query heads per KV head;
-    `page_sizes` are pool page sizes; `contiguous` says whether one region per sequence can be read, `paged` whether
-    pages can.
+    `dtypes` are (query, KV, output) triples by torch name ("bfloat16"); `gqa_ratios` are query
+    heads per KV head; `page_sizes` are pool page sizes; `contiguous` says whether one region per
+    sequence can be read, `paged` whether pages can.
     """
 
-    phases: frozenset[Phase] = field(validator=deep_iterable(instance_of(Phase), instance_of(frozenset)))
-    devices: tuple[DeviceRange, ...] = field(validator=deep_iterable(instance_of(DeviceRange), instance_of(tuple)))
-    dtypes: frozenset[tuple[str, str, str]] = field(validator=[instance_of(frozenset), check_triples])
+    phases: frozenset[Phase] = field(
+        validator=deep_iterable(instance_of(Phase), instance_of(frozenset))
+    )
+    devices: tuple[DeviceRange, ...] = field(
+        validator=deep_iterable(instance_of(DeviceRange), instance_of(tuple))
+    )
+    dtypes: frozenset[tuple[str, str, str]] = field(
+        validator=[instance_of(frozenset), check_triples]
+    )
     head_dims: IntSet = field(validator=instance_of(IntSet))
     gqa_ratios: IntSet = field(validator=instance_of(IntSet))
     page_sizes: IntSet = field(validator=instance_of(IntSet))
@@ -82,7 +94,9 @@ class AttentionCapabilities:
     contiguous: bool = field(validator=instance_of(bool))
     graph: GraphSupport = field(validator=instance_of(GraphSupport))
     planning: Planning = field(validator=instance_of(Planning))
-    features: frozenset[Feature] = field(validator=deep_iterable(instance_of(Feature), instance_of(frozenset)))
+    features: frozenset[Feature] = field(
+        validator=deep_iterable(instance_of(Feature), instance_of(frozenset))
+    )
 
 
 @frozen(kw_only=True)
@@ -90,7 +104,8 @@ class AttentionSpec(PluginSpec):
     """An attention backend as its entry point returns it.
 
     `implementation` names an `AttentionBackend`; `resolve`, when given, names a function
-    `(AttentionQuery, DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]` that may only narrow `capabilities`.
+    `(AttentionQuery, DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]` that may only
+    narrow `capabilities`.
     """
 
     capabilities: AttentionCapabilities = field(validator=instance_of(AttentionCapabilities))
@@ -99,7 +114,9 @@ class AttentionSpec(PluginSpec):
 
 @frozen(kw_only=True)
 class AttentionQuery:
-    """What the engine asks of a backend. `page_size` is None while it is still open; `max_seq_len` counts tokens."""
+    """What the engine asks of a backend. `page_size` is None while it is still open; `max_seq_len`
+    counts tokens.
+    """
 
     phases: frozenset[Phase]
     heads: int
@@ -116,10 +133,12 @@ class AttentionQuery:
 
 @frozen(kw_only=True, eq=False)
 class AttentionContext:
-    """All that a backend is built from. Two contexts share nothing, so two engines live in one process.
+    """All that a backend is built from. Two contexts share nothing, so two engines live in one
+    process.
 
-    pools: layer -> [pages, 2, page_size, kv_heads, head_dim]; `[:, 0]` holds keys and `[:, 1]` values
-    `max_tokens` is the most query tokens of a step; `options` is the options class of the spec, or None without one.
+    pools: layer -> [pages, 2, page_size, kv_heads, head_dim]; `[:, 0]` holds keys and `[:, 1]`
+    values `max_tokens` is the most query tokens of a step; `options` is the options class of the
+    spec, or None without one.
     """
 
     query: AttentionQuery
@@ -133,10 +152,12 @@ class AttentionContext:
 
 @frozen(kw_only=True, eq=False)
 class AttentionStep:
-    """The rows of one step that a backend serves, in batch order. Decode steps have one query token in each row.
+    """The rows of one step that a backend serves, in batch order. Decode steps have one query token
+    in each row.
 
     query_start: [rows + 1] int32        context_lens: [rows] int32, with this step's tokens
-    page_tables: one a KV group, [rows, max_pages] int32; entries past a row's last page are 0 (the dummy page)
+    page_tables: one a KV group, [rows, max_pages] int32; entries past a row's last page are 0 (the
+        dummy page)
     host_query_lens, host_context_lens: [rows] int32 numpy, known without asking the device
     """
 
@@ -167,9 +188,10 @@ class AttentionStep:
 class LayerInfo:
     """What a backend must know of the layer it serves.
 
-    `index` is its key in `AttentionContext.pools`, `group` its place in `AttentionStep.page_tables`. `window` is the
-    number of latest tokens a query sees, itself included (None = all); `softcap` is 0 for none. Scores are the
-    products times `scale * k_scale`, the output is times `v_scale`; nothing sets `k_scale`, `v_scale` and `sinks` yet.
+    `index` is its key in `AttentionContext.pools`, `group` its place in
+    `AttentionStep.page_tables`. `window` is the number of latest tokens a query sees, itself
+    included (None = all); `softcap` is 0 for none. Scores are the products times `scale * k_scale`,
+    the output is times `v_scale`; nothing sets `k_scale`, `v_scale` and `sinks` yet.
     sinks: [heads] float32 or None
     """
 
@@ -195,27 +217,36 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan(self, step: AttentionStep) -> Any:
-        """What `forward` needs for every layer of the step; made on the host, never reads the device."""
+        """What `forward` needs for every layer of the step; made on the host, never reads the
+        device.
+        """
 
     @abstractmethod
-    def forward(self, q: Tensor, layer: LayerInfo, plan: Any, out: Tensor, lse: Tensor | None = None) -> None:
-        """Write causal attention of the step's queries over their rows' pages to `out`: no sync, no device-to-host
-        read. `out` is of q's type, and what it holds before is undefined.
+    def forward(
+        self, q: Tensor, layer: LayerInfo, plan: Any, out: Tensor, lse: Tensor | None = None
+    ) -> None:
+        """Write causal attention of the step's queries over their rows' pages to `out`: no sync, no
+        device-to-host read. `out` is of q's type, and what it holds before is undefined.
 
         q: [tokens, heads, head_dim]
-        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm, only with Feature.LSE
+        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm, only
+            with Feature.LSE
         """
 
     @abstractmethod
     def memory_bytes(self) -> int:
-        """Bytes of device memory that the backend holds for itself. For tests: the engine measures what is taken."""
+        """Bytes of device memory that the backend holds for itself. For tests: the engine measures
+        what is taken.
+        """
 
     @abstractmethod
     def close(self) -> None:
         """Give back what the backend holds. It is not used afterwards."""
 
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
-        """Allocate static buffers for graphs of these batch sizes. Called only when `graph` is above NEVER."""
+        """Allocate static buffers for graphs of these batch sizes. Called only when `graph` is
+        above NEVER.
+        """
         raise TypeError(f"{type(self).__name__} declares graph support but has no graph_init")
 
     def graph_plan(self, bucket: int, step: AttentionStep) -> Any:
@@ -227,9 +258,12 @@ class AttentionBackend(ABC):
         raise TypeError(f"{type(self).__name__} declares graph support but has no graph_update")
 
     def capture_plan(self, step: AttentionStep) -> Any:
-        """A plan for a graph that has the calls of `forward` in it, made while the graph is captured.
+        """A plan for a graph that has the calls of `forward` in it, made while the graph is
+        captured.
 
-        The step's tensors are written anew before each replay, and are all that may be read; its host lengths are the
-        most that any row may have. Rows without query tokens pad the step.
+        The step's tensors are written anew before each replay, and are all that may be read; its
+        host lengths are the most that any row may have. Rows without query tokens pad the step.
         """
-        raise TypeError(f"{type(self).__name__} declares graph support ALWAYS but has no capture_plan")
+        raise TypeError(
+            f"{type(self).__name__} declares graph support ALWAYS but has no capture_plan"
+        )

@@ -12,14 +12,19 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True, eq=False)
 class Sampling:
-    """How the rows with logits are sampled, one entry a logit position; None where no row of the step needs it.
+    """How the rows with logits are sampled, one entry a logit position; None where no row of the
+    step needs it.
 
-    temperature, top_p, min_p: [n] float32         top_k: [n] int64, vocab for off       seeds, positions: [n] int64
+    temperature, top_p, min_p: [n] float32
+    top_k: [n] int64, vocab for off
+    seeds, positions: [n] int64
     repetition, presence, frequency: [n] float32   history: [n, max_len] int64 tokens
     history_lens, prompt_lens: [n] int64
-    banned: [n, vocab] bool, tokens that may not be sampled       bias: [n, vocab] float32 added to the logits
+    banned: [n, vocab] bool, tokens that may not be sampled
+    bias: [n, vocab] float32 added to the logits
     targets: [n] int64, the token whose log-probability is reported; -1 for the sampled one
-    `top_logprobs` is the most alternatives that any row asks for; -1 when none asks for log-probabilities.
+    `top_logprobs` is the most alternatives that any row asks for; -1 when none asks for
+    log-probabilities.
     """
 
     temperature: Tensor | None = None
@@ -60,10 +65,12 @@ class Batch:
     """One step's tokens, flat over its rows.
 
     tokens, positions: [tokens] int64
-    slots: one a KV group, [tokens] int64, where each token's keys and values go (page * page_size + offset)
+    slots: one a KV group, [tokens] int64, where each token's keys and values go (page * page_size +
+        offset)
     pools: one a layer, [pages, 2, page_size, kv_heads, head_dim]
     rows: [tokens] int64, the seat each token belongs to
-    logit_indices: [n] int64, which tokens' hidden states are scored; None when that is every token in order
+    logit_indices: [n] int64, which tokens' hidden states are scored; None when that is every token
+        in order
     """
 
     tokens: Tensor

@@ -1,4 +1,6 @@
-"""Cache policies: which pages of finished or running requests a new request may share. They never see tensors."""
+"""Cache policies: which pages of finished or running requests a new request may share. They never
+see tensors.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class CacheCapabilities:
-    """What a policy can do. `kinds` are the kinds of KV group it may index ("full"); `reuse` is whether it ever
-    shares.
+    """What a policy can do. `kinds` are the kinds of KV group it may index ("full"); `reuse` is
+    whether it ever shares.
     """
 
     page_sizes: IntSet
@@ -49,7 +51,8 @@ class Match:
 
 @frozen(eq=False)
 class Inserted:
-    """What became of an insertion: for each page given, the page that now stands for its tokens, and the new end.
+    """What became of an insertion: for each page given, the page that now stands for its tokens,
+    and the new end.
 
     canonical: [n] int32; differs from the page given where the index already held the same tokens
     """
@@ -71,8 +74,9 @@ class CacheStats:
 class CachePolicy(ABC):
     """Policy over an index that it alone understands.
 
-    The index is an *owned value*: core passes it in, the policy may write it in place, and core keeps no older one.
-    Whoever holds a handle keeps all pages from the root to that handle from being evicted. `namespace` keeps tenants
+    The index is an *owned value*: core passes it in, the policy may write it in place, and core
+    keeps no older one. Whoever holds a handle keeps all pages from the root to that handle from
+    being evicted. `namespace` keeps tenants
     apart: tokens of one namespace are never matched in another. Handles are opaque to core.
     """
 
@@ -86,7 +90,8 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def match(self, index: Any, tokens: Ints, namespace: str) -> Match:
-        """The longest indexed page-aligned true prefix of `tokens`; changes nothing that a caller can see.
+        """The longest indexed page-aligned true prefix of `tokens`; changes nothing that a caller
+        can see.
 
         tokens: [n] int32
         """
@@ -100,8 +105,11 @@ class CachePolicy(ABC):
         """Undo one hold of `handle`."""
 
     @abstractmethod
-    def insert(self, index: Any, handle: Any, tokens: Ints, pages: Ints, namespace: str) -> Inserted:
-        """Index whole pages that follow `handle` (None: the root); the hold on `handle` moves to the new handle.
+    def insert(
+        self, index: Any, handle: Any, tokens: Ints, pages: Ints, namespace: str
+    ) -> Inserted:
+        """Index whole pages that follow `handle` (None: the root); the hold on `handle` moves to
+        the new handle.
 
         tokens: [n * page_size] int32    pages: [n] int32
         """
@@ -115,19 +123,24 @@ class CachePolicy(ABC):
         pages: Ints,
         namespaces: Sequence[str],
     ) -> tuple[Ints, list[Any]]:
-        """As `insert` for one row after the other, `counts[i]` pages behind `handles[i]`: all that fill in one step.
+        """As `insert` for one row after the other, `counts[i]` pages behind `handles[i]`: all that
+        fill in one step.
 
-        There is no need to write another, but core calls this in every step, so that a short loop pays.
+        There is no need to write another, but core calls this in every step, so that a short loop
+        pays.
 
         tokens: [sum of counts, page_size] int32    pages: [sum of counts] int32
-        returns: what each page now is, [sum of counts] int32 (`pages` itself where nothing differs); the new handles
+        returns: what each page now is, [sum of counts] int32 (`pages` itself where nothing
+            differs); the new handles
         """
         import numpy as np
 
         canonical, ends, stop = [], [], 0
         for handle, count, namespace in zip(handles, counts, namespaces, strict=True):
             start, stop = stop, stop + count
-            inserted = self.insert(index, handle, tokens[start:stop].reshape(-1), pages[start:stop], namespace)
+            inserted = self.insert(
+                index, handle, tokens[start:stop].reshape(-1), pages[start:stop], namespace
+            )
             canonical.append(inserted.canonical)
             ends.append(inserted.handle)
         return np.concatenate(canonical), ends
@@ -153,8 +166,13 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def check(self, index: Any) -> None:
-        """Raise AssertionError with a reason when the index contradicts itself. For tests and --debug-invariants."""
+        """Raise AssertionError with a reason when the index contradicts itself. For tests and
+        --debug-invariants.
+        """
 
     @abstractmethod
     def pages(self, index: Any) -> Ints:
-        """Every page the index holds, in no order. For invariants and pictures; O(pages).   returns: [n] int32"""
+        """Every page the index holds, in no order. For invariants and pictures; O(pages).
+
+        returns: [n] int32
+        """

@@ -9,4 +9,6 @@ from headstock.spi.plugin import PluginSpec
 
 @frozen(kw_only=True)
 class CommandSpec(PluginSpec):
-    """A verb of the command line; `implementation` names `main(arguments: list[str]) -> int`, the exit code."""
+    """A verb of the command line; `implementation` names `main(arguments: list[str]) -> int`, the
+    exit code.
+    """

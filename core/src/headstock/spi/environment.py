@@ -1,4 +1,6 @@
-"""The machine as plugins see it: plain data, so that a recorded description of another machine does as well."""
+"""The machine as plugins see it: plain data, so that a recorded description of another machine does
+as well.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,12 @@ from attrs import field, frozen
 
 
 def normalized(distributions: Mapping[str, str]) -> dict[str, str]:
-    """The same with names as package indexes compare them (PEP 503): "flash_attn_3" is "flash-attn-3"."""
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in distributions.items()}
+    """The same with names as package indexes compare them (PEP 503): "flash_attn_3" is
+    "flash-attn-3".
+    """
+    return {
+        re.sub(r"[-_.]+", "-", name).lower(): version for name, version in distributions.items()
+    }
 
 
 @frozen(kw_only=True)
@@ -18,7 +24,8 @@ class DeviceEnv:
     """A device and the software around it.
 
     `capability` is CUDA's (major, minor), None elsewhere; `memory_bytes` is the device's total;
-    `distributions` maps the normalized names of installed distributions ("flash-attn-3") to versions.
+    `distributions` maps the normalized names of installed distributions ("flash-attn-3") to
+    versions.
     """
 
     device: str

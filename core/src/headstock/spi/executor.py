@@ -16,22 +16,25 @@ class Pending(ABC):
 
     @abstractmethod
     def wait(self) -> Any:
-        """What the step sampled, on the host, as a `headstock.engine.inline.Outcome`; blocks until the device is done.
+        """What the step sampled, on the host, as a `headstock.engine.inline.Outcome`; blocks until
+        the device is done.
 
-        Whatever it raises fails the step's requests, and the engine goes on; EngineDied ends the engine.
+        Whatever it raises fails the step's requests, and the engine goes on; EngineDied ends the
+        engine.
         """
 
 
 class Executor(ABC):
     """Carries out plans in the order given; owns the device's buffers.
 
-    It is made as `(buffers=, sampling=, runner=, router=)`, parts of core that the contract does not describe yet: an
-    executor goes with the core that it was written for.
+    It is made as `(buffers=, sampling=, runner=, router=)`, parts of core that the contract does
+    not describe yet: an executor goes with the core that it was written for.
     """
 
     @abstractmethod
     def execute(self, plan: Any, joined: Mapping[int, Any]) -> Pending:
-        """Launch `plan`, a `headstock.schedule.Plan`; `joined` holds the `Entry` of each row that it seats.
+        """Launch `plan`, a `headstock.schedule.Plan`; `joined` holds the `Entry` of each row that
+        it seats.
 
         What it raises counts as in `Pending.wait`.
         """

@@ -1,4 +1,6 @@
-"""Models: a decoder described as data, its parameters declared once, and pure functions over them."""
+"""Models: a decoder described as data, its parameters declared once, and pure functions over
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 class KVGroup:
     """Layers that share a KV shape and a page table.
 
-    `kind` is "full" (all tokens stay), "window" (only the latest `window` tokens are read) or "state" (a fixed size).
+    `kind` is "full" (all tokens stay), "window" (only the latest `window` tokens are read) or
+    "state" (a fixed size).
     """
 
     layers: tuple[int, ...]
@@ -37,8 +40,8 @@ class KVGroup:
 
 @frozen(kw_only=True)
 class Rope:
-    """Rotary positions: `theta`, the dimensions turned, and the scaling's name with its own numbers (as in
-    config.json).
+    """Rotary positions: `theta`, the dimensions turned, and the scaling's name with its own numbers
+    (as in config.json).
     """
 
     theta: float
@@ -49,8 +52,8 @@ class Rope:
 
 @frozen(kw_only=True)
 class Experts:
-    """A mixture of experts: how many there are, how many each token uses, their width, and whether weights are
-    renormalized.
+    """A mixture of experts: how many there are, how many each token uses, their width, and whether
+    weights are renormalized.
     """
 
     count: int
@@ -61,8 +64,8 @@ class Experts:
 
 @frozen(kw_only=True)
 class LayerConfig:
-    """One decoder layer. `prefix` begins its parameters' names; `window` as in `LayerInfo`; `experts` is None for a
-    dense layer.
+    """One decoder layer. `prefix` begins its parameters' names; `window` as in `LayerInfo`;
+    `experts` is None for a dense layer.
     """
 
     index: int
@@ -76,9 +79,11 @@ class LayerConfig:
 
 @frozen(kw_only=True)
 class ModelConfig:
-    """A decoder as data: shapes, per-layer differences and KV groups. Sizes count elements, not bytes.
+    """A decoder as data: shapes, per-layer differences and KV groups. Sizes count elements, not
+    bytes.
 
-    `ignored_fields` names the fields of config.json that may matter to its author and that the family does not read.
+    `ignored_fields` names the fields of config.json that may matter to its author and that the
+    family does not read.
     """
 
     architecture: str
@@ -109,15 +114,17 @@ class ModelConfig:
 class ParamSpec:
     """One parameter and the checkpoint tensors it is made of.
 
-    shape: as the model uses it          axes: one name a dimension ("heads", "hidden", ...), for sharding
-    sources: rows of checkpoint names; the names of a row are concatenated on their first dimension, rows are stacked
-    parts: the sizes of a row's names on that dimension; empty for equal sizes
-    `whole`, where the checkpoint has it, is one tensor that is used in place of the sources.
-    `copies` are checkpoint names that may hold the first source once more; `ignored` are others that
-    may be there and are not read. `dtype` is a torch name, None for the model's. `compute`, in place
-    of sources, makes the tensor from the configuration and the length of the longest sequence (rope
-    tables). Dummy weights hold `dummy` everywhere, or noise where it is None. A parameter named
-    `NAME.bias` becomes the bias in NAME's `Weight`.
+    shape: as the model uses it
+    axes: one name a dimension ("heads", "hidden", ...), for sharding
+    sources: rows of checkpoint names; the names of a row are concatenated on their first dimension,
+        rows are stacked
+    parts: the sizes of a row's names on that dimension; empty for equal sizes `whole`, where the
+    checkpoint has it, is one tensor that is used in place of the sources. `copies` are checkpoint
+    names that may hold the first source once more; `ignored` are others that may be there and are
+    not read. `dtype` is a torch name, None for the model's. `compute`, in place of sources, makes
+    the tensor from the configuration and the length of the longest sequence (rope tables). Dummy
+    weights hold `dummy` everywhere, or noise where it is None. A parameter named `NAME.bias`
+    becomes the bias in NAME's `Weight`.
     """
 
     shape: tuple[int, ...]
@@ -134,8 +141,8 @@ class ParamSpec:
 
 
 Attend = Callable[["Tensor", int], "Tensor"]
-"""`attend(q, layer_index)`: attention of this step's queries over their rows' KV. q, result: [tokens, heads,
-head_dim]
+"""`attend(q, layer_index)`: attention of this step's queries over their rows' KV. q, result:
+[tokens, heads, head_dim]
 """
 
 
@@ -143,9 +150,10 @@ head_dim]
 class Model:
     """A family of models, as functions.
 
-    `config(hf)` reads a parsed config.json and raises ValueError with a reason when it cannot be served;
-    `params(config)` declares the parameters; `forward(params, config, batch, attend, ops)` gives hidden states
-    [tokens, hidden]; `logits(params, config, hidden, ops)` gives float32 scores [n, vocab].
+    `config(hf)` reads a parsed config.json and raises ValueError with a reason when it cannot be
+    served; `params(config)` declares the parameters; `forward(params, config, batch, attend, ops)`
+    gives hidden states [tokens, hidden]; `logits(params, config, hidden, ops)` gives float32 scores
+    [n, vocab].
     """
 
     config: Callable[[Mapping[str, Any]], ModelConfig]
@@ -156,6 +164,6 @@ class Model:
 
 @frozen(kw_only=True)
 class ModelSpec(PluginSpec):
-    """A model family as its entry point returns it; the entry point's name is the architecture; `implementation`
-    names a `Model`.
+    """A model family as its entry point returns it; the entry point's name is the architecture;
+    `implementation` names a `Model`.
     """

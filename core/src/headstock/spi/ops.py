@@ -1,4 +1,6 @@
-"""Operations in two tiers: the decoder calls the coarse one, whose defaults are made of the fine one."""
+"""Operations in two tiers: the decoder calls the coarse one, whose defaults are made of the fine
+one.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ class Weight:
 Params = Mapping[str, Weight]
 
 Stream = Any
-"""The residual stream: whatever `embed` returned. A model only hands it on, so an ops plugin may keep parts of a sum
-apart in it.
+"""The residual stream: whatever `embed` returned. A model only hands it on, so an ops plugin may
+keep parts of a sum apart in it.
 """
 
 
@@ -55,14 +57,18 @@ class OpsSpec(PluginSpec):
 
 
 class Ops(ABC):
-    """The operations of a decoder. The torch set is their meaning; every other set must agree with it.
+    """The operations of a decoder. The torch set is their meaning; every other set must agree with
+    it.
 
-    Parameter names used by the coarse tier, after a layer's prefix: attn_norm, qkv, qk_norm (one row a head), attn_out,
-    mlp_norm, gate_up, down, router, experts_gate_up, experts_down; outside layers: embed, norm, lm_head, rope.
+    Parameter names used by the coarse tier, after a layer's prefix: attn_norm, qkv, qk_norm (one
+    row a head), attn_out, mlp_norm, gate_up, down, router, experts_gate_up, experts_down; outside
+    layers: embed, norm, lm_head, rope.
     """
 
     def prepare(self, name: str, weight: Weight) -> Weight:
-        """The parameter as these operations want it (packed, transposed); called once for each, when it is loaded."""
+        """The parameter as these operations want it (packed, transposed); called once for each,
+        when it is loaded.
+        """
         return weight
 
     @abstractmethod
@@ -70,7 +76,9 @@ class Ops(ABC):
         """The stream at the batch's tokens."""
 
     @abstractmethod
-    def attn_in(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Tensor:
+    def attn_in(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Tensor:
         """Queries of the layer: norm, qkv projection, optional q- and k-norm, rope.
 
         returns: [tokens, heads, head_dim], each token's part contiguous
@@ -79,16 +87,26 @@ class Ops(ABC):
 
     @abstractmethod
     def attn_out(
-        self, x: Stream, attention: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+        self,
+        x: Stream,
+        attention: Tensor,
+        params: Params,
+        config: ModelConfig,
+        layer: LayerConfig,
+        batch: Batch,
     ) -> Stream:
         """The stream with the projected attention added.   attention: [tokens, heads, head_dim]"""
 
     @abstractmethod
-    def mlp(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Stream:
+    def mlp(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
         """The stream with the layer's feed-forward part added (norm, gate-up, activation, down)."""
 
     @abstractmethod
-    def moe(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Stream:
+    def moe(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
         """The stream with the layer's mixture of experts added."""
 
     @abstractmethod
@@ -103,7 +121,9 @@ class Ops(ABC):
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
         """One token for each row of `logits` [n, vocab] float32, which may be written."""
 
-    def lm_head_sample(self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling) -> Sample:
+    def lm_head_sample(
+        self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
+    ) -> Sample:
         """Tokens sampled from the scores of `hidden` [n, hidden]."""
         return self.sample(self.lm_head(params, config, hidden), sampling)
 

@@ -23,8 +23,9 @@ def check_path(instance: object, attribute: object, value: str) -> None:
 class Require:
     """A distribution that a plugin needs at run time.
 
-    `import_name` is looked up without importing it; `version` is a PEP 440 specifier ("" = any); `hint` is the
-    command that helps. With `any_of`, one of those is enough and the fields beside it describe the need as a whole.
+    `import_name` is looked up without importing it; `version` is a PEP 440 specifier ("" = any);
+    `hint` is the command that helps. With `any_of`, one of those is enough and the fields beside it
+    describe the need as a whole.
     """
 
     import_name: str
@@ -36,7 +37,9 @@ class Require:
 
 @frozen(kw_only=True)
 class Rejection:
-    """One reason why a plugin cannot serve here: a short stable code, what is the matter, and the next move."""
+    """One reason why a plugin cannot serve here: a short stable code, what is the matter, and the
+    next move.
+    """
 
     code: str
     message: str
@@ -45,15 +48,19 @@ class Rejection:
 
 @frozen(kw_only=True)
 class PluginSpec:
-    """The fields that all kinds of plugin share. Making one must import neither torch nor a kernel library.
+    """The fields that all kinds of plugin share. Making one must import neither torch nor a kernel
+    library.
 
-    `implementation` is the dotted path (`package.module:Name`) that is imported only when the plugin is chosen;
-    `options` that of an attrs class whose fields are the plugin's own options (`--opt name.field=value`).
+    `implementation` is the dotted path (`package.module:Name`) that is imported only when the
+    plugin is chosen; `options` that of an attrs class whose fields are the plugin's own options
+    (`--opt name.field=value`).
     """
 
     name: str = field(validator=instance_of(str))
     spi: SpiRange = field(validator=instance_of(SpiRange))
     summary: str = field(validator=instance_of(str))
     implementation: str = field(validator=check_path)
-    requires: tuple[Require, ...] = field(default=(), validator=deep_iterable(instance_of(Require), instance_of(tuple)))
+    requires: tuple[Require, ...] = field(
+        default=(), validator=deep_iterable(instance_of(Require), instance_of(tuple))
+    )
     options: str | None = field(default=None, validator=optional(check_path))

@@ -26,7 +26,8 @@ CaptureReport = Callable[[int, int], None]
 """Told how many captures are done, and of how many."""
 
 AttendInto = Callable[["Tensor", int, "Tensor"], None]
-"""`(q, layer, out)`: writes attention of a step's queries to `out`, both [tokens, heads, head_dim]."""
+"""`(q, layer, out)`: writes attention of a step's queries to `out`, both [tokens, heads, head_dim].
+"""
 
 
 @frozen(kw_only=True)
@@ -46,8 +47,8 @@ class RunnerSpec(PluginSpec):
 
 @frozen(kw_only=True, eq=False)
 class Seats:
-    """What the device knows of each seat. The last one is nobody's: rows that pad a batch sit there, and its page
-    tables hold the dummy page alone.
+    """What the device knows of each seat. The last one is nobody's: rows that pad a batch sit
+    there, and its page tables hold the dummy page alone.
 
     tokens: [seats, max_len + 1] int64, every token known or sampled so far
     page_tables: one a KV group, [seats, max_pages] int32, 0 past a row's last page
@@ -80,7 +81,9 @@ class Seats:
         return Batch(
             tokens=self.tokens[token_rows, positions],
             positions=positions,
-            slots=tuple(offsets.add(table[token_rows, columns], alpha=size) for table in self.page_tables),
+            slots=tuple(
+                offsets.add(table[token_rows, columns], alpha=size) for table in self.page_tables
+            ),
             pools=self.pools,
             rows=token_rows,
             logit_indices=None,
@@ -101,16 +104,26 @@ class Seats:
         return AttentionStep(
             phase=Phase.DECODE,
             query_start=query_start,
-            context_lens=torch.add(positions, 1, out=torch.empty_like(positions, dtype=torch.int32)),
-            page_tables=tuple(table[:, :columns].index_select(0, rows) for table in self.page_tables),
+            context_lens=torch.add(
+                positions, 1, out=torch.empty_like(positions, dtype=torch.int32)
+            ),
+            page_tables=tuple(
+                table[:, :columns].index_select(0, rows) for table in self.page_tables
+            ),
             host_query_lens=host_context_lens.clip(1, 1),
             host_context_lens=host_context_lens,
         )
 
     def prompt_attention(
-        self, rows: Tensor, query_start: Tensor, context_lens: Tensor, most_tokens: int, max_seq_len: int
+        self,
+        rows: Tensor,
+        query_start: Tensor,
+        context_lens: Tensor,
+        most_tokens: int,
+        max_seq_len: int,
     ) -> AttentionStep:
-        """What attention is told of rows of any length, `most_tokens` query tokens together. A graph may capture it.
+        """What attention is told of rows of any length, `most_tokens` query tokens together. A
+        graph may capture it.
 
         rows: [n] int64    query_start: [n + 1] int32    context_lens: [n] int32
         """
@@ -127,8 +140,8 @@ class Seats:
         )
 
     def sampling(self, rows: Tensor, positions: Tensor, kind: frozenset[str]) -> Sampling:
-        """How the tokens that come to these positions are sampled, by the columns that `kind` names. A graph may
-        capture it.
+        """How the tokens that come to these positions are sampled, by the columns that `kind`
+        names. A graph may capture it.
 
         rows, positions: [n] int64
         """
@@ -158,11 +171,12 @@ class DecodeAttention:
 
 @frozen(kw_only=True, eq=False)
 class Program:
-    """What a step computes: a model, its parameters and the operations they go through, over what the device knows of
-    the seats.
+    """What a step computes: a model, its parameters and the operations they go through, over what
+    the device knows of the seats.
 
-    `prompt_attention` is the backend of prompts where a graph may have its calls in it (`GraphSupport.ALWAYS`), else
-    None. `most_logits` is how many positions may be scored at once; a batch that asks for more is scored in parts.
+    `prompt_attention` is the backend of prompts where a graph may have its calls in it
+    (`GraphSupport.ALWAYS`), else None. `most_logits` is how many positions may be scored at once; a
+    batch that asks for more is scored in parts.
     """
 
     config: ModelConfig
@@ -179,9 +193,9 @@ class Program:
 class DecodeStep:
     """A step in which each row computes one token after earlier ones, and is given the next.
 
-    rows, positions: [n] int64 numpy, seats and the positions of the tokens to compute
-    `settings` names the columns of `Seats` that matter for some row ("temperature", ...), or is None when sampling
-    needs more than these; `sampling` makes the whole of it either way.
+    rows, positions: [n] int64 numpy, seats and the positions of the tokens to compute `settings`
+    names the columns of `Seats` that matter for some row ("temperature", ...), or is None when
+    sampling needs more than these; `sampling` makes the whole of it either way.
     """
 
     rows: np.ndarray
@@ -192,14 +206,16 @@ class DecodeStep:
 
 @frozen(kw_only=True, eq=False)
 class PromptStep:
-    """A step in which some row computes several tokens or its first, and each row is scored at its last one.
+    """A step in which some row computes several tokens or its first, and each row is scored at its
+    last one.
 
     num_decode: how many rows at the front have one token each after earlier ones
     token_rows, positions: [tokens] int64 numpy, the seat and the place in its request of each token
     last_tokens: [n] int64 numpy, which of the tokens is the last of each row
-    is_sampled: [n] bool numpy, False where the row's prompt goes on after this step, so that no token is kept
-    `settings` and `sampling` are those of `DecodeStep`, for the last tokens. `attention` plans the step's attention
-    on the host and gives what computes it: the first call of a step may be made after work has been launched.
+    is_sampled: [n] bool numpy, False where the row's prompt goes on after this step, so that no
+    token is kept `settings` and `sampling` are those of `DecodeStep`, for the last tokens.
+    `attention` plans the step's attention on the host and gives what computes it: the first call of
+    a step may be made after work has been launched.
     """
 
     num_decode: int
@@ -231,20 +247,22 @@ class Runner(ABC):
         """Give back what was recorded."""
 
     def buckets(self, most_rows: int) -> tuple[int, ...]:
-        """The batch sizes that it would record for steps of up to `most_rows` rows, largest first; none by default."""
+        """The batch sizes that it would record for steps of up to `most_rows` rows, largest first;
+        none by default.
+        """
         return ()
 
     def prompt_buckets(self, most_tokens: int) -> tuple[int, ...]:
-        """The token counts that it would capture for steps with prompt tokens of up to `most_tokens` tokens, largest
-        first; none by default.
+        """The token counts that it would capture for steps with prompt tokens of up to
+        `most_tokens` tokens, largest first; none by default.
         """
         return ()
 
     def capture(
         self, buckets: Sequence[int], report: CaptureReport, prompt_buckets: Sequence[int] = ()
     ) -> Sequence[int]:
-        """Record steps of these sizes, in place of those recorded before, so that `decode` and `prompt` can replay
-        them.
+        """Record steps of these sizes, in place of those recorded before, so that `decode` and
+        `prompt` can replay them.
 
         Whatever it raises, `run` works on.
         returns: those of `prompt_buckets` that were worth it, largest first

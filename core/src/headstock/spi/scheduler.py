@@ -27,12 +27,11 @@ class View:
     """What `choose` may look at; not to be written.
 
     ranked: [running] taken rows, highest rank (priority, then arrival) first
-    by row, zero where the row is free: want, tokens it would like computed (0: waits for a token in flight);
-    computed, tokens already computed; prompt, the prompt's length; last_run, the number of
+    by row, zero where the row is free: want, tokens it would like computed (0: waits for a token in
+    flight); computed, tokens already computed; prompt, the prompt's length; last_run, the number of
     the step that the row last ran in
-    waiting_lengths, waiting_priorities: one entry for each of the first `budget.free_rows` waiting requests, in queue
-    order
-    All are int32. `number` counts steps.
+    waiting_lengths, waiting_priorities: one entry for each of the first `budget.free_rows` waiting
+    requests, in queue order All are int32. `number` counts steps.
     """
 
     ranked: Ints
@@ -47,7 +46,9 @@ class View:
 
 @frozen(kw_only=True)
 class Budget:
-    """The limits of one step: tokens, seats and pages (free or evictable), and the size of a page."""
+    """The limits of one step: tokens, seats and pages (free or evictable), and the size of a
+    page.
+    """
 
     tokens: int
     free_rows: int
@@ -59,9 +60,10 @@ class Budget:
 class Choice:
     """What to run.
 
-    rows, counts: [n] running rows, each once, in order of preference, and how many of the wanted tokens each may
-    compute, at least one
-    admit: positions in the waiting view, ascending, to seat now; they share what the counts leave of the token budget
+    rows, counts: [n] running rows, each once, in order of preference, and how many of the wanted
+    tokens each may compute, at least one
+    admit: positions in the waiting view, ascending, to seat now; they share what the counts leave
+        of the token budget
     victims: running rows to preempt whatever the pressure (core picks its own when pages run out)
     """
 
@@ -76,4 +78,6 @@ Choose = Callable[[View, Budget], Choice]
 
 @frozen(kw_only=True)
 class SchedulerSpec(PluginSpec):
-    """A scheduler as its entry point returns it; `implementation` names a pure `choose(view, budget) -> Choice`."""
+    """A scheduler as its entry point returns it; `implementation` names a pure
+    `choose(view, budget) -> Choice`.
+    """

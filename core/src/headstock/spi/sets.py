@@ -14,8 +14,8 @@ def to_sorted(values: Iterable[int]) -> tuple[int, ...]:
 
 @frozen
 class IntSet:
-    """A set of positive integers: those in `values`, or, when `values` is empty, the multiples of `step` up to
-    `most`.
+    """A set of positive integers: those in `values`, or, when `values` is empty, the multiples of
+    `step` up to `most`.
     """
 
     values: tuple[int, ...] = field(default=(), converter=to_sorted)
@@ -49,8 +49,12 @@ class IntSet:
         if self.values:
             return all(value in other for value in self.values)
         if other.values:
-            return self.most is not None and all(value in other for value in range(self.step, self.most + 1, self.step))
-        if other.most is not None and (self.most is None or self.most // self.step * self.step > other.most):
+            return self.most is not None and all(
+                value in other for value in range(self.step, self.most + 1, self.step)
+            )
+        if other.most is not None and (
+            self.most is None or self.most // self.step * self.step > other.most
+        ):
             return False
         return self.step % other.step == 0 or (self.most is not None and self.most < self.step)
 

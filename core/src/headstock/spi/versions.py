@@ -1,4 +1,6 @@
-"""The versions of the contract, one small semver for each kind of plugin, and the range a plugin states."""
+"""The versions of the contract, one small semver for each kind of plugin, and the range a plugin
+states.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SPI: Mapping[str, tuple[int, int]] = MappingProxyType(
         "command": (0, 1),
     }
 )
-"""Kind of plugin -> (major, minor) that this core offers. The entry-point group of a kind is `headstock.KIND`."""
+"""Kind of plugin -> (major, minor) that this core offers. The entry-point group of a kind is
+`headstock.KIND`.
+"""
 
 RESERVED = ("grammar", "tools", "quant", "proposer", "weights")
 """Kinds whose group names are taken for later and must not be used by anyone else."""
@@ -29,7 +33,8 @@ RESERVED = ("grammar", "tools", "quant", "proposer", "weights")
 
 @frozen
 class SpiRange:
-    """The versions of one kind's contract that a plugin works with: the same major, at least this minor.
+    """The versions of one kind's contract that a plugin works with: the same major, at least this
+    minor.
 
     While the major is 0 a new minor may break, so there the minor must be equal.
     """
@@ -44,5 +49,7 @@ class SpiRange:
 
     def __str__(self) -> str:
         return (
-            f"{self.major}.{self.minor}" if self.major == 0 else f"{self.major}.{self.minor} or a later {self.major}.x"
+            f"{self.major}.{self.minor}"
+            if self.major == 0
+            else f"{self.major}.{self.minor} or a later {self.major}.x"
         )

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Answer:
-    """Turns news of one request into pieces of its answer; after a piece with a finish reason there are none."""
+    """Turns news of one request into pieces of its answer; after a piece with a finish reason there
+    are none.
+    """
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.index = index
@@ -51,8 +53,14 @@ class Answer:
         pieces = []
         for position, token in enumerate(update.tokens, start=1):
             self.count += 1
-            silent = position == len(update.tokens) and update.stop_token is not None and not self.stops.include
-            found = self.stops.feed("" if silent else self.detokenizer.feed_one(token), armed=self.armed)
+            silent = (
+                position == len(update.tokens)
+                and update.stop_token is not None
+                and not self.stops.include
+            )
+            found = self.stops.feed(
+                "" if silent else self.detokenizer.feed_one(token), armed=self.armed
+            )
             pieces.append(found.text)
             if found.stop is not None:
                 return "".join(pieces), position, found.stop
@@ -62,7 +70,9 @@ class Answer:
         return "".join([*pieces, found.text, self.stops.finish()]), len(update.tokens), found.stop
 
     def read_all(self, update: Update) -> tuple[str, int, None]:
-        """As `read`, where no stop string can end the answer: however many tokens there are, they are decoded once."""
+        """As `read`, where no stop string can end the answer: however many tokens there are, they
+        are decoded once.
+        """
         count = len(update.tokens)
         self.count += count
         silent = count > 0 and update.stop_token is not None and not self.stops.include
@@ -113,7 +123,11 @@ def prompt_table(
 def joined(pieces: Sequence[CompletionOutput]) -> CompletionOutput:
     """The whole answer that `pieces` (at least one) add up to."""
     last = pieces[-1]
-    logprobs = None if last.logprobs is None else tuple(entry for piece in pieces for entry in piece.logprobs or ())
+    logprobs = (
+        None
+        if last.logprobs is None
+        else tuple(entry for piece in pieces for entry in piece.logprobs or ())
+    )
     return CompletionOutput(
         index=last.index,
         text="".join(piece.text for piece in pieces),

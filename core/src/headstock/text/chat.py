@@ -10,7 +10,8 @@ from headstock.errors import HeadstockError, ModelError, RequestError, UsageErro
 from headstock.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
-"""One turn: "role" and "content"; content is text or a list of parts {"type": "text", "text": ...}."""
+"""One turn: "role" and "content"; content is text or a list of parts {"type": "text", "text": ...}.
+"""
 
 
 TEMPLATE_MARKS = "{}\n"
@@ -24,20 +25,24 @@ def chat_prompt(
     template: str | None = None,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The prompt that the template makes of `messages`, in which special tokens are spelled out already.
+    """The prompt that the template makes of `messages`, in which special tokens are spelled out
+    already.
 
     `template` takes the place of the model's. Either runs in transformers' sandbox.
-    raises: UsageError without a template, RequestError where the messages do not suit it, ModelError where it is broken
-    or there is no tokenizer
+    raises: UsageError without a template, RequestError where the messages do not suit it,
+    ModelError where it is broken or there is no tokenizer
     """
     turns, whole = checked_turns(messages), tokenizer.whole
     if template is None and whole.chat_template is None:
         raise UsageError(
-            "this model has no chat template; give it a plain prompt, --chat-template, or choose a chat model"
+            "this model has no chat template; give it a plain prompt, --chat-template, or choose "
+            "a chat model"
         )
     options = {} if template is None else {"chat_template": template}
     try:
-        text = whole.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt, **options)
+        text = whole.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=add_generation_prompt, **options
+        )
     except Exception as error:  # a template can divide by zero or call what is no function
         raise failure(error, turns, is_given=template is not None) from error
     return str(text)
@@ -46,10 +51,13 @@ def chat_prompt(
 def read_template(given: str | Path, name: str = "chat_template") -> str:
     """The template that `given` is, or that the file of this name holds. Errors call it `name`.
 
-    raises: ModelError when the file cannot be read, UsageError when it holds no template, RequestError for a number
+    raises: ModelError when the file cannot be read, UsageError when it holds no template,
+        RequestError for a number
     """
     if not isinstance(given, str | Path):
-        raise RequestError(f"{name} must be text or a path, got {kind(given)}", parameter="chat_template")
+        raise RequestError(
+            f"{name} must be text or a path, got {kind(given)}", parameter="chat_template"
+        )
     if isinstance(given, str) and any(mark in given for mark in TEMPLATE_MARKS):
         text, said = given, name
     else:
@@ -58,7 +66,9 @@ def read_template(given: str | Path, name: str = "chat_template") -> str:
             text = Path(given).expanduser().read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ModelError(f"{said}: cannot be read: {reason}; give a file, or a template with {{{{ }}}}") from error
+            raise ModelError(
+                f"{said}: cannot be read: {reason}; give a file, or a template with {{{{ }}}}"
+            ) from error
     check_syntax(text, said)
     return text
 
@@ -82,9 +92,13 @@ def check_syntax(text: str, said: str) -> None:
     if not text.strip():
         raise UsageError(f"{said}: the template is empty")
     try:
-        ImmutableSandboxedEnvironment(extensions=[Generation, "jinja2.ext.loopcontrols"]).parse(text)
+        ImmutableSandboxedEnvironment(extensions=[Generation, "jinja2.ext.loopcontrols"]).parse(
+            text
+        )
     except TemplateSyntaxError as error:
-        raise UsageError(f"{said}: not a Jinja template: {shown(error.message)} (line {error.lineno})") from error
+        raise UsageError(
+            f"{said}: not a Jinja template: {shown(error.message)} (line {error.lineno})"
+        ) from error
 
 
 def failure(error: Exception, turns: Sequence[Message], *, is_given: bool) -> HeadstockError:
@@ -93,17 +107,24 @@ def failure(error: Exception, turns: Sequence[Message], *, is_given: bool) -> He
     from jinja2.exceptions import SecurityError
 
     said = shown(error).removesuffix(".")
-    whose, repair = ("the given", "correct it") if is_given else ("the model's", "correct the checkpoint")
+    whose, repair = (
+        ("the given", "correct it") if is_given else ("the model's", "correct the checkpoint")
+    )
     if isinstance(error, TemplateSyntaxError):
         return ModelError(f"{whose} chat template is broken: {said}; {repair}")
     if isinstance(error, SecurityError):
         return ModelError(f"{whose} chat template does what none may: {said}; {repair}")
     bare = next((index for index, turn in enumerate(turns) if turn["content"] is None), None)
     if bare is not None:
-        reason = f"messages[{bare}] has tool_calls and no content, which {whose} chat template cannot write"
+        reason = (
+            f"messages[{bare}] has tool_calls and no content, which {whose} chat template "
+            "cannot write"
+        )
         return RequestError(f"{reason}; give it a content", parameter="messages")
     if isinstance(error, TemplateError):  # also what a template itself raises about the messages
-        return RequestError(f"the chat template refuses these messages: {shown(error)}", parameter="messages")
+        return RequestError(
+            f"the chat template refuses these messages: {shown(error)}", parameter="messages"
+        )
     return ModelError(f"{whose} chat template failed: {said}; {repair}")
 
 
@@ -120,28 +141,43 @@ def checked(message: object, index: int) -> dict[str, Any]:
     """A copy of one turn whose content is text.   raises: RequestError"""
     if not isinstance(message, Mapping):
         raise RequestError(
-            f"messages[{index}] must be an object with a role and content, got {kind(message)}", parameter="messages"
+            f"messages[{index}] must be an object with a role and content, got {kind(message)}",
+            parameter="messages",
         )
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
-        raise RequestError(f"messages[{index}].role must be text, got {kind(role)}", parameter="messages")
+        raise RequestError(
+            f"messages[{index}].role must be text, got {kind(role)}", parameter="messages"
+        )
     if content is None and not message.get("tool_calls"):
         reason = f"messages[{index}] (role {shown(role)}) has no content"
-        raise RequestError(f"{reason}; only a message with tool_calls may lack it", parameter="messages")
+        raise RequestError(
+            f"{reason}; only a message with tool_calls may lack it", parameter="messages"
+        )
     return {**message, "content": content_text(content, index)}
 
 
 def content_text(content: object, index: int) -> str | None:
-    """The text of a turn's content; None (as a turn with tool calls has) stays None.   raises: RequestError"""
+    """The text of a turn's content; None (as a turn with tool calls has) stays None.
+
+    raises: RequestError
+    """
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list | tuple):
         raise RequestError(
-            f"messages[{index}].content must be text or a list of parts, got {kind(content)}", parameter="messages"
+            f"messages[{index}].content must be text or a list of parts, got {kind(content)}",
+            parameter="messages",
         )
     texts = []
     for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(f"messages[{index}].content may hold only parts of type text", parameter="messages")
+        if (
+            not isinstance(part, Mapping)
+            or part.get("type") != "text"
+            or not isinstance(part.get("text"), str)
+        ):
+            raise RequestError(
+                f"messages[{index}].content may hold only parts of type text", parameter="messages"
+            )
         texts.append(part["text"])
     return "".join(texts)

@@ -10,18 +10,21 @@ from headstock.text.tokenizer import Tokenizer
 REPLACEMENT: Final = "\ufffd"
 
 CONTEXT: Final = 4
-"""Tokens kept when the window is cut: an unfinished character has at most 3 bytes, so 3 tokens; and one before it."""
+"""Tokens kept when the window is cut: an unfinished character has at most 3 bytes, so 3 tokens; and
+one before it.
+"""
 
 WINDOW: Final = 16
 """Tokens at which the window is cut, so that a token costs the decoding of at most this many."""
 
 
 class Detokenizer:
-    """Gives the text of a growing row of tokens in pieces whose concatenation is the text of them all.
+    """Gives the text of a growing row of tokens in pieces whose concatenation is the text of them
+    all.
 
-    What may still change is held back. Bytes: an unfinished character decodes to one U+FFFD at the very end, however
-    many of its bytes are there, and nothing before it can change. Byte fallback: one bad byte spoils its whole run of
-    byte tokens, so a run is decoded when it ends.
+    What may still change is held back. Bytes: an unfinished character decodes to one U+FFFD at the
+    very end, however many of its bytes are there, and nothing before it can change. Byte fallback:
+    one bad byte spoils its whole run of byte tokens, so a run is decoded when it ends.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -35,7 +38,9 @@ class Detokenizer:
         tokens = tuple(tokens)
         if len(tokens) < 2 or not self.tokenizer.byte_ids.isdisjoint((*tokens, *self.window[-1:])):
             return "".join(self.feed_one(token) for token in tokens)
-        fresh = [token for token in tokens if token not in self.skipped and self.tokenizer.known(token)]
+        fresh = [
+            token for token in tokens if token not in self.skipped and self.tokenizer.known(token)
+        ]
         return self.more(fresh) if fresh else ""
 
     def more(self, tokens: list[int]) -> str:

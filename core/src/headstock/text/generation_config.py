@@ -26,7 +26,9 @@ NAMES = {
 
 @frozen
 class GenerationConfig:
-    """How to sample when the user does not say, and the ids that end a text (empty: those of config.json do)."""
+    """How to sample when the user does not say, and the ids that end a text (empty: those of
+    config.json do).
+    """
 
     sampling: SamplingParams
     eos_ids: tuple[int, ...]
@@ -40,7 +42,9 @@ def read_generation_config(directory: Path) -> GenerationConfig:
     except FileNotFoundError:
         values = {}
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {shown(path)}: {shown(error)}; correct or remove the file") from error
+        raise ModelError(
+            f"cannot read {shown(path)}: {shown(error)}; correct or remove the file"
+        ) from error
     if not isinstance(values, dict):
         raise ModelError(f"{shown(path)} must hold one JSON object; correct or remove the file")
     try:
@@ -51,7 +55,9 @@ def read_generation_config(directory: Path) -> GenerationConfig:
 
 def sampling(values: Mapping[str, Any]) -> SamplingParams:
     """The parameters of a parsed file. `do_sample: false` is greedy, whatever its temperature."""
-    chosen = {ours: values[theirs] for theirs, ours in NAMES.items() if values.get(theirs) is not None}
+    chosen = {
+        ours: values[theirs] for theirs, ours in NAMES.items() if values.get(theirs) is not None
+    }
     if values.get("do_sample") is False:
         chosen["temperature"] = 0.0
     return SamplingParams().replace(chosen)
@@ -62,5 +68,7 @@ def eos(value: object) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if not is_int(token, 0, (1 << 31) - 1):
-            raise RequestError(f"eos_token_id must be a token id or a list of them, got {shown(token)}")
+            raise RequestError(
+                f"eos_token_id must be a token id or a list of them, got {shown(token)}"
+            )
     return tuple(ids)

@@ -26,9 +26,11 @@ class Prompt:
 
 
 PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
-"""Text, token ids, one of {"prompt": text} and {"prompt_token_ids": ids}, or what `LLM.chat_prompt` made.
+"""Text, token ids, one of {"prompt": text} and {"prompt_token_ids": ids}, or what `LLM.chat_prompt`
+made.
 
-A mapping may have a "cache_salt" too: a string, with which prompts share nothing with those of another one.
+A mapping may have a "cache_salt" too: a string, with which prompts share nothing with those of
+another one.
 """
 
 MAX_SALT: Final = 256  # characters
@@ -37,24 +39,36 @@ FORMS: Final = {"prompt": "text", "prompt_token_ids": "a list of token ids"}
 
 
 def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
-    """The prompts, one or several, as a list; a list of integers is one prompt.   raises: RequestError"""
+    """The prompts, one or several, as a list; a list of integers is one prompt.
+
+    raises: RequestError
+    """
     if isinstance(prompts, str | Mapping | Prompt):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray | memoryview):
-        wanted = "text, a list of token ids, a mapping with prompt or prompt_token_ids, or a list of such"
+        wanted = (
+            "text, a list of token ids, a mapping with prompt or prompt_token_ids, or a list "
+            "of such"
+        )
         raise RequestError(f"prompts must be {wanted}, got {kind(prompts)}", "prompts")
-    if prompts and all(isinstance(token, Integral) and not isinstance(token, bool) for token in prompts):
+    if prompts and all(
+        isinstance(token, Integral) and not isinstance(token, bool) for token in prompts
+    ):
         return [cast("Sequence[int]", prompts)]
     return list(cast("Sequence[PromptInput]", prompts))
 
 
-def as_prompt(given: PromptInput, tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> Prompt:
+def as_prompt(
+    given: PromptInput, tokenizer: Tokenizer, *, add_special_tokens: bool = True
+) -> Prompt:
     """The prompt's ids.   raises: RequestError"""
     if isinstance(given, Prompt):
         return given
     content, salt = parts(given)
     if isinstance(content, str):
-        return Prompt(content, tuple(tokenizer.encode(content, add_special_tokens=add_special_tokens)), salt)
+        return Prompt(
+            content, tuple(tokenizer.encode(content, add_special_tokens=add_special_tokens)), salt
+        )
     return Prompt(None, content, salt)
 
 
@@ -69,7 +83,10 @@ def parts(given: object) -> tuple[str | tuple[int, ...], str]:
     salt = checked_salt(rest.pop("cache_salt", None))
     if len(rest) != 1 or not rest.keys() <= FORMS.keys():
         raise RequestError(
-            "a prompt given as a mapping must have one of prompt and prompt_token_ids, and may have a cache_salt",
+            (
+                "a prompt given as a mapping must have one of prompt and prompt_token_ids, and may "
+                "have a cache_salt"
+            ),
             "prompt",
         )
     ((name, value),) = rest.items()
@@ -94,7 +111,10 @@ def checked_salt(salt: object) -> str:
     if salt is None:
         return ""
     if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT:
-        raise RequestError(f"cache_salt must be a string of 1 to {MAX_SALT} characters, got {kind(salt)}", "cache_salt")
+        raise RequestError(
+            f"cache_salt must be a string of 1 to {MAX_SALT} characters, got {kind(salt)}",
+            "cache_salt",
+        )
     check_unicode(salt, "cache_salt")
     return salt
 
@@ -103,8 +123,12 @@ def check_unicode(text: str, name: str) -> None:
     """Raise RequestError when parameter `name` is a text that has no UTF-8 form."""
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair, as a JSON escape or bytes on a command line can spell
-        raise RequestError(f"{name} holds characters that are not valid Unicode; remove them", name) from None
+    except (
+        UnicodeEncodeError
+    ):  # half of a surrogate pair, as a JSON escape or bytes on a command line can spell
+        raise RequestError(
+            f"{name} holds characters that are not valid Unicode; remove them", name
+        ) from None
 
 
 def check_tokens(tokens: Sequence[int], vocab: int) -> None:
@@ -115,25 +139,33 @@ def check_tokens(tokens: Sequence[int], vocab: int) -> None:
         return
     for token in tokens:  # one of them is at fault, or all are integers of another type
         if not is_int(token, 0, vocab - 1):
-            raise RequestError(f"prompt token ids must be integers from 0 to {vocab - 1}, got {kind(token)}", "prompt")
+            raise RequestError(
+                f"prompt token ids must be integers from 0 to {vocab - 1}, got {kind(token)}",
+                "prompt",
+            )
 
 
 def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int, longer: str) -> None:
-    """Raise RequestError unless `tokens` are ids of a model with `vocab` scores and leave room for one token more.
+    """Raise RequestError unless `tokens` are ids of a model with `vocab` scores and leave room for
+    one token more.
 
     `longer` says what would let sequences be longer.
     """
     check_tokens(tokens, vocab)
     if len(tokens) >= max_seq_len:
         raise RequestError(
-            f"prompt has {len(tokens)} tokens, but sequences may have {max_seq_len} here, at least one of them output; "
-            f"shorten the prompt{longer}",
+            f"prompt has {len(tokens)} tokens, but sequences may have {max_seq_len} here, at "
+            f"least one of them output; shorten the prompt{longer}",
             "prompt",
         )
 
 
 def check_ids(tokens: Sequence[int], parameter: str, vocab: int) -> None:
-    """Raise RequestError when a token id of sampling parameter `parameter` is none of the model's."""
+    """Raise RequestError when a token id of sampling parameter `parameter` is none of the
+    model's.
+    """
     for token in tokens:
         if token >= vocab:
-            raise RequestError(f"{parameter} must hold token ids from 0 to {vocab - 1}, got {token}", parameter)
+            raise RequestError(
+                f"{parameter} must hold token ids from 0 to {vocab - 1}, got {token}", parameter
+            )

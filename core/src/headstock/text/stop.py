@@ -16,10 +16,11 @@ class Found:
 
 
 class StopStrings:
-    """Passes text on until a stop string is complete; what comes out does not depend on how the text was cut.
+    """Passes text on until a stop string is complete; what comes out does not depend on how the
+    text was cut.
 
-    The stop string that is complete first ends the text (of several, the longest). The longest end of the text that
-    could begin one is held back.
+    The stop string that is complete first ends the text (of several, the longest). The longest end
+    of the text that could begin one is held back.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:

@@ -28,7 +28,8 @@ LFS_POINTER = b"version https://git-lfs"
 
 
 class Tokenizer:
-    """Text to token ids and back, as the checkpoint in `directory` defines it. Safe to share between threads.
+    """Text to token ids and back, as the checkpoint in `directory` defines it. Safe to share
+    between threads.
 
     raises: ModelError
     """
@@ -39,7 +40,9 @@ class Tokenizer:
         self.inner.no_truncation()
         self.inner.no_padding()
         self.vocab_size: int = self.inner.get_vocab_size(with_added_tokens=True)
-        self.eos_ids: tuple[int, ...] = () if self._whole.eos_token_id is None else (int(self._whole.eos_token_id),)
+        self.eos_ids: tuple[int, ...] = (
+            () if self._whole.eos_token_id is None else (int(self._whole.eos_token_id),)
+        )
         added = self.inner.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self.byte_ids = byte_fallback_ids(self.inner.get_vocab())
@@ -50,17 +53,25 @@ class Tokenizer:
         return self._whole
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`, with the tokens a checkpoint begins every text with unless told otherwise.
+        """The ids of `text`, with the tokens a checkpoint begins every text with unless told
+        otherwise.
 
         raises: RequestError
         """
         try:
             return list(self.inner.encode(text, add_special_tokens=add_special_tokens).ids)
-        except (UnicodeEncodeError, TypeError):  # half of a surrogate pair, as a JSON escape can spell
-            raise RequestError("prompt holds characters that are not valid Unicode", parameter="prompt") from None
+        except (
+            UnicodeEncodeError,
+            TypeError,
+        ):  # half of a surrogate pair, as a JSON escape can spell
+            raise RequestError(
+                "prompt holds characters that are not valid Unicode", parameter="prompt"
+            ) from None
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `tokens`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        """The text of `tokens`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary
+        nothing.
+        """
         return str(self.inner.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
     def known(self, token: int) -> bool:
@@ -69,7 +80,8 @@ class Tokenizer:
 
 
 class NoTokenizer(Tokenizer):
-    """What stands for the tokenizer of a directory without one: ids are served, and their text is empty.
+    """What stands for the tokenizer of a directory without one: ids are served, and their text is
+    empty.
 
     `encode` and `whole` raise ModelError with `reason`.
     """
@@ -101,7 +113,10 @@ class MissingTokenizer(ModelError):
 
 
 def open_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of `directory`, a NoTokenizer where there is none.   raises: ModelError when it is damaged"""
+    """The tokenizer of `directory`, a NoTokenizer where there is none.
+
+    raises: ModelError when it is damaged
+    """
     try:
         return Tokenizer(directory)
     except MissingTokenizer as error:
@@ -109,11 +124,14 @@ def open_tokenizer(directory: Path) -> Tokenizer:
 
 
 def check_vocabulary(directory: Path) -> None:
-    """Raise MissingTokenizer for a model without one; a vocabulary is not read, which may take seconds.
+    """Raise MissingTokenizer for a model without one; a vocabulary is not read, which may take
+    seconds.
 
     Whatever else is wrong is left to loading.
     """
-    if not (directory / "config.json").exists() or any((directory / name).exists() for name in VOCABULARIES):
+    if not (directory / "config.json").exists() or any(
+        (directory / name).exists() for name in VOCABULARIES
+    ):
         return
     try:
         load(directory)
@@ -130,7 +148,8 @@ def load(directory: Path) -> Any:
     """
     if not directory.is_dir():
         raise ModelError(
-            f"no directory {shown(directory)} to read a tokenizer from; give --model a checkpoint directory"
+            f"no directory {shown(directory)} to read a tokenizer from; give --model a checkpoint "
+            "directory"
         )
     present = [name for name in VOCABULARIES if (directory / name).exists()]
     open_directory = opener(directory)
@@ -139,20 +158,24 @@ def load(directory: Path) -> Any:
     except Exception as error:  # the library raises whatever its parsers do
         if has_code(directory):
             raise ModelError(
-                f"the tokenizer in {shown(directory)} needs Python code of its own, which is never run; "
-                "choose a checkpoint with a plain tokenizer.json"
+                f"the tokenizer in {shown(directory)} needs Python code of its own, which is "
+                "never run; choose a checkpoint with a plain tokenizer.json"
             ) from error
         check_config(directory, error)
         if not present:
             raise missing(directory) from error
         reason = shown(str(error) or type(error).__name__)
         advice = remedy(directory / present[0])
-        raise ModelError(f"cannot read the tokenizer in {shown(directory)}: {reason}; {advice}") from error
+        raise ModelError(
+            f"cannot read the tokenizer in {shown(directory)}: {reason}; {advice}"
+        ) from error
     if not present and not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
-        raise missing(directory)  # of some families transformers makes a tokenizer that knows no text
+        # of some families transformers makes a tokenizer that knows no text
+        raise missing(directory)
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(
-            f"the tokenizer in {shown(directory)} has no tokenizer.json; save it with save_pretrained first"
+            f"the tokenizer in {shown(directory)} has no tokenizer.json; save it with "
+            "save_pretrained first"
         )
     return tokenizer
 
@@ -160,8 +183,8 @@ def load(directory: Path) -> Any:
 def opener(directory: Path) -> Callable[..., Any]:
     """What reads the tokenizer of `directory`.
 
-    A tokenizer.json is the whole of it, and reading it imports a tenth of transformers: finding the family's own class
-    took 4.5 s of a start on a GPU host, most of it for training libraries.
+    A tokenizer.json is the whole of it, and reading it imports a tenth of transformers: finding the
+    family's own class took 4.5 s of a start on a GPU host, most of it for training libraries.
     """
     if (directory / "tokenizer.json").exists() and not has_code(directory):
         from transformers import PreTrainedTokenizerFast
@@ -177,8 +200,8 @@ def opener(directory: Path) -> Callable[..., Any]:
 def missing(directory: Path) -> MissingTokenizer:
     """The error for a directory without a vocabulary."""
     return MissingTokenizer(
-        f"no tokenizer in {shown(directory)}; looked for {', '.join(VOCABULARIES)}; copy or download it there, or give "
-        "token ids as prompts"
+        f"no tokenizer in {shown(directory)}; looked for {', '.join(VOCABULARIES)}; copy or "
+        "download it there, or give token ids as prompts"
     )
 
 
@@ -188,7 +211,10 @@ def remedy(file: Path) -> str:
         if opened.read(len(LFS_POINTER)) == LFS_POINTER:
             return f"{file.name} is a Git LFS pointer: fetch the file with git lfs pull"
     if file.suffix == ".model" and not all(map(is_installed, SENTENCEPIECE)):
-        return f"{file.name} needs {' and '.join(SENTENCEPIECE)}: pip install {' '.join(SENTENCEPIECE)}"
+        return (
+            f"{file.name} needs {' and '.join(SENTENCEPIECE)}: pip install "
+            f"{' '.join(SENTENCEPIECE)}"
+        )
     return f"is {file.name} whole? Copy or download it again"
 
 
@@ -201,7 +227,9 @@ def is_installed(distribution: str) -> bool:
 
 
 def check_config(directory: Path, refused: Exception) -> None:
-    """Raise ModelError when what `refused` the tokenizer is the config.json beside it, which transformers reads too."""
+    """Raise ModelError when what `refused` the tokenizer is the config.json beside it, which
+    transformers reads too.
+    """
     from transformers import AutoConfig
 
     try:
@@ -209,17 +237,23 @@ def check_config(directory: Path, refused: Exception) -> None:
     except Exception as error:  # as above
         if str(error) == str(refused) and (directory / "config.json").exists():
             reason = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
-            raise ModelError(f"config.json in {shown(directory)} cannot be read by transformers: {reason}") from error
+            raise ModelError(
+                f"config.json in {shown(directory)} cannot be read by transformers: {reason}"
+            ) from error
 
 
 def has_code(directory: Path) -> bool:
     """Whether the tokenizer asks for code that comes with the checkpoint."""
     try:
-        return "auto_map" in json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+        return "auto_map" in json.loads(
+            (directory / "tokenizer_config.json").read_text(encoding="utf-8")
+        )
     except (OSError, ValueError, TypeError):
         return False
 
 
 def byte_fallback_ids(vocabulary: dict[str, int]) -> frozenset[int]:
-    """The ids that stand for single bytes in a vocabulary with byte fallback; empty for one without."""
+    """The ids that stand for single bytes in a vocabulary with byte fallback; empty for one
+    without.
+    """
     return frozenset(token for piece, token in vocabulary.items() if BYTE_TOKEN.fullmatch(piece))

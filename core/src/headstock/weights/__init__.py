@@ -1,4 +1,6 @@
-"""Model directories: their configuration and their weights. Files are data; nothing in them is ever executed."""
+"""Model directories: their configuration and their weights. Files are data; nothing in them is ever
+executed.
+"""
 
 from headstock.weights.directory import read_config
 from headstock.weights.hub import NotDownloaded, download_model, find_cached, resolve_directory

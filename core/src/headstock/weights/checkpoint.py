@@ -38,7 +38,10 @@ class Checkpoint:
         for path in weight_files(directory):
             for name, entry in read_header(path).items():
                 if name in entries:
-                    raise ModelError(f"{shown(name)} is in both {entries[name][0].name} and {path.name} of {directory}")
+                    raise ModelError(
+                        f"{shown(name)} is in both {entries[name][0].name} and {path.name} of "
+                        f"{directory}"
+                    )
                 entries[name] = path, entry
         return cls(directory, entries)
 
@@ -71,7 +74,9 @@ class Checkpoint:
 
 @frozen
 class Piece:
-    """A checkpoint tensor and its place in a parameter: `row` of a stack or None, then from `start` on."""
+    """A checkpoint tensor and its place in a parameter: `row` of a stack or None, then from `start`
+    on.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -87,7 +92,9 @@ def pieces(spec: ParamSpec, checkpoint: Checkpoint) -> Iterator[Piece]:
     shape = spec.shape[1:] if spec.stacked else spec.shape
     for row, names in enumerate(spec.sources):
         start = 0
-        for name, part in zip(names, spec.parts or [shape[0] // len(names)] * len(names), strict=True):
+        for name, part in zip(
+            names, spec.parts or [shape[0] // len(names)] * len(names), strict=True
+        ):
             yield Piece(name, (part, *shape[1:]), row if spec.stacked else None, start)
             start += part
 
@@ -95,7 +102,8 @@ def pieces(spec: ParamSpec, checkpoint: Checkpoint) -> Iterator[Piece]:
 def plan(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> dict[str, list[Piece]]:
     """Each parameter's pieces, once every one is there as declared and nothing else is.
 
-    raises: ModelError naming tensors that are missing, unexpected, or of another shape or kind of dtype
+    raises: ModelError naming tensors that are missing, unexpected, or of another shape or kind of
+        dtype
     """
     plans = {name: list(pieces(spec, checkpoint)) for name, spec in specs.items() if spec.sources}
     wanted = {piece.name: piece for parts in plans.values() for piece in parts}
@@ -104,14 +112,22 @@ def plan(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> dict[str, li
     missing = [name for name in wanted if name not in checkpoint.entries]
     unexpected = [name for name in checkpoint.entries if name not in wanted and name not in ignored]
     if missing or unexpected:
-        found = [f"{listed(names)} {how}" for names, how in ((missing, "missing"), (unexpected, "unexpected")) if names]
+        found = [
+            f"{listed(names)} {how}"
+            for names, how in ((missing, "missing"), (unexpected, "unexpected"))
+            if names
+        ]
         raise ModelError(where + "; ".join(found))
     for name, piece in wanted.items():
         entry = checkpoint.entries[name][1]
         if entry.shape != piece.shape:
-            raise ModelError(f"{where}{name} has shape {list(entry.shape)}, wanted {list(piece.shape)}")
+            raise ModelError(
+                f"{where}{name} has shape {list(entry.shape)}, wanted {list(piece.shape)}"
+            )
         if entry.dtype not in FLOATING:
-            raise ModelError(f"{where}{name} has dtype {entry.dtype}, wanted one of {', '.join(FLOATING)}")
+            raise ModelError(
+                f"{where}{name} has dtype {entry.dtype}, wanted one of {', '.join(FLOATING)}"
+            )
     return plans
 
 
@@ -120,7 +136,9 @@ def differing_copies(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> 
     for spec in specs.values():
         for name in spec.copies:
             source = spec.sources[0][0]
-            if {name, source} <= checkpoint.entries.keys() and not checkpoint.is_equal(name, source):
+            if {name, source} <= checkpoint.entries.keys() and not checkpoint.is_equal(
+                name, source
+            ):
                 yield name
 
 

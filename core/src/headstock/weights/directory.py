@@ -18,29 +18,34 @@ LARGEST_JSON = 64 << 20
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The parsed config.json of a model directory that can be loaded without running anything from it.
+    """The parsed config.json of a model directory that can be loaded without running anything from
+    it.
 
     raises: ModelError when it is missing, not JSON, asks for code, or points to other files
     """
     if not os.path.lexists(directory / "config.json"):
-        missing = f"{directory / 'config.json'} is missing; is {directory} a complete model directory?"
+        missing = (
+            f"{directory / 'config.json'} is missing; is {directory} a complete model directory?"
+        )
         raise ModelError(explain_directory(directory) or missing)
     config = read_json(directory, "config.json")
     if "auto_map" in config:
         raise ModelError(
-            f"{directory / 'config.json'} has auto_map: the model wants its own code run, which is never done"
+            f"{directory / 'config.json'} has auto_map: the model wants its own code run, which "
+            "is never done"
         )
     for name in ELSEWHERE:
         if config.get(name):
             raise ModelError(
-                f"{directory / 'config.json'} has {name}, which points to other files and is not followed; "
-                "put what it names into config.json and model.safetensors, and remove it"
+                f"{directory / 'config.json'} has {name}, which points to other files and is not "
+                "followed; put what it names into config.json and model.safetensors, and remove it"
             )
     return config
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a directory: model.safetensors, or those that model.safetensors.index.json names.
+    """The safetensors files of a directory: model.safetensors, or those that
+    model.safetensors.index.json names.
 
     raises: ModelError when there are none, one is missing, or one lies elsewhere
     """
@@ -48,43 +53,71 @@ def weight_files(directory: Path) -> list[Path]:
         return [file_inside(directory, "model.safetensors")]
     index = "model.safetensors.index.json"
     if not (directory / index).exists():
-        absent = f"{directory} has neither model.safetensors nor {index}; {explain_weights(directory)}"
+        absent = (
+            f"{directory} has neither model.safetensors nor {index}; {explain_weights(directory)}"
+        )
         raise ModelError(explain_directory(directory) or absent)
     names = read_json(directory, index).get("weight_map")
-    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+    if (
+        not isinstance(names, dict)
+        or not names
+        or not all(isinstance(name, str) for name in names.values())
+    ):
         raise ModelError(f"{directory / index} has no weight_map from tensor names to file names")
     return [file_inside(directory, name) for name in sorted(set(names.values()))]
 
 
 def explain_weights(directory: Path) -> str:
     """What a directory has in place of the files that `weight_files` reads, and the next move."""
-    others = sorted(path.name for path in directory.glob("*.safetensors") if not path.name.startswith("adapter_"))
+    others = sorted(
+        path.name
+        for path in directory.glob("*.safetensors")
+        if not path.name.startswith("adapter_")
+    )
     if any(re.search(r"-\d+-of-\d+", name) for name in others):
-        return f"it has parts of a model, such as {shown(others[0])}: copy or download the index too"
+        return (
+            f"it has parts of a model, such as {shown(others[0])}: copy or download the index too"
+        )
     if others:
-        return f"it has {shown(others[0])}: rename that to model.safetensors if it is the whole model"
+        return (
+            f"it has {shown(others[0])}: rename that to model.safetensors if it is the whole model"
+        )
     return explain_snapshot(directory) or "is the download complete?"
 
 
 def explain_snapshot(directory: Path) -> str:
-    """What to say of a repository that was downloaded from the hub without weights; empty for other directories."""
+    """What to say of a repository that was downloaded from the hub without weights; empty for other
+    directories.
+    """
     repository = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
-    if directory.parent.name != "snapshots" or not directory.parent.parent.name.startswith("models--"):
+    if directory.parent.name != "snapshots" or not directory.parent.parent.name.startswith(
+        "models--"
+    ):
         return ""
-    return f"{repository} on the hub has no .safetensors files at its top level, or they were not downloaded"
+    return (
+        f"{repository} on the hub has no .safetensors files at its top level, or they were not "
+        "downloaded"
+    )
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
     """The JSON object in a file of the directory."""
     path = file_inside(directory, name)
     if path.stat().st_size > LARGEST_JSON:
-        raise ModelError(f"{directory / name} has {path.stat().st_size} bytes, more than the {LARGEST_JSON} allowed")
+        raise ModelError(
+            f"{directory / name} has {path.stat().st_size} bytes, more than the {LARGEST_JSON} "
+            "allowed"
+        )
     try:
         if is_lfs_pointer(path):
-            raise ModelError(f"{directory / name} is a Git LFS pointer: fetch the file with git lfs pull")
+            raise ModelError(
+                f"{directory / name} is a Git LFS pointer: fetch the file with git lfs pull"
+            )
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{directory / name} is not JSON: {shown(error)}; copy or download it again") from error
+        raise ModelError(
+            f"{directory / name} is not JSON: {shown(error)}; copy or download it again"
+        ) from error
     if not isinstance(value, dict):
         raise ModelError(f"{directory / name} holds a {type(value).__name__}, wanted a JSON object")
     return value
@@ -93,14 +126,18 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 def file_inside(directory: Path, name: str) -> Path:
     """The real path of a file that lies in the directory, also after links are followed."""
     real = Path(os.path.realpath(directory))
-    # The hub's own cache keeps files in models--NAME/blobs and links to them from models--NAME/snapshots/REVISION.
+    # The hub's own cache keeps files in models--NAME/blobs and links to them from
+    # models--NAME/snapshots/REVISION.
     cached = real.parent.name == "snapshots" and real.parent.parent.name.startswith("models--")
     root = real.parent.parent if cached else real
     path = Path(os.path.realpath(real / name))
     if Path(name).name != name or not path.is_relative_to(root):
         raise ModelError(
-            f"{shown(name)} in {directory} leads out of the directory, which is not followed; copy the file in"
+            f"{shown(name)} in {directory} leads out of the directory, which is not followed; "
+            "copy the file in"
         )
     if not os.path.isfile(path):
-        raise ModelError(f"{directory / name} is missing; is {directory} a complete model directory?")
+        raise ModelError(
+            f"{directory / name} is missing; is {directory} a complete model directory?"
+        )
     return path

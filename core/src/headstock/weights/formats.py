@@ -1,4 +1,6 @@
-"""Formats that are not served, told from one another by names alone, and the commands that convert them."""
+"""Formats that are not served, told from one another by names alone, and the commands that convert
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,28 @@ WEIGHTS = "pytorch_model*.bin"
 ADAPTER = "adapter_config.json"
 
 INSIDE = ("*", "snapshots/*", "models--*/snapshots/*")
-"""Where models lie in a folder that was given in place of one: a collection, or a cache of the hub."""
+"""Where models lie in a folder that was given in place of one: a collection, or a cache of the hub.
+"""
 
 LFS_POINTER = b"version https://git-lfs"
 """How the file begins that Git leaves in place of a large one until LFS fetches that."""
 
 TRANSFORMERS = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T"
 CONVERT_PICKLE = (
-    f"import sys; {TRANSFORMERS}; [c.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2]) for c in (M, T)]"
+    f"import sys; {TRANSFORMERS}; "
+    "[c.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2]) for c in (M, T)]"
 )
-CONVERT_GGUF = (  # not every transformers 5 has GgufConfig, and those without it convert by themselves
+# not every transformers 5 has GgufConfig, and those without it convert by themselves
+CONVERT_GGUF = (
     "import sys, transformers as t; d, f, o = sys.argv[1:]; G = getattr(t, 'GgufConfig', None); "
     "k = {'quantization_config': G(dequantize=True)} if G else {}; "
     "t.AutoModelForCausalLM.from_pretrained(d, gguf_file=f, **k).save_pretrained(o); "
     "t.AutoTokenizer.from_pretrained(d, gguf_file=f).save_pretrained(o)"
 )
 MERGE_ADAPTER = (
-    "import sys; from peft import AutoPeftModelForCausalLM as M; from transformers import AutoTokenizer as T; "
-    "d, b, o = sys.argv[1:]; M.from_pretrained(d).merge_and_unload().save_pretrained(o); "
+    "import sys; from peft import AutoPeftModelForCausalLM as M; from transformers import "
+    "AutoTokenizer as T; d, b, o = sys.argv[1:]; "
+    "M.from_pretrained(d).merge_and_unload().save_pretrained(o); "
     "T.from_pretrained(b).save_pretrained(o)"
 )
 
@@ -46,12 +52,19 @@ def explain_file(path: Path) -> str:
     if any(path.match(pattern) for pattern in PICKLES) and not any(directory.glob("*.safetensors")):
         return explain_pickles(directory, [path.name])
     if (directory / "config.json").is_file():
-        return f"{shown(path)} is one file of a model; give its directory: --model {quote(directory)}"
-    return f"{shown(path)} is a file; --model wants the directory that holds config.json, a tokenizer and .safetensors"
+        return (
+            f"{shown(path)} is one file of a model; give its directory: --model {quote(directory)}"
+        )
+    return (
+        f"{shown(path)} is a file; --model wants the directory that holds config.json, a "
+        "tokenizer and .safetensors"
+    )
 
 
 def explain_directory(directory: Path) -> str:
-    """Why a directory is no model that can be served, and the next move; empty when that cannot be told."""
+    """Why a directory is no model that can be served, and the next move; empty when that cannot be
+    told.
+    """
     if (directory / ADAPTER).is_file():
         return explain_adapter(directory)
     gguf = sorted(directory.glob(GGUF))
@@ -60,11 +73,19 @@ def explain_directory(directory: Path) -> str:
     pickles = list_pickles(directory)
     if pickles:
         return explain_pickles(directory, pickles)
-    inside = sorted(path.parent for pattern in INSIDE for path in directory.glob(f"{pattern}/config.json"))
+    inside = sorted(
+        path.parent for pattern in INSIDE for path in directory.glob(f"{pattern}/config.json")
+    )
     if inside and not (directory / "config.json").exists():
-        return f"{shown(directory)} is no model directory, but {inside[0].name} in it is: --model {quote(inside[0])}"
+        return (
+            f"{shown(directory)} is no model directory, but {inside[0].name} in it is: --model "
+            f"{quote(inside[0])}"
+        )
     if not any(directory.iterdir()):
-        return f"{shown(directory)} is empty; give the directory that holds config.json, a tokenizer and .safetensors"
+        return (
+            f"{shown(directory)} is empty; give the directory that holds config.json, a "
+            "tokenizer and .safetensors"
+        )
     return ""
 
 
@@ -73,8 +94,8 @@ def explain_adapter(directory: Path) -> str:
     base = base_of(directory)
     command = run_python(MERGE_ADAPTER, directory, base, output_of(directory))
     return (
-        f"{shown(directory)} holds an adapter of {shown(base)}, and adapters are not served; merge it into that model: "
-        f"pip install peft && {command}"
+        f"{shown(directory)} holds an adapter of {shown(base)}, and adapters are not served; "
+        f"merge it into that model: pip install peft && {command}"
     )
 
 
@@ -82,8 +103,8 @@ def explain_gguf(path: Path) -> str:
     """What to do about a GGUF file."""
     command = run_python(CONVERT_GGUF, path.parent, path.name, output_of(path))
     return (
-        f"{shown(path.name)} is in the GGUF format, and only .safetensors are read; use the model it was made from, "
-        f"or convert it: pip install gguf accelerate && {command}"
+        f"{shown(path.name)} is in the GGUF format, and only .safetensors are read; use the model "
+        f"it was made from, or convert it: pip install gguf accelerate && {command}"
     )
 
 
@@ -91,12 +112,20 @@ def explain_pickles(directory: Path, names: list[str]) -> str:
     """What to do about a directory whose weights are pickles."""
     said = f"{directory} has weights only as pickles ({shown(names[0])}), which can run code"
     if (directory / "config.json").is_file() and any(Path(name).match(WEIGHTS) for name in names):
-        return f"{said}; if you trust them, convert them: {run_python(CONVERT_PICKLE, directory, output_of(directory))}"
-    return f"{said}; get the model as a directory with config.json and .safetensors, as most on the hub are"
+        return (
+            f"{said}; if you trust them, convert them: "
+            f"{run_python(CONVERT_PICKLE, directory, output_of(directory))}"
+        )
+    return (
+        f"{said}; get the model as a directory with config.json and .safetensors, as most on "
+        "the hub are"
+    )
 
 
 def list_pickles(directory: Path) -> list[str]:
-    """The names of the pickles in a directory that has no .safetensors, in order; empty for one that has."""
+    """The names of the pickles in a directory that has no .safetensors, in order; empty for one
+    that has.
+    """
     if any(directory.glob("*.safetensors")):
         return []
     return sorted(path.name for pattern in PICKLES for path in directory.glob(pattern))
@@ -105,7 +134,9 @@ def list_pickles(directory: Path) -> list[str]:
 def base_of(directory: Path) -> str:
     """The model that the adapter in `directory` was made for; BASE when the file does not say."""
     try:
-        name = json.loads((directory / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        name = json.loads((directory / ADAPTER).read_text(encoding="utf-8"))[
+            "base_model_name_or_path"
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         name = None
     return name if isinstance(name, str) and name else "BASE"
@@ -118,7 +149,9 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def output_of(path: Path) -> str:
-    """The directory that a conversion of `path` is written to: a new name in the working directory."""
+    """The directory that a conversion of `path` is written to: a new name in the working
+    directory.
+    """
     stem = path.stem if path.suffix in (".gguf", ".bin") else path.name
     return f"./{stem or 'model'}-safetensors"
 

@@ -25,7 +25,9 @@ LONGEST = 100_000_000
 
 @frozen
 class Entry:
-    """One tensor of a file: its dtype as the format calls it, its shape, and where its bytes are after the header."""
+    """One tensor of a file: its dtype as the format calls it, its shape, and where its bytes are
+    after the header.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,7 +56,9 @@ def read_header(path: Path) -> dict[str, Entry]:
         raise ModelError(f"{path}: the header is not JSON: {shown(error)}") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path}: the header is not a JSON object")
-    entries = {name: entry(path, name, value) for name, value in header.items() if name != "__metadata__"}
+    entries = {
+        name: entry(path, name, value) for name, value in header.items() if name != "__metadata__"
+    }
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))
     check_cover(path, ordered, size - 8 - len(text))
     return ordered
@@ -82,26 +86,39 @@ def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def entry(path: Path, name: str, value: Any) -> Entry:
     """One tensor's description, once it agrees with itself."""
     match value:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]} if all(
-            type(n) is int and n >= 0 for n in shape
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]} if (
+            all(type(n) is int and n >= 0 for n in shape)
         ):
             pass
         case _:
-            raise ModelError(f"{path}: {shown(name)} has no proper dtype, shape and data_offsets in the header")
+            raise ModelError(
+                f"{path}: {shown(name)} has no proper dtype, shape and data_offsets in the header"
+            )
     if dtype not in ITEM_BYTES:
-        raise ModelError(f"{path}: {shown(name)} has dtype {shown(dtype)}, wanted one of {', '.join(ITEM_BYTES)}")
+        raise ModelError(
+            f"{path}: {shown(name)} has dtype {shown(dtype)}, wanted one of {', '.join(ITEM_BYTES)}"
+        )
     if stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise ModelError(f"{path}: {shown(name)} is {dtype} {shown(shape)}, but has {stop - start} bytes in the header")
+        raise ModelError(
+            f"{path}: {shown(name)} is {dtype} {shown(shape)}, but has {stop - start} bytes in "
+            "the header"
+        )
     return Entry(dtype, tuple(shape), start, stop)
 
 
 def check_cover(path: Path, entries: dict[str, Entry], data: int) -> None:
-    """Raise ModelError unless the tensors lie one after another and fill the file's `data` bytes."""
+    """Raise ModelError unless the tensors lie one after another and fill the file's `data`
+    bytes.
+    """
     end = 0
     for name, tensor in entries.items():
         if tensor.start != end:
             how = "overlaps another tensor" if tensor.start < end else "leaves a gap before it"
-            raise ModelError(f"{path}: {shown(name)} {how} (it starts at byte {tensor.start}, wanted {end})")
+            raise ModelError(
+                f"{path}: {shown(name)} {how} (it starts at byte {tensor.start}, wanted {end})"
+            )
         end = tensor.stop
     if end != data:
-        raise ModelError(f"{path}: the tensors take {end} bytes, but the file has {data} for them; {DAMAGED}")
+        raise ModelError(
+            f"{path}: the tensors take {end} bytes, but the file has {data} for them; {DAMAGED}"
+        )

@@ -15,7 +15,9 @@ NEEDED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
 """What is fetched of a repository on the hub: no pickles and no code."""
 
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-ADDRESS = re.compile(rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?({NAME.pattern})(?:/.*)?")
+ADDRESS = re.compile(
+    rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?({NAME.pattern})(?:/.*)?"
+)
 LOG_IN = "log in with 'hf auth login', or set HF_TOKEN"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -25,7 +27,8 @@ class NotDownloaded(ModelError):
 
 
 def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) -> Path:
-    """The directory that `model` names: a local one, or else what `fetch` gives for a hub repository `owner/name`.
+    """The directory that `model` names: a local one, or else what `fetch` gives for a hub
+    repository `owner/name`.
 
     `fetch` is `download_model` where none is given.
     raises: ModelError when there is no such directory and it cannot be fetched
@@ -36,10 +39,14 @@ def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) ->
     if os.path.exists(path):
         raise ModelError(explain_file(Path(path)))
     if address := ADDRESS.fullmatch(model):
-        raise ModelError(f"{shown(model)} is an address; give the model's name alone: --model {shown(address[1])}")
+        raise ModelError(
+            f"{shown(model)} is an address; give the model's name alone: --model "
+            f"{shown(address[1])}"
+        )
     if not NAME.fullmatch(model):
         raise ModelError(
-            f"no model directory {shown(model)}; give an existing directory, or owner/name for one on the hub"
+            f"no model directory {shown(model)}; give an existing directory, or owner/name for "
+            "one on the hub"
         )
     return (fetch or download_model)(model)
 
@@ -59,7 +66,8 @@ def download_model(name: str, revision: str | None = None) -> Path:
 
 
 def find_cached(name: str, revision: str | None = None) -> Path:
-    """The copy of a repository on the hub, as `download_model` gives it, from the cache; nothing is downloaded.
+    """The copy of a repository on the hub, as `download_model` gives it, from the cache; nothing is
+    downloaded.
 
     raises: NotDownloaded, ModelError where nothing may be downloaded
     """
@@ -69,10 +77,15 @@ def find_cached(name: str, revision: str | None = None) -> Path:
     if constants.HF_HUB_OFFLINE:
         return download_model(name, revision)
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(NEEDED), local_files_only=True))
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=list(NEEDED), local_files_only=True
+            )
+        )
     except LocalEntryNotFoundError as error:
         raise NotDownloaded(
-            f"{label(name, revision)} is not in the cache yet; 'headstock run' looks for it on the hub"
+            f"{label(name, revision)} is not in the cache yet; 'headstock run' looks for it on "
+            "the hub"
         ) from error
     except Exception as error:  # as above
         raise unavailable(name, revision, error) from error
@@ -106,16 +119,24 @@ def explain_failure(name: str, revision: str | None, error: BaseException) -> st
     while isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
         error = error.__cause__  # the cache has it not, and this is why it could not be fetched
     page = f"{constants.ENDPOINT}/{name}"
-    version, without = ("", "") if revision is None else (f" --revision {revision}", ", without --revision")
+    version, without = (
+        ("", "") if revision is None else (f" --revision {revision}", ", without --revision")
+    )
     command = f"'hf download {name}{version} --local-dir DIR'"
     elsewhere = f"or download it elsewhere with {command} and pass that as --model{without}"
     match error:
         case GatedRepoError():
             return f"on the hub it is gated: accept its terms at {page}, then {LOG_IN}"
         case RepositoryNotFoundError():
-            return f"the hub has no such model, or it is private: check the name at {page}; for a private one {LOG_IN}"
+            return (
+                f"the hub has no such model, or it is private: check the name at {page}; for a "
+                f"private one {LOG_IN}"
+            )
         case RevisionNotFoundError():
-            return f"on the hub it has no such revision: choose one of {page}/tree/main, a branch, a tag or a commit"
+            return (
+                f"on the hub it has no such revision: choose one of {page}/tree/main, a "
+                "branch, a tag or a commit"
+            )
         case DisabledRepoError():
             return f"on the hub it is disabled: {page} may say why; choose another model"
         case HFValidationError():
@@ -123,17 +144,29 @@ def explain_failure(name: str, revision: str | None, error: BaseException) -> st
         case HfHubHTTPError() if error.response.status_code in (401, 403):
             return f"the hub refused access ({error.response.status_code}): {LOG_IN}"
         case HfHubHTTPError() if error.response.status_code == 429:
-            return f"the hub has had too many requests from here (429): try again later, or {LOG_IN}"
+            return (
+                f"the hub has had too many requests from here (429): try again later, or {LOG_IN}"
+            )
         case HfHubHTTPError():
             return f"the hub answered {error.response.status_code}: try again later, {elsewhere}"
         case OfflineModeIsEnabled() | LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
             cache = shown(constants.HF_HUB_CACHE)
-            return f"HF_HUB_OFFLINE is set and the cache {cache} has no whole copy: unset it to download, {elsewhere}"
+            return (
+                f"HF_HUB_OFFLINE is set and the cache {cache} has no whole copy: unset it to "
+                f"download, {elsewhere}"
+            )
         case OSError() if error.errno in FULL:
             return (
-                f"there is no room for it in {shown(constants.HF_HUB_CACHE)}: make room, or set HF_HOME to another disk"
+                f"there is no room for it in {shown(constants.HF_HUB_CACHE)}: make room, or "
+                "set HF_HOME to another disk"
             )
         case PermissionError():
-            return f"{shown(constants.HF_HUB_CACHE)} cannot be written: set HF_HOME to a folder that can"
+            return (
+                f"{shown(constants.HF_HUB_CACHE)} cannot be written: set HF_HOME to a folder "
+                "that can"
+            )
         case _:
-            return f"the hub cannot be reached ({reason(error)}): check the network and the proxy, {elsewhere}"
+            return (
+                f"the hub cannot be reached ({reason(error)}): check the network and the "
+                f"proxy, {elsewhere}"
+            )

@@ -14,7 +14,9 @@ def llama(hf: Json) -> ModelConfig:
     bias = read_flag(hf, "attention_bias", False)
     hidden, heads = read_positive(hf, "hidden_size"), read_positive(hf, "num_attention_heads")
     if hidden % heads:
-        raise ValueError(f"hidden_size is {hidden}, wanted a multiple of the {heads} num_attention_heads")
+        raise ValueError(
+            f"hidden_size is {hidden}, wanted a multiple of the {heads} num_attention_heads"
+        )
     return decoder_config(
         hf,
         "LlamaForCausalLM",
@@ -36,18 +38,28 @@ def mistral(hf: Json) -> ModelConfig:
 
 
 def ministral(hf: Json) -> ModelConfig:
-    """Ministral under its own name, as transformers 5 saves it: as `mistral`, but for what its `model_type` implies."""
+    """Ministral under its own name, as transformers 5 saves it: as `mistral`, but for what its
+    `model_type` implies.
+    """
     return read_mistral(
-        without_nulls(hf, "head_dim"), "MinistralForCausalLM", by_layer=hf.get("model_type") != "mistral"
+        without_nulls(hf, "head_dim"),
+        "MinistralForCausalLM",
+        by_layer=hf.get("model_type") != "mistral",
     )
 
 
 def read_mistral(hf: Json, architecture: str, *, by_layer: bool) -> ModelConfig:
-    """Mistral under either name; `by_layer`: it has windows by layer even where no `layer_types` say which."""
+    """Mistral under either name; `by_layer`: it has windows by layer even where no `layer_types`
+    say which.
+    """
     if by_layer or "layer_types" in hf:
         windows = ministral_windows(hf)
     else:
-        window = None if hf.get("sliding_window", 4096) is None else read_positive(hf, "sliding_window", 4096)
+        window = (
+            None
+            if hf.get("sliding_window", 4096) is None
+            else read_positive(hf, "sliding_window", 4096)
+        )
         windows = [window] * layer_count(hf)
     return decoder_config(
         hf,
@@ -60,7 +72,9 @@ def read_mistral(hf: Json, architecture: str, *, by_layer: bool) -> ModelConfig:
 
 
 def ministral_windows(hf: Json) -> list[int | None]:
-    """Each layer's window. Ministral cannot do without a window and `head_dim`, even where no layer slides."""
+    """Each layer's window. Ministral cannot do without a window and `head_dim`, even where no layer
+    slides.
+    """
     read_positive(hf, "head_dim")
     window, types = read_positive(hf, "sliding_window", 4096), read_layer_types(hf)
     return [window] * layer_count(hf) if types is None else windows_by_type(types, window)

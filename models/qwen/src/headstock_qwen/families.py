@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from headstock.nn.config import decoder_config, layer_count, one_window, read_layer_types, windows_by_type
+from headstock.nn.config import (
+    decoder_config,
+    layer_count,
+    one_window,
+    read_layer_types,
+    windows_by_type,
+)
 from headstock.nn.decoder import decoder
 from headstock.nn.fields import Json, read_flag, read_positive, read_whole
 from headstock.spi import Experts, ModelConfig
@@ -10,7 +16,13 @@ from headstock.spi import Experts, ModelConfig
 WINDOW_FIELDS = ("use_sliding_window", "sliding_window", "max_window_layers")
 QWEN3_FIELDS = (*WINDOW_FIELDS, "attention_bias", "use_qk_norm", "qk_norm")
 EXPERT_FIELDS = (
-    *("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
+    *(
+        "num_experts",
+        "num_local_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+    ),
     *("decoder_sparse_step", "mlp_only_layers"),
 )
 
@@ -63,7 +75,9 @@ def qwen3_moe(hf: Json) -> ModelConfig:
 
 
 def read_window(hf: Json) -> int | None:
-    """The window of sliding layers: `sliding_window`, 4096 where it is absent, if `use_sliding_window` is true."""
+    """The window of sliding layers: `sliding_window`, 4096 where it is absent, if
+    `use_sliding_window` is true.
+    """
     if not read_flag(hf, "use_sliding_window", False) or hf.get("sliding_window", 4096) is None:
         return None
     return read_positive(hf, "sliding_window", 4096)
@@ -79,12 +93,18 @@ def read_windows(hf: Json) -> list[int | None]:
 
 
 def layer_experts(hf: Json) -> list[Experts | None]:
-    """Each layer's experts: every `decoder_sparse_step`-th layer has some, unless `mlp_only_layers` names it."""
+    """Each layer's experts: every `decoder_sparse_step`-th layer has some, unless `mlp_only_layers`
+    names it.
+    """
     # transformers 5 writes num_local_experts where earlier releases wrote num_experts.
-    count = read_positive(hf, "num_local_experts" if "num_local_experts" in hf else "num_experts", 128)
+    count = read_positive(
+        hf, "num_local_experts" if "num_local_experts" in hf else "num_experts", 128
+    )
     per_token = read_positive(hf, "num_experts_per_tok", 8)
     if per_token > count:
-        raise ValueError(f"num_experts_per_tok is {per_token}, wanted at most the {count} experts there are")
+        raise ValueError(
+            f"num_experts_per_tok is {per_token}, wanted at most the {count} experts there are"
+        )
     experts = Experts(
         count=count,
         per_token=per_token,
@@ -93,8 +113,13 @@ def layer_experts(hf: Json) -> list[Experts | None]:
     )
     step, dense = read_whole(hf, "decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
     if step < 1 or not isinstance(dense, list | tuple):
-        raise ValueError("decoder_sparse_step must be above 0 and mlp_only_layers a list of layer numbers")
-    return [None if (index + 1) % step or index in dense else experts for index in range(layer_count(hf))]
+        raise ValueError(
+            "decoder_sparse_step must be above 0 and mlp_only_layers a list of layer numbers"
+        )
+    return [
+        None if (index + 1) % step or index in dense else experts
+        for index in range(layer_count(hf))
+    ]
 
 
 QWEN2 = decoder(qwen2)

@@ -23,5 +23,8 @@ def qwen3_moe() -> ModelSpec:
 def spec(architecture: str, model: str, summary: str) -> ModelSpec:
     """The specification of one family."""
     return ModelSpec(
-        name=architecture, spi=SpiRange(0, 1), summary=summary, implementation=f"headstock_qwen.families:{model}"
+        name=architecture,
+        spi=SpiRange(0, 1),
+        summary=summary,
+        implementation=f"headstock_qwen.families:{model}",
     )

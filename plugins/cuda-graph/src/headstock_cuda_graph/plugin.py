@@ -12,5 +12,7 @@ def spec() -> RunnerSpec:
         spi=SpiRange(0, 1),
         summary="replays decode steps as CUDA graphs, and runs others operation by operation",
         implementation="headstock_cuda_graph.runner:CudaGraphRunner",
-        capabilities=RunnerCapabilities(devices=(DeviceRange("cuda"),), needs_graph=GraphSupport.DECODE),
+        capabilities=RunnerCapabilities(
+            devices=(DeviceRange("cuda"),), needs_graph=GraphSupport.DECODE
+        ),
     )

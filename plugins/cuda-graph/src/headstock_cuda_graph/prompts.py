@@ -17,8 +17,8 @@ from headstock_cuda_graph.uploads import upload
 WHOLE_ROWS = 16
 """The most rows of a step that is replayed whole; more are replayed in pieces."""
 WHOLE_CONTEXT = 2048
-"""The longest context of such a step. A graph's attention is launched alike for any lengths, for which backends choose
-what is best for short ones; in pieces they are told the lengths.
+"""The longest context of such a step. A graph's attention is launched alike for any lengths, for
+which backends choose what is best for short ones; in pieces they are told the lengths.
 """
 
 
@@ -26,7 +26,8 @@ what is best for short ones; in pieces they are told the lengths.
 class PromptBucket:
     """Recorded forward passes of `size` tokens, over one input.
 
-    inputs: [2 * size + 3 * WHOLE_ROWS] int64: the seats and the positions of the tokens; then, for `whole` alone, of
+    inputs: [2 * size + 3 * WHOLE_ROWS] int64: the seats and the positions of the tokens; then, for
+        `whole` alone, of
         each row its seat, where its tokens end, and its length after the step
     pieces: gives the hidden states of all tokens    whole: those of each row's last token, or None
     """
@@ -40,10 +41,11 @@ class PromptBucket:
 class PromptGraphs:
     """Forward passes of steps with prompt tokens, by token count.
 
-    In pieces, attention is called between the graphs for the tokens that the step has, with its own plan. So any
-    backend serves, and any mix of rows. A whole graph has the calls of attention in it: for steps of a few short rows,
-    none of which decodes, of a backend that reads all lengths on the device. What pads a step to its bucket gets
-    zeros for attention and writes to the dummy page.
+    In pieces, attention is called between the graphs for the tokens that the step has, with its own
+    plan. So any backend serves, and any mix of rows. A whole graph has the calls of attention in
+    it: for steps of a few short rows, none of which decodes, of a backend that reads all lengths on
+    the device. What pads a step to its bucket gets zeros for attention and writes to the dummy
+    page.
     """
 
     def __init__(self, program: Program, recorder: Recorder) -> None:
@@ -59,18 +61,26 @@ class PromptGraphs:
         self.inputs = self.program.seats.tokens.new_empty(2 * max(sizes, default=0) + rows)
         for size in sizes:
             inputs = self.inputs[: 2 * size + rows]
-            inputs[:size], inputs[size:], inputs[2 * size : 2 * size + WHOLE_ROWS] = nobody, 0, nobody
+            inputs[:size], inputs[size:], inputs[2 * size : 2 * size + WHOLE_ROWS] = (
+                nobody,
+                0,
+                nobody,
+            )
             inputs[-2 * WHOLE_ROWS :] = 1
 
             pieces = partial(self.forward, inputs[: 2 * size].view(2, size))
             if self.recorder.is_worthwhile(pieces):
                 whole = self.capture_whole(inputs, size)
-                self.captured[size] = PromptBucket(size, inputs, self.recorder.pieces(pieces), whole)
+                self.captured[size] = PromptBucket(
+                    size, inputs, self.recorder.pieces(pieces), whole
+                )
             report()
         self.captured = dict(sorted(self.captured.items()))
 
     def capture_whole(self, inputs: Tensor, size: int) -> Recording[Tensor] | None:
-        """The forward pass with the calls of attention in it; None when the backend does not go into a graph."""
+        """The forward pass with the calls of attention in it; None when the backend does not go
+        into a graph.
+        """
         if self.program.prompt_attention is None:
             return None
         return self.recorder(lambda: self.forward_whole(inputs, size), warm=False)
@@ -91,14 +101,19 @@ class PromptGraphs:
         return self.forward(inputs[: 2 * size].view(2, size), attend).index_select(0, ends - 1)
 
     def forward(self, tokens: Tensor, attend_into: AttendInto) -> Tensor:
-        """The hidden states of a bucket. [size, hidden]   tokens: [2, size] int64   writes: the pools"""
+        """The hidden states of a bucket. [size, hidden]
+
+        tokens: [2, size] int64
+        writes: the pools
+        """
         program = self.program
         padding = (tokens[0] == program.seats.nobody)[:, None, None]
 
         def attend(q: Tensor, index: int) -> Tensor:
             out = self.output(q)
             if index == program.attention.layers[0].index:
-                # The layers share it, and an earlier step may have left NaN here, which would reach the dummy page.
+                # The layers share it, and an earlier step may have left NaN here, which would reach
+                # the dummy page.
                 out.masked_fill_(padding, 0)
             attend_into(q, index, out)
             return out
@@ -143,7 +158,10 @@ class PromptGraphs:
         tokens = (step.token_rows, size, nobody), (step.positions, size, 0)
         if self.is_whole(bucket, step):
             assert bucket.whole is not None
-            seats, lens = (step.token_rows[last], WHOLE_ROWS, nobody), (step.positions[last] + 1, WHOLE_ROWS, 1)
+            seats, lens = (
+                (step.token_rows[last], WHOLE_ROWS, nobody),
+                (step.positions[last] + 1, WHOLE_ROWS, 1),
+            )
             upload(bucket.inputs, *tokens, seats, (last + 1, WHOLE_ROWS, count), lens)
             bucket.whole.replay()
             out[:rows].copy_(bucket.whole.result[:rows])

@@ -1,4 +1,6 @@
-"""Recording work so that it can be done again at the cost of one launch, or of one for each of its pieces."""
+"""Recording work so that it can be done again at the cost of one launch, or of one for each of its
+pieces.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,14 @@ LOG = logging.getLogger("headstock.cudagraph")
 T = TypeVar("T")
 
 MOST_HIDDEN = 1.5
-"""How many times longer than its launches work may take on the device and still be recorded. The launches of a step
-that takes longer cost nothing, since the host runs ahead of the device.
+"""How many times longer than its launches work may take on the device and still be recorded. The
+launches of a step that takes longer cost nothing, since the host runs ahead of the device.
 """
 
 CAPTURING = threading.Lock()
-"""Held while something is recorded: torch has one stream for captures, which all engines of a process share."""
+"""Held while something is recorded: torch has one stream for captures, which all engines of a
+process share.
+"""
 
 
 @frozen(eq=False)
@@ -38,8 +42,9 @@ class Recording(Generic[T]):
 
 @frozen(eq=False)
 class PiecewiseRecording:
-    """Work that was recorded but for the calls of attention in it: `replay` does the rest again, calls the attention
-    that it is given, and leaves what the work makes in `result`, until another piecewise recording is replayed.
+    """Work that was recorded but for the calls of attention in it: `replay` does the rest again,
+    calls the attention that it is given, and leaves what the work makes in `result`, until another
+    piecewise recording is replayed.
     """
 
     replay: Callable[[AttendInto], object]
@@ -60,7 +65,9 @@ class Recorder(Protocol):
         """Whether launching `work` takes the host longer than doing it takes the device."""
 
     def __call__(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
-        """A recording of `work`; when not `warm` it is done once beforehand, for what libraries do at first use."""
+        """A recording of `work`; when not `warm` it is done once beforehand, for what libraries do
+        at first use.
+        """
 
 
 class CudaRecorder:
@@ -68,7 +75,8 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
-        # torch's own stream for captures: libraries keep workspaces for every stream they see, 64 MiB each.
+        # torch's own stream for captures: libraries keep workspaces for every stream they see, 64
+        # MiB each.
         self.stream = torch.cuda.graph(torch.cuda.CUDAGraph()).capture_stream
 
     def __call__(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
@@ -139,8 +147,8 @@ class CudaRecorder:
         return graphs, calls, borrowed(result)
 
     def is_worthwhile(self, work: PiecewiseWork) -> bool:
-        """Whether launching `work` takes longer than doing it: where it does not, launches hide behind the device, and
-        padding to a bucket only adds work. Attention is left out of both.
+        """Whether launching `work` takes longer than doing it: where it does not, launches hide
+        behind the device, and padding to a bucket only adds work. Attention is left out of both.
         """
         with CAPTURING, torch.cuda.stream(self.stream):
             work(skip)  # compiles, and takes what libraries keep
@@ -155,17 +163,21 @@ class CudaRecorder:
             return first.elapsed_time(last) < 1e3 * launched * MOST_HIDDEN
 
     def give_up(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture whose work failed. Where that spoilt it, torch's own end stops half way, and three things take
-        it to be open: the allocator, which would give nothing back of what it keeps for later; the allocator of pinned
-        memory, which would refuse to record into the same pool again; and the generator of random numbers, which
-        would draw none until another capture ends as it should.
+        """End a capture whose work failed. Where that spoilt it, torch's own end stops half way,
+        and three things take it to be open: the allocator, which would give nothing back of what it
+        keeps for later; the allocator of pinned memory, which would refuse to record into the same
+        pool again; and the generator of random numbers, which would draw none until another capture
+        ends as it should.
         """
         try:
             graph.capture_end()
-        except RuntimeError as error:  # says what the work's own error, which is raised on, has said
+        except (
+            RuntimeError
+        ) as error:  # says what the work's own error, which is raised on, has said
             LOG.debug("a capture whose work failed could not be ended: %s", error)
             device = torch.cuda.current_device()
-            with suppress(AttributeError, RuntimeError):  # torch's own names, which may change; or it was ended already
+            # torch's own names, which may change; or it was ended already
+            with suppress(AttributeError, RuntimeError):
                 torch.cuda.memory._cuda_endAllocateToPool(device, self.pool)
                 torch.cuda.memory._cuda_releasePool(device, self.pool)
             self.pool = torch.cuda.graph_pool_handle()
@@ -199,9 +211,11 @@ class Address:
 def borrowed(tensor: Tensor) -> Tensor:
     """The same memory as a tensor that does not keep it.
 
-    What a graph makes lives in its pool as long as the graph does. A reference would keep later captures from using
-    the memory too, though they only run when nobody reads it any more: 470 MB for the queries of 2,048 tokens in 28
-    layers.
+    What a graph makes lives in its pool as long as the graph does. A reference would keep later
+    captures from using the memory too, though they only run when nobody reads it any more: 470 MB
+    for the queries of 2,048 tokens in 28 layers.
     """
     memory: Tensor = torch.as_tensor(Address(tensor.untyped_storage()), device=tensor.device)
-    return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return memory.view(tensor.dtype).as_strided(
+        tensor.shape, tensor.stride(), tensor.storage_offset()
+    )

@@ -34,7 +34,11 @@ from headstock_cuda_graph.uploads import upload
 
 LOG = logging.getLogger("headstock.cudagraph")
 
-KINDS = (frozenset[str](), frozenset({"temperature"}), frozenset({"temperature", "top_k", "top_p", "min_p"}))
+KINDS = (
+    frozenset[str](),
+    frozenset({"temperature"}),
+    frozenset({"temperature", "top_k", "top_p", "min_p"}),
+)
 """Kinds of sampling that are recorded, each by the columns it looks at."""
 
 
@@ -45,9 +49,11 @@ def kind_of(settings: frozenset[str]) -> frozenset[str]:
 
 @frozen(eq=False)
 class Bucket:
-    """A recorded forward pass of `size` rows: where its input is, its attention plan, and its hidden states.
+    """A recorded forward pass of `size` rows: where its input is, its attention plan, and its
+    hidden states.
 
-    lines: [3, size] int64, the seats and the positions of the rows, and where their hidden states are among those of a
+    lines: [3, size] int64, the seats and the positions of the rows, and where their hidden states
+        are among those of a
         step with prompt tokens
     """
 
@@ -64,8 +70,8 @@ class Bucket:
 
 
 class CudaGraphRunner(Runner):
-    """Replays decode steps of up to as many rows, and steps with prompt tokens of up to as many tokens, as its largest
-    buckets have; runs everything else as it comes.
+    """Replays decode steps of up to as many rows, and steps with prompt tokens of up to as many
+    tokens, as its largest buckets have; runs everything else as it comes.
     """
 
     def __init__(self, program: Program, recorder: Recorder | None = None) -> None:
@@ -115,11 +121,15 @@ class CudaGraphRunner(Runner):
         return sorted(prompts.captured, reverse=True)
 
     def record(self, lines: Tensor) -> Bucket:
-        """A bucket in whose rows nobody sits, with its samplers for greedy rows and for temperatures."""
+        """A bucket in whose rows nobody sits, with its samplers for greedy rows and for
+        temperatures.
+        """
         assert self.recorder is not None
         size, inputs = lines.shape[1], lines[:2]
         lines[0], lines[1:] = self.program.seats.nobody, 0
-        plan = self.attention.backend.graph_plan(size, self.attention_step(inputs, np.ones(size, np.int32)))
+        plan = self.attention.backend.graph_plan(
+            size, self.attention_step(inputs, np.ones(size, np.int32))
+        )
         forward = self.recorder(lambda: self.forward(inputs, plan), warm=False)
         bucket = Bucket(size, lines, plan, forward, {})
         forward.replay()
@@ -131,7 +141,9 @@ class CudaGraphRunner(Runner):
         """Record one more way to sample.   writes: bucket.samplers"""
         assert self.recorder is not None
         hidden = bucket.forward.result
-        bucket.samplers[kind] = self.recorder(lambda: self.sample(bucket.inputs, hidden, kind), warm=warm)
+        bucket.samplers[kind] = self.recorder(
+            lambda: self.sample(bucket.inputs, hidden, kind), warm=warm
+        )
 
     def attention_step(self, inputs: Tensor, host_context_lens: np.ndarray) -> AttentionStep:
         """What the decode backend is told of the first rows, as many as there are lengths."""
@@ -174,12 +186,16 @@ class CudaGraphRunner(Runner):
         upload(bucket.inputs.view(-1), (step.rows, size, nobody), (step.positions, size, 0))
         if not self.plans_itself:
             lens = (step.positions + 1).astype(np.int32)
-            self.attention.backend.graph_update(bucket.plan, self.attention_step(bucket.inputs, lens))
+            self.attention.backend.graph_update(
+                bucket.plan, self.attention_step(bucket.inputs, lens)
+            )
         bucket.forward.replay()
         return self.sample_rows(bucket, count, step.settings, step.sampling)
 
     def prompt(self, step: PromptStep) -> Sample | None:
-        """What each row's last token samples, by a replay; None when it has more rows or tokens than any bucket."""
+        """What each row's last token samples, by a replay; None when it has more rows or tokens
+        than any bucket.
+        """
         count, last, nobody = len(step.last_tokens), step.last_tokens, self.program.seats.nobody
         bucket = self.bucket_for(count)
         if bucket is None or self.prompts is None or not self.prompts.has_room(step):
@@ -187,7 +203,12 @@ class CudaGraphRunner(Runner):
         # A row whose prompt goes on is scored in nobody's seat: its next token is known.
         rows = np.where(step.is_sampled, step.token_rows[last], nobody)
         size = bucket.size
-        upload(bucket.lines.view(-1), (rows, size, nobody), (step.positions[last], size, 0), (last, size, 0))
+        upload(
+            bucket.lines.view(-1),
+            (rows, size, nobody),
+            (step.positions[last], size, 0),
+            (last, size, 0),
+        )
         self.prompts.replay(step, bucket.lines[2], bucket.forward.result)
         return self.sample_rows(bucket, count, step.settings, step.sampling)
 
@@ -196,9 +217,14 @@ class CudaGraphRunner(Runner):
         return next((bucket for size, bucket in self.recorded.items() if size >= count), None)
 
     def sample_rows(
-        self, bucket: Bucket, count: int, settings: frozenset[str] | None, sampling: Callable[[], Sampling]
+        self,
+        bucket: Bucket,
+        count: int,
+        settings: frozenset[str] | None,
+        sampling: Callable[[], Sampling],
     ) -> Sample:
-        """What the hidden states in the bucket sample for its first rows, by a replay where their settings have one.
+        """What the hidden states in the bucket sample for its first rows, by a replay where their
+        settings have one.
 
         writes: seats.tokens
         """
@@ -213,7 +239,8 @@ class CudaGraphRunner(Runner):
         return first(sample, count)
 
     def add_late(self, bucket: Bucket, kind: frozenset[str]) -> None:
-        """Record a kind of sampling that was just answered; one that cannot be recorded is never tried again.
+        """Record a kind of sampling that was just answered; one that cannot be recorded is never
+        tried again.
 
         writes: bucket.samplers
         """
@@ -226,7 +253,10 @@ class CudaGraphRunner(Runner):
             LOG.warning("sampling by %s is not recorded: %s", ", ".join(sorted(kind)), error)
 
     def sample_apart(self, bucket: Bucket, count: int, sampling: Sampling) -> Sample:
-        """The first rows' next tokens by settings that no recording knows.   writes: seats.tokens"""
+        """The first rows' next tokens by settings that no recording knows.
+
+        writes: seats.tokens
+        """
         sample = score(self.program, bucket.forward.result[:count], sampling)
         rows, positions = bucket.inputs[:, :count]
         self.program.seats.keep(rows, positions + 1, sample)

@@ -1,4 +1,6 @@
-"""A policy without an index: every page belongs to its row alone and returns to the pool with it."""
+"""A policy without an index: every page belongs to its row alone and returns to the pool with
+it.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,12 @@ class NaiveCache(CachePolicy):
     def release(self, index: None, handle: None) -> None:
         """Nothing happens."""
 
-    def insert(self, index: None, handle: None, tokens: Ints, pages: Ints, namespace: str) -> Inserted:
-        """The pages as given: the row stays their only owner. Core does not call this, as `reuse` is False."""
+    def insert(
+        self, index: None, handle: None, tokens: Ints, pages: Ints, namespace: str
+    ) -> Inserted:
+        """The pages as given: the row stays their only owner. Core does not call this, as `reuse`
+        is False.
+        """
         return Inserted(pages, None)
 
     def evict(self, index: None, count: int) -> Ints:

@@ -16,16 +16,26 @@ def locked_children(node: Node) -> int:
 
 def check_handle(handle: Node, held: bool) -> None:
     """Raise AssertionError unless the handle is indexed and, when asked, someone holds it."""
-    assert handle.parent is not None, f"the handle's page {handle.page} was evicted: hold a match before evicting"
-    assert not held or handle.refs > locked_children(handle), f"nobody holds the handle of page {handle.page}"
+    assert handle.parent is not None, (
+        f"the handle's page {handle.page} was evicted: hold a match before evicting"
+    )
+    assert not held or handle.refs > locked_children(handle), (
+        f"nobody holds the handle of page {handle.page}"
+    )
 
 
-def check_insert(index: Index, handle: Node | None, tokens: Ints, pages: Ints, page_size: int) -> None:
-    """Raise AssertionError unless the pages are whole, new or already in their place, and the handle is held."""
+def check_insert(
+    index: Index, handle: Node | None, tokens: Ints, pages: Ints, page_size: int
+) -> None:
+    """Raise AssertionError unless the pages are whole, new or already in their place, and the
+    handle is held.
+    """
     if handle is not None:
         check_handle(handle, held=True)
     assert tokens.dtype == "int32", f"wanted int32 tokens, got {tokens.dtype}"
-    assert len(tokens) == len(pages) * page_size, f"{len(pages)} pages of {page_size} do not take {len(tokens)} tokens"
+    assert len(tokens) == len(pages) * page_size, (
+        f"{len(pages)} pages of {page_size} do not take {len(tokens)} tokens"
+    )
     given = pages.tolist()
     assert len(set(given)) == len(given), f"a page is given twice: {given}"
     assert min(given, default=1) > 0, f"page {min(given)} is not a page of the pool"
@@ -42,21 +52,37 @@ def check_index(index: Index, page_size: int) -> None:
     assert min(pages, default=1) > 0, "the dummy page is indexed"
     for root in index.roots.values():
         assert root.children, f"root {root!r} is of a namespace without pages"
-        assert root.refs == 1 + locked_children(root), f"root {root!r} has {locked_children(root)} locked children"
+        assert root.refs == 1 + locked_children(root), (
+            f"root {root!r} has {locked_children(root)} locked children"
+        )
     for node in nodes:
-        assert node.parent is not None and node.parent.children[node.key] is node, f"{node!r} hangs in the wrong place"
-        assert node.depth == node.parent.depth + 1, f"{node!r} has a parent of depth {node.parent.depth}"
-        assert len(node.key) == page_size * 4, f"{node!r} stands for {len(node.key) // 4} tokens, not {page_size}"
-        assert node.refs >= locked_children(node), f"{node!r} has {locked_children(node)} locked children"
-        assert (node in index.idle) == (node.refs == 0), f"{node!r} is idle exactly when nothing refers to it"
+        assert node.parent is not None and node.parent.children[node.key] is node, (
+            f"{node!r} hangs in the wrong place"
+        )
+        assert node.depth == node.parent.depth + 1, (
+            f"{node!r} has a parent of depth {node.parent.depth}"
+        )
+        assert len(node.key) == page_size * 4, (
+            f"{node!r} stands for {len(node.key) // 4} tokens, not {page_size}"
+        )
+        assert node.refs >= locked_children(node), (
+            f"{node!r} has {locked_children(node)} locked children"
+        )
+        assert (node in index.idle) == (node.refs == 0), (
+            f"{node!r} is idle exactly when nothing refers to it"
+        )
     check_order(index, set(nodes))
 
 
 def check_order(index: Index, nodes: set[Node]) -> None:
-    """Raise AssertionError unless eviction in order takes leaves only, and every noted end is indexed."""
+    """Raise AssertionError unless eviction in order takes leaves only, and every noted end is
+    indexed.
+    """
     seen: set[Node] = set()
     for node in index.idle:
         assert node in nodes, f"{node!r} is idle but not in the tree"
-        assert seen.issuperset(node.children.values()), f"{node!r} would be evicted before its children"
+        assert seen.issuperset(node.children.values()), (
+            f"{node!r} would be evicted before its children"
+        )
         seen.add(node)
     assert nodes.issuperset(index.ends), "a prefix ends at a node that is not in the tree"

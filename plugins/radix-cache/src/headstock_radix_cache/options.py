@@ -10,8 +10,10 @@ from attrs.validators import ge, instance_of, optional
 class RadixOptions:
     """How the index is kept.
 
-    `max_prefixes`: at most so many prefixes of ended requests are kept, the latest ones; None: as many as fit, 0: none.
-    `debug`: each call is checked against the contract, at a cost that grows with the pages it names.
+    `max_prefixes`: at most so many prefixes of ended requests are kept, the latest ones; None: as
+        many as fit, 0: none.
+    `debug`: each call is checked against the contract, at a cost that grows with the pages it
+        names.
     """
 
     max_prefixes: int | None = field(default=None, validator=optional([instance_of(int), ge(0)]))

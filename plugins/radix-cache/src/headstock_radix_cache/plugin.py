@@ -13,5 +13,7 @@ def spec() -> CacheSpec:
         summary="shares common prefixes page by page, evicts the least recently used",
         implementation="headstock_radix_cache.policy:RadixCache",
         options="headstock_radix_cache.options:RadixOptions",
-        capabilities=CacheCapabilities(page_sizes=IntSet.all(), kinds=frozenset({"full"}), reuse=True),
+        capabilities=CacheCapabilities(
+            page_sizes=IntSet.all(), kinds=frozenset({"full"}), reuse=True
+        ),
     )

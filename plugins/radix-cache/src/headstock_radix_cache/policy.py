@@ -1,4 +1,6 @@
-"""The prefix tree as a cache policy. A handle is the node at the end of a prefix; None stands for the empty prefix."""
+"""The prefix tree as a cache policy. A handle is the node at the end of a prefix; None stands for
+the empty prefix.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ Ints = np.ndarray
 class RadixCache(CachePolicy):
     """Full pages are shared by all requests of a namespace that begin with the same tokens.
 
-    A page's last use is the latest moment at which a hold protected it. Pages idle since longest are evicted first.
+    A page's last use is the latest moment at which a hold protected it. Pages idle since longest
+    are evicted first.
     """
 
     def __init__(self, page_size: int, options: RadixOptions | None = None) -> None:
@@ -59,7 +62,9 @@ class RadixCache(CachePolicy):
         index.lock(handle)
 
     def release(self, index: Index, handle: Node | None) -> None:
-        """Undo one hold; O(pages that nobody holds any more), which become the most recently used."""
+        """Undo one hold; O(pages that nobody holds any more), which become the most recently
+        used.
+        """
         if handle is None:
             return
         if self.debug:
@@ -69,7 +74,9 @@ class RadixCache(CachePolicy):
         if self.max_prefixes is not None:
             index.end(handle, self.max_prefixes)
 
-    def insert(self, index: Index, handle: Node | None, tokens: Ints, pages: Ints, namespace: str) -> Inserted:
+    def insert(
+        self, index: Index, handle: Node | None, tokens: Ints, pages: Ints, namespace: str
+    ) -> Inserted:
         """Index whole pages that follow `handle`; the hold moves along. O(1) a page.
 
         tokens: [n * page_size] int32    pages: [n] int32
@@ -77,7 +84,9 @@ class RadixCache(CachePolicy):
         if self.debug:
             check_insert(index, handle, tokens, pages, self.page_size)
         whole = tokens.reshape(-1, self.page_size)
-        canonical, (end,) = self.insert_each(index, (handle,), (len(pages),), whole, pages, (namespace,))
+        canonical, (end,) = self.insert_each(
+            index, (handle,), (len(pages),), whole, pages, (namespace,)
+        )
         return Inserted(canonical, end)
 
     def insert_each(
@@ -89,7 +98,8 @@ class RadixCache(CachePolicy):
         pages: Ints,
         namespaces: Sequence[str],
     ) -> tuple[Ints, list[Node | None]]:
-        """Index `counts[i]` whole pages that follow `handles[i]`, row by row; the holds move along. O(1) a page.
+        """Index `counts[i]` whole pages that follow `handles[i]`, row by row; the holds move along.
+        O(1) a page.
 
         tokens: [sum of counts, page_size] int32    pages: [sum of counts] int32
         """
@@ -101,7 +111,9 @@ class RadixCache(CachePolicy):
         for handle, count, namespace in zip(handles, counts, namespaces, strict=True):
             start, stop = stop, stop + count
             if self.debug:
-                check_insert(index, handle, tokens[start:stop].ravel(), pages[start:stop], self.page_size)
+                check_insert(
+                    index, handle, tokens[start:stop].ravel(), pages[start:stop], self.page_size
+                )
             node = handle
             if node is None and count:
                 node = index.root(namespace)

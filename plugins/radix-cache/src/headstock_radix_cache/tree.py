@@ -1,12 +1,13 @@
 """A prefix tree with one node a page, and the order in which its pages may be evicted.
 
-A node is *locked* while a hold protects it: its own, or one below it. `refs` counts the own holds plus the locked
-children, so a node is locked exactly when `refs > 0`. A hold that moves from a node to a new child leaves the node's
-`refs` as it is (one hold fewer, one locked child more), which makes indexing a page as it fills O(1).
+A node is *locked* while a hold protects it: its own, or one below it. `refs` counts the own holds
+plus the locked children, so a node is locked exactly when `refs > 0`. A hold that moves from a node
+to a new child leaves the node's `refs` as it is (one hold fewer, one locked child more), which
+makes indexing a page as it fills O(1).
 
-`idle` lists the unlocked nodes in the order in which they were unlocked, which is the order of last use. A node is
-unlocked only after all its children, so they stand before it: the first idle node is always a leaf, and eviction needs
-no search.
+`idle` lists the unlocked nodes in the order in which they were unlocked, which is the order of last
+use. A node is unlocked only after all its children, so they stand before it: the first idle node is
+always a leaf, and eviction needs no search.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ class Node:
 
 
 class Index:
-    """The tree of each namespace, and what may be evicted. Written in place; `version` goes up with each change.
+    """The tree of each namespace, and what may be evicted. Written in place; `version` goes up with
+    each change.
 
-    `ends` are the last nodes of released prefixes, oldest first; kept only when their number is limited.
-    `dropped` are pages of prefixes beyond that limit: never matched again, waiting to be collected by `evict`.
+    `ends` are the last nodes of released prefixes, oldest first; kept only when their number is
+    limited. `dropped` are pages of prefixes beyond that limit: never matched again, waiting to be
+    collected by `evict`.
     """
 
     __slots__ = ("dropped", "ends", "evicted", "hit_pages", "idle", "roots", "size", "version")
@@ -52,12 +55,14 @@ class Index:
         self.version = 0
 
     def root(self, namespace: str) -> Node:
-        """The root of a namespace, made when missing and gone with its last page. It stands for no page and is always
-        locked.
+        """The root of a namespace, made when missing and gone with its last page. It stands for no
+        page and is always locked.
         """
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = Node(-1, None, namespace.encode(errors="surrogatepass"), 0)
+            root = self.roots[namespace] = Node(
+                -1, None, namespace.encode(errors="surrogatepass"), 0
+            )
         return root
 
     def lock(self, node: Node) -> None:
@@ -77,9 +82,19 @@ class Index:
             node = node.parent
             node.refs -= 1
 
-    def extend(self, node: Node, data: bytes, width: int, start: int, pages: list[int], canonical: list[int]) -> Node:
-        """The end of `pages` behind a held node, whose hold moves there; the first of them stands for the tokens from
-        `start` on, and each for `width` bytes.   writes: canonical, each page that now stands for its tokens
+    def extend(
+        self,
+        node: Node,
+        data: bytes,
+        width: int,
+        start: int,
+        pages: list[int],
+        canonical: list[int],
+    ) -> Node:
+        """The end of `pages` behind a held node, whose hold moves there; the first of them stands
+        for the tokens from
+        `start` on, and each for `width` bytes.
+        writes: canonical, each page that now stands for its tokens
         """
         for page in pages:
             key = data[start : start + width]
@@ -122,12 +137,19 @@ class Index:
         return self.remove(node)
 
     def end(self, node: Node, limit: int) -> None:
-        """Note that a prefix ended at `node`, and drop the oldest beyond `limit`, up to where others share them."""
+        """Note that a prefix ended at `node`, and drop the oldest beyond `limit`, up to where
+        others share them.
+        """
         self.ends[node] = None
         self.ends.move_to_end(node)
         while len(self.ends) > limit:
             oldest = self.ends.popitem(last=False)[0]
-            while oldest.parent is not None and not oldest.refs and not oldest.children and oldest not in self.ends:
+            while (
+                oldest.parent is not None
+                and not oldest.refs
+                and not oldest.children
+                and oldest not in self.ends
+            ):
                 parent = oldest.parent
                 del self.idle[oldest]
                 self.dropped.append(self.remove(oldest))

@@ -29,5 +29,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(tokens, width)
     if tokens:
-        silu_and_mul_kernel[(tokens, triton.cdiv(width, BLOCK))](gate_up, out, width, BLOCK=BLOCK, num_warps=4)
+        silu_and_mul_kernel[(tokens, triton.cdiv(width, BLOCK))](
+            gate_up, out, width, BLOCK=BLOCK, num_warps=4
+        )
     return out

@@ -1,4 +1,6 @@
-"""Experts of one or a few tokens: each pair (token, expert) reads its weights by itself, at the memory's speed."""
+"""Experts of one or a few tokens: each pair (token, expert) reads its weights by itself, at the
+memory's speed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def gate_up_rows_kernel(
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """A program some rows of a pair's gate and up, each whole: what is read does not wait for what is summed."""
+    """A program some rows of a pair's gate and up, each whole: what is read does not wait for what
+    is summed.
+    """
     pair = tl.program_id(1)
     expert = tl.load(ids + pair)
     if expert < EXPERTS:
@@ -40,11 +44,25 @@ def gate_up_rows_kernel(
         for step in tl.static_range(STEPS):
             at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
             value = tl.load(token + at, at < width, other=0.0).to(tl.float32)
-            gate += tl.load(gates + at, at < width, other=0.0, eviction_policy="evict_first").to(tl.float32) * value
-            up += tl.load(ups + at, at < width, other=0.0, eviction_policy="evict_first").to(tl.float32) * value
+            gate += (
+                tl.load(gates + at, at < width, other=0.0, eviction_policy="evict_first").to(
+                    tl.float32
+                )
+                * value
+            )
+            up += (
+                tl.load(ups + at, at < width, other=0.0, eviction_policy="evict_first").to(
+                    tl.float32
+                )
+                * value
+            )
         gated = tl.sum(gate, 1)
         result = gated / (1.0 + tl.exp(-gated)) * tl.sum(up, 1)
-        tl.store(inner + pair.to(tl.int64) * inters + row, narrow(result, inner.dtype.element_ty), row < inters)
+        tl.store(
+            inner + pair.to(tl.int64) * inters + row,
+            narrow(result, inner.dtype.element_ty),
+            row < inters,
+        )
 
 
 @triton.jit
@@ -62,7 +80,9 @@ def down_rows_kernel(
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """A program some outputs of a token, of all its experts: they are summed in the order of its slots."""
+    """A program some outputs of a token, of all its experts: they are summed in the order of its
+    slots.
+    """
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = tl.minimum(row, width - 1)[:, None] * inters
@@ -78,7 +98,10 @@ def down_rows_kernel(
             at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
             mask = there & (at < inters)
             value = tl.load(values + at, mask, other=0.0).to(tl.float32) * share
-            sums += tl.load(source + at, mask, other=0.0, eviction_policy="evict_first").to(tl.float32) * value
+            sums += (
+                tl.load(source + at, mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+                * value
+            )
     total = narrow(tl.sum(sums, 1), out.dtype.element_ty)
     tl.store(out + token.to(tl.int64) * width + row, total, row < width)
 
@@ -86,7 +109,9 @@ def down_rows_kernel(
 def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: RowTile) -> Tensor:
     """The weighted sum of what each token's experts make of it; 0 for padding.
 
-    x, result: [tokens, hidden]    gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
+    x, result: [tokens, hidden]
+    gate_up: [experts, 2 * intermediate, hidden]
+    down: [experts, hidden, intermediate]
     """
     tokens, width = x.shape
     count, _, inters = down.shape
@@ -128,6 +153,8 @@ def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: Row
 
 
 def _cut(width: int) -> tuple[int, int]:
-    """Numbers of a row that are read at once, and how often: 256 are 16 bytes a lane of one warp, in 16 bits."""
+    """Numbers of a row that are read at once, and how often: 256 are 16 bytes a lane of one warp,
+    in 16 bits.
+    """
     block = max(256, triton.next_power_of_2(width) // 8)
     return block, triton.cdiv(width, block)

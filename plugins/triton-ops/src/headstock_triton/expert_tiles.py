@@ -26,7 +26,9 @@ def _dot(left, right, sums):
 
 @triton.jit
 def _locate(blocks, columns, GROUP: tl.constexpr):
-    """The block and the column of a program: those that run together share weights and tokens in the cache."""
+    """The block and the column of a program: those that run together share weights and tokens in
+    the cache.
+    """
     program = tl.program_id(0)
     first = program // (GROUP * columns) * GROUP
     size = tl.minimum(blocks - first, GROUP)
@@ -55,7 +57,8 @@ def gate_up_tiles_kernel(
 ):
     """silu(gate) * up of a block's tokens and BN columns.
 
-    Rows of gate and up alternate in the tile of weights, so that both halves of a column end in the same thread.
+    Rows of gate and up alternate in the tile of weights, so that both halves of a column end in the
+    same thread.
     """
     block, column = _locate(blocks, tl.cdiv(INTERS, BN), GROUP)
     rows = tl.load(table + 2 * block + 1)
@@ -68,13 +71,20 @@ def gate_up_tiles_kernel(
         both = tl.arange(0, 2 * BN)
         source = tl.minimum(column * BN + both // 2, INTERS - 1) + (both % 2) * INTERS
         if not TMA:
-            right = weight + expert.to(tl.int64) * 2 * INTERS * WIDTH + source[:, None] * WIDTH + k[None, :]
+            right = (
+                weight
+                + expert.to(tl.int64) * 2 * INTERS * WIDTH
+                + source[:, None] * WIDTH
+                + k[None, :]
+            )
         sums = tl.zeros((2 * BN, BM), tl.float32) if SWAP else tl.zeros((BM, 2 * BN), tl.float32)
         for start in range(0, WIDTH, BK):
             if EVEN:
                 a = tl.load(left + start, (row < rows)[:, None], other=0.0)
             else:
-                a = tl.load(left + start, (row < rows)[:, None] & (k < WIDTH - start)[None, :], other=0.0)
+                a = tl.load(
+                    left + start, (row < rows)[:, None] & (k < WIDTH - start)[None, :], other=0.0
+                )
             if TMA:
                 w = weight.load([expert, column * BN, 0, start]).reshape(2 * BN, BK)
             elif EVEN:
@@ -119,13 +129,20 @@ def down_tiles_kernel(
         left = inner + (block * BM + row).to(tl.int64)[:, None] * INTERS + k[None, :]
         source = tl.minimum(column * BN + tl.arange(0, BN), WIDTH - 1)
         if not TMA:
-            right = weight + expert.to(tl.int64) * WIDTH * INTERS + source[:, None] * INTERS + k[None, :]
+            right = (
+                weight
+                + expert.to(tl.int64) * WIDTH * INTERS
+                + source[:, None] * INTERS
+                + k[None, :]
+            )
         sums = tl.zeros((BN, BM), tl.float32) if SWAP else tl.zeros((BM, BN), tl.float32)
         for start in range(0, INTERS, BK):
             if EVEN:
                 a = tl.load(left + start, (row < rows)[:, None], other=0.0)
             else:
-                a = tl.load(left + start, (row < rows)[:, None] & (k < INTERS - start)[None, :], other=0.0)
+                a = tl.load(
+                    left + start, (row < rows)[:, None] & (k < INTERS - start)[None, :], other=0.0
+                )
             if TMA:
                 w = weight.load([expert * WIDTH + column * BN, start])
             elif EVEN:
@@ -144,8 +161,12 @@ def down_tiles_kernel(
 
 
 @triton.jit
-def combine_kernel(terms, ids, out, width, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr):
-    """A program a token and some columns: the terms are summed in the order of the token's slots."""
+def combine_kernel(
+    terms, ids, out, width, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A program a token and some columns: the terms are summed in the order of the token's
+    slots.
+    """
     token = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     routed = tl.load(ids + token * CHOSEN) < EXPERTS
@@ -159,14 +180,19 @@ def combine_kernel(terms, ids, out, width, EXPERTS: tl.constexpr, CHOSEN: tl.con
 def mix_tiles(x: Tensor, blocks: Blocks, gate_up: Tensor, down: Tensor, tiles: Tiles) -> Tensor:
     """The weighted sum of what each token's experts make of it; 0 for padding.
 
-    x, result: [tokens, hidden]    gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
+    x, result: [tokens, hidden]
+    gate_up: [experts, 2 * intermediate, hidden]
+    down: [experts, hidden, intermediate]
     """
     inner = multiply_gate_up(x, blocks, gate_up, tiles.gate_up)
     return combine(multiply_down(inner, blocks, down, tiles.down), blocks)
 
 
 def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> Tensor:
-    """silu(gate) * up of every pair, in the blocks' places.   returns: [blocks * rows, intermediate]"""
+    """silu(gate) * up of every pair, in the blocks' places.
+
+    returns: [blocks * rows, intermediate]
+    """
     count, double, width = weight.shape
     inters, total = double // 2, len(blocks.table)
     inner = x.new_empty(len(blocks.order), inters)
@@ -174,7 +200,9 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
     tma = tile.tma and is_describable(weight)
     if tma:
         strides = [double * width, width, inters * width, 1]
-        source = TensorDescriptor(weight, [count, inters, 2, width], strides, [1, tile.n, 2, tile.k])
+        source = TensorDescriptor(
+            weight, [count, inters, 2, width], strides, [1, tile.n, 2, tile.k]
+        )
     gate_up_tiles_kernel[(total * triton.cdiv(inters, tile.n),)](
         x,
         blocks.order,
@@ -199,7 +227,10 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
 
 
 def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> Tensor:
-    """What each pair adds to its token; padding's rows are undefined.   returns: [tokens * per_token, hidden]"""
+    """What each pair adds to its token; padding's rows are undefined.
+
+    returns: [tokens * per_token, hidden]
+    """
     count, width, inters = weight.shape
     total, ids = len(blocks.table), blocks.routes.ids
     terms = inner.new_empty(ids.numel(), width)
@@ -231,12 +262,18 @@ def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> 
 
 
 def is_describable(weight: Tensor) -> bool:
-    """Whether the tensor memory accelerator can load from `weight`: its rows begin at multiples of 16 bytes."""
+    """Whether the tensor memory accelerator can load from `weight`: its rows begin at multiples of
+    16 bytes.
+    """
     return weight.shape[-1] * weight.element_size() % 16 == 0
 
 
 def combine(terms: Tensor, blocks: Blocks) -> Tensor:
-    """Each token's terms summed.   terms: [tokens * per_token, hidden]    returns: [tokens, hidden]"""
+    """Each token's terms summed.
+
+    terms: [tokens * per_token, hidden]
+    returns: [tokens, hidden]
+    """
     tokens, chosen = blocks.routes.ids.shape
     out = terms.new_empty(tokens, terms.shape[1])
     block = min(triton.next_power_of_2(out.shape[1]), 1024)

@@ -1,4 +1,6 @@
-"""Mixtures of experts whose routes stay on the device: graphs hold them, whatever the tokens choose."""
+"""Mixtures of experts whose routes stay on the device: graphs hold them, whatever the tokens
+choose.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,13 @@ def mix_experts(
     page_size: int = 0,
     tiles: RowTile | Tiles | None = None,
 ) -> Tensor:
-    """The weighted sum of what each token's experts make of it, summed in an order that other tokens do not change.
+    """The weighted sum of what each token's experts make of it, summed in an order that other
+    tokens do not change.
 
     x, result: [tokens, hidden]    scores: [tokens, experts]
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
-    slots: [tokens] int64, where keys and values go; tokens in the dummy page, below `page_size`, are padding: no expert
-    takes them, and their result is 0
+    slots: [tokens] int64, where keys and values go; tokens in the dummy page, below `page_size`,
+    are padding: no expert takes them, and their result is 0
     """
     tokens, hidden = x.shape
     if not tokens:

@@ -15,7 +15,10 @@ FEW_TOKENS = 64
 
 @triton.jit
 def put(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
-    """Store queries to `q` and keys and values to the pool; 8-bit floats saturate, and keep NaN.   x: [heads, n]"""
+    """Store queries to `q` and keys and values to the pool; 8-bit floats saturate, and keep NaN.
+
+    x: [heads, n]
+    """
     tl.store(q[:, None] + at, x, q_mask)
     kv = x
     if LIMIT > 0:
@@ -49,7 +52,8 @@ def heads_kernel(
     LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a token and `BLOCK` of its heads, each held as the halves that turn together and the rest.
+    """A program a token and `BLOCK` of its heads, each held as the halves that turn together and
+    the rest.
 
     Every step is rounded as the torch operations round it.
     """
@@ -77,12 +81,18 @@ def heads_kernel(
         scale = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
         row = weight + head[:, None] * HEAD_DIM
         by = tl.load(row + half, in_half & turns, other=0.0).to(tl.float32)
-        first = tl.where(straight, first, narrow(narrow(first * scale, dtype).to(tl.float32) * by, dtype))
+        first = tl.where(
+            straight, first, narrow(narrow(first * scale, dtype).to(tl.float32) * by, dtype)
+        )
         by = tl.load(row + HALF + half, in_half & turns, other=0.0).to(tl.float32)
-        second = tl.where(straight, second, narrow(narrow(second * scale, dtype).to(tl.float32) * by, dtype))
+        second = tl.where(
+            straight, second, narrow(narrow(second * scale, dtype).to(tl.float32) * by, dtype)
+        )
         if REST_BLOCK:
             by = tl.load(row + rest, in_rest & turns, other=0.0).to(tl.float32)
-            third = tl.where(straight, third, narrow(narrow(third * scale, dtype).to(tl.float32) * by, dtype))
+            third = tl.where(
+                straight, third, narrow(narrow(third * scale, dtype).to(tl.float32) * by, dtype)
+            )
 
     angle = table + tl.load(positions + token) * (2 * HALF) + half
     cos = narrow(tl.load(angle, half < HALF, other=0.0), dtype).to(tl.float32)
@@ -115,7 +125,8 @@ def turn_and_store(
     heads: int,
     eps: float,
 ) -> Tensor:
-    """The queries, normalized if there is a weight, and turned; keys likewise go to the pool, and values as they are.
+    """The queries, normalized if there is a weight, and turned; keys likewise go to the pool, and
+    values as they are.
 
     qkv: [tokens, (heads + 2 * kv_heads) * head_dim]    weight: [heads + kv_heads, head_dim] or None
     table: [max_seq_len, 2, dim / 2] float32            positions, slots: [tokens] int64

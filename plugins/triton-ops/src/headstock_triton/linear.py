@@ -10,7 +10,9 @@ from headstock_triton.options import MOST_TOKENS
 from headstock_triton.portable import dot, narrow
 
 SINGLE = 4
-"""Tokens up to which products are summed by threads; more go through tensor cores, which take 16 at a time."""
+"""Tokens up to which products are summed by threads; more go through tensor cores, which take 16 at
+a time.
+"""
 TILE = 8192
 """Numbers of the weight that a program asks for at once: 128 bytes a thread."""
 
@@ -30,7 +32,9 @@ def single_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program some rows of the weight, each whole: what is read does not wait for what is summed."""
+    """A program some rows of the weight, each whole: what is read does not wait for what is
+    summed.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     source = weight + row.to(tl.int64)[:, None] * WIDTH
     exists = row[:, None] < outs
@@ -40,7 +44,9 @@ def single_kernel(
         at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
         w = tl.load(source + at, exists & (at < WIDTH), other=0.0).to(tl.float32)
         for index in tl.static_range(TOKENS):
-            term = tl.sum(w * tl.load(x + index * WIDTH + at, at < WIDTH, other=0.0).to(tl.float32), 1)
+            term = tl.sum(
+                w * tl.load(x + index * WIDTH + at, at < WIDTH, other=0.0).to(tl.float32), 1
+            )
             sums += tl.where(token == index, term[None, :], 0.0)
     if BIAS:
         sums += tl.load(bias + row, row < outs, other=0.0).to(tl.float32)[None, :]
@@ -69,8 +75,12 @@ def few_kernel(
     sums = tl.zeros((MOST, ROWS), tl.float32)
     for start in range(0, WIDTH, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        left = tl.load(x + token * WIDTH + at[None, :], (token < tokens) & (at < WIDTH)[None, :], other=0.0)
-        right = tl.load(source + at[:, None], (row < outs)[None, :] & (at < WIDTH)[:, None], other=0.0)
+        left = tl.load(
+            x + token * WIDTH + at[None, :], (token < tokens) & (at < WIDTH)[None, :], other=0.0
+        )
+        right = tl.load(
+            source + at[:, None], (row < outs)[None, :] & (at < WIDTH)[:, None], other=0.0
+        )
         sums = dot(left, right, sums)
     if BIAS:
         sums += tl.load(bias + row, row < outs, other=0.0).to(tl.float32)[None, :]

@@ -40,7 +40,9 @@ def random_words(seed, position, start, BLOCK: tl.constexpr):
     counter = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     zero = tl.zeros_like(counter)
     place = zero + position.to(tl.uint32)
-    w0, w1, w2, w3 = philox(counter, place, zero, zero, seed.to(tl.uint32), (seed >> 32).to(tl.uint32))
+    w0, w1, w2, w3 = philox(
+        counter, place, zero, zero, seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    )
     return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (BLOCK,))
 
 

@@ -12,23 +12,34 @@ from headstock_triton.portable import narrow
 
 @triton.jit
 def normalized(x, weight, at, mask, width, eps, dtype: tl.constexpr):
-    """One row over the root of its mean square, times the weight.   x: [block] float32, 0 outside the mask"""
+    """One row over the root of its mean square, times the weight.
+
+    x: [block] float32, 0 outside the mask
+    """
     scale = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
     return narrow(x * scale * tl.load(weight + at, mask, other=0.0).to(tl.float32), dtype)
 
 
 @triton.jit
-def add_norm_kernel(total, pending, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a row. The sum is rounded before it is normalized, as it is when torch adds in place."""
+def add_norm_kernel(
+    total, pending, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program a row. The sum is rounded before it is normalized, as it is when torch adds in
+    place.
+    """
     row = tl.program_id(0).to(tl.int64) * width
     at = tl.arange(0, BLOCK)
     mask = at < width
     x = tl.load(total + row + at, mask, other=0.0)
     dtype: tl.constexpr = x.dtype
     if ADD:
-        x = narrow(x.to(tl.float32) + tl.load(pending + row + at, mask, other=0.0).to(tl.float32), dtype)
+        x = narrow(
+            x.to(tl.float32) + tl.load(pending + row + at, mask, other=0.0).to(tl.float32), dtype
+        )
         tl.store(total + row + at, x, mask)
-    tl.store(out + row + at, normalized(x.to(tl.float32), weight, at, mask, width, eps, dtype), mask)
+    tl.store(
+        out + row + at, normalized(x.to(tl.float32), weight, at, mask, width, eps, dtype), mask
+    )
 
 
 @triton.jit(do_not_specialize_on_alignment=("tokens",))
@@ -39,7 +50,11 @@ def embed_norm_kernel(tokens, table, weight, total, out, width, eps, BLOCK: tl.c
     mask = at < width
     x = tl.load(table + tl.load(tokens + row) * width + at, mask, other=0.0)
     tl.store(total + row * width + at, x, mask)
-    tl.store(out + row * width + at, normalized(x.to(tl.float32), weight, at, mask, width, eps, x.dtype), mask)
+    tl.store(
+        out + row * width + at,
+        normalized(x.to(tl.float32), weight, at, mask, width, eps, x.dtype),
+        mask,
+    )
 
 
 def add_norm(total: Tensor, pending: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -54,7 +69,15 @@ def add_norm(total: Tensor, pending: Tensor | None, weight: Tensor, eps: float) 
         block = triton.next_power_of_2(width)
         source = total if pending is None else pending
         add_norm_kernel[(tokens,)](
-            total, source, weight, out, width, eps, ADD=pending is not None, BLOCK=block, num_warps=warps(block)
+            total,
+            source,
+            weight,
+            out,
+            width,
+            eps,
+            ADD=pending is not None,
+            BLOCK=block,
+            num_warps=warps(block),
         )
     return out
 
@@ -62,7 +85,10 @@ def add_norm(total: Tensor, pending: Tensor | None, weight: Tensor, eps: float) 
 def embed_norm(tokens: Tensor, table: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The tokens' embeddings, and the same normalized.
 
-    tokens: [tokens] int64    table: [vocab, hidden]    weight: [hidden]    returns: twice [tokens, hidden]
+    tokens: [tokens] int64
+    table: [vocab, hidden]
+    weight: [hidden]
+    returns: twice [tokens, hidden]
     """
     width = table.shape[1]
     total = table.new_empty(len(tokens), width)

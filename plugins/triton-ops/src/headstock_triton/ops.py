@@ -29,7 +29,11 @@ class Stream:
     normed: Tensor | None = None
 
     def norm(self, weight: Weight, eps: float) -> Tensor:
-        """The stream normalized.   returns: [tokens, hidden]    writes: self, which has nothing pending then"""
+        """The stream normalized.
+
+        returns: [tokens, hidden]
+        writes: self, which has nothing pending then
+        """
         normed = self.normed
         if normed is None:
             normed = add_norm(self.total, self.pending, weight.tensor, eps)
@@ -44,7 +48,9 @@ class Stream:
 
 
 class TritonOps(TorchOps):
-    """`TorchOps` with everything between matrix products fused; products and experts are torch's, but for options."""
+    """`TorchOps` with everything between matrix products fused; products and experts are torch's,
+    but for options.
+    """
 
     def __init__(self, options: TritonOptions | None = None) -> None:
         options = options or TritonOptions()
@@ -63,8 +69,14 @@ class TritonOps(TorchOps):
         total, normed = embed_norm(batch.tokens, params["embed"].tensor, weight, config.norm_eps)
         return Stream(total, None, normed)
 
-    def attn_in(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Tensor:
-        """Queries of the layer.   returns: [tokens, heads, head_dim]    writes: batch.pools[layer.index]"""
+    def attn_in(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Tensor:
+        """Queries of the layer.
+
+        returns: [tokens, heads, head_dim]
+        writes: batch.pools[layer.index]
+        """
         normed = x.norm(params[f"{layer.prefix}attn_norm"], config.norm_eps)
         return turn_and_store(
             self.linear(normed, params[f"{layer.prefix}qkv"]),
@@ -78,29 +90,55 @@ class TritonOps(TorchOps):
         )
 
     def attn_out(
-        self, x: Stream, attention: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+        self,
+        x: Stream,
+        attention: Tensor,
+        params: Params,
+        config: ModelConfig,
+        layer: LayerConfig,
+        batch: Batch,
     ) -> Stream:
-        """The stream with the projected attention pending.   attention: [tokens, heads, head_dim]    writes: x"""
-        return x.plus(self.all_reduce(self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"])))
+        """The stream with the projected attention pending.
 
-    def mlp(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Stream:
+        attention: [tokens, heads, head_dim]
+        writes: x
+        """
+        return x.plus(
+            self.all_reduce(self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"]))
+        )
+
+    def mlp(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
         """The stream with the layer's feed-forward part pending.   writes: x"""
         normed = x.norm(params[f"{layer.prefix}mlp_norm"], config.norm_eps)
         inner = silu_and_mul(self.linear(normed, params[f"{layer.prefix}gate_up"]))
         return x.plus(self.all_reduce(self.linear(inner, params[f"{layer.prefix}down"])))
 
-    def moe(self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch) -> Stream:
+    def moe(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
         """The stream with the layer's mixture of experts pending.   writes: x"""
         assert layer.experts is not None
         normed = x.norm(params[f"{layer.prefix}mlp_norm"], config.norm_eps)
         scores = self.linear(normed, params[f"{layer.prefix}router"])
-        gate_up, down = params[f"{layer.prefix}experts_gate_up"], params[f"{layer.prefix}experts_down"]
+        gate_up, down = (
+            params[f"{layer.prefix}experts_gate_up"],
+            params[f"{layer.prefix}experts_down"],
+        )
         if self.fused_experts and normed.dtype.itemsize == 2:
-            # Padding goes to no expert: else each graph's missing rows would read the weights of as many as rows use.
+            # Padding goes to no expert: else each graph's missing rows would read the weights of as
+            #     many as rows use.
             page_size = batch.pools[layer.index].shape[2]
             slots = batch.slots[layer.group]
             mixed = mix_experts(
-                normed, scores, layer.experts, gate_up.tensor, down.tensor, slots=slots, page_size=page_size
+                normed,
+                scores,
+                layer.experts,
+                gate_up.tensor,
+                down.tensor,
+                slots=slots,
+                page_size=page_size,
             )
         else:
             mixed = self.mix_experts(normed, scores, layer.experts, gate_up, down)
@@ -114,7 +152,11 @@ class TritonOps(TorchOps):
         """See `headstock_triton.sampling.sample`."""
         return sample(logits, sampling)
 
-    def lm_head_sample(self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling) -> Sample:
-        """Tokens sampled from the scores of `hidden` [n, hidden], which are read as the product leaves them."""
+    def lm_head_sample(
+        self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
+    ) -> Sample:
+        """Tokens sampled from the scores of `hidden` [n, hidden], which are read as the product
+        leaves them.
+        """
         head = params["embed" if config.tied_embeddings else "lm_head"]
         return sample(self.all_gather(self.linear(hidden, head)), sampling)

@@ -24,6 +24,7 @@ def spec() -> OpsSpec:
             ),
         ),
         capabilities=OpsCapabilities(
-            devices=(DeviceRange("cuda", (8, 0)),), dtypes=frozenset({"bfloat16", "float16", "float32"})
+            devices=(DeviceRange("cuda", (8, 0)),),
+            dtypes=frozenset({"bfloat16", "float16", "float32"}),
         ),
     )

@@ -11,7 +11,9 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr):
-    """`x` in the dtype, rounded to nearest even; the interpreter by itself cuts off, mistakes carries and loses NaN."""
+    """`x` in the dtype, rounded to nearest even; the interpreter by itself cuts off, mistakes
+    carries and loses NaN.
+    """
     if INTERPRETED and x.dtype == tl.float32:
         if dtype == tl.bfloat16:
             bits = x.to(tl.uint32, bitcast=True).to(tl.uint64)
@@ -24,7 +26,10 @@ def narrow(x, dtype: tl.constexpr):
 
 @triton.jit
 def eight_bits(x):
-    """float32 up to 448 as e4m3: four bits of exponent (bias 7), three of fraction.   returns: uint8"""
+    """float32 up to 448 as e4m3: four bits of exponent (bias 7), three of fraction.
+
+    returns: uint8
+    """
     bits = tl.abs(x).to(tl.uint32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
     small = (tl.abs(x) * 2.0**9 + 2.0**23).to(tl.uint32, bitcast=True) & 0xFF  # a multiple of 2^-9
@@ -34,7 +39,9 @@ def eight_bits(x):
 
 @triton.jit
 def log1p(x):
-    """ln(1 + x) as torch has it on the device; the interpreter has no such function, but float64."""
+    """ln(1 + x) as torch has it on the device; the interpreter has no such function, but
+    float64.
+    """
     if INTERPRETED:
         return tl.log(1.0 + x.to(tl.float64)).to(tl.float32)
     return libdevice.log1p(x)

@@ -13,14 +13,17 @@ from headstock.spi import Experts
 _CELLS = 4096
 """Cells (token, expert) that a program of many looks at."""
 _ALONE_CELLS = 8192
-"""Cells up to which one program routes and places: one launch, and nothing waits for other programs."""
+"""Cells up to which one program routes and places: one launch, and nothing waits for other
+programs.
+"""
 _TABLE_ROWS = 32
 """Entries of the block table, and rows of counts, that are worked on at once."""
 
 
 @frozen(kw_only=True, eq=False)
 class Routes:
-    """The experts of each token, best first. Padding tokens have the expert that does not exist, `count`.
+    """The experts of each token, best first. Padding tokens have the expert that does not exist,
+    `count`.
 
     ids: [tokens, per_token] int32    weights: [tokens, per_token] float32
     """
@@ -32,10 +35,13 @@ class Routes:
 
 @frozen(kw_only=True, eq=False)
 class Blocks:
-    """Pairs (token, slot) in blocks of `rows` that share an expert; an expert's last block may have fewer.
+    """Pairs (token, slot) in blocks of `rows` that share an expert; an expert's last block may have
+    fewer.
 
-    order: [blocks * rows] int32, the pair `token * per_token + slot` at each place; undefined where a block has fewer
-    table: [blocks, 2] int32, each block's expert and how many pairs it has; 0 for blocks past the last
+    order: [blocks * rows] int32, the pair `token * per_token + slot` at each place; undefined where
+        a block has fewer
+    table: [blocks, 2] int32, each block's expert and how many pairs it has; 0 for blocks past the
+        last
     """
 
     routes: Routes
@@ -67,9 +73,11 @@ def _place(
     TABLE: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Put the program's pairs into their expert's blocks, in the order of tokens, and fill a part of the table.
+    """Put the program's pairs into their expert's blocks, in the order of tokens, and fill a part
+    of the table.
 
-    chosen, slot: [tokens, experts]    total, before: [experts], pairs of all programs and of those before this one
+    chosen, slot: [tokens, experts]
+    total, before: [experts], pairs of all programs and of those before this one
     writes: order, table from `first_block`
     """
     expert = tl.arange(0, WIDTH)
@@ -114,15 +122,20 @@ def route_kernel(
     TABLE: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """A program some tokens. Scores and experts are searched as one integer, so that ties go to the lower expert."""
+    """A program some tokens. Scores and experts are searched as one integer, so that ties go to the
+    lower expert.
+    """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, WIDTH)
     here = token < tokens
     mask = here[:, None] & (expert < EXPERTS)[None, :]
-    score = tl.load(scores + token.to(tl.int64)[:, None] * EXPERTS + expert[None, :], mask, other=0.0)
+    score = tl.load(
+        scores + token.to(tl.int64)[:, None] * EXPERTS + expert[None, :], mask, other=0.0
+    )
     score = tl.where((expert < EXPERTS)[None, :], score.to(tl.float32), -float("inf"))
     broken = tl.max((score != score).to(tl.int32), 1) > 0
-    score = tl.where((score != score) | (score == 0.0), 0.0, score)  # one zero; broken rows choose anyhow
+    # one zero; broken rows choose anyhow
+    score = tl.where((score != score) | (score == 0.0), 0.0, score)
     top = tl.max(score, 1)
     mass = tl.sum(tl.exp(score - top[:, None]), 1)
     if SHORT:  # the lower half of a bfloat16's bits is free for the expert
@@ -130,7 +143,10 @@ def route_kernel(
         key = (_ordered(score.to(tl.int32, bitcast=True)) & -65536) | (WIDTH - 1 - expert)[None, :]
     else:
         least: tl.constexpr = -(2**63)
-        key = _ordered(score.to(tl.int32, bitcast=True)).to(tl.int64) * 4294967296 + (WIDTH - 1 - expert)[None, :]
+        key = (
+            _ordered(score.to(tl.int32, bitcast=True)).to(tl.int64) * 4294967296
+            + (WIDTH - 1 - expert)[None, :]
+        )
     key = tl.where(mask, key, least)
     slot_index = tl.arange(0, SLOTS)[None, :]
     best_ids = tl.zeros((TOKENS, SLOTS), tl.int32)
@@ -163,7 +179,22 @@ def route_kernel(
     count = tl.sum(chosen, 0)
     if PLACE:
         none = tl.zeros((WIDTH,), tl.int32)
-        _place(chosen, slot, token, count, none, order, table, 0, blocks, CHOSEN, WIDTH, ROWS, TABLE, STEPS)
+        _place(
+            chosen,
+            slot,
+            token,
+            count,
+            none,
+            order,
+            table,
+            0,
+            blocks,
+            CHOSEN,
+            WIDTH,
+            ROWS,
+            TABLE,
+            STEPS,
+        )
     if COUNT:
         tl.store(counts + tl.program_id(0) * WIDTH + expert, count)
 
@@ -199,19 +230,37 @@ def place_kernel(
     slot = tl.zeros((TOKENS, WIDTH), tl.int32) - 1
     for index in tl.static_range(CHOSEN):
         chosen_id = tl.load(ids + token * CHOSEN + index, token < tokens, other=WIDTH)
-        # The expert that does not exist may be a column, if their number is no power of two: nothing counts it.
+        # The expert that does not exist may be a column, if their number is no power of two:
+        # nothing counts it.
         slot = tl.where(expert[None, :] == chosen_id[:, None], index, slot)
     real = (tl.load(counts + program * WIDTH + expert, program < programs, other=0) > 0)[None, :]
     chosen = (real & (slot >= 0)).to(tl.int32)
-    _place(chosen, slot, token, total, before, order, table, program * TABLE, blocks, CHOSEN, WIDTH, ROWS, TABLE, 1)
+    _place(
+        chosen,
+        slot,
+        token,
+        total,
+        before,
+        order,
+        table,
+        program * TABLE,
+        blocks,
+        CHOSEN,
+        WIDTH,
+        ROWS,
+        TABLE,
+        1,
+    )
 
 
 def route(
     scores: Tensor, experts: Experts, slots: Tensor | None = None, page_size: int = 0, rows: int = 0
 ) -> tuple[Routes, Blocks | None]:
-    """Each token's experts, and its pairs in blocks of `rows` if that is not 0; nothing is read on the host.
+    """Each token's experts, and its pairs in blocks of `rows` if that is not 0; nothing is read on
+    the host.
 
-    scores: [tokens, experts]    slots: [tokens] int64; tokens below `page_size`, in the dummy page, are padding
+    scores: [tokens, experts]
+    slots: [tokens] int64; tokens below `page_size`, in the dummy page, are padding
     """
     tokens, count, device = len(scores), experts.count, scores.device
     width = max(triton.next_power_of_2(count), 16)
@@ -276,5 +325,7 @@ def route(
 
 
 def count_blocks(pairs: int, experts: int, rows: int) -> int:
-    """The most blocks of `rows` that so many pairs can fill: each expert that is used may leave one unfinished."""
+    """The most blocks of `rows` that so many pairs can fill: each expert that is used may leave one
+    unfinished.
+    """
     return (pairs + min(pairs, experts) * (rows - 1)) // rows

@@ -1,4 +1,6 @@
-"""From logits to tokens as `headstock.nn.sampling` has it, in two kernels, or three where rows are cut off."""
+"""From logits to tokens as `headstock.nn.sampling` has it, in two kernels, or three where rows are
+cut off.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,18 @@ FEW_ROWS = 16
 INFINITY = tl.constexpr(math.inf)
 
 
-UNALIGNED = ("temperature", "seeds", "positions", "targets", "cut_peaks", "edges", "last_ids", "peaks", "sums", "ids")
+UNALIGNED = (
+    "temperature",
+    "seeds",
+    "positions",
+    "targets",
+    "cut_peaks",
+    "edges",
+    "last_ids",
+    "peaks",
+    "sums",
+    "ids",
+)
 """Arrays that may begin anywhere, and are not compiled anew for each place."""
 
 
@@ -46,9 +59,11 @@ def part_kernel(
     SUM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a row and part: its best score and token, its highest logit, the sum of exp(logit - highest).
+    """A program a row and part: its best score and token, its highest logit, the sum of exp(logit -
+    highest).
 
-    Where there is NaN, infinity is the highest. Scores are less the part's highest logit, or the row's where it is cut.
+    Where there is NaN, infinity is the highest. Scores are less the part's highest logit, or the
+    row's where it is cut.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * BLOCK + tl.arange(0, BLOCK)
@@ -62,7 +77,9 @@ def part_kernel(
         if CUT:
             scores = scaled(x, tl.load(cut_peaks + row), heat)
             edge, last = tl.load(edges + row), tl.load(last_ids + row)
-            scores = tl.where((scores > edge) | ((scores == edge) & (at <= last)), scores, -INFINITY)
+            scores = tl.where(
+                (scores > edge) | ((scores == edge) & (at <= last)), scores, -INFINITY
+            )
         else:
             scores = scaled(x, level, heat)
         if heat > 0:
@@ -119,20 +136,28 @@ def join_kernel(
             target = tl.load(targets + row)
             token = tl.where(target < 0, token, target)
         total = tl.sum(tl.load(sums + source, mask, other=0.0) * tl.exp(tops - level), 0)
-        tl.store(logprobs + row, tl.load(logits + row * stride + token).to(tl.float32) - level - tl.log(total))
+        tl.store(
+            logprobs + row,
+            tl.load(logits + row * stride + token).to(tl.float32) - level - tl.log(total),
+        )
 
 
-def draw(logits: Tensor, sampling: Sampling, with_logprob: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def draw(
+    logits: Tensor, sampling: Sampling, with_logprob: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """A token a row, which rows are healthy, and the log-probabilities of the tokens or targets.
 
-    As in torch: temperature 0 takes the best, the lowest id of equals; a row is healthy if its maximum is a number.
+    As in torch: temperature 0 takes the best, the lowest id of equals; a row is healthy if its
+        maximum is a number.
     logits: [n, vocab] of any float type
     returns: [n] int64, [n] bool, [n] float32 or None
     """
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     healthy = torch.empty(rows, dtype=torch.uint8, device=logits.device)
-    logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device) if with_logprob else None
+    logprobs = (
+        torch.empty(rows, dtype=torch.float32, device=logits.device) if with_logprob else None
+    )
     if not rows:
         return tokens, healthy.bool(), logprobs
     block = min(1024 if rows <= FEW_ROWS else 4096, triton.next_power_of_2(max(vocab, 16)))
@@ -141,11 +166,15 @@ def draw(logits: Tensor, sampling: Sampling, with_logprob: bool) -> tuple[Tensor
     best, peaks, sums, ids = numbers[0], numbers[1], numbers[2], numbers[3].view(torch.int32)
     warm = sampling.temperature is not None
     edges = cut(logits, sampling) if warm else None
-    # A pointer that the kernel, as it is compiled, does not read stands in for each that is missing.
+    # A pointer that the kernel, as it is compiled, does not read stands in for each that is
+    # missing.
     where = edges or Cut(peaks=best, edges=best, last_ids=ids)
     part_kernel[(rows, count)](
         logits,
-        *(best if each is None else each for each in (sampling.temperature, sampling.seeds, sampling.positions)),
+        *(
+            best if each is None else each
+            for each in (sampling.temperature, sampling.seeds, sampling.positions)
+        ),
         where.peaks,
         where.edges,
         where.last_ids,
@@ -184,22 +213,37 @@ def draw(logits: Tensor, sampling: Sampling, with_logprob: bool) -> tuple[Tensor
 
 
 def sample(logits: Tensor, sampling: Sampling) -> Sample:
-    """One token a row, as `headstock.nn.sampling.sample` has it; torch does what few requests ask for.
+    """One token a row, as `headstock.nn.sampling.sample` has it; torch does what few requests ask
+    for.
 
     logits: [n, vocab] of any float type
     writes: logits, if they are float32
     """
-    rules = (sampling.banned, sampling.bias, sampling.repetition, sampling.presence, sampling.frequency)
+    rules = (
+        sampling.banned,
+        sampling.bias,
+        sampling.repetition,
+        sampling.presence,
+        sampling.frequency,
+    )
     if all(rule is None for rule in rules) and sampling.top_logprobs <= 0:
         tokens, healthy, logprobs = draw(logits, sampling, sampling.top_logprobs == 0)
         if logprobs is None:
             return Sample(tokens=tokens, healthy=healthy)
         nothing = logprobs.new_empty(len(tokens), 0)
-        return Sample(tokens=tokens, healthy=healthy, logprobs=logprobs, top_ids=nothing.long(), top_logprobs=nothing)
+        return Sample(
+            tokens=tokens,
+            healthy=healthy,
+            logprobs=logprobs,
+            top_ids=nothing.long(),
+            top_logprobs=nothing,
+        )
     logits = logits.to(torch.float32)
     likely = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
     rule_(logits, sampling)
     tokens, healthy, _ = draw(logits, evolve(sampling, targets=None), with_logprob=False)
     return (
-        Sample(tokens=tokens, healthy=healthy) if likely is None else with_logprobs(tokens, healthy, likely, sampling)
+        Sample(tokens=tokens, healthy=healthy)
+        if likely is None
+        else with_logprobs(tokens, healthy, likely, sampling)
     )

@@ -1,4 +1,6 @@
-"""How the work of experts is cut up: by number of tokens, as measured where it was, else by rule."""
+"""How the work of experts is cut up: by number of tokens, as measured where it was, else by
+rule.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class RowTile:
-    """Pairs (token, expert) one by one: rows of the weights a program, of gate (and as many of up) and of down."""
+    """Pairs (token, expert) one by one: rows of the weights a program, of gate (and as many of up)
+    and of down.
+    """
 
     gate_up: int = 4
     down: int = 4
@@ -23,9 +27,11 @@ class RowTile:
 
 @frozen(kw_only=True)
 class Tile:
-    """A product of blocks: columns and depth of a program's tile, and how many blocks share a column in turn.
+    """A product of blocks: columns and depth of a program's tile, and how many blocks share a
+    column in turn.
 
-    swap: the weight is the left factor, whose tile a Hopper takes in 64 rows where the tokens' would be padded to that
+    swap: the weight is the left factor, whose tile a Hopper takes in 64 rows where the tokens'
+        would be padded to that
     tma: weights come by the tensor memory accelerator, from sm_90
     """
 
@@ -53,13 +59,21 @@ _RULES: tuple[tuple[float, RowTile | Tiles], ...] = (
     (32, Tiles(rows=32, gate_up=Tile(n=64, k=64, stages=3), down=Tile(n=128, k=64, stages=3))),
     (
         float("inf"),
-        Tiles(rows=64, gate_up=Tile(n=64, k=32, stages=3, group=8), down=Tile(n=128, k=32, stages=3, group=8)),
+        Tiles(
+            rows=64,
+            gate_up=Tile(n=64, k=32, stages=3, group=8),
+            down=Tile(n=128, k=32, stages=3, group=8),
+        ),
     ),
 )
-"""Up to how many pairs an expert has on average (of a few tokens: up to how many tokens) -> the tiles, for any GPU."""
+"""Up to how many pairs an expert has on average (of a few tokens: up to how many tokens) -> the
+tiles, for any GPU.
+"""
 
 
-def choose_tiles(tokens: int, shape: tuple[int, int, int, int], device: torch.device) -> RowTile | Tiles:
+def choose_tiles(
+    tokens: int, shape: tuple[int, int, int, int], device: torch.device
+) -> RowTile | Tiles:
     """The tiles for so many tokens.
 
     shape: experts, experts per token, hidden, intermediate
@@ -80,8 +94,12 @@ def _name_gpu(device: torch.device) -> str:
 
 
 @cache
-def _read_table(gpu: str, shape: tuple[int, int, int, int]) -> tuple[tuple[int, RowTile | Tiles], ...]:
-    """What was measured on that GPU for that shape: the most tokens of each entry, ascending; empty if nothing was."""
+def _read_table(
+    gpu: str, shape: tuple[int, int, int, int]
+) -> tuple[tuple[int, RowTile | Tiles], ...]:
+    """What was measured on that GPU for that shape: the most tokens of each entry, ascending; empty
+    if nothing was.
+    """
     name = "-".join([gpu.replace(" ", "_"), *map(str, shape)])
     path = files("headstock_triton") / "measured" / f"{name}.json"
     if not gpu or not path.is_file():

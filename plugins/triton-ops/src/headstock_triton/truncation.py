@@ -1,9 +1,11 @@
-"""Where top-k, top-p and min-p cut each row off: what `headstock.nn.truncation` keeps, found without a sort.
+"""Where top-k, top-p and min-p cut each row off: what `headstock.nn.truncation` keeps, found
+without a sort.
 
-A token stays if the tokens better than it weigh too little: fewer than top_k of them, or less probability than top_p of
-what top_k leaves. That weight only grows as scores fall, so the lowest score that stays is found by narrowing a bracket
-down to one score: each pass over the row weighs what is above several pivots. Of tokens at that score the lower ids
-stay, as many as still fit. Probabilities are summed in float64, as torch's are.
+A token stays if the tokens better than it weigh too little: fewer than top_k of them, or less
+probability than top_p of what top_k leaves. That weight only grows as scores fall, so the lowest
+score that stays is found by narrowing a bracket down to one score: each pass over the row weighs
+what is above several pivots. Of tokens at that score the lower ids stay, as many as still fit.
+Probabilities are summed in float64, as torch's are.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ PIVOTS = tl.constexpr(8)
 LEAST_MASS = tl.constexpr(1e-300)
 
 SORTED_ROWS = 8
-"""Up to here rows are sorted instead: a search has one program a row, which leaves most of the device idle."""
+"""Up to here rows are sorted instead: a search has one program a row, which leaves most of the
+device idle.
+"""
 
 
 @frozen(kw_only=True, eq=False)
@@ -89,11 +93,15 @@ def mass_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def search(row, peak, heat, lowest, target, VOCAB: tl.constexpr, WEIGH: tl.constexpr, BLOCK: tl.constexpr):
-    """The lowest score, from `lowest` up, whose better ones weigh less than the target: 1 or exp(score) each.
+def search(
+    row, peak, heat, lowest, target, VOCAB: tl.constexpr, WEIGH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The lowest score, from `lowest` up, whose better ones weigh less than the target: 1 or
+    exp(score) each.
 
-    `lowest` must be one of the row's scores. The bracket is: low < edge <= high, where what is above `high` weighs less
-    than the target and what is above `low` does not; `least` and `most` are the scores at its ends.
+    `lowest` must be one of the row's scores. The bracket is: low < edge <= high, where what is
+    above `high` weighs less than the target and what is above `low` does not; `least` and `most`
+    are the scores at its ends.
     returns: the edge, the weight above it, how many tokens are at it
     """
     dtype: tl.constexpr = tl.float64 if WEIGH else tl.int32
@@ -112,7 +120,8 @@ def search(row, peak, heat, lowest, target, VOCAB: tl.constexpr, WEIGH: tl.const
         for start in range(0, VOCAB, BLOCK):
             s = scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
             inside = (s > low) & (s >= lowest) & (s <= top)
-            if tl.max(inside.to(tl.int32), 0) > 0:  # after top_k most blocks hold nothing of interest
+            # after top_k most blocks hold nothing of interest
+            if tl.max(inside.to(tl.int32), 0) > 0:
                 smallest = tl.minimum(smallest, tl.where(inside, s, INFINITY))
                 largest = tl.maximum(largest, tl.where(inside, s, -INFINITY))
                 counts += inside.to(tl.int32)
@@ -128,7 +137,8 @@ def search(row, peak, heat, lowest, target, VOCAB: tl.constexpr, WEIGH: tl.const
             low = tl.maximum(low, tl.max(tl.where(stays, -INFINITY, pivots), 0))
             high = tl.min(tl.where(stays, pivots, top), 0)
             above = tl.max(tl.where(stays, better, above), 0)
-    # The bracket is empty if sums in another order fell on the other side of the target: what is above it stays.
+    # The bracket is empty if sums in another order fell on the other side of the target: what is
+    # above it stays.
     return tl.where(least <= most, least, high), above, count
 
 
@@ -147,7 +157,9 @@ def nth_at(row, peak, heat, edge, n, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize_on_alignment=("temperature", "top_k", "top_p", "floors", "edges", "last_ids"))
+@triton.jit(
+    do_not_specialize_on_alignment=("temperature", "top_k", "top_p", "floors", "edges", "last_ids")
+)
 def cut_kernel(
     logits,
     temperature,
@@ -202,7 +214,10 @@ def cut_kernel(
 
 
 def cut(logits: Tensor, sampling: Sampling) -> Cut | None:
-    """Where the rows are cut off; None where no row asks for it.   logits: [n, vocab] of any float type"""
+    """Where the rows are cut off; None where no row asks for it.
+
+    logits: [n, vocab] of any float type
+    """
     asked = (sampling.top_k, sampling.top_p, sampling.min_p)
     if all(each is None for each in asked):
         return None
@@ -234,7 +249,9 @@ def bracket(logits: Tensor, sampling: Sampling) -> Cut:
     # By torch, so that a token just likely enough stays here if it stays there.
     floors = None if sampling.min_p is None else sampling.min_p.log()
     block = min(2048, triton.next_power_of_2(max(vocab, 16)))
-    pointers = (logits if each is None else each for each in (sampling.top_k, sampling.top_p, floors))
+    pointers = (
+        logits if each is None else each for each in (sampling.top_k, sampling.top_p, floors)
+    )
     cut_kernel[(rows,)](
         logits,
         sampling.temperature,

@@ -32,9 +32,11 @@ def start_browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def open_page(browser: Browser, path: Path, fragment: str = "", *, fine: str = "-", **context: Any) -> Iterator[Page]:
-    """The file, opened and drawn. Errors, messages, dialogs and requests for anything else fail the test at the end,
-    but for messages with `fine` in them.
+def open_page(
+    browser: Browser, path: Path, fragment: str = "", *, fine: str = "-", **context: Any
+) -> Iterator[Page]:
+    """The file, opened and drawn. Errors, messages, dialogs and requests for anything else fail the
+    test at the end, but for messages with `fine` in them.
     """
     settings = {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"} | context
     opened = browser.new_context(**settings)
@@ -42,7 +44,10 @@ def open_page(browser: Browser, path: Path, fragment: str = "", *, fine: str = "
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-    page.on("request", lambda request: complaints.append(request.url) if request.url != address else None)
+    page.on(
+        "request",
+        lambda request: complaints.append(request.url) if request.url != address else None,
+    )
     address = path.as_uri()
     page.goto(address + fragment)
     settle(page)
@@ -80,7 +85,9 @@ def texts_of(page: Page, selector: str) -> dict[str, str]:
 
 
 def inside(page: Page, share: float) -> float:
-    """Where a share of every plot's width lies in its canvas, in a window in which letters have their least size."""
+    """Where a share of every plot's width lies in its canvas, in a window in which letters have
+    their least size.
+    """
     width: int = page.evaluate("() => document.getElementById('phases').clientWidth")
     gutter = round(min(max(width * 0.1, 52), 130))
     return gutter + share * (width - gutter - 20)
@@ -107,6 +114,8 @@ def pixel(page: Page, canvas: str, x: float, y: float) -> list[int]:
 
 def colour(page: Page, name: str) -> list[int]:
     """A colour of the theme."""
-    script = "name => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim()"
+    script = (
+        "name => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim()"
+    )
     text: str = page.evaluate(script, name)
     return [int(text[at : at + 2], 16) for at in (1, 3, 5)]

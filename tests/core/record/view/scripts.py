@@ -20,12 +20,15 @@ from headstock.schedule import Aborted, Arrived, Event, Limits, Plan, Sampled, S
 
 MS = 1_000_000
 ONE_SEAT = limits(max_rows=1, max_batch_tokens=4, policy=None)
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\u202e\n\"'`${alert(3)}{{ data }}"
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=x "
+    "onerror=alert(2)>&\u202e\n\"'`${alert(3)}{{ data }}"
+)
 
 
 def watch_script(engine: Limits, script: Sequence[tuple[float, list[Event]]]) -> Watch:
-    """A watch over a run: at each time in milliseconds the scheduler is told of the events, and of a token for each
-    row that the step before sampled.
+    """A watch over a run: at each time in milliseconds the scheduler is told of the events, and of
+    a token for each row that the step before sampled.
     """
     state, watch, told = initial(engine), Watch(engine), list[Event]()
     for number, (at, more) in enumerate(script):
@@ -49,7 +52,9 @@ def hostile_page(folder: Path) -> str:
     engine, path = bounds(max_rows=2), folder / "run.recording"
     kept, state = recorder(engine, path), initial(engine)
     kept.header |= {"model": HOSTILE, "headstock": HOSTILE}
-    arrivals = [Arrived(evolve(one, id=f"{number}{HOSTILE}")) for number, one in enumerate(requests(4))]
+    arrivals = [
+        Arrived(evolve(one, id=f"{number}{HOSTILE}")) for number, one in enumerate(requests(4))
+    ]
     ids = [arrived.request.id for arrived in arrivals]
     for events in (arrivals, [Aborted(ids[3], HOSTILE)], [Aborted(ids[0], HOSTILE)], []):
         state, plan = step(state, tuple(events), engine)
@@ -58,5 +63,7 @@ def hostile_page(folder: Path) -> str:
     recording, watch = read(path), Watch(engine)
     for replayed in replay(recording.moments(), engine):
         watch.see(replayed)
-    header = dict(recording.header) | dict.fromkeys(("model", "headstock", "scheduler", "cache"), HOSTILE)
+    header = dict(recording.header) | dict.fromkeys(
+        ("model", "headstock", "scheduler", "cache"), HOSTILE
+    )
     return render(collect(watch, header, HOSTILE))

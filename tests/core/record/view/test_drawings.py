@@ -24,7 +24,16 @@ from headstock.record.header import limits_of
 from headstock.record.replay import replay
 from headstock.record.view.data import differences, packed, plain
 from headstock.record.view.prefixes import GONE, MOST_SEGMENTS, fold_leaves, keep_largest
-from headstock.record.view.watch import FREE, MOST_COLUMNS, MOST_TREES, SERIES, SHARED, Thinned, Watch, mostly
+from headstock.record.view.watch import (
+    FREE,
+    MOST_COLUMNS,
+    MOST_TREES,
+    SERIES,
+    SHARED,
+    Thinned,
+    Watch,
+    mostly,
+)
 from headstock.schedule import Aborted, Arrived, initial, step
 
 REQUESTS = 2
@@ -41,7 +50,9 @@ def trace(path: Path, folder: Path) -> list[dict[str, Any]]:
 
 def data_of(page: Path) -> dict[str, Any]:
     """What a page shows."""
-    (text,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)
+    (text,) = re.findall(
+        r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.DOTALL
+    )
     found: dict[str, Any] = json.loads(text)
     return found
 
@@ -56,7 +67,11 @@ def pressed(tmp_path: Path) -> Path:
 
 def test_a_trace_tells_what_each_request_did(pressed: Path, tmp_path: Path) -> None:
     events = trace(pressed, tmp_path)
-    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == REQUESTS}
+    names = {
+        e["tid"]: e["args"]["name"]
+        for e in events
+        if e["name"] == "thread_name" and e["pid"] == REQUESTS
+    }
     slices: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in events:
         if event["ph"] == "X" and event["pid"] == REQUESTS:
@@ -65,7 +80,8 @@ def test_a_trace_tells_what_each_request_did(pressed: Path, tmp_path: Path) -> N
     preempted: dict[str, int] = defaultdict(int)
     owner: dict[int, str] = {}
     at_once: set[str] = set()
-    for moment in [*read(pressed).moments()][:-1]:  # when the last step ended is not known, so it is not drawn
+    # when the last step ended is not known, so it is not drawn
+    for moment in [*read(pressed).moments()][:-1]:
         plan = moment.plan
         assert plan is not None
         new = {event.request.id for event in moment.events if isinstance(event, Arrived)}
@@ -81,7 +97,10 @@ def test_a_trace_tells_what_each_request_did(pressed: Path, tmp_path: Path) -> N
         assert (ours[0]["name"] == "queued") == (id not in at_once)
         assert sum(each["name"] == "preempted" for each in ours) == preempted[id]
         for what in ("prefill chunk", "decode"):
-            assert sum(each["args"]["tokens"] for each in ours if each["name"] == what) == computed[id][what]
+            assert (
+                sum(each["args"]["tokens"] for each in ours if each["name"] == what)
+                == computed[id][what]
+            )
 
 
 def test_a_request_aborted_in_the_queue_is_queued_until_then(tmp_path: Path) -> None:
@@ -94,13 +113,21 @@ def test_a_request_aborted_in_the_queue_is_queued_until_then(tmp_path: Path) -> 
         kept.step(events, state, plan)
     kept.close()
     moments = list(read(path).moments())
-    (tid,) = [e["tid"] for e in trace(path, tmp_path) if e["ph"] == "M" and e["args"]["name"] == second.id]
-    (queued,) = [e for e in trace(path, tmp_path) if e["ph"] == "X" and (e["pid"], e["tid"]) == (REQUESTS, tid)]
+    (tid,) = [
+        e["tid"] for e in trace(path, tmp_path) if e["ph"] == "M" and e["args"]["name"] == second.id
+    ]
+    (queued,) = [
+        e
+        for e in trace(path, tmp_path)
+        if e["ph"] == "X" and (e["pid"], e["tid"]) == (REQUESTS, tid)
+    ]
     assert queued["name"] == "queued"
     assert queued["dur"] * 1000 == pytest.approx(moments[1].at - moments[0].at, abs=1)
 
 
-def test_an_empty_recording_draws_nothing_and_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_recording_draws_nothing_and_is_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path, page = tmp_path / "run.recording", tmp_path / "page.html"
     recorder(bounds(), path).close()
     assert trace(path, tmp_path) == []
@@ -141,11 +168,16 @@ def test_text_of_a_recording_is_shown_and_never_run(tmp_path: Path) -> None:
     text = hostile_page(tmp_path)
     elements = Elements(text)
     assert elements.names["script"] == 2 and elements.names["img"] == 0
-    assert not [name for name in elements.attributes if name.startswith("on") or name in ("style", "src", "href")]
+    assert not [
+        name
+        for name in elements.attributes
+        if name.startswith("on") or name in ("style", "src", "href")
+    ]
     assert "\u202e" not in text and text.count("{{ data }}") > 0
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
     style, script = (
-        re.findall(pattern, text, re.DOTALL)[-1] for pattern in (r"<style>(.*?)</style>", r"<script>(.*?)</script>")
+        re.findall(pattern, text, re.DOTALL)[-1]
+        for pattern in (r"<style>(.*?)</style>", r"<script>(.*?)</script>")
     )
     for kind, part in (("style", style), ("script", script)):
         digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
@@ -194,9 +226,15 @@ def test_the_tree_is_that_of_the_policy(tmp_path: Path) -> None:
         nodes = list(state.index.nodes())
         for node in nodes:
             parent = max(node.parent.page, 0)
-            assert watch.prefixes.parents[node.page] == parent and watch.prefixes.depths[node.page] == node.depth
+            assert (
+                watch.prefixes.parents[node.page] == parent
+                and watch.prefixes.depths[node.page] == node.depth
+            )
         tree = watch.prefixes.tree(watch.indexed(state), state.refs[0])
-        assert sum(segment[1] * segment[4] for segment in tree[:-1]) + tree[-1][1] == len(nodes) * limits.page_size
+        assert (
+            sum(segment[1] * segment[4] for segment in tree[:-1]) + tree[-1][1]
+            == len(nodes) * limits.page_size
+        )
         roots = sum(count for parent, *_, count in tree[:-1] if parent == GONE)
         assert roots == len({node.page for node in nodes if node.depth == 1})
         assert all(parent < at for at, (parent, *_) in enumerate(tree))
@@ -208,7 +246,14 @@ def test_the_tree_is_that_of_the_policy(tmp_path: Path) -> None:
 
 def test_equal_leaves_of_one_parent_are_one_with_their_number() -> None:
     leaves = [[0, 16, 0, 5 + number] for number in range(102)]
-    tree = [[GONE, 64, 3, 200], *leaves, [0, 16, 1, 9], [0, 32, 0, 9], [GONE, 16, 0, 9], [105, 16, 0, 9]]
+    tree = [
+        [GONE, 64, 3, 200],
+        *leaves,
+        [0, 16, 1, 9],
+        [0, 32, 0, 9],
+        [GONE, 16, 0, 9],
+        [105, 16, 0, 9],
+    ]
     folded = fold_leaves([[*segment, 1] for segment in tree])
     assert folded == [
         [GONE, 64, 3, 200, 1],
@@ -221,7 +266,10 @@ def test_equal_leaves_of_one_parent_are_one_with_their_number() -> None:
 
 
 def test_a_large_tree_keeps_its_heaviest_branches() -> None:
-    segments = [[GONE, 8, 1, 0, 1], *([0 if at % 2 else GONE, 8 + at % 100, 0, 0, 1] for at in range(2000))]
+    segments = [
+        [GONE, 8, 1, 0, 1],
+        *([0 if at % 2 else GONE, 8 + at % 100, 0, 0, 1] for at in range(2000)),
+    ]
     kept = keep_largest(segments)
     assert len(kept) == MOST_SEGMENTS + 1
     assert sum(segment[1] for segment in kept) == sum(segment[1] for segment in segments)
@@ -241,7 +289,8 @@ def test_thinning_keeps_steps_evenly_spread() -> None:
 
 def test_a_row_of_several_pages_shows_what_most_are() -> None:
     kinds = np.array([0, 0, 3, 1, 1, 2, 2, 2, 0, 3], np.uint8)
-    assert mostly(kinds, 3).tolist() == [FREE, 1, 2, SHARED]  # the last of one page and two that are not there
+    # the last of one page and two that are not there
+    assert mostly(kinds, 3).tolist() == [FREE, 1, 2, SHARED]
     assert mostly(kinds, 1) is kinds
 
 

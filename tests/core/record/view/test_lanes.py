@@ -45,9 +45,14 @@ def headline(watch: Watch) -> Headline:
 
 
 def one_after_the_other() -> Watch:
-    """`a` (6 prompt tokens, 3 to generate) takes two steps for its prompt, and `b` (2 and 1) waits for its seat."""
+    """`a` (6 prompt tokens, 3 to generate) takes two steps for its prompt, and `b` (2 and 1) waits
+    for its seat.
+    """
     a, b = request("a", [1] * 6, 3), request("b", [2] * 2, 1)
-    return watch_script(ONE_SEAT, [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, []), (150, [])])
+    return watch_script(
+        ONE_SEAT,
+        [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, []), (150, [])],
+    )
 
 
 def test_a_lane_is_queued_until_it_is_seated_then_in_prefill_then_decodes() -> None:
@@ -68,7 +73,9 @@ def test_the_headline_of_a_run_worked_out_by_hand() -> None:
     assert (figures.steps, figures.requests, figures.finished, figures.unfinished) == (6, 2, 2, 0)
     assert (figures.span, figures.busy) == (0.15, 0.15)
     assert (figures.output_tokens, figures.prompt_tokens) == (4, 8)
-    assert figures.output_rate == pytest.approx(4 / 0.15) and figures.input_rate == pytest.approx(8 / 0.15)
+    assert figures.output_rate == pytest.approx(4 / 0.15) and figures.input_rate == pytest.approx(
+        8 / 0.15
+    )
     assert figures.ttft == (0.03, 0.15)
     assert figures.gap == (0.03, 0.04)
     assert figures.step_ms == (30, 50)
@@ -104,7 +111,10 @@ def test_a_preempted_lane_shows_its_way_back_and_what_was_computed_again() -> No
         [(0, PREFILL), (1, DECODE), (2, PREEMPTED), (3, PREFILL), (4, DECODE), (5, GONE)],
         [(2, PREFILL), (3, GONE)],
     ]
-    assert numbers(lanes, "preemptions", "recomputed", "output", "first") == [(1, 5, 4, 1), (0, 0, 1, 3)]
+    assert numbers(lanes, "preemptions", "recomputed", "output", "first") == [
+        (1, 5, 4, 1),
+        (0, 0, 1, 3),
+    ]
     assert lanes.priorities == [0, 1]
     assert lanes.away == 0
 
@@ -113,7 +123,12 @@ def test_a_preempted_request_that_never_comes_back_is_known_from_the_replayed_st
     watch = preempting()
     assert watch.lanes.segments[0] == [(0, PREFILL), (1, DECODE), (2, PREEMPTED)]
     figures = headline(watch)
-    assert (figures.never_back, figures.preemptions, figures.preempted, figures.unfinished) == (1, 1, 1, 2)
+    assert (figures.never_back, figures.preemptions, figures.preempted, figures.unfinished) == (
+        1,
+        1,
+        1,
+        2,
+    )
     assert [int(count) for count in watch.columns()["away"]] == [0, 0, 1]
 
 
@@ -136,20 +151,32 @@ def leaving_out(number: int) -> Callable[[View, Budget], Choice]:
 
 def test_a_row_that_a_step_leaves_out_stalls() -> None:
     engine = evolve(ONE_SEAT, choose=leaving_out(2))
-    watch = watch_script(engine, [(0, [Arrived(request("a", [1] * 2, 3))]), *((10 * at, []) for at in range(1, 6))])
-    assert watch.lanes.segments == [[(0, PREFILL), (1, DECODE), (2, STALLED), (3, DECODE), (4, GONE)]]
+    watch = watch_script(
+        engine, [(0, [Arrived(request("a", [1] * 2, 3))]), *((10 * at, []) for at in range(1, 6))]
+    )
+    assert watch.lanes.segments == [
+        [(0, PREFILL), (1, DECODE), (2, STALLED), (3, DECODE), (4, GONE)]
+    ]
     assert headline(watch).stalled == 1
 
 
 def test_an_id_may_come_again_and_what_can_never_fit_ends_at_once() -> None:
-    same, other, huge = request("same", [1], 1), request("same", [2], 1), request("huge", [1] * 170, 1)
+    same, other, huge = (
+        request("same", [1], 1),
+        request("same", [2], 1),
+        request("huge", [1] * 170, 1),
+    )
     script: list[tuple[int, list[Event]]] = [
         (0, [Arrived(same), Arrived(huge), Arrived(other)]),
         (10, [Aborted("same")]),
         (20, []),
     ]
     lanes = watch_script(ONE_SEAT, script).lanes
-    assert lanes.segments == [[(0, PREFILL), (1, GONE)], [(0, QUEUED), (0, GONE)], [(0, QUEUED), (1, GONE)]]
+    assert lanes.segments == [
+        [(0, PREFILL), (1, GONE)],
+        [(0, QUEUED), (0, GONE)],
+        [(0, QUEUED), (1, GONE)],
+    ]
     assert lanes.reasons == ["length", "error", "abort"]
 
 
@@ -203,7 +230,9 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(share: int) 
     rng = np.random.default_rng(share)
     for size in (1, 2, 3, 99, 100, 101, 1000):
         values = rng.integers(0, 50, size)
-        right = min(value for value in values.tolist() if 100 * int((values <= value).sum()) >= share * size)
+        right = min(
+            value for value in values.tolist() if 100 * int((values <= value).sum()) >= share * size
+        )
         assert percentile(values, share) == right
     assert percentile(np.zeros(0, np.int64), share) is None
 
@@ -211,7 +240,11 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(share: int) 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("reuse", [False, True])
 def test_lanes_agree_with_plans_and_queues_in_every_step(overlap: bool, reuse: bool) -> None:
-    engine = bounds(num_pages=80, overlap=overlap) if reuse else bounds(num_pages=80, overlap=overlap, policy=None)
+    engine = (
+        bounds(num_pages=80, overlap=overlap)
+        if reuse
+        else bounds(num_pages=80, overlap=overlap, policy=None)
+    )
     watch, states, plans = Watch(engine), list[State](), list[Plan]()
     for number, (events, state, plan) in enumerate(run(engine, requests(120), 700)):
         see(watch, number, number * MS, list(events), state, plan)
@@ -236,9 +269,10 @@ def test_lanes_agree_with_plans_and_queues_in_every_step(overlap: bool, reuse: b
     assert sum(table["preemptions"]) == states[-1].num_preempted > 0
     assert sum(table["output"]) == sum(int(state.accepted.counts.sum()) for state in states)
     ended = {ended.id: (ended.reason, ended.cached) for state in states for ended in state.ended}
-    assert {lanes.ids[lane]: lanes.reasons[lane] for lane in np.flatnonzero(np.array(table["ended"]) >= 0)} == {
-        id: reason for id, (reason, _) in ended.items()
-    }
+    assert {
+        lanes.ids[lane]: lanes.reasons[lane]
+        for lane in np.flatnonzero(np.array(table["ended"]) >= 0)
+    } == {id: reason for id, (reason, _) in ended.items()}
     assert set(table) == set(FIELDS)
 
 
@@ -257,9 +291,12 @@ def test_a_clock_that_goes_back_stands_still() -> None:
 
 
 def test_numbers_of_any_size_are_drawn() -> None:
-    late = request("late", [1], 1, priority=-(2**80))  # waits behind the other, so no array holds its priority
+    # waits behind the other, so no array holds its priority
+    late = request("late", [1], 1, priority=-(2**80))
     script = [(-(2**63) / MS, [Arrived(request("a", [1], 3)), Arrived(late)]), (2**63 / MS, [])]
     watch = watch_script(ONE_SEAT, script)
-    assert watch.columns()["at"].tolist() == [0, 2**62] and headline(watch).ttft == (2**62 / 1e9,) * 2
+    assert (
+        watch.columns()["at"].tolist() == [0, 2**62] and headline(watch).ttft == (2**62 / 1e9,) * 2
+    )
     header = {"model": "toy", "headstock": "1", "scheduler": "mixed", "cache": None}
     assert f'"priority":["0","{-(2**80)}"]' in render(collect(watch, header, "fine"))

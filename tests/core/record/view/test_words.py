@@ -31,18 +31,32 @@ def test_a_time_has_three_digits_and_the_unit_that_suits_it(value: float, text: 
 
 
 def test_a_number_has_three_digits_or_all_before_its_point() -> None:
-    assert [digits(value) for value in (4.444, 9.996, 99.96, 31234.2)] == ["4.44", "10.0", "100", "31,234"]
+    assert [digits(value) for value in (4.444, 9.996, 99.96, 31234.2)] == [
+        "4.44",
+        "10.0",
+        "100",
+        "31,234",
+    ]
 
 
 def test_tiles_facts_and_the_table_of_a_run_worked_out_by_hand() -> None:
     a, b = request("a", [1] * 6, 3), request("b", [2] * 2, 1)
     script = [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, [])]
     data = collect(watch_script(ONE_SEAT, script), HEADER, "fine", whole=False)
-    tiles = {tile.name.replace("\xa0", " "): (tile.value, tile.detail) for tile in list_tiles(data["headline"])}
+    tiles = {
+        tile.name.replace("\xa0", " "): (tile.value, tile.detail)
+        for tile in list_tiles(data["headline"])
+    }
     assert tiles == {
         "Output tokens/s": ("30.0", "3 tokens in 100 ms; 80.0 prompt tokens/s"),
-        "Time to first token, p50 / p99": ("30.0 ms / 30.0 ms", "from the step that first saw the request"),
-        "Time between tokens, p50 / p99": ("30.0 ms / 40.0 ms", "of all tokens after a request's first"),
+        "Time to first token, p50 / p99": (
+            "30.0 ms / 30.0 ms",
+            "from the step that first saw the request",
+        ),
+        "Time between tokens, p50 / p99": (
+            "30.0 ms / 40.0 ms",
+            "of all tokens after a request's first",
+        ),
         "Prefix hit rate": ("0.0%", "0 prompt tokens from the index"),
         "Requests": ("2", "1 finished, 1 unfinished; at most 1 running, 1 waiting"),
         "Preemptions": ("0", "of 0 requests; 0 tokens computed again"),

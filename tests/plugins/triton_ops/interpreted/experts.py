@@ -22,9 +22,21 @@ from headstock_triton.routing import count_blocks, route
 from headstock_triton.tiles import RowTile, Tiles, choose_tiles
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
-SIZES = [(1, 4, 1), (7, 8, 2), (2, 8, 8), (9, 8, 8), (2, 4, 2), (8, 128, 8), (33, 8, 2), (300, 8, 2), (300, 128, 2)]
+SIZES = [
+    (1, 4, 1),
+    (7, 8, 2),
+    (2, 8, 8),
+    (9, 8, 8),
+    (2, 4, 2),
+    (8, 128, 8),
+    (33, 8, 2),
+    (300, 8, 2),
+    (300, 128, 2),
+]
 FEW = 40
-"""Tokens up to which pairs are taken one by one here, and narrow tiles are tried: the interpreter counts programs."""
+"""Tokens up to which pairs are taken one by one here, and narrow tiles are tried: the interpreter
+counts programs.
+"""
 SHAPE = Shape(hidden=48, heads=4, kv_heads=2, head_dim=64, intermediate=40, vocab=96)
 
 
@@ -40,7 +52,9 @@ def test_mixtures(tokens: int, count: int, chosen: int, way: str) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("way", ["rows", "wide"])
 def test_any_type_of_weights(way: str, dtype: torch.dtype) -> None:
-    cases.mixture_case(Mixture(tokens=3, count=5, chosen=3, renormalize=False), dtype, "cpu", WAYS[way])
+    cases.mixture_case(
+        Mixture(tokens=3, count=5, chosen=3, renormalize=False), dtype, "cpu", WAYS[way]
+    )
 
 
 @pytest.mark.parametrize("way", ["rows", "tma", "swapped", "wide"])
@@ -59,7 +73,9 @@ def test_one_expert_padding_nan_and_neighbours(case: object, way: str) -> None:
 
 @pytest.mark.parametrize("tokens", [40, *often(0, [300])])
 def test_padding_among_more_tokens_than_one_program_routes(tokens: int) -> None:
-    cases.padding_case(Mixture(tokens=tokens, count=200, chosen=1), torch.bfloat16, "cpu", WAYS["wide"])
+    cases.padding_case(
+        Mixture(tokens=tokens, count=200, chosen=1), torch.bfloat16, "cpu", WAYS["wide"]
+    )
 
 
 @settings(max_examples=12)
@@ -112,15 +128,23 @@ def test_routes_are_torchs(renormalize: bool, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_of_equal_scores_the_lower_expert_is_better(dtype: torch.dtype) -> None:
-    scores = torch.tensor([[0.0, 1.0, -0.0, 1.0, 1.0], [-2.0, -2.0, -2.0, -3.0, -2.0], [0.0, -0.0, 0.0, -0.0, -1.0]])
+    scores = torch.tensor(
+        [[0.0, 1.0, -0.0, 1.0, 1.0], [-2.0, -2.0, -2.0, -3.0, -2.0], [0.0, -0.0, 0.0, -0.0, -1.0]]
+    )
 
-    routes, _ = route(scores.to(dtype), Experts(count=5, per_token=4, intermediate=8, renormalize=True))
+    routes, _ = route(
+        scores.to(dtype), Experts(count=5, per_token=4, intermediate=8, renormalize=True)
+    )
 
     assert routes.ids.tolist() == [[1, 3, 4, 0], [0, 1, 2, 4], [0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize(("pairs", "experts", "rows"), [(8, 128, 16), (64, 128, 16), (256, 8, 16), (65536, 128, 128)])
-def test_so_many_blocks_are_enough_for_the_worst_routes(pairs: int, experts: int, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "experts", "rows"), [(8, 128, 16), (64, 128, 16), (256, 8, 16), (65536, 128, 128)]
+)
+def test_so_many_blocks_are_enough_for_the_worst_routes(
+    pairs: int, experts: int, rows: int
+) -> None:
     used = min(pairs, experts)
     alone = used - 1  # one pair each, and all the rest to one expert
     spread = [1 + (pairs - used) // used // rows * rows] * used
@@ -135,12 +159,20 @@ def test_so_many_blocks_are_enough_for_the_worst_routes(pairs: int, experts: int
 def test_layers_whose_experts_are_fused() -> None:
     shape = evolve(SHAPE, experts=Experts(count=5, per_token=2, intermediate=24, renormalize=True))
     for tokens in (4, 8):  # pair by pair, and in tiles
-        ops_cases.model_case(shape, tokens, torch.bfloat16, "cpu", TritonOps(TritonOptions(fused_experts=True)))
+        ops_cases.model_case(
+            shape, tokens, torch.bfloat16, "cpu", TritonOps(TritonOptions(fused_experts=True))
+        )
 
 
-@pytest.mark.parametrize(("dtype", "own"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)])
-def test_padding_of_a_step_goes_to_no_expert_where_experts_are_fused(dtype: torch.dtype, own: bool) -> None:
-    shape = evolve(SHAPE, layers=1, experts=Experts(count=5, per_token=2, intermediate=24, renormalize=True))
+@pytest.mark.parametrize(
+    ("dtype", "own"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)]
+)
+def test_padding_of_a_step_goes_to_no_expert_where_experts_are_fused(
+    dtype: torch.dtype, own: bool
+) -> None:
+    shape = evolve(
+        SHAPE, layers=1, experts=Experts(count=5, per_token=2, intermediate=24, renormalize=True)
+    )
     config = ops_cases.config_of(shape)
     params = ops_cases.params_of(config, dtype, "cpu")
     batch = ops_cases.batch_of(config, 6, dtype, "cpu")  # its last two tokens lie in the dummy page
@@ -158,7 +190,9 @@ def test_padding_of_a_step_goes_to_no_expert_where_experts_are_fused(dtype: torc
 def test_no_tokens() -> None:
     gate_up, down = cases.draw_weights(Mixture(tokens=0, count=4, chosen=2), torch.bfloat16, "cpu")
     x, scores = torch.empty(0, 48, dtype=torch.bfloat16), torch.empty(0, 4, dtype=torch.bfloat16)
-    found = cases.mix_experts(x, scores, Mixture(tokens=0, count=4, chosen=2).experts, gate_up, down)
+    found = cases.mix_experts(
+        x, scores, Mixture(tokens=0, count=4, chosen=2).experts, gate_up, down
+    )
     assert found.shape == (0, 48)
 
 

@@ -28,7 +28,10 @@ def test_norms(hidden: int, dtype: torch.dtype) -> None:
             cases.norm_case(tokens, hidden, dtype, "cpu", pending=True)
             cases.embed_case(tokens, hidden, dtype, "cpu")
     nothing = torch.empty(0, hidden, dtype=dtype)
-    assert cases.norm.add_norm(nothing, nothing, nothing.new_ones(hidden), 1e-6).shape == (0, hidden)
+    assert cases.norm.add_norm(nothing, nothing, nothing.new_ones(hidden), 1e-6).shape == (
+        0,
+        hidden,
+    )
 
 
 def test_a_norm_of_nan_is_nan_and_stays_in_its_row() -> None:
@@ -73,7 +76,9 @@ def test_heads(head_dim: int, dtype: torch.dtype) -> None:
         cases.heads_case(each, 7, dtype, "cpu", page_size=4)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), often(4, [(1, 1), (3, 3), (7, 1), (16, 8), (14, 2), (40, 8)]))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads"), often(4, [(1, 1), (3, 3), (7, 1), (16, 8), (14, 2), (40, 8)])
+)
 def test_any_number_of_heads(heads: int, kv_heads: int) -> None:
     cases.heads_case(evolve(SMALL, heads=heads, kv_heads=kv_heads), 3, torch.bfloat16, "cpu")
 
@@ -96,7 +101,11 @@ def test_eight_bit_pools(dtype: torch.dtype) -> None:
 def test_eight_bit_pools_saturate() -> None:
     qkv = torch.tensor([[0.0] * 16 + [1e4, -1e4] + [0.0] * 14 + [500.0, torch.nan] + [1.0] * 14])
     pool = torch.zeros(2, 2, 4, 1, 16).to(torch.float8_e4m3fn)
-    table, at, slots = torch.stack((torch.ones(1, 8), torch.zeros(1, 8)), 1), torch.tensor([0]), torch.tensor([5])
+    table, at, slots = (
+        torch.stack((torch.ones(1, 8), torch.zeros(1, 8)), 1),
+        torch.tensor([0]),
+        torch.tensor([5]),
+    )
 
     turn_and_store(qkv, None, table, at, slots, pool, heads=1, eps=1e-6)
 
@@ -106,7 +115,9 @@ def test_eight_bit_pools_saturate() -> None:
 
 
 @pytest.mark.parametrize("dtype", often(1, [torch.bfloat16, torch.float32]))
-@pytest.mark.parametrize("shape", [SMALL, evolve(SMALL, qk_norm=False, bias=True), evolve(SMALL, rope_dim=32)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [SMALL, evolve(SMALL, qk_norm=False, bias=True), evolve(SMALL, rope_dim=32)], ids=str
+)
 def test_whole_layers(shape: Shape, dtype: torch.dtype) -> None:
     cases.model_case(shape, 4, dtype, "cpu")
 

@@ -15,8 +15,11 @@ from headstock.spi import Sampling
 from headstock_triton import noise
 from headstock_triton.sampling import sample
 
-# numpy, which interprets, warns of what is meant: infinity less infinity in rows that are not sound.
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered:RuntimeWarning")
+# numpy, which interprets, warns of what is meant: infinity less infinity in rows that are not
+# sound.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(invalid value|divide by zero) encountered:RuntimeWarning"
+)
 
 TYPES = (torch.bfloat16, torch.float32)
 
@@ -26,7 +29,11 @@ def noise_kernel(seeds, positions, words, values, vocab, BLOCK: tl.constexpr):
     row, start = tl.program_id(0), tl.program_id(1) * BLOCK
     at = start + tl.arange(0, BLOCK)
     seed, position = tl.load(seeds + row), tl.load(positions + row)
-    tl.store(words + row * vocab + at, noise.random_words(seed, position, start, BLOCK).to(tl.int64), at < vocab)
+    tl.store(
+        words + row * vocab + at,
+        noise.random_words(seed, position, start, BLOCK).to(tl.int64),
+        at < vocab,
+    )
     tl.store(values + row * vocab + at, noise.gumbel(seed, position, start, BLOCK), at < vocab)
 
 
@@ -59,7 +66,12 @@ def test_more_rows_are_shared_out_otherwise() -> None:
 @pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e-3, 50.0])
 def test_cold_and_hot_rows(temperature: float) -> None:
     assert cases.sampling_case(7, 300, torch.bfloat16, "cpu", {"temperature": temperature}) == 0
-    assert cases.sampling_case(9, 300, torch.bfloat16, "cpu", {"temperature": temperature, "top_p": 0.7}) == 0
+    assert (
+        cases.sampling_case(
+            9, 300, torch.bfloat16, "cpu", {"temperature": temperature, "top_p": 0.7}
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("asked", ["greedy", "temperature", "all"])
@@ -67,7 +79,9 @@ def test_cold_and_hot_rows(temperature: float) -> None:
 def test_log_probabilities(asked: str, alternatives: int) -> None:
     targets = torch.tensor([-1, 5, -1, 0, 2, 3, -1])
     for each in (None, targets):
-        cases.sampling_case(7, 300, torch.bfloat16, "cpu", SETTINGS[asked], top_logprobs=alternatives, targets=each)
+        cases.sampling_case(
+            7, 300, torch.bfloat16, "cpu", SETTINGS[asked], top_logprobs=alternatives, targets=each
+        )
 
 
 def test_penalties_bans_and_bias() -> None:

@@ -16,8 +16,11 @@ from headstock.nn.truncation import keep_top
 from headstock.spi import Sampling
 from headstock_triton.sampling import sample
 
-# numpy, which interprets, warns of what is meant: infinity less infinity in rows that are not sound.
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered:RuntimeWarning")
+# numpy, which interprets, warns of what is meant: infinity less infinity in rows that are not
+# sound.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(invalid value|divide by zero) encountered:RuntimeWarning"
+)
 
 TYPES = (torch.bfloat16, torch.float32)
 TIED = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0]), min_size=13, max_size=13)
@@ -29,7 +32,9 @@ ROW = st.one_of(st.lists(st.floats(-8, 8, width=32), min_size=13, max_size=13), 
     st.lists(st.tuples(ROW, st.integers(1, 13), st.floats(0, 1, width=32)), min_size=1, max_size=3),
     st.sampled_from([None, 1e-3, 0.2, 1.0]),
 )
-def test_what_stays_is_what_torch_keeps(rows: list[tuple[list[float], int, float]], min_p: float | None) -> None:
+def test_what_stays_is_what_torch_keeps(
+    rows: list[tuple[list[float], int, float]], min_p: float | None
+) -> None:
     logits, ones = torch.tensor([row for row, _, _ in rows]), torch.ones(len(rows))
     top_k, top_p = torch.tensor([k for _, k, _ in rows]), torch.tensor([p for _, _, p in rows])
     floor = None if min_p is None else ones * min_p
@@ -85,4 +90,5 @@ def test_the_distribution_is_that_of_the_softmax(draws: int) -> None:
     likely, counts = expected > 0, tokens.bincount(minlength=6).float()
     assert likely.tolist() == [True, False, True, False, True, True]
     assert counts[~likely].sum() == 0
-    assert ((counts - expected)[likely] ** 2 / expected[likely]).sum() < 16.3  # of 3 degrees of freedom: 1 in 1000
+    # of 3 degrees of freedom: 1 in 1000
+    assert ((counts - expected)[likely] ** 2 / expected[likely]).sum() < 16.3

@@ -1,4 +1,6 @@
-"""All that the page shows, as plain values: what draws it computes nothing but places and colours."""
+"""All that the page shows, as plain values: what draws it computes nothing but places and
+colours.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,11 @@ from headstock.record.view.lanes import MOST_STALLS, Lanes
 from headstock.record.view.watch import Watch
 
 
-def collect(watch: Watch, header: Mapping[str, Any], verdict: str, *, whole: bool = True) -> dict[str, Any]:
-    """What the page shows, for JSON; texts are cut to one line of 64 characters, the verdict to 400.
+def collect(
+    watch: Watch, header: Mapping[str, Any], verdict: str, *, whole: bool = True
+) -> dict[str, Any]:
+    """What the page shows, for JSON; texts are cut to one line of 64 characters, the verdict to
+    400.
 
     `whole`: the recording did not break off.
     """
@@ -29,7 +34,10 @@ def collect(watch: Watch, header: Mapping[str, Any], verdict: str, *, whole: boo
         "identical": watch.differs is None,
         "model": plain(header["model"]),
         "headstock": plain(header["headstock"]),
-        "parts": {"scheduler": plain(header["scheduler"]), "cache": plain(header["cache"] or "none")},
+        "parts": {
+            "scheduler": plain(header["scheduler"]),
+            "cache": plain(header["cache"] or "none"),
+        },
         "limits": {
             "rows": limits.max_rows,
             "tokens a step": limits.max_batch_tokens,
@@ -39,50 +47,71 @@ def collect(watch: Watch, header: Mapping[str, Any], verdict: str, *, whole: boo
         },
         "headline": attrs.asdict(headline),
         "notes": notes(watch, headline, whole=whole),
-        "series": {name: differences(since if name == "at" else column) for name, column in series.items()},
+        "series": {
+            name: differences(since if name == "at" else column) for name, column in series.items()
+        },
         "lanes": lanes_data(watch.lanes),
-        "map": {"steps": differences(watch.maps.steps), "rows": rows, "pages": pages, "kinds": packed(watch.picture())},
+        "map": {
+            "steps": differences(watch.maps.steps),
+            "rows": rows,
+            "pages": pages,
+            "kinds": packed(watch.picture()),
+        },
         "trees": {"steps": watch.trees.steps, "segments": watch.trees.values},
     }
 
 
 def lanes_data(lanes: Lanes) -> dict[str, Any]:
-    """The lanes: an entry for each request, in the order they came. A segment is a step and what began in it."""
+    """The lanes: an entry for each request, in the order they came. A segment is a step and what
+    began in it.
+    """
     return {
         "ids": [plain(id) for id in lanes.ids],
         "reasons": [plain(reason) for reason in lanes.reasons],
         "priority": [plain(priority) for priority in lanes.priorities],
-        "segments": [[number for segment in steps for number in segment] for steps in lanes.segments],
+        "segments": [
+            [number for segment in steps for number in segment] for steps in lanes.segments
+        ],
         **lanes.numbers(),
     }
 
 
 def plain(value: object, most: int = 64) -> str:
-    """The value as one line of at most `most` characters; one that does not print is shown as its code."""
-    text = "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in shown(value, most))
+    """The value as one line of at most `most` characters; one that does not print is shown as its
+    code.
+    """
+    text = "".join(
+        each if each.isprintable() else f"\\u{ord(each):04x}" for each in shown(value, most)
+    )
     return shown(text, most)
 
 
 def notes(watch: Watch, headline: Headline, *, whole: bool) -> list[str]:
     """What the recording cannot say, and what of it is not drawn."""
     found = [
-        "A request is known from the step that first saw it; the time before (tokenizing, a server's queue) is not in "
-        "a recording.",
-        "A step lasts until the next one is planned, so the last step has no length; a step that computes nothing has "
-        "none either.",
+        "A request is known from the step that first saw it; the time before (tokenizing, a "
+        "server's queue) is not in a recording.",
+        "A step lasts until the next one is planned, so the last step has no length; a step that "
+        "computes nothing has none either.",
         "A token counts from the step that was told of it"
-        + (", with overlap one step after the one that computed it." if watch.limits.overlap else "."),
+        + (
+            ", with overlap one step after the one that computed it."
+            if watch.limits.overlap
+            else "."
+        ),
     ]
     if watch.differs is not None:
         found.append(f"The replay differs in step {watch.differs}; the page ends before it.")
     if not whole:
         found.append("The recording breaks off; what came afterwards is not in it.")
     if headline.unfinished:
-        found.append(f"{counted(headline.unfinished, 'request')} had not ended when the recording did.")
+        found.append(
+            f"{counted(headline.unfinished, 'request')} had not ended when the recording did."
+        )
     if headline.never_back:
         found.append(
-            f"{counted(headline.never_back, 'request')} lost the seat and got none again. The recorded plans do not "
-            "say so; the replayed state does."
+            f"{counted(headline.never_back, 'request')} lost the seat and got none again. The "
+            "recorded plans do not say so; the replayed state does."
         )
     if len(watch.limits.groups) > 1:
         found.append(f"Pages are those of the first of {len(watch.limits.groups)} KV groups.")
@@ -110,4 +139,6 @@ def packed(picture: np.ndarray) -> str:
     """Four kinds a byte, the first in the lowest bits, as base64."""
     flat = picture.ravel()
     quads = np.pad(flat, (0, -len(flat) % 4)).reshape(-1, 4)
-    return base64.b64encode((quads << np.array([0, 2, 4, 6], np.uint8)).sum(1, dtype=np.uint8).tobytes()).decode()
+    return base64.b64encode(
+        (quads << np.array([0, 2, 4, 6], np.uint8)).sum(1, dtype=np.uint8).tobytes()
+    ).decode()

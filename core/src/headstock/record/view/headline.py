@@ -17,13 +17,14 @@ Ints = np.ndarray
 class Headline:
     """A run in few numbers; None where there is nothing to measure.
 
-    Seconds are those of the engine's clock: `span` from the first planned step to the last, `busy` without the time
-    after steps that computed nothing. Rates are per busy second. `hit_rate` is the share of prompt tokens that came
-    from the prefix index when a request was first seated. `ttft` and `gap` (between a request's tokens) are
-    percentiles 50 and 99, in seconds. `pages` is the most pages that rows held at once, of `all_pages`.
-    `busiest` is the first of the steps that computed most tokens, among those the first with most requests running.
-    Steps longer than `slow_from` milliseconds (percentile 99; of fewer than 100 steps the longest but one) are `slow`,
-    the longest of all is `slowest`.
+    Seconds are those of the engine's clock: `span` from the first planned step to the last, `busy`
+    without the time after steps that computed nothing. Rates are per busy second. `hit_rate` is the
+    share of prompt tokens that came from the prefix index when a request was first seated. `ttft`
+    and `gap` (between a request's tokens) are percentiles 50 and 99, in seconds. `pages` is the
+    most pages that rows held at once, of `all_pages`. `busiest` is the first of the steps that
+    computed most tokens, among those the first with most requests running. Steps longer than
+    `slow_from` milliseconds (percentile 99; of fewer than 100 steps the longest but one) are
+    `slow`, the longest of all is `slowest`.
     """
 
     steps: int
@@ -113,13 +114,17 @@ def is_away(segments: list[tuple[int, int]]) -> bool:
 
 
 def step_lengths(at: Ints, tokens: Ints) -> Ints:
-    """Nanoseconds from each step to the next; -1 for one that computed nothing, and the last, which has no next."""
+    """Nanoseconds from each step to the next; -1 for one that computed nothing, and the last, which
+    has no next.
+    """
     lengths = np.append(np.diff(at), -1)[: len(at)]
     return np.where(tokens > 0, lengths, -1)
 
 
 def percentile(values: Ints, share: float) -> int | None:
-    """The smallest of the values that is no less than `share` percent of them (nearest rank); None of none."""
+    """The smallest of the values that is no less than `share` percent of them (nearest rank); None
+    of none.
+    """
     if not len(values):
         return None
     rank = max(math.ceil(len(values) * share / 100), 1)
@@ -127,8 +132,8 @@ def percentile(values: Ints, share: float) -> int | None:
 
 
 def axis_end(values: Ints) -> int | None:
-    """Percentile 99; of fewer than 100 values, where that is the largest, the largest but one: an outlier among few
-    flattens nothing either.
+    """Percentile 99; of fewer than 100 values, where that is the largest, the largest but one: an
+    outlier among few flattens nothing either.
     """
     if 2 <= len(values) < 100:
         return int(np.sort(values)[-2])

@@ -16,7 +16,9 @@ QUEUED, PREFILL, DECODE, STALLED, PREEMPTED, GONE = range(6)
 """What a request does in a step. `STALLED` has a seat and work to do, but the step left it out."""
 
 MOST_STALLS = 100_000
-"""Stalls that are drawn; later ones are only counted, so that alternating rows do not fill the page."""
+"""Stalls that are drawn; later ones are only counted, so that alternating rows do not fill the
+page.
+"""
 
 FIELDS = (
     "arrived",
@@ -34,16 +36,19 @@ FIELDS = (
 
 ARRIVED, SEATED, FIRST, ENDED, PROMPT, CACHED, OUTPUT, PREEMPTIONS, RECOMPUTED, STALLS = range(10)
 TOLD_AT, LOST = 10, 11
-"""Nanoseconds of the last token, and tokens that were computed before a preemption; for counting alone."""
+"""Nanoseconds of the last token, and tokens that were computed before a preemption; for counting
+alone.
+"""
 
 
 @define
 class Lanes:
     """Follows every request from the step that first saw it.
 
-    A request *queues* until it is seated, is in *prefill* up to and including the step that samples its next token,
-    *decodes* afterwards, *stalls* while it has work and a seat but no part in the step, and is *preempted* from the
-    step that took its seat until one that gives it another. A preempted request that never comes back stays so.
+    A request *queues* until it is seated, is in *prefill* up to and including the step that samples
+    its next token, *decodes* afterwards, *stalls* while it has work and a seat but no part in the
+    step, and is *preempted* from the step that took its seat until one that gives it another. A
+    preempted request that never comes back stays so.
     """
 
     limits: Limits
@@ -97,7 +102,9 @@ class Lanes:
         self.starts.append(at)
 
     def count_tokens(self, state: State, number: int, at: int) -> None:
-        """Count the output tokens that the step was told of, and the time that each request waited for them."""
+        """Count the output tokens that the step was told of, and the time that each request waited
+        for them.
+        """
         lanes = self.lane_of[state.accepted.orders]
         if not len(lanes):
             return
@@ -118,7 +125,11 @@ class Lanes:
         if any(not ended.order for ended in state.ended):
             queued = {entry.arrival for entry in state.waiting}
         for ended in state.ended:
-            lane = int(self.lane_of[ended.order]) if ended.order else self.find_unseated(ended.id, queued)
+            lane = (
+                int(self.lane_of[ended.order])
+                if ended.order
+                else self.find_unseated(ended.id, queued)
+            )
             if self.segments[lane][-1][1] == PREEMPTED:
                 self.away -= 1
             self.reasons[lane] = ended.reason
@@ -126,7 +137,10 @@ class Lanes:
             self.put(lane, number, GONE)
 
     def find_unseated(self, id: str, queued: set[int]) -> int:
-        """The lane of a request that ended without a seat.   queued: arrival numbers of those that still wait"""
+        """The lane of a request that ended without a seat.
+
+        queued: arrival numbers of those that still wait
+        """
         outside = (QUEUED, PREEMPTED)  # an id may have come again after its first request ended
         return next(
             lane
@@ -168,7 +182,10 @@ class Lanes:
         phases[columns[Column.ORDER] == 0] = GONE
         phases[rows] = np.where(self.sampled[rows], DECODE, PREFILL)
         self.sampled[rows[plan.samples > 0]] = True
-        want = np.minimum(columns[Column.NUM_TOKENS], columns[Column.LAST]) > columns[Column.NUM_COMPUTED]
+        want = (
+            np.minimum(columns[Column.NUM_TOKENS], columns[Column.LAST])
+            > columns[Column.NUM_COMPUTED]
+        )
         want &= (columns[Column.FENCED] & columns[Column.PROMISED]) == 0
         want[rows] = False
         stalled = want & (columns[Column.ACTIVE] > 0)
@@ -191,8 +208,12 @@ class Lanes:
             steps.append((number, phase))
 
     def count_phases(self, state: State) -> tuple[int, int, int, int, int]:
-        """How many requests queue, are in prefill, decode, stall and are preempted after the step."""
-        prefill, decode, stalled = (int(np.count_nonzero(self.phases == phase)) for phase in (PREFILL, DECODE, STALLED))
+        """How many requests queue, are in prefill, decode, stall and are preempted after the
+        step.
+        """
+        prefill, decode, stalled = (
+            int(np.count_nonzero(self.phases == phase)) for phase in (PREFILL, DECODE, STALLED)
+        )
         return len(state.waiting) - self.away, prefill, decode, stalled, self.away
 
     def numbers(self) -> dict[str, list[int]]:

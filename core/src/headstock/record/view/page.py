@@ -1,4 +1,6 @@
-"""The page: the computed data and the files that draw it as one text, with nothing loaded from elsewhere."""
+"""The page: the computed data and the files that draw it as one text, with nothing loaded from
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,18 @@ def read_asset(name: str) -> str:
 
 
 def write_policy(style: str, script: str) -> str:
-    """A content security policy under which only this style and this script count, and nothing is loaded."""
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
-    rules = ("default-src 'none'", f"style-src 'sha256-{hashes[0]}'", f"script-src 'sha256-{hashes[1]}'")
+    """A content security policy under which only this style and this script count, and nothing is
+    loaded.
+    """
+    hashes = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (style, script)
+    ]
+    rules = (
+        "default-src 'none'",
+        f"style-src 'sha256-{hashes[0]}'",
+        f"script-src 'sha256-{hashes[1]}'",
+    )
     return "; ".join((*rules, "base-uri 'none'", "form-action 'none'"))
 
 

@@ -1,4 +1,6 @@
-"""The prefix tree, as it can be seen from outside of any cache policy: by the pages of rows, and which are indexed."""
+"""The prefix tree, as it can be seen from outside of any cache policy: by the pages of rows, and
+which are indexed.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,21 @@ GONE = -1
 
 
 class Prefixes:
-    """Follows which page comes after which. A page's place is noted when a row shows it among its indexed pages."""
+    """Follows which page comes after which. A page's place is noted when a row shows it among its
+    indexed pages.
+    """
 
     def __init__(self, limits: Limits) -> None:
         pages = limits.num_pages[0] + 1
         self.page_size = limits.page_size
         self.parents = np.zeros(pages, np.int32)  # 0: begins a sequence
         self.depths = np.zeros(pages, np.int32)
-        self.used = np.zeros(pages, np.int64)  # number of the last step in which a row held the page
-        self.shown = np.zeros((2, limits.max_rows), np.int32)  # admission number and indexed pages noted, by row
-        self.before: tuple[Ints, ...] = (NO_PAGES,) * limits.max_rows  # what the rows held after the last step
+        # number of the last step in which a row held the page
+        self.used = np.zeros(pages, np.int64)
+        # admission number and indexed pages noted, by row
+        self.shown = np.zeros((2, limits.max_rows), np.int32)
+        # what the rows held after the last step
+        self.before: tuple[Ints, ...] = (NO_PAGES,) * limits.max_rows
 
     def see(self, after: State, number: int) -> None:
         """Note the pages of rows whose indexed pages changed."""
@@ -33,7 +40,8 @@ class Prefixes:
         now = after.columns[[Column.ORDER, Column.INDEXED]]
         changed = (now != self.shown).any(0)
         left = changed & (now[0] != self.shown[0]) & (self.shown[0] > 0)
-        for row in np.flatnonzero(left).tolist():  # it may have indexed pages just before it was preempted
+        # it may have indexed pages just before it was preempted
+        for row in np.flatnonzero(left).tolist():
             self.path(before[row])
         for row in np.flatnonzero(changed & (now[1] > 0)).tolist():
             self.path(self.before[row][: now[1, row]])
@@ -47,10 +55,11 @@ class Prefixes:
             self.depths[pages] = np.arange(1, len(pages) + 1)
 
     def tree(self, indexed: Ints, refs: Ints) -> list[list[int]]:
-        """The tree of the indexed pages, pages in a chain with as many holders as one segment, parents first.
+        """The tree of the indexed pages, pages in a chain with as many holders as one segment,
+        parents first.
 
-        returns: [parent segment or -1, tokens, rows that hold it, step of last use, how many such] of each; the last
-        one is [GONE, tokens, 0, 0, segments] of what was left out
+        returns: [parent segment or -1, tokens, rows that hold it, step of last use, how many such]
+        of each; the last one is [GONE, tokens, 0, 0, segments] of what was left out
         """
         pages = indexed[np.argsort(self.depths[indexed], kind="stable")]
         known = np.zeros(len(refs), bool)
@@ -60,21 +69,31 @@ class Prefixes:
         alone = (parents > 0) & (children[parents] == 1) & (refs[pages] == refs[parents])
         segment_of = np.full(len(refs), GONE)
         segments: list[list[int]] = []
-        for page, parent, follows in zip(pages.tolist(), parents.tolist(), alone.tolist(), strict=True):
+        for page, parent, follows in zip(
+            pages.tolist(), parents.tolist(), alone.tolist(), strict=True
+        ):
             if follows:
                 at = int(segment_of[parent])
                 segments[at][1] += self.page_size
                 segments[at][3] = max(segments[at][3], int(self.used[page]))
             else:
                 at = len(segments)
-                segments.append([int(segment_of[parent]), self.page_size, int(refs[page]), int(self.used[page]), 1])
+                segments.append(
+                    [
+                        int(segment_of[parent]),
+                        self.page_size,
+                        int(refs[page]),
+                        int(self.used[page]),
+                        1,
+                    ]
+                )
             segment_of[page] = at
         return keep_largest(fold_leaves(segments))
 
 
 def fold_leaves(segments: list[list[int]]) -> list[list[int]]:
-    """The segments with equal leaves of one parent (as many tokens, as many holders) counted as one, used last when the
-    latest of them was.
+    """The segments with equal leaves of one parent (as many tokens, as many holders) counted as
+    one, used last when the latest of them was.
     """
     inner = {segment[0] for segment in segments}
     places: dict[int, int] = {GONE: GONE}
@@ -104,4 +123,7 @@ def keep_largest(segments: list[list[int]]) -> list[list[int]]:
     place = {at: new for new, at in enumerate(kept)} | {GONE: GONE}
     rest = [segment for at, segment in enumerate(segments) if at not in place]
     chosen = [[place[segments[at][0]], *segments[at][1:]] for at in kept]
-    return [*chosen, [GONE, sum(each[1] * each[4] for each in rest), 0, 0, sum(each[4] for each in rest)]]
+    return [
+        *chosen,
+        [GONE, sum(each[1] * each[4] for each in rest), 0, 0, sum(each[4] for each in rest)],
+    ]

@@ -1,4 +1,6 @@
-"""A recording as a trace that Perfetto and chrome://tracing open: a track of steps, and one for each request."""
+"""A recording as a trace that Perfetto and chrome://tracing open: a track of steps, and one for
+each request.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ class Track:
 class Timeline:
     """Writes the trace as steps come. A step lasts until the next one is planned.
 
-    A request is *queued* until it is seated, then in a *prefill chunk* or *decoding* (steps in a row are one slice),
-    and *preempted* from its last step until it is seated again, if it is: a recording says so only then.
+    A request is *queued* until it is seated, then in a *prefill chunk* or *decoding* (steps in a
+    row are one slice), and *preempted* from its last step until it is seated again, if it is: a
+    recording says so only then.
     """
 
     file: TextIO
@@ -85,8 +88,21 @@ class Timeline:
         if not len(plan.rows):
             return
         counts = plan.stops - plan.starts
-        facts = {"step": moment.number, "tokens": int(counts.sum()), "rows": len(counts), "decode": plan.num_decode}
-        self.put("X", ENGINE, 0, moment.at, f"step {moment.number}", dur=(end - moment.at) / 1000, args=facts)
+        facts = {
+            "step": moment.number,
+            "tokens": int(counts.sum()),
+            "rows": len(counts),
+            "decode": plan.num_decode,
+        }
+        self.put(
+            "X",
+            ENGINE,
+            0,
+            moment.at,
+            f"step {moment.number}",
+            dur=(end - moment.at) / 1000,
+            args=facts,
+        )
         self.put("C", ENGINE, 0, moment.at, "step", args={"tokens": facts["tokens"]})
         self.put(
             "C",
@@ -98,7 +114,13 @@ class Timeline:
         )
         for i, (order, count) in enumerate(zip(plan.orders.tolist(), counts.tolist(), strict=True)):
             id = self.by_order.setdefault(order, f"seated earlier, {order}")
-            self.act(self.track(id), "decode" if i < plan.num_decode else "prefill chunk", moment, end, count)
+            self.act(
+                self.track(id),
+                "decode" if i < plan.num_decode else "prefill chunk",
+                moment,
+                end,
+                count,
+            )
 
     def act(self, track: Track, doing: str, moment: Moment, end: int, count: int) -> None:
         """Note that a request did something in a step."""
@@ -114,7 +136,8 @@ class Timeline:
     def track(self, id: str) -> Track:
         """The request's track, begun when it is new."""
         if id not in self.tracks:
-            # A track that has its process's number is its main thread to Perfetto, which is shown first.
+            # A track that has its process's number is its main thread to Perfetto, which is shown
+            # first.
             number = REQUESTS + 1 + len(self.tracks)
             self.tracks[id] = Track(number)
             self.name("thread_name", REQUESTS, number, id)
@@ -123,7 +146,11 @@ class Timeline:
     def slice(self, track: Track, end: int) -> None:
         """Draw what the request has been doing until `end`."""
         if track.doing and end > track.since:
-            facts = {"tokens": track.tokens, "steps": track.steps, "first step": track.first} if track.steps else {}
+            facts = (
+                {"tokens": track.tokens, "steps": track.steps, "first step": track.first}
+                if track.steps
+                else {}
+            )
             span = (end - track.since) / 1000
             self.put("X", REQUESTS, track.number, track.since, track.doing, dur=span, args=facts)
         track.doing, track.since, track.tokens, track.steps = "", end, 0, 0

@@ -1,4 +1,6 @@
-"""What a replay shows of pages and prefixes, thinned out so that any number of steps fits into one picture."""
+"""What a replay shows of pages and prefixes, thinned out so that any number of steps fits into one
+picture.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ FINE_ROWS = 4096
 """Rows kept until the map's height is known."""
 FREE, CACHED, LIVE, SHARED = range(4)
 LATEST = 1 << 62
-"""Nanoseconds after which a clock stands still, so that no difference of a damaged one leaves 64 bits."""
+"""Nanoseconds after which a clock stands still, so that no difference of a damaged one leaves 64
+bits.
+"""
 
 SERIES = (
     *("at", "prefill", "decode", "told"),
@@ -29,8 +33,9 @@ SERIES = (
     *("queued", "prefilling", "decoding", "stalled", "away"),
     *("free", "cached", "live", "shared"),
 )
-"""What is kept of every step: nanoseconds, tokens of prompts computed, decode rows, output tokens that became known;
-requests with a seat and without, preemptions so far; requests by phase (`away`: preempted); pages by kind.
+"""What is kept of every step: nanoseconds, tokens of prompts computed, decode rows, output tokens
+that became known; requests with a seat and without, preemptions so far; requests by phase (`away`:
+preempted); pages by kind.
 """
 
 
@@ -74,7 +79,9 @@ class Watch:
         self.lanes = Lanes(self.limits)
 
     def see(self, replayed: Replayed) -> None:
-        """Take a step in; one that failed is not drawn, nor one that differs, whose plan is not that of its state."""
+        """Take a step in; one that failed is not drawn, nor one that differs, whose plan is not
+        that of its state.
+        """
         moment, state, plan = replayed.moment, replayed.after, replayed.moment.plan
         if replayed.divergence is not None:
             self.differs = moment.number
@@ -104,9 +111,22 @@ class Watch:
             stats = self.limits.policy.stats(state.index)
             cached += stats.pages - stats.held
         free = total - held - cached
-        work = (plan.num_tokens - plan.num_decode, plan.num_decode, int(state.accepted.counts.sum()))
+        work = (
+            plan.num_tokens - plan.num_decode,
+            plan.num_decode,
+            int(state.accepted.counts.sum()),
+        )
         requests = (state.num_running, len(state.waiting), state.num_preempted)
-        return (at, *work, *requests, *self.lanes.count_phases(state), free, cached, held - shared, shared)
+        return (
+            at,
+            *work,
+            *requests,
+            *self.lanes.count_phases(state),
+            free,
+            cached,
+            held - shared,
+            shared,
+        )
 
     def columns(self) -> dict[str, np.ndarray]:
         """Each of SERIES.   each: [steps] int64"""
@@ -115,10 +135,17 @@ class Watch:
 
     def indexed(self, state: State) -> np.ndarray:
         """The pages that the prefix index holds.   returns: [n] int32"""
-        return np.zeros(0, np.int32) if self.limits.policy is None else self.limits.policy.pages(state.index)
+        return (
+            np.zeros(0, np.int32)
+            if self.limits.policy is None
+            else self.limits.policy.pages(state.index)
+        )
 
     def page_map(self, state: State, indexed: np.ndarray) -> np.ndarray:
-        """What each page is, or most of the pages that make a row.   returns: [at most FINE_ROWS] uint8"""
+        """What each page is, or most of the pages that make a row.
+
+        returns: [at most FINE_ROWS] uint8
+        """
         refs = state.refs[0]
         kinds = np.zeros(len(refs), np.uint8)
         kinds[indexed] = CACHED
@@ -136,7 +163,9 @@ class Watch:
 
     @property
     def height(self) -> tuple[int, int]:
-        """Rows of the finished map, and pages in each: up to the highest page that was ever used."""
+        """Rows of the finished map, and pages in each: up to the highest page that was ever
+        used.
+        """
         fine = -(-self.highest // self.per_fine_row)
         each = -(-fine // MOST_ROWS)
         return -(-fine // each), each * self.per_fine_row
@@ -150,10 +179,13 @@ class Watch:
 
 
 def mostly(kinds: np.ndarray, each: int) -> np.ndarray:
-    """The most frequent kind among `each` neighbours, the busier one when two are equally frequent."""
+    """The most frequent kind among `each` neighbours, the busier one when two are equally
+    frequent.
+    """
     if each == 1:
         return kinds
-    grid = np.pad(kinds, (0, -len(kinds) % each), constant_values=255).reshape(-1, each)  # 255: no page
+    # 255: no page
+    grid = np.pad(kinds, (0, -len(kinds) % each), constant_values=255).reshape(-1, each)
     counts = np.stack([(grid == kind).sum(1) for kind in (SHARED, LIVE, CACHED, FREE)])
     kept: np.ndarray = (SHARED - counts.argmax(0)).astype(np.uint8)
     return kept

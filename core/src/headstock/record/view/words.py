@@ -25,32 +25,42 @@ class Tile:
 def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
     """The headline, most wanted first."""
     f = figures
-    ends = {"finished": f["finished"], "aborted": f["aborted"], "failed": f["failed"], "unfinished": f["unfinished"]}
+    ends = {
+        "finished": f["finished"],
+        "aborted": f["aborted"],
+        "failed": f["failed"],
+        "unfinished": f["unfinished"],
+    }
     lost = {"never seated again": f["never_back"]}
     return [
         Tile(
             name="Output tokens/s",
             value=rate(f["output_rate"]),
-            detail=f"{f['output_tokens']:,} tokens in {seconds(f['busy'])}; {rate(f['input_rate'])} prompt tokens/s",
-            meaning="output tokens that became known, by the time of all steps that computed something.",
+            detail=f"{f['output_tokens']:,} tokens in {seconds(f['busy'])}; "
+            f"{rate(f['input_rate'])} prompt tokens/s",
+            meaning="output tokens that became known, by the time of all steps that computed "
+            "something.",
         ),
         Tile(
             name="Time to first token, p50\u00a0/\u00a0p99",
             value=both(f["ttft"]),
             detail="from the step that first saw the request",
-            meaning="from the step that first saw a request to the step that was told of its first token.",
+            meaning="from the step that first saw a request to the step that was told of its "
+            "first token.",
         ),
         Tile(
             name="Time between tokens, p50\u00a0/\u00a0p99",
             value=both(f["gap"]),
             detail="of all tokens after a request's first",
-            meaning="from one step that was told of a request's tokens to the next such step, preemptions included.",
+            meaning="from one step that was told of a request's tokens to the next such step, "
+            "preemptions included.",
         ),
         Tile(
             name="Prefix hit rate",
             value=NOTHING if f["hit_rate"] is None else f"{f['hit_rate']:.1%}",
             detail=f"{f['cached_tokens']:,} prompt tokens from the index",
-            meaning="share of prompt tokens that were in the prefix index when a request was first seated.",
+            meaning="share of prompt tokens that were in the prefix index when a request was "
+            "first seated.",
         ),
         Tile(
             name="Requests",
@@ -63,20 +73,22 @@ def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
             value=f"{f['preemptions']:,}",
             detail=f"of {f['preempted']:,} requests; {f['recomputed']:,} tokens computed again"
             + (f"; {parts(lost)}" if f["never_back"] else ""),
-            meaning="how often a request lost its seat before it ended; what it had computed is computed again unless "
-            "the prefix index kept it.",
+            meaning="how often a request lost its seat before it ended; what it had computed is "
+            "computed again unless the prefix index kept it.",
         ),
         Tile(
             name="Steps",
             value=f"{f['steps']:,}",
             detail=f"p50 / p99 {both(f['step_ms'], 1000)}; {f['stalled']:,} stalls",
-            meaning="scheduling steps; a stall is a request with a seat and work to do that a step left out.",
+            meaning="scheduling steps; a stall is a request with a seat and work to do that a "
+            "step left out.",
         ),
         Tile(
             name="KV pages at the peak",
             value=f"{f['pages'] / f['all_pages']:.0%}",
             detail=f"{f['pages']:,} of {f['all_pages']:,} held by requests",
-            meaning="the most pages that requests held at once; pages that only the prefix index keeps do not count.",
+            meaning="the most pages that requests held at once; pages that only the prefix index "
+            "keeps do not count.",
         ),
     ]
 
@@ -93,7 +105,9 @@ def list_facts(data: Mapping[str, Any]) -> list[str]:
 
 
 def list_slowest(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The requests that waited longest for a first token, those without one first, as a table of texts."""
+    """The requests that waited longest for a first token, those without one first, as a table of
+    texts.
+    """
     lanes, at, total = data["lanes"], [], 0
     for step in data["series"]["at"]:
         total += step
@@ -127,7 +141,9 @@ def seconds(value: float) -> str:
 
 def digits(value: float) -> str:
     """A number to three digits, or all before its point."""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    return (
+        f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    )
 
 
 def both(pair: tuple[float, float] | None, per_second: float = 1) -> str:
