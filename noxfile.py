@@ -121,7 +121,11 @@ def broken(session: nox.Session) -> None:
     """
     fixtures = Path(session.create_tmp()) / "wheels"
     session.run(
-        python_of(BUILD), "tests/broken_plugins.py", str(fixtures), external=True, silent=True
+        python_of(BUILD),
+        "tests/support/broken_plugins.py",
+        str(fixtures),
+        external=True,
+        silent=True,
     )
     install_light(session)
     session.install("-q", "--no-deps", *map(str, fixtures.glob("*.whl")))

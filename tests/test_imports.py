@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from source_tree import CORE, PLUGINS, ROOT, Import, files, imports, packages, plugin_names, tree
 
-WITHOUT_TORCH = ("spi", "schedule", "cli", "registry", "config")
+WITHOUT_TORCH = ("spi", "scheduler", "cli", "registry", "config")
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "triton")
 IMPORTED_AS = {"pyyaml": "yaml"}
 """Distributions whose modules have another name."""
@@ -58,7 +58,7 @@ def test_a_plugin_imports_only_the_contract_nn_and_the_kit_and_no_other_plugin(
 
     def wrong(each: Import) -> bool:
         of_core = each.inside("headstock") and not each.inside(
-            "headstock.spi", "headstock.nn", "headstock.conformance"
+            "headstock.spi", "headstock.nn", "headstock.ops", "headstock.conformance"
         )
         return of_core or each.inside(*others)
 
@@ -95,14 +95,14 @@ def test_the_scheduler_imports_only_numpy_attrs_the_contract_and_the_standard_li
         "numpy",
         "headstock.spi",
         "headstock.errors",
-        "headstock.schedule",
+        "headstock.scheduler",
     )
-    assert offenders(CORE / "schedule", lambda each: not each.inside(*allowed)) == []
+    assert offenders(CORE / "scheduler", lambda each: not each.inside(*allowed)) == []
 
 
 @pytest.mark.parametrize(
     "module",
-    ["headstock.spi", "headstock.schedule.step", "headstock.registry", "headstock.cli.main"],
+    ["headstock.spi", "headstock.scheduler.step", "headstock.registry", "headstock.cli.main"],
 )
 def test_importing_a_light_module_leaves_heavy_ones_out(module: str) -> None:
     script = f"import sys, {module}; print([each for each in {HEAVY!r} if each in sys.modules])"

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve
 from benchmarks.running import ROWS, limits, request, sampled
 
-from headstock.schedule import Aborted, Arrived, Event, Limits, Plan, Request, State, initial, step
+from headstock.scheduler import Aborted, Arrived, Event, Limits, Plan, Request, State, initial, step
 from headstock.spi import Budget, Choice, View
 
 WAITING = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.builtin.mixed import choose
-from headstock.schedule import Limits, Plan, Request, Sampled, State
+from headstock.scheduler import Limits, Plan, Request, Sampled, State
 from headstock.spi import KVGroup
 
 GROUP = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)

@@ -20,7 +20,7 @@ from benchmarks.running import ROWS, limits, request, sampled
 
 import headstock
 from headstock.bench.machine import commit, processor
-from headstock.schedule import Arrived, Column, Event, initial, step
+from headstock.scheduler import Arrived, Column, Event, initial, step
 
 WARM_UP = 100
 """Steps that are not timed."""

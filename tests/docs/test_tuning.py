@@ -13,8 +13,8 @@ from source_tree import ROOT
 
 from headstock.bench.workloads import WORKLOADS
 from headstock.cli.main import main
-from headstock.engine.inline import InlineExecutor
-from headstock.schedule import Plan
+from headstock.execution.executor import InlineExecutor
+from headstock.scheduler import Plan
 
 PAGE = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
 KINDS = ("offline batch", "one stream", "shared prefixes", "long prompts", "little memory")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from source_tree import ROOT
 
-from headstock.schedule import Arrived, Limits, Request, Sampled, initial, step
+from headstock.scheduler import Arrived, Limits, Request, Sampled, initial, step
 from headstock.spi import KVGroup
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"

@@ -12,7 +12,7 @@ import pytest
 
 from headstock import LLM, RequestError, SamplingParams
 from headstock.config import PRESETS
-from headstock.schedule import Plan
+from headstock.scheduler import Plan
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SMALL = {"num_pages": 256, "max_seq_len": 1024, "debug_invariants": True}

@@ -16,9 +16,9 @@ import torch
 from headstock import SamplingParams
 from headstock.bench.shapes import SHAPES, write
 from headstock.config import EngineConfig
-from headstock.engine.build import build
 from headstock.engine.engine import Engine
-from headstock.schedule import Request
+from headstock.scheduler import Request
+from headstock.startup.build import build
 
 MOST = {
     "temperature": 0.7,

@@ -1,7 +1,8 @@
 """Experts of the 30B-A3B shape on the GPU: right, how fast beside torch's grouped product, and by
 which tiles best.
 
-    PYTHONPATH=core/src:plugins/triton-ops/src:tests python tests/gpu/expert_times.py OUT
+    export PYTHONPATH=core/src:plugins/triton-ops/src:tests:tests/support
+    python tests/gpu/expert_times.py OUT
 
 Writes OUT/expert_times.json, after each number of tokens anew, and the best tiles as
 OUT/GPU-128-8-2048-768.json, which belongs in the folder `measured` of headstock_triton.

@@ -14,7 +14,7 @@ from sampling_cases import SETTINGS, sampling_of
 from headstock.nn import sampling as torch_sampling
 from headstock.nn.kv import kv_cells
 from headstock.nn.rope import Turns
-from headstock.nn.torch_ops import TorchOps
+from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Weight
 from headstock_triton import activation, linear, norm, sampling
 from headstock_triton.heads import turn_and_store

@@ -43,6 +43,7 @@ PARTS = (
     "tests",
 )
 HERE = Path(__file__).parent
+SUPPORT = HERE.parent / "support"
 BUILDS = (
     ("bfloat16", "bfloat16", "auto", "auto"),
     ("bfloat16", "bfloat16", "fa2", "off"),
@@ -87,7 +88,8 @@ def install(pack: Path, site: Path) -> None:
 
 def environment(site: Path) -> dict[str, str]:
     """The environment in which what `install` put there is found."""
-    paths = os.pathsep.join([str(site), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    ours = (site, HERE.parent, SUPPORT)
+    paths = os.pathsep.join([*map(str, ours), os.environ.get("PYTHONPATH", "")])
     return (
         {"FLASHINFER_CUDA_ARCH_LIST": "9.0a", "MAX_JOBS": "16"} | os.environ | {"PYTHONPATH": paths}
     )
@@ -148,7 +150,7 @@ def main() -> int:
             return 0
         again = [sys.executable, __file__, "--out", str(asked.out), "--parts", asked.parts]
         return subprocess.run(again, env=environment(asked.site), check=False).returncode
-    sys.path.insert(0, str(HERE.parent))
+    sys.path[:0] = [str(HERE.parent), str(SUPPORT)]
     builds = start_builds(asked.site, asked.out)
     failed = [part for part in asked.parts.split(",") if not run(part, asked.out, builds)]
     keep_kernels(asked.out)

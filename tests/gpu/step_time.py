@@ -18,7 +18,7 @@ from headstock import SamplingParams
 from headstock.bench.shapes import SHAPES, write
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
-from headstock.schedule import Request
+from headstock.scheduler import Request
 
 CLASSES = {
     "attention": (

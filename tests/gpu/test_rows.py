@@ -25,7 +25,7 @@ from headstock.cli.process import EXPANDABLE
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun
-from headstock.schedule import Request
+from headstock.scheduler import Request
 from headstock_fa.backend import FlashAttentionBackend
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

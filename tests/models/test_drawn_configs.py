@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parity import ARCHITECTURES, add_tensors, computed, expected, shape, tokens, write
 
-from headstock.engine.checkpoint import read_model
 from headstock.errors import ModelError
+from headstock.startup.checkpoint import read_model
 
 ORIGINAL = "original_max_position_embeddings"
 

@@ -12,9 +12,9 @@ from checkpoints import VARIANTS, Variant, save
 from paged import Paged
 from torch import Tensor
 
-from headstock.nn.fbgemm_ops import FbgemmOps
-from headstock.nn.onednn_ops import OneDnnOps
-from headstock.nn.torch_ops import TorchOps
+from headstock.ops.fbgemm_ops import FbgemmOps
+from headstock.ops.onednn_ops import OneDnnOps
+from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Model, ModelConfig, Ops, Params
 from headstock.weights import load, read_config
 from headstock_llama import families as llama

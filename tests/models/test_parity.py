@@ -12,8 +12,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from parity import add_tensors, assert_parity, computed, expected, shape, tokens, write
 
-from headstock.engine.checkpoint import read_model
 from headstock.errors import ModelError
+from headstock.startup.checkpoint import read_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 PROMPT = tokens(40)

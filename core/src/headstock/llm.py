@@ -14,12 +14,12 @@ from typing import Any
 
 from headstock.config import EngineConfig
 from headstock.errors import UsageError, kind, shown
-from headstock.flight import fly, fly_async
-from headstock.intake import Intake, Params, located
-from headstock.job import Job
 from headstock.logs import event
 from headstock.outputs import RequestOutput
-from headstock.progress import UseTqdm, prompt_bar
+from headstock.requests.client import fly, fly_async
+from headstock.requests.input_processor import Intake, Params, located
+from headstock.requests.progress import UseTqdm, prompt_bar
+from headstock.requests.prompt_request import Job
 from headstock.sampling_params import SamplingParams
 from headstock.text.chat import Message, read_template
 from headstock.text.prompt import Prompt, PromptInput, as_list

@@ -9,7 +9,6 @@ from attention_cases import QUERY
 from attrs import evolve
 
 from headstock import registry
-from headstock.engine.resolve import resolve as resolved
 from headstock.errors import CannotRun
 from headstock.spi import (
     AttentionCapabilities,
@@ -21,6 +20,7 @@ from headstock.spi import (
     Planning,
     Require,
 )
+from headstock.startup.capabilities import resolve as resolved
 from headstock_fa.plugin import EIGHT_BIT_KV, resolve, spec
 from headstock_fa.providers import PROVIDERS, choose, installed, leading
 

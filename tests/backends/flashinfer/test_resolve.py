@@ -8,7 +8,6 @@ from attrs import evolve
 
 from headstock import registry
 from headstock.cli.main import main
-from headstock.engine.resolve import resolve as resolved
 from headstock.errors import CannotRun, UsageError
 from headstock.spi import (
     AttentionCapabilities,
@@ -19,6 +18,7 @@ from headstock.spi import (
     Planning,
     Rejection,
 )
+from headstock.startup.capabilities import resolve as resolved
 from headstock_fi.options import FlashInferOptions
 from headstock_fi.plugin import REQUIRE, resolve, spec
 

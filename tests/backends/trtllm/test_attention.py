@@ -18,7 +18,7 @@ from attention_cases import Case
 from attrs import evolve
 from backends.trtllm import fakes
 
-from headstock.nn.paged_plan import PagedPlan
+from headstock.nn.attention.paged_plan import PagedPlan
 from headstock.spi import DeviceEnv, LayerInfo, Phase
 from headstock_trtllm import modules
 from headstock_trtllm.backend import TrtllmBackend, found

@@ -9,7 +9,6 @@ from attention_cases import QUERY
 from attrs import evolve
 
 from headstock import registry
-from headstock.engine.resolve import resolve as resolved
 from headstock.errors import CannotRun
 from headstock.spi import (
     AttentionCapabilities,
@@ -21,6 +20,7 @@ from headstock.spi import (
     Planning,
     Rejection,
 )
+from headstock.startup.capabilities import resolve as resolved
 from headstock_trtllm.plugin import BFLOAT16, EIGHT_BIT_KV, FLOAT16, REQUIRE, resolve, spec
 
 PRESENT = {"flashinfer-python": "0.6.18.post1"}

@@ -112,10 +112,10 @@ def test_S15_inspect_says_what_is_missing_and_that_the_device_is_another(
         ),
         (DeviceEnv(device="cuda", capability=(9, 0)), "can"),
     ):
-        monkeypatch.setattr("headstock.engine.device.describe", lambda asked, env=env: env)
+        monkeypatch.setattr("headstock.startup.device.describe", lambda asked, env=env: env)
         assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"] == wanted
         assert json.loads(output(capsys, "inspect", "radix", "--json"))["this machine"] == "can"
-    monkeypatch.setitem(sys.modules, "headstock.engine.device", None)
+    monkeypatch.setitem(sys.modules, "headstock.startup.device", None)
     assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"].startswith(
         "not known, for torch"
     )

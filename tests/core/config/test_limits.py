@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headstock.config import EngineConfig
 from headstock.config.catalog import sampling_settings
-from headstock.config.kinds import INT32_MAX, Integer, Invalid
+from headstock.config.value_types import INT32_MAX, Integer, Invalid
 from headstock.errors import UsageError
 
 COUNTS = [

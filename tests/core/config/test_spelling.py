@@ -10,8 +10,8 @@ from headstock import LLM
 from headstock.cli.main import main
 from headstock.config import EngineConfig, FlagParser, add_engine_flags, resolve
 from headstock.config.catalog import engine_settings, keywords
-from headstock.config.kinds import Choice, Integer, Number, Switch, Text, Texts
 from headstock.config.setting import Setting
+from headstock.config.value_types import Choice, Integer, Number, Switch, Text, Texts
 from headstock.errors import HeadstockError, UsageError, shown
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from headstock import SamplingParams
 from headstock.engine.engine import Engine
-from headstock.engine.update import Update
-from headstock.schedule import Request
+from headstock.outputs import Update
+from headstock.scheduler import Request
 
 SMALL = {"num_pages": 256, "max_running_requests": 16}
 SEED = 5

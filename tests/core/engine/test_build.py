@@ -14,9 +14,9 @@ from attrs import evolve
 
 from headstock import registry
 from headstock.config import EngineConfig
-from headstock.engine.build import check_options
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun, ModelError, PluginBroken, UsageError
+from headstock.startup.build import check_options
 
 from .demo import SMALL, drain, request
 

@@ -12,8 +12,8 @@ from headstock import SamplingParams
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError, RequestError
-from headstock.schedule import Request
-from headstock.schedule.check import check
+from headstock.scheduler import Request
+from headstock.scheduler.invariants import check
 
 from .demo import drain, request, tokens
 

@@ -12,9 +12,9 @@ from attrs import evolve
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
-from headstock.engine.update import Update
 from headstock.errors import EngineDied, PluginBroken
-from headstock.schedule.check import check
+from headstock.outputs import Update
+from headstock.scheduler.invariants import check
 from headstock.spi import Batch, Choice, LayerInfo, Runner, Sample
 from headstock_radix_cache.policy import RadixCache
 from headstock_sdpa.backend import SdpaBackend

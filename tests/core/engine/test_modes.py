@@ -18,7 +18,7 @@ from toy_engine import Toys, Trial, expected, installed, request
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun, CapacityError
-from headstock.schedule import Plan
+from headstock.scheduler import Plan
 
 RNG = np.random.default_rng(51)
 NAMES = map(str, itertools.count())
@@ -380,7 +380,7 @@ def test_a_watch_over_a_large_pool_is_announced_with_its_size(
     most: int,
     warnings: int,
 ) -> None:
-    monkeypatch.setattr("headstock.engine.build.MOST_WATCHED", most)
+    monkeypatch.setattr("headstock.startup.build.MOST_WATCHED", most)
     engine = toys.engine(debug_canary=True)
     said = [str(record.msg) for record in caplog.records if "the whole KV pool" in str(record.msg)]
     assert len(said) == warnings

@@ -9,7 +9,7 @@ from attrs import define, evolve, field
 from toy_engine import GREEDY, LONGEST, Trial, request
 
 from headstock.errors import RequestError
-from headstock.schedule import Request
+from headstock.scheduler import Request
 
 KINDS = ("nan@{}:{}", "execute@{}", "wait@{}")
 

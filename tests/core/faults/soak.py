@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 from attrs import define, field
-from core.schedule.workloads import simulate
 from toy_engine import Toys, Trial, installed, random_requests, random_settings, request
+from toy_workloads import simulate
 
 from headstock.engine.engine import Engine
-from headstock.schedule import Request
+from headstock.scheduler import Request
 
 from .census import allocated, objects, resident, settle, threads_and_files
 from .rounds import Round, random_modes

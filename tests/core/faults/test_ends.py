@@ -16,8 +16,8 @@ from toy_text import toy_llm
 
 from headstock import LLM, SamplingParams
 from headstock.engine.loop import Loop
-from headstock.engine.update import Update
 from headstock.errors import EngineDied, RequestError
+from headstock.outputs import Update
 
 PROMPT = {"prompt_token_ids": [5, 9, 3]}
 LONG = SamplingParams(temperature=0.0, max_tokens=2_000, ignore_eos=True)

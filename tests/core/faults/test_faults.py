@@ -12,8 +12,8 @@ from toy_engine import Toys, Trial, random_requests, request
 
 from headstock import SamplingParams
 from headstock.config import EngineConfig
+from headstock.debug.fault_injection import Faults, Injected
 from headstock.engine.engine import Engine
-from headstock.engine.faults import Faults, Injected
 from headstock.engine.loop import Loop
 from headstock.errors import CannotRun, EngineDied, UsageError
 from headstock.spi import Batch, Runner, Sample

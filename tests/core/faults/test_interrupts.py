@@ -24,8 +24,9 @@ from headstock import LLM, SamplingParams
 from headstock.errors import EngineDied
 from headstock.record.file import read
 
-WATCHED = {"headstock.llm", "headstock.flight", "headstock.engine.loop", "headstock.engine.engine",
-           "headstock.engine.ledger", "headstock.engine.worker", "headstock.record.recorder",
+WATCHED = {"headstock.llm", "headstock.requests.client", "headstock.engine.loop",
+           "headstock.engine.engine", "headstock.engine.output_tracker",
+           "headstock.execution.threaded", "headstock.record.recorder",
            "concurrent.futures.thread", "threading", "contextlib"}  # fmt: skip
 PROMPTS = [{"prompt_token_ids": [5 + number, 9, 3]} for number in range(3)]
 SHORT = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import evolve
-from core.schedule.toy import Drive, alone
-from core.schedule.workloads import limits, prompt
-from core.schedule.workloads import request as scheduled
 from toy_engine import Toys, Trial, random_requests, request
+from toy_schedule import Drive, alone
 from toy_text import toy_llm
+from toy_workloads import limits, prompt
+from toy_workloads import request as scheduled
 
 from headstock import LLM, RequestError, SamplingParams
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
-from headstock.schedule import Request
-from headstock.schedule.check import check
+from headstock.scheduler import Request
+from headstock.scheduler.invariants import check
 
 SEED = 17
 RNG = np.random.default_rng(SEED)

@@ -9,10 +9,10 @@ import torch
 from attrs import evolve
 
 from headstock import LLM, SamplingParams
-from headstock.engine.device import check_usable
-from headstock.engine.inline import InlineExecutor
 from headstock.errors import EngineDied
+from headstock.execution.executor import InlineExecutor
 from headstock.spi import DeviceEnv
+from headstock.startup.device import check_usable
 
 LOST = "CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA"
 GPU = DeviceEnv(device="cuda", capability=(9, 0))

@@ -13,7 +13,7 @@ from often import often
 from toy_engine import Toys, Trial, random_requests
 
 from headstock import LLM, SamplingParams
-from headstock.schedule import Request
+from headstock.scheduler import Request
 
 
 def run(toys: Toys, requests: list[Request], **settings: Any) -> Trial:

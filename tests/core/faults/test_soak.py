@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toy_engine import Toys
 
-from headstock.engine.ledger import Account, Ledger
+from headstock.engine.output_tracker import Account, Ledger
 
 from .soak import soak
 
@@ -35,7 +35,7 @@ def test_any_mix_of_requests_aborts_and_faults_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("seconds", "left", "said"),
     [
-        (0, lambda account: account, "left behind: .*ledger.Account"),
+        (0, lambda account: account, "left behind: .*output_tracker.Account"),
         pytest.param(
             60,
             lambda account: np.zeros(512, np.int32),

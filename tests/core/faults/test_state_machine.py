@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.schedule.toy import VOCAB
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -19,9 +18,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from toy_engine import LONGEST, SCHEDULERS, Trial, contiguous, installed, request
+from toy_schedule import VOCAB
 
 from headstock.errors import CapacityError
-from headstock.schedule import Request, refusal
+from headstock.scheduler import Request, refusal
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
 FAULTS = st.lists(

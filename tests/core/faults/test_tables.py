@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from toy_engine import Toys, Trial, request
 
-from headstock.engine.buffers import Buffers
-from headstock.engine.sampling import SamplingTable
+from headstock.execution.buffers import Buffers
+from headstock.execution.sampling_inputs import SamplingTable
 
 RNG = np.random.default_rng(3)
 PROMPT = RNG.integers(0, 50, 8)

@@ -11,11 +11,11 @@ import torch
 from attrs import evolve
 from toy_engine import Toys, Trial, random_requests, random_settings, request
 
-from headstock.engine.canary import PATTERN, Canary
+from headstock.debug.canary import PATTERN, Canary
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.errors import EngineDied
-from headstock.schedule import State
+from headstock.scheduler import State
 
 PROMPT = np.arange(20)
 

@@ -12,13 +12,24 @@ import torch
 import toy_plugins
 from attrs import evolve, frozen
 
-from headstock.engine import buffers, engine, inline, sampling
-from headstock.schedule import Column, Failed, absorb, admit, commit, indexing, pages
+from headstock.engine import engine
+from headstock.execution import buffers, executor, sampling_inputs
+from headstock.scheduler import (
+    Column,
+    Failed,
+    admission,
+    apply,
+    lifecycle,
+    page_pool,
+    planning,
+    prefix_insert,
+    selection,
+)
 from headstock.spi import Match
 from headstock_radix_cache.policy import RadixCache
 
-# The package exports a function of these names.
-step, choose = (import_module(f"headstock.schedule.{name}") for name in ("step", "choose"))
+# The package exports a function of this name.
+step = import_module("headstock.scheduler.step")
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -48,9 +59,9 @@ def around(owner: Any, name: str, wrap: Callable[..., Any]) -> Patch:
 
 def free_twice(release: Any, draft: Any, row: int) -> None:
     """The row's private pages go back twice."""
-    private = pages.held(draft, 0, row)[int(draft.columns[Column.INDEXED, row]) :]
+    private = page_pool.held(draft, 0, row)[int(draft.columns[Column.INDEXED, row]) :]
     release(draft, row)
-    pages.give_back(draft, 0, private)
+    page_pool.give_back(draft, 0, private)
 
 
 def lose_one(give_back: Any, draft: Any, group: int, given: np.ndarray) -> None:
@@ -212,24 +223,24 @@ def stray(attn_in: Any, self: Any, x: Any, params: Any, config: Any, layer: Any,
 
 MUTANTS = {
     "pages freed twice": Mutant(
-        around(absorb, "release", free_twice), "(free|indexed) twice|not its own"
+        around(lifecycle, "release", free_twice), "(free|indexed) twice|not its own"
     ),
-    "pages lost": Mutant(around(pages, "give_back", lose_one), "a page is lost"),
+    "pages lost": Mutant(around(page_pool, "give_back", lose_one), "a page is lost"),
     "duplicates freed behind the table's back": Mutant(
-        around(indexing, "change_over", without_writing), "not its own"
+        around(prefix_insert, "change_over", without_writing), "not its own"
     ),
     "part of a page shared": Mutant(
         around(RadixCache, "match", with_part),
         "part of a page|not the same to both|a hit changes what is said",
     ),
     "last token not computed": Mutant(
-        around(admit, "find", whole_prompt), "the last token is not computed"
+        around(admission, "find", whole_prompt), "the last token is not computed"
     ),
     "held pages evicted": Mutant(
         around(RadixCache, "hold", lambda hold, *_: None), r"Node\(.* refs="
     ),
     "promise dropped": Mutant(
-        around(commit, "score", without_promise), "running and .* waiting after|runs nothing"
+        around(planning, "score", without_promise), "running and .* waiting after|runs nothing"
     ),
     "window freed under drafts": Mutant(
         around(step, "drop_behind", behind_drafts), "not its own|dummy page"
@@ -238,19 +249,19 @@ MUTANTS = {
         around(step, "commit", lost_with_an_empty_plan), "not its own"
     ),
     "stale news taken": Mutant(
-        around(absorb, "sampled", for_whoever_sits_there),
+        around(apply, "sampled", for_whoever_sits_there),
         "wrong tokens|said .* and not|knows more tokens",
     ),
-    "stop before min_tokens": Mutant(around(admit, "fill", stop_at_once), "before min_tokens"),
+    "stop before min_tokens": Mutant(around(admission, "fill", stop_at_once), "before min_tokens"),
     "youngest first": Mutant(
         around(step, "rank", youngest_first),
         "the oldest was preempted|for a younger one|first in rank was preempted",
     ),
     "lowest rank never gives way": Mutant(
-        around(choose, "squeeze", waits_for_pages), "still busy|does not end"
+        around(selection, "squeeze", waits_for_pages), "still busy|does not end"
     ),
     "ended twice": Mutant(
-        around(absorb, "unseat", order_kept), "ended twice|keeps something|took the engine along"
+        around(lifecycle, "unseat", order_kept), "ended twice|keeps something|took the engine along"
     ),
     "pages in flight indexed": Mutant(
         around(step, "index_full", in_flight), "had yet to be computed"
@@ -260,14 +271,14 @@ MUTANTS = {
         around(RadixCache, "match", without_namespace), r"another tenant|cached\(|== \[\]"
     ),
     "too long not refused": Mutant(
-        around(absorb, "refusal", lambda *_: None), "still busy|was not refused"
+        around(apply, "refusal", lambda *_: None), "still busy|was not refused"
     ),
     "NaN fails all": Mutant(around(engine, "news", all_fail), "did not fail alone"),
     "table not cleared": Mutant(
         around(buffers.Buffers, "take_in", table_not_cleared), "nothing was wrong with"
     ),
     "failed steps forgotten": Mutant(
-        around(inline.InlineExecutor, "take_in", only_the_last), "nothing was wrong with"
+        around(executor.InlineExecutor, "take_in", only_the_last), "nothing was wrong with"
     ),
     "token not kept on the device": Mutant(
         around(buffers.Buffers, "keep", lambda keep, *_: None), "said .* and not"
@@ -276,11 +287,11 @@ MUTANTS = {
         around(buffers.Buffers, "keep", kept_too_early), "said .* and not"
     ),
     "min_tokens bans nothing": Mutant(
-        around(sampling.SamplingTable, "join", no_ban),
+        around(sampling_inputs.SamplingTable, "join", no_ban),
         "a stop id before six tokens|said .* and not",
     ),
     "noise of the batch": Mutant(
-        around(sampling.SamplingTable, "select", noise_of_the_batch), DIFFERS
+        around(sampling_inputs.SamplingTable, "select", noise_of_the_batch), DIFFERS
     ),
     "stray write": Mutant(
         around(toy_plugins.ToyOps, "attn_in", stray), "written though it was free"

@@ -13,9 +13,10 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from headstock import flight, intake, job
-from headstock.engine import ledger, rules
+from headstock.engine import output_tracker as ledger
+from headstock.execution import logit_rules
 from headstock.nn import config, penalties, sampling
+from headstock.requests import client, input_processor, prompt_request
 from headstock.text import answer, detokenizer
 from headstock.text.stop import StopStrings
 
@@ -158,7 +159,7 @@ def bias_at_first(of: Any, request: Any, vocab: int) -> Any:
     return evolve(
         made,
         until=max(made.min_len, len(request.prompt) + 1)
-        if made.until == rules.FOR_EVER
+        if made.until == logit_rules.FOR_EVER
         else made.until,
     )
 
@@ -195,12 +196,14 @@ MISTAKEN = {
     "biases count in scores": Mutant(
         around(sampling, "with_logprobs", scores_with_bias), "Tensor-likes are not close"
     ),
-    "one seed for all answers": Mutant(around(job.Job, "__init__", seed_of_the_first), DIFFERS),
+    "one seed for all answers": Mutant(
+        around(prompt_request.Job, "__init__", seed_of_the_first), DIFFERS
+    ),
     "a context of two tokens": Mutant(short_context, TEXT_DIFFERS),
     "unfinished character lost": Mutant(
         around(detokenizer.Detokenizer, "finish", unfinished_lost), TEXT_DIFFERS
     ),
-    "a stop string ends no request": Mutant(around(flight.Flight, "take", runs_on), "it runs on"),
+    "a stop string ends no request": Mutant(around(client.Flight, "take", runs_on), "it runs on"),
     "stop strings armed early": Mutant(armed_early, "min_tokens"),
     "beginning of a stop string lost": Mutant(
         around(StopStrings, "finish", held_text_lost), DIFFERS
@@ -209,16 +212,18 @@ MISTAKEN = {
         around(answer.Answer, "logprobs", scores_of_all), DIFFERS
     ),
     "cached tokens of any answer": Mutant(
-        around(job.Job, "measure", told_by_any), "cached_tokens|told in the order"
+        around(prompt_request.Job, "measure", told_by_any), "cached_tokens|told in the order"
     ),
     "preemptions of one answer": Mutant(
-        around(job.Job, "measure", only_the_last_preempted), "preemptions"
+        around(prompt_request.Job, "measure", only_the_last_preempted), "preemptions"
     ),
     "cached tokens counted anew": Mutant(
         around(ledger.Ledger, "seat", cached_anew), "cached tokens"
     ),
-    "largest priority first": Mutant(around(intake, "check_priority", largest_first), "order"),
-    "biases end with min_tokens": Mutant(around(rules.Rules, "of", bias_at_first), DIFFERS),
+    "largest priority first": Mutant(
+        around(input_processor, "check_priority", largest_first), "order"
+    ),
+    "biases end with min_tokens": Mutant(around(logit_rules.Rules, "of", bias_at_first), DIFFERS),
     "attention scaled wrong at 128": Mutant(around(config, "layers", wrong_at_128), DIFFERS),
 }
 """What answers are wrong about -> how, and in which words it is noticed."""

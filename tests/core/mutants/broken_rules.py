@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from headstock import flight, intake
-from headstock.engine import engine, worker
-from headstock.schedule import Plan, absorb, admit
+from headstock.engine import engine
+from headstock.execution import threaded
+from headstock.requests import client, input_processor
+from headstock.scheduler import Plan, admission, apply
 from headstock.spi import Executor, Pending
 from headstock_cuda_graph import prompts, runner
 
@@ -64,11 +65,11 @@ def threads_stay(patch: pytest.MonkeyPatch) -> None:
     """A closed engine keeps its thread."""
     kept: list[Any] = []
 
-    def close(self: worker.WorkerThread) -> None:
+    def close(self: threaded.WorkerThread) -> None:
         kept.append(self)
         self.inner.close()
 
-    patch.setattr(worker.WorkerThread, "close", close)
+    patch.setattr(threaded.WorkerThread, "close", close)
 
 
 class Late(Pending):
@@ -116,17 +117,17 @@ class Overtaking(Executor):
 
 
 NEGLECTED = {
-    "aborts by prefix": Mutant(around(absorb, "aborted", by_prefix), "another one was aborted"),
+    "aborts by prefix": Mutant(around(apply, "aborted", by_prefix), "another one was aborted"),
     "who runs is not aborted": Mutant(
-        around(absorb, "aborted", of_the_queue_alone), "runs on though aborted"
+        around(apply, "aborted", of_the_queue_alone), "runs on though aborted"
     ),
     "who was preempted is not aborted": Mutant(
-        around(absorb, "aborted", but_for_the_preempted), "waits on though aborted"
+        around(apply, "aborted", but_for_the_preempted), "waits on though aborted"
     ),
     "aborts of who is gone raise": Mutant(
-        around(absorb, "aborted", as_if_it_were_there), "KeyError: 'a'"
+        around(apply, "aborted", as_if_it_were_there), "KeyError: 'a'"
     ),
-    "a page too many wanted": Mutant(around(admit, "has_room", one_page_more), "still busy"),
+    "a page too many wanted": Mutant(around(admission, "has_room", one_page_more), "still busy"),
     "padding rows stay as they were": Mutant(
         around(runner, "upload", padding_as_it_was), rf"{DIFFERS}|written though it was free"
     ),
@@ -135,13 +136,13 @@ NEGLECTED = {
         rf"{DIFFERS}|written though it was free|'error'",
     ),
     "token ids not checked": Mutant(
-        around(intake, "check_ids", lambda check, *_: None), "DID NOT RAISE RequestError"
+        around(input_processor, "check_ids", lambda check, *_: None), "DID NOT RAISE RequestError"
     ),
     "a step overtakes another": Mutant(
         lambda patch: patch.setattr(engine, "WorkerThread", Overtaking), "nothing was wrong with"
     ),
     "who leaves runs on": Mutant(
-        around(flight.Flight, "close", lambda close, self: None), "runs on"
+        around(client.Flight, "close", lambda close, self: None), "runs on"
     ),
     "threads stay": Mutant(threads_stay, "threads and files"),
 }

@@ -13,11 +13,11 @@ import transformers
 from parity import ARCHITECTURES, shape
 from transformers import GenerationConfig, PreTrainedConfig
 
-from headstock.engine.checkpoint import read_model
 from headstock.errors import ModelError
 from headstock.nn.config import FIELDS
 from headstock.nn.config_keys import HARMLESS, QUANTIZED, UNSERVED
 from headstock.spi import ModelConfig
+from headstock.startup.checkpoint import read_model
 from headstock_llama.families import LLAMA, MISTRAL
 from headstock_qwen.families import QWEN2, QWEN3, QWEN3_MOE
 

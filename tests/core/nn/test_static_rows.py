@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.nn.paged_plan import PagedPlan
-from headstock.nn.static_rows import StaticRows
+from headstock.nn.attention.paged_plan import PagedPlan
+from headstock.nn.attention.static_rows import StaticRows
 from headstock.spi import AttentionStep, Phase
 
 CPU = torch.device("cpu")

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from core.schedule.toy import VOCAB, Drive
-from core.schedule.workloads import FULL, SCHEDULERS, limits, request, window
 from hypothesis import settings
 from hypothesis import strategies as st
+from toy_schedule import VOCAB, Drive
+from toy_workloads import FULL, SCHEDULERS, limits, request, window
 
-from headstock.schedule import Limits, Request, State
+from headstock.scheduler import Limits, Request, State
 from headstock_radix_cache.policy import RadixCache
 
 EXAMPLES = settings(max_examples=200)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from core.properties.drawn import EXAMPLES, engines, free, held, requests, run
-from core.schedule.toy import Drive, alone
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_schedule import Drive, alone
 
-from headstock.schedule import Aborted, Column, Event, Failed, Limits, Request, State
+from headstock.scheduler import Aborted, Column, Event, Failed, Limits, Request, State
 
 Sizes = dict[int, tuple[int, int]]
 """Computed tokens and held pages of requests, by admission number."""

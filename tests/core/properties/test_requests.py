@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from attrs import evolve, frozen
 from core.properties.drawn import EXAMPLES, engines, requests, run
-from core.schedule.toy import VOCAB, Drive, alone
-from core.schedule.workloads import limits
-from core.schedule.workloads import request as toy_request
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from toy_engine import Toys, Trial, expected, request
+from toy_schedule import VOCAB, Drive, alone
+from toy_workloads import limits
+from toy_workloads import request as toy_request
 
 from headstock import LLM, SamplingParams
 from headstock.engine.engine import Engine
-from headstock.engine.inline import Outcome
 from headstock.errors import CapacityError, RequestError
-from headstock.schedule import Arrived, Limits, Plan, Request, initial, step
+from headstock.execution.executor import Outcome
+from headstock.scheduler import Arrived, Limits, Plan, Request, initial, step
 from headstock.spi import Pending
 
 FIFO = st.sampled_from(["mixed", "prefill-first", "decode-first"])

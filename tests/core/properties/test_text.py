@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from core.properties.drawn import EXAMPLES
-from core.schedule.toy import VOCAB, next_token
 from core.text.conftest import ScriptedLoop
 from core.text.test_stop import expected as up_to_the_stop
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from toy_schedule import VOCAB, next_token
 from toy_text import EOS
 
 from headstock import LLM, SamplingParams

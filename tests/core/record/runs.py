@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from core.schedule.workloads import limits as small_limits
+from toy_workloads import limits as small_limits
 
 from headstock.config import EngineConfig
 from headstock.record.header import describe
 from headstock.record.recorder import Recorder
-from headstock.schedule import Arrived, Event, Limits, Plan, Request, Sampled, State, initial, step
+from headstock.scheduler import Arrived, Event, Limits, Plan, Request, Sampled, State, initial, step
 
 VOCAB = 1000
 STOPS = (7, 8)

@@ -17,7 +17,7 @@ from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import PluginBroken
 from headstock.record.file import read
-from headstock.schedule import Arrived, Request
+from headstock.scheduler import Arrived, Request
 from headstock.spi import Choice
 
 TIGHT = {"num_pages": 60, "page_size": 4, "max_running_requests": 16, "max_batch_tokens": 64}

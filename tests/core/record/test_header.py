@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from headstock.cli.main import main
 from headstock.record.file import FIRST, HEADER, read_frame, write_frame
 from headstock.record.header_fields import GROUP, LARGEST, LIMITS
-from headstock.schedule import Limits
+from headstock.scheduler import Limits
 from headstock.spi import KVGroup
 
 Place = tuple[str | int, ...]

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from core.record.runs import bounds, record, requests
-from core.schedule.workloads import request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_workloads import request
 
 from headstock.record.file import read
 from headstock.record.names import STOP, PageNames
-from headstock.schedule import Arrived, Entry, Plan, Sampled
+from headstock.scheduler import Arrived, Entry, Plan, Sampled
 
 SECRET = b"s" * 32
 TOKENS = st.lists(st.integers(0, 3), min_size=0, max_size=24)

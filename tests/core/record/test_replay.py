@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from attrs import define, evolve, field
 from core.record.runs import bounds, header, record, recorder, requests, run
-from core.schedule.toy import Drive, alone
-from core.schedule.workloads import random_limits, random_requests
-from core.schedule.workloads import request as toy_request
 from often import often
+from toy_schedule import Drive, alone
+from toy_workloads import random_limits, random_requests
+from toy_workloads import request as toy_request
 
 from headstock.cli.main import main
 from headstock.record.block import BlockReader, BlockWriter
@@ -23,7 +23,7 @@ from headstock.record.moment import Moment, Noted
 from headstock.record.recorder import Recorder
 from headstock.record.replay import replay
 from headstock.record.steps import KINDS, get_step, put_step
-from headstock.schedule import (
+from headstock.scheduler import (
     Aborted,
     Arrived,
     Cleared,

@@ -14,7 +14,7 @@ from core.record.trace_format import faults
 
 from headstock.cli.main import main
 from headstock.record.moment import Noted
-from headstock.schedule import Aborted, Arrived, Sampled, initial, step
+from headstock.scheduler import Aborted, Arrived, Sampled, initial, step
 
 
 def trace_of(path: Path, tmp_path: Path) -> str:

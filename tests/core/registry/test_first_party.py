@@ -14,11 +14,11 @@ from packaging.requirements import Requirement
 from source_tree import PLUGINS, ROOT
 
 from headstock import registry
-from headstock.engine.checkpoint import locate, read_model
 from headstock.errors import CannotRun, ModelError, UnknownPlugin
 from headstock.registry import Installed
 from headstock.registry.first_party import FOLDERS, sources, upgrade_line
 from headstock.spi import SPI, PluginSpec, Require
+from headstock.startup.checkpoint import locate, read_model
 
 
 def test_the_table_is_what_the_members_declare() -> None:

@@ -21,10 +21,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from headstock.cli.main import main
 from headstock.config import EngineConfig
-from headstock.engine.update import TokenLogprob, Update
 from headstock.errors import EngineDied, RequestError
 from headstock.llm import LLM
-from headstock.schedule.request import Request
+from headstock.outputs import TokenLogprob, Update
+from headstock.scheduler.request import Request
 from headstock.text.tokenizer import Tokenizer
 
 from .running import Run

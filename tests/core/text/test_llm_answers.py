@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headstock import LLM, SamplingParams
-from headstock.engine.update import Update
+from headstock.outputs import Update
 from headstock.text.tokenizer import Tokenizer
 
 Make = Callable[..., tuple[LLM, Any]]

@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import errors
 
 from headstock.config import EngineConfig
-from headstock.engine.checkpoint import locate
 from headstock.errors import ModelError, UsageError
+from headstock.startup.checkpoint import locate
 from headstock.weights import NotDownloaded, download_model, find_cached, resolve_directory
 
 

@@ -8,7 +8,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from headstock.nn.static_rows import StaticRows
+from headstock.nn.attention.static_rows import StaticRows
 from headstock.spi import (
     AttentionBackend,
     AttentionContext,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from headstock.nn.paged_plan import PagedPlan
+from headstock.nn.attention.paged_plan import PagedPlan
 
 MOST_SPLITS = 32
 

@@ -8,8 +8,8 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from headstock.nn.paged_plan import PagedPlan
-from headstock.nn.static_rows import StaticRows
+from headstock.nn.attention.paged_plan import PagedPlan
+from headstock.nn.attention.static_rows import StaticRows
 from headstock.spi import (
     AttentionBackend,
     AttentionContext,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headstock.nn.paged_plan import PagedPlan
+from headstock.nn.attention.paged_plan import PagedPlan
 from headstock.spi import LayerInfo
 
 LAYOUT = "NHD"

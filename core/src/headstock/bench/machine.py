@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headstock.bench.figure import Setting
 
 if TYPE_CHECKING:
-    from headstock.engine.summary import EngineSummary
+    from headstock.startup.summary import EngineSummary
 
 
 def setting(summary: EngineSummary, *, version: str, shape: str, weights: str) -> Setting:

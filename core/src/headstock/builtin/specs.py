@@ -75,7 +75,7 @@ def torch_ops() -> OpsSpec:
         name="torch",
         spi=SPI,
         summary="plain torch; what the other sets must agree with",
-        implementation="headstock.nn.torch_ops:TorchOps",
+        implementation="headstock.ops.torch_ops:TorchOps",
         capabilities=OpsCapabilities(
             devices=DEVICES, dtypes=frozenset({"float32", "bfloat16", "float16"})
         ),
@@ -88,7 +88,7 @@ def onednn_ops() -> OpsSpec:
         name="onednn",
         spi=SPI,
         summary="torch with the weights of linear maps packed for a CPU",
-        implementation="headstock.nn.onednn_ops:OneDnnOps",
+        implementation="headstock.ops.onednn_ops:OneDnnOps",
         capabilities=OpsCapabilities(devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"})),
     )
 
@@ -99,7 +99,7 @@ def fbgemm_ops() -> OpsSpec:
         name="fbgemm",
         spi=SPI,
         summary="onednn, with linear maps kept in float16 where that loses nothing",
-        implementation="headstock.nn.fbgemm_ops:FbgemmOps",
+        implementation="headstock.ops.fbgemm_ops:FbgemmOps",
         capabilities=OpsCapabilities(devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"})),
     )
 
@@ -110,5 +110,5 @@ def inline() -> ExecutorSpec:
         name="inline",
         spi=SPI,
         summary="runs every step in this process",
-        implementation="headstock.engine.inline:InlineExecutor",
+        implementation="headstock.execution.executor:InlineExecutor",
     )

@@ -20,14 +20,14 @@ from headstock.cli.answers import (
 from headstock.cli.inputs import Ask
 from headstock.config.spelling import name_parameters
 from headstock.errors import RequestError, plural
-from headstock.progress import Bars
+from headstock.requests.progress import Bars
 from headstock.sampling_params import SamplingParams
 from headstock.text.prompt import Prompt, as_prompt
 from headstock.text.tokenizer import NoTokenizer
 
 if TYPE_CHECKING:
-    from headstock.job import Job
     from headstock.llm import LLM
+    from headstock.requests.prompt_request import Job
 
 
 @frozen(kw_only=True)

@@ -22,13 +22,13 @@ from headstock.bench.latency_workloads import (
 from headstock.bench.shapes import SHAPES, write
 from headstock.bench.workloads import USUAL, WORKLOADS, Workload
 from headstock.cli.answers import note, start_logs
-from headstock.cli.apart import check_apart
 from headstock.cli.main import version
+from headstock.cli.process import check_apart
 from headstock.cli.tables import print_summary
 from headstock.config import EngineConfig, FlagParser, Resolved, add_engine_flags, resolve
-from headstock.config.kinds import suggestion
+from headstock.config.value_types import suggestion
 from headstock.errors import ModelError, UsageError, shown
-from headstock.progress import Bars
+from headstock.requests.progress import Bars
 
 if TYPE_CHECKING:
     from headstock.bench.figure import Figure

@@ -11,9 +11,9 @@ from headstock import registry
 from headstock.cli.main import VERBS
 from headstock.config.catalog import CONFIG, PRESET, engine_settings, sampling_settings
 from headstock.config.flags import DEST, FlagParser
-from headstock.config.kinds import Choice, Switch
 from headstock.config.presets import PRESETS
 from headstock.config.setting import Setting
+from headstock.config.value_types import Choice, Switch
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -11,9 +11,9 @@ from headstock.cli.tables import print_table
 from headstock.config.catalog import engine_settings, sampling_settings
 from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
-from headstock.config.kinds import Value
 from headstock.config.presets import PRESETS
 from headstock.config.reference import page
+from headstock.config.value_types import Value
 
 
 def main(arguments: list[str]) -> int:

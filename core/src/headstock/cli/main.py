@@ -166,7 +166,7 @@ def command(verb: str) -> Callable[[list[str]], int]:
     raises: UsageError with a suggestion when there is none
     """
     from headstock import registry
-    from headstock.config.kinds import suggestion
+    from headstock.config.value_types import suggestion
 
     known = (*VERBS, *(each.name for each in registry.installed("command")))
     if verb not in known:

@@ -174,7 +174,7 @@ def lacks(plugin: Installed, spec: PluginSpec) -> dict[str, str]:
 def here(spec: PluginSpec) -> str:
     """Whether the plugin serves the device of this machine, as far as its spec alone says."""
     try:
-        from headstock.engine.device import describe as device  # which needs torch
+        from headstock.startup.device import describe as device  # which needs torch
 
         reason = registry.elsewhere(spec, device("auto"))
     except (ImportError, OSError):

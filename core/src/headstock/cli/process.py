@@ -8,12 +8,15 @@ import contextlib
 import errno
 import os
 import signal
+import stat
 import sys
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
+
+from headstock.errors import UsageError, shown
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 """What the system says when a disk is full, a quota used up, a device broken or a file at its
@@ -89,3 +92,30 @@ def drop_output() -> None:
     not fail again.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def check_apart(files: Mapping[str, str | None]) -> None:
+    """Raise UsageError when two of the paths, by what names them, lead to one file, before it is
+    written over.
+    """
+    named: dict[str, str] = {}
+    for name, path in files.items():
+        if path is None or (which := identity(path)) is None:
+            continue
+        first = named.setdefault(which, name)
+        if first != name:
+            raise UsageError(
+                f"{first} and {name} are both {shown(path)}, which would be written over; name "
+                "another file"
+            )
+
+
+def identity(path: str) -> str | None:
+    """What all names of a file have in common, links of both kinds; None for what keeps nothing, as
+    a pipe.
+    """
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # it is yet to be written, or to be refused
+        return os.path.realpath(path)
+    return f"{found.st_dev}:{found.st_ino}" if stat.S_ISREG(found.st_mode) else None

@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from headstock.cli.apart import check_apart
+from headstock.cli.process import check_apart
 from headstock.cli.tables import fold, terminal_width
 from headstock.config.flags import FlagParser
 from headstock.errors import CannotRun, ModelError, plural, shown

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from attrs import evolve
 
 from headstock.cli.answers import note, show_error, start_logs
-from headstock.cli.apart import check_apart
 from headstock.cli.batch import Batch
 from headstock.cli.inputs import (
     PROMPTS,
@@ -25,12 +24,13 @@ from headstock.cli.inputs import (
     from_lines,
     from_stdin,
 )
+from headstock.cli.process import check_apart
 from headstock.cli.tables import print_summary
 from headstock.config.effective import Resolved
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
 from headstock.config.spelling import name_parameters
 from headstock.errors import HeadstockError, RequestError, UsageError
-from headstock.progress import Bars
+from headstock.requests.progress import Bars
 from headstock.sampling_params import SamplingParams
 from headstock.text.prompt import check_unicode
 from headstock.text.tokenizer import check_vocabulary
@@ -206,7 +206,7 @@ def check_tokenizer(resolved: Resolved) -> None:
 
     Whatever else is wrong with the model is left to loading it.
     """
-    from headstock.engine.checkpoint import locate
+    from headstock.startup.checkpoint import locate
     from headstock.weights import find_cached
 
     try:

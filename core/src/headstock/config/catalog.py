@@ -10,11 +10,11 @@ from attrs import frozen
 
 from headstock.config.engine import EngineConfig
 from headstock.config.equivalents import find_equivalent
-from headstock.config.kinds import Text, Value, suggestion
 from headstock.config.presets import PRESETS
 from headstock.config.sampling import settings_of_sampling
 from headstock.config.setting import Setting, key, settings_of
 from headstock.config.spelling import Spelling, Surface
+from headstock.config.value_types import Text, Value, suggestion
 from headstock.errors import UsageError, shown
 
 CONFIG = Setting(

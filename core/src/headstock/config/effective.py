@@ -17,10 +17,10 @@ from headstock.config.catalog import (
     spelling_of,
 )
 from headstock.config.engine import EngineConfig
-from headstock.config.kinds import Value
 from headstock.config.rules import POOL_SIZES, two_sizes
 from headstock.config.sources import Given, Source, from_environment, from_file, from_preset
 from headstock.config.spelling import Surface
+from headstock.config.value_types import Value
 from headstock.errors import UsageError, shown
 
 EXPLICIT = ("flag", "keyword", "environment", "file")

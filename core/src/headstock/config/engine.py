@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 from attrs import Factory, frozen
 
-from headstock.config.forms import (
+from headstock.config.patterns import (
     ATTN,
     DTYPES,
     FAULT,
@@ -23,10 +23,10 @@ from headstock.config.forms import (
     VLLM_RATIO,
     VLLM_SEQS,
 )
-from headstock.config.kinds import Choice, Integer, Number, Switch, Text, Texts
 from headstock.config.rules import DEFAULT_MEMORY_RATIO, check_lengths, check_pool_sizes
 from headstock.config.setting import setting
 from headstock.config.spelling import Spelling, Surface
+from headstock.config.value_types import Choice, Integer, Number, Switch, Text, Texts
 from headstock.logs import event
 
 LOG = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 from headstock.config.catalog import CONFIG, PRESET, Name, engine_settings, sampling_settings
 from headstock.config.effective import Resolved, settle
 from headstock.config.equivalents import find_equivalent
-from headstock.config.kinds import Choice, Repeated, Switch, suggestion
 from headstock.config.setting import Setting
 from headstock.config.sources import Given
+from headstock.config.value_types import Choice, Repeated, Switch, suggestion
 from headstock.errors import UsageError, shown
 
 DEST = "setting "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from headstock.config.kinds import suggestion
+from headstock.config.value_types import suggestion
 from headstock.errors import UsageError, shown
 
 PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(

@@ -7,10 +7,10 @@ from string import Template
 
 from headstock.config.catalog import CONFIG, PRESET, engine_settings, sampling_settings
 from headstock.config.flags import TITLES
-from headstock.config.kinds import Choice, Switch
 from headstock.config.presets import PRESETS
 from headstock.config.rules import POOL_SIZES
 from headstock.config.setting import Setting
+from headstock.config.value_types import Choice, Switch
 
 PAGE = Template("""\
 # Configuration

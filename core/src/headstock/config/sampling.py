@@ -11,7 +11,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from headstock.config.kinds import (
+from headstock.config.setting import Setting, negative
+from headstock.config.value_types import (
     Integer,
     Invalid,
     Kind,
@@ -22,7 +23,6 @@ from headstock.config.kinds import (
     Texts,
     Value,
 )
-from headstock.config.setting import Setting, negative
 from headstock.errors import RequestError, shown
 from headstock.sampling_checks import Range, TokenIds, Whole, biases, stops, truth
 from headstock.sampling_params import SamplingParams

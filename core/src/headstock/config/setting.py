@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from headstock.config.kinds import Choice, Invalid, Kind, Switch, Value
+from headstock.config.value_types import Choice, Invalid, Kind, Switch, Value
 from headstock.errors import UsageError, shown
 
 

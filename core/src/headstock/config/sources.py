@@ -13,9 +13,9 @@ from typing import Any
 from attrs import frozen
 
 from headstock.config.catalog import Name, engine_settings, lookup, names
-from headstock.config.kinds import Value, suggestion
 from headstock.config.presets import preset
 from headstock.config.setting import key
+from headstock.config.value_types import Value, suggestion
 from headstock.errors import ModelError, UsageError, shown
 
 PREFIX = "HEADSTOCK_"

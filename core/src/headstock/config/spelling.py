@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from attrs import field, frozen
 
-from headstock.config.kinds import Invalid, Kind, Switch, Text, Texts
+from headstock.config.value_types import Invalid, Kind, Switch, Text, Texts
 from headstock.errors import HeadstockError
 
 MENTION = re.compile(

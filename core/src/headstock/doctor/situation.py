@@ -14,14 +14,14 @@ from attrs import frozen
 from headstock import registry, spi
 from headstock.config import EngineConfig
 from headstock.doctor.finding import Finding, attempt, failed, passed, warned
-from headstock.engine.build import check_options, question
-from headstock.engine.checkpoint import locate, longest, read_model
-from headstock.engine.device import describe
-from headstock.engine.negotiate import model_dtype, negotiate
-from headstock.engine.resolve import AttentionQuestion, resolve
-from headstock.engine.selection import select
 from headstock.errors import HeadstockError
 from headstock.spi import AttentionSpec, DeviceEnv, ModelConfig
+from headstock.startup.build import check_options, question
+from headstock.startup.capabilities import AttentionQuestion, resolve
+from headstock.startup.checkpoint import locate, longest, read_model
+from headstock.startup.device import describe
+from headstock.startup.negotiate import model_dtype, negotiate
+from headstock.startup.select import select
 from headstock.weights import NotDownloaded, find_cached
 
 

@@ -1,1 +1,1 @@
-"""The edge: where plans meet the device, and the loop that drives them."""
+"""The engine: requests in, updates out, and the loop that drives it."""

@@ -10,15 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from headstock.config import EngineConfig
-from headstock.engine.build import Report, build
-from headstock.engine.canary import Canary
-from headstock.engine.device import check_usable
-from headstock.engine.inline import Outcome
-from headstock.engine.ledger import Ledger
-from headstock.engine.news import news
-from headstock.engine.summary import EngineStats, EngineSummary, count, summarize
-from headstock.engine.update import Update
-from headstock.engine.worker import WorkerThread
+from headstock.debug.canary import Canary
+from headstock.engine.output_tracker import Ledger
+from headstock.engine.stats import EngineStats, count
 from headstock.errors import (
     CapacityError,
     EngineDied,
@@ -28,26 +22,34 @@ from headstock.errors import (
     reason,
     shown,
 )
+from headstock.execution.executor import Outcome
+from headstock.execution.threaded import WorkerThread
 from headstock.logs import event
+from headstock.outputs import Update
 from headstock.record.file import reserved
 from headstock.record.header import describe
 from headstock.record.recorder import Recorder
-from headstock.schedule import (
+from headstock.scheduler import (
     Aborted,
     Arrived,
     Cleared,
     Entry,
     Event,
+    Failed,
     Plan,
     Request,
+    Sampled,
     State,
     initial,
     refusal,
     step,
 )
-from headstock.schedule.check import check_idle
-from headstock.schedule.choose import BLAME
+from headstock.scheduler.invariants import check_idle
+from headstock.scheduler.selection import BLAME
 from headstock.spi import Pending
+from headstock.startup.build import Report, build
+from headstock.startup.device import check_usable
+from headstock.startup.summary import EngineSummary, summarize
 
 LOG = logging.getLogger(__name__)
 
@@ -354,3 +356,22 @@ class Engine:
             if not self.lost:
                 self.executor.close()
                 self.flights.clear()
+
+
+def news(plan: Plan, outcome: Outcome | None) -> list[Event]:
+    """Tokens of healthy rows, failure of the others; a step without an outcome failed as a
+    whole.
+    """
+    if outcome is None:
+        return [Failed(plan.rows, plan.orders)]
+    healthy = outcome.healthy[outcome.last_logits]
+    events: list[Event] = []
+    if not healthy.all():
+        sick = ~healthy
+        LOG.error(event("logits are not finite", step=plan.number, rows=int(sick.sum())))
+        events.append(Failed(plan.rows[sick], plan.orders[sick]))
+    told = healthy & (plan.samples > 0)
+    if told.any():
+        tokens = outcome.tokens[outcome.last_logits[told]].astype(np.int32)
+        events.append(Sampled(plan.rows[told], plan.orders[told], None, tokens))
+    return events

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from headstock.engine.engine import Engine
-from headstock.engine.update import Update
 from headstock.errors import EngineDied, HeadstockError, RequestError, shown
 from headstock.logs import event
-from headstock.schedule import Request
+from headstock.outputs import Update
+from headstock.scheduler import Request
 
 LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, HeadstockError, ModelError, UnknownPlugin, UsageError
 from headstock.record.header_fields import LIMITS
-from headstock.schedule import Limits
+from headstock.scheduler import Limits
 from headstock.spi import CachePolicy, KVGroup
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from attrs import frozen
 
-from headstock.schedule import Entry, Event, Plan
+from headstock.scheduler import Entry, Event, Plan
 
 
 class Noted(NamedTuple):

@@ -9,7 +9,7 @@ import hashlib
 import numpy as np
 from attrs import evolve
 
-from headstock.schedule import Arrived, Entry, Event, Limits, Plan, Request, Sampled
+from headstock.scheduler import Arrived, Entry, Event, Limits, Plan, Request, Sampled
 
 Ints = np.ndarray
 

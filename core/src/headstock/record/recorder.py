@@ -22,7 +22,7 @@ from headstock.record.file import FIRST, opened, write_all, write_end, write_sta
 from headstock.record.moment import Noted
 from headstock.record.names import PageNames
 from headstock.record.steps import put_step
-from headstock.schedule import Entry, Event, Limits, Plan, State
+from headstock.scheduler import Entry, Event, Limits, Plan, State
 
 LOG = logging.getLogger(__name__)
 

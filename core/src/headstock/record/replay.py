@@ -8,7 +8,7 @@ import numpy as np
 from attrs import fields, frozen
 
 from headstock.record.moment import Moment
-from headstock.schedule import Limits, Plan, State, initial, step
+from headstock.scheduler import Limits, Plan, State, initial, step
 
 NEAR = 8
 """Entries of an array that are shown around a difference."""

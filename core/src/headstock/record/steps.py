@@ -12,7 +12,7 @@ import numpy as np
 from headstock.record.block import BlockReader, BlockWriter
 from headstock.record.moment import Moment, Noted, Seated
 from headstock.record.names import PageNames
-from headstock.schedule import Event, Plan, Request
+from headstock.scheduler import Event, Plan, Request
 
 KINDS: tuple[type[Any], ...] = get_args(Event)
 LEFT_OUT = frozenset({"params"})

@@ -16,8 +16,8 @@ class Pending(ABC):
 
     @abstractmethod
     def wait(self) -> Any:
-        """What the step sampled, on the host, as a `headstock.engine.inline.Outcome`; blocks until
-        the device is done.
+        """What the step sampled, on the host, as a `headstock.execution.executor.Outcome`;
+        blocks until the device is done.
 
         Whatever it raises fails the step's requests, and the engine goes on; EngineDied ends the
         engine.
@@ -33,7 +33,7 @@ class Executor(ABC):
 
     @abstractmethod
     def execute(self, plan: Any, joined: Mapping[int, Any]) -> Pending:
-        """Launch `plan`, a `headstock.schedule.Plan`; `joined` holds the `Entry` of each row that
+        """Launch `plan`, a `headstock.scheduler.Plan`; `joined` holds the `Entry` of each row that
         it seats.
 
         What it raises counts as in `Pending.wait`.

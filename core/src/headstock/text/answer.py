@@ -12,7 +12,7 @@ from headstock.text.stop import StopStrings
 from headstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from headstock.engine.update import TokenLogprob, Update
+    from headstock.outputs import TokenLogprob, Update
 
 
 class Answer:

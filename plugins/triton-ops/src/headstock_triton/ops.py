@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import define
 from torch import Tensor
 
-from headstock.nn.torch_ops import TorchOps
+from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Batch, LayerConfig, ModelConfig, Params, Sample, Sampling, Weight
 from headstock_triton.activation import silu_and_mul
 from headstock_triton.experts import mix_experts

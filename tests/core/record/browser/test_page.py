@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from core.record.runs import bounds, record, recorder, requests
 from core.record.view.scripts import HOSTILE, ONE_SEAT, hostile_page, watch_script
-from core.schedule.workloads import request
 from playwright.sync_api import Browser
+from toy_workloads import request
 
 from headstock.cli.main import main
 from headstock.record.view.data import collect
 from headstock.record.view.page import render
 from headstock.record.view.watch import Watch
-from headstock.schedule import Arrived, Limits
+from headstock.scheduler import Arrived, Limits
 
 from .browsing import (
     colour,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from attrs import evolve
 from core.record.runs import bounds, recorder, requests
-from core.schedule.workloads import limits
+from toy_workloads import limits
 
 from headstock.record.file import read
 from headstock.record.moment import Moment
@@ -16,7 +16,7 @@ from headstock.record.replay import Replayed, replay
 from headstock.record.view.data import collect
 from headstock.record.view.page import render
 from headstock.record.view.watch import Watch
-from headstock.schedule import Aborted, Arrived, Event, Limits, Plan, Sampled, State, initial, step
+from headstock.scheduler import Aborted, Arrived, Event, Limits, Plan, Sampled, State, initial, step
 
 MS = 1_000_000
 ONE_SEAT = limits(max_rows=1, max_batch_tokens=4, policy=None)

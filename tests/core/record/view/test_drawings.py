@@ -34,7 +34,7 @@ from headstock.record.view.watch import (
     Watch,
     mostly,
 )
-from headstock.schedule import Aborted, Arrived, initial, step
+from headstock.scheduler import Aborted, Arrived, initial, step
 
 REQUESTS = 2
 MOST_BYTES = 10_000_000

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from core.record.runs import bounds, requests, run
 from core.record.view.scripts import MS, ONE_SEAT, see, watch_script
-from core.schedule.workloads import limits, request
+from toy_workloads import limits, request
 
 from headstock.builtin import mixed
 from headstock.record.moment import Moment
@@ -29,7 +29,7 @@ from headstock.record.view.lanes import (
 )
 from headstock.record.view.page import render
 from headstock.record.view.watch import SERIES, Watch
-from headstock.schedule import Aborted, Arrived, Event, Plan, State, initial, step
+from headstock.scheduler import Aborted, Arrived, Event, Plan, State, initial, step
 from headstock.spi import Budget, Choice, View
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from core.record.view.scripts import ONE_SEAT, watch_script
-from core.schedule.workloads import request
+from toy_workloads import request
 
 from headstock.record.view.data import collect
 from headstock.record.view.words import digits, list_facts, list_slowest, list_tiles, seconds
-from headstock.schedule import Arrived
+from headstock.scheduler import Arrived
 
 HEADER = {"model": "toy", "headstock": "1", "scheduler": "mixed", "cache": None}
 

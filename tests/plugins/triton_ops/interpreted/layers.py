@@ -9,7 +9,7 @@ from attrs import evolve
 from often import often
 from ops_cases import Shape
 
-from headstock.nn.torch_ops import TorchOps
+from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Experts, Weight
 from headstock_triton.heads import turn_and_store
 from headstock_triton.ops import TritonOps

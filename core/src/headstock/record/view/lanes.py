@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define, field
 
 from headstock.record.moment import Moment
-from headstock.schedule import Arrived, Column, Limits, Plan, Request, State
+from headstock.scheduler import Arrived, Column, Limits, Plan, Request, State
 
 Ints = np.ndarray
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.schedule import Column, Limits, State
+from headstock.scheduler import Column, Limits, State
 
 Ints = np.ndarray
 

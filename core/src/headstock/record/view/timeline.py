@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from attrs import define, field
 
 from headstock.record.moment import Moment
-from headstock.schedule import Aborted, Arrived, Plan
+from headstock.scheduler import Aborted, Arrived, Plan
 
 ENGINE, REQUESTS = 1, 2
 """The two processes of the trace."""

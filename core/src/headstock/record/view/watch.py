@@ -12,7 +12,7 @@ from attrs import define, field
 from headstock.record.replay import Replayed
 from headstock.record.view.lanes import Lanes
 from headstock.record.view.prefixes import Prefixes
-from headstock.schedule import Limits, Plan, State
+from headstock.scheduler import Limits, Plan, State
 
 MOST_COLUMNS = 1024
 """Page maps kept at most; half of them at least, once there are so many steps."""

@@ -1,0 +1,43 @@
+"""Forms of value that several settings share, other spellings, and what other engines mean by a
+flag.
+"""
+
+from __future__ import annotations
+
+from headstock.config.value_types import Text
+
+DTYPES = {
+    "fp32": "float32",
+    "float": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+}
+FP8 = {"fp8": "fp8_e4m3", "f8e4m3": "fp8_e4m3"}
+LEVELS = {"warn": "WARNING", "WARN": "WARNING"}
+
+VLLM_RATIO = (
+    "a share of the memory free before loading; vLLM's flag means a share of the "
+    "device's total memory"
+)
+SGLANG_TOKENS = "the tokens computed in one step; SGLang's flag means the pool's size in tokens"
+VLLM_SEQS = (
+    "the most running requests, as in vLLM; Hetero-Paged-Infer's flag counts the waiting ones too"
+)
+GRAPH_BATCH = "the largest batch size that gets a CUDA graph, 0 for none; it is no on/off switch"
+
+NAME = Text(pattern=r"[^\s,]+", rule="must be one name without spaces or commas", form="NAME")
+ATTN = Text(
+    pattern=r"[^\s,]+(,[^\s,]+)?",
+    rule="must be one name, or two as PREFILL,DECODE (one comma at most)",
+    form="P[,D]",
+)
+OPTION = Text(
+    pattern=r"(?s)[^\s.=]+\.[^\s.=]+=.*", rule="must read NAME.FIELD=VALUE", form="NAME.FIELD=VALUE"
+)
+FAULT = Text(
+    pattern=r"(execute|wait|schedule)@\d+|nan@\d+:\d+|slow@\d+:\d+(\.\d+)?|allocate|capture",
+    rule="must be one of nan@STEP:ROW, execute@STEP, wait@STEP, schedule@STEP, slow@STEP:SECONDS, "
+    "allocate, capture",
+    form="KIND[@STEP[:VALUE]]",
+)

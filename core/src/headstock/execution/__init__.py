@@ -1,0 +1,1 @@
+"""From a plan to the device and back: batches, buffers, sampling inputs and executors."""

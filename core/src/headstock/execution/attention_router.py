@@ -1,0 +1,67 @@
+"""Attention of a step that mixes phases: decode rows go to one backend, the others to another, in
+one forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from headstock.execution.batch import Step
+from headstock.spi import Attend, AttendInto, AttentionBackend, AttentionStep, LayerInfo
+
+
+@frozen(eq=False)
+class PhaseRouter:
+    """The backends by phase; one instance may serve both. With `check`, what a backend leaves
+    unwritten is NaN.
+    """
+
+    prefill: AttentionBackend
+    decode: AttentionBackend
+    layers: tuple[LayerInfo, ...]
+    check: bool = False
+
+    def plan(self, decode: AttentionStep | None, extend: AttentionStep | None) -> AttendInto:
+        """Attention over a step's decode rows and the others, planned once for all layers."""
+        decode_plan = self.decode.plan(decode) if decode is not None else None
+        extend_plan = self.prefill.plan(extend) if extend is not None else None
+        split = decode.num_rows if decode is not None else 0
+
+        def attend(q: Tensor, index: int, out: Tensor) -> None:
+            if self.check:
+                out.fill_(math.nan)
+            layer = self.layers[index]
+            if extend_plan is None:
+                self.decode.forward(q, layer, decode_plan, out)
+            elif decode_plan is None:
+                self.prefill.forward(q, layer, extend_plan, out)
+            else:
+                self.decode.forward(q[:split], layer, decode_plan, out[:split])
+                self.prefill.forward(q[split:], layer, extend_plan, out[split:])
+
+        return attend
+
+    def attend(self, step: Step) -> Attend:
+        """Attention over the step's rows, each layer's in a tensor of its own."""
+        attend_into = self.plan(step.decode, step.extend)
+
+        def attend(q: Tensor, index: int) -> Tensor:
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            attend_into(q, index, out)
+            return out
+
+        return attend
+
+    @property
+    def backends(self) -> tuple[AttentionBackend, ...]:
+        """Each backend once."""
+        return (self.prefill,) if self.prefill is self.decode else (self.prefill, self.decode)
+
+    def close(self) -> None:
+        """Close the backends."""
+        for backend in self.backends:
+            backend.close()

@@ -1,0 +1,201 @@
+"""The device's buffers: allocated once, written in place here and by the step alone."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from headstock.scheduler import Plan
+from headstock.spi import KVGroup
+
+Ints = np.ndarray
+
+CLEANED = 64
+"""Pages that are cleaned at once: `clean` copies them, and the pool leaves little room."""
+
+
+@frozen(kw_only=True, eq=False)
+class Buffers:
+    """What lives on the device between steps.
+
+    pools: by layer, [pages + 1, 2, page_size, kv_heads, head_dim]; page 0 is the dummy page, finite
+        for ever
+    page_tables: by group, [rows + 1, columns] int32, 0 past a row's last page
+    tokens: [rows + 1, max_len + 1] int64, every token known or sampled so far
+    The last row of the tables is nobody's: rows that pad a batch sit there.
+    """
+
+    device: torch.device
+    page_size: int
+    pools: tuple[Tensor, ...]
+    page_tables: tuple[Tensor, ...]
+    tokens: Tensor
+
+    def put(self, array: Ints | Tensor) -> Tensor:
+        """The array on the device."""
+        if isinstance(array, Tensor):
+            return array
+        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+        return (
+            tensor
+            if self.device.type == "cpu"
+            else tensor.pin_memory().to(self.device, non_blocking=True)
+        )
+
+    def put_together(self, *arrays: Ints) -> list[Tensor]:
+        """The arrays on the device, by one copy: each copy of its own takes the host some 25 us
+        more.
+        """
+        if self.device.type == "cpu":
+            return [self.put(array) for array in arrays]
+        # Views of any type must begin at multiples of its size; kernels like those of 16 bytes.
+        starts = np.cumsum([0, *(-(-array.nbytes // 16) * 16 for array in arrays)]).tolist()
+        host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=True)
+        packed = host.numpy()
+        for start, array in zip(starts, arrays, strict=False):
+            packed[start : start + array.nbytes] = (
+                np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            )
+        device = host.to(self.device, non_blocking=True)
+        return [
+            device[start : start + array.nbytes]
+            .view(getattr(torch, array.dtype.name))
+            .view(array.shape)
+            for start, array in zip(starts, arrays, strict=False)
+        ]
+
+    def native(self, array: Ints | Tensor) -> Any:
+        """The array as what indexes small arrays fast here: numpy on a CPU (1.6 us, torch 2.8),
+        else a tensor.
+
+        On a CPU it shares its memory with `array`.
+        """
+        if self.device.type != "cpu":
+            return self.put(array)
+        return array.numpy() if isinstance(array, Tensor) else array
+
+    def take_in(self, plan: Plan, joined: dict[int, Ints]) -> None:
+        """Bring the tables up to date with a plan that is about to run.
+
+        joined: the tokens of each row that the plan seats
+        writes: page_tables, tokens
+        """
+        if not joined and not len(plan.page_rows):
+            return
+        entries = [self.entries(plan, group) for group in range(len(self.page_tables))]
+        seated = [tokens.astype(np.int64) for tokens in joined.values()]
+        put = self.put_together(*seated, *(array for entry in entries for array in entry))
+        for row, tokens in zip(joined, put, strict=False):
+            for table in self.page_tables:
+                table[row] = 0
+            self.tokens[row, : len(tokens)] = tokens
+        for group, table in enumerate(self.page_tables):
+            rows, columns, pages = map(self.native, put[len(seated) + 3 * group :][:3])
+            if len(rows):
+                self.native(table)[rows, columns] = pages
+
+    def entries(self, plan: Plan, group: int) -> tuple[Ints, Ints, Ints]:
+        """The rows, columns and pages that the plan writes to a group's table, each place once."""
+        rows, columns, pages = plan.page_rows, plan.page_columns, plan.page_numbers
+        if len(self.page_tables) > 1:
+            mine = plan.page_groups == group
+            rows, columns, pages = rows[mine], columns[mine], pages[mine]
+        return self.latest(rows.astype(np.int64), columns.astype(np.int64), pages)
+
+    def latest(self, rows: Ints, columns: Ints, pages: Ints) -> tuple[Ints, Ints, Ints]:
+        """The entries without those that a later one replaces: a GPU writes them all at once, in
+        any order.
+        """
+        if self.device.type == "cpu":
+            return rows, columns, pages
+        _, last = np.unique((rows * self.tokens.shape[1] + columns)[::-1], return_index=True)
+        kept = len(rows) - 1 - last
+        return rows[kept], columns[kept], pages[kept]
+
+    def keep(self, rows: Ints, positions: Ints, tokens: Tensor) -> None:
+        """Note the tokens sampled for some rows at the positions where they belong.
+
+        rows, positions: [n] int32    tokens: [n] int64
+        writes: tokens
+        """
+        at = self.put_together(rows.astype(np.int64), positions.astype(np.int64))
+        self.native(self.tokens)[*map(self.native, at)] = self.native(tokens)
+
+    def launched_tables(self) -> tuple[Tensor, ...]:
+        """The page tables of the step that is launched now, for as long as its result is out.
+
+        On a GPU the next step may seat others in its rows before that, so these are copies; on a
+        CPU it may not.
+        """
+        return (
+            self.page_tables
+            if self.device.type == "cpu"
+            else tuple(table.clone() for table in self.page_tables)
+        )
+
+    @torch.inference_mode()
+    def clean(self, rows: Ints, page_tables: tuple[Tensor, ...]) -> None:
+        """Put 0 for every number that is not finite in the pages that these rows have in
+        `page_tables`.
+
+        Some kernels read the whole last page of a row, and NaN times a weight of 0 is NaN: what a
+        failed row leaves behind would spoil the row that gets its page next.
+        rows: [n] int64
+        writes: pools
+        """
+        device_rows = self.put(rows)
+        owned = torch.cat([table[device_rows].flatten() for table in page_tables])
+        pages = torch.bincount(owned).nonzero().flatten()
+        for pool, some in product(self.pools, torch.split(pages, CLEANED)):
+            # torch indexes 8-bit floats as bytes only; NaN is 0x7F with either sign
+            if pool.dtype.itemsize == 1:
+                held = pool.view(torch.uint8)
+                part = held[some]
+                held[some] = part.masked_fill_((part & 0x7F) == 0x7F, 0)
+            else:
+                pool[some] = pool[some].nan_to_num_(0.0, 0.0, 0.0)
+
+
+def allocate(
+    groups: tuple[KVGroup, ...],
+    *,
+    device: torch.device,
+    kv_dtype: torch.dtype,
+    page_size: int,
+    num_pages: int,
+    rows: int,
+    max_len: int,
+) -> Buffers:
+    """Buffers for `num_pages` usable pages of each group, all zero."""
+    layers = {
+        layer: zeros((num_pages + 1, *group.page_shape(page_size)), kv_dtype, device)
+        for group in groups
+        for layer in group.layers
+    }
+    columns = -(-max_len // page_size)
+    return Buffers(
+        device=device,
+        page_size=page_size,
+        pools=tuple(layers[layer] for layer in range(len(layers))),
+        page_tables=tuple(
+            torch.zeros((rows + 1, columns), dtype=torch.int32, device=device) for _ in groups
+        ),
+        tokens=torch.zeros((rows + 1, max_len + 1), dtype=torch.int64, device=device),
+    )
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros. On a CPU its memory is taken only as it is first written: a pool is large
+    and seldom full.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return (
+        torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    )

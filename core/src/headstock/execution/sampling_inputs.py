@@ -1,0 +1,190 @@
+"""The sampling settings of the seated requests, and their tensors for a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from headstock.execution.logit_rules import Rules, tables
+from headstock.scheduler import Request
+from headstock.spi import Sampling
+
+if TYPE_CHECKING:
+    from headstock.execution.buffers import Buffers
+
+Ints = np.ndarray
+
+FLOATS = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition": 1.0,
+    "presence": 0.0,
+    "frequency": 0.0,
+}
+"""Column -> the value at which it does nothing; the first three have columns on the device."""
+PENALTIES = {"repetition", "presence", "frequency"}
+
+
+@frozen(eq=False)
+class DeviceColumns:
+    """What replayed steps sample by, one entry a seat.
+
+    floats: [3, rows] float32, temperature, top_p, min_p    integers: [2, rows] int64, top_k, seeds
+    """
+
+    floats: Tensor
+    integers: Tensor
+
+    @classmethod
+    def new(cls, rows: int, vocab: int, device: torch.device) -> DeviceColumns:
+        """Columns in which every seat is greedy."""
+        neutral = torch.tensor(list(FLOATS.values())[:3], device=device)[:, None].repeat(1, rows)
+        integers = torch.zeros((2, rows), dtype=torch.int64, device=device)
+        integers[0] = vocab
+        return cls(neutral, integers)
+
+
+class SamplingTable:
+    """One row a seat; a row is written when a request takes the seat."""
+
+    def __init__(self, rows: int, vocab: int, device: torch.device | str = "cpu") -> None:
+        self.vocab = vocab
+        self.neutral = np.array(list(FLOATS.values()), np.float32)
+        self.floats = self.neutral[:, None].repeat(rows, 1)
+        self.active = np.zeros(self.floats.shape, bool)
+        self.columns = DeviceColumns.new(rows, vocab, torch.device(device))
+        self.unsent: set[int] = set()
+        self.top_k = np.full(rows, vocab, np.int64)
+        self.seeds = np.zeros(rows, np.int64)
+        self.logprobs = np.full(rows, -1, np.int64)
+        self.prompt_lens = np.zeros(rows, np.int64)
+        self.scored = np.zeros(rows, bool)
+        self.rules: dict[int, Rules] = {}
+        self.ruled_until = np.zeros(rows, np.int64)
+
+    def join(self, row: int, request: Request) -> None:
+        """Write the request's settings to its seat."""
+        params: Any = request.params
+        given = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repetition": params.repetition_penalty,
+            "presence": params.presence_penalty,
+            "frequency": params.frequency_penalty,
+        }
+        self.floats[:, row] = [given[name] for name in FLOATS]
+        self.active[:, row] = self.floats[:, row] != self.neutral
+        self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab else self.vocab
+        self.seeds[row] = params.seed or 0
+        asked = [count for count in (params.logprobs, params.prompt_logprobs) if count is not None]
+        self.logprobs[row] = max(asked, default=-1)
+        self.prompt_lens[row] = len(request.prompt)
+        self.scored[row] = request.prompt_logprobs
+        rules = Rules.of(request, self.vocab)
+        self.ruled_until[row] = rules.until
+        if rules.until:
+            self.rules[row] = rules
+        else:
+            self.rules.pop(row, None)
+        self.unsent.add(row)
+
+    def settings(self, rows: Ints, positions: Ints, buffers: Buffers) -> frozenset[str] | None:
+        """Which of the device's columns matter for these rows, brought up to date; None when these
+        are not all.
+
+        rows, positions: [n] int64
+        writes: columns
+        """
+        used = {name for name, is_used in zip(FLOATS, self.used(rows), strict=True) if is_used}
+        if used & PENALTIES or self.logprobs[rows].max(initial=-1) >= 0:
+            return None
+        if self.ruled(rows, positions):
+            return None
+        if self.unsent:
+            new = np.fromiter(self.unsent, np.int64, len(self.unsent))
+            values = self.floats[:3, new], np.stack((self.top_k[new], self.seeds[new]))
+            at, floats, integers = buffers.put_together(new, *values)
+            self.columns.floats[:, at] = floats
+            self.columns.integers[:, at] = integers
+            self.unsent.clear()
+        if "temperature" not in used:
+            return frozenset()
+        return frozenset(used | ({"top_k"} if (self.top_k[rows] < self.vocab).any() else set()))
+
+    def ruled(self, rows: Ints, positions: Ints) -> list[tuple[int, int, Rules]]:
+        """The logits whose bans and biases matter, with the length that the row has then, and its
+        rules.
+
+        Within the prompt no token is chosen.   rows, positions: [n] int64
+        """
+        if not self.rules:
+            return []
+        lengths = positions + 1
+        at = ((lengths >= self.prompt_lens[rows]) & (lengths < self.ruled_until[rows])).nonzero()[0]
+        told = zip(at.tolist(), lengths[at].tolist(), rows[at].tolist(), strict=True)
+        return [(i, length, self.rules[row]) for i, length, row in told]
+
+    def used(self, rows: Ints) -> list[bool]:
+        """Whether each of `FLOATS` does something in one of these rows."""
+        used: list[bool] = np.logical_or.reduce(self.active.take(rows, axis=1), axis=1).tolist()
+        return used
+
+    def select(self, rows: Ints, positions: Ints, buffers: Buffers) -> Sampling:
+        """The settings for logits of `rows` at token `positions`; what no row needs is left out.
+
+        rows, positions: [n] int64
+        """
+        floats = self.floats[:, rows]
+        told = zip(FLOATS, self.used(rows), floats, strict=True)
+        used: dict[str, Any] = {
+            name: buffers.put(values) for name, is_used, values in told if is_used
+        }
+        top_k = self.top_k[rows]
+        if "temperature" not in used:
+            used = {name: values for name, values in used.items() if name in PENALTIES}
+        else:
+            # The token to come sits one past the position that is scored.
+            used |= {
+                "seeds": buffers.put(self.seeds[rows]),
+                "positions": buffers.put(positions + 1),
+            }
+            if (top_k < self.vocab).any():
+                used["top_k"] = buffers.put(top_k)
+        if used.keys() & PENALTIES:
+            used |= self.history(rows, positions, buffers, dict(zip(FLOATS, floats, strict=True)))
+        if ruled := self.ruled(rows, positions):
+            used |= tables(ruled, (len(rows), self.vocab), buffers)
+        if self.scored[rows].any():
+            used["targets"] = self.targets(rows, positions, buffers)
+        return Sampling(**used, top_logprobs=int(self.logprobs[rows].max(initial=-1)))
+
+    def history(
+        self, rows: Ints, positions: Ints, buffers: Buffers, floats: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        """What penalties look at: each row's tokens up to its position."""
+        longest = int(positions.max()) + 1
+        penalties = {
+            name: buffers.put(floats[name]) for name in ("repetition", "presence", "frequency")
+        }
+        return penalties | {
+            "history": buffers.tokens[buffers.put(rows), :longest],
+            "history_lens": buffers.put(positions + 1),
+            "prompt_lens": buffers.put(self.prompt_lens[rows]),
+        }
+
+    def targets(self, rows: Ints, positions: Ints, buffers: Buffers) -> Tensor:
+        """The prompt token that follows each scored position, -1 where that is the token to be
+        sampled.
+
+        returns: [n] int64
+        """
+        inside = self.scored[rows] & (positions + 1 < self.prompt_lens[rows])
+        device_rows = buffers.put(rows)
+        following = buffers.tokens[device_rows, buffers.put(np.where(inside, positions + 1, 0))]
+        return following.masked_fill(buffers.put(~inside), -1)

@@ -1,0 +1,1 @@
+"""What paged attention backends share: their plans, and rows at fixed addresses."""

@@ -1,0 +1,1 @@
+"""The operations of a forward pass: plain torch, oneDNN, fbgemm, and compositions of them."""

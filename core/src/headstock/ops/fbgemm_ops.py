@@ -1,0 +1,109 @@
+"""The torch operations with linear maps kept in half the bytes where that loses nothing, for
+CPUs.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+from headstock.errors import CannotRun
+from headstock.ops.onednn_ops import LINEAR, OneDnnOps
+from headstock.spi import Weight
+
+LOSS = 4 * 2.0**-24
+"""Four roundings of float32, in which a sum of n products may be off by n of them."""
+
+SMALL = 1 << 21
+"""Multiplications of a product that one thread has done before several have come to an agreement.
+"""
+
+
+@frozen(kw_only=True, eq=False)
+class HalfWeight(Weight):
+    """A linear map in float16, in one form or more; `tensor` and `scales` have the bytes of them
+    all.
+
+    tensor: [out, in], on the meta device but for an embedding, which is looked up, too
+    scales: None, or [further forms, out, in] on the meta device
+    packed: FBGEMM's own object, with the bias    few: tokens whose product is small
+    alone: the same for one thread, as torch wraps it; None when no product is small
+    """
+
+    packed: torch.ScriptObject
+    alone: Tensor | None
+    few: int
+
+
+class FbgemmOps(OneDnnOps):
+    """`OneDnnOps`, but a map whose numbers float16 holds as well as float32 is kept so, and read in
+    half the time.
+
+    Checkpoints in float16 and bfloat16 have such maps: float16 has the longer fraction, and of what
+    it cannot hold there is next to nothing. Activations, products and sums are float32.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        one = torch.zeros(1, 1)
+        try:
+            # torch says once in a process that this will move to another package
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "fbgemm_.* is deprecated", UserWarning)
+                packed = torch.fbgemm_pack_gemm_matrix_fp16(one)
+                torch.fbgemm_linear_fp16_weight_fp32_activation(one, packed, None)
+            torch.ops.quantized.linear_dynamic_fp16(
+                one, torch.ops.quantized.linear_prepack_fp16(one, None)
+            )
+        except (AttributeError, RuntimeError) as error:
+            raise CannotRun(
+                "this torch cannot multiply float16 weights on this CPU; use --ops onednn or torch"
+            ) from error
+
+    def prepare(self, name: str, weight: Weight) -> Weight:
+        """Linear maps, and an embedding that may be one, packed in float16 if they fit; others as
+        `OneDnnOps` does.
+        """
+        plain, part = weight.tensor, name.rpartition(".")[2]
+        if part not in (*LINEAR, "embed") or not fits(plain):
+            return super().prepare(name, weight)
+        few, is_looked_up = SMALL // plain.numel(), part == "embed"
+        further = is_looked_up + (few > 0)
+        return HalfWeight(
+            tensor=plain.to("cpu" if is_looked_up else "meta", torch.float16),
+            scales=torch.empty(further, *plain.shape, dtype=torch.float16, device="meta")
+            if further
+            else None,
+            bias=weight.bias,
+            packed=torch.ops.quantized.linear_prepack_fp16(plain, weight.bias),
+            alone=torch.fbgemm_pack_gemm_matrix_fp16(plain) if few else None,
+            few=few,
+        )
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """x W^T + b, by the packed weight where it is one."""
+        if not isinstance(weight, HalfWeight):
+            return super().linear(x, weight)
+        if x.shape[0] <= weight.few:
+            assert weight.alone is not None, "small products need the weight for one thread"
+            return torch.fbgemm_linear_fp16_weight_fp32_activation(x, weight.alone, weight.bias)
+        out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, weight.packed)
+        return out
+
+    def lookup(self, tokens: Tensor, weight: Weight) -> Tensor:
+        """Rows of the weight.   tokens: [tokens] int64    returns: [tokens, hidden]"""
+        return F.embedding(tokens, weight.tensor).float()
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether no row changes by more than `LOSS` of its length when it is rounded to float16.
+
+    Its product with any vector then changes by no more than that share of both lengths.
+    weight: [out, in] float32
+    """
+    lost = weight.half().float().sub_(weight).norm(dim=1)
+    return bool((lost <= LOSS * weight.norm(dim=1)).all())

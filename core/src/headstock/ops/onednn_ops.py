@@ -1,0 +1,108 @@
+"""The torch operations with weights packed for oneDNN, for CPUs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from attrs import evolve
+from torch import Tensor
+
+from headstock.errors import CannotRun
+from headstock.nn.norm import norm_by_length
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import Params, Weight
+
+LINEAR = ("qkv", "attn_out", "gate_up", "down", "router", "lm_head")
+"""The last parts of the names of parameters that are used by `linear` and by nothing else."""
+
+NORMS = ("attn_norm", "qk_norm", "mlp_norm", "norm")
+"""Likewise by `rms_norm` and `head_norm`."""
+
+TYPICAL_TOKENS = 32
+"""The batch that the packing is laid out for; it serves any."""
+
+MAX_EXACT_ROWS = 32
+"""Products of more rows are rounded up: below, a row more would be felt in every step of decoding.
+"""
+
+KERNEL_BYTES = 640 << 10
+"""Bytes that oneDNN keeps for one shape of product: its description, and the code that it writes
+for it. Measured with oneDNN 3.12 on AVX-512, where it is 570 KiB for any number of rows.
+"""
+
+
+class OneDnnOps(TorchOps):
+    """`TorchOps` with the weights of linear maps packed once, when they are loaded, instead of in
+    every product.
+
+    Norms are by length, in fewer operations, so their weights are prepared as well.
+    """
+
+    def __init__(self) -> None:
+        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            raise CannotRun("this build of torch has no oneDNN; use --ops torch")
+        self.floors: dict[tuple[int, float], Tensor] = {}
+
+    def prepare(self, name: str, weight: Weight) -> Weight:
+        """Linear maps packed, weights of norms times sqrt(n); others as they are."""
+        plain, part = weight.tensor, name.rpartition(".")[2]
+        if part in NORMS:
+            return evolve(weight, tensor=plain * plain.shape[-1] ** 0.5)
+        if part not in LINEAR:
+            return weight
+        packed = torch.ops.mkldnn._reorder_linear_weight(plain, TYPICAL_TOKENS)
+        return Weight(tensor=packed, bias=weight.bias)
+
+    def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
+        """See `headstock.nn.norm.norm_by_length`."""
+        return norm_by_length(x, weight.tensor, self.floor(x.shape[-1], eps))
+
+    def head_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
+        """See `headstock.nn.norm.norm_by_length`."""
+        return norm_by_length(x, weight.tensor, self.floor(x.shape[-1], eps))
+
+    def floor(self, n: int, eps: float) -> Tensor:
+        """The length of `n` numbers whose mean square is `eps`, kept: to make a tensor takes as
+        long as to use it.
+        """
+        floor = self.floors.get((n, eps))
+        if floor is None:
+            floor = self.floors[n, eps] = torch.tensor((n * eps) ** 0.5)
+        return floor
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """x W^T + b, by the packed weight where it is one (a tied embedding is not)."""
+        if not weight.tensor.is_mkldnn:
+            return F.linear(x, weight.tensor, weight.bias)
+        rows = x.shape[0]
+        padding = round_rows(rows) - rows
+        if padding:
+            x = torch.cat((x, x.new_zeros(padding, x.shape[1])))
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, weight.tensor, weight.bias, "none", [], ""
+        )
+        return out[:rows] if padding else out
+
+
+def round_rows(rows: int) -> int:
+    """`rows` where they are few, else rounded up to 8 sizes between one power of two and the next.
+
+    oneDNN compiles a kernel for each number of rows and keeps it. Steps have any number, so without
+    rounding the process would grow by a kernel a step until thousands are there.
+    """
+    if rows <= MAX_EXACT_ROWS:
+        return rows
+    step = 1 << (rows.bit_length() - 4)
+    return -(-rows // step) * step
+
+
+def kernel_bytes(params: Params, max_tokens: int) -> int:
+    """The most bytes that oneDNN keeps for products with these parameters, in steps of up to
+    `max_tokens`.
+    """
+    shapes = {
+        (weight.tensor.shape, weight.tensor.dtype, weight.bias is None)
+        for weight in params.values()
+        if weight.tensor.is_mkldnn
+    }
+    return len(shapes) * len({round_rows(rows) for rows in range(1, max_tokens + 1)}) * KERNEL_BYTES

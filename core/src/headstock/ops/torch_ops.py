@@ -1,0 +1,57 @@
+"""The operations in plain torch: the meaning that every other set must agree with."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from headstock.nn.kv import store_kv_
+from headstock.nn.mlp import silu_and_mul
+from headstock.nn.moe import mix_experts, route
+from headstock.nn.norm import head_norm, rms_norm
+from headstock.nn.rope import Turns, rotate_
+from headstock.nn.sampling import sample
+from headstock.ops.composed import ComposedOps
+from headstock.spi import Experts, Sample, Sampling, Weight
+
+
+class TorchOps(ComposedOps):
+    """Every operation on any device that torch knows."""
+
+    def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
+        """See `headstock.nn.norm.rms_norm`."""
+        return rms_norm(x, weight.tensor, eps)
+
+    def head_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
+        """See `headstock.nn.norm.head_norm`."""
+        return head_norm(x, weight.tensor, eps)
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """x W^T + b.   x: [tokens, in]    weight: [out, in]    returns: [tokens, out]"""
+        return F.linear(x, weight.tensor, weight.bias)
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """See `headstock.nn.mlp.silu_and_mul`."""
+        return silu_and_mul(gate_up)
+
+    def rotate_(self, x: Tensor, turns: Turns, out: Tensor) -> None:
+        """See `headstock.nn.rope.rotate_`."""
+        rotate_(x, turns, out)
+
+    def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
+        """See `headstock.nn.kv.store_kv_`."""
+        store_kv_(pool, cells, kv)
+
+    def mix_experts(
+        self, x: Tensor, scores: Tensor, experts: Experts, gate_up: Weight, down: Weight
+    ) -> Tensor:
+        """See `headstock.nn.moe`."""
+        return mix_experts(x, *route(scores, experts), gate_up.tensor, down.tensor)
+
+    def lookup(self, tokens: Tensor, weight: Weight) -> Tensor:
+        """Rows of the weight.   tokens: [tokens] int64    returns: [tokens, hidden]"""
+        return F.embedding(tokens, weight.tensor)
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        """See `headstock.nn.sampling.sample`."""
+        return sample(logits, sampling)

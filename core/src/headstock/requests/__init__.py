@@ -1,0 +1,1 @@
+"""From prompts to requests, and from what the engine says of them to text."""

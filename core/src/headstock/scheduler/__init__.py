@@ -1,0 +1,33 @@
+"""The functional core: scheduling as a pure function over frozen records. Knows numpy, never
+torch.
+"""
+
+from headstock.scheduler.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
+from headstock.scheduler.limits import Limits, refusal
+from headstock.scheduler.page_pool import num_held
+from headstock.scheduler.plan import Plan
+from headstock.scheduler.request import Entry, Request
+from headstock.scheduler.row_counters import Column
+from headstock.scheduler.state import Accepted, State, initial
+from headstock.scheduler.step import step
+
+__all__ = [
+    "Aborted",
+    "Accepted",
+    "Arrived",
+    "Cleared",
+    "Column",
+    "Ended",
+    "Entry",
+    "Event",
+    "Failed",
+    "Limits",
+    "Plan",
+    "Request",
+    "Sampled",
+    "State",
+    "initial",
+    "num_held",
+    "refusal",
+    "step",
+]

@@ -1,0 +1,120 @@
+"""What must hold after every step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headstock.scheduler.limits import Limits
+from headstock.scheduler.row_counters import NONE, Column
+from headstock.scheduler.state import State
+
+
+def check(state: State, limits: Limits) -> None:
+    """Raise AssertionError with a reason when the state contradicts itself."""
+    for group in range(len(limits.groups)):
+        check_pages(state, limits, group)
+    check_rows(state, limits)
+    ranks = [entry.rank for entry in state.waiting]
+    assert ranks == sorted(ranks), "the queue is not in rank order"
+    if limits.policy is not None:
+        limits.policy.check(state.index)
+
+
+def check_pages(state: State, limits: Limits, group: int) -> None:
+    """free + held + cached == total, and nobody's page is anybody else's."""
+    total = limits.num_pages[group]
+    held = np.concatenate(state.pages[group])
+    assert (held > 0).all(), f"group {group}: a row holds the dummy page"
+    refs = np.bincount(held, minlength=total + 1)
+    assert (refs == state.refs[group]).all(), (
+        f"group {group}: reference counts do not match the rows"
+    )
+    free = np.bincount(np.concatenate([NONE, *state.free[group]]), minlength=total + 1)
+    assert free.sum() == state.num_free[group], f"group {group}: the free pages are miscounted"
+    indexed = np.zeros(total + 1, np.int64)
+    if limits.policy is not None and group == 0:
+        indexed = np.bincount(limits.policy.pages(state.index), minlength=total + 1)
+    kept = np.array([region.pages[group] for region in state.regions], np.int64)
+    assert not refs[kept].any(), f"group {group}: a row holds a region that is kept for another"
+    indexed += np.bincount(kept, minlength=total + 1)
+    assert len(free) == len(refs) == len(indexed) == total + 1, (
+        f"group {group}: a page number is past the pool"
+    )
+    assert free[0] == refs[0] == indexed[0] == 0, f"group {group}: the dummy page was handed out"
+    assert free.max() <= 1 and indexed.max() <= 1, f"group {group}: a page is free or indexed twice"
+    assert not (free.astype(bool) & ((refs > 0) | (indexed > 0))).any(), (
+        f"group {group}: a free page is in use"
+    )
+    assert ((free > 0) | (refs > 0) | (indexed > 0))[1:].all(), f"group {group}: a page is lost"
+    shared = refs > 1
+    assert (indexed[shared] > 0).all(), (
+        f"group {group}: rows share a page that the index does not know"
+    )
+
+
+def check_rows(state: State, limits: Limits) -> None:
+    """Counters agree with each other and with the pages held."""
+    columns, live = state.columns, state.pages
+    for row, entry in enumerate(state.seats):
+        values = columns[:, row]
+        if entry is None:
+            assert not values.any() and state.handles[row] is None, (
+                f"free row {row} keeps something"
+            )
+            assert not any(len(pages[row]) for pages in live), f"free row {row} holds pages"
+            continue
+        known, computed, tokens = (
+            int(values[c]) for c in (Column.NUM_KNOWN, Column.NUM_COMPUTED, Column.NUM_TOKENS)
+        )
+        assert computed <= tokens <= values[Column.LAST] + 1, f"row {row} is past its end"
+        assert known <= tokens, f"row {row} knows more tokens than it has"
+        assert known <= values[Column.LAST], f"row {row} should have ended"
+        for group in range(len(limits.groups)):
+            span = int(state.spans[group, row])
+            assert span >= limits.pages_for(computed), f"row {row} computed tokens without a page"
+        assert int(values[Column.INDEXED]) <= len(live[0][row]), (
+            f"row {row} indexed more pages than it holds"
+        )
+    special = np.count_nonzero(columns[Column.FENCED] | columns[Column.SCORED])
+    assert state.num_special == special, (
+        f"{state.num_special} rows are counted as fenced or scored and not {special}"
+    )
+    assert set(state.ranked.tolist()) == set(np.flatnonzero(columns[Column.ACTIVE]).tolist()), (
+        "ranked rows are stale"
+    )
+
+
+def check_idle(state: State, limits: Limits) -> None:
+    """Raise AssertionError with a reason unless nothing is held while no request is there; no loop
+    over the index.
+    """
+    seats = [row for row, entry in enumerate(state.seats) if entry is not None]
+    assert not seats, f"row {seats[0]} still has a seat"
+    assert not state.columns.any(), (
+        f"row {int(np.nonzero(state.columns)[1][0])} still counts something"
+    )
+    for group, total in enumerate(limits.num_pages):
+        held = np.flatnonzero(state.refs[group])
+        assert not len(held), f"group {group}: page {held[0]} is still held, one of {len(held)}"
+        free = np.concatenate([NONE, *state.free[group]])
+        assert len(free) == state.num_free[group], f"group {group}: the free pages are miscounted"
+        assert not len(free) or 0 < free.min() <= free.max() <= total, (
+            f"group {group}: a free page is not in the pool"
+        )
+        assert len(free) == np.count_nonzero(np.bincount(free)), (
+            f"group {group}: a page is free twice"
+        )
+        cached = len(state.regions)
+        if limits.policy is not None and group == 0:
+            indexed, evictable = (
+                limits.policy.stats(state.index).pages,
+                limits.policy.evictable(state.index),
+            )
+            assert indexed == evictable, (
+                f"{indexed - evictable} of {indexed} indexed pages cannot be evicted"
+            )
+            cached += indexed
+        assert len(free) + cached == total, (
+            f"group {group}: {len(free)} free and {cached} cached pages are not the {total} of "
+            "the pool"
+        )

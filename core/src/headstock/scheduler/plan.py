@@ -1,0 +1,81 @@
+"""What one step will do, as flat arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import fields, frozen
+
+from headstock.scheduler.row_counters import NONE
+
+Ints = np.ndarray
+
+
+@frozen(kw_only=True, eq=False)
+class Plan:
+    """One step. All arrays are int32; with the token table they are all that a rank needs.
+
+    rows, orders: [n] seats in batch order (decode rows first) and their admission numbers
+    starts, stops: [n] the half-open interval of token positions that each row computes
+    num_logits: [n] how many of the last positions are scored, at least 1 (k + 1: k drafts to
+        verify)
+    samples: [n] 1 where the row gets a token from its last scored position
+    page_groups, page_rows, page_columns, page_numbers: [m] entries to write to the page tables, in
+    order
+    joined: rows seated by this step
+    copies: [m, 2] pages to copy before the step (source, destination); none so far, since rows
+    share whole pages only `num_decode` rows at the front have one position each after earlier ones.
+    `number` counts steps.
+    """
+
+    number: int
+    num_decode: int
+    rows: Ints
+    orders: Ints
+    starts: Ints
+    stops: Ints
+    num_logits: Ints
+    samples: Ints
+    page_groups: Ints = NONE
+    page_rows: Ints = NONE
+    page_columns: Ints = NONE
+    page_numbers: Ints = NONE
+    joined: Ints = NONE
+    copies: Ints = NONE
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the step computes."""
+        return int((self.stops - self.starts).sum())
+
+    def encode(self) -> bytes:
+        """The plan as bytes, with no code in them: two numbers, the length of each array, then the
+        arrays.
+        """
+        arrays = [getattr(self, name) for name in ARRAYS]
+        head = np.array([self.number, self.num_decode, *(a.size for a in arrays)], np.int64)
+        return b"".join(
+            [head.tobytes(), *(np.ascontiguousarray(a, np.int32).tobytes() for a in arrays)]
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Plan:
+        """The plan that was encoded.   raises: ValueError when the lengths do not fit the data"""
+        head_len = (2 + len(ARRAYS)) * 8
+        head = np.frombuffer(data[:head_len], np.int64)
+        sizes = head[2:]
+        if (
+            len(sizes) != len(ARRAYS)
+            or (sizes < 0).any()
+            or head_len + 4 * int(sizes.sum()) != len(data)
+        ):
+            raise ValueError(f"{len(data)} bytes are not an encoded plan")
+        body = np.frombuffer(data[head_len:], np.int32)
+        parts = dict(zip(ARRAYS, np.split(body, np.cumsum(sizes)[:-1]), strict=True))
+        parts["copies"] = (
+            parts["copies"].reshape(-1, 2) if len(parts["copies"]) else parts["copies"]
+        )
+        return cls(number=int(head[0]), num_decode=int(head[1]), **parts)
+
+
+ARRAYS = tuple(f.name for f in fields(Plan))[2:]
+"""The names of a plan's arrays, in the order they are encoded."""

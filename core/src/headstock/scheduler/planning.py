@@ -1,0 +1,108 @@
+"""Turning what was chosen into a plan."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headstock.scheduler.plan import Plan
+from headstock.scheduler.row_counters import NONE, Column, every, where
+from headstock.scheduler.working_state import Draft
+
+Ints = np.ndarray
+
+
+def commit(draft: Draft, chosen: Ints) -> Plan:
+    """The plan for the chosen rows, with the counters moved on to what will be true once it has
+    run.
+
+    chosen: [rows]
+    """
+    columns = draft.columns
+    rows, num_decode = batch_order(columns, chosen)
+    counts, starts = chosen.take(rows), columns[Column.NUM_COMPUTED].take(rows)
+    columns[Column.BEFORE] = columns[Column.NUM_COMPUTED]
+    columns[Column.NUM_COMPUTED] += chosen
+    num_logits, samples = score(draft, chosen)
+    columns[Column.LAST_RUN][rows] = draft.old.num_steps
+    # A plan without rows is not carried out, so what it would write waits for the next one.
+    groups, page_rows, page_columns, numbers = (
+        flat_writes(draft) if len(rows) else (NONE, NONE, NONE, NONE)
+    )
+    return Plan(
+        number=draft.old.num_steps,
+        num_decode=num_decode,
+        rows=rows.astype(np.int32),
+        orders=columns[Column.ORDER].take(rows),
+        starts=starts,
+        stops=starts + counts,
+        num_logits=num_logits.take(rows),
+        samples=samples.take(rows),
+        page_groups=groups,
+        page_rows=page_rows,
+        page_columns=page_columns,
+        page_numbers=numbers,
+        joined=np.array(draft.joined, np.int32) if draft.joined else NONE,
+    )
+
+
+def batch_order(columns: Ints, chosen: Ints) -> tuple[Ints, int]:
+    """The rows that run, those first that compute one token after earlier ones, and how many those
+    are.
+
+    chosen: [rows]    returns: [n] int64
+    """
+    rows = where(chosen)
+    decode = (chosen.take(rows) == 1) & (columns[Column.NUM_COMPUTED].take(rows) > 0)
+    num_decode = int(np.count_nonzero(decode))
+    if num_decode not in (0, len(rows)) and not every(decode[:num_decode]):
+        rows = np.concatenate((rows[decode], rows[~decode]))
+    return rows, num_decode
+
+
+def score(draft: Draft, chosen: Ints) -> tuple[Ints, Ints]:
+    """How many positions of each row are scored, and which rows get a token; promises are noted in
+    the columns.
+
+    The last position is scored even of an inner chunk, which gets no token: only logits tell that
+    what was computed is sound, and the prefix index must not learn of pages that are not.
+    A row whose drafts do not all fit into the step loses the rest of them.
+    chosen, returns: [rows] int32
+    """
+    columns = draft.columns
+    tokens, stops = columns[Column.NUM_TOKENS], columns[Column.NUM_COMPUTED]
+    running = np.minimum(chosen, 1)
+    reached = (stops == tokens) * running
+    if not draft.num_special:
+        columns[Column.PROMISED] += reached
+        tokens += reached
+        return running, reached
+    known = columns[Column.NUM_KNOWN]
+    drafted = tokens - known - columns[Column.PROMISED]
+    cut = (chosen > 0) & (drafted > 0) & (stops < tokens) & (stops >= known)
+    tokens[cut] = stops[cut]
+    drafted = tokens - known - columns[Column.PROMISED]
+    reached = (stops == tokens) * running
+    scored = (columns[Column.SCORED] > 0) & (stops - chosen < columns[Column.NUM_PROMPT])
+    num_logits = np.where(
+        (chosen > 0) & scored, chosen, np.maximum(reached * (drafted + 1), running)
+    )
+    plain = reached * (drafted == 0)
+    columns[Column.PROMISED] += plain
+    tokens += plain
+    return num_logits, reached
+
+
+def flat_writes(draft: Draft) -> tuple[Ints, Ints, Ints, Ints]:
+    """The page table entries to write: groups, rows, columns, pages, each [m] int32."""
+    if not draft.writes:
+        return NONE, NONE, NONE, NONE
+    writes, draft.writes = draft.writes, []
+    if len(writes) == 1:
+        ((group, rows, columns, pages),) = writes
+        groups = np.empty(len(rows), np.int32)
+        groups.fill(group)  # a third of what `np.full` takes
+        return groups, rows.astype(np.int32), columns, pages
+    numbers, *parts = zip(*writes, strict=True)
+    groups = np.repeat(np.array(numbers, np.int32), [len(rows) for rows in parts[0]])
+    rows, columns, pages = map(np.concatenate, parts)
+    return groups, rows.astype(np.int32), columns, pages

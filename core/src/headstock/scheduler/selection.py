@@ -1,0 +1,192 @@
+"""What runs next: asking the scheduler plugin, and giving what it chose the pages it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headstock.errors import PluginBroken, reason, shown
+from headstock.scheduler.admission import admit
+from headstock.scheduler.lifecycle import preempt
+from headstock.scheduler.page_pool import available, grow, grow_one
+from headstock.scheduler.request import Entry
+from headstock.scheduler.row_counters import NONE, Column, some, where
+from headstock.scheduler.working_state import Draft
+from headstock.spi.scheduler import Budget, Choice, View
+
+Ints = np.ndarray
+
+BLAME = "report it to its author or pick another --scheduler"
+
+
+def choose(draft: Draft) -> Ints:
+    """How many tokens each row computes, pages already in their tables; waiting requests are seated
+    here.
+
+    returns: [rows] int32
+    """
+    limits = draft.limits
+    free_rows = limits.max_rows - len(draft.ranked)
+    view = look(draft, draft.waiting.first(free_rows))
+    budget = Budget(
+        tokens=limits.max_batch_tokens,
+        free_rows=free_rows,
+        pages=available(draft, 0),
+        page_size=limits.page_size,
+    )
+    choice = ask(draft, view, budget)
+    chosen = judge(draft, view, budget, choice)
+    preempted = draft.num_preempted
+    for row in choice.victims.tolist():
+        preempt(draft, row)
+    chosen = provide(draft, chosen)
+    # Rows preempted since the choice are in the queue now, so positions in it no longer stand.
+    if not len(choice.admit) or draft.num_preempted != preempted:
+        return chosen
+    admit(draft, choice.admit, limits.max_batch_tokens - int(chosen.sum()), chosen)
+    if some(chosen) or not some(view.want):
+        return chosen
+    # It waited for requests that found no room: ask again without them.
+    choice = ask(draft, look(draft, ()), budget)
+    return provide(draft, judge(draft, view, budget, choice))
+
+
+def look(draft: Draft, waiting: Sequence[Entry]) -> View:
+    """What a scheduler may see, `waiting` of the queue."""
+    columns = draft.columns.view()
+    columns.setflags(write=False)
+    draft.ranked.setflags(write=False)
+    computed = columns[Column.NUM_COMPUTED]
+    want = np.minimum(columns[Column.NUM_TOKENS], columns[Column.LAST])
+    want -= computed
+    if draft.num_special:
+        want[(columns[Column.FENCED] & columns[Column.PROMISED]) > 0] = 0
+    return View(
+        ranked=draft.ranked,
+        want=want,
+        computed=computed,
+        prompt=columns[Column.NUM_PROMPT],
+        last_run=columns[Column.LAST_RUN],
+        waiting_lengths=np.array([len(entry.tokens) for entry in waiting], np.int32)
+        if waiting
+        else NONE,
+        waiting_priorities=np.array([entry.request.priority for entry in waiting], np.int32)
+        if waiting
+        else NONE,
+        number=draft.old.num_steps,
+    )
+
+
+def ask(draft: Draft, view: View, budget: Budget) -> Choice:
+    """What the scheduler plugin chooses.
+
+    raises: PluginBroken, naming it, when it raises or gives something else
+    """
+    limits = draft.limits
+    try:
+        choice = limits.choose(view, budget)
+    except Exception as error:
+        raise PluginBroken(
+            f"the scheduler {limits.scheduler!r} raised {reason(error)}; {BLAME}"
+        ) from error
+    if not isinstance(choice, Choice):
+        raise PluginBroken(
+            f"the scheduler {limits.scheduler!r} gave {shown(choice)} where a Choice belongs; "
+            f"{BLAME}"
+        )
+    return choice
+
+
+def judge(draft: Draft, view: View, budget: Budget, choice: Choice) -> Ints:
+    """What was chosen, by row.   returns: [rows] int32, 0 where a row does not run
+
+    raises: PluginBroken, naming the scheduler and the rule, when the choice breaks one
+    """
+    chosen = np.zeros(draft.limits.max_rows, np.int32)
+    fault = ""
+    if len(choice.rows) != len(choice.counts):
+        fault = f"{len(choice.rows)} rows but {len(choice.counts)} counts"
+    elif len(choice.rows):
+        try:
+            chosen[choice.rows] = choice.counts
+        except IndexError:
+            fault = "a row that does not exist"
+        if np.count_nonzero(chosen) != len(choice.rows):
+            fault = fault or "a row twice, or for no tokens"
+        elif some(
+            chosen.view(np.uint32) > view.want.view(np.uint32)
+        ):  # a negative count is a huge one
+            fault = "a row that is free or wants fewer tokens"
+        elif int(chosen.sum()) > budget.tokens:
+            fault = f"{chosen.sum()} tokens of {budget.tokens}"
+    if len(choice.admit) and not legal_positions(choice.admit, len(view.waiting_lengths)):
+        fault = "waiting positions that are not in ascending order or do not exist"
+    if (
+        len(choice.victims)
+        and not np.isin(choice.victims, np.setdiff1d(view.ranked, choice.rows)).all()
+    ):
+        fault = "a victim that is free or chosen to run"
+    if fault:
+        raise PluginBroken(f"the scheduler {draft.limits.scheduler!r} chose {fault}; {BLAME}")
+    return chosen
+
+
+def legal_positions(positions: Ints, count: int) -> bool:
+    """Whether the positions ascend within [0, count)."""
+    given: list[int] = positions.tolist()
+    return given[0] >= 0 and given[-1] < count and given == sorted(set(given))
+
+
+def provide(draft: Draft, chosen: Ints) -> Ints:
+    """Give the chosen rows the pages they need, preempting from the lowest rank up when the pool is
+    full.
+
+    chosen: [rows]    returns: [rows], what runs after all
+    """
+    size = draft.limits.page_size
+    stops = draft.columns[Column.NUM_COMPUTED] + chosen
+    short = stops > draft.spans * size
+    if not some(short):
+        return chosen
+    needs = []
+    for group in range(len(short)):
+        rows, spans = where(short[group]), draft.spans[group]
+        counts = -(-stops.take(rows) // size) - spans.take(rows)
+        total = sum(counts.tolist())  # few rows lack a page: 1 us less than the array's own sum
+        if total > draft.num_free[group] and total > available(draft, group):
+            return squeeze(draft, chosen, -(-stops // size) - draft.spans)
+        needs.append((rows, counts, total))
+    for group, (rows, counts, total) in enumerate(needs):
+        if total:
+            grow(draft, group, rows, counts, total)
+    return chosen
+
+
+def squeeze(draft: Draft, chosen: Ints, needs: Ints) -> Ints:
+    """As `provide`, when pages are short: rows are served in rank order, and each may preempt rows
+    of lower rank only.
+
+    chosen: [rows]    needs: [groups, rows], negative where there is more than enough The first in
+    rank can take everyone's pages, and every request fits the pool alone, so some row always goes
+    on. A scheduler may have chosen rows of low rank alone: the lowest is preempted then, for those
+    that were not chosen.
+    """
+    running = draft.ranked.tolist()
+    kept = np.zeros_like(chosen)
+    while running:
+        row = running.pop(0)
+        if not chosen[row]:
+            continue
+        need = needs[:, row].tolist()
+        while running and any(count > available(draft, group) for group, count in enumerate(need)):
+            preempt(draft, running.pop())
+        if any(count > available(draft, group) for group, count in enumerate(need)):
+            if not some(kept):
+                preempt(draft, row)
+            break  # nobody of lower rank is left, so this was the last row
+        for group, count in enumerate(need):
+            if count > 0:
+                grow_one(draft, group, row, count)
+        kept[row] = chosen[row]
+    return kept

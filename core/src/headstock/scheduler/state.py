@@ -1,0 +1,122 @@
+"""All that the scheduler knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from headstock.scheduler.contiguous import Region
+from headstock.scheduler.events import Ended
+from headstock.scheduler.limits import Limits
+from headstock.scheduler.request import Entry
+from headstock.scheduler.row_counters import NONE, NUM_COLUMNS, sealed
+from headstock.scheduler.waiting_queue import Queue
+
+Ints = np.ndarray
+
+
+@frozen(eq=False)
+class Accepted:
+    """Output tokens that became known, ragged: the row admitted as `orders[i]` got `counts[i]` of
+    `tokens`.
+
+    orders, counts: [n] int32    tokens: [sum of counts] int32
+    """
+
+    orders: Ints
+    counts: Ints
+    tokens: Ints
+
+
+NOTHING = Accepted(NONE, NONE, NONE)
+
+Write = tuple[int, Ints, Ints, Ints]
+"""Entries of a page table: the group, and rows, columns and pages, each [n]."""
+
+
+@frozen(kw_only=True, eq=False)
+class State:
+    """The scheduler's knowledge between two steps. Its arrays are read-only, but for those of owned
+    values.
+
+    columns: [columns, rows] int32, counters by `Column`
+    ranked: [active] int32, taken seats in rank order
+    stop_ids: [width, rows] int32, padded with -1
+    seats, handles: by row, None where free or not shared
+    first_pages, spans: [groups, rows] int32, page table columns that are behind the window, and
+        that were ever filled
+    free: by group, a stack of [n] int32, taken from its end; `num_free` counts them    waiting: in
+    rank order `regions` of ended sequences, oldest first, that may be taken over. `writes` are page
+    table entries that no plan has carried yet; `ended` and `accepted` tell what the events of the
+    last step came to. `num_special` counts the seated requests that are fenced (and so may have
+    drafts) or have their prompt scored.
+
+    Owned values, handed from state to state and written in place, so never read in an old one:
+    `index` (by the cache policy); tokens: [rows, max_len in whole pages] int32; table: [groups,
+    rows, columns] int32, pages by row, valid from first_pages up to spans; refs: by group, [pages +
+    1] uint16, rows that hold each page.
+    """
+
+    columns: Ints
+    ranked: Ints
+    stop_ids: Ints
+    seats: tuple[Entry | None, ...]
+    handles: tuple[Any, ...]
+    first_pages: Ints
+    spans: Ints
+    free: tuple[tuple[Ints, ...], ...]
+    num_free: tuple[int, ...]
+    waiting: Queue
+    index: Any
+    tokens: Ints
+    table: Ints
+    refs: tuple[np.ndarray, ...]
+    regions: tuple[Region, ...] = ()
+    writes: tuple[Write, ...] = ()
+    ended: tuple[Ended, ...] = ()
+    accepted: Accepted = NOTHING
+    num_admitted: int = 0
+    num_arrived: int = 0
+    num_steps: int = 0
+    num_preempted: int = 0
+    num_special: int = 0
+
+    @property
+    def num_running(self) -> int:
+        """Taken seats."""
+        return len(self.ranked)
+
+    @property
+    def pages(self) -> tuple[tuple[Ints, ...], ...]:
+        """By group and row, the live pages, copied out of the table.   each: [n] int32"""
+        bounds = zip(self.table, self.first_pages.tolist(), self.spans.tolist(), strict=True)
+        return tuple(
+            tuple(row[first:span].copy() for row, first, span in zip(*group, strict=True))
+            for group in bounds
+        )
+
+
+def initial(limits: Limits) -> State:
+    """Nothing running, every page free."""
+    rows, groups, columns = limits.max_rows, len(limits.groups), limits.pages_for(limits.max_len)
+    return State(
+        columns=sealed(np.zeros((NUM_COLUMNS, rows), np.int32)),
+        ranked=NONE,
+        stop_ids=sealed(np.full((1, rows), -1, np.int32)),
+        seats=(None,) * rows,
+        handles=(None,) * rows,
+        first_pages=sealed(np.zeros((groups, rows), np.int32)),
+        spans=sealed(np.zeros((groups, rows), np.int32)),
+        # Descending, so that low pages go out first.
+        free=tuple(
+            (sealed(np.arange(count, 0, -1, dtype=np.int32)),) for count in limits.num_pages
+        ),
+        num_free=limits.num_pages,
+        waiting=Queue(),
+        index=limits.policy.new() if limits.policy else None,
+        tokens=np.zeros((rows, columns * limits.page_size), np.int32),
+        table=np.zeros((groups, rows, columns), np.int32),
+        refs=tuple(np.zeros(count + 1, np.uint16) for count in limits.num_pages),
+    )

@@ -1,0 +1,83 @@
+"""The queue of waiting requests, a frozen value that is cheap to change at any length."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Set
+
+from attrs import frozen
+
+from headstock.scheduler.request import Entry
+
+LONGEST = 128
+"""Entries of a part; a longer one is halved."""
+
+Part = tuple[Entry, ...]
+
+
+@frozen
+class Queue:
+    """Waiting requests in rank order, as parts of up to `LONGEST`.
+
+    A change copies one part and the tuple of parts. One tuple of 4,096 entries would be copied
+    whole, which takes 30 us for an arrival and 300 us for a seating.
+    """
+
+    parts: tuple[Part, ...] = ()
+    length: int = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Entry]:
+        for part in self.parts:
+            yield from part
+
+    @property
+    def head(self) -> Entry:
+        """The entry that goes first; there must be one."""
+        return self.parts[0][0]
+
+    def first(self, count: int) -> Part:
+        """The `count` entries that go first, or all when there are fewer."""
+        taken: Part = ()
+        for part in self.parts:
+            if len(taken) >= count:
+                break
+            taken += part
+        return taken[:count]
+
+    def put(self, entry: Entry) -> Queue:
+        """The queue with the entry where its rank belongs."""
+        parts, rank = self.parts, entry.rank
+        if not parts:
+            return Queue(((entry,),), 1)
+        at = len(parts) - 1
+        if parts[at][0].rank > rank:  # most arrivals rank last
+            at = max(bisect_right(parts, rank, key=lambda part: part[0].rank) - 1, 0)
+        part = parts[at]
+        inside = (
+            len(part)
+            if part[-1].rank < rank
+            else bisect_left(part, rank, key=lambda other: other.rank)
+        )
+        part = (*part[:inside], entry, *part[inside:])
+        half = len(part) // 2
+        new = (part,) if len(part) <= LONGEST else (part[:half], part[half:])
+        return Queue((*parts[:at], *new, *parts[at + 1 :]), self.length + 1)
+
+    def without(self, gone: Set[int]) -> Queue:
+        """The queue without the entries of these arrival numbers, all of which wait; those in front
+        go fastest.
+        """
+        kept: list[Part] = []
+        left = len(gone)
+        for at, part in enumerate(self.parts):
+            if not left:
+                kept += self.parts[at:]
+                break
+            rest = tuple([entry for entry in part if entry.arrival not in gone])
+            left -= len(part) - len(rest)
+            if rest:
+                kept.append(rest)
+        return Queue(tuple(kept), self.length - len(gone))

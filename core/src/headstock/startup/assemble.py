@@ -1,0 +1,164 @@
+"""The parts that work on the device, put together over given buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.debug.fault_injection import Faults
+from headstock.errors import CannotRun, reason, shown
+from headstock.execution.attention_router import PhaseRouter
+from headstock.execution.buffers import Buffers
+from headstock.execution.sampling_inputs import SamplingTable
+from headstock.spi import (
+    AttentionBackend,
+    AttentionContext,
+    AttentionSpec,
+    DecodeAttention,
+    Executor,
+    GraphSupport,
+    LayerInfo,
+    Model,
+    ModelConfig,
+    Params,
+    Phase,
+    Program,
+    Runner,
+    Seats,
+)
+from headstock.startup.capabilities import AttentionQuestion
+from headstock.startup.select import Choice, Parts
+
+
+@frozen(kw_only=True, eq=False)
+class Material:
+    """What executors are made of, whatever their buffers: the chosen parts, and the model with its
+    weights.
+    """
+
+    config: EngineConfig
+    parts: Parts
+    asked: AttentionQuestion
+    family: Model
+    model: ModelConfig
+    params: Params
+    faults: Faults
+
+
+@frozen(kw_only=True, eq=False)
+class Assembly:
+    """An executor, and those of its parts that are measured or captured."""
+
+    executor: Executor
+    runner: Runner
+    sampling: SamplingTable
+    device: torch.device
+
+
+def assemble(material: Material, buffers: Buffers, max_len: int) -> Assembly:
+    """The executor over these buffers, nothing captured yet.   raises: CannotRun"""
+    model, parts = material.model, material.parts
+    router = attention(material, buffers)
+    sampling = SamplingTable(len(buffers.tokens), model.vocab, buffers.device)
+    program = Program(
+        config=model,
+        params=material.params,
+        model=material.family,
+        ops=parts.operations,
+        seats=seats(buffers, sampling),
+        attention=DecodeAttention(
+            backend=router.decode,
+            planning=parts.attention[-1].capabilities.planning,
+            layers=router.layers,
+            max_seq_len=max_len,
+        ),
+        most_logits=material.config.max_running_requests,
+        prompt_attention=router.prefill
+        if parts.attention[0].capabilities.graph is GraphSupport.ALWAYS
+        else None,
+    )
+    short = (torch.OutOfMemoryError,)
+    runner = material.faults.around_runner(
+        registry.made(parts.runner, Runner, program, expected=short)
+    )
+    given = {"buffers": buffers, "sampling": sampling, "runner": runner, "router": router}
+    executor = registry.made(parts.executor, Executor, expected=short, **given)
+    return Assembly(executor=executor, runner=runner, sampling=sampling, device=buffers.device)
+
+
+def seats(buffers: Buffers, sampling: SamplingTable) -> Seats:
+    """What recorded steps read and write by seat; the tensors are those of the buffers."""
+    floats, integers = sampling.columns.floats, sampling.columns.integers
+    return Seats(
+        page_size=buffers.page_size,
+        tokens=buffers.tokens,
+        page_tables=buffers.page_tables,
+        pools=buffers.pools,
+        temperature=floats[0],
+        top_p=floats[1],
+        min_p=floats[2],
+        top_k=integers[0],
+        seeds=integers[1],
+    )
+
+
+def attention(material: Material, buffers: Buffers) -> PhaseRouter:
+    """The attention backends, built; one instance when one serves all phases.
+
+    raises: CannotRun
+    """
+    config, parts = material.config, material.parts
+
+    def make(choice: Choice) -> Any:
+        context = AttentionContext(
+            query=material.asked.query(choice.phases),
+            capabilities=choice.capabilities,
+            device=buffers.device,
+            page_size=buffers.page_size,
+            pools=dict(enumerate(buffers.pools)),
+            max_tokens=config.max_batch_tokens,
+            options=registry.options(choice.spec, config.opt),
+        )
+        return backend_of(choice.spec, context)
+
+    built = {
+        phase: backend
+        for choice in parts.attention
+        for backend in [make(choice)]
+        for phase in choice.phases
+    }
+    layers = tuple(
+        LayerInfo(
+            index=layer.index,
+            group=layer.group,
+            scale=layer.scale,
+            window=layer.window,
+            softcap=layer.softcap,
+        )
+        for layer in material.model.layers
+    )
+    return PhaseRouter(built[Phase.PREFILL], built[Phase.DECODE], layers, config.debug_invariants)
+
+
+def backend_of(spec: AttentionSpec, context: AttentionContext) -> AttentionBackend:
+    """The backend that the plugin makes.
+
+    raises: CannotRun, PluginBroken, torch.OutOfMemoryError
+    """
+    expected = (torch.OutOfMemoryError, ValueError, ImportError, OSError)
+    try:
+        backend: AttentionBackend = registry.made(
+            spec, AttentionBackend, context, expected=expected
+        )
+    except ValueError as error:  # by contract: the options or the machine do not suit it
+        raise CannotRun(f"--attn {spec.name}: {shown(error, 400)}") from error
+    except (ImportError, OSError) as error:
+        raise CannotRun(
+            f"--attn {spec.name}: its kernels cannot be loaded: {reason(error)}; install a build "
+            f"of them for torch {torch.__version__}, or name another backend by --attn"
+        ) from error
+    return backend

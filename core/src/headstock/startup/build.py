@@ -1,0 +1,380 @@
+"""From a configuration to the parts of a running engine, in the order in which memory is spent."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from attrs import frozen
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.debug.canary import Canary
+from headstock.debug.fault_injection import Faults
+from headstock.errors import CannotRun, PluginBroken, UsageError, plural
+from headstock.execution.buffers import Buffers, allocate
+from headstock.logs import event
+from headstock.ops.onednn_ops import kernel_bytes
+from headstock.scheduler import Limits
+from headstock.spi import (
+    CachePolicy,
+    DeviceEnv,
+    Executor,
+    ExecutorSpec,
+    GraphSupport,
+    ModelConfig,
+    PluginSpec,
+    RunnerSpec,
+    SchedulerSpec,
+)
+from headstock.startup.assemble import Assembly, Material, assemble
+from headstock.startup.capabilities import AttentionQuestion
+from headstock.startup.checkpoint import load, locate, longest, read_model, tensor_bytes, untie
+from headstock.startup.device import describe, free_bytes
+from headstock.startup.memory_plan import MemoryPlan, Spent, estimate, plan_memory, size
+from headstock.startup.negotiate import Agreement, model_dtype, negotiate, pool_dtype
+from headstock.startup.profile_run import announced, capture, graph_sizes, measure, settled_bytes
+from headstock.startup.select import Parts, select
+
+LOG = logging.getLogger(__name__)
+
+Report = Callable[[str, int, int], None]
+
+WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec, ExecutorSpec)
+
+SLACK = 64 << 20
+"""Bytes by which graphs may differ from the plan unsaid: the driver hands memory out in large
+pieces.
+"""
+
+MOST_WATCHED = 1 << 30
+"""Bytes of a pool that is watched unsaid: about a quarter of a second a step on one thread of a
+CPU.
+"""
+
+
+@frozen(kw_only=True, eq=False)
+class Build:
+    """An engine's parts and what was decided on the way; `notes` are lines that the user should
+    see.
+    """
+
+    config: EngineConfig
+    env: DeviceEnv
+    directory: Path
+    model: ModelConfig
+    parts: Parts
+    agreement: Agreement
+    memory: MemoryPlan
+    limits: Limits
+    executor: Executor
+    notes: tuple[str, ...]
+
+
+def build(config: EngineConfig, report: Report | None = None) -> Build:
+    """The parts for `config`, weights loaded.
+
+    raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
+    """
+    env = describe(config.device)
+    device = torch.device(env.device)
+    directory = locate(config.model, revision=config.revision)
+    family, model = read_model(directory)
+    if config.load_format != "dummy":
+        model = untie(directory, family, model)
+    notes: list[str] = []
+    dtype = model_dtype(config.dtype, model, env)
+    max_len = longest(config, model, notes)
+    asked = question(config, model, dtype, max_len)
+    parts = select(config, env, asked)
+    check_options(config, parts)
+    agreement = negotiate(config, parts, model, dtype, env)
+    free = free_bytes(device)
+    params = load(
+        config, directory, family, model, dtype, device, max_len, parts.operations, free, report
+    )
+    faults = Faults.of(config.faults)
+    material = Material(
+        config=config,
+        parts=parts,
+        asked=asked,
+        family=family,
+        model=model,
+        params=params,
+        faults=faults,
+    )
+    sizes = {
+        "groups": model.kv_groups,
+        "device": device,
+        "kv_dtype": getattr(torch, agreement.kv_dtype),
+        "page_size": agreement.page_size or max_len,
+        "rows": config.max_running_requests,
+    }
+    memory = shared_out(material, sizes, max_len, free)
+    if memory.kv_tokens < max_len:
+        cut = (
+            f"--max-seq-len is cut from {max_len} to {plural(memory.kv_tokens, 'token')}, all "
+            "that the KV pool can hold"
+        )
+        notes.append(cut)
+        if config.max_seq_len is not None:
+            LOG.warning(event("sequences are shorter than asked for", note=config.spell(cut)))
+        max_len = memory.kv_tokens
+    buffers = reserve(
+        memory,
+        faults.around_allocation(allocate),
+        **sizes,
+        num_pages=memory.num_pages,
+        max_len=max_len,
+    )
+    bounds = limits(config, parts, agreement, memory, model, max_len)
+    assembly = assemble(material, buffers, max_len)
+    graphs = record(assembly, material, memory, report)
+    return Build(
+        config=config,
+        env=env,
+        directory=directory,
+        model=model,
+        parts=parts,
+        agreement=agreement,
+        memory=memory,
+        limits=attrs.evolve(bounds, choose=faults.around_choice(bounds.choose)),
+        executor=watched(material, memory, buffers, faults.around_executor(assembly.executor)),
+        notes=(*notes, *graphs),
+    )
+
+
+def shared_out(material: Material, sizes: Mapping[str, Any], max_len: int, free: int) -> MemoryPlan:
+    """What of the `free` bytes goes to what, weights being loaded.   raises: CannotRun"""
+    config, model = material.config, material.model
+    rows, tokens = config.max_running_requests, config.max_batch_tokens
+    on_gpu = sizes["device"].type == "cuda"
+    itemsize = getattr(torch, material.asked.dtype).itemsize
+    if on_gpu:
+        spent = measured(material, sizes, max_len)
+    else:
+        spent = estimate(model, tokens, rows, itemsize, kernel_bytes(material.params, tokens))
+    return plan_memory(
+        config,
+        model=model,
+        page_size=sizes["page_size"],
+        kv_dtype=sizes["kv_dtype"],
+        weights=sum(tensor_bytes(weight) for weight in material.params.values()),
+        spent=spent,
+        free=free,
+        most_tokens=rows * max_len,
+    )
+
+
+def measured(material: Material, sizes: Mapping[str, Any], max_len: int) -> Spent:
+    """What the largest step, the backends and the graphs take.   raises: CannotRun"""
+    parts = material.parts
+    names = f"{parts.attention_name}, {parts.ops.name}"
+    reason = (
+        f"kernels of {names} that are new on this machine are compiled at their first use, and kept"
+    )
+    try:
+        with announced("measuring the largest step", reason):
+            return measure(
+                material, lambda: allocate(**sizes, num_pages=1, max_len=max_len), max_len
+            )
+    except torch.OutOfMemoryError as error:
+        raise CannotRun(
+            f"a step of --max-batch-tokens {material.config.max_batch_tokens} needs more memory "
+            "than the device has; lower --max-batch-tokens or --max-running-requests"
+        ) from error
+
+
+def record(
+    assembly: Assembly, material: Material, memory: MemoryPlan, report: Report | None
+) -> tuple[str, ...]:
+    """Capture the runner's graphs; what the user should know of it."""
+    sizes = graph_sizes(assembly.runner, material)
+    if not sizes.rows:
+        if material.faults.concern("capture"):
+            reason = f"the runner {material.parts.runner.name} captures nothing here"
+            LOG.warning(event("a fault cannot happen", fault="capture", because=reason))
+        return ()
+    off = (
+        "graphs are off: they could not be captured (the log says why), "
+        "and every step runs without",
+    )
+    if not memory.spent.capturable:
+        return off
+    before, began = settled(assembly.device), time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        if report is not None:
+            report(f"graphs, {size(free_bytes(assembly.device))} free", done, total)
+
+    captured = capture(assembly, sizes, tell)
+    if captured is None:
+        return off
+    seconds, taken = time.monotonic() - began, max(before - settled(assembly.device), 0)
+    if assembly.device.type == "cuda" and taken > memory.spent.graphs * 1.05 + SLACK:
+        LOG.warning(
+            event(
+                "graphs took more than planned",
+                planned=size(memory.spent.graphs),
+                taken=size(taken),
+            )
+        )
+    rows, tokens = captured.rows, captured.tokens
+    prompts = f" and {plural(len(tokens), 'token count')} up to {tokens[0]}" if tokens else ""
+    sizes_text = f"{plural(len(rows), 'batch size')} up to {rows[0]}{prompts}"
+    return (f"graphs for {sizes_text}, {size(taken)}, captured in {seconds:.1f} s",)
+
+
+def settled(device: torch.device) -> int:
+    """Bytes that are free on the device, what torch keeps for later not counted as used."""
+    return settled_bytes() if device.type == "cuda" else free_bytes(device)
+
+
+def reserve(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:
+    """The buffers that `allocate` makes of `sizes`.
+
+    raises: CannotRun when there is no memory for them after all
+    """
+    try:
+        return allocate(**sizes)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise CannotRun(
+            f"the KV pool needs {size(memory.pool)} of {size(memory.free)} that were free at the "
+            "start, and could not be allocated; lower --memory-ratio or --num-pages, or end what "
+            "else uses the device"
+        ) from error
+
+
+def watched(
+    material: Material, memory: MemoryPlan, buffers: Buffers, executor: Executor
+) -> Executor:
+    """The executor, its free pages watched under `--debug-canary`."""
+    if not material.config.debug_canary:
+        return executor
+    if memory.pool > MOST_WATCHED:
+        spell = material.config.spell
+        small = spell("--num-pages 256, or as few as the requests need")
+        LOG.warning(
+            event(
+                "the whole KV pool is read in every step",
+                because=spell("--debug-canary"),
+                pool=size(memory.pool),
+                instead=small,
+            )
+        )
+    padded = material.parts.runner.capabilities.needs_graph > GraphSupport.NEVER
+    return Canary(executor, buffers, material.model.kv_groups, padded=padded)
+
+
+def question(
+    config: EngineConfig, model: ModelConfig, dtype: str, max_len: int
+) -> AttentionQuestion:
+    """What the model asks of attention under this configuration."""
+    exact = isinstance(config.page_size, int) and not config.page_size_or_less
+    return AttentionQuestion(
+        model=model,
+        dtype=dtype,
+        kv_dtype=pool_dtype(config.kv_dtype, dtype),
+        page_size=int(config.page_size) if exact else None,
+        contiguous=config.paged_attn == "off",
+        max_rows=config.max_running_requests,
+        max_seq_len=max_len,
+    )
+
+
+def check_options(config: EngineConfig, parts: Parts) -> None:
+    """Raise UsageError for an `--opt` that no chosen plugin takes, PluginBroken for options that
+    would not be read.
+    """
+    specs: list[PluginSpec] = [choice.spec for choice in parts.attention]
+    specs += [parts.cache, parts.scheduler, parts.runner, parts.ops, parts.executor]
+    stray = registry.unclaimed(config.opt, specs)
+    if stray:
+        names = [spec.name for spec in specs]
+        close = registry.suggestion(stray[0].partition(".")[0], names)
+        raise UsageError(
+            f"--opt {stray[0]}: no chosen plugin has that name{close}; chosen: {', '.join(names)}"
+        )
+    for spec in specs:
+        if registry.options(spec, config.opt) is not None and isinstance(spec, WITHOUT_OPTIONS):
+            raise PluginBroken(
+                f"the plugin {spec.name!r} declares options, but schedulers, runners and "
+                "executors are not given any; its author should leave `options` out of its spec"
+            )
+
+
+def limits(
+    config: EngineConfig,
+    parts: Parts,
+    agreement: Agreement,
+    memory: MemoryPlan,
+    model: ModelConfig,
+    max_len: int,
+) -> Limits:
+    """The scheduler's limits.   raises: CannotRun"""
+    return Limits(
+        max_rows=config.max_running_requests,
+        max_batch_tokens=config.max_batch_tokens,
+        max_len=max_len,
+        page_size=memory.page_size,
+        num_pages=(memory.num_pages,) * len(model.kv_groups),
+        groups=model.kv_groups,
+        choose=registry.implementation(parts.scheduler),
+        scheduler=parts.scheduler.name,
+        policy=cache_policy(config, parts, memory.page_size) if agreement.reuse else None,
+        recompute=not config.kv_cache,
+        most_regions=most_regions(config, memory) if agreement.take_over else 0,
+        overlap=config.overlap,
+        check=config.debug_invariants,
+        longer=longer(config, memory, model, max_len),
+    )
+
+
+def longer(config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len: int) -> str:
+    """What lets a sequence have more than `max_len` tokens, for errors about one that is too
+    long.
+    """
+    if max_len >= model.max_position:
+        return ": the model itself allows no more"
+    if max_len >= memory.kv_tokens:
+        sizes = {
+            "--num-pages": config.num_pages,
+            "--kv-memory-mb": config.kv_memory_mb,
+            "--kv-context-len": config.kv_context_len,
+        }
+        stated = [flag for flag, value in sizes.items() if value is not None]
+        return f" or enlarge the KV pool with {stated[0] if stated else '--memory-ratio'}"
+    return f" or raise --max-seq-len, which the model allows up to {model.max_position}"
+
+
+def cache_policy(config: EngineConfig, parts: Parts, page_size: int) -> CachePolicy:
+    """The cache policy, bounded by `--prefix-cache-n`.
+
+    raises: CannotRun when it cannot be bounded
+    """
+    options = registry.options(parts.cache, config.opt)
+    if config.prefix_cache_n is not None:
+        if options is None or "max_prefixes" not in attrs.fields_dict(type(options)):
+            raise CannotRun(
+                f"--prefix-cache-n: --cache-type {parts.cache.name} cannot bound its prefixes; "
+                "leave it out"
+            )
+        options = attrs.evolve(options, max_prefixes=config.prefix_cache_n)
+    policy: CachePolicy = registry.implementation(parts.cache)(page_size, options)
+    return policy
+
+
+def most_regions(config: EngineConfig, memory: MemoryPlan) -> int:
+    """How many regions of ended sequences are kept: all that there is room for, unless
+    `--prefix-cache-n` says less.
+    """
+    return (
+        memory.num_pages
+        if config.prefix_cache_n is None
+        else min(config.prefix_cache_n, memory.num_pages)
+    )

@@ -1,0 +1,235 @@
+"""Whether an attention backend can serve a model on a machine, and if not, why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import fields, frozen
+
+from headstock import registry
+from headstock.errors import CannotRun, HeadstockError, PluginBroken, join_reasons, reason, shown
+from headstock.spi import (
+    AttentionCapabilities,
+    AttentionQuery,
+    AttentionSpec,
+    DeviceEnv,
+    Feature,
+    ModelConfig,
+    Phase,
+    Rejection,
+)
+from headstock.startup import defaults as auto
+
+
+@frozen(kw_only=True)
+class AttentionQuestion:
+    """What a model asks of attention, before phases are shared out."""
+
+    model: ModelConfig
+    dtype: str
+    kv_dtype: str
+    page_size: int | None
+    contiguous: bool
+    max_rows: int
+    max_seq_len: int
+
+    def query(self, phases: frozenset[Phase]) -> AttentionQuery:
+        """The question for one backend."""
+        window = any(layer.window is not None for layer in self.model.layers)
+        softcap = any(layer.softcap for layer in self.model.layers)
+        features = self.model.features
+        features |= {Feature.SLIDING_WINDOW} if window else set()
+        features |= {Feature.SOFTCAP} if softcap else set()
+        return AttentionQuery(
+            phases=phases,
+            heads=self.model.heads,
+            kv_heads=self.model.kv_heads,
+            head_dim=self.model.head_dim,
+            q_dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            page_size=self.page_size,
+            contiguous=self.contiguous,
+            features=features,
+            max_rows=self.max_rows,
+            max_seq_len=self.max_seq_len,
+        )
+
+
+class Unserved(CannotRun):
+    """A backend cannot serve a query: the `refusal`, and sentences that say what may help."""
+
+    def __init__(self, refusal: str, hints: Sequence[str]) -> None:
+        super().__init__(" ".join((f"{refusal}.", *dict.fromkeys(hints))))
+        self.refusal = refusal
+        self.hints = tuple(hints)
+
+
+def join_refusals(errors: Sequence[HeadstockError]) -> str:
+    """What several backends were refused for as one text, each hint once and at the end."""
+    refusals = join_reasons(
+        error.refusal if isinstance(error, Unserved) else str(error) for error in errors
+    )
+    hints = dict.fromkeys(
+        hint for error in errors if isinstance(error, Unserved) for hint in error.hints
+    )
+    return " ".join((f"{refusals}.", *hints)) if hints else refusals
+
+
+def resolve(spec: AttentionSpec, query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities:
+    """The backend's capabilities here, no wider than those it declares.
+
+    raises: CannotRun with every reason; PluginBroken when its own `resolve` widens or raises
+    """
+    capabilities = spec.capabilities
+    reasons = [*rejections(capabilities, query, env)]
+    if not reasons and spec.resolve is not None:
+        answer = answered(spec, spec.resolve, query, env)
+        if isinstance(answer, AttentionCapabilities):
+            check_narrower(spec, answer)
+            capabilities = answer
+            reasons = [*rejections(capabilities, query, env)]
+        else:
+            reasons = list(answer)
+    if reasons:
+        phases = "/".join(sorted(phase.value for phase in query.phases))
+        text = "; ".join(reason.message for reason in reasons)
+        hints = tuple(reason.hint for reason in reasons if reason.hint)
+        raise Unserved(f"--attn {spec.name} cannot serve {phases} here: {text}", hints)
+    return capabilities
+
+
+def answered(
+    spec: AttentionSpec, path: str, query: AttentionQuery, env: DeviceEnv
+) -> AttentionCapabilities | tuple[Rejection, ...]:
+    """What the backend's own `resolve` says.
+
+    raises: PluginBroken when it raises, or says something else
+    """
+    function = registry.imported(spec, path)
+    try:
+        answer = function(query, env)
+    except (Exception, SystemExit) as error:
+        raise PluginBroken(
+            f"attention plugin {spec.name!r}: its resolve raised {reason(error)}"
+        ) from error
+    if isinstance(answer, AttentionCapabilities):
+        return answer
+    if (
+        isinstance(answer, tuple | list)
+        and answer
+        and all(isinstance(each, Rejection) for each in answer)
+    ):
+        return tuple(answer)
+    raise PluginBroken(
+        f"attention plugin {spec.name!r}: its resolve returned {shown(answer)}; wanted "
+        "AttentionCapabilities, or one Rejection or more in a tuple"
+    )
+
+
+ASK = "'headstock doctor' with the same flags says what can serve."
+UNSEEN = "Where there is a GPU, 'headstock doctor' says why torch does not find it."
+
+
+def rejections(
+    capabilities: AttentionCapabilities, query: AttentionQuery, env: DeviceEnv
+) -> list[Rejection]:
+    """Every reason why these capabilities do not meet the query on this machine."""
+    found: list[Rejection] = []
+
+    def reject(code: str, message: str, hint: str = "") -> None:
+        found.append(Rejection(code=code, message=message, hint=hint))
+
+    if not any(env in served for served in capabilities.devices):
+        served = ", ".join(map(str, capabilities.devices))
+        hint = recommend(env) if env.device == "cuda" else f"{recommend(env)} {UNSEEN}"
+        reject("device", f"it runs on {served}, and this is {env}", hint)
+        return found  # nothing else could be mended by a flag
+    lacking = query.phases - capabilities.phases
+    if lacking:
+        reject(
+            "phase",
+            f"it does not do {', '.join(sorted(phase.value for phase in lacking))}",
+            "Name two backends.",
+        )
+    # what comes out goes where q came from
+    dtypes = {(q, kv) for q, kv, out in capabilities.dtypes if out == q}
+    if (query.q_dtype, query.kv_dtype) not in dtypes:
+        known = ", ".join(sorted(f"{q} with {kv} KV" for q, kv in dtypes))
+        hint = (
+            "Use --kv-dtype auto."
+            if (query.q_dtype, query.q_dtype) in dtypes
+            else "Change --dtype or --kv-dtype."
+        )
+        reject("dtype", f"it takes {known}, not {query.q_dtype} with {query.kv_dtype} KV", hint)
+    if query.head_dim not in capabilities.head_dims:
+        reject("head_dim", f"heads of {query.head_dim} are not among {capabilities.head_dims}", ASK)
+    ratio = query.heads // query.kv_heads
+    if ratio not in capabilities.gqa_ratios:
+        reject(
+            "gqa_ratio",
+            f"{ratio} query heads a KV head are not among {capabilities.gqa_ratios}",
+            ASK,
+        )
+    missing = query.features - capabilities.features
+    if missing:
+        reject(
+            "feature",
+            f"the model needs {', '.join(sorted(feature.value for feature in missing))}",
+            ASK,
+        )
+    if query.contiguous and not capabilities.contiguous:
+        reject("contiguous", "it reads pages only", "Use --paged-attn on.")
+    if not query.contiguous and not capabilities.paged:
+        reject("paged", "it reads contiguous regions only", "Use --paged-attn off.")
+    if (
+        not query.contiguous
+        and query.page_size is not None
+        and query.page_size not in capabilities.page_sizes
+    ):
+        reject(
+            "page_size",
+            f"pages of {query.page_size} are not among {capabilities.page_sizes}",
+            "Change --page-size.",
+        )
+    return found
+
+
+def recommend(env: DeviceEnv) -> str:
+    """The sentence that names an attention backend for this device: one that is installed, else how
+    to install one.
+    """
+    names = [
+        name
+        for served, names in auto.ATTENTION
+        if env in served
+        for name in reversed(names)
+        if "," not in name
+    ]
+    for name in names:
+        try:
+            spec = registry.spec("attention", name)
+        except HeadstockError:
+            continue
+        if not registry.elsewhere(spec, env) and not registry.missing(spec):
+            return f"Use --attn {name}."
+    installed = {each.name for each in registry.installed("attention")}
+    lines = {
+        name: line for name, line in registry.sources("attention").items() if name not in installed
+    }
+    return next((f"Install another one: {lines[name]}." for name in names if name in lines), ASK)
+
+
+def check_narrower(spec: AttentionSpec, answer: AttentionCapabilities) -> None:
+    """Raise PluginBroken when `resolve` claimed more than the spec declares."""
+    # This device is among the declared ones already, and no way of planning is more than another.
+    compared = [
+        each.name
+        for each in fields(AttentionCapabilities)
+        if each.name not in ("devices", "planning")
+    ]
+    for name in compared:
+        if not getattr(answer, name) <= getattr(spec.capabilities, name):
+            raise PluginBroken(
+                f"attention plugin {spec.name!r}: its resolve claims more {name} than its spec "
+                "declares"
+            )

@@ -1,0 +1,192 @@
+"""The model that an engine serves: where it lies, what it is, and its parameters on the device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from headstock import registry, weights
+from headstock.config import EngineConfig
+from headstock.config.value_types import suggestion
+from headstock.errors import CannotRun, ModelError, UsageError, plural, shown
+from headstock.logs import event
+from headstock.spi import Model, ModelConfig, Ops, Params
+from headstock.startup.memory_plan import size
+
+LOG = logging.getLogger(__name__)
+
+NAMED = 8
+"""How many fields a warning lists before it only counts the rest."""
+
+
+def locate(
+    name: str,
+    fetch: Callable[[str, str | None], Path] = weights.download_model,
+    revision: str | None = None,
+) -> Path:
+    """The directory of a model: an installed checkpoint's, the one named, or what `fetch` gives for
+    a name on the hub.
+
+    `fetch` is given the name and the revision, which only a model on the hub has.
+    raises: ModelError, UsageError for the revision of another model
+    """
+    fetched: list[str] = []
+
+    def fetch_revision(repository: str) -> Path:
+        """The copy of a repository, at the revision."""
+        fetched.append(repository)
+        return fetch(repository, revision)
+
+    directory = find_directory(name, fetch_revision)
+    if revision is not None and not fetched:
+        raise UsageError(
+            f"revision {shown(revision)}: {shown(name)} is a directory here, and only models on "
+            "the hub have revisions; leave revision out, or give a name such as owner/name"
+        )
+    return directory
+
+
+def find_directory(name: str, fetch: Callable[[str], Path]) -> Path:
+    """The directory of an installed checkpoint, the one named, or what `fetch` gives.
+
+    raises: ModelError
+    """
+    names = [found.name for found in registry.installed("checkpoint")]
+    if name in names:
+        return Path(registry.spec("checkpoint", name).directory)
+    path = Path(name).expanduser()
+    source = registry.sources("checkpoint").get(name)
+    if source and not path.exists():
+        raise ModelError(f"the model {name!r} is not installed; install it with: {source}")
+    close = suggestion(name, names)
+    if close and "/" not in name and not path.exists():
+        raise ModelError(f"no model {shown(name)}{close}")
+    return weights.resolve_directory(name, fetch)
+
+
+def read_model(directory: Path) -> tuple[Model, ModelConfig]:
+    """The family that serves the directory, and its configuration.
+
+    raises: ModelError; CannotRun when no installed family serves the architecture
+    """
+    hf = weights.read_config(directory)
+    architectures = hf.get("architectures")
+    if (
+        not isinstance(architectures, list)
+        or not architectures
+        or not isinstance(architectures[0], str)
+    ):
+        raise ModelError(
+            f"config.json in {directory} names no architecture; wanted a list such as "
+            "['Qwen3ForCausalLM']"
+        )
+    if architectures[0] not in {each.name for each in registry.installed("model")}:
+        raise registry.unknown_architecture(architectures[0])
+    spec = registry.spec("model", architectures[0])
+    registry.require(spec)
+    family: Model = registry.implementation(spec)
+    try:
+        model = family.config(hf)
+    except ValueError as error:
+        raise ModelError(f"config.json in {directory}: {error}") from error
+    if model.ignored_fields:
+        fields = ", ".join(map(shown, model.ignored_fields[:NAMED]))
+        more = (
+            {"more": len(model.ignored_fields) - NAMED} if len(model.ignored_fields) > NAMED else {}
+        )
+        LOG.warning(
+            event(f"{architectures[0]} does not read all of config.json", ignored=fields, **more)
+        )
+    return family, model
+
+
+def untie(directory: Path, family: Model, model: ModelConfig) -> ModelConfig:
+    """`model`, its output matrix apart from its embeddings where the checkpoint stores one that
+    differs.
+
+    raises: ModelError when a file is not what it says
+    """
+    differing = (
+        weights.find_differing_copies(directory, family.params(model))
+        if model.tied_embeddings
+        else ()
+    )
+    if not differing:
+        return model
+    because = (
+        "it is stored and differs from the embeddings, though config.json has tie_word_embeddings"
+    )
+    LOG.warning(event("an output matrix of its own is used", tensor=differing[0], because=because))
+    return attrs.evolve(model, tied_embeddings=False)
+
+
+def longest(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:
+    """The longest sequence that the configuration and the model allow; a cut that may be is noted.
+
+    raises: UsageError when more is asked for than the model allows
+    """
+    if config.max_seq_len is None:
+        return model.max_position
+    if config.max_seq_len > model.max_position:
+        if not config.max_seq_len_or_less:
+            raise UsageError(
+                f"--max-seq-len {config.max_seq_len}: the model's own limit is "
+                f"{plural(model.max_position, 'token')}; lower it, leave it out, or have it cut "
+                "by --max-seq-len-or-less"
+            )
+        notes.append(
+            f"--max-seq-len {config.max_seq_len} is cut to {model.max_position}, the model's own "
+            "limit"
+        )
+    return min(config.max_seq_len, model.max_position)
+
+
+def load(
+    config: EngineConfig,
+    directory: Path,
+    family: Model,
+    model: ModelConfig,
+    dtype: str,
+    device: torch.device,
+    max_len: int,
+    ops: Ops,
+    free: int,
+    report: Callable[[str, int, int], None] | None,
+) -> Params:
+    """The model's parameters on the device.
+
+    raises: ModelError; CannotRun when they do not fit into `free` bytes
+    """
+    specs = family.params(model)
+    need = weights.weight_bytes(specs, getattr(torch, dtype))
+    too_large = (
+        f"the weights need {size(need)} in {dtype}, and {size(free)} are free on {device}; use a "
+        "smaller --dtype, another --device, or end what else uses the memory"
+    )
+    if need > free:
+        raise CannotRun(too_large)
+    try:
+        return weights.load(
+            directory,
+            specs,
+            model,
+            dtype=getattr(torch, dtype),
+            device=device,
+            max_seq_len=max_len,
+            dummy=config.load_format == "dummy",
+            report=report,
+            prepare=ops.prepare,
+        )
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise CannotRun(too_large) from error
+
+
+def tensor_bytes(weight: Any) -> int:
+    """Bytes of a parameter's tensors."""
+    tensors = (weight.tensor, weight.scales, weight.bias)
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

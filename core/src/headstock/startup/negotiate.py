@@ -1,0 +1,127 @@
+"""What all parts of an engine agree on, before weights load."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from headstock.config import EngineConfig
+from headstock.errors import CannotRun
+from headstock.spi import DeviceEnv, IntSet, ModelConfig
+from headstock.startup import defaults as auto
+from headstock.startup.select import Parts
+
+
+@frozen(kw_only=True)
+class Agreement:
+    """The terms, and who set them: `table` has (what, value, who constrained it) for the start-up
+    print.
+
+    `reuse`: prefixes are shared page by page. `take_over`: regions of ended sequences are kept for
+        those that go on.
+    """
+
+    dtype: str
+    kv_dtype: str
+    page_size: int
+    contiguous: bool
+    reuse: bool
+    take_over: bool
+    table: tuple[tuple[str, str, str], ...]
+
+
+def model_dtype(asked: str, model: ModelConfig, env: DeviceEnv) -> str:
+    """The type of weights and activations: float32 on a CPU whatever the checkpoint; on CUDA the
+    checkpoint's, float16 for float32.
+    """
+    if asked != "auto":
+        return asked
+    if env.device == "cpu":
+        return "float32"
+    return "float16" if model.dtype == "float32" else model.dtype
+
+
+def pool_dtype(asked: str, dtype: str) -> str:
+    """The type of keys and values in the pool, by torch name."""
+    return {"auto": dtype, "fp8_e4m3": "float8_e4m3fn"}.get(asked, asked)
+
+
+def negotiate(
+    config: EngineConfig, parts: Parts, model: ModelConfig, dtype: str, env: DeviceEnv
+) -> Agreement:
+    """The terms that every part can serve.   raises: CannotRun naming who rules what out"""
+    contiguous = config.paged_attn == "off"
+    claims = {
+        f"--attn {choice.spec.name}": choice.capabilities.page_sizes for choice in parts.attention
+    }
+    claims[f"--cache-type {parts.cache.name}"] = parts.cache.capabilities.page_sizes
+    page_size = 0 if contiguous else agree_page_size(config, claims, env)
+    shareable = (
+        len(model.kv_groups) == 1 and model.kv_groups[0].kind in parts.cache.capabilities.kinds
+    )
+    against = no_reuse(config, parts) or (
+        "" if shareable or contiguous else "the model's KV groups"
+    )
+    narrowing = [
+        who
+        for who, sizes in claims.items()
+        if sizes != IntSet.all() and page_size != config.page_size
+    ]
+    storage = (str(page_size), ", ".join(narrowing) or f"--page-size {config.page_size}")
+    sharing = ("on", f"--cache-type {parts.cache.name}")
+    if contiguous:
+        storage, sharing = (
+            ("one region each", "--paged-attn off"),
+            ("of whole sequences", "--paged-attn off"),
+        )
+    kv_dtype = pool_dtype(config.kv_dtype, dtype)
+    return Agreement(
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        page_size=page_size,
+        contiguous=contiguous,
+        reuse=not against and not contiguous,
+        take_over=not against and contiguous,
+        table=(
+            ("device", f"{env.name}", f"--device {config.device}"),
+            ("dtype", dtype, f"--dtype {config.dtype}"),
+            ("KV dtype", kv_dtype, f"--kv-dtype {config.kv_dtype}"),
+            ("page size", *storage),
+            ("prefix reuse", *(("off", against) if against else sharing)),
+            (
+                "graphs",
+                parts.attention[-1].capabilities.graph.name.lower(),
+                f"--attn {parts.attention[-1].spec.name}",
+            ),
+        ),
+    )
+
+
+def no_reuse(config: EngineConfig, parts: Parts) -> str:
+    """The flag that rules out that a request starts on what another one computed; nothing when none
+    does.
+    """
+    if not config.kv_cache:
+        return "--no-kv-cache"
+    if config.prefix_cache_n == 0:
+        return "--prefix-cache-n 0"
+    return "" if parts.cache.capabilities.reuse else f"--cache-type {parts.cache.name}"
+
+
+def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: DeviceEnv) -> int:
+    """The page size asked for when everyone serves it; for `auto` the first that everyone
+    serves.
+    """
+    asked = config.page_size
+    if isinstance(asked, int) and not config.page_size_or_less:
+        for who, sizes in claims.items():
+            if asked not in sizes:
+                raise CannotRun(f"--page-size {asked}: {who} serves {sizes}; choose one of those")
+        return asked
+    candidates: tuple[int, ...] = (auto.PAGE_SIZES[env.device], *auto.OTHER_PAGE_SIZES)
+    if isinstance(asked, int):
+        candidates = tuple(range(asked, 0, -1))
+    for size in candidates:
+        if all(size in sizes for sizes in claims.values()):
+            return size
+    rules = "; ".join(f"{who} serves {sizes}" for who, sizes in claims.items())
+    raise CannotRun(f"no page size suits everyone: {rules}")

@@ -1,0 +1,76 @@
+"""What an engine says of itself."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from headstock.startup.build import Build
+
+
+@frozen(kw_only=True)
+class EngineSummary:
+    """What was chosen at start, for people."""
+
+    model: str
+    architecture: str
+    device: str
+    device_name: str
+    dtype: str
+    kv_dtype: str
+    attention: str
+    cache: str
+    scheduler: str
+    runner: str
+    ops: str
+    page_size: int
+    kv_tokens: int
+    max_seq_len: int
+    max_running_requests: int
+    table: tuple[tuple[str, str, str], ...]
+    memory: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The start-up print."""
+        names = ("attention", "cache", "scheduler", "runner", "ops")
+        parts = " | ".join(f"{name} {getattr(self, name)}" for name in names)
+        wide = max(len(what) for what, *_ in self.table)
+        value = max(len(text) for _, text, _ in self.table)
+        return [
+            f"model     {self.model} ({self.architecture}), sequences up to {self.max_seq_len} "
+            f"tokens, {self.max_running_requests} at once",
+            f"plugins   {parts}",
+            *(
+                f"          {what:{wide}}  {text:{value}}  ({who})"
+                for what, text, who in self.table
+            ),
+            *self.memory,
+            *(f"note      {note}" for note in self.notes),
+        ]
+
+
+def summarize(build: Build) -> EngineSummary:
+    """The summary of an engine made of these parts."""
+    parts = build.parts
+    return EngineSummary(
+        model=build.config.model,
+        architecture=build.model.architecture,
+        device=build.env.device,
+        device_name=build.env.name,
+        dtype=build.agreement.dtype,
+        kv_dtype=build.agreement.kv_dtype,
+        attention=parts.attention_name,
+        cache=parts.cache.name,
+        scheduler=parts.scheduler.name,
+        runner=parts.runner.name,
+        ops=parts.ops.name,
+        page_size=build.memory.page_size,
+        kv_tokens=build.memory.kv_tokens,
+        max_seq_len=build.limits.max_len,
+        max_running_requests=build.limits.max_rows,
+        table=tuple(
+            (what, text, build.config.spell(who)) for what, text, who in build.agreement.table
+        ),
+        memory=tuple(build.memory.lines()),
+        notes=tuple(map(build.config.spell, build.notes)),
+    )

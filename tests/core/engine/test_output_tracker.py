@@ -1,0 +1,229 @@
+"""Who hears of what, and when: requests that are told of every token, and those that are told at
+their end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from often import often
+from toy_engine import GREEDY, Toys, Trial, expected, installed, random_requests, request
+
+from headstock import SamplingParams
+from headstock.engine.engine import Engine
+from headstock.engine.loop import Loop
+from headstock.errors import CapacityError, EngineDied, RequestError
+from headstock.outputs import Update
+from headstock.scheduler import Request
+
+SCARCE = {"num_pages": 45, "max_running_requests": 6, "max_batch_tokens": 24}
+PROMPT = list(range(5, 17))
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Iterator[Toys]:
+    """The toy model and its parts."""
+    with installed(tmp_path) as found:
+        yield found
+
+
+def scored(requests: Sequence[Request]) -> list[Request]:
+    """The same requests, of which some want log-probabilities of the output, the prompt or both."""
+    wanted: tuple[dict[str, Any], ...] = (
+        {},
+        {"logprobs": 2},
+        {"prompt_logprobs": 1},
+        {"logprobs": 0},
+    )
+    asked = [(one, wanted[i % 4]) for i, one in enumerate(requests)]
+    return [
+        evolve(one, params=evolve(one.params, **extra), prompt_logprobs="prompt_logprobs" in extra)
+        for one, extra in asked
+    ]
+
+
+def news(
+    engine: Engine, requests: Sequence[Request], *, eager: bool, aborts: int = 6
+) -> dict[str, list[Update]]:
+    """What each request is told until all have ended; in every so many-th step one is aborted."""
+    told: dict[str, list[Update]] = {one.id: [] for one in requests}
+    for one in requests:
+        engine.submit(one, eager=eager)
+    steps = 0
+    while engine.has_work:
+        steps += 1
+        if steps % aborts == 0:
+            engine.abort(requests[7 * (steps // aborts) % len(requests)].id)
+        for update in engine.step():
+            told[update.id].append(update)
+    return told
+
+
+def whole(updates: Sequence[Update]) -> Update:
+    """All that was told, as one piece of news."""
+    first = next((each for each in updates if each.tokens), updates[-1])
+    return evolve(
+        updates[-1],
+        tokens=tuple(token for each in updates for token in each.tokens),
+        logprobs=tuple(entry for each in updates for entry in each.logprobs or ()),
+        cached_tokens=first.cached_tokens,
+        prompt_logprobs=first.prompt_logprobs,
+    )
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["told at once", "overlap"])
+@pytest.mark.parametrize("seed", often(1, range(3)))
+def test_I19_news_at_the_end_says_what_news_of_each_token_says(
+    toys: Toys, seed: int, overlap: bool
+) -> None:
+    requests = scored(random_requests(np.random.default_rng(seed), 40))
+    found = []
+    for eager in (True, False):
+        engine = toys.engine(overlap=overlap, **SCARCE)
+        found.append(news(engine, requests, eager=eager))
+        ledger = engine.ledger
+        assert (
+            engine.stats().preemptions
+            and not ledger.accounts
+            and not ledger.by_order
+            and not ledger.awaited
+        )
+        engine.close()
+    each_token, at_the_end = found
+
+    assert max(map(len, each_token.values())) > 20
+    assert all(
+        len(updates) == 1 or (len(updates) == 2 and updates[0].tokens)
+        for updates in at_the_end.values()
+    )
+    assert {name: whole(updates) for name, updates in each_token.items()} == {
+        name: whole(updates) for name, updates in at_the_end.items()
+    }
+    assert {"abort", "length", "stop"} <= {
+        updates[-1].finish_reason for updates in at_the_end.values()
+    }
+
+
+def test_T12_held_pages_are_counted_without_a_look_at_each(toys: Toys) -> None:
+    trial = Trial(toys.engine(**SCARCE))
+    most = 0
+    for one in random_requests(np.random.default_rng(8), 30, greedy=True):
+        trial.submit(one)
+    while trial.engine.has_work:
+        trial.step()
+        most = max(most, int(np.count_nonzero(trial.engine.state.refs[0])))
+
+    assert most == trial.engine.stats().peak_held_pages
+    trial.engine.close()
+
+
+def test_what_a_preempted_request_finds_of_its_own_is_not_counted_as_cached(toys: Toys) -> None:
+    engine, rng = toys.engine(**SCARCE), np.random.default_rng(3)
+    # no two begin alike
+    requests = [request(str(i), [i, *rng.integers(0, 50, 11)], 90) for i in range(12)]
+    told = news(engine, requests, eager=True, aborts=10**9)
+    stats = engine.stats()
+
+    assert stats.preemptions, "nobody was preempted"
+    assert (stats.cached_tokens, stats.prompt_tokens) == (0, 12 * 12), "cached tokens"
+    assert stats.output_tokens == sum(len(whole(updates).tokens) for updates in told.values())
+    assert {whole(updates).cached_tokens for updates in told.values()} == {0}
+    engine.close()
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_loop_that_closes_tells_what_is_known_so_far(toys: Toys, eager: bool) -> None:
+    loop = Loop(toys.engine(max_running_requests=1, faults=("slow@12:0.5",)))
+    told: dict[str, list[Update]] = {"running": [], "waiting": []}
+    ask = request("running", PROMPT, 100)
+    loop.submit(ask, told["running"].append, eager=eager)
+    loop.submit(evolve(ask, id="waiting"), told["waiting"].append, eager=eager)
+    while loop.engine.state.num_steps < 10 and loop.thread.is_alive():
+        loop.thread.join(0.01)
+    loop.close()
+    loop.engine.close()
+    tokens = [token for update in told["running"] for token in update.tokens]
+
+    assert len(tokens) > 5 and tokens == expected(ask)[: len(tokens)]
+    assert [told[name][-1].finish_reason for name in told] == ["abort", "abort"]
+    assert [update.tokens for update in told["waiting"]] == [()]
+
+
+def deaf(update: Update) -> None:
+    """A sink that cannot hear of an end."""
+    if update.finish_reason is not None:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize("faults", [(), ("slow@1:0.5", "schedule@4")], ids=["closed", "died"])
+def test_R2_the_end_of_an_engine_reaches_everyone_though_a_sink_raises(
+    toys: Toys, faults: tuple[str, ...]
+) -> None:
+    loop = Loop(toys.engine(faults=faults))
+    seen: list[Update] = []
+    for name, sink in (("a", deaf), ("b", seen.append)):
+        loop.submit(request(name, PROMPT, 100), sink, eager=False)
+    loop.thread.join(10 if faults else 0)
+    loop.close()
+    loop.engine.close()
+
+    assert seen[-1].finish_reason == ("error" if faults else "abort")
+
+
+def test_a_plugin_that_exits_ends_the_engine_and_everyone_is_told(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = toys.engine(overlap=False)
+
+    def leave(*_: Any) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(engine.executor, "execute", leave)
+    loop = Loop(engine)
+    seen: list[Update] = []
+    loop.submit(request("a", PROMPT), seen.append)
+    loop.thread.join(10)
+
+    assert seen[-1].error == "the engine stopped: SystemExit"
+    with pytest.raises(EngineDied, match="SystemExit"):
+        loop.submit(request("b", PROMPT), seen.append)
+    loop.close()
+    engine.close()
+
+
+def test_only_asked_for_alternatives_are_told(toys: Toys) -> None:
+    engine = toys.engine()
+    params = [SamplingParams(temperature=0.0, logprobs=most) for most in (0, 3)]
+    asked = [request(str(i), PROMPT, 3, params=each) for i, each in enumerate([*params, GREEDY])]
+    told = {
+        name: whole(updates)
+        for name, updates in news(engine, asked, eager=False, aborts=99).items()
+    }
+    engine.close()
+
+    assert [{len(entry.top) for entry in told[name].logprobs or ()} for name in "012"] == [
+        {0},
+        {3},
+        set(),
+    ]
+    assert [len(told[name].logprobs or ()) for name in "012"] == [3, 3, 0]
+
+
+def test_an_abort_of_nobody_does_not_concern_who_takes_that_name_later(toys: Toys) -> None:
+    trial = Trial(toys.engine(on_pressure="reject", memory_threshold=0.02, num_pages=40))
+    trial.engine.abort("a")
+    ask = request("a", PROMPT, 5)
+    trial.submit(ask)
+    with pytest.raises(RequestError, match="in use"):
+        trial.engine.submit(ask)
+    with pytest.raises(CapacityError, match="memory_threshold"):  # of pages that "a" will need
+        trial.engine.submit(evolve(ask, id="b"))
+    trial.drain()
+    trial.engine.close()
+
+    assert trial.reasons == {"a": "length"} and trial.outputs["a"] == expected(ask)

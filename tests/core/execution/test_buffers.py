@@ -1,0 +1,78 @@
+"""The device's buffers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headstock.execution.buffers import CLEANED, allocate
+from headstock.spi import KVGroup
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most bytes that an operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and all(out is not each for each in args):
+            self.bytes = max(self.bytes, out.nbytes)
+        return out
+
+
+def test_R9_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
+    group = KVGroup(layers=(0,), kind="full", kv_heads=2, head_dim=64)
+    sizes = {"device": torch.device("cpu"), "kv_dtype": torch.float32, "page_size": 16}
+    buffers = allocate((group,), **sizes, num_pages=5 * CLEANED, rows=8, max_len=16 * 5000)
+    buffers.page_tables[0][:8, 0] = torch.arange(1, 9)
+    buffers.page_tables[0][3, :200] = torch.arange(1, 201)  # shared pages among them
+    buffers.pools[0][1:].fill_(math.nan)
+
+    with Largest() as largest:
+        buffers.clean(np.arange(8), buffers.page_tables)
+
+    assert buffers.pools[0][1:201].isfinite().all() and buffers.pools[0][201:].isnan().all()
+    assert largest.bytes <= CLEANED * buffers.pools[0][0].nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_R9_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtype) -> None:
+    group = KVGroup(layers=(0, 1), kind="full", kv_heads=2, head_dim=4)
+    buffers = allocate(
+        (group,),
+        device=torch.device("cpu"),
+        kv_dtype=dtype,
+        page_size=4,
+        num_pages=5,
+        rows=3,
+        max_len=12,
+    )
+    buffers.page_tables[0][1, :2] = torch.tensor([4, 2], dtype=torch.int32)
+    buffers.page_tables[0][2, :2] = torch.tensor([3, 2], dtype=torch.int32)
+    for pool in buffers.pools:
+        pool.copy_(torch.arange(pool.numel()).view(pool.shape).remainder(97).to(dtype))
+    before = [pool.clone() for pool in buffers.pools]
+    for pool in buffers.pools:
+        values = pool.float()
+        values[2:5, 0, 1] = math.nan
+        pool.copy_(values.to(dtype))
+
+    then = tuple(table.clone() for table in buffers.page_tables)
+    # another request's by now
+    buffers.page_tables[0][1] = torch.tensor([3, 5, 0], dtype=torch.int32)
+    buffers.clean(np.array([1]), then)
+
+    for pool, old in zip(buffers.pools, before, strict=True):
+        assert pool[[2, 4]].float().isfinite().all() and (pool[[2, 4], 0, 1].float() == 0).all()
+        assert pool[3, 0, 1].float().isnan().all()
+        old = old.float()
+        old[[2, 4], 0, 1] = 0
+        assert torch.equal(pool.float()[[0, 1, 2, 4, 5]], old[[0, 1, 2, 4, 5]])

@@ -1,0 +1,98 @@
+"""Products with packed weights: the same numbers for any rows, by few kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from headstock.ops.onednn_ops import KERNEL_BYTES, OneDnnOps, kernel_bytes, round_rows
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import Weight
+
+SIZES_TO_1024 = 32 + 5 * 8
+"""Each up to 32, and 8 in each doubling."""
+
+PRODUCTS = """
+import torch
+from headstock.ops.onednn_ops import OneDnnOps, kernel_bytes
+from headstock.spi import Weight
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+ops = OneDnnOps()
+weights = [ops.prepare("down", Weight(tensor=torch.randn(48, 32))) for _ in range(2)]
+x = torch.randn(1024, 32)
+ops.linear(x, weights[0])
+before = resident()
+for rows in range(1, 1025):
+    for weight in weights:
+        ops.linear(x[:rows], weight)
+print(resident() - before, kernel_bytes(dict(enumerate(weights)), 1024))
+"""
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 36, 100, 129, 300])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_products_are_those_of_the_plain_weight_whatever_the_rows(
+    rows: int, with_bias: bool
+) -> None:
+    ops, x = OneDnnOps(), noise(rows, 48, seed=1)
+    weight = Weight(tensor=noise(80, 48), bias=noise(80, seed=2) if with_bias else None)
+    packed = ops.prepare("layers.0.down", weight)
+
+    assert packed.tensor.is_mkldnn
+    out = ops.linear(x, packed)
+    assert out.shape == (rows, 80) and out.is_contiguous()
+    torch.testing.assert_close(out, TorchOps().linear(x, weight), atol=2e-5, rtol=1e-5)
+
+
+def test_rows_are_rounded_up_by_an_eighth_at_most_and_few_not_at_all() -> None:
+    for rows in range(1, 10_000):
+        rounded = round_rows(rows)
+        assert rows <= rounded <= max(32, rows * 9 / 8)
+        assert rounded == rows or rows > 32
+        assert round_rows(rounded) == rounded
+    assert len({round_rows(rows) for rows in range(1, 1025)}) == SIZES_TO_1024
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/statm"), reason="Linux says how large a process is"
+)
+def test_a_thousand_sizes_of_step_make_few_kernels_and_stay_within_the_plan() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", PRODUCTS],
+        env={**os.environ, "ONEDNN_VERBOSE": "2", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    made = [
+        line
+        for line in result.stdout.splitlines()
+        if "create:cache_miss" in line and ",inner_product," in line
+    ]
+    grown, planned = map(int, result.stdout.splitlines()[-1].split())
+
+    assert 0 < len(made) <= SIZES_TO_1024, "a kernel for each number of rows"
+    assert 0 < grown <= planned
+
+
+def test_the_plan_counts_a_kernel_for_each_shape_and_size() -> None:
+    ops = OneDnnOps()
+    maps = {f"layers.{i}.down": ops.prepare("down", Weight(tensor=noise(80, 48))) for i in range(3)}
+    maps["layers.0.qkv"] = ops.prepare("qkv", Weight(tensor=noise(96, 48)))
+    maps["embed"] = Weight(tensor=noise(96, 48))
+
+    assert kernel_bytes(maps, 1024) == 2 * SIZES_TO_1024 * KERNEL_BYTES
+    assert kernel_bytes(maps, 16) == 2 * 16 * KERNEL_BYTES
+    assert kernel_bytes({"embed": maps["embed"]}, 1024) == 0

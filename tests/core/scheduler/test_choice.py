@@ -1,0 +1,159 @@
+"""What a scheduler chooses, and what it may not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_schedule import Drive, alone, run
+from toy_workloads import SCHEDULERS, limits, prompt, request
+
+from headstock.errors import PluginBroken
+from headstock.spi import Budget, Choice, View
+
+SEED = 7
+RNG = np.random.default_rng(SEED)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_H15_decode_rows_are_never_starved_by_prefill(scheduler: str) -> None:
+    drive = Drive(limits(scheduler=scheduler, max_batch_tokens=16, max_rows=6, num_pages=2000))
+    drive.submit(request("steady", prompt(RNG, 4), 100))
+    drive.step()
+    waits, waited = [], 0
+    for number in range(200):
+        if number % 2 == 0:
+            drive.submit(request(str(number), prompt(RNG, 60), 2))
+        if "steady" in drive.reasons:
+            break
+        before = len(drive.outputs["steady"])
+        drive.step()
+        waited = 0 if len(drive.outputs["steady"]) > before else waited + 1
+        waits.append(waited)
+
+    assert max(waits) <= (28 if scheduler == "equal-length" else 6)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_prompts_are_never_starved_by_decode_rows(scheduler: str) -> None:
+    drive = Drive(limits(scheduler=scheduler, max_rows=4))
+    for number in range(3):
+        drive.submit(request(f"old{number}", prompt(RNG, 4), 120))
+    for _ in range(4):
+        drive.step()
+    drive.submit(request("new", prompt(RNG, 20), 2))
+    for _ in range(12):
+        drive.step()
+
+    assert drive.outputs["new"], f"{scheduler} left a prompt waiting for 12 steps"
+
+
+def test_I17_I18_higher_priority_goes_first_then_first_come() -> None:
+    drive = Drive(limits(max_rows=1))
+    for name, priority in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
+        drive.submit(request(name, prompt(RNG, 5), 3, priority=priority))
+    drive.drain()
+
+    assert list(drive.reasons) == ["c", "d", "a", "b"]
+
+
+def test_a_waiting_request_of_higher_priority_takes_a_seat() -> None:
+    drive = Drive(limits(max_rows=1))
+    low = request("low", prompt(RNG, 9), 30)
+    drive.submit(low)
+    for _ in range(5):
+        drive.step()
+    drive.submit(request("high", prompt(RNG, 9), 3, priority=5))
+    drive.drain()
+
+    assert list(drive.reasons) == ["high", "low"] and drive.outputs["low"] == alone(low)
+
+
+def test_victims_are_of_lower_rank_and_the_oldest_is_never_preempted() -> None:
+    drive = Drive(limits(num_pages=45, max_rows=6))
+    requests = [request(str(i), prompt(RNG, 20), 100) for i in range(6)]
+    for one in requests:
+        drive.submit(one)
+    while drive.busy:
+        drive.step()
+        for entry in drive.state.waiting:
+            older = [
+                seat for seat in drive.state.seats if seat is not None and seat.rank > entry.rank
+            ]
+            assert not older or not entry.preemptions or not drive.state.num_running, (
+                "preempted for a younger one"
+            )
+        entries = [
+            entry for entry in (*drive.state.waiting, *drive.state.seats) if entry is not None
+        ]
+        assert not any(entry.preemptions for entry in entries if entry.request.id == "0"), (
+            "the oldest was preempted"
+        )
+
+    assert drive.state.num_preempted > 0
+    assert drive.outputs == {one.id: alone(one) for one in requests}
+
+
+ILLEGAL = {
+    "rows but": lambda view: Choice(rows=view.ranked, counts=np.zeros(0, np.int32)),
+    "does not exist": lambda view: Choice(rows=np.array([99]), counts=np.array([1])),
+    "twice": lambda view: Choice(rows=np.array([0, 0]), counts=np.array([1, 1])),
+    "wants fewer": lambda view: Choice(rows=view.ranked, counts=view.want[view.ranked] + 1),
+    "waiting positions": lambda view: Choice(
+        rows=view.ranked[:0], counts=view.want[:0], admit=np.array([5])
+    ),
+    "victim": lambda view: Choice(
+        rows=view.ranked[:0], counts=view.want[:0], victims=np.array([7])
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", ILLEGAL)
+def test_an_illegal_choice_is_an_error_that_names_the_scheduler(fault: str) -> None:
+    def choose(view: View, budget: Budget) -> Choice:
+        if not len(view.ranked):
+            return Choice(
+                rows=view.ranked, counts=view.ranked, admit=np.arange(len(view.waiting_lengths))
+            )
+        return ILLEGAL[fault](view)
+
+    drive = Drive(limits(choose=choose, scheduler="mixed"))
+    drive.submit(request("a", prompt(RNG, 8), 5))
+    drive.step()
+    with pytest.raises(PluginBroken, match=f"'mixed' chose .*{fault}"):
+        drive.step()
+
+
+def test_victims_that_a_scheduler_names_are_preempted_and_finish_later() -> None:
+    calls = []
+
+    def choose(view: View, budget: Budget) -> Choice:
+        calls.append(1)
+        if len(calls) == 6:
+            return Choice(
+                rows=view.ranked[:1], counts=view.want[view.ranked[:1]], victims=view.ranked[1:]
+            )
+        return SCHEDULERS["mixed"](view, budget)
+
+    drive = Drive(limits(choose=choose))
+    requests = [request(str(i), prompt(RNG, 8), 12) for i in range(3)]
+    run(drive, *requests)
+
+    assert drive.state.num_preempted == 2
+    assert drive.outputs == {one.id: alone(one) for one in requests}
+
+
+def test_a_scheduler_that_runs_the_lowest_rank_alone_cannot_stall_a_full_pool() -> None:
+    def choose(view: View, budget: Budget) -> Choice:
+        rows = view.ranked[-1:] if view.want[view.ranked[-1:]].any() else view.ranked[:0]
+        admit = np.arange(len(view.waiting_lengths))
+        return Choice(rows=rows, counts=np.minimum(view.want[rows], budget.tokens), admit=admit)
+
+    requests = [request(str(i), prompt(RNG, 30), 40) for i in range(3)]
+    drive = Drive(limits(choose=choose, num_pages=20, policy=None))
+    for one in requests:
+        drive.submit(one)
+    drive.drain(500)
+
+    assert drive.state.num_preempted > 0 and drive.outputs == {
+        one.id: alone(one) for one in requests
+    }

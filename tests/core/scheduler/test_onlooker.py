@@ -1,0 +1,100 @@
+"""What an onlooker says of schedulers that are unfair, of tenants that are mixed, and of pages that
+are not shared.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_schedule import Drive
+from toy_workloads import limits, prompt, request
+
+from headstock.builtin import mixed
+from headstock.scheduler import admission, prefix_insert
+from headstock.spi import Budget, Choice, Choose, View
+from headstock_radix_cache.policy import RadixCache
+
+
+def preempting(last: bool) -> Choose:
+    """A scheduler that in every third step preempts the row of the lowest rank or, when not `last`,
+    each in turn.
+    """
+
+    def choose(view: View, budget: Budget) -> Choice:
+        count = len(view.ranked)
+        if view.number % 3 or not count:
+            return mixed.choose(view, budget)
+        victim = view.ranked[-1 if last else view.number // 3 % count :][:1]
+        return Choice(rows=view.ranked[:0], counts=view.ranked[:0], victims=victim)
+
+    return choose
+
+
+@pytest.mark.parametrize(
+    ("last", "said"), [(False, "of 0 and 1 the oldest was"), (True, "1 was .* over and over: 2")]
+)
+def test_requests_that_are_preempted_in_turn_are_noticed(last: bool, said: str) -> None:
+    rng = np.random.default_rng(0)
+    drive = Drive(limits(choose=preempting(last)))
+    for name in "01":
+        drive.submit(request(name, prompt(rng, 20), 30))
+
+    with pytest.raises(AssertionError, match=said):
+        drive.drain(200)
+
+
+def test_without_a_cache_requests_wait_for_what_the_others_take_in_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(0)
+
+    def run() -> Drive:
+        drive = Drive(
+            limits(
+                scheduler="equal-length", policy=None, recompute=True, num_pages=30, overlap=True
+            )
+        )
+        for number in range(6):
+            drive.submit(request(str(number), prompt(rng, 20 + 7 * number), 30))
+        drive.drain(3_000)
+        return drive
+
+    assert set(run().reasons.values()) == {"length"}
+    monkeypatch.setattr(
+        admission, "lacking", lambda draft, group, stays: int(np.count_nonzero(stays))
+    )
+    with pytest.raises(AssertionError, match="over and over"):
+        run()
+
+
+def test_a_tenant_that_reads_what_another_computed_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    match = RadixCache.match
+    monkeypatch.setattr(
+        RadixCache,
+        "match",
+        lambda self, index, tokens, namespace: match(self, index, tokens, "one"),
+    )
+    drive, tokens = Drive(limits()), prompt(np.random.default_rng(0), 20)
+    drive.submit(request("a", tokens, 3, namespace="one"))
+    drive.drain()
+    drive.submit(request("b", tokens, 3, namespace="two"))
+
+    with pytest.raises(AssertionError, match="b reads what another tenant computed"):
+        drive.step()
+
+
+def test_rows_that_begin_alike_on_pages_of_their_own_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefix_insert, "change_over", lambda *_: None)
+    drive, tokens = Drive(limits(check=False)), prompt(np.random.default_rng(0), 3)
+    for name in "ab":  # shorter than a page, so that neither waits for the other
+        drive.submit(request(name, tokens, 30))
+    for _ in range(8):
+        drive.step()
+    drive.submit(request("c", [1], 3))
+
+    with pytest.raises(AssertionError, match="begin alike on pages of their own"):
+        drive.drain()

@@ -1,0 +1,339 @@
+"""Whether a backend can serve: by what it declares, and by what its own resolve says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import attrs
+import pytest
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.errors import CannotRun, PluginBroken, UnknownPlugin
+from headstock.registry import loading
+from headstock.spi import (
+    AttentionCapabilities,
+    AttentionSpec,
+    DeviceEnv,
+    DeviceRange,
+    Executor,
+    Feature,
+    GraphSupport,
+    IntSet,
+    Phase,
+    Planning,
+    Rejection,
+    Runner,
+    SpiRange,
+)
+from headstock.startup.assemble import backend_of
+from headstock.startup.capabilities import AttentionQuestion, check_narrower, rejections, resolve
+from headstock.startup.negotiate import agree_page_size, negotiate, pool_dtype
+from headstock.startup.select import backends
+
+from .test_memory_plan import model
+
+CPU = DeviceEnv(device="cpu")
+H200 = DeviceEnv(device="cuda", capability=(9, 0))
+ALL = frozenset(Phase)
+
+
+def capabilities(**changes: Any) -> AttentionCapabilities:
+    """A backend for everything on a CPU."""
+    base: dict[str, Any] = {
+        "phases": ALL, "devices": (DeviceRange("cpu"),), "dtypes": frozenset({("float32",
+        "float32", "float32")}), "head_dims": IntSet.all(), "gqa_ratios": IntSet.all(),
+        "page_sizes": IntSet.of(16, 32), "paged": True, "contiguous": False,
+        "graph": GraphSupport.NEVER, "planning": Planning.NONE, "features": frozenset(),
+    }  # fmt: skip
+    return AttentionCapabilities(**(base | changes))
+
+
+def spec(**changes: Any) -> AttentionSpec:
+    """Its spec."""
+    return AttentionSpec(
+        name="x",
+        spi=SpiRange(0, 1),
+        summary="",
+        implementation="a:b",
+        capabilities=capabilities(**changes),
+    )
+
+
+def question(**changes: Any) -> AttentionQuestion:
+    """What a 7B decoder asks in float32 with pages of 16."""
+    base = AttentionQuestion(
+        model=model(),
+        dtype="float32",
+        kv_dtype="float32",
+        page_size=16,
+        contiguous=False,
+        max_rows=8,
+        max_seq_len=64,
+    )
+    return attrs.evolve(base, **changes)
+
+
+REFUSED = [
+    ({"phases": frozenset({Phase.DECODE})}, {}, "phase"),
+    ({"devices": (DeviceRange("cuda", (9, 0)),)}, {}, "device"),
+    ({"head_dims": IntSet.of(64)}, {}, "head_dim"),
+    ({"gqa_ratios": IntSet.of(2)}, {}, "gqa_ratio"),
+    ({}, {"page_size": 8}, "page_size"),
+    ({}, {"kv_dtype": "float8_e4m3fn"}, "dtype"),
+    ({}, {"dtype": "bfloat16", "kv_dtype": "bfloat16"}, "dtype"),
+    # what comes out is of the query's type
+    ({"dtypes": frozenset({("float32", "float32", "bfloat16")})}, {}, "dtype"),
+    ({}, {"contiguous": True}, "contiguous"),
+    ({"paged": False, "contiguous": True}, {}, "paged"),
+]
+
+
+@pytest.mark.parametrize(("claims", "asked", "code"), REFUSED)
+def test_each_claim_that_is_not_met_is_a_reason(
+    claims: dict[str, Any], asked: dict[str, Any], code: str
+) -> None:
+    query = question(**asked).query(ALL)
+
+    (reason,) = rejections(capabilities(**claims), query, CPU)
+    assert reason.code == code and reason.hint
+    with pytest.raises(CannotRun, match=r"--attn x cannot serve decode/extend/prefill here"):
+        resolve(spec(**claims), query, CPU)
+
+
+def test_T8_T9_P1_paged_and_contiguous_are_capabilities_and_the_other_is_an_error() -> None:
+    paged, region = spec(), spec(paged=False, contiguous=True)
+
+    assert resolve(paged, question().query(ALL), CPU)
+    assert resolve(region, question(contiguous=True).query(ALL), CPU)
+    with pytest.raises(CannotRun, match=r"pages only.*--paged-attn on"):
+        resolve(paged, question(contiguous=True).query(ALL), CPU)
+    with pytest.raises(CannotRun, match=r"contiguous regions only.*--paged-attn off"):
+        resolve(region, question().query(ALL), CPU)
+
+
+def test_P6_S3_S4_a_page_size_that_is_not_served_lists_those_that_are() -> None:
+    with pytest.raises(CannotRun, match="pages of 8 are not among 16, 32"):
+        resolve(spec(), question(page_size=8).query(ALL), CPU)
+
+
+CLAIMS = {"--attn x": IntSet.of(16, 32), "--cache-type y": IntSet.all()}
+
+
+@pytest.mark.parametrize("asked", [8, 64, 256])
+def test_P6_S3_S4_a_page_size_asked_for_is_never_replaced_by_another(asked: int) -> None:
+    with pytest.raises(CannotRun, match=rf"--page-size {asked}: --attn x serves 16, 32"):
+        agree_page_size(EngineConfig(page_size=asked), CLAIMS, CPU)
+
+
+@pytest.mark.parametrize(("asked", "who"), [("auto", "--attn x"), (32, "--page-size 32")])
+def test_S4_the_summary_says_who_decided_the_page_size(asked: Any, who: str) -> None:
+    attention = (SimpleNamespace(spec=spec(), capabilities=capabilities()),)
+    parts: Any = SimpleNamespace(attention=attention, cache=registry.spec("cache", "naive"))
+    agreed = negotiate(EngineConfig(page_size=asked), parts, model(), "float32", CPU)
+    assert ("page size", str(agreed.page_size), who) in agreed.table
+
+
+def test_S4_page_sizes_that_are_left_open_are_those_that_everyone_serves() -> None:
+    def agreed(
+        size: int | str, claims: dict[str, IntSet], env: DeviceEnv = H200, or_less: bool = False
+    ) -> int:
+        return agree_page_size(EngineConfig(page_size=size, page_size_or_less=or_less), claims, env)
+
+    assert [agreed(asked, CLAIMS, or_less=True) for asked in (256, 32, 31)] == [32, 32, 16]
+    anything, halves = {"--attn x": IntSet.all()}, {"--attn x": IntSet.multiples(256)}
+    assert [agreed("auto", anything, env) for env in (H200, CPU)] == [64, 16]
+    assert agreed("auto", CLAIMS) == 32 and agreed("auto", halves) == 256
+    with pytest.raises(
+        CannotRun, match=r"no page size suits everyone: --attn x serves 16, 32; --cache.* 64"
+    ):
+        agreed("auto", CLAIMS | {"--cache-type y": IntSet.of(64)})
+
+
+def test_S13_the_first_name_serves_prompts_and_the_second_decode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "spec", lambda kind, name: attrs.evolve(spec(), name=name))
+    chosen = [(each.spec.name, set(each.phases)) for each in backends("a,b", CPU, question())]
+    assert chosen == [("a", {Phase.PREFILL, Phase.EXTEND}), ("b", {Phase.DECODE})]
+
+
+def test_S15_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = (DeviceRange("cuda"),)
+    found = registry.spec
+    named = {name: attrs.evolve(spec(devices=gpu), name=name) for name in "ab"}
+    monkeypatch.setattr(registry, "spec", lambda kind, name: named.get(name) or found(kind, name))
+    with pytest.raises(
+        CannotRun, match=r"--attn a cannot serve .*; --attn b cannot serve"
+    ) as caught:
+        backends("a,b", CPU, question())
+    hint = (
+        "Use --attn sdpa. Where there is a GPU, 'headstock doctor' says why torch does not find it."
+    )
+    assert str(caught.value).endswith(f"this is cpu. {hint}") and str(caught.value).count(hint) == 1
+
+
+def test_a_device_that_is_not_served_is_answered_with_a_backend_that_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (reason,) = rejections(capabilities(devices=(DeviceRange("cuda"),)), question().query(ALL), CPU)
+    assert reason.hint.startswith("Use --attn sdpa. Where")
+
+    others = tuple(each for each in registry.installed("attention") if each.name != "sdpa")
+    monkeypatch.setattr(registry, "installed", lambda kind: others)
+    monkeypatch.setattr(registry, "spec", Mock(side_effect=UnknownPlugin("not here")))
+    (reason,) = rejections(capabilities(devices=(DeviceRange("cuda"),)), question().query(ALL), CPU)
+    assert reason.hint.startswith(
+        "Install another one: pip install ./backends/sdpa (in a checkout of headstock). Where"
+    )
+
+
+def test_a_feature_that_is_not_named_cannot_be_done() -> None:
+    windowed = attrs.evolve(model(), layers=(attrs.evolve(model().layers[0], window=5),))
+
+    query = question(model=windowed).query(ALL)
+
+    assert query.features == {Feature.SLIDING_WINDOW}
+    assert [reason.code for reason in rejections(capabilities(), query, CPU)] == ["feature"]
+
+
+def test_every_reason_is_given_at_once() -> None:
+    with pytest.raises(CannotRun) as caught:
+        resolve(
+            spec(head_dims=IntSet.of(64), gqa_ratios=IntSet.of(2)),
+            question(page_size=8).query(ALL),
+            CPU,
+        )
+
+    assert all(
+        word in str(caught.value) for word in ("heads of 128", "1 query heads", "pages of 8")
+    )
+
+
+@pytest.mark.parametrize(
+    "wider",
+    [{"phases": ALL}, {"contiguous": True}, {"graph": GraphSupport.ALWAYS},
+    {"features": frozenset({Feature.LSE})},
+     {"page_sizes": IntSet.of(64)}, {"head_dims": IntSet.all()}, {"gqa_ratios": IntSet.multiples(3,
+     most=9)}],
+)  # fmt: skip
+def test_resolve_may_only_narrow(wider: dict[str, Any]) -> None:
+    served = {
+        "page_sizes": IntSet.multiples(128),
+        "head_dims": IntSet.of(64, 128),
+        "gqa_ratios": IntSet.of(1, 2, 4),
+    }
+    declared = spec(phases=frozenset({Phase.DECODE}), **served)
+    narrower = {"phases": frozenset(), "page_sizes": IntSet.of(256), "head_dims": IntSet.of(64)}
+
+    check_narrower(declared, capabilities(**served | narrower))
+    with pytest.raises(PluginBroken, match="claims more"):
+        check_narrower(declared, capabilities(**served | narrower | wider))
+
+
+@pytest.mark.parametrize(
+    "answer", [None, True, (), "no", ("no",), Rejection(code="x", message="y")]
+)
+def test_a_resolve_that_answers_with_something_else_is_broken(
+    answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "imported", lambda spec, path: lambda query, env: answer)
+    with pytest.raises(PluginBroken, match="attention plugin 'x': its resolve returned"):
+        resolve(attrs.evolve(spec(), resolve="a:b"), question().query(ALL), CPU)
+
+
+WRONG: list[dict[str, Any]] = [
+    {"devices": DeviceRange("cpu")}, {"devices": "cpu"}, {"dtypes": frozenset({("float32",
+    "float32")})},
+    {"page_sizes": 16}, {"head_dims": (64, 128)}, {"phases": list(ALL)}, {"features": []},
+    {"graph": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: str(*wrong))
+def test_a_claim_of_another_type_cannot_be_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=str(*wrong)):
+        capabilities(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"spi": (0, 1)},
+        {"name": 5},
+        {"summary": None},
+        {"options": 5},
+        {"resolve": 5},
+        {"capabilities": None},
+    ],
+    ids=lambda wrong: str(*wrong),
+)
+def test_a_field_of_a_spec_that_is_of_another_type_cannot_be_given(wrong: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"{str(*wrong)}|wanted a dotted path"):
+        attrs.evolve(spec(), **wrong)
+    for kind, name in (("cache", "naive"), ("ops", "torch"), ("runner", "eager")):
+        with pytest.raises(TypeError, match="capabilities"):
+            attrs.evolve(registry.spec(kind, name), capabilities=None)
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted", "text"),
+    [
+        (
+            TypeError("Mine" * 15 + " without an implementation for abstract method 'forward'"),
+            PluginBroken,
+            "'forward'",
+        ),
+        (ValueError("buy another"), CannotRun, "--attn x: buy another"),
+        (
+            ImportError("undefined symbol: y"),
+            CannotRun,
+            "--attn x: its kernels cannot be loaded: .*: y; install",
+        ),
+        (OSError("libcudart.so.12: no such file"), CannotRun, "cannot be loaded: OSError"),
+        (
+            RuntimeError("boom"),
+            PluginBroken,
+            "attention backend 'x': it could not be made: RuntimeError: boom",
+        ),
+        (SystemExit(3), PluginBroken, "SystemExit: 3"),
+        (None, PluginBroken, "which is no AttentionBackend"),
+    ],
+)
+def test_a_backend_that_cannot_be_made_is_named(
+    error: BaseException | None, wanted: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(context: Any) -> object:
+        if error is not None:
+            raise error
+        return object()
+
+    monkeypatch.setattr(loading, "implementation", lambda spec: make)
+    with pytest.raises(wanted, match=text):
+        backend_of(spec(), Mock())
+
+
+@pytest.mark.parametrize("base", [Runner, Executor])
+def test_a_runner_or_executor_that_cannot_be_made_is_named(
+    base: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = registry.spec(
+        "runner" if base is Runner else "executor", "eager" if base is Runner else "inline"
+    )
+    monkeypatch.setattr(loading, "implementation", lambda spec: lambda **parts: parts["missing"])
+    with pytest.raises(
+        PluginBroken, match=rf"{broken.name}.* \(headstock .*\): it could not be made: KeyError"
+    ):
+        registry.made(broken, base)
+
+
+def test_P7_fp8_halves_bytes_per_token() -> None:
+    import torch
+
+    from headstock.startup.memory_plan import page_bytes
+
+    half, full = (getattr(torch, pool_dtype(name, "bfloat16")) for name in ("fp8_e4m3", "auto"))
+
+    assert 2 * page_bytes(model(), 16, half) == page_bytes(model(), 16, full)

@@ -1,0 +1,94 @@
+"""What `auto` stands for, on each device."""
+
+from __future__ import annotations
+
+import logging
+
+import attrs
+import pytest
+
+from headstock.config import EngineConfig
+from headstock.errors import CannotRun
+from headstock.registry import requirements
+from headstock.spi import DeviceEnv, Rejection
+from headstock.startup import defaults as auto
+from headstock.startup.negotiate import model_dtype
+from headstock.startup.select import attention_for, first
+
+from .test_capabilities import CPU, H200, question
+from .test_memory_plan import model
+
+AUTO = [
+    (CPU, ("sdpa",)),
+    (H200, ("fa,fi", "fa", "fi", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(10, 0)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(10, 3)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(8, 0)), ("fa,fi", "fi", "fa", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(8, 9)), ("fa,fi", "fi", "fa", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(11, 0)), ("fi", "fa", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(12, 0)), ("fi", "fa", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(7, 5)), ("sdpa",)),
+]
+
+
+@pytest.mark.parametrize(("env", "names"), AUTO)
+def test_S14_what_auto_tries_on_each_device(env: DeviceEnv, names: tuple[str, ...]) -> None:
+    assert next(found for served, found in auto.ATTENTION if env in served) == names
+
+
+def test_S14_each_candidate_that_auto_passes_over_is_logged_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = next(found for served, found in auto.ATTENTION if H200 in served)
+
+    def make(name: str) -> str:
+        if name != names[-1]:
+            raise CannotRun(f"{name} lacks its kernels")
+        return name
+
+    with caplog.at_level(logging.DEBUG, "headstock"):
+        assert first("auto", names, make, "--attn", EngineConfig().spell) == names[-1]
+    told = [record.getMessage() for record in caplog.records]
+    wanted = [
+        f'event="auto rejected" setting=attn candidate={name} reason="{name} lacks its kernels"'
+        for name in names
+    ]
+    assert len(names) > 2 and told == wanted[:-1]
+
+
+@pytest.mark.parametrize(("env", "warnings"), [(H200, 1), (CPU, 0)])
+def test_S14_auto_says_so_when_a_gpu_is_left_with_sdpa(
+    env: DeviceEnv, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lacking = (Rejection(code="missing", message="its kernels are not installed"),)
+    monkeypatch.setattr(
+        requirements, "missing", lambda spec: () if spec.name == "sdpa" else lacking
+    )
+    (choice,) = attention_for("auto", env, question())
+    assert choice.spec.name == "sdpa"
+    attention_for("sdpa", env, question())  # as asked
+
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == warnings
+    assert all("left with its last choice" in line and "chosen=sdpa" in line for line in said)
+    assert all("headstock doctor, with the same flags" in line for line in said)
+
+
+DTYPES = [
+    ("auto", "bfloat16", CPU, "float32"),
+    ("auto", "float16", CPU, "float32"),
+    ("auto", "float32", CPU, "float32"),
+    ("auto", "bfloat16", H200, "bfloat16"),
+    ("auto", "float16", H200, "float16"),
+    ("auto", "float32", H200, "float16"),
+    ("bfloat16", "float32", CPU, "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("asked", "stored", "env", "wanted"), DTYPES)
+def test_S23_the_dtype_table(asked: str, stored: str, env: DeviceEnv, wanted: str) -> None:
+    assert model_dtype(asked, attrs.evolve(model(), dtype=stored), env) == wanted
+
+
+def test_S14_operations_are_tried_from_the_fastest() -> None:
+    assert auto.OPS == ("triton", "fbgemm", "onednn", "torch")

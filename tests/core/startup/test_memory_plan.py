@@ -1,0 +1,140 @@
+"""Sizing the pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headstock.config import EngineConfig
+from headstock.errors import CannotRun
+from headstock.nn.config import decoder_config
+from headstock.spi import ModelConfig
+from headstock.startup.device import container_room, free_bytes, promised
+from headstock.startup.memory_plan import MemoryPlan, bar, estimate, page_bytes, plan_memory, size
+
+GIB = 2**30
+
+
+def model(layers: int = 32, kv_heads: int = 32, head_dim: int = 128) -> ModelConfig:
+    """A decoder of this shape."""
+    hf = {
+        "hidden_size": 4096, "num_hidden_layers": layers, "num_attention_heads": 32,
+        "num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": 11008,
+        "vocab_size": 32000, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
+        "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": 10000.0,
+    }  # fmt: skip
+    return decoder_config(hf, "LlamaForCausalLM", windows=[None] * layers)
+
+
+def plan(
+    free: int = 40 * GIB, weights: int = 10 * GIB, most_tokens: int = 10**9, **asked: Any
+) -> MemoryPlan:
+    """The plan for a 7B shape in float16 with pages of 16."""
+    return plan_memory(
+        EngineConfig(**asked),
+        model=model(),
+        page_size=16,
+        kv_dtype=torch.float16,
+        weights=weights,
+        spent=estimate(model(), 8192, 256, 2),
+        free=free,
+        most_tokens=most_tokens,
+    )
+
+
+def test_H14_kv_bytes_are_exact() -> None:
+    assert 1024 * page_bytes(model(), 16, torch.float16) == 8_589_934_592
+
+
+def test_P2_a_pool_from_megabytes_counts_the_dummy_page() -> None:
+    megabytes = 8192 + 8
+
+    assert plan(kv_memory_mb=megabytes).num_pages == 1024
+    assert plan(kv_memory_mb=megabytes - 1).num_pages == 1023
+
+
+def test_P3_a_pool_from_a_fraction_of_free_memory() -> None:
+    page = page_bytes(model(), 16, torch.float16)
+    extra = estimate(model(), 8192, 256, 2).total
+
+    assert plan(memory_ratio=0.5).num_pages == (20 * GIB - 10 * GIB - extra) // page - 1
+
+
+def test_P4_a_pool_from_a_context_length() -> None:
+    assert plan(kv_context_len=4096).num_pages == 256
+    assert plan(kv_context_len=4097).num_pages == 257
+
+
+def test_S1_more_ratio_gives_more_pages() -> None:
+    assert (
+        plan(memory_ratio=0.6).num_pages
+        < plan(memory_ratio=0.8).num_pages
+        < plan(memory_ratio=1.0).num_pages
+    )
+
+
+@pytest.mark.parametrize("pages", [1, 7, 1000])
+def test_S5_num_pages_gives_exactly_that_many(pages: int) -> None:
+    assert plan(num_pages=pages).num_pages == pages
+
+
+def test_P2_P3_P4_too_small_or_too_large_names_both_numbers() -> None:
+    with pytest.raises(
+        CannotRun, match=r"--memory-ratio 0\.25: .*at least 2 pages of 8\.0 MiB.* 0 B are left"
+    ):
+        plan(memory_ratio=0.25)
+    with pytest.raises(CannotRun, match=r"--kv-memory-mb 8: .*at least 2 pages of 8\.0 MiB"):
+        plan(kv_memory_mb=8)
+    with pytest.raises(
+        CannotRun,
+        match=r"--num-pages 4000: the KV pool would take 31\.26 GiB, and 29\.31 GiB are free",
+    ):
+        plan(num_pages=4000)
+
+
+def test_the_pool_is_no_larger_than_all_rows_can_fill() -> None:
+    assert plan(most_tokens=1000).num_pages == 63
+
+
+def test_T18_activations_grow_with_the_step_and_the_rows_and_are_printed() -> None:
+    small = estimate(model(), 1024, 16, 2).total
+
+    assert estimate(model(), 2048, 16, 2).total > small < estimate(model(), 1024, 64, 2).total
+    assert any("activations" in line for line in plan().lines())
+
+
+def test_sizes_and_bars_read_well() -> None:
+    assert [size(n) for n in (12, 2048, 3 * 2**20, 5 * GIB)] == [
+        "12 B",
+        "2.0 KiB",
+        "3.0 MiB",
+        "5.00 GiB",
+    ]
+    assert bar((25, 25, 25), 100, 8).startswith("[##==++..]")
+
+
+def test_P3_free_memory_is_what_a_container_leaves(tmp_path: Path) -> None:
+    assert container_room(tmp_path) is None
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert container_room(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert container_room(tmp_path) == 700
+
+
+def test_P3_what_this_process_has_allocated_and_not_written_is_not_free(tmp_path: Path) -> None:
+    before, slack = promised(), 64 << 20
+    pool = np.zeros(GIB // 4, np.uint8)
+    assert abs(promised() - before - GIB // 4) < slack
+    pool[:] = 1
+    assert abs(promised() - before) < slack
+    assert 0 < free_bytes(torch.device("cpu")) < 1 << 60
+    (tmp_path / "status").write_text(
+        "Name:\tx\nVmData:\t 5000 kB\nRssAnon:\t 1000 kB\nVmSwap:\t 500 kB\n"
+    )
+    assert promised(tmp_path / "status") == 3500 * 1024
+    assert promised(tmp_path / "none") == 0  # another system

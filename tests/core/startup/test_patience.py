@@ -1,0 +1,57 @@
+"""What a start says while it takes long."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headstock.startup import build
+from headstock.startup.profile_run import announced
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_stage_that_takes_long_is_named_before_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    with announced("measuring", "kernels are compiled", patience=0.01):
+        deadline = time.monotonic() + 10
+        while not caplog.records and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert lines(caplog) == ['event="still measuring" because="kernels are compiled"']
+    assert lines(caplog)[1].startswith('event="done measuring" seconds=0')
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_a_stage_that_is_quick_is_no_news_and_errors_pass(caplog: pytest.LogCaptureFixture) -> None:
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="no nvcc"), announced("measuring", "kernels are compiled"):
+        raise ValueError("no nvcc")
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert lines(caplog) == [] and threading.active_count() == before
+
+
+def test_the_trial_on_a_device_says_that_kernels_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def measure(*given: object) -> str:
+        deadline = time.monotonic() + 10
+        while not caplog.records and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return "measured"
+
+    monkeypatch.setattr(build, "announced", lambda *said: announced(*said, patience=0.01))
+    monkeypatch.setattr(build, "measure", measure)
+
+    parts = SimpleNamespace(attention_name="fa,fi", ops=SimpleNamespace(name="triton"))
+    material: Any = SimpleNamespace(parts=parts)
+
+    assert build.measured(material, {}, 1) == "measured"  # type: ignore[comparison-overlap]
+    assert "kernels of fa,fi, triton that are new on this machine are compiled" in lines(caplog)[0]

@@ -1,0 +1,118 @@
+"""What graphs are expected to take, by a capture of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from attrs import define, field
+
+from headstock import LLM
+from headstock.nn import penalties
+from headstock.nn.penalties import token_counts
+from headstock.spi import Sampling
+from headstock.startup import build
+from headstock.startup.assemble import Assembly, assemble
+from headstock.startup.profile_run import GraphSizes, graph_bytes, measure, rehearse
+
+SIZES = (32, 24, 16, 8, 4, 2, 1)
+PIECE = 40
+
+
+@define
+class Device:
+    """A runner whose graphs share 1,000 bytes and take 10 more and 2 a row each, on a device that
+    gives memory out in pieces; a library takes 500 at the first capture of all, and a backend keeps
+    16 for every size it has seen.
+    """
+
+    captured: tuple[int, ...] = ()
+    prompts: tuple[int, ...] = ()
+    seen: set[int] = field(factory=set)
+    fails: bool = False
+
+    def buckets(self, most_rows: int) -> tuple[int, ...]:
+        return tuple(size for size in SIZES if size <= most_rows)
+
+    def capture(
+        self, buckets: Sequence[int], report: Any, prompt_buckets: Sequence[int] = ()
+    ) -> Sequence[int]:
+        self.captured = self.prompts = ()
+        if self.fails and buckets:
+            raise RuntimeError("no")
+        self.captured, self.prompts = tuple(buckets), tuple(prompt_buckets)
+        self.seen |= {*buckets}
+        return self.prompts
+
+    def free(self) -> int:
+        graphs = (
+            1000 * bool(self.captured)
+            + sum(10 + 2 * size for size in self.captured)
+            + 7 * sum(self.prompts)
+        )
+        return (
+            50_000
+            - 500 * bool(self.seen)
+            - sum(-(-used // PIECE) * PIECE for used in (graphs, 16 * len(self.seen)))
+        )
+
+    def assembly(self) -> Assembly:
+        parts: Any = {"executor": None, "sampling": None}
+        return Assembly(runner=self, device=torch.device("cpu"), **parts)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 32])
+def test_G10_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_each(
+    rows: int,
+) -> None:
+    device = Device()
+    assert rehearse(device.assembly(), rows)
+    before = device.free()
+
+    sizes = GraphSizes(device.buckets(rows), (64, 16))
+    expected = graph_bytes(device.assembly(), sizes, device.free)
+
+    assert (device.captured, device.prompts) == (device.buckets(rows), (64, 16))
+    assert expected == before - device.free() > 0
+
+
+def test_G10_no_buckets_take_nothing_and_a_failed_capture_counts_for_nothing() -> None:
+    assert graph_bytes(Device().assembly(), GraphSizes(), Device().free) == 0
+    failing = Device(fails=True)
+    assert graph_bytes(failing.assembly(), GraphSizes((8, 4)), failing.free) == 0
+    assert not rehearse(failing.assembly(), 8)
+
+
+@pytest.fixture
+def counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that always has as many bytes free."""
+    for name in ("empty_cache", "synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    for name in ("memory_reserved", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 30))
+
+
+def test_T18_the_worst_step_has_a_row_as_long_as_any_and_the_tables_are_counted(
+    counters: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(
+        build, "assemble", lambda *parts: (given.append(parts), assemble(*parts))[1]
+    )
+    histories: list[tuple[int, ...]] = []
+
+    def counted(logits: torch.Tensor, sampling: Sampling) -> Any:
+        assert sampling.history is not None
+        histories.append(tuple(sampling.history.shape))
+        return token_counts(logits, sampling)
+
+    with LLM("demo", max_running_requests=4, num_pages=300, max_seq_len=1024, max_batch_tokens=64):
+        (material, buffers, max_len) = given[0]
+        monkeypatch.setattr(penalties, "token_counts", counted)
+        spent = measure(material, lambda: buffers, max_len)
+
+    assert histories == [(4, 1024)]
+    assert spent.workspaces == sum(each.nbytes for each in (buffers.tokens, *buffers.page_tables))

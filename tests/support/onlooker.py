@@ -1,0 +1,121 @@
+"""What must hold from one state of a scheduler to the next, whoever steps it."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import define, field
+
+from headstock.scheduler import Column, Entry, Limits, State
+
+
+@define
+class Onlooker:
+    """Sees every state of an engine, from one on in which nobody is there.
+
+    - Who is preempted ranks below all that keep their seats.
+    - A request is preempted at most once for each of higher rank that it met, and once more for
+      each of those that came later, which may take a seat from it before they lack pages. For who
+      gave way waits for room for all its tokens and for what the running rows lack. There is less
+      than that once its pages are taken, and no more before one of those above it ends: those who
+      wait are seated in the order of their ranks, and what runs only grows. Where guesses are
+      rejected it shrinks, too; then each token of who ranks above may cost a seat, and no more.
+    - What a row starts on was computed for its own namespace.
+    - Rows of a namespace that begin alike are on the same pages, as far as they are indexed.
+    """
+
+    limits: Limits
+    guesses: bool = False
+    num_arrived: int = 0
+    num_admitted: int = 0
+    num_preempted: int = 0
+    most: dict[int, int] = field(factory=dict)
+    preemptions: dict[int, int] = field(factory=dict)
+    tenants: list[str] = field(factory=lambda: [""])
+    owners: np.ndarray = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # by page, a place in `tenants`
+        self.owners = np.zeros(self.limits.num_pages[0] + 1, np.int32)
+
+    def see(self, state: State) -> None:
+        """Raise AssertionError when the state is not as it must be after those seen before."""
+        entries = [entry for entry in (*state.seats, *state.waiting) if entry is not None]
+        if state.num_arrived != self.num_arrived:
+            self.meet(entries)
+        if state.num_preempted != self.num_preempted:
+            self.judge_preemptions(state, entries)
+        self.judge_tenants(state)
+        if state.num_admitted != self.num_admitted:
+            judge_beginnings(state, self.limits.page_size)
+        self.num_arrived, self.num_admitted = state.num_arrived, state.num_admitted
+        self.num_preempted = state.num_preempted
+
+    def meet(self, entries: list[Entry]) -> None:
+        """Count for each live request, by its arrival, how often those that were there with it may
+        preempt it.
+        """
+        self.most = {entry.arrival: self.most.get(entry.arrival, 0) for entry in entries}
+        self.preemptions = {
+            entry.arrival: self.preemptions.get(entry.arrival, 0) for entry in entries
+        }
+        for new in entries:
+            for other in entries if new.arrival > self.num_arrived else ():
+                if other.arrival < new.arrival:
+                    lower, higher, times = (
+                        (new, other, 1) if new.rank > other.rank else (other, new, 2)
+                    )
+                    self.most[lower.arrival] += higher.request.max_len if self.guesses else times
+
+    def judge_preemptions(self, state: State, entries: list[Entry]) -> None:
+        """Who was preempted is the lowest in rank, and was not preempted too often."""
+        seats = zip(state.seats, state.columns[Column.ORDER].tolist(), strict=True)
+        stay = [entry for entry, order in seats if entry is not None and order <= self.num_admitted]
+        for entry in entries:
+            name, arrival = entry.request.id, entry.arrival
+            if entry.preemptions == self.preemptions[arrival]:
+                continue
+            self.preemptions[arrival] = entry.preemptions
+            younger = [other.request.id for other in stay if other.rank > entry.rank]
+            assert not younger, f"of {name} and {younger[0]} the oldest was preempted"
+            assert entry.preemptions <= self.most[arrival], (
+                f"{name} was preempted over and over: {entry.preemptions} times of "
+                f"{self.most[arrival]}"
+            )
+
+    def pardon(self, entry: Entry) -> None:
+        """Do not count that the entry is preempted next: its scheduler has reasons of its own."""
+        self.most[entry.arrival] += 1
+
+    def judge_tenants(self, state: State) -> None:
+        """Whatever was computed of a row before this step was computed for its namespace."""
+        before = -(-state.columns[Column.BEFORE] // self.limits.page_size)
+        for row in state.ranked.tolist():
+            entry, start = state.seats[row], int(before[row])
+            if entry.request.namespace not in self.tenants:
+                self.tenants.append(entry.request.namespace)
+            tenant = self.tenants.index(entry.request.namespace)
+            pages = state.table[0, row, : state.spans[0, row]]
+            assert (self.owners[pages[:start]] == tenant).all(), (
+                f"{entry.request.id} reads what another tenant computed"
+            )
+            self.owners[pages[start:]] = tenant
+
+
+def judge_beginnings(state: State, size: int) -> None:
+    """Raise AssertionError unless rows that begin alike are on the same pages, as far as both are
+    indexed.
+    """
+    indexed = state.columns[Column.INDEXED]
+    rows = np.flatnonzero(indexed).tolist()
+    for at, row in enumerate(rows):
+        for other in rows[:at]:
+            one, two = state.seats[row].request, state.seats[other].request
+            if one.namespace != two.namespace:
+                continue
+            count = int(min(indexed[row], indexed[other]))
+            unlike = np.flatnonzero(
+                state.tokens[row, : count * size] != state.tokens[other, : count * size]
+            )
+            pages = int(unlike[0]) // size if len(unlike) else count
+            same = state.table[0, row, :pages] == state.table[0, other, :pages]
+            assert same.all(), f"{one.id} and {two.id} begin alike on pages of their own"

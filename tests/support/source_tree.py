@@ -1,0 +1,82 @@
+"""The repository's source files as syntax trees, and what can be asked of them."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import frozen
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "core" / "src" / "headstock"
+PLUGINS = sorted(path.parent for path in ROOT.glob("[!.]*/*/pyproject.toml"))
+"""The folders of all members but core."""
+
+
+@frozen
+class Import:
+    """One imported name, fully dotted. `early` is whether importing the module runs it."""
+
+    name: str
+    line: int
+    early: bool
+
+    def inside(self, *packages: str) -> bool:
+        """Whether the name is one of the packages or lies in one."""
+        return any(self.name == each or self.name.startswith(f"{each}.") for each in packages)
+
+
+def files(folder: Path) -> list[Path]:
+    """The Python files of a folder, or the one file given."""
+    return [folder] if folder.suffix == ".py" else sorted(folder.rglob("*.py"))
+
+
+def tree(path: Path) -> ast.Module:
+    """The file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(module: ast.Module) -> list[Import]:
+    """What the module imports. `from a import b` counts as `a.b`."""
+    return [each for node in module.body for each in walk(node, early=True)]
+
+
+def walk(node: ast.AST, *, early: bool) -> Iterator[Import]:
+    """The imports below a node; those in functions and under TYPE_CHECKING do not run on import."""
+    match node:
+        case ast.Import(names=names):
+            yield from (Import(each.name, node.lineno, early) for each in names)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            base = "." * level + (module or "")
+            yield from (Import(f"{base}.{each.name}", node.lineno, early) for each in names)
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+            early = False
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        early = False
+    for child in ast.iter_child_nodes(node):
+        yield from walk(child, early=early)
+
+
+def plugin_names() -> dict[str, str]:
+    """Name -> the member that provides it, of every first-party plugin."""
+    found = {}
+    for member in [ROOT / "core", *PLUGINS]:
+        groups = tomllib.loads((member / "pyproject.toml").read_text())["project"].get(
+            "entry-points", {}
+        )
+        found |= {
+            name: str(member.relative_to(ROOT)) for group in groups.values() for name in group
+        }
+    return found
+
+
+def packages() -> dict[str, Path]:
+    """Import name -> source folder, of every member but core."""
+    return {
+        path.name: path
+        for member in PLUGINS
+        for path in (member / "src").glob("*")
+        if path.is_dir()
+    }

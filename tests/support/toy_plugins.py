@@ -1,0 +1,351 @@
+"""Plugins of a toy model for the real engine: its next token is a hash of the whole history, exact
+in float32.
+
+The KV pool holds tokens and positions in place of keys and values. "Attention" reads a row's
+context back through its page table, raises when what it finds is not the row's own, and gives the
+hash. So a wrong page, slot, table or token shows as a failed step or a wrong token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve
+from torch import Tensor
+from toy_schedule import POWERS, PRIME, VOCAB
+
+from headstock.nn.decoder import forward, logits
+from headstock.nn.sampling import sample
+from headstock.spi import (
+    AttentionBackend,
+    AttentionCapabilities,
+    AttentionContext,
+    AttentionSpec,
+    AttentionStep,
+    Batch,
+    DeviceRange,
+    Feature,
+    GraphSupport,
+    IntSet,
+    KVGroup,
+    LayerConfig,
+    LayerInfo,
+    Model,
+    ModelConfig,
+    ModelSpec,
+    Ops,
+    OpsCapabilities,
+    OpsSpec,
+    Params,
+    ParamSpec,
+    Phase,
+    Planning,
+    Rope,
+    Sample,
+    Sampling,
+    SpiRange,
+)
+
+CPU = (DeviceRange("cpu"),)
+ENTRY_POINTS = """[headstock.attention]
+toy = toy_plugins:attention
+toy-planned = toy_plugins:planned_attention
+[headstock.runner]
+rerun = rerun:spec
+[headstock.ops]
+toy = toy_plugins:ops
+[headstock.model]
+ToyForCausalLM = toy_plugins:model
+"""
+
+
+def install(folder: Path, window: int | None = None) -> Path:
+    """Make `folder`, which is to be on `sys.path`, a distribution with these plugins; a checkpoint
+    of the toy model.
+    """
+    info = folder / "headstock_toy-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: headstock-toy\nVersion: 0\n", encoding="utf-8"
+    )
+    (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+    checkpoint = folder / f"toy-{window}"
+    checkpoint.mkdir(exist_ok=True)
+    config = {"architectures": ["ToyForCausalLM"], "window": window}
+    (checkpoint / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return checkpoint
+
+
+def attention() -> AttentionSpec:
+    """The backend `toy`."""
+    return AttentionSpec(
+        name="toy",
+        spi=SpiRange(0, 1),
+        summary="hashes a row's context",
+        implementation="toy_plugins:ToyAttention",
+        capabilities=AttentionCapabilities(
+            phases=frozenset(Phase),
+            devices=CPU,
+            dtypes=frozenset({("float32",) * 3}),
+            head_dims=IntSet.of(2),
+            gqa_ratios=IntSet.of(1),
+            page_sizes=IntSet.all(),
+            paged=True,
+            contiguous=True,
+            graph=GraphSupport.ALWAYS,
+            planning=Planning.NONE,
+            features=frozenset({Feature.SLIDING_WINDOW}),
+        ),
+    )
+
+
+def planned_attention() -> AttentionSpec:
+    """The backend `toy-planned`: `toy`, told of each step on the host before it is replayed."""
+    spec = attention()
+    narrow = evolve(spec.capabilities, planning=Planning.PER_STEP, graph=GraphSupport.DECODE)
+    return evolve(spec, name="toy-planned", capabilities=narrow)
+
+
+def ops() -> OpsSpec:
+    """The operations `toy`."""
+    return OpsSpec(
+        name="toy",
+        spi=SpiRange(0, 1),
+        summary="stores tokens and positions",
+        implementation="toy_plugins:ToyOps",
+        capabilities=OpsCapabilities(devices=CPU, dtypes=frozenset({"float32"})),
+    )
+
+
+def model() -> ModelSpec:
+    """The family of the toy model."""
+    return ModelSpec(
+        name="ToyForCausalLM",
+        spi=SpiRange(0, 1),
+        summary="a hash",
+        implementation="toy_plugins:TOY",
+    )
+
+
+def config(hf: Mapping[str, Any]) -> ModelConfig:
+    """One layer that sees everything and, with a `window`, another that sees the latest tokens."""
+    windows = (None,) if hf.get("window") is None else (None, int(hf["window"]))
+    return ModelConfig(
+        architecture="ToyForCausalLM",
+        vocab=VOCAB,
+        hidden=1,
+        heads=1,
+        kv_heads=1,
+        head_dim=2,
+        intermediate=1,
+        norm_eps=1e-6,
+        max_position=2048,
+        rope=Rope(theta=1.0, dim=2),
+        layers=tuple(
+            LayerConfig(index=i, prefix="", group=i, scale=1.0, window=w)
+            for i, w in enumerate(windows)
+        ),
+        kv_groups=tuple(
+            KVGroup(layers=(i,), kind="window" if w else "full", kv_heads=1, head_dim=2, window=w)
+            for i, w in enumerate(windows)
+        ),
+    )
+
+
+def params(config: ModelConfig) -> Mapping[str, ParamSpec]:
+    """One number that nobody uses: an engine wants some weights."""
+    return {"nothing": ParamSpec(shape=(1,), axes=("hidden",), sources=(("nothing",),), dummy=0.0)}
+
+
+TOY = Model(config=config, params=params, forward=forward, logits=logits)
+
+
+class ToyOps(Ops):
+    """A key is (token, position), a value (position, token); the stream is the hash."""
+
+    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+        """Nothing yet.   returns: [tokens, 1]"""
+        return torch.zeros((len(batch.tokens), 1))
+
+    def attn_in(
+        self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Tensor:
+        """The position as query.   returns: [tokens, 1, 2]    writes: batch.pools[layer.index]"""
+        pool, slots = batch.pools[layer.index], batch.slots[layer.group]
+        size = pool.shape[2]
+        cell = torch.stack((batch.tokens, batch.positions), -1).float()
+        # whoever is not padding and has its first token there will not find it again
+        padding = batch.positions == 0
+        assert ((slots >= size) | padding).all(), "a token is written to the dummy page"
+        pool[slots // size, 0, slots % size, 0] = cell
+        pool[slots // size, 1, slots % size, 0] = cell.flip(-1)
+        return cell.flip(-1)[:, None]
+
+    def attn_out(
+        self,
+        x: Tensor,
+        attention: Tensor,
+        params: Params,
+        config: ModelConfig,
+        layer: LayerConfig,
+        batch: Batch,
+    ) -> Tensor:
+        """The stream with the layer's hash added (a window layer's is 0)."""
+        return x + attention[:, 0, :1]
+
+    def mlp(
+        self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Tensor:
+        """The stream as it is."""
+        return x
+
+    moe = mlp
+
+    def final_norm(self, x: Tensor, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+        """The stream as it is."""
+        return x
+
+    def lm_head(self, params: Params, config: ModelConfig, hidden: Tensor) -> Tensor:
+        """0 for the hash, less for each token after it.   hidden: [n, 1]    returns: [n, vocab]"""
+        return -((torch.arange(VOCAB) - hidden) % VOCAB)
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        """As every other model samples."""
+        return sample(logits, sampling)
+
+
+class ToyAttention(AttentionBackend):
+    """Reads contexts back and hashes them."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        self.pools = context.pools
+        self.page_size = context.page_size
+
+    def plan(self, step: AttentionStep) -> AttentionStep:
+        """The step as it is."""
+        return step
+
+    def forward(
+        self,
+        q: Tensor,
+        layer: LayerInfo,
+        plan: AttentionStep,
+        out: Tensor,
+        lse: Tensor | None = None,
+    ) -> None:
+        """Write the hash of each query's history, and 0 in a window layer.
+
+        q: [tokens, 1, 2]
+        writes: out
+        """
+        out.zero_()
+        lens, queries = (
+            plan.host_context_lens.astype(np.int64),
+            plan.host_query_lens.astype(np.int64),
+        )
+        table = plan.page_tables[layer.group].numpy()
+        check_tails(table, lens, self.page_size)
+        tokens = self.contexts(layer, table, lens, queries)
+        if layer.window is not None:
+            return
+        ends = np.cumsum(queries)
+        wanted = q[:, 0, 0].numpy()
+        for row, (end, count, length) in enumerate(
+            zip(ends.tolist(), queries.tolist(), lens.tolist(), strict=True)
+        ):
+            assert wanted[end - 1] == length - 1, (
+                f"row {row} asks for position {wanted[end - 1]} of {length}"
+            )
+            out[end - count : end, 0, 0] = torch.from_numpy(hashes(tokens[row, :length], count))
+
+    def contexts(
+        self, layer: LayerInfo, table: np.ndarray, lens: np.ndarray, queries: np.ndarray
+    ) -> np.ndarray:
+        """Each row's tokens as the pool has them.
+
+        returns: [rows, longest] int64, of no meaning where unseen
+        """
+        # [rows, pages, 2, size, 2]
+        found = self.pools[layer.index][torch.from_numpy(table).long()][:, :, :, :, 0]
+        keys, values = found.transpose(1, 2).flatten(2, 3).unbind(1)
+        positions = np.arange(keys.shape[1])
+        seen = positions < lens[:, None]
+        if layer.window is not None:
+            seen &= positions > (lens - queries - layer.window)[:, None]
+        good = (keys.numpy() == values.flip(-1).numpy()).all(-1) & (
+            keys[..., 1].numpy() == positions
+        )
+        wrong = np.argwhere(seen & ~good)
+        assert not len(wrong), (
+            f"row {wrong[0][0]} reads at position {wrong[0][1]} what is not its own"
+        )
+        return np.where(seen, keys[..., 0].numpy(), 0).astype(np.int64)
+
+    def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
+        """Note how wide page tables may become."""
+        self.columns = -(-max_seq_len // self.page_size)
+
+    def graph_plan(self, bucket: int, step: AttentionStep) -> AttentionStep:
+        """A step of `bucket` rows whose tensors are written in place; what the host knows of
+        lengths are they.
+        """
+        lens = torch.ones(bucket, dtype=torch.int32)
+        plan = evolve(
+            step,
+            context_lens=lens,
+            page_tables=tuple(
+                table.new_zeros((bucket, self.columns)) for table in step.page_tables
+            ),
+            host_query_lens=np.ones(bucket, np.int32),
+            host_context_lens=lens.numpy(),
+        )
+        self.graph_update(plan, step)
+        return plan
+
+    def capture_plan(self, step: AttentionStep) -> AttentionStep:
+        """The step with the lengths that its tensors hold now, without the rows that pad it."""
+        lens = step.query_start.diff()
+        assert (lens <= torch.from_numpy(step.host_query_lens)).all()
+        assert (step.context_lens <= torch.from_numpy(step.host_context_lens)).all()
+        used = lens > 0
+        return evolve(
+            step,
+            context_lens=step.context_lens[used],
+            page_tables=tuple(table[used] for table in step.page_tables),
+            host_query_lens=lens[used].numpy(),
+            host_context_lens=step.context_lens[used].numpy(),
+        )
+
+    def graph_update(self, plan: AttentionStep, step: AttentionStep) -> None:
+        """Write the step to the plan; rows that it lacks have one token in the dummy page."""
+        count = step.num_rows
+        plan.context_lens.fill_(1)[:count] = step.context_lens
+        for static, table in zip(plan.page_tables, step.page_tables, strict=True):
+            static.zero_()[:count, : table.shape[1]] = table
+
+    def memory_bytes(self) -> int:
+        """Nothing is held."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def check_tails(table: np.ndarray, lens: np.ndarray, page_size: int) -> None:
+    """Raise AssertionError unless table entries past a row's last page are 0, as the contract
+    says.
+    """
+    past = np.arange(table.shape[1]) >= -(-lens // page_size)[:, None]
+    assert not (table * past).any(), "a page table holds pages past its row's end"
+
+
+def hashes(tokens: np.ndarray, count: int) -> np.ndarray:
+    """The next token after each of the last `count` prefixes.   returns: [count] float32"""
+    ends = np.arange(len(tokens) - count, len(tokens))[:, None]
+    powers = POWERS[np.maximum(ends - np.arange(len(tokens)), 0)] * (np.arange(len(tokens)) <= ends)
+    return (((tokens + 7) * powers).sum(1) % PRIME % VOCAB).astype(np.float32)

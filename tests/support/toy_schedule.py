@@ -1,0 +1,258 @@
+"""A model one can work out by hand: the next token is a hash of the whole history, so that any
+mistake shows as a wrong token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import define, field
+from onlooker import Onlooker
+
+from headstock.scheduler import (
+    Arrived,
+    Column,
+    Entry,
+    Event,
+    Limits,
+    Plan,
+    Request,
+    Sampled,
+    State,
+    initial,
+    step,
+)
+
+VOCAB = 50
+
+
+PRIME = 1_000_003
+POWERS = np.array([pow(31, exponent, PRIME) for exponent in range(4096)], np.int64)
+
+
+def next_token(history: Sequence[int] | np.ndarray) -> int:
+    """The toy model: a polynomial in all tokens, so that order counts too."""
+    tokens = np.asarray(history, np.int64)
+    return int(((tokens + 7) * POWERS[: len(tokens)][::-1]).sum() % PRIME) % VOCAB
+
+
+def alone(request: Request) -> list[int]:
+    """The output of a request that runs by itself."""
+    history = [int(token) for token in request.prompt]
+    while len(history) < request.max_len:
+        token = next_token(history)
+        history.append(token)
+        if token in request.stop_ids and len(history) - len(request.prompt) >= request.min_tokens:
+            break
+    return history[len(request.prompt) :]
+
+
+@define
+class ToyDevice:
+    """Carries out plans against a pool of tokens in place of keys and values, and checks what it
+    reads.
+
+    It keeps a token table of its own, as a device does: sampled tokens are in it before the
+    scheduler has seen them.
+
+    A token's slot holds the token and its position; "attention" gathers the row's context through
+    the page table, so a page that was handed out twice or freed too early yields a wrong history.
+    """
+
+    limits: Limits
+    tables: list[np.ndarray] = field(init=False)
+    pools: list[np.ndarray] = field(init=False)
+    tokens: np.ndarray = field(init=False)
+    requests: dict[int, Request] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        columns = self.limits.pages_for(self.limits.max_len) + 1
+        self.tables = [
+            np.zeros((self.limits.max_rows, columns), np.int32) for _ in self.limits.groups
+        ]
+        self.pools = [
+            np.full((count + 1, self.limits.page_size, 2), -1, np.int64)
+            for count in self.limits.num_pages
+        ]
+        self.tokens = np.zeros((self.limits.max_rows, self.limits.max_len + 8), np.int32)
+
+    def run(
+        self, plan: Plan, joined: dict[int, Entry], rng: np.random.Generator | None = None
+    ) -> Sampled:
+        """The tokens that the plan samples; with `rng`, drafts of up to three tokens, right and
+        wrong at random.
+        """
+        self.take_in(plan, joined)
+        rows, counts, tokens, draft_counts, drafts = [], [], [], [], []
+        for i, row in enumerate(plan.rows.tolist()):
+            start, stop, num_logits = (
+                int(plan.starts[i]),
+                int(plan.stops[i]),
+                int(plan.num_logits[i]),
+            )
+            self.store(row, np.arange(start, stop))
+            if not plan.samples[i]:
+                continue
+            request = self.requests[row]
+            scores_prompt = request.prompt_logprobs and start < len(request.prompt)
+            accepted = self.accept(row, stop - (1 if scores_prompt else num_logits), stop)
+            end = stop - (1 if scores_prompt else num_logits) + 1 + len(accepted)
+            self.tokens[row, end - len(accepted) : end] = accepted
+            guesses = self.guess(row, end, rng) if rng is not None else []
+            self.tokens[row, end : end + len(guesses)] = guesses
+            rows.append(i)
+            counts.append(len(accepted))
+            tokens += accepted
+            draft_counts.append(len(guesses))
+            drafts += guesses
+        arrays = [np.array(part, np.int32) for part in (counts, tokens, draft_counts, drafts)]
+        if rng is None:
+            return Sampled(plan.rows[rows], plan.orders[rows], None, arrays[1])
+        return Sampled(plan.rows[rows], plan.orders[rows], *arrays)
+
+    def take_in(self, plan: Plan, joined: dict[int, Entry]) -> None:
+        """Bring the tables up to date."""
+        for row, entry in joined.items():
+            self.requests[row] = entry.request
+            self.tokens[row, : len(entry.tokens)] = entry.tokens
+            for table in self.tables:
+                table[row] = 0
+        entries = zip(
+            plan.page_groups, plan.page_rows, plan.page_columns, plan.page_numbers, strict=True
+        )
+        for group, row, column, page in entries:
+            self.tables[group][row, column] = page
+
+    def store(self, row: int, positions: np.ndarray) -> None:
+        """Write the row's tokens to their slots in every group."""
+        size = self.limits.page_size
+        for table, pool in zip(self.tables, self.pools, strict=True):
+            pages = table[row, positions // size]
+            assert (pages > 0).all(), f"row {row} writes to the dummy page"
+            pool[pages, positions % size] = np.stack([self.tokens[row, positions], positions], 1)
+
+    def history(self, row: int, length: int) -> np.ndarray:
+        """The row's context, read back through the page tables; what is behind a group's window is
+        not read there.
+        """
+        size = self.limits.page_size
+        for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
+            first = max(length - group.window, 0) if group.kind == "window" and group.window else 0
+            positions = np.arange(first, length)
+            pages = table[row, positions // size]
+            found = pool[pages, positions % size]
+            assert (pages > 0).all() and (found[:, 1] == positions).all(), (
+                f"row {row} reads pages that are not its own"
+            )
+            if first == 0 and len(positions) == length:
+                result = found[:, 0]
+        return result
+
+    def accept(self, row: int, first: int, stop: int) -> list[int]:
+        """Tokens that verification accepts: drafts as long as they are what the model says, then
+        one of its own.
+        """
+        accepted = []
+        for position in range(first, stop):
+            token = next_token(self.history(row, position + 1))
+            accepted.append(token)
+            if position + 1 < stop and int(self.tokens[row, position + 1]) != token:
+                break
+        return accepted
+
+    def guess(self, row: int, known: int, rng: np.random.Generator) -> list[int]:
+        """Up to three guesses at what follows."""
+        history = self.tokens[row, :known].tolist()
+        guesses: list[int] = []
+        for _ in range(int(rng.integers(0, 4))):
+            right = next_token(history + guesses)
+            guesses.append(right if rng.random() < 0.6 else int(rng.integers(0, VOCAB)))
+        return guesses
+
+
+@define
+class Drive:
+    """Runs a state to its end and keeps every request's output.
+
+    Under `limits.overlap` what a plan samples is told one step late, and the next plan is made
+    without it.
+    """
+
+    limits: Limits
+    rng: np.random.Generator | None = None
+    state: State = field(init=False)
+    device: ToyDevice = field(init=False)
+    events: list[Event] = field(factory=list)
+    outputs: dict[str, list[int]] = field(factory=dict)
+    reasons: dict[str, str] = field(factory=dict)
+    names: dict[int, str] = field(factory=dict)
+    plans: list[Plan] = field(factory=list)
+    made: tuple[Plan, dict[int, Entry]] | None = None
+    flying: Sampled | None = None
+    onlooker: Onlooker = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.state = initial(self.limits)
+        self.onlooker = Onlooker(self.limits, guesses=self.rng is not None)
+        self.device = ToyDevice(self.limits)
+
+    def submit(self, request: Request) -> None:
+        """Hand a request in."""
+        self.outputs[request.id] = []
+        self.events.append(Arrived(request))
+
+    def step(self) -> Plan:
+        """Launch what was planned last, tell what has landed, and plan what is next."""
+        landed, self.flying = self.flying, None
+        if self.made is not None and len(self.made[0].rows):
+            self.flying = self.device.run(*self.made, self.rng)
+        if not self.limits.overlap:
+            landed, self.flying = self.flying, None
+        events = (*((landed,) if landed else ()), *self.events)
+        self.state, plan = step(self.state, events, self.limits)
+        self.events = []
+        self.plans.append(plan)
+        self.note()
+        self.onlooker.see(self.state)
+        joined = {row: self.state.seats[row] for row in plan.joined.tolist()}
+        self.made = plan, {row: entry for row, entry in joined.items() if entry is not None}
+        return plan
+
+    def note(self) -> None:
+        """Keep what the last step brought."""
+        accepted = self.state.accepted
+        offset = 0
+        for order, count in zip(accepted.orders.tolist(), accepted.counts.tolist(), strict=True):
+            self.outputs[self.names[order]] += accepted.tokens[offset : offset + count].tolist()
+            offset += count
+        for ended in self.state.ended:
+            assert ended.id not in self.reasons, f"{ended.id} ended twice"
+            self.reasons[ended.id] = ended.reason
+        for row, entry in enumerate(self.state.seats):
+            if entry is not None:
+                self.names[int(self.state.columns[Column.ORDER, row])] = entry.request.id
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self.events or self.flying or self.state.waiting or self.state.num_running)
+
+    def drain(self, most: int = 20_000) -> None:
+        """Step until nothing is left."""
+        for _ in range(most):
+            if not self.busy:
+                return
+            self.step()
+        raise AssertionError(
+            f"still busy after {most} steps: {self.state.num_running} running, "
+            f"{len(self.state.waiting)} waiting"
+        )
+
+
+def run(drive: Drive, *requests: Request) -> Drive:
+    """Submit and drain."""
+    for one in requests:
+        drive.submit(one)
+    drive.drain()
+    return drive

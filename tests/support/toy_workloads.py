@@ -1,0 +1,156 @@
+"""Random engines and requests for the scheduler's tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from attrs import evolve
+from toy_schedule import VOCAB, Drive, alone
+
+from headstock.builtin import decode_first, equal_length, mixed, prefill_first
+from headstock.scheduler import Limits, Request
+from headstock.scheduler.invariants import check
+from headstock.spi import Budget, CachePolicy, Choice, Choose, KVGroup, View
+from headstock_radix_cache.policy import RadixCache
+
+SCHEDULERS: dict[str, Choose] = {
+    "mixed": mixed.choose,
+    "prefill-first": prefill_first.choose,
+    "decode-first": decode_first.choose,
+    "equal-length": equal_length.choose,
+}
+NAMES = tuple(SCHEDULERS)
+LONGEST = 160
+"""Tokens of a request at most."""
+FULL = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)
+
+
+def window(length: int) -> KVGroup:
+    """A second group that sees the latest `length` tokens."""
+    return KVGroup(layers=(1,), kind="window", kv_heads=1, head_dim=1, window=length)
+
+
+def limits(**changes: Any) -> Limits:
+    """Small limits, radix index on unless `policy` or several groups say otherwise."""
+    size = changes.setdefault("page_size", 4)
+    groups = changes.setdefault("groups", (FULL,))
+    changes["num_pages"] = (changes.get("num_pages", 100),) * len(groups)
+    scheduler = changes.setdefault("scheduler", "mixed")
+    policy: CachePolicy | None = RadixCache(size) if len(groups) == 1 else None
+    defaults = {
+        "max_rows": 8,
+        "max_batch_tokens": 64,
+        "max_len": LONGEST,
+        "policy": policy,
+        "check": True,
+    }
+    return Limits(**(defaults | {"choose": SCHEDULERS[scheduler]} | changes))
+
+
+def prompt(rng: np.random.Generator, length: int) -> np.ndarray:
+    """Random tokens."""
+    return rng.integers(0, VOCAB, length).astype(np.int32)
+
+
+def request(
+    id: str, tokens: np.ndarray | list[int], max_tokens: int = 5, **changes: Any
+) -> Request:
+    """A request for the toy model."""
+    return Request(id=id, prompt=np.asarray(tokens, np.int32), max_tokens=max_tokens, **changes)
+
+
+def random_limits(rng: np.random.Generator, scheduler: str) -> Limits:
+    """An engine of any shape that can serve every request of `random_requests`, some of them by
+    itself only.
+    """
+    size = int(rng.choice([1, 4, 16]))
+    groups = (FULL, window(int(rng.integers(1, 40)))) if rng.random() < 0.25 else (FULL,)
+    reuse = len(groups) == 1 and rng.random() < 0.7
+    recompute = rng.random() < 0.1
+    least = LONGEST // size
+    return limits(
+        max_rows=int(rng.integers(1, 17)),
+        max_batch_tokens=512 if recompute else int(rng.choice([3, 17, 64, 512])),
+        page_size=size,
+        num_pages=least if rng.random() < 0.3 else int(rng.integers(least, 400 // size)),
+        groups=groups,
+        scheduler=scheduler,
+        policy=RadixCache(size) if reuse and not recompute else None,
+        recompute=recompute,
+        overlap=bool(rng.random() < 0.5),
+        check=False,
+    )
+
+
+def pausing(choose: Choose) -> Choose:
+    """The scheduler, which runs nothing in every second step."""
+
+    def choose_or_not(view: View, budget: Budget) -> Choice:
+        return (
+            choose(view, budget)
+            if view.number % 2
+            else Choice(rows=view.ranked[:0], counts=view.ranked[:0])
+        )
+
+    return choose_or_not
+
+
+def random_requests(rng: np.random.Generator, fenced: bool) -> list[Request]:
+    """Up to 30 requests, half of which share a prefix of some length and some of which come several
+    times over.
+    """
+    shared, most_requests = prompt(rng, 60), int(rng.integers(1, 30))
+    requests: list[Request] = []
+    while len(requests) < most_requests:
+        tokens = prompt(rng, int(rng.integers(1, 100)))
+        if rng.random() < 0.5:
+            tokens = np.concatenate([shared[: int(rng.integers(1, 60))], tokens[:40]])
+        room = LONGEST - len(tokens)
+        most = room if rng.random() < 0.05 else int(rng.integers(1, min(60, room) + 1))
+        one = request(
+            str(len(requests)),
+            tokens,
+            most,
+            min_tokens=int(rng.integers(0, most + 1)),
+            stop_ids=tuple(rng.integers(0, VOCAB, int(rng.integers(0, 3))).tolist()),
+            priority=int(rng.integers(0, 3)) if rng.random() < 0.5 else 0,
+            namespace="other" if rng.random() < 0.2 else "",
+            fenced=fenced,
+            prompt_logprobs=bool(rng.random() < 0.1),
+        )
+        requests += [evolve(one, id=f"{one.id}.{i}") for i in range(rng.choice([1, 1, 3]))]
+    return requests[:most_requests]
+
+
+def simulate(seed: int) -> Drive:
+    """One workload run to its end: everyone says what it says alone, and who can never fit is
+    refused.
+    """
+    rng = np.random.default_rng(seed)
+    bounds = random_limits(rng, NAMES[seed % len(NAMES)])
+    if rng.random() < 0.2:
+        bounds = evolve(bounds, choose=pausing(bounds.choose))
+    drafting = not bounds.recompute and rng.random() < (0.4 if len(bounds.groups) == 1 else 0.8)
+    drive = Drive(bounds, rng if drafting else None)
+    requests = [
+        *random_requests(rng, fenced=drafting),
+        request("whole", prompt(rng, LONGEST - 1), 1, fenced=drafting),
+    ]
+    todo = [*requests, request("never", prompt(rng, LONGEST), 1)]
+    while todo or drive.busy:
+        while todo and rng.random() < 0.3:
+            drive.submit(todo.pop(0))
+        plan = drive.step()
+        assert plan.num_tokens <= bounds.max_batch_tokens
+        assert len(drive.plans) < 10_000, f"seed {seed} is still busy"
+        if len(drive.plans) % 16 == 0:
+            check(drive.state, bounds)
+    check(drive.state, bounds)
+    wanted = {one.id: alone(one) for one in requests} | {"never": []}
+    assert drive.outputs == wanted, f"seed {seed}: wrong tokens"
+    assert {name for name, reason in drive.reasons.items() if reason not in ("stop", "length")} == {
+        "never"
+    }
+    assert not np.count_nonzero(drive.state.refs[0])
+    return drive
