@@ -237,7 +237,8 @@ MUTANTS = {
         around(admission, "find", whole_prompt), "the last token is not computed"
     ),
     "held pages evicted": Mutant(
-        around(RadixCache, "hold", lambda hold, *_: None), r"Node\(.* refs="
+        around(RadixCache, "hold", lambda hold, *_: None),
+        r"Node\(.* refs=|evicted a page that a running row holds",
     ),
     "promise dropped": Mutant(
         around(planning, "score", without_promise), "running and .* waiting after|runs nothing"

@@ -18,6 +18,9 @@ QUICK = {
     "database": None,
     "report_multiple_bugs": False,
 }
+MORE = 10
+"""Times as many examples as usual: a session ends with the first that fails."""
+
 OPTIONS = (
     "-s",
     "--tb=no",
@@ -56,7 +59,10 @@ class Breaking:
                 }:
                     # A test has the settings of the profile that was loaded when it was defined.
                     name = "_hypothesis_internal_use_settings"
-                    patch.setattr(function, name, settings(getattr(function, name), **QUICK))
+                    usual = getattr(function, name)
+                    # What is drawn depends on a test's own text: a rename must not hide a mutant.
+                    most = MORE * usual.max_examples
+                    patch.setattr(function, name, settings(usual, max_examples=most, **QUICK))
                 self.mutant.apply(patch)
                 return (yield)
         finally:
