@@ -1,8 +1,7 @@
 """The table of docs/features.md: which behaviours are owed, and which tests show them.
 
-`python tests/feature_table.py` rewrites the column of tests: those whose names begin with an id of
-the row (`test_T6_...`, `test_P8_P11_...`), and those that were entered by hand, as long as they
-exist.
+`python tests/feature_table.py` rewrites the column of tests: those that carry an id of the row
+(`@pytest.mark.feature("T6", "P11")`), and those that were entered by hand, as long as they exist.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "features.md"
@@ -26,17 +25,12 @@ class Test:
 
     file: str
     name: str
+    ids: frozenset[str] = field(default=frozenset(), eq=False, order=False)
 
     @property
     def link(self) -> str:
         """The test as the page shows it."""
         return f"[{self.name}](../tests/{self.file})"
-
-    @property
-    def ids(self) -> frozenset[str]:
-        """The ids that its name begins with."""
-        found = re.match(r"test_((?:[A-Z]\d+_)+)", self.name)
-        return frozenset(found[1].split("_")[:-1]) if found else frozenset()
 
 
 @frozen
@@ -53,18 +47,18 @@ class Row:
     def line(self) -> str:
         """The row in Markdown."""
         tests = "<br>".join(test.link for test in self.tests) or NONE
-        if self.tests and self.unnamed:
-            tests += f"<br>{NONE}: {' '.join(self.unnamed)}"
+        if self.tests and self.untested:
+            tests += f"<br>{NONE}: {' '.join(self.untested)}"
         return (
             f"| {' '.join(self.ids)} | {self.behaviour} | {tests} | {self.missing} | "
             f"{self.documented} |"
         )
 
     @property
-    def unnamed(self) -> tuple[str, ...]:
-        """The words of its first column that no test is named after."""
-        named = frozenset(id for test in self.tests for id in test.ids)
-        return tuple(word for word in self.ids if named.isdisjoint(spelt_out(word)))
+    def untested(self) -> tuple[str, ...]:
+        """The words of its first column that no test carries."""
+        carried = frozenset(id for test in self.tests for id in test.ids)
+        return tuple(word for word in self.ids if carried.isdisjoint(spelt_out(word)))
 
     @property
     def all_ids(self) -> frozenset[str]:
@@ -93,13 +87,24 @@ def rows(page: str) -> list[Row]:
 
 
 def all_tests() -> list[Test]:
-    """Every test function below the folder of tests, in order."""
+    """Every test function below the folder of tests, in order, with the ids that it carries."""
     return sorted(
-        Test(path.relative_to(TESTS).as_posix(), node.name)
+        Test(path.relative_to(TESTS).as_posix(), node.name, marked_ids(node))
         for path in TESTS.rglob("test_*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.name.startswith("test_")
+    )
+
+
+def marked_ids(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
+    """The ids in the function's `@pytest.mark.feature(...)` decorators."""
+    return frozenset(
+        argument.value
+        for decorator in function.decorator_list
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.feature"
+        for argument in decorator.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
     )
 
 

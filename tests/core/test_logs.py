@@ -25,7 +25,8 @@ def _as_before() -> Iterator[None]:
     logger.handlers[:] = handlers
 
 
-def test_S24_debug_lines_appear_at_level_debug(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.feature("S24")
+def test_debug_lines_appear_at_level_debug(capsys: pytest.CaptureFixture[str]) -> None:
     show_logs("INFO")
     LOG.debug(event("quiet"))
     assert capsys.readouterr().err == ""
@@ -34,7 +35,8 @@ def test_S24_debug_lines_appear_at_level_debug(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.endswith("level=debug logger=headstock.somewhere event=loud\n")
 
 
-def test_S24_lines_are_structured(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.feature("S24")
+def test_lines_are_structured(capsys: pytest.CaptureFixture[str]) -> None:
     show_logs("INFO")
     LOG.info(event("pool ready", pages=10, ratio=0.5, note='two\nlines "quoted"', empty=""))
     line = capsys.readouterr().err

@@ -123,13 +123,14 @@ NUMBERS = [
 WHOLE = ["n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"]
 
 
+@pytest.mark.feature("H13")
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize(
     "value",
     [math.nan, math.inf, -math.inf, True, "1", None, [], 10**400],
     ids=lambda value: str(value)[:8],
 )
-def test_H13_no_number_parameter_takes_what_is_no_finite_number(name: str, value: object) -> None:
+def test_no_number_parameter_takes_what_is_no_finite_number(name: str, value: object) -> None:
     with pytest.raises(RequestError, match=name):
         SamplingParams(**{name: value})  # type: ignore[arg-type]
 
@@ -141,12 +142,14 @@ def test_no_whole_parameter_takes_bools_or_numbers_of_other_kinds(name: str, val
         SamplingParams(**{name: value})  # type: ignore[arg-type]
 
 
-def test_H11_temperature_outside_0_to_2_is_refused_with_the_value() -> None:
+@pytest.mark.feature("H11")
+def test_temperature_outside_0_to_2_is_refused_with_the_value() -> None:
     with pytest.raises(RequestError, match=r"^temperature must be between 0 and 2, got 2\.5$"):
         SamplingParams(temperature=2.5)
 
 
-def test_H12_top_p_outside_0_to_1_is_refused_with_the_value() -> None:
+@pytest.mark.feature("H12")
+def test_top_p_outside_0_to_1_is_refused_with_the_value() -> None:
     with pytest.raises(RequestError, match=r"^top_p must be above 0 and at most 1, got 0$"):
         SamplingParams(top_p=0)
 

@@ -33,28 +33,32 @@ def rows(heading: str) -> list[list[str]]:
 RECOMMENDED = [row for heading in ("On a GPU", "On a CPU") for row in rows(heading)[2:]]
 
 
+@pytest.mark.feature("S8")
 @pytest.mark.parametrize("heading", ["On a GPU", "On a CPU"])
-def test_S8_each_kind_of_workload_has_a_row(heading: str) -> None:
+def test_each_kind_of_workload_has_a_row(heading: str) -> None:
     found = [row[0].split(",")[0] for row in rows(heading)[2:]]
     assert found == list(KINDS)
 
 
+@pytest.mark.feature("S8")
 @pytest.mark.parametrize(
     "span", sorted({s for row in RECOMMENDED for s in re.findall(r"`(--[^`]+)`", row[1])})
 )
-def test_S8_what_is_recommended_is_a_setting(span: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_recommended_is_a_setting(span: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = span.split()
     given = [*words, "1"] if len(words) == 1 and not words[0].startswith("--no-") else words
     assert main(["config", "show", *given]) == 0, capsys.readouterr().err
 
 
-def test_S8_what_is_to_be_measured_is_a_workload() -> None:
+@pytest.mark.feature("S8")
+def test_what_is_to_be_measured_is_a_workload() -> None:
     named = [row[3].strip("`").split()[0] for row in RECOMMENDED if row[3]]
     assert named
     assert [name for name in named if name not in WORKLOADS] == []
 
 
-def test_S26_the_name_of_a_step_is_the_one_that_timelines_show(
+@pytest.mark.feature("S26")
+def test_the_name_of_a_step_is_the_one_that_timelines_show(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names: list[str] = []

@@ -65,7 +65,8 @@ def test_the_start_up_summary_is_folded_to_a_terminals_width(
     assert all(len(line) <= 40 and line.startswith(" " * 10) for line in summary[1:])
 
 
-def test_T20_G14_a_figure_has_everything_that_it_depends_on(
+@pytest.mark.feature("T20", "G14")
+def test_a_figure_has_everything_that_it_depends_on(
     run: Callable[..., Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "figures.jsonl"
@@ -96,7 +97,8 @@ def test_T20_G14_a_figure_has_everything_that_it_depends_on(
     assert record["threads"] >= 1 and record["peak_kv_pages"] >= 3 and record["cached_tokens"] == 0
 
 
-def test_T20_G14_people_read_the_same_facts(run: Callable[..., Any]) -> None:
+@pytest.mark.feature("T20", "G14")
+def test_people_read_the_same_facts(run: Callable[..., Any]) -> None:
     code, out, _ = run("small", "--runs", "1")
     assert code == 0
     for fact in (
@@ -112,7 +114,8 @@ def test_T20_G14_people_read_the_same_facts(run: Callable[..., Any]) -> None:
         assert fact in out
 
 
-def test_T6_figures_count_preemptions(
+@pytest.mark.feature("T6")
+def test_figures_count_preemptions(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "WORKLOADS", {"long": lambda: small(6, 0, 20, 60, "long"), **SMALL})
@@ -135,7 +138,8 @@ def test_T6_figures_count_preemptions(
     assert re.search(r"\d cached tokens?, [1-9]\d* preemptions?$", out, re.MULTILINE)
 
 
-def test_T20_G14_two_benches_do_the_same_work() -> None:
+@pytest.mark.feature("T20", "G14")
+def test_two_benches_do_the_same_work() -> None:
     found = []
     for _ in range(2):
         with LLM("demo", num_pages=256) as llm:
@@ -144,10 +148,11 @@ def test_T20_G14_two_benches_do_the_same_work() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.feature("T20")
 @pytest.mark.parametrize(
     ("name", "seed", "out"), [("online:50:2", 1, 448), ("first-token:16:3", 0, 6)]
 )
-def test_T20_latencies_are_measured_where_a_caller_hears_of_tokens(
+def test_latencies_are_measured_where_a_caller_hears_of_tokens(
     run: Callable[..., Any], name: str, seed: int, out: int
 ) -> None:
     code, text, err = run(name, "--json", "--runs", "2", "--quiet")
@@ -243,8 +248,9 @@ def figure(llm: LLM, work: Workload) -> Any:
     return Bench(llm, version="0", shape="demo", runs=1).figure(work)
 
 
+@pytest.mark.feature("T3")
 @pytest.mark.alone
-def test_T3_more_at_once_is_more_throughput_and_more_pages() -> None:
+def test_more_at_once_is_more_throughput_and_more_pages() -> None:
     work = small(64, 0, 16, 4)
     found = {}
     for cap in (1, 64):
@@ -255,7 +261,8 @@ def test_T3_more_at_once_is_more_throughput_and_more_pages() -> None:
     assert found[64].peak_kv_pages > 16 * found[1].peak_kv_pages
 
 
-def test_S16_S17_radix_reuses_a_shared_prefix_and_naive_never_does() -> None:
+@pytest.mark.feature("S16", "S17")
+def test_radix_reuses_a_shared_prefix_and_naive_never_does() -> None:
     work = small(24, 96, 8, 8)
     found = {}
     for cache in ("radix", "naive"):

@@ -43,7 +43,8 @@ def drained(llm: LLM) -> bool:
     return False
 
 
-def test_I11_a_batch_equals_its_prompts_alone(llm: LLM) -> None:
+@pytest.mark.feature("I11")
+def test_a_batch_equals_its_prompts_alone(llm: LLM) -> None:
     together = llm.generate(PROMPTS, GREEDY)
     assert [output.outputs for output in together] == [
         llm.generate(prompt, GREEDY)[0].outputs for prompt in PROMPTS
@@ -51,7 +52,8 @@ def test_I11_a_batch_equals_its_prompts_alone(llm: LLM) -> None:
     assert all(output.outputs[0].text for output in together)
 
 
-def test_I19_streamed_text_equals_final_text(llm: LLM) -> None:
+@pytest.mark.feature("I19")
+def test_streamed_text_equals_final_text(llm: LLM) -> None:
     for prompt in PROMPTS:
         pieces = [piece.outputs[0] for piece in llm.stream(prompt, GREEDY)]
         (whole,) = llm.generate(prompt, GREEDY)[0].outputs

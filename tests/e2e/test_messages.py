@@ -24,8 +24,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Call:
     return call
 
 
+@pytest.mark.feature("G4")
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])
-def test_G4_the_runner_of_graphs_by_name_cannot_run_on_a_cpu(
+def test_the_runner_of_graphs_by_name_cannot_run_on_a_cpu(
     run: Call,
     source: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -43,7 +44,8 @@ def test_G4_the_runner_of_graphs_by_name_cannot_run_on_a_cpu(
     assert "cudagraph cannot run on cpu; use --runner eager" in err
 
 
-def test_G4_a_preset_that_wants_graphs_says_so_on_a_cpu_but_not_when_quiet(run: Call) -> None:
+@pytest.mark.feature("G4")
+def test_a_preset_that_wants_graphs_says_so_on_a_cpu_but_not_when_quiet(run: Call) -> None:
     code, _, err = run("--preset", "max-throughput", "--device", "cpu")
     assert code == 0 and err.count("no graphs on a CPU") == 1
     code, _, err = run("--preset", "max-throughput", "--device", "cpu", "--quiet")

@@ -46,7 +46,8 @@ def plans_of(llm: LLM) -> list[Plan]:
     return plans
 
 
-def test_T13_T17_prefix_cache_n() -> None:
+@pytest.mark.feature("T13", "T17")
+def test_prefix_cache_n() -> None:
     asked = (LONG, LONG, OTHER, LONG)
     found = {}
     for n in (0, 1, None):
@@ -60,7 +61,8 @@ def test_T13_T17_prefix_cache_n() -> None:
     }
 
 
-def test_T14_no_kv_cache_hits_nothing_and_stops_where_others_do() -> None:
+@pytest.mark.feature("T14")
+def test_no_kv_cache_hits_nothing_and_stops_where_others_do() -> None:
     params = SamplingParams(temperature=0, max_tokens=12, stop="boat")
     with LLM("demo", **SMALL) as llm:
         usual = llm.generate([LONG, OTHER, LONG], params)
@@ -78,8 +80,9 @@ def test_T14_no_kv_cache_hits_nothing_and_stops_where_others_do() -> None:
         assert [output.outputs for output in again] == [output.outputs for output in usual]
 
 
+@pytest.mark.feature("T16")
 @pytest.mark.parametrize("paged", ["on", "off"])
-def test_T16_a_talk_goes_on_from_its_last_turn(paged: str) -> None:
+def test_a_talk_goes_on_from_its_last_turn(paged: str) -> None:
     pool = {} if paged == "on" else {"num_pages": None, "max_running_requests": 4}
     with LLM("demo", paged_attn=paged, **(SMALL | pool)) as llm:
         (first,) = llm.generate(LONG, GREEDY)
@@ -100,7 +103,8 @@ def test_T16_a_talk_goes_on_from_its_last_turn(paged: str) -> None:
     assert common == (0 if paged == "off" else 32)
 
 
-def test_T8_the_summary_credits_the_flag_that_gave_one_region_each() -> None:
+@pytest.mark.feature("T8")
+def test_the_summary_credits_the_flag_that_gave_one_region_each() -> None:
     for flags, table in (
         ({"paged_attn": "off"}, [("page size", "one region each", 'paged_attn="off"')]),
         ({"paged_attn": "off"}, [("prefix reuse", "of whole sequences", 'paged_attn="off"')]),
@@ -116,7 +120,8 @@ def test_T8_the_summary_credits_the_flag_that_gave_one_region_each() -> None:
             assert set(table) <= set(llm.engine.summary.table)
 
 
-def test_S22_shorter_sequences_make_smaller_tables_and_longer_prompts_are_refused() -> None:
+@pytest.mark.feature("S22")
+def test_shorter_sequences_make_smaller_tables_and_longer_prompts_are_refused() -> None:
     sizes = {}
     for longest in (256, 1024):
         with LLM("demo", overlap=False, **(SMALL | {"max_seq_len": longest})) as llm:
@@ -140,7 +145,8 @@ def test_S22_shorter_sequences_make_smaller_tables_and_longer_prompts_are_refuse
     assert sizes[256][0] == 256 // 16
 
 
-def test_H16_generate_feeds_as_room_appears() -> None:
+@pytest.mark.feature("H16")
+def test_generate_feeds_as_room_appears() -> None:
     prompts = [LONG if i % 2 else OTHER for i in range(12)]
     with LLM("demo", cache_type="naive", **(SMALL | {"num_pages": 32})) as llm:
         usual = llm.generate(prompts, GREEDY)
@@ -158,7 +164,8 @@ def test_H16_generate_feeds_as_room_appears() -> None:
     assert stats.failed == stats.preemptions == 0 and stats.peak_held_pages <= 32
 
 
-def test_H16_a_request_that_meets_another_ones_pressure_is_told_so() -> None:
+@pytest.mark.feature("H16")
+def test_a_request_that_meets_another_ones_pressure_is_told_so() -> None:
     settings = {
         "on_pressure": "reject",
         "memory_threshold": 0.1,
@@ -255,8 +262,9 @@ def test_a_request_of_higher_priority_preempts_others_for_pages() -> None:
         assert tuple(found) == whole.outputs[0].token_ids
 
 
+@pytest.mark.feature("T12", "T15")
 @pytest.mark.parametrize("overlap", [True, False])
-def test_T12_T15_n_answers_compute_their_prompt_once_and_share_its_pages(overlap: bool) -> None:
+def test_n_answers_compute_their_prompt_once_and_share_its_pages(overlap: bool) -> None:
     n = 4
     params = SamplingParams(n=n, seed=7, max_tokens=12, ignore_eos=True)
     with LLM("demo", overlap=overlap, **SMALL) as llm:
@@ -277,10 +285,9 @@ def test_T12_T15_n_answers_compute_their_prompt_once_and_share_its_pages(overlap
     ]
 
 
+@pytest.mark.feature("S25", "H17")
 @pytest.mark.parametrize("name", PRESETS)
-def test_S25_H17_every_preset_starts_and_serves(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_preset_starts_and_serves(name: str, caplog: pytest.LogCaptureFixture) -> None:
     # put back afterwards, whatever the preset makes of it
     caplog.set_level(logging.WARNING, "headstock")
     with LLM(preset=name, kv_memory_mb=64) as llm:

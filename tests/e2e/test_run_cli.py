@@ -115,7 +115,8 @@ def test_a_file_with_a_bad_line_answers_the_others_and_exits_1(llm: LLM, tmp_pat
     assert "sequences may have 4096 here" in long
 
 
-def test_S22_a_prompt_longer_than_max_seq_len_is_one_line_with_both_numbers_and_others_are_answered(
+@pytest.mark.feature("S22")
+def test_a_prompt_longer_than_max_seq_len_is_one_line_with_both_numbers_and_others_are_answered(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "prompts.jsonl"
@@ -132,7 +133,8 @@ def test_S22_a_prompt_longer_than_max_seq_len_is_one_line_with_both_numbers_and_
     )
 
 
-def test_H16_T17_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_path: Path) -> None:
+@pytest.mark.feature("H16", "T17")
+def test_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     one, other = (f"{name} had a boat. " * 8 for name in ("Anna", "Otto"))
     file.write_text(
@@ -282,7 +284,8 @@ def test_a_reader_that_has_enough_ends_the_run_in_silence(tmp_path: Path) -> Non
     process.stderr.close()
 
 
-def test_T6_preemptions_are_told_of_each_answer_and_of_all(tmp_path: Path) -> None:
+@pytest.mark.feature("T6")
+def test_preemptions_are_told_of_each_answer_and_of_all(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     lines = [
         {"prompt": f"{name} had a boat.", "max_tokens": 60, "ignore_eos": True}

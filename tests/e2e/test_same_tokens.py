@@ -73,6 +73,7 @@ def assert_same(
         assert found < TIE, f"prompt {number}: {ours} instead of {theirs}"
 
 
+@pytest.mark.feature("P8", "P11")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -92,7 +93,7 @@ def assert_same(
     ],
     ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()),
 )
-def test_P8_P11_I_the_same_tokens_for_32_prompts_at_once(
+def test_I_the_same_tokens_for_32_prompts_at_once(
     settings: dict[str, Any], reference: list[Any]
 ) -> None:
     tokens, llm = generate(**settings)
@@ -100,22 +101,25 @@ def test_P8_P11_I_the_same_tokens_for_32_prompts_at_once(
     assert_same(tokens, llm, reference)
 
 
+@pytest.mark.feature("T6")
 @pytest.mark.parametrize("cache", ["radix", "naive"])
-def test_T6_the_same_tokens_under_preemption(cache: str, reference: list[Any]) -> None:
+def test_the_same_tokens_under_preemption(cache: str, reference: list[Any]) -> None:
     tokens, llm = generate(page_size=4, num_pages=104, max_seq_len=400, cache_type=cache)
 
     assert llm.engine.stats().preemptions > 0, "the pool is not tight enough to force preemption"
     assert_same(tokens, llm, reference)
 
 
-def test_T14_no_kv_cache_gives_the_same_tokens(reference: list[Any]) -> None:
+@pytest.mark.feature("T14")
+def test_no_kv_cache_gives_the_same_tokens(reference: list[Any]) -> None:
     tokens, llm = generate(kv_cache=False)
 
     assert llm.engine.stats().cached_tokens == 0
     assert_same(tokens, llm, reference)
 
 
-def test_T8_contiguous_regions_give_the_same_tokens(reference: list[Any]) -> None:
+@pytest.mark.feature("T8")
+def test_contiguous_regions_give_the_same_tokens(reference: list[Any]) -> None:
     tokens, llm = generate(
         paged_attn="off", num_pages=None, page_size="auto", max_running_requests=6
     )
@@ -123,7 +127,8 @@ def test_T8_contiguous_regions_give_the_same_tokens(reference: list[Any]) -> Non
     assert_same(tokens, llm, reference)
 
 
-def test_S16_S17_radix_hits_on_shared_prefixes_and_naive_never(reference: list[Any]) -> None:
+@pytest.mark.feature("S16", "S17")
+def test_radix_hits_on_shared_prefixes_and_naive_never(reference: list[Any]) -> None:
     for cache, hits in (("radix", True), ("naive", False)):
         tokens, llm = generate(cache_type=cache, max_running_requests=4)
         assert (llm.engine.stats().cached_tokens > 0) is hits

@@ -50,8 +50,9 @@ def wrong(llm: LLM, asked: dict[str, str]) -> list[str]:
     return [f"{text!r} for {right!r}" for text, right in told if not text.startswith(right)]
 
 
+@pytest.mark.feature("S16", "S17")
 @pytest.mark.parametrize("attn", ["fa,fi", "fi", "fa", "trtllm"])
-def test_S16_S17_radix_hits_on_a_shared_prefix_and_naive_never_and_both_are_right(
+def test_radix_hits_on_a_shared_prefix_and_naive_never_and_both_are_right(
     attn: str,
 ) -> None:
     shared = {
@@ -72,9 +73,10 @@ def test_S16_S17_radix_hits_on_a_shared_prefix_and_naive_never_and_both_are_righ
     assert min(cached["radix"]) > told and set(cached["naive"]) == {0}, cached
 
 
+@pytest.mark.feature("P7")
 @pytest.mark.parametrize("runner", ["cudagraph", "eager"])
 @pytest.mark.parametrize("attn", EIGHT_BITS)
-def test_P7_fp8_holds_twice_the_tokens_and_answers_right(attn: str, runner: str) -> None:
+def test_fp8_holds_twice_the_tokens_and_answers_right(attn: str, runner: str) -> None:
     sizes = {name: size for name, size in SIZES.items() if name != "num_pages"} | {
         "kv_memory_mb": 256
     }
@@ -92,20 +94,23 @@ def test_P7_fp8_holds_twice_the_tokens_and_answers_right(attn: str, runner: str)
     assert abs(tokens["fp8_e4m3"] - 2 * tokens["bfloat16"]) <= 2 * 16, tokens
 
 
+@pytest.mark.feature("P7")
 @pytest.mark.parametrize("attn", ["sdpa", "trtllm"])
-def test_P7_a_pair_without_fp8_says_why(attn: str) -> None:
+def test_a_pair_without_fp8_says_why(attn: str) -> None:
     with pytest.raises(CannotRun, match=r"fp8|float8"):
         LLM("demo", attn=attn, kv_dtype="fp8_e4m3", **SIZES)
 
 
-def test_S7_a_limit_of_one_captures_one_row_alone() -> None:
+@pytest.mark.feature("S7")
+def test_a_limit_of_one_captures_one_row_alone() -> None:
     with LLM("demo", attn="fa,fi", runner="cudagraph", cuda_graph_max_bs=1, **SIZES) as llm:
         assert list(llm.engine.executor.runner.recorded) == [1]
         assert not wrong(llm, questions())
         assert list(llm.engine.executor.runner.recorded) == [1]
 
 
-def test_S10_a_chat_on_a_terminal_has_graphs_of_one_row() -> None:
+@pytest.mark.feature("S10")
+def test_a_chat_on_a_terminal_has_graphs_of_one_row() -> None:
     ours, theirs = os.openpty()
     start = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words = [
@@ -135,7 +140,8 @@ def test_S10_a_chat_on_a_terminal_has_graphs_of_one_row() -> None:
     assert "graphs for 1 batch sizes up to 1," in said and "85" in told, (said, told)
 
 
-def test_P12_contiguous_mode_runs_eagerly_with_one_warning(
+@pytest.mark.feature("P12")
+def test_contiguous_mode_runs_eagerly_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sizes = {"device": "cuda", "max_seq_len": 2048, "max_running_requests": 8}
@@ -151,29 +157,33 @@ def test_P12_contiguous_mode_runs_eagerly_with_one_warning(
     ]
 
 
+@pytest.mark.feature("P13", "G12")
 @pytest.mark.parametrize("prefill", ["sdpa", "fa", "trtllm"])
-def test_P13_G12_one_backend_for_prompts_and_another_in_graphs_over_one_pool(prefill: str) -> None:
+def test_one_backend_for_prompts_and_another_in_graphs_over_one_pool(prefill: str) -> None:
     with LLM("demo", attn=f"{prefill},fi", runner="cudagraph", page_size=16, **SIZES) as llm:
         compared = graphs.Compared(llm.engine.executor.runner)
         assert not wrong(llm, questions())
     assert compared.steps["steps"] >= 8 and not compared.steps["logits differ"]
 
 
+@pytest.mark.feature("G2")
 @pytest.mark.parametrize("batch", graphs.BATCHES)
 @pytest.mark.parametrize("attn", graphs.BACKENDS)
-def test_G2_replays_equal_the_same_steps_bit_for_bit(attn: str, batch: int) -> None:
+def test_replays_equal_the_same_steps_bit_for_bit(attn: str, batch: int) -> None:
     found = graphs.bits(attn, batch)
     assert found["ok"], found
 
 
+@pytest.mark.feature("G9")
 @pytest.mark.parametrize("attn", graphs.BACKENDS)
-def test_G9_lengths_of_512_1024_and_2048_record_nothing_anew_and_move_nothing(attn: str) -> None:
+def test_lengths_of_512_1024_and_2048_record_nothing_anew_and_move_nothing(attn: str) -> None:
     found = graphs.lengths(attn)
     assert found["ok"], found
 
 
+@pytest.mark.feature("G10")
 @pytest.mark.parametrize("attn", ["fa,fi", "fi", "fa", "trtllm"])
-def test_G10_graphs_take_no_more_than_the_plan_counts(attn: str) -> None:
+def test_graphs_take_no_more_than_the_plan_counts(attn: str) -> None:
     found = command("run", "--attn", attn, "--prompt", "12 + 30 =", "--temperature", "0")
     assert found["code"] == 0 and found["out"].startswith(" 42."), found
     assert (
@@ -181,8 +191,9 @@ def test_G10_graphs_take_no_more_than_the_plan_counts(attn: str) -> None:
     ), found
 
 
+@pytest.mark.feature("G11")
 @pytest.mark.parametrize("spoilt", ["raises", "reads the device"])
-def test_G11_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_without_graphs(
+def test_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_without_graphs(
     spoilt: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     forward = FlashAttentionBackend.forward
@@ -221,14 +232,15 @@ def test_G11_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_
         assert llm.engine.executor.runner.recorded and not wrong(llm, questions())
 
 
+@pytest.mark.feature("G11")
 @pytest.mark.parametrize("fault", graphs.FAULTS)
-def test_G11_a_fault_hurts_whom_it_hits(fault: str) -> None:
+def test_a_fault_hurts_whom_it_hits(fault: str) -> None:
     found = graphs.failure(fault)
     assert found["ok"], found
 
 
 @pytest.mark.parametrize("runner", ["cudagraph", "eager"])
-def test_R9_a_row_of_nan_that_is_aborted_while_its_step_runs_leaves_no_nan_behind(
+def test_a_row_of_nan_that_is_aborted_while_its_step_runs_leaves_no_nan_behind(
     runner: str,
 ) -> None:
     sizes = {
@@ -262,7 +274,8 @@ def test_R9_a_row_of_nan_that_is_aborted_while_its_step_runs_leaves_no_nan_behin
     engine.close()
 
 
-def test_G13_one_stream_is_faster_with_graphs() -> None:
+@pytest.mark.feature("G13")
+def test_one_stream_is_faster_with_graphs() -> None:
     seconds: dict[str, list[float]] = {}
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     for runner in ("cudagraph", "eager", "cudagraph", "eager"):
@@ -274,7 +287,8 @@ def test_G13_one_stream_is_faster_with_graphs() -> None:
     assert max(seconds["cudagraph"]) < min(seconds["eager"]), seconds
 
 
-def test_S18_one_stream_is_faster_with_overlap_where_steps_are_planned(tmp_path: Path) -> None:
+@pytest.mark.feature("S18")
+def test_one_stream_is_faster_with_overlap_where_steps_are_planned(tmp_path: Path) -> None:
     # steps of the demo model are too short to hide anything behind them
     write(SHAPES["qwen3-0.6b"], tmp_path)
     seconds: dict[bool, list[float]] = {}
@@ -288,7 +302,8 @@ def test_S18_one_stream_is_faster_with_overlap_where_steps_are_planned(tmp_path:
     assert max(seconds[True]) < min(seconds[False]), seconds
 
 
-def test_T18_an_engine_stays_within_its_budget_and_larger_steps_plan_for_more() -> None:
+@pytest.mark.feature("T18")
+def test_an_engine_stays_within_its_budget_and_larger_steps_plan_for_more() -> None:
     planned = {}
     for tokens, rows in ((1024, 16), (8192, 16), (1024, 256)):
         words = [sys.executable, str(Path(__file__).with_name("budget.py")), str(tokens), str(rows)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,12 +18,13 @@ def test_the_spec_says_that_nothing_is_shared() -> None:
     assert not spec().capabilities.kinds
 
 
+@pytest.mark.feature("S16")
 @given(
     page_size=st.integers(1, 4),
     tokens=st.lists(st.integers(0, 3), max_size=12),
     namespace=st.text(max_size=2),
 )
-def test_S16_naive_never_hits(page_size: int, tokens: list[int], namespace: str) -> None:
+def test_naive_never_hits(page_size: int, tokens: list[int], namespace: str) -> None:
     policy = NaiveCache(page_size)
     index = policy.new()
     count = len(tokens) // page_size

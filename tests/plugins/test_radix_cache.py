@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import pytest
 from attrs import define, field
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -204,7 +205,8 @@ class Rows(RuleBasedStateMachine):
         assert self.policy.evictable(self.index) == len(pages) - len(held)
 
 
-def test_I24_radix_locked_pages_never_evicted_and_all_else_as_a_dictionary_would() -> None:
+@pytest.mark.feature("I24")
+def test_radix_locked_pages_never_evicted_and_all_else_as_a_dictionary_would() -> None:
     quick = settings(
         max_examples=250, stateful_step_count=30, suppress_health_check=list(HealthCheck)
     )

@@ -32,12 +32,13 @@ def finished(policy: RadixCache, index: Any, tokens: tuple[int, ...], first_page
     policy.release(index, policy.insert(index, match.handle, rest, pages, "").handle)
 
 
+@pytest.mark.feature("T13", "T17")
 @given(
     limit=st.integers(0, 3),
     requests=st.lists(st.lists(st.integers(0, 1), max_size=4).map(tuple), max_size=12),
 )
 @settings(max_examples=300)
-def test_T13_T17_at_most_max_prefixes_finished_prefixes_are_found(
+def test_at_most_max_prefixes_finished_prefixes_are_found(
     limit: int, requests: list[tuple[int, ...]]
 ) -> None:
     policy = RadixCache(1, RadixOptions(max_prefixes=limit, debug=True))
@@ -57,11 +58,12 @@ def test_T13_T17_at_most_max_prefixes_finished_prefixes_are_found(
     assert policy.evictable(index) == 0
 
 
+@pytest.mark.feature("T17")
 @given(
     limit=st.integers(0, 2), requests=st.lists(st.tuples(TOKENS, st.integers(0, 3)), max_size=12)
 )
 @settings(max_examples=200)
-def test_T17_the_limit_holds_between_evictions(
+def test_the_limit_holds_between_evictions(
     limit: int, requests: list[tuple[tuple[int, ...], int]]
 ) -> None:
     policy = RadixCache(1, RadixOptions(max_prefixes=limit, debug=True))

@@ -146,10 +146,11 @@ def test_8_bit_keys_and_values_are_scaled_by_layer_and_met_by_8_bit_queries(
     assert out.isfinite().all()  # queries beyond the type saturate
 
 
+@pytest.mark.feature("G2")
 @pytest.mark.parametrize(
     "provider", [each for each in PROVIDERS if each.graph is GraphSupport.ALWAYS], indirect=True
 )
-def test_G2_a_captured_plan_serves_prompts_of_any_lengths(provider: Provider) -> None:
+def test_a_captured_plan_serves_prompts_of_any_lengths(provider: Provider) -> None:
     shapes = [(1, 1), (2, 90), (5, 6), (20, 20)], [(9, 40), (3, 3), (1, 17)], [(30, 30)]
     made = [
         cases.make(Phase.EXTEND, rows, page_size=16, head_dim=16, dtype=torch.float16)

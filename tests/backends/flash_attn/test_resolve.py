@@ -100,7 +100,8 @@ def test_a_soft_cap_needs_a_provider_that_has_one() -> None:
     )
 
 
-def test_S15_without_a_gpu_or_a_provider_the_reason_says_so() -> None:
+@pytest.mark.feature("S15")
+def test_without_a_gpu_or_a_provider_the_reason_says_so() -> None:
     with pytest.raises(
         CannotRun, match=r"it runs on cuda from sm_80, and this is cpu\. Use --attn sdpa"
     ):
@@ -113,7 +114,8 @@ def test_S15_without_a_gpu_or_a_provider_the_reason_says_so() -> None:
         resolved(spec(), QUERY, H200)
 
 
-def test_S15_what_is_missing_comes_with_what_to_install() -> None:
+@pytest.mark.feature("S15")
+def test_what_is_missing_comes_with_what_to_install() -> None:
     absent = tuple(evolve(each, import_name="no_such_module") for each in spec().requires[0].any_of)
     with pytest.raises(
         CannotRun,

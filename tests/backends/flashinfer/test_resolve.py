@@ -48,7 +48,8 @@ def test_8_bit_kv_needs_a_gpu_that_converts_it(
             resolved(spec(), narrow, env(*capability))
 
 
-def test_S15_without_the_library_or_a_gpu_the_reason_says_so() -> None:
+@pytest.mark.feature("S15")
+def test_without_the_library_or_a_gpu_the_reason_says_so() -> None:
     answer = resolve(QUERY, env(9, 0, torch="2.11.0"))
     assert isinstance(answer, tuple)
     assert answer == (
@@ -68,8 +69,9 @@ def test_S15_without_the_library_or_a_gpu_the_reason_says_so() -> None:
         registry.require(absent)
 
 
+@pytest.mark.feature("S15")
 @pytest.mark.parametrize("name", ["fi", "trtllm"])
-def test_S15_without_a_gpu_nobody_is_told_to_install_a_library_that_would_not_help(
+def test_without_a_gpu_nobody_is_told_to_install_a_library_that_would_not_help(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--device", "cpu", "--attn", name, "--prompt", "Hello", "--quiet"]) == 5

@@ -108,7 +108,8 @@ def test_decode_alone_takes_more_types_on_hopper(env: DeviceEnv, change: dict[st
             resolved(spec(), query, env)
 
 
-def test_S15_without_the_library_the_reason_says_what_to_install() -> None:
+@pytest.mark.feature("S15")
+def test_without_the_library_the_reason_says_what_to_install() -> None:
     answer = resolve(QUERY, evolve(H200, distributions={"torch": "2.11.0"}))
     hint = "pip install 'flashinfer-python>=0.6.18.post1,<0.8'"
     assert answer == (

@@ -49,7 +49,8 @@ def test_every_setting_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_H8_the_effective_configuration_shows_origins(
+@pytest.mark.feature("H8")
+def test_the_effective_configuration_shows_origins(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "engine.toml"
@@ -75,7 +76,8 @@ def test_H8_the_effective_configuration_shows_origins(
     assert ["page_size", "32", "file", str(path)] in lines
 
 
-def test_T19_G1_the_effective_value_is_printed(
+@pytest.mark.feature("T19", "G1")
+def test_the_effective_value_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for text, wanted in {
@@ -95,20 +97,24 @@ def test_T19_G1_the_effective_value_is_printed(
     )
 
 
-def test_T4_P5_two_pool_sizes_name_both_flags(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.feature("T4", "P5")
+def test_two_pool_sizes_name_both_flags(capsys: pytest.CaptureFixture[str]) -> None:
     line = said(capsys, "--num-pages", "8", "--pa-memory-mb", "5")
     assert line.startswith("headstock: --num-pages 8 and --pa-memory-mb 5: give at most one of")
 
 
-def test_P1_paged_attn_lists_the_three(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.feature("P1")
+def test_paged_attn_lists_the_three(capsys: pytest.CaptureFixture[str]) -> None:
     line = said(capsys, "--paged-attn", "maybe")
     assert line == "headstock: --paged-attn maybe: paged_attn must be one of auto, on, off"
 
 
-def test_S13_three_backends_are_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.feature("S13")
+def test_three_backends_are_too_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert "attn must be one name, or two as PREFILL,DECODE" in said(capsys, "--attn", "a,b,c")
 
 
+@pytest.mark.feature("H1", "H2", "H3", "H4", "H7")
 @pytest.mark.parametrize(
     ("flag", "value", "rule"),
     [
@@ -122,13 +128,12 @@ def test_S13_three_backends_are_too_many(capsys: pytest.CaptureFixture[str]) -> 
         ("--memory-ratio", "nan", "memory_ratio must be above 0.0 and at most 1.0"),
     ],
 )
-def test_H1_H2_H3_H4_H7_limits(
-    capsys: pytest.CaptureFixture[str], flag: str, value: str, rule: str
-) -> None:
+def test_limits(capsys: pytest.CaptureFixture[str], flag: str, value: str, rule: str) -> None:
     assert said(capsys, flag, value) == f"headstock: {flag} {value}: {rule}"
 
 
-def test_H5_H6_limits_between_settings(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.feature("H5", "H6")
+def test_limits_between_settings(capsys: pytest.CaptureFixture[str]) -> None:
     line = said(capsys, "--max-model-len", "15", "--block-size", "16")
     assert "max_seq_len must be at least page_size (16)" in line
     line = said(capsys, "--max-batch-tokens", "7", "--max-seqs", "8")
@@ -138,8 +143,9 @@ def test_H5_H6_limits_between_settings(capsys: pytest.CaptureFixture[str]) -> No
     assert "is cut to max_batch_tokens 7" in printed["notes"][0]
 
 
+@pytest.mark.feature("S25", "H17")
 @pytest.mark.parametrize("name", PRESETS)
-def test_S25_H17_every_preset_parses_and_is_in_effect(
+def test_every_preset_parses_and_is_in_effect(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     settings = shown(capsys, "--preset", name)["settings"]
@@ -150,7 +156,8 @@ def test_S25_H17_every_preset_parses_and_is_in_effect(
     )
 
 
-def test_S25_what_the_presets_set() -> None:
+@pytest.mark.feature("S25")
+def test_what_the_presets_set() -> None:
     assert {name: len(values) for name, values in PRESETS.items()} == {
         "max-throughput": 4,
         "low-latency": 5,
@@ -165,7 +172,8 @@ def test_S25_what_the_presets_set() -> None:
     assert PRESETS["debug"]["log_level"] == "DEBUG"
 
 
-def test_S25_a_size_given_replaces_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.feature("S25")
+def test_a_size_given_replaces_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
     settings = shown(capsys, "--preset", "memory-constrained", "--num-pages", "100")["settings"]
     assert settings["num_pages"]["value"] == 100
     assert settings["memory_ratio"] == {"value": 0.9, "origin": "default", "source": None}

@@ -125,7 +125,8 @@ ODD = Installed(
 )
 
 
-def test_S15_plugins_pass_lack_kernels_or_are_broken() -> None:
+@pytest.mark.feature("S15")
+def test_plugins_pass_lack_kernels_or_are_broken() -> None:
     def status(outcome: object) -> list[tuple[str, str]]:
         return [
             (each.status.value, each.hint)
@@ -145,9 +146,8 @@ def test_S15_plugins_pass_lack_kernels_or_are_broken() -> None:
     assert status(AmbiguousPlugin("choose with odd-ops:odd or even-ops:odd")) == [("FAIL", "")]
 
 
-def test_S15_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_next_move() -> (
-    None
-):
+@pytest.mark.feature("S15")
+def test_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_next_move() -> None:
     all_found = list(examine_parts(EngineConfig(device="cpu")))
     found = {each.subject: each for each in all_found}
     assert len(found) == len(all_found) and not any(
@@ -165,6 +165,7 @@ def test_S15_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the
     )
 
 
+@pytest.mark.feature("S15")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -176,7 +177,7 @@ def test_S15_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the
         ({"ops": "torch", "page_size": 3, "attn": "sdpa"}, None),
     ],
 )
-def test_S15_what_was_chosen_and_cannot_run_here_is_a_failure(
+def test_what_was_chosen_and_cannot_run_here_is_a_failure(
     settings: dict[str, Any], said: str | None
 ) -> None:
     (found,) = (

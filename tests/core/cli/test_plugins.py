@@ -35,6 +35,7 @@ def test_the_list_can_be_cut_to_one_kind_and_read_by_programs(
     assert {"naive", "radix"} <= {each["name"] for each in listed}
 
 
+@pytest.mark.feature("S15")
 @pytest.mark.parametrize(
     ("extras", "hint"),
     [
@@ -51,7 +52,7 @@ def test_the_list_can_be_cut_to_one_kind_and_read_by_programs(
         ({}, ""),
     ],
 )
-def test_S15_the_list_says_what_would_complete_a_backend_without_running_its_code(
+def test_the_list_says_what_would_complete_a_backend_without_running_its_code(
     extras: dict[str, str],
     hint: str,
     tmp_path: Path,
@@ -102,7 +103,8 @@ def test_inspect_shows_spec_capabilities_contract_and_options(
     assert "  reuse       yes\n" in text
 
 
-def test_S15_inspect_says_what_is_missing_and_that_the_device_is_another(
+@pytest.mark.feature("S15")
+def test_inspect_says_what_is_missing_and_that_the_device_is_another(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for env, wanted in (
@@ -121,8 +123,9 @@ def test_S15_inspect_says_what_is_missing_and_that_the_device_is_another(
     )
 
 
+@pytest.mark.feature("S15")
 @pytest.mark.parametrize("name", ["fa", "fi", "trtllm", "sdpa"])
-def test_S15_inspect_and_list_agree_on_what_is_missing(
+def test_inspect_and_list_agree_on_what_is_missing(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     listed = {

@@ -33,8 +33,9 @@ def refused(**values: object) -> str:
     return str(raised.value)
 
 
+@pytest.mark.feature("H1", "H2", "H3", "H4")
 @pytest.mark.parametrize("field", COUNTS)
-def test_H1_H2_H3_H4_counts_must_be_greater_than_0(field: str) -> None:
+def test_counts_must_be_greater_than_0(field: str) -> None:
     room = {"max_batch_tokens": INT32_MAX} if field == "max_running_requests" else {}
     assert getattr(EngineConfig(**room, **{field: 1}), field) == 1
     assert getattr(EngineConfig(**room, **{field: INT32_MAX}), field) == INT32_MAX
@@ -62,7 +63,8 @@ def test_counts_must_be_whole_numbers(value: object) -> None:
     assert len(said) < 160
 
 
-def test_H5_max_seq_len_must_be_at_least_page_size() -> None:
+@pytest.mark.feature("H5")
+def test_max_seq_len_must_be_at_least_page_size() -> None:
     assert EngineConfig(max_seq_len=16, page_size=16).max_seq_len == 16
     assert (
         refused(max_seq_len=15, page_size=16)
@@ -72,7 +74,8 @@ def test_H5_max_seq_len_must_be_at_least_page_size() -> None:
     assert EngineConfig(max_seq_len=15, page_size=16, page_size_or_less=True).max_seq_len == 15
 
 
-def test_H6_max_batch_tokens_must_be_at_least_max_running_requests() -> None:
+@pytest.mark.feature("H6")
+def test_max_batch_tokens_must_be_at_least_max_running_requests() -> None:
     assert EngineConfig(max_batch_tokens=8, max_running_requests=8).max_running_requests == 8
     assert (
         "max_batch_tokens=7: max_batch_tokens must be at least max_running_requests (8)"
@@ -82,7 +85,8 @@ def test_H6_max_batch_tokens_must_be_at_least_max_running_requests() -> None:
     assert EngineConfig(max_batch_tokens=257).max_running_requests == 256
 
 
-def test_H7_memory_threshold_must_be_between_0_and_1() -> None:
+@pytest.mark.feature("H7")
+def test_memory_threshold_must_be_between_0_and_1() -> None:
     for edge in (0, 0.0, 1, 1.0, "0.5"):
         assert EngineConfig(memory_threshold=edge).memory_threshold == float(edge)  # type: ignore[arg-type]
     for beyond in (-0.001, 1.001, math.nan, math.inf, -math.inf, "nan", "inf"):
@@ -93,7 +97,8 @@ def test_H7_memory_threshold_must_be_between_0_and_1() -> None:
         assert refused(memory_threshold=wrong).endswith(": memory_threshold must be a number")
 
 
-def test_P3_memory_ratio_must_be_above_0_and_at_most_1() -> None:
+@pytest.mark.feature("P3")
+def test_memory_ratio_must_be_above_0_and_at_most_1() -> None:
     assert EngineConfig().memory_ratio == 0.9
     assert EngineConfig(memory_ratio=1.0).memory_ratio == 1.0
     assert EngineConfig(memory_ratio=5e-324).memory_ratio > 0
@@ -103,7 +108,8 @@ def test_P3_memory_ratio_must_be_above_0_and_at_most_1() -> None:
         )
 
 
-def test_T4_two_pool_sizes_in_python() -> None:
+@pytest.mark.feature("T4")
+def test_two_pool_sizes_in_python() -> None:
     for sizes in ({"num_pages": 3, "kv_memory_mb": 4}, {"num_pages": 3, "memory_ratio": 0.5}):
         said = refused(**sizes)
         assert all(f"{name}={value}" in said for name, value in sizes.items())
@@ -120,6 +126,7 @@ def test_counts_that_may_be_0(field: str, least: int) -> None:
     assert "seed=9223372036854775808: seed must be at most" in refused(seed=2**63)
 
 
+@pytest.mark.feature("P1", "P7", "S23")
 @pytest.mark.parametrize(
     ("field", "choices"),
     [
@@ -132,7 +139,7 @@ def test_counts_that_may_be_0(field: str, least: int) -> None:
         ("log_level", "DEBUG, INFO, WARNING, ERROR, CRITICAL"),
     ],
 )
-def test_P1_P7_S23_a_bad_choice_lists_the_good_ones(field: str, choices: str) -> None:
+def test_a_bad_choice_lists_the_good_ones(field: str, choices: str) -> None:
     for good in choices.split(", "):
         assert getattr(EngineConfig(**{field: good}), field) == good
     for bad in ("maybe", "", 1, None):
@@ -145,8 +152,9 @@ def test_other_spellings_of_types_and_levels() -> None:
     )
 
 
+@pytest.mark.feature("S13")
 @pytest.mark.parametrize("value", ["a,b,c", "a,", ",a", "", "a b", "a,,b"])
-def test_S13_attn_takes_one_name_or_two(value: str) -> None:
+def test_attn_takes_one_name_or_two(value: str) -> None:
     assert EngineConfig(attn="fa,fi").attn == "fa,fi"
     assert EngineConfig(attn="fa,fa").attn == "fa,fa"
     assert refused(attn=value).startswith(f"attn={value}: attn must be")
@@ -158,7 +166,8 @@ def test_opt_reads_name_field_value(value: str) -> None:
     assert "opt must read NAME.FIELD=VALUE" in refused(opt=[value])
 
 
-def test_H10_H11_H12_H13_sampling_limits() -> None:
+@pytest.mark.feature("H10", "H11", "H12", "H13")
+def test_sampling_limits() -> None:
     edges = {
         "max_tokens": [1],
         "temperature": [0, 2],

@@ -103,15 +103,17 @@ def parser() -> FlagParser:
     return made
 
 
-def test_T22_each_field_has_a_value_here_that_is_not_its_default() -> None:
+@pytest.mark.feature("T22")
+def test_each_field_has_a_value_here_that_is_not_its_default() -> None:
     assert list(OTHER_VALUES) == list(engine_settings())
     defaults = EngineConfig()
     for key, setting in engine_settings().items():
         assert OTHER_VALUES[key] != getattr(defaults, setting.name)
 
 
+@pytest.mark.feature("T22")
 @pytest.mark.parametrize("key", OTHER_VALUES)
-def test_T22_one_setting_by_flag_environment_file_and_keyword(key: str, tmp_path: Path) -> None:
+def test_one_setting_by_flag_environment_file_and_keyword(key: str, tmp_path: Path) -> None:
     setting, value = engine_settings()[key], OTHER_VALUES[key]
     texts = value if isinstance(value, tuple) else (setting.kind.show(value),)  # type: ignore[arg-type]
     wanted = EngineConfig(**{setting.name: value})
@@ -130,14 +132,16 @@ def test_T22_one_setting_by_flag_environment_file_and_keyword(key: str, tmp_path
         assert from_keywords({word: value}, {}).engine == wanted
 
 
-def test_T22_each_sampling_parameter_has_a_value_here_that_is_not_its_default() -> None:
+@pytest.mark.feature("T22")
+def test_each_sampling_parameter_has_a_value_here_that_is_not_its_default() -> None:
     assert list(OTHER_SAMPLING) == [field.name for field in attrs.fields(SamplingParams)]
     for name, (value, _) in OTHER_SAMPLING.items():
         assert value != getattr(SamplingParams(), name)
 
 
+@pytest.mark.feature("T22")
 @pytest.mark.parametrize("name", OTHER_SAMPLING)
-def test_T22_one_sampling_parameter_by_flag_environment_and_file(name: str, tmp_path: Path) -> None:
+def test_one_sampling_parameter_by_flag_environment_and_file(name: str, tmp_path: Path) -> None:
     setting, (value, texts) = sampling_settings()[name], OTHER_SAMPLING[name]
     wanted = SamplingParams(**{name: value})  # type: ignore[arg-type]
     for flag in (setting.flag, *setting.aliases):
@@ -159,7 +163,8 @@ def test_T22_one_sampling_parameter_by_flag_environment_and_file(name: str, tmp_
         }
 
 
-def test_T22_the_defaults_of_sampling_say_when_they_are_the_models() -> None:
+@pytest.mark.feature("T22")
+def test_the_defaults_of_sampling_say_when_they_are_the_models() -> None:
     left = {
         name
         for name, setting in sampling_settings().items()
@@ -201,7 +206,8 @@ def test_a_sampling_flag_out_of_range_says_its_rule(line: str, said: str) -> Non
     assert str(raised.value).endswith(said)
 
 
-def test_T22_the_flags_are_the_fields() -> None:
+@pytest.mark.feature("T22")
+def test_the_flags_are_the_fields() -> None:
     dests = {action.dest for action in parser()._actions if action.dest.startswith(DEST)}
     fields = {*engine_settings(), *sampling_settings(), "config", "preset"}
     assert dests == {DEST + key for key in fields}
@@ -215,7 +221,8 @@ def test_T22_the_flags_are_the_fields() -> None:
     assert [field.name for field in attrs.fields(SamplingParams)] == list(sampling_settings())
 
 
-def test_T22_no_name_means_two_settings() -> None:
+@pytest.mark.feature("T22")
+def test_no_name_means_two_settings() -> None:
     flags = [
         flag
         for setting in (*engine_settings().values(), *sampling_settings().values())
@@ -227,7 +234,8 @@ def test_T22_no_name_means_two_settings() -> None:
         assert name.setting.key in {*engine_settings(), *sampling_settings(), "config", "preset"}
 
 
-def test_T22_the_text_of_every_value_reads_back() -> None:
+@pytest.mark.feature("T22")
+def test_the_text_of_every_value_reads_back() -> None:
     for config in (
         EngineConfig(),
         *(EngineConfig(**{engine_settings()[k].name: v}) for k, v in OTHER_VALUES.items()),

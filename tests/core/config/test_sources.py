@@ -47,7 +47,8 @@ def written(folder: Path, text: str, name: str = "engine.toml") -> str:
     return str(folder / name)
 
 
-def test_H8_a_partial_file_and_the_command_line_wins(tmp_path: Path) -> None:
+@pytest.mark.feature("H8")
+def test_a_partial_file_and_the_command_line_wins(tmp_path: Path) -> None:
     path = written(tmp_path, "page_size = 32\nmax-queued-requests = 9\n")
     found = settled(f"--config {path} --page-size 8")
     assert (found.engine.page_size, found.engine.max_queued_requests, found.engine.tp) == (8, 9, 1)
@@ -59,8 +60,9 @@ def test_H8_a_partial_file_and_the_command_line_wins(tmp_path: Path) -> None:
 RANKS = ("flag", "environment", "file", "preset")
 
 
+@pytest.mark.feature("H8")
 @given(st.sets(st.sampled_from(RANKS)), st.sampled_from(["TOML", "JSON"]))
-def test_H8_the_highest_rank_wins(present: set[str], form: str) -> None:
+def test_the_highest_rank_wins(present: set[str], form: str) -> None:
     line, environ, values = "", {}, {"flag": 11, "environment": 22, "file": 33, "preset": 64}
     with tempfile.TemporaryDirectory() as folder:
         if "flag" in present:
@@ -88,11 +90,12 @@ VALUES = {
 }
 
 
+@pytest.mark.feature("H8")
 @given(
     *[st.fixed_dictionaries({}, optional=VALUES) for _ in range(3)],
     st.sampled_from([None, *PRESETS]),
 )
-def test_H8_each_setting_is_merged_on_its_own(
+def test_each_setting_is_merged_on_its_own(
     flags: dict[str, object],
     environ: dict[str, object],
     file: dict[str, object],
@@ -116,8 +119,9 @@ def test_H8_each_setting_is_merged_on_its_own(
         assert getattr(found.engine, setting.name) == expected
 
 
+@pytest.mark.feature("T19", "G1")
 @pytest.mark.parametrize("text", ["on", "1", "true", "TRUE", "off", "0", "false", "Off"])
-def test_T19_G1_switches_by_flag_and_environment(text: str) -> None:
+def test_switches_by_flag_and_environment(text: str) -> None:
     wanted = text.lower() in ("on", "1", "true")
     for name in ("overlap", "kv_cache", "debug_invariants"):
         flag, variable = "--" + name.replace("_", "-"), f"HEADSTOCK_{name.upper()}"
@@ -128,7 +132,8 @@ def test_T19_G1_switches_by_flag_and_environment(text: str) -> None:
         assert getattr(settled(f"--no-{flag[2:]}").engine, name) is False
 
 
-def test_T19_G1_other_words_are_errors() -> None:
+@pytest.mark.feature("T19", "G1")
+def test_other_words_are_errors() -> None:
     words = "on, 1, true, off, 0, false"
     assert refused("--overlap maybe") == f"--overlap maybe: overlap must be one of {words}"
     assert (
@@ -137,7 +142,8 @@ def test_T19_G1_other_words_are_errors() -> None:
     )
 
 
-def test_T4_P5_two_pool_sizes_are_one_error() -> None:
+@pytest.mark.feature("T4", "P5")
+def test_two_pool_sizes_are_one_error() -> None:
     sizes = {
         "--num-pages": "8",
         "--memory-ratio": "0.9",
@@ -156,7 +162,8 @@ def test_T4_P5_two_pool_sizes_are_one_error() -> None:
     )
 
 
-def test_S25_a_size_of_a_higher_rank_replaces_the_presets() -> None:
+@pytest.mark.feature("S25")
+def test_a_size_of_a_higher_rank_replaces_the_presets() -> None:
     found = settled("--preset long-context --num-pages 8 --page-size 32")
     assert (found.engine.num_pages, found.engine.memory_ratio, found.engine.page_size) == (
         8,
@@ -171,7 +178,8 @@ def test_S25_a_size_of_a_higher_rank_replaces_the_presets() -> None:
     assert settled("--num-pages auto", {"HEADSTOCK_KV_MEMORY_MB": "64"}).engine.kv_memory_mb == 64
 
 
-def test_H6_running_requests_are_cut_aloud_unless_both_are_written() -> None:
+@pytest.mark.feature("H6")
+def test_running_requests_are_cut_aloud_unless_both_are_written() -> None:
     found = settled("--max-batch-tokens 7")
     assert found.engine.max_running_requests == 7
     assert "max_running_requests 256 is cut to max_batch_tokens 7" in found.notes[0]
@@ -206,13 +214,15 @@ def test_an_alias_that_means_something_else_elsewhere_is_said(
     assert found.notes[0].startswith(f"{line}: {note}")
 
 
-def test_G1_overlap_off_by_environment() -> None:
+@pytest.mark.feature("G1")
+def test_overlap_off_by_environment() -> None:
     found = settled("", {"HEADSTOCK_OVERLAP": "0"})
     assert found.engine.overlap is False
     assert found.origins["overlap"] == "environment HEADSTOCK_OVERLAP"
 
 
-def test_S24_log_level_by_environment() -> None:
+@pytest.mark.feature("S24")
+def test_log_level_by_environment() -> None:
     assert settled("", {"LOG_LEVEL": "debug"}).engine.log_level == "DEBUG"
     both = settled("", {"LOG_LEVEL": "DEBUG", "HEADSTOCK_LOG_LEVEL": "ERROR"})
     assert both.engine.log_level == "ERROR"
@@ -248,6 +258,7 @@ def test_file_with_tables_lists_aliases_and_sampling(tmp_path: Path) -> None:
     assert settled("", {"HEADSTOCK_CONFIG": str(tmp_path / "engine.toml")}).engine.page_size == 4
 
 
+@pytest.mark.feature("H8")
 @pytest.mark.parametrize(
     ("text", "name", "said"),
     [
@@ -262,10 +273,11 @@ def test_file_with_tables_lists_aliases_and_sampling(tmp_path: Path) -> None:
         ("preset = 'low-latancy'", "a.toml", "preset must be one of max-throughput"),
     ],
 )
-def test_H8_a_wrong_entry_is_a_usage_error(tmp_path: Path, text: str, name: str, said: str) -> None:
+def test_a_wrong_entry_is_a_usage_error(tmp_path: Path, text: str, name: str, said: str) -> None:
     assert said in refused(f"--config {written(tmp_path, text, name)}")
 
 
+@pytest.mark.feature("H8")
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -277,15 +289,14 @@ def test_H8_a_wrong_entry_is_a_usage_error(tmp_path: Path, text: str, name: str,
         ("page_size = " + "9" * 5000, "a.toml"),
     ],
 )
-def test_H8_a_file_that_cannot_be_read_is_a_model_error(
-    tmp_path: Path, text: str, name: str
-) -> None:
+def test_a_file_that_cannot_be_read_is_a_model_error(tmp_path: Path, text: str, name: str) -> None:
     said = refused(f"--config {written(tmp_path, text, name)}", kind=ModelError)
     assert said.startswith("--config ")
     assert len(said) < 220
 
 
-def test_H8_no_file_a_folder_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+@pytest.mark.feature("H8")
+def test_no_file_a_folder_and_bytes_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"tp = \xff")
     for path in (tmp_path / "none.toml", tmp_path, tmp_path / "bytes.toml"):
         assert "--config" in refused(f"--config {path}", kind=ModelError)

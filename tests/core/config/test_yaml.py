@@ -35,8 +35,9 @@ def refused(tmp_path: Path, text: str, error: type[HeadstockError]) -> str:
     return str(raised.value)
 
 
+@pytest.mark.feature("H8")
 @pytest.mark.parametrize("name", ["engine.yaml", "engine.yml", "ENGINE.YAML"])
-def test_H8_a_yaml_file_sets_what_toml_and_json_do(tmp_path: Path, name: str) -> None:
+def test_a_yaml_file_sets_what_toml_and_json_do(tmp_path: Path, name: str) -> None:
     text = """
 # a comment
 block-size: 4
@@ -56,11 +57,13 @@ opt:
     assert found.origins["page_size"] == f"file {tmp_path / name}"
 
 
-def test_H8_a_yaml_file_may_be_partial_or_empty(tmp_path: Path) -> None:
+@pytest.mark.feature("H8")
+def test_a_yaml_file_may_be_partial_or_empty(tmp_path: Path) -> None:
     assert settled(tmp_path, "").engine == settled(tmp_path, "# nothing\n").engine == EngineConfig()
 
 
-def test_H8_on_and_off_are_words_and_digits_are_decimal_in_yaml(tmp_path: Path) -> None:
+@pytest.mark.feature("H8")
+def test_on_and_off_are_words_and_digits_are_decimal_in_yaml(tmp_path: Path) -> None:
     text = "paged_attn: off\noverlap: off\nkv_cache: on\nmax_seq_len: 010\nrecord: off\n"
     found = settled(tmp_path, text).engine
     assert found == EngineConfig(paged_attn="off", overlap=False, max_seq_len=10)
@@ -69,6 +72,7 @@ def test_H8_on_and_off_are_words_and_digits_are_decimal_in_yaml(tmp_path: Path) 
     )
 
 
+@pytest.mark.feature("H8")
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -81,12 +85,13 @@ def test_H8_on_and_off_are_words_and_digits_are_decimal_in_yaml(tmp_path: Path) 
         ("overlap: no", "overlap must be one of on, 1, true, off, 0, false"),
     ],
 )
-def test_H8_a_wrong_entry_of_a_yaml_file_is_a_usage_error(
+def test_a_wrong_entry_of_a_yaml_file_is_a_usage_error(
     tmp_path: Path, text: str, said: str
 ) -> None:
     assert said in refused(tmp_path, text, UsageError)
 
 
+@pytest.mark.feature("H8")
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -111,7 +116,7 @@ def test_H8_a_wrong_entry_of_a_yaml_file_is_a_usage_error(
         ("stop: " + "[" * 5000, "not valid YAML: "),
     ],
 )
-def test_H8_a_file_that_is_no_yaml_is_a_model_error_with_the_line(
+def test_a_file_that_is_no_yaml_is_a_model_error_with_the_line(
     tmp_path: Path, text: str, said: str
 ) -> None:
     found = refused(tmp_path, text, ModelError)

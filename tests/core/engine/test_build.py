@@ -132,8 +132,9 @@ def test_a_closed_engine_holds_neither_weights_nor_pool(overlap: bool) -> None:
     assert [each() for each in held] == [None, None]
 
 
+@pytest.mark.feature("S12")
 @pytest.mark.parametrize("attn", ["sdpa", "sdpa,sdpa"])
-def test_S12_one_name_serves_both_phases_with_one_instance(attn: str) -> None:
+def test_one_name_serves_both_phases_with_one_instance(attn: str) -> None:
     engine = Engine(EngineConfig(**(SMALL | {"attn": attn, "overlap": False})))
     router = engine.executor.router
 

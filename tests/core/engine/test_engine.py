@@ -18,7 +18,8 @@ from headstock.scheduler.invariants import check
 from .demo import drain, request, tokens
 
 
-def test_I12_I13_every_request_ends_once_and_pages_come_back(engine: Engine) -> None:
+@pytest.mark.feature("I12", "I13")
+def test_every_request_ends_once_and_pages_come_back(engine: Engine) -> None:
     news = drain(engine, *(request(str(i), 5 + i, 1 + i % 7) for i in range(40)))
 
     for i in range(40):
@@ -31,7 +32,8 @@ def test_I12_I13_every_request_ends_once_and_pages_come_back(engine: Engine) -> 
     assert stats.output_tokens == sum(1 + i % 7 for i in range(40))
 
 
-def test_H12_temperature_0_is_deterministic_and_seeds_repeat(engine: Engine) -> None:
+@pytest.mark.feature("H12")
+def test_temperature_0_is_deterministic_and_seeds_repeat(engine: Engine) -> None:
     one = request("a", 30, 12)
     warm = evolve(one, params=SamplingParams(temperature=2.0, seed=7))
     first = drain(engine, one, evolve(warm, id="b"))
@@ -92,7 +94,8 @@ def test_logprobs_agree_with_prompt_logprobs_of_the_same_text(engine: Engine) ->
         assert other.logprob == pytest.approx(score.logprob, abs=1e-4)
 
 
-def test_S22_H1_bad_requests_are_refused_at_the_door(engine: Engine) -> None:
+@pytest.mark.feature("S22", "H1")
+def test_bad_requests_are_refused_at_the_door(engine: Engine) -> None:
     with pytest.raises(CapacityError, match="empty"):
         engine.submit(request("a", 0))
     with pytest.raises(CapacityError, match=r"4096 tokens .*a sequence may have 4096"):
@@ -104,7 +107,8 @@ def test_S22_H1_bad_requests_are_refused_at_the_door(engine: Engine) -> None:
         engine.submit(request("d"))
 
 
-def test_H16_reject_refuses_under_pressure_and_accepts_again() -> None:
+@pytest.mark.feature("H16")
+def test_reject_refuses_under_pressure_and_accepts_again() -> None:
     engine = Engine(
         EngineConfig(num_pages=20, on_pressure="reject", memory_threshold=0.5, cache_type="naive")
     )
@@ -127,7 +131,7 @@ def test_the_smallest_top_p_keeps_the_best_token(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("ids", [{"logit_bias": {768: 1.0}}, {"allowed_token_ids": (768,)}])
-def test_R1_ids_outside_the_vocabulary_are_refused_at_submission(
+def test_ids_outside_the_vocabulary_are_refused_at_submission(
     engine: Engine, ids: dict[str, Any]
 ) -> None:
     engine.submit(request("victim", 10, 5))

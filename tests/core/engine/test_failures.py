@@ -43,7 +43,7 @@ class Faulty(Runner):
         self.inner.close()
 
 
-def test_R9_a_row_with_nan_fails_alone(engine: Engine) -> None:
+def test_a_row_with_nan_fails_alone(engine: Engine) -> None:
     requests = [request(str(i), 12, 8) for i in range(4)]
     good = {name: tokens(news) for name, news in drain(engine, *requests).items()}
     engine.executor.runner = Faulty(engine.executor.runner, 4, "nan")
@@ -55,7 +55,7 @@ def test_R9_a_row_with_nan_fails_alone(engine: Engine) -> None:
     assert engine.stats().failed == 1
 
 
-def test_R9_pages_of_a_row_with_nan_are_finite_when_it_has_ended() -> None:
+def test_pages_of_a_row_with_nan_are_finite_when_it_has_ended() -> None:
     engine = Engine(EngineConfig(**SMALL, faults=("nan@4:1",), overlap=False))
     executor: Any = engine.executor
     pools = executor.inner.buffers.pools  # the outer one makes things go wrong
@@ -77,7 +77,8 @@ def test_a_sick_model_gives_unhealthy_rows(engine: Engine) -> None:
     assert drain(engine, request("a"))["a"][-1].finish_reason == "error"
 
 
-def test_G11_a_step_that_raises_fails_its_requests_and_the_engine_lives(engine: Engine) -> None:
+@pytest.mark.feature("G11")
+def test_a_step_that_raises_fails_its_requests_and_the_engine_lives(engine: Engine) -> None:
     inner = engine.executor.runner
     engine.executor.runner = Faulty(inner, 3, "raise")
     news = drain(engine, request("a"), request("b"))

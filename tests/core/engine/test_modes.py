@@ -44,7 +44,8 @@ def hits(trial: Trial, prompt: np.ndarray) -> int:
     return ledger.cached_tokens - before
 
 
-def test_T13_T17_prefix_cache_n_0_never_hits(toys: Toys) -> None:
+@pytest.mark.feature("T13", "T17")
+def test_prefix_cache_n_0_never_hits(toys: Toys) -> None:
     trial = Trial(toys.engine(prefix_cache_n=0))
     prompt = tokens(40)
 
@@ -54,7 +55,8 @@ def test_T13_T17_prefix_cache_n_0_never_hits(toys: Toys) -> None:
     assert ("prefix reuse", "off", "prefix_cache_n=0") in trial.engine.summary.table
 
 
-def test_T13_T17_prefix_cache_n_1_drops_the_oldest_which_is_computed_in_full(toys: Toys) -> None:
+@pytest.mark.feature("T13", "T17")
+def test_prefix_cache_n_1_drops_the_oldest_which_is_computed_in_full(toys: Toys) -> None:
     trial = Trial(toys.engine(prefix_cache_n=1))
     first, second = tokens(40), tokens(40)
 
@@ -68,15 +70,17 @@ def test_T13_T17_prefix_cache_n_1_drops_the_oldest_which_is_computed_in_full(toy
     ]
 
 
-def test_T17_an_unlimited_cache_keeps_both(toys: Toys) -> None:
+@pytest.mark.feature("T17")
+def test_an_unlimited_cache_keeps_both(toys: Toys) -> None:
     trial = Trial(toys.engine())
     first, second = tokens(40), tokens(40)
 
     assert [hits(trial, prompt) for prompt in (first, second, first, second)] == [0, 0, 36, 36]
 
 
+@pytest.mark.feature("T13", "T17")
 @pytest.mark.parametrize("n", [0, 1, 2])
-def test_T13_T17_the_limit_changes_no_token_whatever_comes_together(toys: Toys, n: int) -> None:
+def test_the_limit_changes_no_token_whatever_comes_together(toys: Toys, n: int) -> None:
     trial = Trial(toys.engine(prefix_cache_n=n, num_pages=45, max_batch_tokens=20))
     shared = tokens(30)
     for count in (1, 6, 3):
@@ -88,9 +92,10 @@ def test_T13_T17_the_limit_changes_no_token_whatever_comes_together(toys: Toys, 
     assert set(trial.reasons.values()) == {"length"}
 
 
+@pytest.mark.feature("T14")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("paged", ["on", "off"])
-def test_T14_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
+def test_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
     toys: Toys, paged: str, overlap: bool
 ) -> None:
     small = {
@@ -133,8 +138,9 @@ def test_T14_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
             reached[int(order)] = 0 if sampled else int(stop)
 
 
+@pytest.mark.feature("T16")
 @pytest.mark.parametrize("overlap", [False, True])
-def test_T16_a_request_that_extends_an_ended_one_computes_only_the_rest(
+def test_a_request_that_extends_an_ended_one_computes_only_the_rest(
     toys: Toys, overlap: bool
 ) -> None:
     for settings, reused in (
@@ -154,7 +160,8 @@ def test_T16_a_request_that_extends_an_ended_one_computes_only_the_rest(
         assert hits(trial, np.concatenate([whole, tokens(9)])) == reused
 
 
-def test_T16_without_pages_a_mere_common_prefix_is_computed_again(toys: Toys) -> None:
+@pytest.mark.feature("T16")
+def test_without_pages_a_mere_common_prefix_is_computed_again(toys: Toys) -> None:
     trial = Trial(toys.engine(paged_attn="off", num_pages=None))
     prompt = tokens(40)
 
@@ -163,7 +170,8 @@ def test_T16_without_pages_a_mere_common_prefix_is_computed_again(toys: Toys) ->
     assert ("prefix reuse", "of whole sequences", 'paged_attn="off"') in trial.engine.summary.table
 
 
-def test_T17_in_contiguous_mode_prefix_cache_n_bounds_the_regions_kept(toys: Toys) -> None:
+@pytest.mark.feature("T17")
+def test_in_contiguous_mode_prefix_cache_n_bounds_the_regions_kept(toys: Toys) -> None:
     trial = Trial(toys.engine(paged_attn="off", num_pages=None, prefix_cache_n=1))
     talks = []
     for name in "ab":
@@ -175,7 +183,8 @@ def test_T17_in_contiguous_mode_prefix_cache_n_bounds_the_regions_kept(toys: Toy
     assert trial.engine.stats().cached_pages == 1
 
 
-def test_T8_the_pool_is_a_region_a_row_or_what_was_asked_for(toys: Toys) -> None:
+@pytest.mark.feature("T8")
+def test_the_pool_is_a_region_a_row_or_what_was_asked_for(toys: Toys) -> None:
     for settings, pages in (({}, 8), ({"num_pages": 3}, 3), ({"kv_context_len": 320}, 2)):
         trial = Trial(toys.engine(paged_attn="off", **({"num_pages": None} | settings)))
         trial.run(request(next(NAMES), tokens(9)) for _ in range(12))
@@ -183,7 +192,8 @@ def test_T8_the_pool_is_a_region_a_row_or_what_was_asked_for(toys: Toys) -> None
         assert trial.engine.limits.num_pages == (pages,) and trial.engine.limits.page_size == 160
 
 
-def test_H16_refused_at_the_threshold_accepted_just_below_and_again_once_freed() -> None:
+@pytest.mark.feature("H16")
+def test_refused_at_the_threshold_accepted_just_below_and_again_once_freed() -> None:
     engine = Engine(
         EngineConfig(
             num_pages=20,
@@ -216,7 +226,8 @@ def test_H16_refused_at_the_threshold_accepted_just_below_and_again_once_freed()
         engine.close()
 
 
-def test_H16_a_request_counts_once_at_every_moment_of_the_step_that_seats_it(toys: Toys) -> None:
+@pytest.mark.feature("H16")
+def test_a_request_counts_once_at_every_moment_of_the_step_that_seats_it(toys: Toys) -> None:
     engine = toys.engine(num_pages=100, on_pressure="reject", memory_threshold=0.9, overlap=False)
     engine.submit(request(next(NAMES), tokens(40), 4))
     before = engine.pressure
@@ -234,7 +245,8 @@ def test_H16_a_request_counts_once_at_every_moment_of_the_step_that_seats_it(toy
     assert seen == {before}
 
 
-def test_H16_decoding_goes_on_above_the_threshold(toys: Toys) -> None:
+@pytest.mark.feature("H16")
+def test_decoding_goes_on_above_the_threshold(toys: Toys) -> None:
     trial = Trial(toys.engine(num_pages=30, on_pressure="reject", memory_threshold=0.3))
     trial.submit(request("a", tokens(30), 60))
     refused = 0
@@ -248,7 +260,8 @@ def test_H16_decoding_goes_on_above_the_threshold(toys: Toys) -> None:
     assert refused > 40 and trial.reasons == {"a": "length"}
 
 
-def test_H16_a_preempted_request_counts_with_the_pages_that_it_will_take_again(toys: Toys) -> None:
+@pytest.mark.feature("H16")
+def test_a_preempted_request_counts_with_the_pages_that_it_will_take_again(toys: Toys) -> None:
     trial = Trial(
         toys.engine(
             num_pages=12, page_size=4, on_pressure="reject", cache_type="naive", overlap=False
@@ -295,6 +308,7 @@ def install_runner(toys: Toys, device: str) -> None:
     (toys.folder / f"{module}.py").write_text(RUNNER.replace("DEVICE", device), encoding="utf-8")
 
 
+@pytest.mark.feature("G4")
 @pytest.mark.parametrize(
     ("settings", "ignored"),
     [
@@ -305,7 +319,7 @@ def install_runner(toys: Toys, device: str) -> None:
         ({"runner": "eager"}, None),
     ],
 )
-def test_G4_graphs_asked_for_on_a_cpu_run_eagerly_with_one_info_line(
+def test_graphs_asked_for_on_a_cpu_run_eagerly_with_one_info_line(
     toys: Toys, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], ignored: str | None
 ) -> None:
     install_runner(toys, "cuda")
@@ -343,7 +357,8 @@ class Unread(dict[str, Any]):
     items = values = keys = __iter__
 
 
-def test_H16_what_those_who_wait_will_need_is_known_without_a_look_at_each(toys: Toys) -> None:
+@pytest.mark.feature("H16")
+def test_what_those_who_wait_will_need_is_known_without_a_look_at_each(toys: Toys) -> None:
     trial = Trial(
         toys.engine(num_pages=400, on_pressure="reject", max_running_requests=2, overlap=False)
     )
@@ -357,10 +372,11 @@ def test_H16_what_those_who_wait_will_need_is_known_without_a_look_at_each(toys:
     trial.engine.submit(request("new", range(20), 4))
 
 
+@pytest.mark.feature("G4")
 @pytest.mark.parametrize(
     "more", [{}, {"cuda_graph_max_bs": 8}, {"paged_attn": "off", "num_pages": None}], ids=str
 )
-def test_G4_a_runner_of_graphs_that_is_named_is_refused_on_a_cpu(
+def test_a_runner_of_graphs_that_is_named_is_refused_on_a_cpu(
     toys: Toys, more: dict[str, Any]
 ) -> None:
     install_runner(toys, "cuda")
@@ -393,7 +409,8 @@ def test_a_watch_over_a_large_pool_is_announced_with_its_size(
     engine.close()
 
 
-def test_P12_graphs_asked_for_in_contiguous_mode_run_eagerly_with_one_warning(
+@pytest.mark.feature("P12")
+def test_graphs_asked_for_in_contiguous_mode_run_eagerly_with_one_warning(
     toys: Toys, caplog: pytest.LogCaptureFixture
 ) -> None:
     install_runner(toys, "cpu")

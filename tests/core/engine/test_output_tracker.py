@@ -76,9 +76,10 @@ def whole(updates: Sequence[Update]) -> Update:
     )
 
 
+@pytest.mark.feature("I19")
 @pytest.mark.parametrize("overlap", [False, True], ids=["told at once", "overlap"])
 @pytest.mark.parametrize("seed", often(1, range(3)))
-def test_I19_news_at_the_end_says_what_news_of_each_token_says(
+def test_news_at_the_end_says_what_news_of_each_token_says(
     toys: Toys, seed: int, overlap: bool
 ) -> None:
     requests = scored(random_requests(np.random.default_rng(seed), 40))
@@ -109,7 +110,8 @@ def test_I19_news_at_the_end_says_what_news_of_each_token_says(
     }
 
 
-def test_T12_held_pages_are_counted_without_a_look_at_each(toys: Toys) -> None:
+@pytest.mark.feature("T12")
+def test_held_pages_are_counted_without_a_look_at_each(toys: Toys) -> None:
     trial = Trial(toys.engine(**SCARCE))
     most = 0
     for one in random_requests(np.random.default_rng(8), 30, greedy=True):
@@ -161,7 +163,7 @@ def deaf(update: Update) -> None:
 
 
 @pytest.mark.parametrize("faults", [(), ("slow@1:0.5", "schedule@4")], ids=["closed", "died"])
-def test_R2_the_end_of_an_engine_reaches_everyone_though_a_sink_raises(
+def test_the_end_of_an_engine_reaches_everyone_though_a_sink_raises(
     toys: Toys, faults: tuple[str, ...]
 ) -> None:
     loop = Loop(toys.engine(faults=faults))

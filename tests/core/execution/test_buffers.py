@@ -28,7 +28,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_R9_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
+def test_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
     group = KVGroup(layers=(0,), kind="full", kv_heads=2, head_dim=64)
     sizes = {"device": torch.device("cpu"), "kv_dtype": torch.float32, "page_size": 16}
     buffers = allocate((group,), **sizes, num_pages=5 * CLEANED, rows=8, max_len=16 * 5000)
@@ -44,7 +44,7 @@ def test_R9_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_R9_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtype) -> None:
+def test_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtype) -> None:
     group = KVGroup(layers=(0, 1), kind="full", kv_heads=2, head_dim=4)
     buffers = allocate(
         (group,),

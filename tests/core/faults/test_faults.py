@@ -41,7 +41,7 @@ def faulty(toys: Toys, *faults: str, **settings: Any) -> Trial:
     return trial
 
 
-def test_R9_a_row_of_nan_fails_alone_and_is_counted(toys: Toys, overlap: bool) -> None:
+def test_a_row_of_nan_fails_alone_and_is_counted(toys: Toys, overlap: bool) -> None:
     trial = faulty(toys, "nan@4:2", overlap=overlap)
 
     assert trial.reasons == {"0": "length", "1": "length", "2": "error", "3": "length"}, (

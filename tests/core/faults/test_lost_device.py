@@ -22,7 +22,8 @@ def fails(*arguments: Any) -> None:
     raise RuntimeError(LOST)
 
 
-def test_G11_a_device_that_answers_still_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.feature("G11")
+def test_a_device_that_answers_still_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", fails)
     check_usable(DeviceEnv(device="cpu"))
     with pytest.raises(
@@ -33,7 +34,8 @@ def test_G11_a_device_that_answers_still_is_usable(monkeypatch: pytest.MonkeyPat
     check_usable(GPU)
 
 
-def test_G11_an_engine_that_lost_its_device_dies_instead_of_failing_every_request(
+@pytest.mark.feature("G11")
+def test_an_engine_that_lost_its_device_dies_instead_of_failing_every_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     params = SamplingParams(max_tokens=4)

@@ -25,8 +25,9 @@ def run(toys: Toys, requests: list[Request], **settings: Any) -> Trial:
         engine.close()
 
 
+@pytest.mark.feature("S18")
 @pytest.mark.parametrize("rows", often(2, [128, 8, 32, 1]))
-def test_S18_tokens_do_not_depend_on_overlap_at_any_concurrency(toys: Toys, rows: int) -> None:
+def test_tokens_do_not_depend_on_overlap_at_any_concurrency(toys: Toys, rows: int) -> None:
     requests = random_requests(np.random.default_rng(rows), rows + 40)
     alone = run(toys, requests, max_running_requests=1, overlap=False, cache_type="naive")
     sizes = {
@@ -48,8 +49,9 @@ def test_S18_tokens_do_not_depend_on_overlap_at_any_concurrency(toys: Toys, rows
     )
 
 
+@pytest.mark.feature("S18")
 @pytest.mark.parametrize("seed", often(3, range(20)))
-def test_S18_rows_whose_last_token_must_be_read_first_change_nothing_for_themselves_and_for_others(
+def test_rows_whose_last_token_must_be_read_first_change_nothing_for_themselves_and_for_others(
     toys: Toys, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -72,10 +74,9 @@ def test_S18_rows_whose_last_token_must_be_read_first_change_nothing_for_themsel
     )
 
 
+@pytest.mark.feature("S18")
 @pytest.mark.parametrize("rows", [8, 128])
-def test_S18_aborts_that_come_a_step_late_leave_the_others_their_tokens(
-    toys: Toys, rows: int
-) -> None:
+def test_aborts_that_come_a_step_late_leave_the_others_their_tokens(toys: Toys, rows: int) -> None:
     rng = np.random.default_rng(rows)
     requests = random_requests(rng, rows + rows // 2, greedy=True)
     trial = Trial(
@@ -98,8 +99,9 @@ def test_S18_aborts_that_come_a_step_late_leave_the_others_their_tokens(
     assert set(trial.reasons.values()) >= {"length", "abort"}
 
 
+@pytest.mark.feature("S18")
 @pytest.mark.parametrize("seed", range(4))
-def test_S18_pages_that_a_running_step_reads_go_to_the_next_one_which_runs_after_it(
+def test_pages_that_a_running_step_reads_go_to_the_next_one_which_runs_after_it(
     toys: Toys, seed: int
 ) -> None:
     requests = random_requests(np.random.default_rng(seed), 60, greedy=True)
@@ -120,7 +122,8 @@ def test_S18_pages_that_a_running_step_reads_go_to_the_next_one_which_runs_after
     assert handed_on > 20, "nothing was put to the test"
 
 
-def test_S18_overlap_changes_nothing_on_the_demo_model() -> None:
+@pytest.mark.feature("S18")
+def test_overlap_changes_nothing_on_the_demo_model() -> None:
     prompts = [
         "Once upon a time",
         "Once upon a time, there was a fox",

@@ -162,5 +162,6 @@ class Serving(RuleBasedStateMachine):
             logging.disable(logging.NOTSET)
 
 
-def test_I12_I13_I15_the_engine_survives_any_treatment_and_nothing_is_left_behind() -> None:
+@pytest.mark.feature("I12", "I13", "I15")
+def test_the_engine_survives_any_treatment_and_nothing_is_left_behind() -> None:
     run_state_machine_as_test(Serving, settings=settings(max_examples=50, stateful_step_count=25))

@@ -34,4 +34,4 @@ def test_the_tests_of_its_rows_notice_a_broken_engine(name: str, tmp_path: Path)
 def test_nothing_is_noticed_in_the_engine_as_it_is(tmp_path: Path) -> None:
     sound = Mutant(lambda patch: None, "")
 
-    assert failures(sound, [NODES["test_C4_abort_takes_the_whole_id"]], tmp_path / "session") == {}
+    assert failures(sound, [NODES["test_abort_takes_the_whole_id"]], tmp_path / "session") == {}

@@ -50,6 +50,7 @@ def draw(logits: Tensor, **asked: Any) -> Sample:
     return sample(logits.clone(), Sampling(**asked))
 
 
+@pytest.mark.feature("H13")
 @settings(max_examples=200)
 @given(
     st.lists(
@@ -58,7 +59,7 @@ def draw(logits: Tensor, **asked: Any) -> Sample:
         max_size=4,
     )
 )
-def test_H13_nucleus_equals_brute_force(rows: list[tuple[list[float], int, float]]) -> None:
+def test_nucleus_equals_brute_force(rows: list[tuple[list[float], int, float]]) -> None:
     logits, top_k, top_p = (
         torch.tensor([r for r, _, _ in rows]),
         [k for _, k, _ in rows],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from core.properties.drawn import EXAMPLES, engines, free, held, requests, run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,9 +85,10 @@ def without_the_padding_page(drive: Drive, last: Sizes) -> None:
         assert not any(0 in pages for pages in held(drive.state, group).values())
 
 
+@pytest.mark.feature("I2", "I3", "I4", "I5", "I23")
 @EXAMPLES
 @given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
-def test_I2_I3_I4_I5_I23_pages_are_as_many_as_needed_distinct_and_never_lost(
+def test_pages_are_as_many_as_needed_distinct_and_never_lost(
     bounds: Limits, asked: list[Request], gap: int
 ) -> None:
     last: Sizes = {}
@@ -140,9 +142,10 @@ def treated(
     return drive
 
 
+@pytest.mark.feature("I22")
 @EXAMPLES
 @given(bounds=engines(), asked=requests(), ends=TIMES, times=st.integers(2, 3))
-def test_I22_what_is_given_back_twice_is_free_once(
+def test_what_is_given_back_twice_is_free_once(
     bounds: Limits, asked: list[Request], ends: list[tuple[int, int, str]], times: int
 ) -> None:
     once, again = treated(bounds, asked, ends, 1), treated(bounds, asked, ends, times)

@@ -36,9 +36,10 @@ def engine(toys: Toys) -> Iterator[Engine]:
     made.close()
 
 
+@pytest.mark.feature("I1")
 @EXAMPLES
 @given(names=st.lists(st.sampled_from("abcd"), min_size=1, max_size=12), steps=st.integers(0, 3))
-def test_I1_an_id_belongs_to_one_live_request(engine: Engine, names: list[str], steps: int) -> None:
+def test_an_id_belongs_to_one_live_request(engine: Engine, names: list[str], steps: int) -> None:
     trial, live = Trial(engine), set[str]()
     for count, name in enumerate(names):
         if name in live:
@@ -54,9 +55,10 @@ def test_I1_an_id_belongs_to_one_live_request(engine: Engine, names: list[str], 
     trial.drain()
 
 
+@pytest.mark.feature("I1")
 @EXAMPLES
 @given(prompts=st.lists(st.integers(1, 3), min_size=1, max_size=4), n=st.integers(1, 3))
-def test_I1_all_that_is_asked_of_an_llm_has_ids_of_its_own(
+def test_all_that_is_asked_of_an_llm_has_ids_of_its_own(
     llm: LLM, prompts: list[int], n: int
 ) -> None:
     asked = [{"prompt_token_ids": [token]} for token in prompts]
@@ -83,9 +85,10 @@ def within_the_caps(drive: Drive) -> None:
     assert (plan.stops <= bounds.max_len).all()
 
 
+@pytest.mark.feature("I6", "I7", "I11", "I14")
 @EXAMPLES
 @given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
-def test_I6_I7_I11_I14_requests_keep_place_and_caps_and_end_in_time_as_they_would_alone(
+def test_requests_keep_place_and_caps_and_end_in_time_as_they_would_alone(
     bounds: Limits, asked: list[Request], gap: int
 ) -> None:
     preemptions: dict[str, int] = {}
@@ -149,6 +152,7 @@ class Ill:
         return evolve(outcome, healthy=healthy)
 
 
+@pytest.mark.feature("I15")
 @EXAMPLES
 @given(
     prompts=st.lists(
@@ -156,7 +160,7 @@ class Ill:
     ),
     rows=st.dictionaries(st.integers(0, 20), st.integers(0, 3), max_size=3),
 )
-def test_I15_a_row_that_fails_fails_alone(
+def test_a_row_that_fails_fails_alone(
     engine: Engine, prompts: list[list[int]], rows: dict[int, int]
 ) -> None:
     failed = engine.stats().failed
@@ -176,6 +180,7 @@ def test_I15_a_row_that_fails_fails_alone(
         assert reason == "error" or trial.outputs[name] == expected(trial.requests[name])
 
 
+@pytest.mark.feature("I16")
 @EXAMPLES
 @given(
     length=st.integers(1, 400),
@@ -183,7 +188,7 @@ def test_I15_a_row_that_fails_fails_alone(
     page_size=st.sampled_from([1, 4, 16]),
     data=st.data(),
 )
-def test_I16_what_can_never_fit_fails_at_once_and_disturbs_nobody(
+def test_what_can_never_fit_fails_at_once_and_disturbs_nobody(
     length: int, most: int, page_size: int, data: st.DataObject
 ) -> None:
     pages = data.draw(st.integers(10, 200))
@@ -205,9 +210,10 @@ def test_I16_what_can_never_fit_fails_at_once_and_disturbs_nobody(
     )
 
 
+@pytest.mark.feature("I16")
 @EXAMPLES
 @given(length=st.integers(0, 400), most=st.integers(1, 400))
-def test_I16_the_engine_refuses_at_its_door_naming_both_numbers(
+def test_the_engine_refuses_at_its_door_naming_both_numbers(
     engine: Engine, length: int, most: int
 ) -> None:
     assume(not length or length + most > 160)
@@ -222,9 +228,10 @@ def seated_in(drive: Drive) -> list[str]:
     return [drive.names[order] for order in sorted(drive.names)]
 
 
+@pytest.mark.feature("I17")
 @EXAMPLES
 @given(bounds=engines(max_rows=1, overlap=False, num_pages=200), asked=requests(most=4))
-def test_I17_higher_priority_goes_first(bounds: Limits, asked: list[Request]) -> None:
+def test_higher_priority_goes_first(bounds: Limits, asked: list[Request]) -> None:
     drive = Drive(bounds)
     for one in asked:
         drive.submit(one)
@@ -233,6 +240,7 @@ def test_I17_higher_priority_goes_first(bounds: Limits, asked: list[Request]) ->
     assert list(drive.reasons) == [one.id for one in sorted(asked, key=lambda one: -one.priority)]
 
 
+@pytest.mark.feature("I18")
 @EXAMPLES
 @given(
     scheduler=FIFO,
@@ -241,7 +249,7 @@ def test_I17_higher_priority_goes_first(bounds: Limits, asked: list[Request]) ->
     asked=requests(priority=1),
     gap=st.integers(1, 3),
 )
-def test_I18_equals_are_served_in_the_order_they_came(
+def test_equals_are_served_in_the_order_they_came(
     scheduler: str, rows: int, overlap: bool, asked: list[Request], gap: int
 ) -> None:
     bounds = limits(

@@ -35,9 +35,10 @@ def answer(llm: LLM, prompt: list[int], **params: object) -> CompletionOutput:
     return output.outputs[0]
 
 
+@pytest.mark.feature("I8")
 @EXAMPLES
 @given(prompt=PROMPTS, beyond=st.integers(-2, 3))
-def test_I8_an_answer_ends_at_its_first_end_of_sequence_token(
+def test_an_answer_ends_at_its_first_end_of_sequence_token(
     llm: LLM, prompt: list[int], beyond: int
 ) -> None:
     tokens = said(prompt, 24)
@@ -57,9 +58,10 @@ def test_I8_an_answer_ends_at_its_first_end_of_sequence_token(
     assert len(ignored.token_ids) == most and ignored.finish_reason == "length"
 
 
+@pytest.mark.feature("I9")
 @EXAMPLES
 @given(prompt=PROMPTS, place=st.integers(0, 9), least=st.integers(0, 10))
-def test_I9_an_answer_ends_at_its_first_stop_token_after_min_tokens(
+def test_an_answer_ends_at_its_first_stop_token_after_min_tokens(
     llm: LLM, prompt: list[int], place: int, least: int
 ) -> None:
     stop = said(prompt, 10)[place]
@@ -80,9 +82,10 @@ def test_I9_an_answer_ends_at_its_first_stop_token_after_min_tokens(
     assert found.stop_reason == (stop if history[-1] == stop else None)
 
 
+@pytest.mark.feature("I9")
 @EXAMPLES
 @given(prompt=PROMPTS, start=st.integers(0, 12), length=st.integers(1, 3))
-def test_I9_an_answer_ends_with_the_token_that_completes_a_stop_string(
+def test_an_answer_ends_with_the_token_that_completes_a_stop_string(
     llm: LLM, prompt: list[int], start: int, length: int
 ) -> None:
     tokens, decode = said(prompt, 12), llm.tokenizer.decode
@@ -97,9 +100,10 @@ def test_I9_an_answer_ends_with_the_token_that_completes_a_stop_string(
     assert found.text == text[: text.index(stop)]
 
 
+@pytest.mark.feature("I10")
 @EXAMPLES
 @given(prompt=PROMPTS, most=st.integers(1, 20))
-def test_I10_an_answer_ends_at_max_tokens_when_nothing_else_ends_it(
+def test_an_answer_ends_at_max_tokens_when_nothing_else_ends_it(
     llm: LLM, prompt: list[int], most: int
 ) -> None:
     found = answer(llm, prompt, max_tokens=most, ignore_eos=True)
@@ -107,11 +111,12 @@ def test_I10_an_answer_ends_at_max_tokens_when_nothing_else_ends_it(
     assert (list(found.token_ids), found.finish_reason) == (said(prompt, most), "length")
 
 
+@pytest.mark.feature("I19")
 @EXAMPLES
 @given(
     prompt=PROMPTS, stops=st.lists(st.sampled_from(["ab", "a", "é", "日本", "B", "CD"]), max_size=3)
 )
-def test_I19_streamed_text_is_the_final_text(llm: LLM, prompt: list[int], stops: list[str]) -> None:
+def test_streamed_text_is_the_final_text(llm: LLM, prompt: list[int], stops: list[str]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=9, stop=stops)
     pieces = [piece.outputs[0] for piece in llm.stream({"prompt_token_ids": prompt}, params)]
     whole = answer(llm, prompt, max_tokens=9, stop=stops)
@@ -133,9 +138,10 @@ def pieces_of(told: Told, text: str, pace: int, params: SamplingParams) -> list[
     return [piece.outputs[0].text for piece in llm.stream("x", params)]
 
 
+@pytest.mark.feature("I20")
 @EXAMPLES
 @given(text=TEXTS, stops=STOPS.filter(bool), pace=st.integers(1, 4), include=st.booleans())
-def test_I20_a_stop_string_and_what_follows_are_no_part_of_the_answer(
+def test_a_stop_string_and_what_follows_are_no_part_of_the_answer(
     told: Told, text: str, stops: list[str], pace: int, include: bool
 ) -> None:
     params = SamplingParams(stop=stops, include_stop_str_in_output=include)
@@ -143,9 +149,10 @@ def test_I20_a_stop_string_and_what_follows_are_no_part_of_the_answer(
     assert "".join(pieces_of(told, text, pace, params)) == up_to_the_stop(text, stops, include)[0]
 
 
+@pytest.mark.feature("I21")
 @EXAMPLES
 @given(text=TEXTS, stops=STOPS, pace=st.integers(1, 4))
-def test_I21_no_piece_ends_within_a_character(
+def test_no_piece_ends_within_a_character(
     told: Told, text: str, stops: list[str], pace: int
 ) -> None:
     tokens = told[0].tokenizer.encode(text)
@@ -162,6 +169,7 @@ def test_I21_no_piece_ends_within_a_character(
     assert "".join(cut) == told[0].tokenizer.decode(tokens[:1])
 
 
+@pytest.mark.feature("I21")
 @pytest.mark.parametrize("text", ["日", "😀", "é"])
-def test_I21_the_texts_have_characters_of_several_tokens(told: Told, text: str) -> None:
+def test_the_texts_have_characters_of_several_tokens(told: Told, text: str) -> None:
     assert len(told[0].tokenizer.encode(text + text[::-1])) >= 2

@@ -57,7 +57,8 @@ def test_an_option_for_a_plugin_that_was_not_chosen_is_refused(
     assert "fi.x=1" in capsys.readouterr().err
 
 
-def test_S11_an_unknown_backend_is_told_the_installed_ones_and_a_suggestion(
+@pytest.mark.feature("S11")
+def test_an_unknown_backend_is_told_the_installed_ones_and_a_suggestion(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["run", "--attn", "spda", "--prompt", "Hello", "--quiet"]) == 2
@@ -66,7 +67,8 @@ def test_S11_an_unknown_backend_is_told_the_installed_ones_and_a_suggestion(
     assert "installed: " in error and "sdpa (headstock-sdpa" in error
 
 
-def test_S15_a_backend_without_its_kernels_says_what_to_install_and_the_others_work(
+@pytest.mark.feature("S15")
+def test_a_backend_without_its_kernels_says_what_to_install_and_the_others_work(
     broken: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plugins", "inspect", "kernelless"]) == 0

@@ -14,8 +14,9 @@ SEED = 7
 RNG = np.random.default_rng(SEED)
 
 
+@pytest.mark.feature("H15")
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_H15_decode_rows_are_never_starved_by_prefill(scheduler: str) -> None:
+def test_decode_rows_are_never_starved_by_prefill(scheduler: str) -> None:
     drive = Drive(limits(scheduler=scheduler, max_batch_tokens=16, max_rows=6, num_pages=2000))
     drive.submit(request("steady", prompt(RNG, 4), 100))
     drive.step()
@@ -47,7 +48,8 @@ def test_prompts_are_never_starved_by_decode_rows(scheduler: str) -> None:
     assert drive.outputs["new"], f"{scheduler} left a prompt waiting for 12 steps"
 
 
-def test_I17_I18_higher_priority_goes_first_then_first_come() -> None:
+@pytest.mark.feature("I17", "I18")
+def test_higher_priority_goes_first_then_first_come() -> None:
     drive = Drive(limits(max_rows=1))
     for name, priority in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
         drive.submit(request(name, prompt(RNG, 5), 3, priority=priority))

@@ -31,9 +31,10 @@ def ended(drive: Drive, name: str, tokens: np.ndarray, most: int = 6, **changes:
     return np.concatenate([tokens, drive.outputs[name]]).astype(np.int32)
 
 
+@pytest.mark.feature("T16")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, window(20))])
-def test_T16_a_request_that_extends_an_ended_one_takes_its_region_over(
+def test_a_request_that_extends_an_ended_one_takes_its_region_over(
     groups: Any, overlap: bool
 ) -> None:
     drive = Drive(regions(groups=groups, overlap=overlap))
@@ -50,7 +51,8 @@ def test_T16_a_request_that_extends_an_ended_one_takes_its_region_over(
     assert drive.outputs["b"] == alone(request("x", tokens, 6))
 
 
-def test_T16_a_mere_common_prefix_is_computed_again() -> None:
+@pytest.mark.feature("T16")
+def test_a_mere_common_prefix_is_computed_again() -> None:
     drive = Drive(regions())
     whole = ended(drive, "a", prompt(RNG, 30))
     for name, tokens in (
@@ -62,7 +64,8 @@ def test_T16_a_mere_common_prefix_is_computed_again() -> None:
         drive.drain()
 
 
-def test_T16_a_region_is_moved_and_never_shared() -> None:
+@pytest.mark.feature("T16")
+def test_a_region_is_moved_and_never_shared() -> None:
     drive = Drive(regions())
     whole = ended(drive, "a", prompt(RNG, 30))
     tokens = np.concatenate([whole, prompt(RNG, 4)])
@@ -75,7 +78,8 @@ def test_T16_a_region_is_moved_and_never_shared() -> None:
     assert drive.outputs["b"] == drive.outputs["c"] == alone(request("x", tokens, 6))
 
 
-def test_T16_the_longest_region_is_taken_and_tenants_keep_apart() -> None:
+@pytest.mark.feature("T16")
+def test_the_longest_region_is_taken_and_tenants_keep_apart() -> None:
     drive = Drive(regions())
     whole = ended(drive, "a", prompt(RNG, 10))
     longer = np.concatenate([whole, prompt(RNG, 10)])
@@ -145,9 +149,10 @@ def test_clearing_frees_the_regions_and_scored_prompts_take_none() -> None:
     check_idle(drive.state, drive.limits)
 
 
+@pytest.mark.feature("T16")
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans())
 @settings(max_examples=200)
-def test_T16_conversations_of_many_turns_say_what_each_turn_says_alone(
+def test_conversations_of_many_turns_say_what_each_turn_says_alone(
     seed: int, overlap: bool, two: bool
 ) -> None:
     rng = np.random.default_rng(seed)

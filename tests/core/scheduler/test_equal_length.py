@@ -15,9 +15,10 @@ from headstock.spi import Budget, View
 RNG = np.random.default_rng(11)
 
 
+@pytest.mark.feature("T10")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("cached", [False, True])
-def test_T10_every_step_has_rows_of_equal_length_and_the_tokens_stay_the_same(
+def test_every_step_has_rows_of_equal_length_and_the_tokens_stay_the_same(
     cached: bool, overlap: bool
 ) -> None:
     shared = prompt(RNG, 24)
@@ -37,7 +38,8 @@ def test_T10_every_step_has_rows_of_equal_length_and_the_tokens_stay_the_same(
     assert max(len(plan.rows) for plan in drive.plans) > 1, "nothing was ever batched"
 
 
-def test_T10_equal_prompts_run_as_one_batch() -> None:
+@pytest.mark.feature("T10")
+def test_equal_prompts_run_as_one_batch() -> None:
     drive = Drive(limits(scheduler="equal-length", policy=None))
     for number in range(6):
         drive.submit(request(str(number), prompt(RNG, 15), 20))
@@ -46,7 +48,8 @@ def test_T10_equal_prompts_run_as_one_batch() -> None:
     assert sum(len(plan.rows) == 6 for plan in drive.plans) >= 18
 
 
-def test_T10_shorter_rows_catch_up_and_go_on_with_longer_ones() -> None:
+@pytest.mark.feature("T10")
+def test_shorter_rows_catch_up_and_go_on_with_longer_ones() -> None:
     drive = Drive(limits(scheduler="equal-length", max_rows=16, num_pages=2000, policy=None))
     for _ in range(32):
         drive.submit(request(str(len(drive.outputs)), prompt(RNG, int(RNG.integers(10, 90))), 40))
@@ -57,7 +60,8 @@ def test_T10_shorter_rows_catch_up_and_go_on_with_longer_ones() -> None:
     )
 
 
-def test_T10_a_starved_length_is_served_within_a_bounded_number_of_steps() -> None:
+@pytest.mark.feature("T10")
+def test_a_starved_length_is_served_within_a_bounded_number_of_steps() -> None:
     drive = Drive(limits(scheduler="equal-length", num_pages=1000, policy=None))
     drive.submit(request("odd", prompt(RNG, 150), 9))
     for number in range(7):
@@ -71,9 +75,10 @@ def test_T10_a_starved_length_is_served_within_a_bounded_number_of_steps() -> No
     assert 2 <= longest <= TURN * (8 + 1)
 
 
+@pytest.mark.feature("T10")
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.booleans())
 @settings(max_examples=200)
-def test_T10_no_row_waits_longer_than_the_bound(seed: int, count: int, arrivals: bool) -> None:
+def test_no_row_waits_longer_than_the_bound(seed: int, count: int, arrivals: bool) -> None:
     rng = np.random.default_rng(seed)
     computed = rng.integers(1, 40, count).astype(np.int32)
     last_run = np.zeros(count, np.int32)

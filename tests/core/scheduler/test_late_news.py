@@ -13,7 +13,8 @@ SEED = 7
 RNG = np.random.default_rng(SEED)
 
 
-def test_S18_overlap_gives_the_same_tokens_and_wastes_at_most_a_step_a_request() -> None:
+@pytest.mark.feature("S18")
+def test_overlap_gives_the_same_tokens_and_wastes_at_most_a_step_a_request() -> None:
     requests = [
         request(str(i), prompt(RNG, 5 + i % 40), 30, stop_ids=(i % 7, 7 + i % 9), priority=i % 2)
         for i in range(48)
@@ -31,7 +32,8 @@ def test_S18_overlap_gives_the_same_tokens_and_wastes_at_most_a_step_a_request()
     assert computed[0] < computed[1] <= computed[0] + len(requests)
 
 
-def test_S18_the_next_plan_is_made_before_the_last_token_is_known() -> None:
+@pytest.mark.feature("S18")
+def test_the_next_plan_is_made_before_the_last_token_is_known() -> None:
     drive = Drive(limits(overlap=True))
     drive.submit(request("a", prompt(RNG, 6), 8))
     first, second = drive.step(), drive.step()

@@ -14,7 +14,8 @@ SEED = 7
 RNG = np.random.default_rng(SEED)
 
 
-def test_I9_stop_ids_count_only_once_min_tokens_are_out() -> None:
+@pytest.mark.feature("I9")
+def test_stop_ids_count_only_once_min_tokens_are_out() -> None:
     tokens = prompt(RNG, 10)
     output = alone(request("x", tokens, 20))
     stop = output[3]
@@ -29,8 +30,9 @@ def test_I9_stop_ids_count_only_once_min_tokens_are_out() -> None:
     assert len(drive.outputs["b"]) == 20, "a stop id counted before min_tokens were out"
 
 
+@pytest.mark.feature("C2")
 @pytest.mark.parametrize("at", ["queued", "prefill", "decode", "ended", "unknown", "twice"])
-def test_C2_abort_anywhere_gives_everything_back(at: str) -> None:
+def test_abort_anywhere_gives_everything_back(at: str) -> None:
     drive = Drive(limits(max_batch_tokens=8))
     if at not in ("unknown",):
         drive.submit(request("a", prompt(RNG, 30), 10))
@@ -46,7 +48,8 @@ def test_C2_abort_anywhere_gives_everything_back(at: str) -> None:
     assert drive.reasons.get("a") == {"ended": "length", "unknown": None}.get(at, "abort")
 
 
-def test_C2_a_preempted_request_that_is_aborted_while_it_waits_ends_with_what_it_said() -> None:
+@pytest.mark.feature("C2")
+def test_a_preempted_request_that_is_aborted_while_it_waits_ends_with_what_it_said() -> None:
     drive = Drive(limits(num_pages=30))
     for i in range(6):
         drive.submit(request(str(i), prompt(RNG, 30), 60))
@@ -65,7 +68,8 @@ def test_C2_a_preempted_request_that_is_aborted_while_it_waits_ends_with_what_it
     drive.drain()
 
 
-def test_C4_abort_takes_the_whole_id() -> None:
+@pytest.mark.feature("C4")
+def test_abort_takes_the_whole_id() -> None:
     drive = Drive(limits())
     for name in ("1", "10", "100"):
         drive.submit(request(name, prompt(RNG, 6), 8))
@@ -78,7 +82,8 @@ def test_C4_abort_takes_the_whole_id() -> None:
     )
 
 
-def test_I15_failed_rows_end_alone_and_late_news_is_dropped() -> None:
+@pytest.mark.feature("I15")
+def test_failed_rows_end_alone_and_late_news_is_dropped() -> None:
     drive = Drive(limits(overlap=True, max_rows=2))
     requests = [request(name, prompt(RNG, 6), 8) for name in "abc"]
     for one in requests:
@@ -93,7 +98,8 @@ def test_I15_failed_rows_end_alone_and_late_news_is_dropped() -> None:
     assert drive.outputs == {"a": []} | {one.id: alone(one) for one in requests[1:]}, "wrong tokens"
 
 
-def test_I15_what_a_running_step_computes_is_found_only_once_it_is_done() -> None:
+@pytest.mark.feature("I15")
+def test_what_a_running_step_computes_is_found_only_once_it_is_done() -> None:
     tokens = prompt(RNG, 20)
     drive = Drive(limits(overlap=True, max_batch_tokens=8))
     drive.submit(request("a", tokens))
@@ -105,7 +111,8 @@ def test_I15_what_a_running_step_computes_is_found_only_once_it_is_done() -> Non
     assert drive.step().starts.tolist() == [0], "pages were shared that had yet to be computed"
 
 
-def test_C3_what_can_never_fit_is_refused_with_both_numbers() -> None:
+@pytest.mark.feature("C3")
+def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
     bounds = limits(num_pages=10, max_len=1000)
     assert refusal(request("a", prompt(RNG, 30), 11), bounds) is None
     reason = refusal(request("a", prompt(RNG, 30), 12), bounds)
@@ -128,7 +135,8 @@ def test_C3_what_can_never_fit_is_refused_with_both_numbers() -> None:
     }
 
 
-def test_S22_a_prompt_longer_than_a_sequence_may_be_is_refused_with_both_numbers() -> None:
+@pytest.mark.feature("S22")
+def test_a_prompt_longer_than_a_sequence_may_be_is_refused_with_both_numbers() -> None:
     bounds = limits(max_len=20)
 
     assert refusal(request("a", prompt(RNG, 19), 1), bounds) is None

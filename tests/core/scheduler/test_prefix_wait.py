@@ -17,9 +17,10 @@ def computed(drive: Drive) -> int:
     return sum(plan.num_tokens for plan in drive.plans)
 
 
+@pytest.mark.feature("T12", "T15")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_T12_T15_siblings_compute_their_prompt_once(scheduler: str, overlap: bool) -> None:
+def test_siblings_compute_their_prompt_once(scheduler: str, overlap: bool) -> None:
     tokens, n = prompt(RNG, 90), 4
     drive = Drive(limits(scheduler=scheduler, overlap=overlap, max_batch_tokens=200))
     for number in range(n):
@@ -33,7 +34,8 @@ def test_T12_T15_siblings_compute_their_prompt_once(scheduler: str, overlap: boo
     assert set(map(tuple, drive.outputs.values())) == {tuple(alone(request("x", tokens, 10)))}
 
 
-def test_T12_siblings_of_a_chunked_prompt_wait_for_its_chunks() -> None:
+@pytest.mark.feature("T12")
+def test_siblings_of_a_chunked_prompt_wait_for_its_chunks() -> None:
     tokens = prompt(RNG, 150)
     drive = Drive(limits(max_batch_tokens=16))
     for name in "abc":

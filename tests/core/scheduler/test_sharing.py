@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from toy_schedule import Drive, alone, run
 from toy_workloads import limits, prompt, request
 
@@ -10,7 +11,8 @@ SEED = 7
 RNG = np.random.default_rng(SEED)
 
 
-def test_T12_T15_equal_prompts_compute_the_tail_only_and_share_pages() -> None:
+@pytest.mark.feature("T12", "T15")
+def test_equal_prompts_compute_the_tail_only_and_share_pages() -> None:
     tokens = prompt(RNG, 21)
     drive = Drive(limits())
     drive.submit(request("a", tokens, 40))

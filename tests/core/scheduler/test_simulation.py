@@ -9,8 +9,9 @@ from often import often
 from toy_workloads import simulate
 
 
+@pytest.mark.feature("I11", "I12")
 @pytest.mark.parametrize("block", often(1, range(20)))
-def test_I11_I12_a_thousand_workloads_drain_with_nothing_lost(block: int) -> None:
+def test_a_thousand_workloads_drain_with_nothing_lost(block: int) -> None:
     preemptions = sum(
         simulate(seed).state.num_preempted for seed in range(block * 50, block * 50 + 50)
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from attrs import evolve
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -156,7 +157,8 @@ class Scheduling(RuleBasedStateMachine):
         assert not np.count_nonzero(self.drive.state.refs[0])
 
 
-def test_I6_I7_I12_I13_any_treatment_ends_every_request_once_and_brings_its_pages_back() -> None:
+@pytest.mark.feature("I6", "I7", "I12", "I13")
+def test_any_treatment_ends_every_request_once_and_brings_its_pages_back() -> None:
     run_state_machine_as_test(
         Scheduling, settings=settings(max_examples=200, stateful_step_count=25)
     )

@@ -14,8 +14,9 @@ SEED = 7
 RNG = np.random.default_rng(SEED)
 
 
+@pytest.mark.feature("T1")
 @pytest.mark.parametrize("cap", [1, 3, 8])
-def test_T1_never_more_rows_than_seats_and_all_finish(cap: int) -> None:
+def test_never_more_rows_than_seats_and_all_finish(cap: int) -> None:
     drive = Drive(limits(max_rows=cap))
     requests = [request(str(i), prompt(RNG, 5 + i), 6) for i in range(20)]
     for one in requests:
@@ -27,7 +28,8 @@ def test_T1_never_more_rows_than_seats_and_all_finish(cap: int) -> None:
     assert drive.outputs == {one.id: alone(one) for one in requests}
 
 
-def test_T6_a_full_pool_preempts_and_the_output_stays_the_same() -> None:
+@pytest.mark.feature("T6")
+def test_a_full_pool_preempts_and_the_output_stays_the_same() -> None:
     requests = [request(str(i), prompt(RNG, 30), 60) for i in range(6)]
     roomy = run(Drive(limits(num_pages=400)), *requests)
     tight = run(Drive(limits(num_pages=30)), *requests)
@@ -36,7 +38,8 @@ def test_T6_a_full_pool_preempts_and_the_output_stays_the_same() -> None:
     assert tight.outputs == roomy.outputs
 
 
-def test_T7_a_new_request_joins_while_others_decode() -> None:
+@pytest.mark.feature("T7")
+def test_a_new_request_joins_while_others_decode() -> None:
     drive = Drive(limits())
     drive.submit(request("a", prompt(RNG, 8), 30))
     for _ in range(5):
@@ -47,7 +50,8 @@ def test_T7_a_new_request_joins_while_others_decode() -> None:
     assert plan.num_decode == 1 and (plan.stops - plan.starts).tolist() == [1, 12]
 
 
-def test_T14_recomputing_everything_gives_the_same_tokens_without_hits() -> None:
+@pytest.mark.feature("T14")
+def test_recomputing_everything_gives_the_same_tokens_without_hits() -> None:
     requests = [request(str(i), prompt(RNG, 10 + i), 12) for i in range(4)]
     drive = Drive(limits(policy=None, recompute=True))
     for one in requests:
@@ -60,8 +64,9 @@ def test_T14_recomputing_everything_gives_the_same_tokens_without_hits() -> None
     assert drive.outputs == {one.id: alone(one) for one in requests}
 
 
+@pytest.mark.feature("P10", "S6")
 @pytest.mark.parametrize("budget", [1, 2, 7, 16, 100])
-def test_P10_S6_a_long_prompt_is_cut_into_chunks_that_partition_it(budget: int) -> None:
+def test_a_long_prompt_is_cut_into_chunks_that_partition_it(budget: int) -> None:
     one = request("a", prompt(RNG, 90), 8)
     drive = run(Drive(limits(max_batch_tokens=budget, max_rows=1)), one)
     spans = [

@@ -103,7 +103,8 @@ def test_each_claim_that_is_not_met_is_a_reason(
         resolve(spec(**claims), query, CPU)
 
 
-def test_T8_T9_P1_paged_and_contiguous_are_capabilities_and_the_other_is_an_error() -> None:
+@pytest.mark.feature("T8", "T9", "P1")
+def test_paged_and_contiguous_are_capabilities_and_the_other_is_an_error() -> None:
     paged, region = spec(), spec(paged=False, contiguous=True)
 
     assert resolve(paged, question().query(ALL), CPU)
@@ -114,7 +115,8 @@ def test_T8_T9_P1_paged_and_contiguous_are_capabilities_and_the_other_is_an_erro
         resolve(region, question().query(ALL), CPU)
 
 
-def test_P6_S3_S4_a_page_size_that_is_not_served_lists_those_that_are() -> None:
+@pytest.mark.feature("P6", "S3", "S4")
+def test_a_page_size_that_is_not_served_lists_those_that_are() -> None:
     with pytest.raises(CannotRun, match="pages of 8 are not among 16, 32"):
         resolve(spec(), question(page_size=8).query(ALL), CPU)
 
@@ -122,21 +124,24 @@ def test_P6_S3_S4_a_page_size_that_is_not_served_lists_those_that_are() -> None:
 CLAIMS = {"--attn x": IntSet.of(16, 32), "--cache-type y": IntSet.all()}
 
 
+@pytest.mark.feature("P6", "S3", "S4")
 @pytest.mark.parametrize("asked", [8, 64, 256])
-def test_P6_S3_S4_a_page_size_asked_for_is_never_replaced_by_another(asked: int) -> None:
+def test_a_page_size_asked_for_is_never_replaced_by_another(asked: int) -> None:
     with pytest.raises(CannotRun, match=rf"--page-size {asked}: --attn x serves 16, 32"):
         agree_page_size(EngineConfig(page_size=asked), CLAIMS, CPU)
 
 
+@pytest.mark.feature("S4")
 @pytest.mark.parametrize(("asked", "who"), [("auto", "--attn x"), (32, "--page-size 32")])
-def test_S4_the_summary_says_who_decided_the_page_size(asked: Any, who: str) -> None:
+def test_the_summary_says_who_decided_the_page_size(asked: Any, who: str) -> None:
     attention = (SimpleNamespace(spec=spec(), capabilities=capabilities()),)
     parts: Any = SimpleNamespace(attention=attention, cache=registry.spec("cache", "naive"))
     agreed = negotiate(EngineConfig(page_size=asked), parts, model(), "float32", CPU)
     assert ("page size", str(agreed.page_size), who) in agreed.table
 
 
-def test_S4_page_sizes_that_are_left_open_are_those_that_everyone_serves() -> None:
+@pytest.mark.feature("S4")
+def test_page_sizes_that_are_left_open_are_those_that_everyone_serves() -> None:
     def agreed(
         size: int | str, claims: dict[str, IntSet], env: DeviceEnv = H200, or_less: bool = False
     ) -> int:
@@ -152,7 +157,8 @@ def test_S4_page_sizes_that_are_left_open_are_those_that_everyone_serves() -> No
         agreed("auto", CLAIMS | {"--cache-type y": IntSet.of(64)})
 
 
-def test_S13_the_first_name_serves_prompts_and_the_second_decode(
+@pytest.mark.feature("S13")
+def test_the_first_name_serves_prompts_and_the_second_decode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(registry, "spec", lambda kind, name: attrs.evolve(spec(), name=name))
@@ -160,7 +166,8 @@ def test_S13_the_first_name_serves_prompts_and_the_second_decode(
     assert chosen == [("a", {Phase.PREFILL, Phase.EXTEND}), ("b", {Phase.DECODE})]
 
 
-def test_S15_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.feature("S15")
+def test_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = (DeviceRange("cuda"),)
     found = registry.spec
     named = {name: attrs.evolve(spec(devices=gpu), name=name) for name in "ab"}
@@ -329,7 +336,8 @@ def test_a_runner_or_executor_that_cannot_be_made_is_named(
         registry.made(broken, base)
 
 
-def test_P7_fp8_halves_bytes_per_token() -> None:
+@pytest.mark.feature("P7")
+def test_fp8_halves_bytes_per_token() -> None:
     import torch
 
     from headstock.startup.memory_plan import page_bytes

@@ -31,12 +31,14 @@ AUTO = [
 ]
 
 
+@pytest.mark.feature("S14")
 @pytest.mark.parametrize(("env", "names"), AUTO)
-def test_S14_what_auto_tries_on_each_device(env: DeviceEnv, names: tuple[str, ...]) -> None:
+def test_what_auto_tries_on_each_device(env: DeviceEnv, names: tuple[str, ...]) -> None:
     assert next(found for served, found in auto.ATTENTION if env in served) == names
 
 
-def test_S14_each_candidate_that_auto_passes_over_is_logged_with_its_reason(
+@pytest.mark.feature("S14")
+def test_each_candidate_that_auto_passes_over_is_logged_with_its_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     names = next(found for served, found in auto.ATTENTION if H200 in served)
@@ -56,8 +58,9 @@ def test_S14_each_candidate_that_auto_passes_over_is_logged_with_its_reason(
     assert len(names) > 2 and told == wanted[:-1]
 
 
+@pytest.mark.feature("S14")
 @pytest.mark.parametrize(("env", "warnings"), [(H200, 1), (CPU, 0)])
-def test_S14_auto_says_so_when_a_gpu_is_left_with_sdpa(
+def test_auto_says_so_when_a_gpu_is_left_with_sdpa(
     env: DeviceEnv, warnings: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lacking = (Rejection(code="missing", message="its kernels are not installed"),)
@@ -85,10 +88,12 @@ DTYPES = [
 ]
 
 
+@pytest.mark.feature("S23")
 @pytest.mark.parametrize(("asked", "stored", "env", "wanted"), DTYPES)
-def test_S23_the_dtype_table(asked: str, stored: str, env: DeviceEnv, wanted: str) -> None:
+def test_the_dtype_table(asked: str, stored: str, env: DeviceEnv, wanted: str) -> None:
     assert model_dtype(asked, attrs.evolve(model(), dtype=stored), env) == wanted
 
 
-def test_S14_operations_are_tried_from_the_fastest() -> None:
+@pytest.mark.feature("S14")
+def test_operations_are_tried_from_the_fastest() -> None:
     assert auto.OPS == ("triton", "fbgemm", "onednn", "torch")

@@ -46,30 +46,35 @@ def plan(
     )
 
 
-def test_H14_kv_bytes_are_exact() -> None:
+@pytest.mark.feature("H14")
+def test_kv_bytes_are_exact() -> None:
     assert 1024 * page_bytes(model(), 16, torch.float16) == 8_589_934_592
 
 
-def test_P2_a_pool_from_megabytes_counts_the_dummy_page() -> None:
+@pytest.mark.feature("P2")
+def test_a_pool_from_megabytes_counts_the_dummy_page() -> None:
     megabytes = 8192 + 8
 
     assert plan(kv_memory_mb=megabytes).num_pages == 1024
     assert plan(kv_memory_mb=megabytes - 1).num_pages == 1023
 
 
-def test_P3_a_pool_from_a_fraction_of_free_memory() -> None:
+@pytest.mark.feature("P3")
+def test_a_pool_from_a_fraction_of_free_memory() -> None:
     page = page_bytes(model(), 16, torch.float16)
     extra = estimate(model(), 8192, 256, 2).total
 
     assert plan(memory_ratio=0.5).num_pages == (20 * GIB - 10 * GIB - extra) // page - 1
 
 
-def test_P4_a_pool_from_a_context_length() -> None:
+@pytest.mark.feature("P4")
+def test_a_pool_from_a_context_length() -> None:
     assert plan(kv_context_len=4096).num_pages == 256
     assert plan(kv_context_len=4097).num_pages == 257
 
 
-def test_S1_more_ratio_gives_more_pages() -> None:
+@pytest.mark.feature("S1")
+def test_more_ratio_gives_more_pages() -> None:
     assert (
         plan(memory_ratio=0.6).num_pages
         < plan(memory_ratio=0.8).num_pages
@@ -77,12 +82,14 @@ def test_S1_more_ratio_gives_more_pages() -> None:
     )
 
 
+@pytest.mark.feature("S5")
 @pytest.mark.parametrize("pages", [1, 7, 1000])
-def test_S5_num_pages_gives_exactly_that_many(pages: int) -> None:
+def test_num_pages_gives_exactly_that_many(pages: int) -> None:
     assert plan(num_pages=pages).num_pages == pages
 
 
-def test_P2_P3_P4_too_small_or_too_large_names_both_numbers() -> None:
+@pytest.mark.feature("P2", "P3", "P4")
+def test_too_small_or_too_large_names_both_numbers() -> None:
     with pytest.raises(
         CannotRun, match=r"--memory-ratio 0\.25: .*at least 2 pages of 8\.0 MiB.* 0 B are left"
     ):
@@ -100,7 +107,8 @@ def test_the_pool_is_no_larger_than_all_rows_can_fill() -> None:
     assert plan(most_tokens=1000).num_pages == 63
 
 
-def test_T18_activations_grow_with_the_step_and_the_rows_and_are_printed() -> None:
+@pytest.mark.feature("T18")
+def test_activations_grow_with_the_step_and_the_rows_and_are_printed() -> None:
     small = estimate(model(), 1024, 16, 2).total
 
     assert estimate(model(), 2048, 16, 2).total > small < estimate(model(), 1024, 64, 2).total
@@ -117,7 +125,8 @@ def test_sizes_and_bars_read_well() -> None:
     assert bar((25, 25, 25), 100, 8).startswith("[##==++..]")
 
 
-def test_P3_free_memory_is_what_a_container_leaves(tmp_path: Path) -> None:
+@pytest.mark.feature("P3")
+def test_free_memory_is_what_a_container_leaves(tmp_path: Path) -> None:
     assert container_room(tmp_path) is None
     (tmp_path / "memory.current").write_text("300\n")
     (tmp_path / "memory.max").write_text("max\n")
@@ -126,7 +135,8 @@ def test_P3_free_memory_is_what_a_container_leaves(tmp_path: Path) -> None:
     assert container_room(tmp_path) == 700
 
 
-def test_P3_what_this_process_has_allocated_and_not_written_is_not_free(tmp_path: Path) -> None:
+@pytest.mark.feature("P3")
+def test_what_this_process_has_allocated_and_not_written_is_not_free(tmp_path: Path) -> None:
     before, slack = promised(), 64 << 20
     pool = np.zeros(GIB // 4, np.uint8)
     assert abs(promised() - before - GIB // 4) < slack

@@ -63,8 +63,9 @@ class Device:
         return Assembly(runner=self, device=torch.device("cpu"), **parts)
 
 
+@pytest.mark.feature("G10")
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 32])
-def test_G10_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_each(
+def test_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_each(
     rows: int,
 ) -> None:
     device = Device()
@@ -78,7 +79,8 @@ def test_G10_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_eac
     assert expected == before - device.free() > 0
 
 
-def test_G10_no_buckets_take_nothing_and_a_failed_capture_counts_for_nothing() -> None:
+@pytest.mark.feature("G10")
+def test_no_buckets_take_nothing_and_a_failed_capture_counts_for_nothing() -> None:
     assert graph_bytes(Device().assembly(), GraphSizes(), Device().free) == 0
     failing = Device(fails=True)
     assert graph_bytes(failing.assembly(), GraphSizes((8, 4)), failing.free) == 0
@@ -95,7 +97,8 @@ def counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 30))
 
 
-def test_T18_the_worst_step_has_a_row_as_long_as_any_and_the_tables_are_counted(
+@pytest.mark.feature("T18")
+def test_the_worst_step_has_a_row_as_long_as_any_and_the_tables_are_counted(
     counters: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []

@@ -18,8 +18,9 @@ def tokenizer(byte_level: Path) -> Tokenizer:
     return Tokenizer(byte_level)
 
 
+@pytest.mark.feature("I19")
 @given(cuts=st.lists(st.integers(1, 9), max_size=30), data=st.data())
-def test_I19_text_does_not_depend_on_how_many_tokens_come_at_once(
+def test_text_does_not_depend_on_how_many_tokens_come_at_once(
     tokenizer: Tokenizer, cuts: list[int], data: st.DataObject
 ) -> None:
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=sum(cuts)))

@@ -18,7 +18,8 @@ from headstock.llm import LLM
 from headstock.sampling_params import SamplingParams
 
 
-def test_S10_a_chat_limits_graph_buckets_to_one_unless_told_otherwise(
+@pytest.mark.feature("S10")
+def test_a_chat_limits_graph_buckets_to_one_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []

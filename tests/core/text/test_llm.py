@@ -123,8 +123,9 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.feature("H10")
 @pytest.mark.parametrize(("prompt", "message"), BAD)
-def test_H10_bad_prompts_are_refused_before_anything_runs(
+def test_bad_prompts_are_refused_before_anything_runs(
     scripted: Make, prompt: Any, message: str
 ) -> None:
     llm, loop = scripted()
@@ -187,7 +188,8 @@ def test_a_bad_prompt_among_several_is_named_by_its_index_and_none_runs(scripted
     assert caught.value.parameter == "prompt" and loop.seen == []
 
 
-def test_S22_a_prompt_too_long_is_refused_with_both_numbers_and_one_shorter_is_served(
+@pytest.mark.feature("S22")
+def test_a_prompt_too_long_is_refused_with_both_numbers_and_one_shorter_is_served(
     scripted: Make,
 ) -> None:
     llm, _ = scripted(max_seq_len=16)
@@ -225,7 +227,8 @@ def test_chat_goes_through_the_template(scripted: Make) -> None:
         llm.chat([talk, []], SHORT)
 
 
-def test_H8_keywords_and_a_file_below_them_are_the_configuration(tmp_path: Path) -> None:
+@pytest.mark.feature("H8")
+def test_keywords_and_a_file_below_them_are_the_configuration(tmp_path: Path) -> None:
     class Reached(Exception):
         pass
 

@@ -82,13 +82,14 @@ def test_a_stop_string_that_is_complete_with_the_last_of_min_tokens_does_not_cou
         assert answer.text == "ababab"[: length - 2]
 
 
+@pytest.mark.feature("I19")
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.text("ab 日😀é", min_size=1, max_size=20),
     stops=st.lists(st.text("ab 日😀", min_size=1, max_size=3), max_size=3),
     pace=st.integers(1, 4),
 )
-def test_I19_streamed_text_equals_final_text(
+def test_streamed_text_equals_final_text(
     scripted: Make, tokenizer: Tokenizer, text: str, stops: list[str], pace: int
 ) -> None:
     llm, _ = scripted(script=saying(tokenizer, text), pace=pace)

@@ -58,7 +58,8 @@ def test_json_lines_hold_tokens_times_and_reasons(run: Run, tokenizer: Tokenizer
     assert first["timings"]["tokens_per_second"] > 0
 
 
-def test_T6_the_summaries_and_json_count_preemptions_and_failures(run: Run) -> None:
+@pytest.mark.feature("T6")
+def test_the_summaries_and_json_count_preemptions_and_failures(run: Run) -> None:
     code, out, err = run("-p", "hello", "-p", "", "-p", "fox", "--json", script=hello, preempted=2)
     assert code == 1 and [json.loads(line).get("preemptions") for line in out.splitlines()] == [
         None,

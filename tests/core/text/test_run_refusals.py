@@ -146,6 +146,7 @@ def test_lines_that_no_model_could_serve_are_refused_before_one_is_loaded(
     ) and err.splitlines() == lines
 
 
+@pytest.mark.feature("H10")
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -156,7 +157,7 @@ def test_lines_that_no_model_could_serve_are_refused_before_one_is_loaded(
         (["--prompt", "x", "--input", "no-such-file.jsonl"], 6),
     ],
 )
-def test_H10_what_is_wrong_without_a_model_is_said_before_one_is_loaded(
+def test_what_is_wrong_without_a_model_is_said_before_one_is_loaded(
     run: Run, arguments: list[str], code: int
 ) -> None:
     found, out, err = run(*arguments, absent=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,7 +39,8 @@ def test_any_cut_gives_the_text_up_to_the_first_complete_stop(
     assert (out, stop) == expected("".join(pieces), stops, include)
 
 
-def test_C8_stop_string_split_across_tokens_leaks_nothing() -> None:
+@pytest.mark.feature("C8")
+def test_stop_string_split_across_tokens_leaks_nothing() -> None:
     search = StopStrings(["ab"])
     assert search.feed("xa").text == "x"
     found = search.feed("b and more")

@@ -118,6 +118,7 @@ def test_any_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) 
         )
 
 
+@pytest.mark.feature("L1")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -131,7 +132,7 @@ def test_any_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) 
         ),
     ],
 )
-def test_L1_a_config_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
+def test_a_config_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)
 
     with pytest.raises(ModelError) as error:
@@ -147,7 +148,8 @@ def test_a_missing_config_is_named(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-def test_L1_pickled_weights_are_refused(tmp_path: Path) -> None:
+@pytest.mark.feature("L1")
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     """Unpickling this file would make a marker."""
     marker = tmp_path / "marker"
     (tmp_path / "config.json").write_text("{}")
@@ -161,7 +163,8 @@ def test_L1_pickled_weights_are_refused(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_L1_a_config_that_is_a_link_out_of_the_directory(tmp_path: Path) -> None:
+@pytest.mark.feature("L1")
+def test_a_config_that_is_a_link_out_of_the_directory(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (tmp_path / "secret.json").write_text("{}")

@@ -56,10 +56,11 @@ def watch(engine: Engine) -> Counter[str]:
     return counts
 
 
+@pytest.mark.feature("G2")
 @BACKENDS
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("budget", [50, 300])
-def test_G2_replayed_prompts_give_the_tokens_of_eager_ones(
+def test_replayed_prompts_give_the_tokens_of_eager_ones(
     toys: Toys, attn: str, overlap: bool, budget: int
 ) -> None:
     requests = random_requests(np.random.default_rng(8), 60)
@@ -85,8 +86,9 @@ def test_G2_replayed_prompts_give_the_tokens_of_eager_ones(
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.feature("S9")
 @pytest.mark.parametrize(("most", "replayed"), [(0, set()), (32, {"a"}), (48, {"a", "b"})])
-def test_S9_only_steps_within_the_largest_token_count_are_replayed(
+def test_only_steps_within_the_largest_token_count_are_replayed(
     toys: Toys, most: int, replayed: set[str]
 ) -> None:
     engine = toys.engine(runner="rerun", cuda_graph_max_tokens=most)
@@ -133,8 +135,9 @@ def test_numbers_that_are_left_where_padding_reads_do_not_reach_the_dummy_page(t
     engine.close()
 
 
+@pytest.mark.feature("G11")
 @pytest.mark.parametrize("fault", ["execute@1", "wait@1", "nan@1:1"])
-def test_G11_a_prompt_step_that_fails_after_launch_fails_its_requests_alone(
+def test_a_prompt_step_that_fails_after_launch_fails_its_requests_alone(
     toys: Toys, fault: str
 ) -> None:
     engine = toys.engine(runner="rerun", faults=(fault,), overlap=False)

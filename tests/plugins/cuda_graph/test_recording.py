@@ -59,8 +59,9 @@ def test_two_engines_of_a_process_record_one_after_the_other(graph: Mock) -> Non
     assert most == [1] * 8
 
 
+@pytest.mark.feature("G11")
 @pytest.mark.parametrize("end", [Mock(), Mock(side_effect=RuntimeError("it was ended already"))])
-def test_G11_work_that_spoils_the_capture_is_blamed_and_the_capture_is_ended_all_the_same(
+def test_work_that_spoils_the_capture_is_blamed_and_the_capture_is_ended_all_the_same(
     graph: Mock, end: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)

@@ -47,10 +47,11 @@ def watch(engine: Engine) -> Counter[int | None]:
     return counts
 
 
+@pytest.mark.feature("G2")
 @BACKENDS
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("window", often(1, [None, 7]))
-def test_G2_replayed_steps_give_the_tokens_of_eager_ones(
+def test_replayed_steps_give_the_tokens_of_eager_ones(
     toys: Toys, attn: str, overlap: bool, window: int | None
 ) -> None:
     requests = random_requests(np.random.default_rng(5), 60)
@@ -72,7 +73,8 @@ def test_G2_replayed_steps_give_the_tokens_of_eager_ones(
     assert outputs[0] == outputs[1]
 
 
-def test_G3_G5_G7_S9_only_decode_steps_within_the_largest_bucket_are_replayed(toys: Toys) -> None:
+@pytest.mark.feature("G3", "G5", "G7", "S9")
+def test_only_decode_steps_within_the_largest_bucket_are_replayed(toys: Toys) -> None:
     engine = replaying(toys, cuda_graph_max_bs=4, max_running_requests=8)
     counts = watch(engine)
     Trial(engine).run([request(str(i), range(1, 10), 12) for i in range(6)])
@@ -83,7 +85,8 @@ def test_G3_G5_G7_S9_only_decode_steps_within_the_largest_bucket_are_replayed(to
     engine.close()
 
 
-def test_S9_steps_with_prompt_tokens_are_not_offered_as_decode_steps(toys: Toys) -> None:
+@pytest.mark.feature("S9")
+def test_steps_with_prompt_tokens_are_not_offered_as_decode_steps(toys: Toys) -> None:
     engine = replaying(toys, max_batch_tokens=8, overlap=False)
     counts = watch(engine)
     trial = Trial(engine)
@@ -100,7 +103,8 @@ def test_S9_steps_with_prompt_tokens_are_not_offered_as_decode_steps(toys: Toys)
     engine.close()
 
 
-def test_G6_other_values_never_make_a_new_recording(toys: Toys) -> None:
+@pytest.mark.feature("G6")
+def test_other_values_never_make_a_new_recording(toys: Toys) -> None:
     engine = replaying(toys)
     runner = getattr(engine.executor, "inner", engine.executor).runner
     before = {size: (id(each), set(each.samplers)) for size, each in runner.recorded.items()}
@@ -114,7 +118,8 @@ def test_G6_other_values_never_make_a_new_recording(toys: Toys) -> None:
     engine.close()
 
 
-def test_G8_the_first_step_of_a_kind_of_sampling_is_answered_and_the_kind_recorded(
+@pytest.mark.feature("G8")
+def test_the_first_step_of_a_kind_of_sampling_is_answered_and_the_kind_recorded(
     toys: Toys,
 ) -> None:
     engine = replaying(toys, max_running_requests=1)
@@ -154,7 +159,8 @@ def test_settings_that_no_recording_knows_are_sampled_after_the_replay(
     assert answers[0].outputs == answers[1].outputs
 
 
-def test_G11_a_capture_that_fails_turns_graphs_off_with_one_warning(
+@pytest.mark.feature("G11")
+def test_a_capture_that_fails_turns_graphs_off_with_one_warning(
     toys: Toys, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "headstock"):
@@ -168,7 +174,8 @@ def test_G11_a_capture_that_fails_turns_graphs_off_with_one_warning(
     engine.close()
 
 
-def test_G11_a_capture_that_fails_midway_leaves_nothing_to_replay(
+@pytest.mark.feature("G11")
+def test_a_capture_that_fails_midway_leaves_nothing_to_replay(
     toys: Toys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recordings = count()
@@ -190,10 +197,9 @@ def test_G11_a_capture_that_fails_midway_leaves_nothing_to_replay(
     engine.close()
 
 
+@pytest.mark.feature("G11")
 @pytest.mark.parametrize("fault", ["execute@6", "wait@6", "nan@6:1"])
-def test_G11_a_step_that_fails_after_launch_fails_its_requests_alone(
-    toys: Toys, fault: str
-) -> None:
+def test_a_step_that_fails_after_launch_fails_its_requests_alone(toys: Toys, fault: str) -> None:
     engine = replaying(toys, faults=(fault,))
     trial = Trial(engine)
     for i in range(3):
@@ -206,7 +212,8 @@ def test_G11_a_step_that_fails_after_launch_fails_its_requests_alone(
     engine.close()
 
 
-def test_S7_a_limit_of_one_captures_one_row_alone(toys: Toys) -> None:
+@pytest.mark.feature("S7")
+def test_a_limit_of_one_captures_one_row_alone(toys: Toys) -> None:
     engine = replaying(toys, cuda_graph_max_bs=1)
     runner = getattr(engine.executor, "inner", engine.executor).runner
 
@@ -215,7 +222,8 @@ def test_S7_a_limit_of_one_captures_one_row_alone(toys: Toys) -> None:
     engine.close()
 
 
-def test_S7_a_limit_of_none_runs_eagerly(toys: Toys) -> None:
+@pytest.mark.feature("S7")
+def test_a_limit_of_none_runs_eagerly(toys: Toys) -> None:
     with pytest.raises(CannotRun, match="--cuda-graph-max-bs 0 turns graphs off"):
         replaying(toys, cuda_graph_max_bs=0)
     engine = toys.engine(runner="auto", cuda_graph_max_bs=0)
@@ -223,8 +231,9 @@ def test_S7_a_limit_of_none_runs_eagerly(toys: Toys) -> None:
     engine.close()
 
 
+@pytest.mark.feature("G10")
 @given(st.integers(1, 4096))
-def test_G10_buckets_are_few_and_never_much_too_large(most: int) -> None:
+def test_buckets_are_few_and_never_much_too_large(most: int) -> None:
     sizes = buckets(most)
 
     assert list(sizes) == sorted(set(sizes), reverse=True) and sizes[0] == most and sizes[-1] == 1
@@ -234,8 +243,9 @@ def test_G10_buckets_are_few_and_never_much_too_large(most: int) -> None:
         assert padded - rows <= (7 if rows <= 64 else 15)
 
 
+@pytest.mark.feature("G10")
 @given(st.integers(1, 20_000))
-def test_G10_token_buckets_are_few_and_never_much_too_large(most: int) -> None:
+def test_token_buckets_are_few_and_never_much_too_large(most: int) -> None:
     sizes = token_buckets(most)
 
     assert list(sizes) == sorted(set(sizes), reverse=True) and sizes[0] >= most
@@ -283,7 +293,8 @@ def test_captures_are_reported_one_by_one_with_the_memory_that_is_free(toys: Toy
     assert all(re.fullmatch(r"graphs, [\d.]+ (MiB|GiB) free", stage) for stage, *_ in graphs)
 
 
-def test_G6_S9_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
+@pytest.mark.feature("G6", "S9")
+def test_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
     engine = replaying(toys, max_running_requests=9)
     runner = getattr(engine.executor, "inner", engine.executor).runner
     used: list[tuple[int, int]] = []
@@ -301,14 +312,16 @@ def test_G6_S9_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
     engine.close()
 
 
-def test_G3_S9_a_decode_backend_without_graphs_is_refused_by_name(toys: Toys) -> None:
+@pytest.mark.feature("G3", "S9")
+def test_a_decode_backend_without_graphs_is_refused_by_name(toys: Toys) -> None:
     with pytest.raises(
         CannotRun, match=r"--runner rerun needs graph support DECODE .*'sdpa' has NEVER"
     ):
         replaying(toys, attn="toy,sdpa")
 
 
-def test_S13_a_mixed_step_is_shared_out_by_phase(toys: Toys) -> None:
+@pytest.mark.feature("S13")
+def test_a_mixed_step_is_shared_out_by_phase(toys: Toys) -> None:
     engine = toys.engine(attn="toy,toy-planned", overlap=False)
     router = getattr(engine.executor, "inner", engine.executor).router
     served: dict[str, set[Phase]] = {"prefill": set(), "decode": set()}
