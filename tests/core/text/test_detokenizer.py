@@ -51,7 +51,6 @@ def test_stream_of_cut_texts_equals_decode(
         assert "".join(pieces) == either.decode(tokens[start:stop], skip_special_tokens=skip)
 
 
-@pytest.mark.feature("C8")
 def test_emoji_halves_are_held_back_and_no_replacement_leaks(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode(FOUR)
     assert len(tokens) == 4

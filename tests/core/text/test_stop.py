@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +38,6 @@ def test_any_cut_gives_the_text_up_to_the_first_complete_stop(
     assert (out, stop) == expected("".join(pieces), stops, include)
 
 
-@pytest.mark.feature("C8")
 def test_stop_string_split_across_tokens_leaks_nothing() -> None:
     search = StopStrings(["ab"])
     assert search.feed("xa").text == "x"

@@ -118,7 +118,6 @@ def test_any_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) 
         )
 
 
-@pytest.mark.feature("L1")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -148,7 +147,6 @@ def test_a_missing_config_is_named(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-@pytest.mark.feature("L1")
 def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     """Unpickling this file would make a marker."""
     marker = tmp_path / "marker"
@@ -163,7 +161,6 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-@pytest.mark.feature("L1")
 def test_a_config_that_is_a_link_out_of_the_directory(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
