@@ -28,7 +28,7 @@ def spec() -> RunnerSpec:
     """The runner `rerun`."""
     return RunnerSpec(
         name="rerun",
-        spi=SpiRange(0, 1),
+        spi=SpiRange(0, 2),
         summary="replays by computing again",
         implementation="rerun:RerunRunner",
         capabilities=RunnerCapabilities(

@@ -41,7 +41,7 @@ class Dist:
 
 
 def scheduler(
-    name: str, *, major: int = 0, minor: int = 1, path: str = "json:loads", more: str = ""
+    name: str, *, major: int = 0, minor: int = 2, path: str = "json:loads", more: str = ""
 ) -> str:
     """A module whose `spec` returns a SchedulerSpec."""
     return SPEC.format(name=name, major=major, minor=minor, path=path, more=more)
@@ -59,7 +59,7 @@ KERNELLESS = """
 from headstock.spi import *
 def spec():
     return AttentionSpec(
-        name="kernelless", spi=SpiRange(0, 1), summary="test",
+        name="kernelless", spi=SpiRange(0, 2), summary="test",
         implementation="no_such_kernels:Backend",
         requires=(Require(import_name="no_such_kernels", distribution="no-such-kernels",
         hint="pip install kernels"),),
@@ -102,7 +102,7 @@ DISTS = (
     Dist(name="twin-first", plugin="twin", module=scheduler("twin")),
     Dist(name="twin-second", plugin="twin", module=scheduler("twin")),
     Dist(name="from-the-future", plugin="future", module=scheduler("future", major=99, minor=0)),
-    Dist(name="from-the-past", plugin="past", module=scheduler("past", minor=0)),
+    Dist(name="from-the-past", plugin="past", module=scheduler("past", minor=1)),
     Dist(
         name="needs-kernels", plugin="needy", module=IMPORT + scheduler("needy", more=NEEDS_KERNELS)
     ),

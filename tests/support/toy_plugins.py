@@ -85,7 +85,7 @@ def attention() -> AttentionSpec:
     """The backend `toy`."""
     return AttentionSpec(
         name="toy",
-        spi=SpiRange(0, 1),
+        spi=SpiRange(0, 2),
         summary="hashes a row's context",
         implementation="toy_plugins:ToyAttention",
         capabilities=AttentionCapabilities(
@@ -115,7 +115,7 @@ def ops() -> OpsSpec:
     """The operations `toy`."""
     return OpsSpec(
         name="toy",
-        spi=SpiRange(0, 1),
+        spi=SpiRange(0, 2),
         summary="stores tokens and positions",
         implementation="toy_plugins:ToyOps",
         capabilities=OpsCapabilities(devices=CPU, dtypes=frozenset({"float32"})),
@@ -126,7 +126,7 @@ def model() -> ModelSpec:
     """The family of the toy model."""
     return ModelSpec(
         name="ToyForCausalLM",
-        spi=SpiRange(0, 1),
+        spi=SpiRange(0, 2),
         summary="a hash",
         implementation="toy_plugins:TOY",
     )

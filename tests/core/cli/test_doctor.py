@@ -112,7 +112,7 @@ def spec(**changes: object) -> OpsSpec:
     """The spec of an ops plugin."""
     given = {
         "name": "odd",
-        "spi": SpiRange(0, 1),
+        "spi": SpiRange(0, 2),
         "summary": "odd",
         "implementation": "json:loads",
         "capabilities": OpsCapabilities(devices=(), dtypes=frozenset()),

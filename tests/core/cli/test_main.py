@@ -269,7 +269,7 @@ def test_a_verb_of_a_plugin_that_is_no_function_is_named(
         target="hum:spec",
         status="ok",
     )
-    spec = CommandSpec(name="hum", spi=SpiRange(0, 1), summary="", implementation="math:pi")
+    spec = CommandSpec(name="hum", spi=SpiRange(0, 2), summary="", implementation="math:pi")
     monkeypatch.setattr(registry, "installed", lambda kind=None: (found,))
     monkeypatch.setattr(registry, "spec", lambda kind, name: spec)
     assert main(["hum"]) == 3

@@ -285,7 +285,7 @@ from headstock.spi import DeviceRange, GraphSupport, RunnerCapabilities, RunnerS
 def spec():
     return RunnerSpec(
         name="replaying",
-        spi=SpiRange(0, 1),
+        spi=SpiRange(0, 2),
         summary="needs graphs",
         implementation="headstock.builtin.eager:EagerRunner",
         capabilities=RunnerCapabilities(devices=(DeviceRange("DEVICE"),),

@@ -36,7 +36,7 @@ EXPECTED = [
         ["twin-first 1.0", "twin-second 1.0", "twin-first:twin or twin-second:twin"],
     ),
     ("future", SpiMismatch, ["from-the-future 1.0", "99.0", "upgrade headstock"]),
-    ("past", SpiMismatch, ["from-the-past 1.0", "0.0", "upgrade from-the-past"]),
+    ("past", SpiMismatch, ["from-the-past 1.0", "0.1", "upgrade from-the-past"]),
     ("soun", UnknownPlugin, ["did you mean 'sound'?", "sound (sound-plugin 1.0)"]),
     ("no-such-dist:twin", UnknownPlugin, ["no-such-dist:twin"]),
 ]

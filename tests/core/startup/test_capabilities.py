@@ -55,7 +55,7 @@ def spec(**changes: Any) -> AttentionSpec:
     """Its spec."""
     return AttentionSpec(
         name="x",
-        spi=SpiRange(0, 1),
+        spi=SpiRange(0, 2),
         summary="",
         implementation="a:b",
         capabilities=capabilities(**changes),
@@ -268,7 +268,7 @@ def test_a_claim_of_another_type_cannot_be_made(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"spi": (0, 1)},
+        {"spi": (0, 2)},
         {"name": 5},
         {"summary": None},
         {"options": 5},

@@ -34,7 +34,7 @@ def spec() -> AttentionSpec:
     """The spec of `fa`: what any provider can do; `resolve` narrows it to the one that is here."""
     return AttentionSpec(
         name="fa",
-        spi=SpiRange(0, 1),
+        spi=SpiRange(0, 2),
         summary=f"FlashAttention, for CUDA; found here: {found()}",
         implementation="headstock_fa.backend:FlashAttentionBackend",
         requires=(REQUIRE,),

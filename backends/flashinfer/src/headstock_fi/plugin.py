@@ -50,7 +50,7 @@ def spec() -> AttentionSpec:
     """The spec of `fi`."""
     return AttentionSpec(
         name="fi",
-        spi=SpiRange(0, 1),
+        spi=SpiRange(0, 2),
         summary="FlashInfer, for CUDA; plans each step on the host",
         implementation="headstock_fi.backend:FlashInferBackend",
         requires=(REQUIRE,),

@@ -52,7 +52,7 @@ def spec() -> AttentionSpec:
     """
     return AttentionSpec(
         name="trtllm",
-        spi=SpiRange(0, 1),
+        spi=SpiRange(0, 2),
         summary="TensorRT-LLM's kernels out of FlashInfer, for Hopper and Blackwell",
         implementation="headstock_trtllm.backend:TrtllmBackend",
         requires=(REQUIRE,),

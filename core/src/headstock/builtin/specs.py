@@ -15,7 +15,7 @@ from headstock.spi import (
 )
 
 DEVICES = (DeviceRange("cpu"), DeviceRange("cuda"))
-SPI = SpiRange(0, 1)
+SPI = SpiRange(0, 2)
 
 
 def mixed() -> SchedulerSpec:

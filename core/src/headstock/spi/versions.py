@@ -12,15 +12,15 @@ from attrs.validators import ge, instance_of
 
 SPI: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
-        "attention": (0, 1),
-        "cache": (0, 1),
-        "scheduler": (0, 1),
-        "runner": (0, 1),
-        "ops": (0, 1),
-        "model": (0, 1),
-        "checkpoint": (0, 1),
-        "executor": (0, 1),
-        "command": (0, 1),
+        "attention": (0, 2),
+        "cache": (0, 2),
+        "scheduler": (0, 2),
+        "runner": (0, 2),
+        "ops": (0, 2),
+        "model": (0, 2),
+        "checkpoint": (0, 2),
+        "executor": (0, 2),
+        "command": (0, 2),
     }
 )
 """Kind of plugin -> (major, minor) that this core offers. The entry-point group of a kind is

@@ -24,7 +24,7 @@ def spec(architecture: str, model: str, summary: str) -> ModelSpec:
     """The specification of one family."""
     return ModelSpec(
         name=architecture,
-        spi=SpiRange(0, 1),
+        spi=SpiRange(0, 2),
         summary=summary,
         implementation=f"headstock_qwen.families:{model}",
     )

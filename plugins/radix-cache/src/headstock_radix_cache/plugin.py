@@ -9,7 +9,7 @@ def spec() -> CacheSpec:
     """The spec of `radix`: any page size, groups with full attention, reuse."""
     return CacheSpec(
         name="radix",
-        spi=SpiRange(0, 1),
+        spi=SpiRange(0, 2),
         summary="shares common prefixes page by page, evicts the least recently used",
         implementation="headstock_radix_cache.policy:RadixCache",
         options="headstock_radix_cache.options:RadixOptions",
