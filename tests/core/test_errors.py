@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from headstock.config import EngineConfig, FlagParser, add_engine_flags, add_sampling_flags
-from headstock.errors import UsageError, join_reasons, nearest_name, plural
+from headstock.errors import UsageError, find_nearest_name, format_count, join_reasons
 
 
 def test_one_thing_is_singular() -> None:
-    assert [plural(count, "token") for count in (0, 1, 2)] == ["0 tokens", "1 token", "2 tokens"]
+    assert [format_count(count, "token") for count in (0, 1, 2)] == [
+        "0 tokens",
+        "1 token",
+        "2 tokens",
+    ]
 
 
 def test_reasons_are_joined_without_doubled_punctuation() -> None:
@@ -45,5 +49,5 @@ def test_only_near_keywords_are_suggested() -> None:
         EngineConfig.from_keywords(max_seq_length=5)
     with pytest.raises(UsageError, match=r"unknown setting 'quantisation_x'$"):
         EngineConfig.from_keywords(quantisation_x="awq")
-    assert nearest_name("rnu", ["run", "bench"]) == "run"
-    assert nearest_name("temp", ["tp", "tmp"]) == "tmp"
+    assert find_nearest_name("rnu", ["run", "bench"]) == "run"
+    assert find_nearest_name("temp", ["tp", "tmp"]) == "tmp"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headstock.logs import ROOT, Stderr, event, show_logs
+from headstock.logs import ROOT_LOGGER, StderrHandler, log_event, show_logs
 
 LOG = logging.getLogger("headstock.somewhere")
 
@@ -17,7 +17,7 @@ LOG = logging.getLogger("headstock.somewhere")
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """The logger is put back afterwards."""
-    logger = logging.getLogger(ROOT)
+    logger = logging.getLogger(ROOT_LOGGER)
     level, propagate, handlers = logger.level, logger.propagate, list(logger.handlers)
     yield
     logger.setLevel(level)
@@ -28,17 +28,17 @@ def _as_before() -> Iterator[None]:
 @pytest.mark.feature("S24")
 def test_debug_lines_appear_at_level_debug(capsys: pytest.CaptureFixture[str]) -> None:
     show_logs("INFO")
-    LOG.debug(event("quiet"))
+    LOG.debug(log_event("quiet"))
     assert capsys.readouterr().err == ""
     show_logs("DEBUG")
-    LOG.debug(event("loud"))
+    LOG.debug(log_event("loud"))
     assert capsys.readouterr().err.endswith("level=debug logger=headstock.somewhere event=loud\n")
 
 
 @pytest.mark.feature("S24")
 def test_lines_are_structured(capsys: pytest.CaptureFixture[str]) -> None:
     show_logs("INFO")
-    LOG.info(event("pool ready", pages=10, ratio=0.5, note='two\nlines "quoted"', empty=""))
+    LOG.info(log_event("pool ready", pages=10, ratio=0.5, note='two\nlines "quoted"', empty=""))
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert re.match(r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z level=info ", line)
@@ -59,11 +59,11 @@ def test_plain_messages_and_exceptions(capsys: pytest.CaptureFixture[str]) -> No
     try:
         raise ValueError("bad\nvalue")
     except ValueError:
-        LOG.exception(event("step failed"))
+        LOG.exception(log_event("step failed"))
         line = capsys.readouterr().err
         assert line.endswith('event="step failed" error="ValueError: bad\\nvalue"\n')
         show_logs("DEBUG")
-        LOG.exception(event("step failed"))
+        LOG.exception(log_event("step failed"))
     line = capsys.readouterr().err
     assert "traceback=" in line
     assert line.count("\n") == 1
@@ -75,7 +75,16 @@ def test_only_headstocks_own_logger_is_touched() -> None:
     show_logs("DEBUG")
     show_logs("INFO")
     assert (root.level, list(root.handlers)) == before
-    assert len([each for each in logging.getLogger(ROOT).handlers if isinstance(each, Stderr)]) == 1
+    assert (
+        len(
+            [
+                each
+                for each in logging.getLogger(ROOT_LOGGER).handlers
+                if isinstance(each, StderrHandler)
+            ]
+        )
+        == 1
+    )
 
 
 def test_a_line_is_bounded_and_whole_at_level_debug(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,10 +97,10 @@ def test_a_line_is_bounded_and_whole_at_level_debug(capsys: pytest.CaptureFixtur
     }
     for level, most in (("WARNING", 400), ("DEBUG", None)):
         show_logs(level)
-        LOG.error(event("step failed", **facts), exc_info=error)
+        LOG.error(log_event("step failed", **facts), exc_info=error)
         line = capsys.readouterr().err
         assert line.count("\n") == 1 and "step=7 rows=3" in line and "RuntimeError: ptxas" in line
         assert (len(line) <= 401) if most else (len(line) > 140_000)
     show_logs("INFO")
-    LOG.warning(event("facts", **{f"key{number}": "x" * 100 for number in range(40)}))
+    LOG.warning(log_event("facts", **{f"key{number}": "x" * 100 for number in range(40)}))
     assert len(capsys.readouterr().err) == 401

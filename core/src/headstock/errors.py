@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Iterable
 from typing import ClassVar
 
-LEAST_LIKENESS = 0.66
+MIN_SIMILARITY = 0.66
 """A name less like a word is not near it: two letters in the wrong order of a word of three still
 are.
 """
@@ -92,18 +92,18 @@ class EngineDied(HeadstockError):
     exit_code = 70
 
 
-def shown(value: object, most: int = 64) -> str:
+def shorten(value: object, most: int = 64) -> str:
     """`value` as error texts show it: at most `most` characters on one line."""
     text = " ".join(str(value).split())
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def plural(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """So many of what a regular `noun` means: "1 prompt", "2 prompts"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An exception as error texts show it: its type and 240 characters, since Python names what is
     missing last.
 
@@ -112,7 +112,7 @@ def reason(error: BaseException) -> str:
     text = (
         error.args[0] if type(error) in (TypeError, ValueError) and len(error.args) > 1 else error
     )
-    return f"{type(error).__name__}: {shown(text, 240)}"
+    return f"{type(error).__name__}: {shorten(text, 240)}"
 
 
 def join_reasons(reasons: Iterable[str]) -> str:
@@ -120,7 +120,7 @@ def join_reasons(reasons: Iterable[str]) -> str:
     return "; ".join(reason.rstrip(".") for reason in reasons)
 
 
-def nearest_name(word: str, names: Iterable[str]) -> str | None:
+def find_nearest_name(word: str, names: Iterable[str]) -> str | None:
     """The name that `word` is likely meant to be: one that it begins, or the most similar of about
     its length.
     """
@@ -130,11 +130,11 @@ def nearest_name(word: str, names: Iterable[str]) -> str | None:
     if longer:
         return lower[min(longer, key=len)]
     alike = [name for name in lower if abs(len(name) - len(sought)) <= max(1, len(sought) // 4)]
-    close = difflib.get_close_matches(sought, alike, n=1, cutoff=LEAST_LIKENESS)
+    close = difflib.get_close_matches(sought, alike, n=1, cutoff=MIN_SIMILARITY)
     return lower[close[0]] if close else None
 
 
-def place(error: BaseException) -> str:
+def describe_location(error: BaseException) -> str:
     """Where an exception was raised, as FUNCTION (FILE:LINE); nothing for one that was never
     raised.
     """
@@ -146,11 +146,11 @@ def place(error: BaseException) -> str:
     )
 
 
-def kind(value: object) -> str:
+def describe_type(value: object) -> str:
     """`value` as error texts show one of a wrong type: the type, and the value itself where it is
     plain.
     """
     if value is None:
         return "None"
     name = type(value).__name__
-    return f"{name} {shown(value)}" if isinstance(value, bool | int | float | str) else name
+    return f"{name} {shorten(value)}" if isinstance(value, bool | int | float | str) else name

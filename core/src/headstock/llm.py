@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from headstock.config import EngineConfig
-from headstock.errors import UsageError, kind, shown
-from headstock.logs import event
+from headstock.errors import UsageError, describe_type, shorten
+from headstock.logs import log_event
 from headstock.outputs import RequestOutput
 from headstock.requests.client import fly, fly_async
 from headstock.requests.input_processor import Intake, Params, located
@@ -278,15 +278,15 @@ def abandon(loop: Any, model: str) -> None:
     """Stop the loop of an LLM that nobody refers to any more, and say so."""
     try:
         LOG.warning(
-            event(
+            log_event(
                 "an LLM was dropped without close()",
-                model=shown(model),
+                model=shorten(model),
                 use="close(), or with LLM(...)",
             )
         )
         repair = "close it, or use `with LLM(...) as llm:`"
         warnings.warn(
-            f"an LLM ({shown(model)}) was dropped without close(); {repair}",
+            f"an LLM ({shorten(model)}) was dropped without close(); {repair}",
             ResourceWarning,
             stacklevel=2,
         )
@@ -311,7 +311,7 @@ def asked(
         settings = {"config": str(config), **settings}
     elif config is not None:
         raise UsageError(
-            f"config must be a file's path or an EngineConfig, got {kind(config)}; settings are "
-            "keywords"
+            f"config must be a file's path or an EngineConfig, got {describe_type(config)}; "
+            "settings are keywords"
         )
     return EngineConfig.from_keywords(**settings)

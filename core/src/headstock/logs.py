@@ -14,18 +14,18 @@ from typing import TextIO
 
 from attrs import frozen
 
-ROOT = "headstock"
-LONGEST = 400
+ROOT_LOGGER = "headstock"
+MAX_LINE_LENGTH = 400
 """Characters of a line above DEBUG: the error of a compiler alone may have a hundred thousand."""
-CUTS = (240, 160, 120, 80, 64, 48, 32)
+VALUE_LENGTHS = (240, 160, 120, 80, 64, 48, 32)
 """What the longest values of a line may have, tried in turn until the line is short enough."""
-PLAIN = re.compile(r"[\w.,:/+@%-]+")
+PLAIN_TEXT = re.compile(r"[\w.,:/+@%-]+")
 """Text that needs no quotes in a log line."""
 
 
 @frozen
-class Event:
-    """What happened and its facts, as a log message: `LOG.info(event("pool ready",
+class LogEvent:
+    """What happened and its facts, as a log message: `LOG.info(log_event("pool ready",
     pages=1024))`.
     """
 
@@ -33,42 +33,42 @@ class Event:
     facts: Mapping[str, object]
 
     def __str__(self) -> str:
-        return pairs({"event": self.name, **self.facts})
+        return format_pairs({"event": self.name, **self.facts})
 
 
-def event(name: str, /, **facts: object) -> Event:
+def log_event(name: str, /, **facts: object) -> LogEvent:
     """A log message with facts; it is put into words only when a handler shows it."""
-    return Event(name, facts)
+    return LogEvent(name, facts)
 
 
-def pairs(facts: Mapping[str, object], most: int | None = None) -> str:
+def format_pairs(facts: Mapping[str, object], most: int | None = None) -> str:
     """The facts as `key=value` on one line; text with other characters than PLAIN's is quoted as in
     JSON.
 
     `most`: a longer value keeps its first characters, up to so many.
     """
-    return " ".join(f"{key}={quoted(value, most)}" for key, value in facts.items())
+    return " ".join(f"{key}={quote_text(value, most)}" for key, value in facts.items())
 
 
-def quoted(value: object, most: int | None = None) -> str:
+def quote_text(value: object, most: int | None = None) -> str:
     """A value as a log line shows it, of at most `most` characters before it is quoted."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     if most is not None and len(text) > most:
         text = text[: most - 3] + "..."
-    return text if PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    return text if PLAIN_TEXT.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
-def bounded(facts: Mapping[str, object]) -> str:
+def format_line(facts: Mapping[str, object]) -> str:
     """The facts on one line of at most LONGEST characters, the longest values cut first."""
-    line = pairs(facts)
-    for most in CUTS:
-        if len(line) <= LONGEST:
+    line = format_pairs(facts)
+    for most in VALUE_LENGTHS:
+        if len(line) <= MAX_LINE_LENGTH:
             return line
-        line = pairs(facts, most)
-    return line[:LONGEST]
+        line = format_pairs(facts, most)
+    return line[:MAX_LINE_LENGTH]
 
 
-class KeyValue(logging.Formatter):
+class KeyValueFormatter(logging.Formatter):
     """Formats records as one line: time (UTC), level, logger, event and facts; an exception as its
     type and text.
 
@@ -83,18 +83,20 @@ class KeyValue(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        happened = record.msg if isinstance(record.msg, Event) else Event(record.getMessage(), {})
-        verbose = logging.getLogger(ROOT).isEnabledFor(logging.DEBUG)
+        happened = (
+            record.msg if isinstance(record.msg, LogEvent) else LogEvent(record.getMessage(), {})
+        )
+        verbose = logging.getLogger(ROOT_LOGGER).isEnabledFor(logging.DEBUG)
         tail: dict[str, object] = {}
         if record.exc_info and record.exc_info[1] is not None:
             tail["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
             if verbose:
                 tail["traceback"] = self.formatException(record.exc_info)
         facts = {**head, "event": happened.name, **happened.facts, **tail}
-        return pairs(facts) if verbose else bounded(facts)
+        return format_pairs(facts) if verbose else format_line(facts)
 
 
-class Stderr(logging.StreamHandler[TextIO]):
+class StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to what standard error is at the moment of writing."""
 
     @property
@@ -113,10 +115,10 @@ def show_logs(level: str, least: str = "NOTSET") -> None:
     writes: the logger "headstock", and no other
     """
     levels = logging.getLevelNamesMapping()
-    logger = logging.getLogger(ROOT)
+    logger = logging.getLogger(ROOT_LOGGER)
     logger.setLevel(max(levels[level], levels[least]))
     logger.propagate = False
-    if not any(isinstance(handler, Stderr) for handler in logger.handlers):
-        handler = Stderr()
-        handler.setFormatter(KeyValue())
+    if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
+        handler = StderrHandler()
+        handler.setFormatter(KeyValueFormatter())
         logger.addHandler(handler)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from attrs import Attribute, frozen
 
-from headstock.errors import RequestError, shown
+from headstock.errors import RequestError, shorten
 
 MAX_N: Final = 128
 MAX_TEMPERATURE: Final = 2.0
@@ -36,7 +36,7 @@ LARGEST: Final = sys.float_info.max
 
 def refuse(name: str, wanted: str, value: object) -> RequestError:
     """The one-line error of parameter `name`."""
-    return RequestError(f"{name} must be {wanted}, got {shown(value)}", parameter=name)
+    return RequestError(f"{name} must be {wanted}, got {shorten(value)}", parameter=name)
 
 
 def is_int(value: Any, low: int, high: int) -> bool:

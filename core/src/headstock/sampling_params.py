@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import evolve, field, fields, frozen
 
-from headstock.errors import RequestError, kind, nearest_name, shown
+from headstock.errors import RequestError, describe_type, find_nearest_name, shorten
 from headstock.sampling_checks import (
     DEFAULT_MAX_TOKENS,
     MAX_ALLOWED_TOKEN_IDS,
@@ -195,7 +195,8 @@ class SamplingParams:
         """An empty value for `__init__`, which would meet an unknown name with a TypeError."""
         if positional:
             raise RequestError(
-                f"SamplingParams takes keywords, such as max_tokens=20; got {kind(positional[0])}"
+                "SamplingParams takes keywords, such as max_tokens=20; got "
+                f"{describe_type(positional[0])}"
             )
         check_names(values)
         return super().__new__(cls)
@@ -233,12 +234,13 @@ def check_names(names: Iterable[object]) -> None:
     }
     for name in names:
         if name not in known:
-            near = nearest_name(str(name), known | aliases)
+            near = find_nearest_name(str(name), known | aliases)
             hint = (
                 f"did you mean {(known | aliases)[near].name}?"
                 if near
                 else f"known are {', '.join(known)}"
             )
             raise RequestError(
-                f"no sampling parameter is called {shown(name)!r}; {hint}", parameter=shown(name)
+                f"no sampling parameter is called {shorten(name)!r}; {hint}",
+                parameter=shorten(name),
             )

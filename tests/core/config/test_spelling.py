@@ -12,7 +12,7 @@ from headstock.config import EngineConfig, FlagParser, add_engine_flags, resolve
 from headstock.config.catalog import engine_settings, keywords
 from headstock.config.setting import Setting
 from headstock.config.value_types import Choice, Integer, Number, Switch, Text, Texts
-from headstock.errors import HeadstockError, UsageError, shown
+from headstock.errors import HeadstockError, UsageError, shorten
 
 
 def bad(setting: Setting) -> str | None:
@@ -44,7 +44,7 @@ def test_every_setting_is_named_as_it_was_given(key: str) -> None:
         with pytest.raises(UsageError) as raised:
             EngineConfig.from_keywords(**{word: value})
         assert str(raised.value).startswith(
-            f"{word}={shown(value)}: {word} must"
+            f"{word}={shorten(value)}: {word} must"
         ) and "--" not in str(raised.value)
     with pytest.raises(UsageError) as raised:
         EngineConfig(**{setting.name: value})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headstock.errors import shown
+from headstock.errors import shorten
 
 from .running import Run, hello
 
@@ -214,7 +214,7 @@ def test_text_for_a_model_without_a_tokenizer_is_a_model_error(
     code, out, err = run("--prompt", "x", "--quiet", *chat, directory=tmp_path)
     assert (code, out, len(err.splitlines())) == (6, "", 1)
     assert err.startswith(
-        f"headstock: no tokenizer in {shown(tmp_path)}; looked for tokenizer.json, "
+        f"headstock: no tokenizer in {shorten(tmp_path)}; looked for tokenizer.json, "
     )
 
 
@@ -231,7 +231,7 @@ def test_text_is_refused_before_weights_without_a_tokenizer_are_loaded(
     )
     assert (code, out, len(err.splitlines())) == (6, "", 1)
     assert err.startswith(
-        f"headstock: no tokenizer in {shown(tmp_path)}; looked for tokenizer.json, "
+        f"headstock: no tokenizer in {shorten(tmp_path)}; looked for tokenizer.json, "
     )
 
 

@@ -12,7 +12,7 @@ from attrs import asdict, evolve, field, frozen
 from headstock.bench.latency import collect_percentiles
 from headstock.bench.timing import Difference, Timing
 from headstock.bench.workloads import Workload
-from headstock.errors import plural
+from headstock.errors import format_count
 
 
 @frozen(kw_only=True)
@@ -154,13 +154,13 @@ class Figure:
         s, work, times = self.setting, self.workload, self.timing.seconds
         commit = f" ({s.commit})" if s.commit else ""
         counts = (
-            f"{plural(self.cached_tokens, 'cached token')}, "
-            f"{plural(self.preemptions, 'preemption')}"
+            f"{format_count(self.cached_tokens, 'cached token')}, "
+            f"{format_count(self.preemptions, 'preemption')}"
         )
         return [
             f"{work.name}: {self.out_tok_s:,.1f} output tok/s, {self.in_tok_s:,.1f} input tok/s, "
-            f"median {self.timing.median:.3f} s of {plural(len(times), 'run')} ({min(times):.3f} "
-            f"to {max(times):.3f})",
+            f"median {self.timing.median:.3f} s of {format_count(len(times), 'run')} "
+            f"({min(times):.3f} to {max(times):.3f})",
             *self._latency_lines(),
             (
                 f"  work      {work.lengths}, temperature {work.temperature:g}, EOS ignored, seed "
@@ -179,7 +179,7 @@ class Figure:
                 f"  versions  headstock {s.version}{commit}, torch {s.torch}, Python {s.python}, "
                 f"{self.date}"
             ),
-            f"  machine   {s.gpu or s.cpu}, {plural(s.threads, 'thread')}",
+            f"  machine   {s.gpu or s.cpu}, {format_count(s.threads, 'thread')}",
             *(f"  peer      {peer_line(peer)}" for peer in self.peers),
             *(f"  note      {note}" for note in self.notes),
         ]
@@ -223,7 +223,7 @@ def peer_line(peer: Peer) -> str:
     where = (
         f", the first at output token {peer.difference.first}" if peer.difference.requests else ""
     )
-    return f"{text}; {plural(peer.difference.requests, 'request')} with other tokens{where}"
+    return f"{text}; {format_count(peer.difference.requests, 'request')} with other tokens{where}"
 
 
 def peer_of(ours: Timing, theirs: Timing, workload: Workload, found: Difference | None) -> Peer:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from attrs import evolve, field, frozen
 
 from headstock.bench.workloads import SEED, Workload, tokens
-from headstock.errors import UsageError, shown
+from headstock.errors import UsageError, shorten
 
 FORMS: Mapping[str, str] = MappingProxyType(
     {"online": "online:RATE:COUNT", "first-token": "first-token:LENGTH[:COUNT]"}
@@ -115,12 +115,12 @@ def _parse(name: str) -> tuple[str, float, int]:
         count = _read_count(name, parts[1]) if len(parts) == 2 else DEFAULT_COUNT
         if length * count > MAX_PROMPT_TOKENS:
             raise UsageError(
-                f"workload {shown(name)} has {length * count:,} prompt tokens (LENGTH x COUNT), "
+                f"workload {shorten(name)} has {length * count:,} prompt tokens (LENGTH x COUNT), "
                 f"but at most {MAX_PROMPT_TOKENS:,} are possible; lower one of the two"
             )
         return family, length, count
     form, example = FORMS[family], _EXAMPLES[family]
-    raise UsageError(f"workload {shown(name)} is not of the form {form}, as in {example}")
+    raise UsageError(f"workload {shorten(name)} is not of the form {form}, as in {example}")
 
 
 def _read_count(name: str, text: str) -> int:
@@ -138,6 +138,6 @@ def _read_number(
             return number
     form = FORMS[name.partition(":")[0]]
     raise UsageError(
-        f"workload {shown(name)}: {what} must be a {'whole ' * whole}number from {low:g} to "
-        f"{high:,.0f}, got {shown(text)!r}; the form is {form}"
+        f"workload {shorten(name)}: {what} must be a {'whole ' * whole}number from {low:g} to "
+        f"{high:,.0f}, got {shorten(text)!r}; the form is {form}"
     )

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from headstock.bench.latency import Latency
 from headstock.bench.workloads import Workload
-from headstock.errors import reason
+from headstock.errors import describe_error
 
 Tokens = tuple[tuple[int, ...], ...]
 """The requested output tokens of every request, in order."""
@@ -94,7 +94,7 @@ def warm_up(contestant: Contestant, workload: Workload) -> str | None:
     try:
         contestant.run(workload.warm_up)
     except Exception as error:
-        return reason(error)
+        return describe_error(error)
     return None
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from attrs import evolve, field, frozen
 
-from headstock.errors import plural
+from headstock.errors import format_count
 
 SEED = 0
 WORDS = 10_000
@@ -58,7 +58,7 @@ class Workload:
         """How long prompts and outputs are, for people."""
         spans = [span(list(map(len, self.prompts)), "in"), span(list(self.outputs), "out")]
         return (
-            f"{plural(len(self.prompts), 'request')}, {spans[0]} ({self.tokens_in}), "
+            f"{format_count(len(self.prompts), 'request')}, {spans[0]} ({self.tokens_in}), "
             f"{spans[1]} ({self.tokens_out})"
         )
 

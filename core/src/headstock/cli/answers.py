@@ -10,7 +10,7 @@ from typing import Any
 
 from headstock.cli.tables import fold, print_table, terminal_width
 from headstock.config import Resolved
-from headstock.errors import plural, shown
+from headstock.errors import format_count, shorten
 from headstock.logs import show_logs
 from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
@@ -28,7 +28,7 @@ def show_text(number: int, output: RequestOutput) -> None:
     """Print the answers to a prompt, each under a heading."""
     for answer in output.outputs:
         which = f"{number}" if len(output.outputs) == 1 else f"{number}.{answer.index + 1}"
-        heading = "token ids" if output.prompt is None else shown(output.prompt)
+        heading = "token ids" if output.prompt is None else shorten(output.prompt)
         print(f"==> {which}: {heading} <==\n{answer.text}\n", flush=True)
         if show_logprobs(output, answer):
             print(flush=True)
@@ -146,8 +146,12 @@ def footer(output: RequestOutput, tokens: int) -> str:
     rate = (
         "" if times["tokens_per_second"] is None else f", {times['tokens_per_second']:.1f} tokens/s"
     )
-    preempted = f", preempted {plural(n, 'time')}" if (n := output.metrics.preemptions) else ""
-    return f"{plural(tokens, 'token')}, first after {first}{rate}, ended by {reason}{preempted}"
+    preempted = (
+        f", preempted {format_count(n, 'time')}" if (n := output.metrics.preemptions) else ""
+    )
+    return (
+        f"{format_count(tokens, 'token')}, first after {first}{rate}, ended by {reason}{preempted}"
+    )
 
 
 def total(outputs: Sequence[RequestOutput], asked: int) -> str:
@@ -157,9 +161,9 @@ def total(outputs: Sequence[RequestOutput], asked: int) -> str:
     seconds = max(each.end or 0.0 for each in metrics) - min(each.arrival for each in metrics)
     preemptions = sum(each.preemptions or 0 for each in metrics)
     failed = asked - sum(output.sound for output in outputs)
-    rate = f"{plural(tokens, 'token')} in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s"
-    preempted = f", {plural(preemptions, 'preemption')}" if preemptions else ""
-    return f"{plural(asked, 'prompt')}, {failed} failed; {rate}{preempted}"
+    rate = f"{format_count(tokens, 'token')} in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s"
+    preempted = f", {format_count(preemptions, 'preemption')}" if preemptions else ""
+    return f"{format_count(asked, 'prompt')}, {failed} failed; {rate}{preempted}"
 
 
 def start_logs(resolved: Resolved, *, quiet: bool) -> None:

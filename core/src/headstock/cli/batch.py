@@ -19,7 +19,7 @@ from headstock.cli.answers import (
 )
 from headstock.cli.inputs import Ask
 from headstock.config.spelling import name_parameters
-from headstock.errors import RequestError, plural
+from headstock.errors import RequestError, format_count
 from headstock.requests.progress import Bars
 from headstock.sampling_params import SamplingParams
 from headstock.text.prompt import Prompt, as_prompt
@@ -134,7 +134,7 @@ class Batch:
             longest = self.llm.engine.max_seq_len
             note(
                 f"note: {cut[0]}{more}, the room beside the prompt in sequences of up to "
-                f"{plural(longest, 'token')}"
+                f"{format_count(longest, 'token')}"
             )
 
     def stream(self, job: Job) -> int:

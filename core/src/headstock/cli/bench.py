@@ -27,7 +27,7 @@ from headstock.cli.process import check_apart
 from headstock.cli.tables import print_summary
 from headstock.config import EngineConfig, FlagParser, Resolved, add_engine_flags, resolve
 from headstock.config.value_types import suggestion
-from headstock.errors import ModelError, UsageError, shown
+from headstock.errors import ModelError, UsageError, shorten
 from headstock.requests.progress import Bars
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def check(asked: Namespace) -> None:
         for name in given:
             if name is not None and name not in known:
                 close = suggestion(name, known) or f"; known are {', '.join(known)}"
-                raise UsageError(f"unknown {what} {shown(name)}{close}")
+                raise UsageError(f"unknown {what} {shorten(name)}{close}")
     if asked.runs < 1:
         raise UsageError(f"--runs must be at least 1, got {asked.runs}")
 
@@ -163,7 +163,7 @@ def open_output(path: str | None) -> Iterator[None]:
                 pass
         except OSError as error:
             raise ModelError(
-                f"--output {shown(path)}: cannot be written: {error.strerror}"
+                f"--output {shorten(path)}: cannot be written: {error.strerror}"
             ) from error
     yield
 

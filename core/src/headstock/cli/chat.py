@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headstock.cli.answers import footer, note
 from headstock.cli.turns import LineDropped
-from headstock.errors import RequestError, plural
+from headstock.errors import RequestError, format_count
 from headstock.outputs import RequestOutput
 from headstock.sampling_params import SamplingParams
 
@@ -88,7 +88,7 @@ class Chat:
     @property
     def summary(self) -> str:
         """What was said, in numbers."""
-        return f"{plural(self.answers, 'answer')}, {plural(self.tokens, 'token')}"
+        return f"{format_count(self.answers, 'answer')}, {format_count(self.tokens, 'token')}"
 
     def say(self, text: str) -> None:
         """Print the answer to `text` as it comes and remember both; a turn that fails is
@@ -174,4 +174,4 @@ class Chat:
         except (OSError, ValueError) as error:
             note(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
         else:
-            note(f"saved {plural(len(self.turns), 'turn')} to {path}")
+            note(f"saved {format_count(len(self.turns), 'turn')} to {path}")

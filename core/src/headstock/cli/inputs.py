@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from headstock.errors import ModelError, RequestError, UsageError, kind, shown
+from headstock.errors import ModelError, RequestError, UsageError, describe_type, shorten
 from headstock.sampling_checks import check_priority
 from headstock.sampling_params import SamplingParams
 from headstock.text.chat import checked_turns
@@ -54,7 +54,7 @@ class Bad:
 
 def from_flags(prompts: Sequence[str]) -> list[Ask | Bad]:
     """The prompts given as `--prompt`."""
-    return [from_text(f"--prompt {shown(prompt) or repr('')}", prompt) for prompt in prompts]
+    return [from_text(f"--prompt {shorten(prompt) or repr('')}", prompt) for prompt in prompts]
 
 
 def from_text(where: str, text: str) -> Ask | Bad:
@@ -74,7 +74,7 @@ def from_stdin() -> Ask | Bad:
     try:
         text = stdin_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read standard input as UTF-8 text: {shown(error)}") from error
+        raise ModelError(f"cannot read standard input as UTF-8 text: {shorten(error)}") from error
     prompt = text.removesuffix("\n").removesuffix("\r")
     if not prompt:
         raise UsageError(f"no prompt: give {PROMPTS}")
@@ -94,11 +94,11 @@ def from_lines(path: str) -> list[Ask | Bad]:
 
     raises: ModelError when it cannot be read, UsageError when there is nothing in it
     """
-    name = "standard input" if path == STDIN else shown(path)
+    name = "standard input" if path == STDIN else shorten(path)
     try:
         content = stdin_bytes() if path == STDIN else Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or shown(error)
+        reason = getattr(error, "strerror", None) or shorten(error)
         raise ModelError(
             f"cannot read {name}: {reason}; give --input a file of JSON lines"
         ) from error
@@ -125,9 +125,11 @@ def ask(where: str, line: bytes) -> Ask:
         # editors of some systems begin files with a byte-order mark
         values = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"not valid JSON: {shown(error)}") from error
+        raise RequestError(f"not valid JSON: {shorten(error)}") from error
     if not isinstance(values, dict):
-        raise RequestError(f"must be a JSON object with prompt or messages, got {kind(values)}")
+        raise RequestError(
+            f"must be a JSON object with prompt or messages, got {describe_type(values)}"
+        )
     rest = dict(values)
     given = {
         key: rest.pop(key) for key in ("prompt", "prompt_token_ids", "messages") if key in rest

@@ -22,7 +22,7 @@ from headstock.cli.process import (
     terminable,
 )
 from headstock.cli.tables import fold, terminal_width
-from headstock.errors import HeadstockError, PluginBroken, UsageError, reason, shown
+from headstock.errors import HeadstockError, PluginBroken, UsageError, describe_error, shorten
 
 VERBS: Mapping[str, str] = MappingProxyType(
     {
@@ -92,13 +92,13 @@ def report(error: BaseException) -> int:
             drop_output()
             return UNREAD
         case OSError() if error.errno in CANNOT_WRITE:
-            where = "output" if error.filename is None else shown(error.filename)
+            where = "output" if error.filename is None else shorten(error.filename)
             say(f"cannot write {where}: {error.strerror}; make room, or write elsewhere")
             drop_output()
             return UNWRITTEN
         case _:
             hint = f"'headstock -v ...' or {TRACEBACK}=1 shows where"
-            say(f"failed in a way it should not: {reason(error)}; {hint}")
+            say(f"failed in a way it should not: {describe_error(error)}; {hint}")
             return DIED
 
 
@@ -171,13 +171,14 @@ def command(verb: str) -> Callable[[list[str]], int]:
     known = (*VERBS, *(each.name for each in registry.installed("command")))
     if verb not in known:
         kind = "flag" if verb.startswith("-") else "verb"
-        close = suggestion(shown(verb), known) or "; see 'headstock --help'"
-        raise UsageError(f"unknown {kind} '{shown(verb)}'{close}")
+        close = suggestion(shorten(verb), known) or "; see 'headstock --help'"
+        raise UsageError(f"unknown {kind} '{shorten(verb)}'{close}")
     spec = registry.spec("command", verb)
     registry.require(spec)
     found: Callable[[list[str]], int] = registry.implementation(spec)
     if not callable(found):
         raise PluginBroken(
-            f"verb {verb!r}: {spec.implementation} is {shown(found)}; wanted main(arguments) -> int"
+            f"verb {verb!r}: {spec.implementation} is {shorten(found)}; wanted main(arguments) -> "
+            "int"
         )
     return found

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from headstock.errors import UsageError, shown
+from headstock.errors import UsageError, shorten
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 """What the system says when a disk is full, a quota used up, a device broken or a file at its
@@ -105,7 +105,7 @@ def check_apart(files: Mapping[str, str | None]) -> None:
         first = named.setdefault(which, name)
         if first != name:
             raise UsageError(
-                f"{first} and {name} are both {shown(path)}, which would be written over; name "
+                f"{first} and {name} are both {shorten(path)}, which would be written over; name "
                 "another file"
             )
 

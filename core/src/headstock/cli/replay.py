@@ -9,7 +9,7 @@ from pathlib import Path
 from headstock.cli.process import check_apart
 from headstock.cli.tables import fold, terminal_width
 from headstock.config.flags import FlagParser
-from headstock.errors import CannotRun, ModelError, plural, shown
+from headstock.errors import CannotRun, ModelError, format_count, shorten
 from headstock.record.file import Recording, read
 from headstock.record.header import limits_of
 from headstock.record.replay import Divergence, replay
@@ -77,7 +77,7 @@ def draw_timeline(recording: Recording, path: str) -> None:
             timeline.end()
     except OSError as error:
         raise ModelError(
-            f"--timeline {shown(path)}: cannot be written: {error.strerror}"
+            f"--timeline {shorten(path)}: cannot be written: {error.strerror}"
         ) from error
 
 
@@ -92,7 +92,9 @@ def run_again(recording: Recording, asked: Namespace) -> int:
         divergence, error = replayed.divergence, replayed.moment.error
         if watch is not None:
             watch.see(replayed)
-    verdict = str(divergence) if divergence is not None else f"{plural(steps, 'step')}, identical"
+    verdict = (
+        str(divergence) if divergence is not None else f"{format_count(steps, 'step')}, identical"
+    )
     if error and divergence is None:
         verdict += f"; the last one fails as recorded: {error}"
     if not recording.whole:
@@ -110,4 +112,4 @@ def write_page(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ModelError(f"--html {shown(path)}: cannot be written: {error.strerror}") from error
+        raise ModelError(f"--html {shorten(path)}: cannot be written: {error.strerror}") from error

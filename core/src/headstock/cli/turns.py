@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from headstock.cli.answers import note
-from headstock.errors import shown
+from headstock.errors import shorten
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -173,7 +173,7 @@ def open_history(path: Path | None) -> History:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or shown(error)
-        note(f"note: what is typed is not remembered: cannot write {shown(path)}: {reason}")
+        reason = getattr(error, "strerror", None) or shorten(error)
+        note(f"note: what is typed is not remembered: cannot write {shorten(path)}: {reason}")
         return InMemoryHistory()
     return History(str(path))

@@ -15,7 +15,7 @@ from headstock.config.sampling import settings_of_sampling
 from headstock.config.setting import Setting, key, settings_of
 from headstock.config.spelling import Spelling, Surface
 from headstock.config.value_types import Text, Value, suggestion
-from headstock.errors import UsageError, shown
+from headstock.errors import UsageError, shorten
 
 CONFIG = Setting(
     name="config",
@@ -123,6 +123,6 @@ def lookup(word: str, known: Mapping[str, Name], said: str) -> Name:
     word = word.replace("-", "_")
     if word not in known:
         equivalent = find_equivalent(word)
-        hint = suggestion(shown(word), known) if equivalent is None else f"; {equivalent}"
-        raise UsageError(f"{said}: unknown setting '{shown(word)}'{hint}")
+        hint = suggestion(shorten(word), known) if equivalent is None else f"; {equivalent}"
+        raise UsageError(f"{said}: unknown setting '{shorten(word)}'{hint}")
     return known[word]

@@ -21,7 +21,7 @@ from headstock.config.rules import POOL_SIZES, two_sizes
 from headstock.config.sources import Given, Source, from_environment, from_file, from_preset
 from headstock.config.spelling import Surface
 from headstock.config.value_types import Value
-from headstock.errors import UsageError, shown
+from headstock.errors import UsageError, shorten
 
 EXPLICIT = ("flag", "keyword", "environment", "file")
 """Ranks of values that the user wrote down, highest first (a program has keywords where the command
@@ -169,8 +169,8 @@ def from_keywords(
                 f"{word}: a sampling value, not an engine's; give it to SamplingParams"
             )
         with plain.render_errors():
-            name = lookup(word, keywords(), f"{word}={shown(raw)}")
-        one = Given(name, raw, "keyword", word, f"{word}={shown(raw)}")
+            name = lookup(word, keywords(), f"{word}={shorten(raw)}")
+        one = Given(name, raw, "keyword", word, f"{word}={shorten(raw)}")
         if (earlier := source.get(name.setting.key)) is not None:
             raise UsageError(f"{earlier.said} and {one.said} set the same value; keep one of them")
         source[name.setting.key] = one

@@ -27,7 +27,7 @@ from headstock.config.rules import DEFAULT_MEMORY_RATIO, check_lengths, check_po
 from headstock.config.setting import setting
 from headstock.config.spelling import Spelling, Surface
 from headstock.config.value_types import Choice, Integer, Number, Switch, Text, Texts
-from headstock.logs import event
+from headstock.logs import log_event
 
 LOG = logging.getLogger(__name__)
 
@@ -391,5 +391,5 @@ class EngineConfig:
 
         resolved = from_keywords(keywords)
         for note in resolved.notes:
-            LOG.warning(event("configuration", note=note))
+            LOG.warning(log_event("configuration", note=note))
         return resolved.engine

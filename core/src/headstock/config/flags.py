@@ -14,7 +14,7 @@ from headstock.config.equivalents import find_equivalent
 from headstock.config.setting import Setting
 from headstock.config.sources import Given
 from headstock.config.value_types import Choice, Repeated, Switch, suggestion
-from headstock.errors import UsageError, shown
+from headstock.errors import UsageError, shorten
 
 DEST = "setting "
 """Where a parsed namespace keeps settings; no other flag's name has a space."""
@@ -75,7 +75,7 @@ class FlagParser(argparse.ArgumentParser):
     def refuse(self, word: str) -> NoReturn:
         """Raise UsageError for an argument that nothing takes."""
         if not word.startswith("-"):
-            self.error(f"unexpected argument {shown(word)}{self.hint}")
+            self.error(f"unexpected argument {shorten(word)}{self.hint}")
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
         equivalent = find_equivalent(word) if engine_settings()["model"].flag in flags else None
         close = (
@@ -83,7 +83,7 @@ class FlagParser(argparse.ArgumentParser):
             if equivalent
             else suggestion(word, flags, prefix="--") or f"; see '{self.prog} --help'"
         )
-        raise UsageError(f"unknown flag {shown(word)}{close}")
+        raise UsageError(f"unknown flag {shorten(word)}{close}")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +148,7 @@ def remember(setting: Setting) -> type[argparse.Action]:
             flag = str(option_string)
             name = Name(setting, flag if flag in setting.aliases else None)
             raw: object = "off" if flag == setting.negative else values
-            said = flag if flag == setting.negative else f"{flag} {shown(values)}"
+            said = flag if flag == setting.negative else f"{flag} {shorten(values)}"
             if isinstance(setting.kind, Repeated):
                 earlier = getattr(namespace, self.dest, None)
                 raw = [*(earlier.raw if earlier is not None else ()), values]

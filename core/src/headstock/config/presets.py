@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from headstock.config.value_types import suggestion
-from headstock.errors import UsageError, shown
+from headstock.errors import UsageError, shorten
 
 PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -58,6 +58,7 @@ def preset(name: str, said: str) -> Mapping[str, object]:
     """
     if name not in PRESETS:
         raise UsageError(
-            f"{said}: preset must be one of {', '.join(PRESETS)}{suggestion(shown(name), PRESETS)}"
+            f"{said}: preset must be one of "
+            f"{', '.join(PRESETS)}{suggestion(shorten(name), PRESETS)}"
         )
     return PRESETS[name]

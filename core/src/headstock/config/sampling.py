@@ -23,7 +23,7 @@ from headstock.config.value_types import (
     Texts,
     Value,
 )
-from headstock.errors import RequestError, shown
+from headstock.errors import RequestError, shorten
 from headstock.sampling_checks import Range, TokenIds, Whole, biases, stops, truth
 from headstock.sampling_params import SamplingParams
 
@@ -106,7 +106,7 @@ class Biases(Checked):
         """The id and the bias that a text spells.   raises: Invalid"""
         token, equals, bias = str(raw).partition("=")
         if not equals:
-            raise Invalid(f"must read {self.form}, got {shown(raw)}")
+            raise Invalid(f"must read {self.form}, got {shorten(raw)}")
         return token, self.number(bias)
 
     def number(self, raw: object) -> Any:

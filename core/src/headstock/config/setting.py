@@ -9,7 +9,7 @@ import attrs
 from attrs import frozen
 
 from headstock.config.value_types import Choice, Invalid, Kind, Switch, Value
-from headstock.errors import UsageError, shown
+from headstock.errors import UsageError, shorten
 
 
 @frozen(kw_only=True)
@@ -91,7 +91,7 @@ def setting(
             return kind.read(raw)
         except Invalid as broken:
             # flags are read before
-            raise UsageError(f"{field.name}={shown(raw)}: {field.name} {broken}") from None
+            raise UsageError(f"{field.name}={shorten(raw)}: {field.name} {broken}") from None
 
     return attrs.field(
         default=default, converter=attrs.Converter(convert, takes_field=True), metadata=metadata

@@ -16,7 +16,7 @@ from headstock.config.catalog import Name, engine_settings, lookup, names
 from headstock.config.presets import preset
 from headstock.config.setting import key
 from headstock.config.value_types import Value, suggestion
-from headstock.errors import ModelError, UsageError, shown
+from headstock.errors import ModelError, UsageError, shorten
 
 PREFIX = "HEADSTOCK_"
 OTHER_VARIABLES = frozenset({"HEADSTOCK_HISTORY", "HEADSTOCK_TRACEBACK"})
@@ -86,7 +86,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[Source, tuple[str, ...
 
 def variable(name: Name, called: str, text: str) -> Given:
     """What one environment variable gave."""
-    return Given(name, text, "environment", called, f"{called}={shown(text)}")
+    return Given(name, text, "environment", called, f"{called}={shorten(text)}")
 
 
 def once(source: Source, given: Given, over: str | None = None) -> Given:
@@ -108,7 +108,7 @@ def from_file(path: str) -> Source:
     source: dict[str, Given] = {}
     for word, raw in read_table(Path(path)).items():
         name = lookup(word, names(), path)
-        given = Given(name, raw, "file", path, f"{path}: {word} = {shown(raw)}")
+        given = Given(name, raw, "file", path, f"{path}: {word} = {shorten(raw)}")
         if name.setting.key == "config":
             raise UsageError(f"{given.said}: a file cannot name another file")
         source[name.setting.key] = once(source, given)
@@ -121,13 +121,15 @@ def read_table(path: Path) -> Mapping[str, Any]:
     try:
         table = parse(form, path.read_bytes().decode())
     except OSError as error:
-        raise ModelError(f"--config {shown(path)}: cannot be read: {error.strerror}") from None
+        raise ModelError(f"--config {shorten(path)}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"--config {shown(path)}: not valid {form}: {shown(error, 120)}") from None
+        raise ModelError(
+            f"--config {shorten(path)}: not valid {form}: {shorten(error, 120)}"
+        ) from None
     if not isinstance(table, dict):
         what = "a JSON object" if form == "JSON" else "a mapping"
         raise ModelError(
-            f"--config {shown(path)}: wanted {what} of settings, found {type(table).__name__}"
+            f"--config {shorten(path)}: wanted {what} of settings, found {type(table).__name__}"
         )
     return table
 

@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 from attrs import field, frozen
 
-from headstock.errors import nearest_name
+from headstock.errors import find_nearest_name
 
 INT32_MAX = 2**31 - 1
 """The largest count: lengths, pages and slots live in int32 tables."""
@@ -255,5 +255,7 @@ def suggestion(word: str, names: Iterable[str], prefix: str = "") -> str:
 
     `prefix` begins all of them: it is named too, and not compared.
     """
-    near = nearest_name(word.removeprefix(prefix), [name.removeprefix(prefix) for name in names])
+    near = find_nearest_name(
+        word.removeprefix(prefix), [name.removeprefix(prefix) for name in names]
+    )
     return "" if near is None else f"; did you mean {prefix}{near}?"

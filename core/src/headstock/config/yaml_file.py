@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from headstock.errors import shown
+from headstock.errors import shorten
 
 DECIMAL = r"-?(0|[1-9][0-9]*)"
 SCALARS = {
@@ -39,7 +39,7 @@ class Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
-            said = f"an alias (*{shown(event.anchor)}) is not supported; write the value out"
+            said = f"an alias (*{shorten(event.anchor)}) is not supported; write the value out"
             raise yaml.composer.ComposerError(None, None, said, event.start_mark)
         return super().compose_node(parent, index)
 
@@ -52,7 +52,7 @@ class Loader(yaml.SafeLoader):
                 self.refuse("a key must be one word or text", key_node)
             key = str(key_node.value)
             if key in table:
-                self.refuse(f"key {shown(key)} comes twice", key_node)
+                self.refuse(f"key {shorten(key)} comes twice", key_node)
             table[key] = self.construct_object(value_node, deep=True)
 
     def refuse(self, said: str, node: yaml.Node) -> None:
@@ -77,7 +77,7 @@ def read_yaml(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f", at line {mark.line + 1}, column {mark.column + 1}"
-        raise ValueError(f"{shown(error.problem)}{where}") from error
+        raise ValueError(f"{shorten(error.problem)}{where}") from error
     except yaml.YAMLError as error:
-        raise ValueError(shown(error)) from error
+        raise ValueError(shorten(error)) from error
     return {} if value is None else value

@@ -26,7 +26,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
-from headstock.logs import event
+from headstock.logs import log_event
 from headstock.scheduler import Plan
 from headstock.spi import (
     Attend,
@@ -149,7 +149,7 @@ class FaultyExecutor(Executor):
         self.inner.close()
         if self.faults.left:
             LOG.warning(
-                event(
+                log_event(
                     "faults never happened",
                     faults=" ".join(fault.text for fault in self.faults.left),
                 )

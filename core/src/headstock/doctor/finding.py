@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from headstock.errors import HeadstockError, reason
+from headstock.errors import HeadstockError, describe_error
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ def findings(subject: str, check: Check) -> list[Finding]:
     except HeadstockError as error:
         found.append(failed(subject, str(error), "", error.exit_code))
     except (Exception, SystemExit) as error:
-        found.append(failed(subject, reason(error), "the check itself broke off here"))
+        found.append(failed(subject, describe_error(error), "the check itself broke off here"))
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headstock.doctor.finding import Finding, failed, passed, warned
-from headstock.errors import plural, shown
+from headstock.errors import format_count, shorten
 
 if TYPE_CHECKING:
     from headstock.doctor.situation import Model
@@ -25,7 +25,11 @@ def weights(directory: Path, model: Model | None) -> Iterator[Finding]:
         directory, None if model is None else model.family.params(model.config)
     )
     yield passed(
-        "weights", f"{plural(tensors, 'tensor')} in {plural(files, 'file')}, {size / 2**20:.1f} MiB"
+        "weights",
+        (
+            f"{format_count(tensors, 'tensor')} in {format_count(files, 'file')}, "
+            f"{size / 2**20:.1f} MiB"
+        ),
     )
 
 
@@ -39,7 +43,7 @@ def tokenizer(directory: Path, model: Model | None) -> Iterator[Finding]:
     text = loaded.decode(loaded.encode(SAMPLE))
     if text.strip() != SAMPLE:
         yield failed(
-            "tokenizer", f"{SAMPLE!r} comes back as {shown(text)!r}", "check tokenizer.json"
+            "tokenizer", f"{SAMPLE!r} comes back as {shorten(text)!r}", "check tokenizer.json"
         )
     elif model is not None and loaded.vocab_size > model.config.vocab:
         said = f"{loaded.vocab_size} tokens, and the model has scores for {model.config.vocab}"

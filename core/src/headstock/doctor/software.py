@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from headstock.doctor.finding import Finding, failed, passed, warned
-from headstock.errors import plural
+from headstock.errors import format_count
 
 LEAST_PYTHON = (3, 11)
 GET_CUDA = "for an NVIDIA GPU install a CUDA build of torch: see pytorch.org/get-started"
@@ -45,7 +45,7 @@ def torch() -> Iterator[Finding]:
     except (ImportError, OSError) as error:
         yield failed("torch", f"cannot be imported: {error}", "pip install torch")
         return
-    yield passed("torch", f"{torch.__version__}, {plural(torch.get_num_threads(), 'thread')}")
+    yield passed("torch", f"{torch.__version__}, {format_count(torch.get_num_threads(), 'thread')}")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()

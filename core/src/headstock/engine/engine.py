@@ -18,13 +18,13 @@ from headstock.errors import (
     EngineDied,
     PluginBroken,
     RequestError,
-    place,
-    reason,
-    shown,
+    describe_error,
+    describe_location,
+    shorten,
 )
 from headstock.execution.executor import Outcome
 from headstock.execution.threaded import WorkerThread
-from headstock.logs import event
+from headstock.logs import log_event
 from headstock.outputs import Update
 from headstock.record.file import reserved
 from headstock.record.header import describe
@@ -145,7 +145,7 @@ class Engine:
         """Raise RequestError when the request is not for this engine."""
         if request.id in self.asked or self.ledger.knows(request.id):
             raise RequestError(
-                f"request id {shown(request.id)} is in use; choose another", "request_id"
+                f"request id {shorten(request.id)} is in use; choose another", "request_id"
             )
         prompt = request.prompt
         if len(prompt) and (int(prompt.min()) < 0 or int(prompt.max()) >= self.model.vocab):
@@ -287,7 +287,7 @@ class Engine:
         except Exception as error:
             said = self.recorder.died(events, error)
             raise EngineDied(
-                f"scheduling failed in {place(error)}: {reason(error)}; {said}"
+                f"scheduling failed in {describe_location(error)}: {describe_error(error)}; {said}"
             ) from error
         self.recorder.step(events, state, plan)
         return state, plan
@@ -324,8 +324,13 @@ class Engine:
             device is lost
         """
         said = self.recorder.report()
-        facts = {"step": plan.number, "rows": len(plan.rows), "at": place(error), "recording": said}
-        LOG.error(event("step failed", **facts), exc_info=error)
+        facts = {
+            "step": plan.number,
+            "rows": len(plan.rows),
+            "at": describe_location(error),
+            "recording": said,
+        }
+        LOG.error(log_event("step failed", **facts), exc_info=error)
         if isinstance(error, EngineDied):
             raise error
         self.lost = True  # until it answers
@@ -368,7 +373,7 @@ def news(plan: Plan, outcome: Outcome | None) -> list[Event]:
     events: list[Event] = []
     if not healthy.all():
         sick = ~healthy
-        LOG.error(event("logits are not finite", step=plan.number, rows=int(sick.sum())))
+        LOG.error(log_event("logits are not finite", step=plan.number, rows=int(sick.sum())))
         events.append(Failed(plan.rows[sick], plan.orders[sick]))
     told = healthy & (plan.samples > 0)
     if told.any():

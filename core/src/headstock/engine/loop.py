@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from headstock.engine.engine import Engine
-from headstock.errors import EngineDied, HeadstockError, RequestError, shown
-from headstock.logs import event
+from headstock.errors import EngineDied, HeadstockError, RequestError, shorten
+from headstock.logs import log_event
 from headstock.outputs import Update
 from headstock.scheduler import Request
 
@@ -55,7 +55,7 @@ class Loop:
             self.engine.check(request)
             if request.id in self.sinks:  # it has ended, and is still to be told so
                 raise RequestError(
-                    f"request id {shown(request.id)} is in use; choose another", "request_id"
+                    f"request id {shorten(request.id)} is in use; choose another", "request_id"
                 )
             try:
                 self.sinks[request.id] = sink
@@ -103,7 +103,7 @@ class Loop:
             BaseException
         ) as error:  # even SystemExit, from a plugin: nobody else would tell those who wait
             try:
-                LOG.critical(event("engine died"), exc_info=error)
+                LOG.critical(log_event("engine died"), exc_info=error)
             finally:
                 self.fail(error)
         finally:
@@ -130,7 +130,7 @@ class Loop:
             try:
                 sink(update)
             except Exception as error:
-                LOG.error(event("a sink raised", request=update.id), exc_info=error)
+                LOG.error(log_event("a sink raised", request=update.id), exc_info=error)
                 self.sinks.pop(update.id, None)
                 self.engine.abort(update.id)
 

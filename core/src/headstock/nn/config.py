@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from headstock.errors import shown
+from headstock.errors import shorten
 from headstock.nn.config_keys import check_served, ignored_fields
 from headstock.nn.fields import Json, quoted, read_flag, read_number, read_positive
 from headstock.nn.rope_config import FIELDS as ROPE_FIELDS
@@ -220,7 +220,7 @@ def read_dtype(hf: Json) -> str:
     """The checkpoint's torch dtype, by name."""
     dtype = hf.get("dtype") or hf.get("torch_dtype") or "float32"
     if dtype not in DTYPES:
-        raise ValueError(f"dtype is {shown(dtype)!r}, wanted one of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype is {shorten(dtype)!r}, wanted one of {', '.join(DTYPES)}")
     return str(dtype)
 
 
@@ -229,5 +229,5 @@ def read_eos(hf: Json) -> tuple[int, ...]:
     found = hf.get("eos_token_id")
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(type(i) is int and i >= 0 for i in ids):
-        raise ValueError(f"eos_token_id is {shown(found)!r}, wanted a token id or a list of them")
+        raise ValueError(f"eos_token_id is {shorten(found)!r}, wanted a token id or a list of them")
     return tuple(dict.fromkeys(ids))

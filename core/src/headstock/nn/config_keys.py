@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from headstock.errors import shown
+from headstock.errors import shorten
 from headstock.nn.fields import Json, quoted
 
 HARMLESS = frozenset(
@@ -242,7 +242,7 @@ def describe_method(quantization: object) -> str:
     )
     if method is None and (quantization.get("load_in_8bit") or quantization.get("load_in_4bit")):
         method = "bitsandbytes"  # transformers wrote no method before 4.33
-    return f" by {shown(method)}" if method else ""
+    return f" by {shorten(method)}" if method else ""
 
 
 def check_served(hf: Json, keys: Collection[str] = ()) -> None:

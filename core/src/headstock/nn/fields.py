@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from headstock.errors import shown
+from headstock.errors import shorten
 
 Json = Mapping[str, Any]
 
@@ -57,9 +57,9 @@ def quoted(value: object) -> str:
     64 characters.
     """
     return (
-        shown(json.dumps(value))
+        shorten(json.dumps(value))
         if value is None or isinstance(value, bool | int | float)
-        else repr(shown(value))
+        else repr(shorten(value))
     )
 
 

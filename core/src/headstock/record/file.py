@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Literal
 
 from attrs import define
 
-from headstock.errors import ModelError, UsageError, shown
+from headstock.errors import ModelError, UsageError, shorten
 from headstock.record.block import BlockReader, BlockWriter
 from headstock.record.header_fields import check_header
 from headstock.record.moment import Moment, Noted
@@ -78,7 +78,9 @@ def opened(path: str | Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
     try:
         return open(path, mode)
     except OSError as error:
-        raise ModelError(f"--record {shown(path)}: cannot be written: {error.strerror}") from error
+        raise ModelError(
+            f"--record {shorten(path)}: cannot be written: {error.strerror}"
+        ) from error
 
 
 def check_writable(path: str | None, *, overwrite: bool = False) -> bool:
@@ -99,7 +101,7 @@ def check_writable(path: str | None, *, overwrite: bool = False) -> bool:
         return True
     if not overwrite and Path(path).is_file() and Path(path).stat().st_size > 0:
         raise UsageError(
-            f"--record {shown(path)}: the file exists and is not empty; name another file, or "
+            f"--record {shorten(path)}: the file exists and is not empty; name another file, or "
             "replace it with --record-overwrite"
         )
     return False
@@ -175,7 +177,7 @@ class Truncated(Exception):
 
 def read(path: str | Path, *, partial: bool = False) -> Recording:
     """The recording in a file, its header read.   raises: ModelError"""
-    name = shown(path)
+    name = shorten(path)
     try:
         file = io.BytesIO(Path(path).read_bytes())
     except OSError as error:
@@ -184,7 +186,7 @@ def read(path: str | Path, *, partial: bool = False) -> Recording:
     if not line.startswith(FIRST) or not line.endswith(b"\n"):
         raise ModelError(f"{name} is not a recording; headstock run --record FILE makes one")
     if line != FIRST + b"%d\n" % VERSION:
-        found = shown(line.removeprefix(FIRST).decode(errors="replace"))
+        found = shorten(line.removeprefix(FIRST).decode(errors="replace"))
         raise ModelError(
             f"{name} is a recording of version {found} and this headstock reads {VERSION}; use "
             "the other"
@@ -195,7 +197,7 @@ def read(path: str | Path, *, partial: bool = False) -> Recording:
         raise ModelError(str(error)) from None
     header = header_in(data, name) if kind == HEADER else {}
     if header.get("shape") != shape():
-        made = shown(header.get("headstock", "another"))
+        made = shorten(header.get("headstock", "another"))
         raise ModelError(
             f"{name} was made by headstock {made}, whose steps consist of other fields; replay it "
             "there"

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
-from headstock.errors import shown
+from headstock.errors import shorten
 
 LARGEST = 2**31 - 1
 MOST_ROWS = 1 << 20
@@ -32,7 +32,7 @@ class Rule:
     def check(self, name: str, value: object) -> None:
         """Raise ValueError when the value is something else."""
         if not self.holds(value):
-            raise ValueError(f"{name} is {shown(repr(value))}, wanted {self.wanted}")
+            raise ValueError(f"{name} is {shorten(repr(value))}, wanted {self.wanted}")
 
 
 def whole(least: int, most: int) -> Rule:
@@ -131,6 +131,6 @@ def check_fields(
     if missing := sorted(rules.keys() - values.keys()):
         raise ValueError(f"it lacks {', '.join(where + name for name in missing)}")
     if not others and (unknown := sorted(values.keys() - rules.keys())):
-        raise ValueError(f"{where}{shown(unknown[0])} is no field of this version")
+        raise ValueError(f"{where}{shorten(unknown[0])} is no field of this version")
     for name, rule in rules.items():
         rule.check(where + name, values[name])

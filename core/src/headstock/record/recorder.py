@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headstock.errors import reason, shown
-from headstock.logs import event
+from headstock.errors import describe_error, shorten
+from headstock.logs import log_event
 from headstock.record.block import BlockWriter
 from headstock.record.file import FIRST, opened, write_all, write_end, write_start, write_steps
 from headstock.record.moment import Noted
@@ -89,7 +89,7 @@ class Recorder:
         """Remember the step that raised, and write down what is remembered: what to tell the user
         of it.
         """
-        self.note(Noted(time.perf_counter_ns(), events, None, error=reason(error)))
+        self.note(Noted(time.perf_counter_ns(), events, None, error=describe_error(error)))
         return self.report()
 
     def report(self) -> str:
@@ -107,7 +107,7 @@ class Recorder:
                 write_all(file, self.header | first, list(self.ring), self.names())
             remove_old_reports(Path(path).parent)
         except Exception as error:  # the failure that is being reported matters more
-            return f"no recording could be written: {shown(error)}"
+            return f"no recording could be written: {shorten(error)}"
         steps = "step is" if len(self.ring) == 1 else f"{len(self.ring)} steps are"
         return f"the last {steps} in {path}: headstock replay {path}"
 
@@ -176,7 +176,7 @@ class Writer:
                     write_end(self.file)
                     self.give_up()
             except Exception as error:  # whatever it is, requests are served on
-                LOG.error(event("recording stopped", file=self.path), exc_info=error)
+                LOG.error(log_event("recording stopped", file=self.path), exc_info=error)
                 self.give_up()
 
     def write_block(self, file: BinaryIO) -> None:
@@ -199,7 +199,7 @@ class Writer:
             try:
                 file.close()
             except OSError:
-                LOG.debug(event("recording not closed", file=self.path))
+                LOG.debug(log_event("recording not closed", file=self.path))
 
     def close(self) -> None:
         """Have the thread end the file, and wait for it."""

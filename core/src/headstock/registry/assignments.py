@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from headstock.errors import PluginBroken, UsageError, shown
+from headstock.errors import PluginBroken, UsageError, shorten
 from headstock.registry.entries import suggestion
 from headstock.registry.loading import SPECS, imported, origin
 from headstock.spi import PluginSpec
@@ -32,7 +32,7 @@ def options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
     if spec.options is None:
         if mine:
             raise UsageError(
-                f"--opt {shown(spec.name)}.{shown(mine[0][0])}: {spec.name!r} has no options"
+                f"--opt {shorten(spec.name)}.{shorten(mine[0][0])}: {spec.name!r} has no options"
             )
         return None
     fields = option_fields(spec)
@@ -40,7 +40,7 @@ def options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
     try:
         return imported(spec, spec.options)(**values)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"--opt {spec.name}: {shown(error)}") from error
+        raise UsageError(f"--opt {spec.name}: {shorten(error)}") from error
 
 
 def unclaimed(assignments: Iterable[str], specs: Sequence[PluginSpec]) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def parse(assignment: str) -> tuple[str, str]:
     name = target.rpartition(".")[2].strip().replace("-", "_")
     if not equals or not name or not owner(assignment):
         raise UsageError(
-            f"--opt {shown(assignment)!r}: wanted NAME.FIELD=VALUE, such as radix.max_prefixes=4"
+            f"--opt {shorten(assignment)!r}: wanted NAME.FIELD=VALUE, such as radix.max_prefixes=4"
         )
     return name, text.strip()
 
@@ -90,7 +90,7 @@ def convert(spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str
     if name not in fields:
         known = ", ".join(fields)
         raise UsageError(
-            f"--opt {spec.name}.{shown(name)}: no such option{suggestion(name, fields)}; "
+            f"--opt {spec.name}.{shorten(name)}: no such option{suggestion(name, fields)}; "
             f"{spec.name!r} has {known}"
         )
     try:
@@ -104,7 +104,7 @@ def convert(spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"--opt {spec.name}.{name}: got {shown(text)!r}, wanted {error}"
+            f"--opt {spec.name}.{name}: got {shorten(text)!r}, wanted {error}"
         ) from error
 
 

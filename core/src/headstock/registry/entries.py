@@ -18,8 +18,8 @@ from headstock.errors import (
     PluginBroken,
     UnknownPlugin,
     UsageError,
-    nearest_name,
-    shown,
+    find_nearest_name,
+    shorten,
 )
 from headstock.registry.first_party import find_distribution, sources
 from headstock.spi.plugin import NAME
@@ -63,7 +63,7 @@ def group(kind: str) -> str:
     """The entry-point group of `kind`.   raises: UsageError for a kind that does not exist"""
     if kind not in SPI:
         raise UsageError(
-            f"no kind of plugin is called {shown(kind)!r}{suggestion(kind, SPI)}; wanted one of "
+            f"no kind of plugin is called {shorten(kind)!r}{suggestion(kind, SPI)}; wanted one of "
             f"{', '.join(SPI)}"
         )
     return f"headstock.{kind}"
@@ -141,7 +141,7 @@ def unknown(kind: str, name: str, available: Iterable[Installed]) -> str:
             f"installed: {there}"
         )
     said = [
-        f"no {noun(kind)} {shown(name)!r} is installed{suggestion(name, (*present, *absent))}",
+        f"no {noun(kind)} {shorten(name)!r} is installed{suggestion(name, (*present, *absent))}",
         f"installed: {', '.join(present.values()) or 'none'}",
         *(f"not installed: {each}: {line}" for each, line in absent.items()),
     ]
@@ -160,16 +160,16 @@ def unknown_name(name: str) -> UnknownPlugin:
     ]
     if present:
         return UnknownPlugin(
-            f"no plugin is called {shown(name)!r}; {distribution} has {', '.join(present)}"
+            f"no plugin is called {shorten(name)!r}; {distribution} has {', '.join(present)}"
         )
     absent += [line] if line else []
     if absent:
         return UnknownPlugin(
-            f"no plugin {shown(name)!r} is installed; install it with: {absent[0]}"
+            f"no plugin {shorten(name)!r} is installed; install it with: {absent[0]}"
         )
     near = suggestion(plain, {each.name for each in installed()})
     return UnknownPlugin(
-        f"no plugin {shown(name)!r} is installed{near}; 'headstock plugins list' shows what is"
+        f"no plugin {shorten(name)!r} is installed{near}; 'headstock plugins list' shows what is"
     )
 
 
@@ -185,7 +185,7 @@ def unknown_architecture(name: str) -> CannotRun:
         f"{', '.join(names)} ({distribution})" for distribution, names in families.items()
     )
     return CannotRun(
-        f"no installed model family serves the architecture {shown(name)}; served: "
+        f"no installed model family serves the architecture {shorten(name)}; served: "
         f"{served or 'none'}; docs/plugins.md says how to add a family"
     )
 
@@ -209,5 +209,5 @@ def ambiguous(found: list[Installed]) -> str:
 
 def suggestion(name: str, candidates: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the candidate most like `name`, or nothing."""
-    near = nearest_name(name, candidates)
+    near = find_nearest_name(name, candidates)
     return f" (did you mean {near!r}?)" if near is not None else ""

@@ -14,7 +14,7 @@ from typing import Any
 from stevedore.driver import DriverManager
 from stevedore.extension import Extension
 
-from headstock.errors import HeadstockError, PluginBroken, SpiMismatch, reason, shown
+from headstock.errors import HeadstockError, PluginBroken, SpiMismatch, describe_error, shorten
 from headstock.registry.entries import Installed, find, group, installed, noun
 from headstock.registry.first_party import upgrade_line
 from headstock.spi import (
@@ -72,8 +72,8 @@ class Driver(DriverManager[Any]):
 def failure(plugin: Installed, error: BaseException) -> str:
     """What is said of a plugin that raised while it was loaded."""
     return (
-        f"{plugin} failed to load: {reason(error)}; repair it or remove it with: pip uninstall "
-        f"{plugin.distribution}"
+        f"{plugin} failed to load: {describe_error(error)}; repair it or remove it with: pip "
+        f"uninstall {plugin.distribution}"
     )
 
 
@@ -116,7 +116,7 @@ def check(plugin: Installed, found: Any) -> None:
         )
     if found.name != plugin.name:
         raise PluginBroken(
-            f"{plugin} calls itself {shown(found.name)!r} in its spec; the two names must be the "
+            f"{plugin} calls itself {shorten(found.name)!r} in its spec; the two names must be the "
             "same"
         )
     offered = SPI[plugin.kind]
@@ -152,10 +152,12 @@ def made(
     except (Exception, SystemExit) as error:
         if isinstance(error, (HeadstockError, *expected)):
             raise
-        raise PluginBroken(f"{origin(spec)}: it could not be made: {reason(error)}") from error
+        raise PluginBroken(
+            f"{origin(spec)}: it could not be made: {describe_error(error)}"
+        ) from error
     if not isinstance(found, base):
         raise PluginBroken(
-            f"{origin(spec)}: {spec.implementation} made {shown(found)}, which is no "
+            f"{origin(spec)}: {spec.implementation} made {shorten(found)}, which is no "
             f"{base.__name__}"
         )
     return found
@@ -170,7 +172,9 @@ def imported(spec: PluginSpec, path: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
-        raise PluginBroken(f"{origin(spec)}: {path} cannot be imported: {reason(error)}") from error
+        raise PluginBroken(
+            f"{origin(spec)}: {path} cannot be imported: {describe_error(error)}"
+        ) from error
 
 
 def origin(spec: PluginSpec) -> str:

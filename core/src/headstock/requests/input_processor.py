@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from headstock.config.spelling import Spelling
-from headstock.errors import RequestError, kind, shown
+from headstock.errors import RequestError, describe_type, shorten
 from headstock.requests.prompt_request import Job
 from headstock.sampling_checks import check_priority
 from headstock.sampling_params import SamplingParams
@@ -71,7 +71,8 @@ class Intake:
         params = self.defaults if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(
-                f"sampling_params must be SamplingParams, got {kind(params)}", "sampling_params"
+                f"sampling_params must be SamplingParams, got {describe_type(params)}",
+                "sampling_params",
             )
         prompt = as_prompt(given, self.tokenizer)
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
@@ -117,7 +118,11 @@ class Intake:
         ranks = [0] * count if priority is None else priority
         if not isinstance(ranks, list | tuple) or len(ranks) != count:
             wanted = f"a list with a number for each prompt ({count})"
-            got = f"{len(priority)}" if isinstance(priority, list | tuple) else kind(priority)
+            got = (
+                f"{len(priority)}"
+                if isinstance(priority, list | tuple)
+                else describe_type(priority)
+            )
             raise RequestError(f"priority must be {wanted}, got {got}", "priority")
         return [
             located(index, count, self.job, prompts[index], each[index], ranks[index])
@@ -134,7 +139,7 @@ def check_some_allowed(params: SamplingParams, stop_ids: Sequence[int]) -> None:
     ):
         raise RequestError(
             f"min_tokens ({params.min_tokens}) forbids tokens that end the answer until then, and "
-            f"allowed_token_ids ({shown(list(params.allowed_token_ids))}) has no others; allow "
+            f"allowed_token_ids ({shorten(list(params.allowed_token_ids))}) has no others; allow "
             "one more token or leave min_tokens out",
             "allowed_token_ids",
         )

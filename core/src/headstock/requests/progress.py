@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from headstock.errors import UsageError, kind
+from headstock.errors import UsageError, describe_type
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -133,7 +133,8 @@ def prompt_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[bool, int], 
     """
     if not isinstance(use_tqdm, bool) and not callable(use_tqdm):
         raise UsageError(
-            f"use_tqdm must be True, False or a callable that makes a bar, got {kind(use_tqdm)}"
+            "use_tqdm must be True, False or a callable that makes a bar, got "
+            f"{describe_type(use_tqdm)}"
         )
     if use_tqdm is False:
         yield lambda ended, tokens: None

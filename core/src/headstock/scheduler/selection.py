@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headstock.errors import PluginBroken, reason, shown
+from headstock.errors import PluginBroken, describe_error, shorten
 from headstock.scheduler.admission import admit
 from headstock.scheduler.lifecycle import preempt
 from headstock.scheduler.page_pool import available, grow, grow_one
@@ -88,11 +88,11 @@ def ask(draft: Draft, view: View, budget: Budget) -> Choice:
         choice = limits.choose(view, budget)
     except Exception as error:
         raise PluginBroken(
-            f"the scheduler {limits.scheduler!r} raised {reason(error)}; {BLAME}"
+            f"the scheduler {limits.scheduler!r} raised {describe_error(error)}; {BLAME}"
         ) from error
     if not isinstance(choice, Choice):
         raise PluginBroken(
-            f"the scheduler {limits.scheduler!r} gave {shown(choice)} where a Choice belongs; "
+            f"the scheduler {limits.scheduler!r} gave {shorten(choice)} where a Choice belongs; "
             f"{BLAME}"
         )
     return choice

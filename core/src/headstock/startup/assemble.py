@@ -10,7 +10,7 @@ from attrs import frozen
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.debug.fault_injection import Faults
-from headstock.errors import CannotRun, reason, shown
+from headstock.errors import CannotRun, describe_error, shorten
 from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.buffers import Buffers
 from headstock.execution.sampling_inputs import SamplingTable
@@ -155,10 +155,10 @@ def backend_of(spec: AttentionSpec, context: AttentionContext) -> AttentionBacke
             spec, AttentionBackend, context, expected=expected
         )
     except ValueError as error:  # by contract: the options or the machine do not suit it
-        raise CannotRun(f"--attn {spec.name}: {shown(error, 400)}") from error
+        raise CannotRun(f"--attn {spec.name}: {shorten(error, 400)}") from error
     except (ImportError, OSError) as error:
         raise CannotRun(
-            f"--attn {spec.name}: its kernels cannot be loaded: {reason(error)}; install a build "
-            f"of them for torch {torch.__version__}, or name another backend by --attn"
+            f"--attn {spec.name}: its kernels cannot be loaded: {describe_error(error)}; install "
+            f"a build of them for torch {torch.__version__}, or name another backend by --attn"
         ) from error
     return backend

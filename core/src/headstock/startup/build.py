@@ -16,9 +16,9 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.debug.fault_injection import Faults
-from headstock.errors import CannotRun, PluginBroken, UsageError, plural
+from headstock.errors import CannotRun, PluginBroken, UsageError, format_count
 from headstock.execution.buffers import Buffers, allocate
-from headstock.logs import event
+from headstock.logs import log_event
 from headstock.ops.onednn_ops import kernel_bytes
 from headstock.scheduler import Limits
 from headstock.spi import (
@@ -118,12 +118,12 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     memory = shared_out(material, sizes, max_len, free)
     if memory.kv_tokens < max_len:
         cut = (
-            f"--max-seq-len is cut from {max_len} to {plural(memory.kv_tokens, 'token')}, all "
-            "that the KV pool can hold"
+            f"--max-seq-len is cut from {max_len} to {format_count(memory.kv_tokens, 'token')}, "
+            "all that the KV pool can hold"
         )
         notes.append(cut)
         if config.max_seq_len is not None:
-            LOG.warning(event("sequences are shorter than asked for", note=config.spell(cut)))
+            LOG.warning(log_event("sequences are shorter than asked for", note=config.spell(cut)))
         max_len = memory.kv_tokens
     buffers = reserve(
         memory,
@@ -198,7 +198,7 @@ def record(
     if not sizes.rows:
         if material.faults.concern("capture"):
             reason = f"the runner {material.parts.runner.name} captures nothing here"
-            LOG.warning(event("a fault cannot happen", fault="capture", because=reason))
+            LOG.warning(log_event("a fault cannot happen", fault="capture", because=reason))
         return ()
     off = (
         "graphs are off: they could not be captured (the log says why), "
@@ -218,15 +218,15 @@ def record(
     seconds, taken = time.monotonic() - began, max(before - settled(assembly.device), 0)
     if assembly.device.type == "cuda" and taken > memory.spent.graphs * 1.05 + SLACK:
         LOG.warning(
-            event(
+            log_event(
                 "graphs took more than planned",
                 planned=size(memory.spent.graphs),
                 taken=size(taken),
             )
         )
     rows, tokens = captured.rows, captured.tokens
-    prompts = f" and {plural(len(tokens), 'token count')} up to {tokens[0]}" if tokens else ""
-    sizes_text = f"{plural(len(rows), 'batch size')} up to {rows[0]}{prompts}"
+    prompts = f" and {format_count(len(tokens), 'token count')} up to {tokens[0]}" if tokens else ""
+    sizes_text = f"{format_count(len(rows), 'batch size')} up to {rows[0]}{prompts}"
     return (f"graphs for {sizes_text}, {size(taken)}, captured in {seconds:.1f} s",)
 
 
@@ -260,7 +260,7 @@ def watched(
         spell = material.config.spell
         small = spell("--num-pages 256, or as few as the requests need")
         LOG.warning(
-            event(
+            log_event(
                 "the whole KV pool is read in every step",
                 because=spell("--debug-canary"),
                 pool=size(memory.pool),

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from attrs import fields, frozen
 
 from headstock import registry
-from headstock.errors import CannotRun, HeadstockError, PluginBroken, join_reasons, reason, shown
+from headstock.errors import (
+    CannotRun,
+    HeadstockError,
+    PluginBroken,
+    describe_error,
+    join_reasons,
+    shorten,
+)
 from headstock.spi import (
     AttentionCapabilities,
     AttentionQuery,
@@ -110,7 +117,7 @@ def answered(
         answer = function(query, env)
     except (Exception, SystemExit) as error:
         raise PluginBroken(
-            f"attention plugin {spec.name!r}: its resolve raised {reason(error)}"
+            f"attention plugin {spec.name!r}: its resolve raised {describe_error(error)}"
         ) from error
     if isinstance(answer, AttentionCapabilities):
         return answer
@@ -121,7 +128,7 @@ def answered(
     ):
         return tuple(answer)
     raise PluginBroken(
-        f"attention plugin {spec.name!r}: its resolve returned {shown(answer)}; wanted "
+        f"attention plugin {spec.name!r}: its resolve returned {shorten(answer)}; wanted "
         "AttentionCapabilities, or one Rejection or more in a tuple"
     )
 

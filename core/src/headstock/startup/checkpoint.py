@@ -13,8 +13,8 @@ import torch
 from headstock import registry, weights
 from headstock.config import EngineConfig
 from headstock.config.value_types import suggestion
-from headstock.errors import CannotRun, ModelError, UsageError, plural, shown
-from headstock.logs import event
+from headstock.errors import CannotRun, ModelError, UsageError, format_count, shorten
+from headstock.logs import log_event
 from headstock.spi import Model, ModelConfig, Ops, Params
 from headstock.startup.memory_plan import size
 
@@ -45,8 +45,8 @@ def locate(
     directory = find_directory(name, fetch_revision)
     if revision is not None and not fetched:
         raise UsageError(
-            f"revision {shown(revision)}: {shown(name)} is a directory here, and only models on "
-            "the hub have revisions; leave revision out, or give a name such as owner/name"
+            f"revision {shorten(revision)}: {shorten(name)} is a directory here, and only models "
+            "on the hub have revisions; leave revision out, or give a name such as owner/name"
         )
     return directory
 
@@ -65,7 +65,7 @@ def find_directory(name: str, fetch: Callable[[str], Path]) -> Path:
         raise ModelError(f"the model {name!r} is not installed; install it with: {source}")
     close = suggestion(name, names)
     if close and "/" not in name and not path.exists():
-        raise ModelError(f"no model {shown(name)}{close}")
+        raise ModelError(f"no model {shorten(name)}{close}")
     return weights.resolve_directory(name, fetch)
 
 
@@ -95,12 +95,14 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
     except ValueError as error:
         raise ModelError(f"config.json in {directory}: {error}") from error
     if model.ignored_fields:
-        fields = ", ".join(map(shown, model.ignored_fields[:NAMED]))
+        fields = ", ".join(map(shorten, model.ignored_fields[:NAMED]))
         more = (
             {"more": len(model.ignored_fields) - NAMED} if len(model.ignored_fields) > NAMED else {}
         )
         LOG.warning(
-            event(f"{architectures[0]} does not read all of config.json", ignored=fields, **more)
+            log_event(
+                f"{architectures[0]} does not read all of config.json", ignored=fields, **more
+            )
         )
     return family, model
 
@@ -121,7 +123,9 @@ def untie(directory: Path, family: Model, model: ModelConfig) -> ModelConfig:
     because = (
         "it is stored and differs from the embeddings, though config.json has tie_word_embeddings"
     )
-    LOG.warning(event("an output matrix of its own is used", tensor=differing[0], because=because))
+    LOG.warning(
+        log_event("an output matrix of its own is used", tensor=differing[0], because=because)
+    )
     return attrs.evolve(model, tied_embeddings=False)
 
 
@@ -136,8 +140,8 @@ def longest(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:
         if not config.max_seq_len_or_less:
             raise UsageError(
                 f"--max-seq-len {config.max_seq_len}: the model's own limit is "
-                f"{plural(model.max_position, 'token')}; lower it, leave it out, or have it cut "
-                "by --max-seq-len-or-less"
+                f"{format_count(model.max_position, 'token')}; lower it, leave it out, or have it "
+                "cut by --max-seq-len-or-less"
             )
         notes.append(
             f"--max-seq-len {config.max_seq_len} is cut to {model.max_position}, the model's own "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from headstock.errors import CannotRun, EngineDied, plural
+from headstock.errors import CannotRun, EngineDied, format_count
 from headstock.spi import DeviceEnv
 
 
@@ -29,7 +29,7 @@ def describe(asked: str) -> DeviceEnv:
     if not cuda:
         return DeviceEnv(
             device="cpu",
-            name=f"CPU, {plural(torch.get_num_threads(), 'thread')}",
+            name=f"CPU, {format_count(torch.get_num_threads(), 'thread')}",
             memory_bytes=free_bytes(torch.device("cpu")),
             torch=torch.__version__,
             distributions=installed,

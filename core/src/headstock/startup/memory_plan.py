@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 
 from headstock.config import EngineConfig
-from headstock.errors import CannotRun, plural
+from headstock.errors import CannotRun, format_count
 from headstock.spi import ModelConfig
 
 
@@ -62,8 +62,8 @@ class MemoryPlan:
         }
         arithmetic = " + ".join(f"{use} {size(count)}" for use, count in uses.items() if count)
         pool = (
-            f"{plural(self.num_pages, 'page')} of {self.page_size} = "
-            f"{plural(self.kv_tokens, 'token')}"
+            f"{format_count(self.num_pages, 'page')} of {self.page_size} = "
+            f"{format_count(self.kv_tokens, 'token')}"
         )
         return [
             (

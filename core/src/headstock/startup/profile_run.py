@@ -16,7 +16,7 @@ import torch
 from attrs import frozen
 
 from headstock.execution.buffers import Buffers
-from headstock.logs import event
+from headstock.logs import log_event
 from headstock.scheduler import Plan
 from headstock.spi import Runner
 from headstock.startup.assemble import Assembly, Material, assemble
@@ -173,7 +173,7 @@ def capture(
             )
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        LOG.warning(event("graphs are off", because="capture failed", reason=reason))
+        LOG.warning(log_event("graphs are off", because="capture failed", reason=reason))
         return None
 
 
@@ -183,7 +183,7 @@ def announced(stage: str, reason: str, patience: float = PATIENCE) -> Iterator[N
     took in the end.
     """
     began = time.monotonic()
-    notice = Timer(patience, LOG.warning, [event(f"still {stage}", because=reason)])
+    notice = Timer(patience, LOG.warning, [log_event(f"still {stage}", because=reason)])
     notice.daemon = True
     notice.start()
     try:
@@ -192,4 +192,4 @@ def announced(stage: str, reason: str, patience: float = PATIENCE) -> Iterator[N
         notice.cancel()
         seconds = time.monotonic() - began
         if seconds > patience:
-            LOG.warning(event(f"done {stage}", seconds=round(seconds, 1)))
+            LOG.warning(log_event(f"done {stage}", seconds=round(seconds, 1)))

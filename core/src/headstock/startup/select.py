@@ -11,7 +11,7 @@ from attrs import frozen
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, HeadstockError, PluginBroken, SpiMismatch, UsageError
-from headstock.logs import event
+from headstock.logs import log_event
 from headstock.spi import (
     AttentionCapabilities,
     AttentionSpec,
@@ -139,7 +139,7 @@ def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
     )
     if config.paged_attn == "off" and (named or (config.cuda_graph_max_bs and env.device != "cpu")):
         LOG.warning(
-            event(
+            log_event(
                 "no graphs in contiguous mode",
                 because=config.spell("--paged-attn off"),
                 ignored=config.spell(flag),
@@ -149,7 +149,7 @@ def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
     several = (config.cuda_graph_max_bs or 0) > 1  # a chat sets 1 by itself
     if env.device == "cpu" and not named and several:
         LOG.info(
-            event(
+            log_event(
                 "no graphs on a CPU",
                 because=config.spell(f"--device {config.device}"),
                 ignored=config.spell(flag),
@@ -194,7 +194,7 @@ def first(
             )
             LOG.log(
                 level,
-                event(
+                log_event(
                     "auto rejected", setting=spell(flag), candidate=name, reason=spell(str(error))
                 ),
             )
@@ -210,7 +210,7 @@ def attention_for(
     if asked == "auto" and len(names) > 1 and choices[0].spec.name == names[-1]:
         see = "headstock doctor, with the same flags"
         facts = {"setting": spell("--attn"), "chosen": names[-1], "device": str(env), "see": see}
-        LOG.warning(event("auto is left with its last choice", **facts))
+        LOG.warning(log_event("auto is left with its last choice", **facts))
     return choices
 
 

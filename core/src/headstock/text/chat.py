@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headstock.errors import HeadstockError, ModelError, RequestError, UsageError, kind, shown
+from headstock.errors import (
+    HeadstockError,
+    ModelError,
+    RequestError,
+    UsageError,
+    describe_type,
+    shorten,
+)
 from headstock.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -56,12 +63,12 @@ def read_template(given: str | Path, name: str = "chat_template") -> str:
     """
     if not isinstance(given, str | Path):
         raise RequestError(
-            f"{name} must be text or a path, got {kind(given)}", parameter="chat_template"
+            f"{name} must be text or a path, got {describe_type(given)}", parameter="chat_template"
         )
     if isinstance(given, str) and any(mark in given for mark in TEMPLATE_MARKS):
         text, said = given, name
     else:
-        said = f"{name} {shown(given)}"
+        said = f"{name} {shorten(given)}"
         try:
             text = Path(given).expanduser().read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -97,7 +104,7 @@ def check_syntax(text: str, said: str) -> None:
         )
     except TemplateSyntaxError as error:
         raise UsageError(
-            f"{said}: not a Jinja template: {shown(error.message)} (line {error.lineno})"
+            f"{said}: not a Jinja template: {shorten(error.message)} (line {error.lineno})"
         ) from error
 
 
@@ -106,7 +113,7 @@ def failure(error: Exception, turns: Sequence[Message], *, is_given: bool) -> He
     from jinja2 import TemplateError, TemplateSyntaxError
     from jinja2.exceptions import SecurityError
 
-    said = shown(error).removesuffix(".")
+    said = shorten(error).removesuffix(".")
     whose, repair = (
         ("the given", "correct it") if is_given else ("the model's", "correct the checkpoint")
     )
@@ -123,7 +130,7 @@ def failure(error: Exception, turns: Sequence[Message], *, is_given: bool) -> He
         return RequestError(f"{reason}; give it a content", parameter="messages")
     if isinstance(error, TemplateError):  # also what a template itself raises about the messages
         return RequestError(
-            f"the chat template refuses these messages: {shown(error)}", parameter="messages"
+            f"the chat template refuses these messages: {shorten(error)}", parameter="messages"
         )
     return ModelError(f"{whose} chat template failed: {said}; {repair}")
 
@@ -132,7 +139,7 @@ def checked_turns(messages: object) -> list[dict[str, Any]]:
     """A copy of the turns whose content is text.   raises: RequestError"""
     if not isinstance(messages, list | tuple) or not messages:
         wanted = "a list of one or more turns"
-        got = "an empty list" if isinstance(messages, list | tuple) else kind(messages)
+        got = "an empty list" if isinstance(messages, list | tuple) else describe_type(messages)
         raise RequestError(f"messages must be {wanted}, got {got}", parameter="messages")
     return [checked(message, index) for index, message in enumerate(messages)]
 
@@ -141,16 +148,19 @@ def checked(message: object, index: int) -> dict[str, Any]:
     """A copy of one turn whose content is text.   raises: RequestError"""
     if not isinstance(message, Mapping):
         raise RequestError(
-            f"messages[{index}] must be an object with a role and content, got {kind(message)}",
+            (
+                f"messages[{index}] must be an object with a role and content, got "
+                f"{describe_type(message)}"
+            ),
             parameter="messages",
         )
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise RequestError(
-            f"messages[{index}].role must be text, got {kind(role)}", parameter="messages"
+            f"messages[{index}].role must be text, got {describe_type(role)}", parameter="messages"
         )
     if content is None and not message.get("tool_calls"):
-        reason = f"messages[{index}] (role {shown(role)}) has no content"
+        reason = f"messages[{index}] (role {shorten(role)}) has no content"
         raise RequestError(
             f"{reason}; only a message with tool_calls may lack it", parameter="messages"
         )
@@ -166,7 +176,10 @@ def content_text(content: object, index: int) -> str | None:
         return content
     if not isinstance(content, list | tuple):
         raise RequestError(
-            f"messages[{index}].content must be text or a list of parts, got {kind(content)}",
+            (
+                f"messages[{index}].content must be text or a list of parts, got "
+                f"{describe_type(content)}"
+            ),
             parameter="messages",
         )
     texts = []

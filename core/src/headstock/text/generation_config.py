@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
-from headstock.errors import ModelError, RequestError, shown
+from headstock.errors import ModelError, RequestError, shorten
 from headstock.sampling_checks import is_int
 from headstock.sampling_params import SamplingParams
 
@@ -43,14 +43,14 @@ def read_generation_config(directory: Path) -> GenerationConfig:
         values = {}
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"cannot read {shown(path)}: {shown(error)}; correct or remove the file"
+            f"cannot read {shorten(path)}: {shorten(error)}; correct or remove the file"
         ) from error
     if not isinstance(values, dict):
-        raise ModelError(f"{shown(path)} must hold one JSON object; correct or remove the file")
+        raise ModelError(f"{shorten(path)} must hold one JSON object; correct or remove the file")
     try:
         return GenerationConfig(sampling=sampling(values), eos_ids=eos(values.get("eos_token_id")))
     except RequestError as error:
-        raise ModelError(f"{shown(path)}: {error}; correct or remove the file") from error
+        raise ModelError(f"{shorten(path)}: {error}; correct or remove the file") from error
 
 
 def sampling(values: Mapping[str, Any]) -> SamplingParams:
@@ -69,6 +69,6 @@ def eos(value: object) -> tuple[int, ...]:
     for token in ids:
         if not is_int(token, 0, (1 << 31) - 1):
             raise RequestError(
-                f"eos_token_id must be a token id or a list of them, got {shown(token)}"
+                f"eos_token_id must be a token id or a list of them, got {shorten(token)}"
             )
     return tuple(ids)

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 from attrs import frozen
 
-from headstock.errors import RequestError, kind
+from headstock.errors import RequestError, describe_type
 from headstock.sampling_checks import MAX_TOKEN_ID, is_int
 from headstock.text.tokenizer import Tokenizer
 
@@ -50,7 +50,7 @@ def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
             "text, a list of token ids, a mapping with prompt or prompt_token_ids, or a list "
             "of such"
         )
-        raise RequestError(f"prompts must be {wanted}, got {kind(prompts)}", "prompts")
+        raise RequestError(f"prompts must be {wanted}, got {describe_type(prompts)}", "prompts")
     if prompts and all(
         isinstance(token, Integral) and not isinstance(token, bool) for token in prompts
     ):
@@ -103,7 +103,9 @@ def content(value: object, name: str, *wanted: str) -> str | tuple[int, ...]:
     if isinstance(value, list | tuple) and "a list of token ids" in wanted:
         check_tokens(value, MAX_TOKEN_ID + 1)
         return tuple(value)
-    raise RequestError(f"{name} must be {' or '.join(wanted)}, got {kind(value)}", "prompt")
+    raise RequestError(
+        f"{name} must be {' or '.join(wanted)}, got {describe_type(value)}", "prompt"
+    )
 
 
 def checked_salt(salt: object) -> str:
@@ -112,7 +114,7 @@ def checked_salt(salt: object) -> str:
         return ""
     if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT:
         raise RequestError(
-            f"cache_salt must be a string of 1 to {MAX_SALT} characters, got {kind(salt)}",
+            f"cache_salt must be a string of 1 to {MAX_SALT} characters, got {describe_type(salt)}",
             "cache_salt",
         )
     check_unicode(salt, "cache_salt")
@@ -140,7 +142,10 @@ def check_tokens(tokens: Sequence[int], vocab: int) -> None:
     for token in tokens:  # one of them is at fault, or all are integers of another type
         if not is_int(token, 0, vocab - 1):
             raise RequestError(
-                f"prompt token ids must be integers from 0 to {vocab - 1}, got {kind(token)}",
+                (
+                    f"prompt token ids must be integers from 0 to {vocab - 1}, got "
+                    f"{describe_type(token)}"
+                ),
                 "prompt",
             )
 

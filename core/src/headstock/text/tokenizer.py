@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from headstock.errors import ModelError, RequestError, shown
+from headstock.errors import ModelError, RequestError, shorten
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """How vocabularies with byte fallback spell a byte (tokenizers' ByteFallback decoder)."""
@@ -148,8 +148,8 @@ def load(directory: Path) -> Any:
     """
     if not directory.is_dir():
         raise ModelError(
-            f"no directory {shown(directory)} to read a tokenizer from; give --model a checkpoint "
-            "directory"
+            f"no directory {shorten(directory)} to read a tokenizer from; give --model a "
+            "checkpoint directory"
         )
     present = [name for name in VOCABULARIES if (directory / name).exists()]
     open_directory = opener(directory)
@@ -158,23 +158,23 @@ def load(directory: Path) -> Any:
     except Exception as error:  # the library raises whatever its parsers do
         if has_code(directory):
             raise ModelError(
-                f"the tokenizer in {shown(directory)} needs Python code of its own, which is "
+                f"the tokenizer in {shorten(directory)} needs Python code of its own, which is "
                 "never run; choose a checkpoint with a plain tokenizer.json"
             ) from error
         check_config(directory, error)
         if not present:
             raise missing(directory) from error
-        reason = shown(str(error) or type(error).__name__)
+        reason = shorten(str(error) or type(error).__name__)
         advice = remedy(directory / present[0])
         raise ModelError(
-            f"cannot read the tokenizer in {shown(directory)}: {reason}; {advice}"
+            f"cannot read the tokenizer in {shorten(directory)}: {reason}; {advice}"
         ) from error
     if not present and not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
         # of some families transformers makes a tokenizer that knows no text
         raise missing(directory)
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(
-            f"the tokenizer in {shown(directory)} has no tokenizer.json; save it with "
+            f"the tokenizer in {shorten(directory)} has no tokenizer.json; save it with "
             "save_pretrained first"
         )
     return tokenizer
@@ -200,7 +200,7 @@ def opener(directory: Path) -> Callable[..., Any]:
 def missing(directory: Path) -> MissingTokenizer:
     """The error for a directory without a vocabulary."""
     return MissingTokenizer(
-        f"no tokenizer in {shown(directory)}; looked for {', '.join(VOCABULARIES)}; copy or "
+        f"no tokenizer in {shorten(directory)}; looked for {', '.join(VOCABULARIES)}; copy or "
         "download it there, or give token ids as prompts"
     )
 
@@ -238,7 +238,7 @@ def check_config(directory: Path, refused: Exception) -> None:
         if str(error) == str(refused) and (directory / "config.json").exists():
             reason = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
             raise ModelError(
-                f"config.json in {shown(directory)} cannot be read by transformers: {reason}"
+                f"config.json in {shorten(directory)} cannot be read by transformers: {reason}"
             ) from error
 
 

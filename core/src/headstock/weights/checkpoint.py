@@ -12,7 +12,7 @@ from attrs import field, frozen
 from safetensors import safe_open
 from torch import Tensor
 
-from headstock.errors import ModelError, shown
+from headstock.errors import ModelError, shorten
 from headstock.spi import ParamSpec
 from headstock.weights.directory import weight_files
 from headstock.weights.header import Entry, read_header
@@ -39,7 +39,7 @@ class Checkpoint:
             for name, entry in read_header(path).items():
                 if name in entries:
                     raise ModelError(
-                        f"{shown(name)} is in both {entries[name][0].name} and {path.name} of "
+                        f"{shorten(name)} is in both {entries[name][0].name} and {path.name} of "
                         f"{directory}"
                     )
                 entries[name] = path, entry
@@ -145,4 +145,4 @@ def differing_copies(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> 
 def listed(names: list[str]) -> str:
     """The first few names and how many more there are."""
     rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(map(shown, names[:NAMED])) + rest
+    return ", ".join(map(shorten, names[:NAMED])) + rest

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from headstock.errors import ModelError, shown
+from headstock.errors import ModelError, shorten
 from headstock.weights.formats import explain_directory, is_lfs_pointer
 
 ELSEWHERE = ("configuration_files", "transformers_weights")
@@ -76,11 +76,12 @@ def explain_weights(directory: Path) -> str:
     )
     if any(re.search(r"-\d+-of-\d+", name) for name in others):
         return (
-            f"it has parts of a model, such as {shown(others[0])}: copy or download the index too"
+            f"it has parts of a model, such as {shorten(others[0])}: copy or download the index too"
         )
     if others:
         return (
-            f"it has {shown(others[0])}: rename that to model.safetensors if it is the whole model"
+            f"it has {shorten(others[0])}: rename that to model.safetensors if it is the whole "
+            "model"
         )
     return explain_snapshot(directory) or "is the download complete?"
 
@@ -116,7 +117,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
-            f"{directory / name} is not JSON: {shown(error)}; copy or download it again"
+            f"{directory / name} is not JSON: {shorten(error)}; copy or download it again"
         ) from error
     if not isinstance(value, dict):
         raise ModelError(f"{directory / name} holds a {type(value).__name__}, wanted a JSON object")
@@ -133,7 +134,7 @@ def file_inside(directory: Path, name: str) -> Path:
     path = Path(os.path.realpath(real / name))
     if Path(name).name != name or not path.is_relative_to(root):
         raise ModelError(
-            f"{shown(name)} in {directory} leads out of the directory, which is not followed; "
+            f"{shorten(name)} in {directory} leads out of the directory, which is not followed; "
             "copy the file in"
         )
     if not os.path.isfile(path):

@@ -8,7 +8,7 @@ import json
 import shlex
 from pathlib import Path
 
-from headstock.errors import shown
+from headstock.errors import shorten
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 GGUF = "*.gguf"
@@ -53,10 +53,11 @@ def explain_file(path: Path) -> str:
         return explain_pickles(directory, [path.name])
     if (directory / "config.json").is_file():
         return (
-            f"{shown(path)} is one file of a model; give its directory: --model {quote(directory)}"
+            f"{shorten(path)} is one file of a model; give its directory: --model "
+            f"{quote(directory)}"
         )
     return (
-        f"{shown(path)} is a file; --model wants the directory that holds config.json, a "
+        f"{shorten(path)} is a file; --model wants the directory that holds config.json, a "
         "tokenizer and .safetensors"
     )
 
@@ -78,12 +79,12 @@ def explain_directory(directory: Path) -> str:
     )
     if inside and not (directory / "config.json").exists():
         return (
-            f"{shown(directory)} is no model directory, but {inside[0].name} in it is: --model "
+            f"{shorten(directory)} is no model directory, but {inside[0].name} in it is: --model "
             f"{quote(inside[0])}"
         )
     if not any(directory.iterdir()):
         return (
-            f"{shown(directory)} is empty; give the directory that holds config.json, a "
+            f"{shorten(directory)} is empty; give the directory that holds config.json, a "
             "tokenizer and .safetensors"
         )
     return ""
@@ -94,7 +95,7 @@ def explain_adapter(directory: Path) -> str:
     base = base_of(directory)
     command = run_python(MERGE_ADAPTER, directory, base, output_of(directory))
     return (
-        f"{shown(directory)} holds an adapter of {shown(base)}, and adapters are not served; "
+        f"{shorten(directory)} holds an adapter of {shorten(base)}, and adapters are not served; "
         f"merge it into that model: pip install peft && {command}"
     )
 
@@ -103,14 +104,14 @@ def explain_gguf(path: Path) -> str:
     """What to do about a GGUF file."""
     command = run_python(CONVERT_GGUF, path.parent, path.name, output_of(path))
     return (
-        f"{shown(path.name)} is in the GGUF format, and only .safetensors are read; use the model "
-        f"it was made from, or convert it: pip install gguf accelerate && {command}"
+        f"{shorten(path.name)} is in the GGUF format, and only .safetensors are read; use the "
+        f"model it was made from, or convert it: pip install gguf accelerate && {command}"
     )
 
 
 def explain_pickles(directory: Path, names: list[str]) -> str:
     """What to do about a directory whose weights are pickles."""
-    said = f"{directory} has weights only as pickles ({shown(names[0])}), which can run code"
+    said = f"{directory} has weights only as pickles ({shorten(names[0])}), which can run code"
     if (directory / "config.json").is_file() and any(Path(name).match(WEIGHTS) for name in names):
         return (
             f"{said}; if you trust them, convert them: "

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
-from headstock.errors import ModelError, shown
+from headstock.errors import ModelError, shorten
 from headstock.weights.formats import is_lfs_pointer
 
 ITEM_BYTES = {
@@ -51,9 +51,9 @@ def read_header(path: Path) -> dict[str, Entry]:
         size, text = read_text(path)
         header = json.loads(text, object_pairs_hook=no_repeats)
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {shown(error.strerror)}") from error
+        raise ModelError(f"{path} cannot be read: {shorten(error.strerror)}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: the header is not JSON: {shown(error)}") from error
+        raise ModelError(f"{path}: the header is not JSON: {shorten(error)}") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path}: the header is not a JSON object")
     entries = {
@@ -92,15 +92,16 @@ def entry(path: Path, name: str, value: Any) -> Entry:
             pass
         case _:
             raise ModelError(
-                f"{path}: {shown(name)} has no proper dtype, shape and data_offsets in the header"
+                f"{path}: {shorten(name)} has no proper dtype, shape and data_offsets in the header"
             )
     if dtype not in ITEM_BYTES:
         raise ModelError(
-            f"{path}: {shown(name)} has dtype {shown(dtype)}, wanted one of {', '.join(ITEM_BYTES)}"
+            f"{path}: {shorten(name)} has dtype {shorten(dtype)}, wanted one of "
+            f"{', '.join(ITEM_BYTES)}"
         )
     if stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
         raise ModelError(
-            f"{path}: {shown(name)} is {dtype} {shown(shape)}, but has {stop - start} bytes in "
+            f"{path}: {shorten(name)} is {dtype} {shorten(shape)}, but has {stop - start} bytes in "
             "the header"
         )
     return Entry(dtype, tuple(shape), start, stop)
@@ -115,7 +116,7 @@ def check_cover(path: Path, entries: dict[str, Entry], data: int) -> None:
         if tensor.start != end:
             how = "overlaps another tensor" if tensor.start < end else "leaves a gap before it"
             raise ModelError(
-                f"{path}: {shown(name)} {how} (it starts at byte {tensor.start}, wanted {end})"
+                f"{path}: {shorten(name)} {how} (it starts at byte {tensor.start}, wanted {end})"
             )
         end = tensor.stop
     if end != data:

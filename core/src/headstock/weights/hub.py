@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from headstock.errors import ModelError, reason, shown
+from headstock.errors import ModelError, describe_error, shorten
 from headstock.weights.formats import explain_file
 
 NEEDED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
@@ -40,12 +40,12 @@ def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) ->
         raise ModelError(explain_file(Path(path)))
     if address := ADDRESS.fullmatch(model):
         raise ModelError(
-            f"{shown(model)} is an address; give the model's name alone: --model "
-            f"{shown(address[1])}"
+            f"{shorten(model)} is an address; give the model's name alone: --model "
+            f"{shorten(address[1])}"
         )
     if not NAME.fullmatch(model):
         raise ModelError(
-            f"no model directory {shown(model)}; give an existing directory, or owner/name for "
+            f"no model directory {shorten(model)}; give an existing directory, or owner/name for "
             "one on the hub"
         )
     return (fetch or download_model)(model)
@@ -93,13 +93,13 @@ def find_cached(name: str, revision: str | None = None) -> Path:
 
 def unavailable(name: str, revision: str | None, error: BaseException) -> ModelError:
     """The error for a repository that is neither a directory nor to be had from the hub."""
-    why = explain_failure(shown(name), None if revision is None else shown(revision), error)
+    why = explain_failure(shorten(name), None if revision is None else shorten(revision), error)
     return ModelError(f"no directory {label(name, revision)}, and {why}")
 
 
 def label(name: str, revision: str | None) -> str:
     """A repository as error texts show it."""
-    return shown(name) if revision is None else f"{shown(name)} at revision {shown(revision)}"
+    return shorten(name) if revision is None else f"{shorten(name)} at revision {shorten(revision)}"
 
 
 def explain_failure(name: str, revision: str | None, error: BaseException) -> str:
@@ -140,7 +140,7 @@ def explain_failure(name: str, revision: str | None, error: BaseException) -> st
         case DisabledRepoError():
             return f"on the hub it is disabled: {page} may say why; choose another model"
         case HFValidationError():
-            return f"that cannot be a name on the hub either ({shown(error)}); give owner/name"
+            return f"that cannot be a name on the hub either ({shorten(error)}); give owner/name"
         case HfHubHTTPError() if error.response.status_code in (401, 403):
             return f"the hub refused access ({error.response.status_code}): {LOG_IN}"
         case HfHubHTTPError() if error.response.status_code == 429:
@@ -150,23 +150,23 @@ def explain_failure(name: str, revision: str | None, error: BaseException) -> st
         case HfHubHTTPError():
             return f"the hub answered {error.response.status_code}: try again later, {elsewhere}"
         case OfflineModeIsEnabled() | LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
-            cache = shown(constants.HF_HUB_CACHE)
+            cache = shorten(constants.HF_HUB_CACHE)
             return (
                 f"HF_HUB_OFFLINE is set and the cache {cache} has no whole copy: unset it to "
                 f"download, {elsewhere}"
             )
         case OSError() if error.errno in FULL:
             return (
-                f"there is no room for it in {shown(constants.HF_HUB_CACHE)}: make room, or "
+                f"there is no room for it in {shorten(constants.HF_HUB_CACHE)}: make room, or "
                 "set HF_HOME to another disk"
             )
         case PermissionError():
             return (
-                f"{shown(constants.HF_HUB_CACHE)} cannot be written: set HF_HOME to a folder "
+                f"{shorten(constants.HF_HUB_CACHE)} cannot be written: set HF_HOME to a folder "
                 "that can"
             )
         case _:
             return (
-                f"the hub cannot be reached ({reason(error)}): check the network and the "
+                f"the hub cannot be reached ({describe_error(error)}): check the network and the "
                 f"proxy, {elsewhere}"
             )

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from headstock.errors import ModelError, PluginBroken, shown
+from headstock.errors import ModelError, PluginBroken, shorten
 from headstock.spi import ModelConfig, Params, ParamSpec, Weight
 from headstock.weights.checkpoint import Checkpoint, Piece, differing_copies, plan
 
@@ -71,7 +71,7 @@ def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tu
         try:
             return tuple(differing_copies(specs, checkpoint))
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"cannot read the weights in {directory}: {shown(error)}") from error
+            raise ModelError(f"cannot read the weights in {directory}: {shorten(error)}") from error
 
 
 def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tuple[int, int, int]:
@@ -119,7 +119,7 @@ def read(
                 )
             except (SafetensorError, OSError) as error:
                 raise ModelError(
-                    f"cannot read {parts[0].name} in {directory}: {shown(error)}"
+                    f"cannot read {parts[0].name} in {directory}: {shorten(error)}"
                 ) from error
             done += sum(checkpoint.nbytes(piece.name) for piece in parts)
             report("weights", done, total)

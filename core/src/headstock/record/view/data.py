@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from headstock.errors import shown
+from headstock.errors import shorten
 from headstock.record.view.headline import Headline, summarize
 from headstock.record.view.lanes import MOST_STALLS, Lanes
 from headstock.record.view.watch import Watch
@@ -81,9 +81,9 @@ def plain(value: object, most: int = 64) -> str:
     code.
     """
     text = "".join(
-        each if each.isprintable() else f"\\u{ord(each):04x}" for each in shown(value, most)
+        each if each.isprintable() else f"\\u{ord(each):04x}" for each in shorten(value, most)
     )
-    return shown(text, most)
+    return shorten(text, most)
 
 
 def notes(watch: Watch, headline: Headline, *, whole: bool) -> list[str]:
