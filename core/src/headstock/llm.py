@@ -157,7 +157,7 @@ class LLM:
         raises: RequestError, EngineDied
         """
         job = await asyncio.to_thread(self.intake.job, prompt, sampling_params, priority)
-        async with aclosing(self.events_async(job, eager=False)) as events:
+        async with aclosing(self.events_async(job, stream_tokens=False)) as events:
             async for _ in events:
                 pass
         return job.result()
@@ -211,28 +211,28 @@ class LLM:
         """The results of `jobs`, in their order.   raises: UsageError, EngineDied"""
         with (
             prompt_bar(use_tqdm, len(jobs)) as advance,
-            closing(self.events(jobs, eager=False)) as events,
+            closing(self.events(jobs, stream_tokens=False)) as events,
         ):
             for job, piece in events:
                 advance(job.ended, piece.num_output_tokens)
         return [job.result() for job in jobs]
 
     def events(
-        self, jobs: Sequence[Job], *, eager: bool = True
+        self, jobs: Sequence[Job], *, stream_tokens: bool = True
     ) -> Generator[tuple[Job, RequestOutput], None, None]:
         """Each piece of output with its job, as it comes; closing the iterator aborts them. When
-        not `eager`, a
+        not `stream_tokens`, a
         request's first token is a piece, and all others are one at its end.   raises: EngineDied
         """
         self.check_open()
-        return fly(self.loop, jobs, self.room, eager=eager)
+        return fly(self.loop, jobs, self.room, stream_tokens=stream_tokens)
 
     def events_async(
-        self, job: Job, *, eager: bool = True
+        self, job: Job, *, stream_tokens: bool = True
     ) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
         """As `events`, of one job, for asyncio."""
         self.check_open()
-        return fly_async(self.loop, [job], self.room, eager=eager)
+        return fly_async(self.loop, [job], self.room, stream_tokens=stream_tokens)
 
     @property
     def room(self) -> int:

@@ -48,12 +48,12 @@ def scored(requests: Sequence[Request]) -> list[Request]:
 
 
 def news(
-    engine: Engine, requests: Sequence[Request], *, eager: bool, aborts: int = 6
+    engine: Engine, requests: Sequence[Request], *, stream_tokens: bool, aborts: int = 6
 ) -> dict[str, list[Update]]:
     """What each request is told until all have ended; in every so many-th step one is aborted."""
     told: dict[str, list[Update]] = {one.id: [] for one in requests}
     for one in requests:
-        engine.submit(one, eager=eager)
+        engine.submit(one, stream_tokens=stream_tokens)
     steps = 0
     while engine.has_work:
         steps += 1
@@ -84,9 +84,9 @@ def test_news_at_the_end_says_what_news_of_each_token_says(
 ) -> None:
     requests = scored(random_requests(np.random.default_rng(seed), 40))
     found = []
-    for eager in (True, False):
+    for stream_tokens in (True, False):
         engine = toys.engine(overlap=overlap, **SCARCE)
-        found.append(news(engine, requests, eager=eager))
+        found.append(news(engine, requests, stream_tokens=stream_tokens))
         ledger = engine.ledger
         assert (
             engine.stats().preemptions
@@ -128,7 +128,7 @@ def test_what_a_preempted_request_finds_of_its_own_is_not_counted_as_cached(toys
     engine, rng = toys.engine(**SCARCE), np.random.default_rng(3)
     # no two begin alike
     requests = [request(str(i), [i, *rng.integers(0, 50, 11)], 90) for i in range(12)]
-    told = news(engine, requests, eager=True, aborts=10**9)
+    told = news(engine, requests, stream_tokens=True, aborts=10**9)
     stats = engine.stats()
 
     assert stats.preemptions, "nobody was preempted"
@@ -138,13 +138,13 @@ def test_what_a_preempted_request_finds_of_its_own_is_not_counted_as_cached(toys
     engine.close()
 
 
-@pytest.mark.parametrize("eager", [True, False])
-def test_a_loop_that_closes_tells_what_is_known_so_far(toys: Toys, eager: bool) -> None:
+@pytest.mark.parametrize("stream_tokens", [True, False])
+def test_a_loop_that_closes_tells_what_is_known_so_far(toys: Toys, stream_tokens: bool) -> None:
     loop = Loop(toys.engine(max_running_requests=1, faults=("slow@12:0.5",)))
     told: dict[str, list[Update]] = {"running": [], "waiting": []}
     ask = request("running", PROMPT, 100)
-    loop.submit(ask, told["running"].append, eager=eager)
-    loop.submit(evolve(ask, id="waiting"), told["waiting"].append, eager=eager)
+    loop.submit(ask, told["running"].append, stream_tokens=stream_tokens)
+    loop.submit(evolve(ask, id="waiting"), told["waiting"].append, stream_tokens=stream_tokens)
     while loop.engine.state.num_steps < 10 and loop.thread.is_alive():
         loop.thread.join(0.01)
     loop.close()
@@ -169,7 +169,7 @@ def test_the_end_of_an_engine_reaches_everyone_though_a_sink_raises(
     loop = Loop(toys.engine(faults=faults))
     seen: list[Update] = []
     for name, sink in (("a", deaf), ("b", seen.append)):
-        loop.submit(request(name, PROMPT, 100), sink, eager=False)
+        loop.submit(request(name, PROMPT, 100), sink, stream_tokens=False)
     loop.thread.join(10 if faults else 0)
     loop.close()
     loop.engine.close()
@@ -204,7 +204,7 @@ def test_only_asked_for_alternatives_are_told(toys: Toys) -> None:
     asked = [request(str(i), PROMPT, 3, params=each) for i, each in enumerate([*params, GREEDY])]
     told = {
         name: whole(updates)
-        for name, updates in news(engine, asked, eager=False, aborts=99).items()
+        for name, updates in news(engine, asked, stream_tokens=False, aborts=99).items()
     }
     engine.close()
 

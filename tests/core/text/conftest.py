@@ -167,7 +167,7 @@ class ScriptedLoop:
         self.thread.start()
 
     def submit(
-        self, request: Request, sink: Callable[[Update], None], *, eager: bool = True
+        self, request: Request, sink: Callable[[Update], None], *, stream_tokens: bool = True
     ) -> None:
         with self.lock:
             self.check_alive()

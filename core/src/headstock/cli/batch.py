@@ -59,7 +59,7 @@ class Batch:
         try:
             with Bars(shown=not self.quiet) as bars:
                 ended = tokens = 0
-                for job, piece in self.llm.events(jobs, eager=False):
+                for job, piece in self.llm.events(jobs, stream_tokens=False):
                     ended += job.ended
                     tokens += piece.num_output_tokens
                     bars.report("prompts", ended, len(jobs), tokens)

@@ -93,8 +93,8 @@ class Engine:
             prompts=config.record_prompts,
         )
         self.inbox: deque[Event] = deque()
-        # Whose accounts are still to be opened, whether eager, and which they are of all that were
-        # queued.
+        # Whose accounts are still to be opened, `stream_tokens`, and which they are of all that
+        # were queued.
         self.asked: dict[str, tuple[Request, bool, int]] = {}
         self.num_queued = 0
         self.demand = 0, 0  # pages, and how many of the requests ever queued they are the pages of
@@ -123,22 +123,22 @@ class Engine:
         """Whether a step would do anything."""
         return bool(self.inbox or self.state.waiting or self.state.num_running or self.flights)
 
-    def submit(self, request: Request, *, eager: bool = True) -> None:
-        """Queue a request. When not `eager`, it is told of its first token and then of all others
-        at the end.
+    def submit(self, request: Request, *, stream_tokens: bool = True) -> None:
+        """Queue a request. Without `stream_tokens`, it is told of its first token and then of all
+        others at the end.
 
         raises: RequestError; CapacityError when it can never fit, or not now under
             `--on-pressure reject`
         """
         self.check(request)
-        self.accept(request, eager=eager)
+        self.accept(request, stream_tokens=stream_tokens)
 
-    def accept(self, request: Request, *, eager: bool) -> None:
+    def accept(self, request: Request, *, stream_tokens: bool) -> None:
         """Queue a request that `check` has passed. If that is interrupted, `abort` leaves nothing
         of it.
         """
         self.num_queued += 1
-        self.asked[request.id] = request, eager, self.num_queued
+        self.asked[request.id] = request, stream_tokens, self.num_queued
         self.inbox.append(Arrived(request))
 
     def check(self, request: Request) -> None:
@@ -235,8 +235,12 @@ class Engine:
     def enter(self, event: Event) -> None:
         """Open the account of a request that arrives."""
         if isinstance(event, Arrived):
-            request, eager, _ = self.asked.get(event.request.id, (event.request, True, 0))
-            self.ledger.open(request, eager=eager, pages=self.limits.pages_for(len(request.prompt)))
+            request, stream_tokens, _ = self.asked.get(event.request.id, (event.request, True, 0))
+            self.ledger.open(
+                request,
+                stream_tokens=stream_tokens,
+                pages=self.limits.pages_for(len(request.prompt)),
+            )
         elif isinstance(
             event, Aborted
         ):  # of one that an interrupt kept out of the inbox, or of nobody

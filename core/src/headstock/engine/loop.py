@@ -47,8 +47,11 @@ class Loop:
         self.thread = threading.Thread(target=self.drive, name="headstock-engine", daemon=True)
         self.thread.start()
 
-    def submit(self, request: Request, sink: Sink, *, eager: bool = True) -> None:
-        """Queue a request; `eager` as in `Engine.submit`.   raises: RequestError, EngineDied"""
+    def submit(self, request: Request, sink: Sink, *, stream_tokens: bool = True) -> None:
+        """Queue a request; `stream_tokens` as in `Engine.submit`.
+
+        raises: RequestError, EngineDied
+        """
         with self.lock:
             self.check_alive()
             # Checked first and known before it is queued: the thread may tell of it at once.
@@ -59,7 +62,7 @@ class Loop:
                 )
             try:
                 self.sinks[request.id] = sink
-                self.engine.accept(request, eager=eager)
+                self.engine.accept(request, stream_tokens=stream_tokens)
                 self.check_alive()  # everyone may have been told before it was queued
             except BaseException:  # that, or Ctrl-C: it may have been queued or not
                 self.sinks.pop(request.id, None)

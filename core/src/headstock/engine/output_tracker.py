@@ -19,12 +19,13 @@ class Account:
     """One live request: the admission number of its last seat, how many of its output tokens have
     been told, and the scores that have not.
 
-    `eager`: it is told of every token; otherwise of the first one, and of the rest when it ends.
+    `stream_tokens`: it is told of every token; otherwise of the first one, and of the rest when
+    it ends.
     `pages`: those that its prompt takes
     """
 
     request: Request
-    eager: bool
+    stream_tokens: bool
     pages: int
     order: int = 0
     told: int = 0
@@ -79,9 +80,9 @@ class Ledger:
     unseated: int = 0
     unseated_pages: int = 0
 
-    def open(self, request: Request, *, eager: bool, pages: int) -> None:
+    def open(self, request: Request, *, stream_tokens: bool, pages: int) -> None:
         """Start an account."""
-        self.accounts[request.id] = Account(request, eager, pages)
+        self.accounts[request.id] = Account(request, stream_tokens, pages)
         self.unseated += 1
         self.unseated_pages += pages
 
@@ -99,7 +100,7 @@ class Ledger:
             self.unseat(account)  # a preempted request had a seat before
             account.order = int(state.columns[Column.ORDER, row])
             self.by_order[account.order] = account
-            if account.eager or not account.told:
+            if account.stream_tokens or not account.told:
                 self.awaited[account.order] = account
             if account.cached is None:  # what a preempted request finds later is its own
                 account.cached = int(state.columns[Column.CACHED, row])
@@ -139,7 +140,7 @@ class Ledger:
             if account is None:
                 continue
             updates.append(account.tell(accepted.tokens[start:stop]))
-            if not account.eager and account.told:
+            if not account.stream_tokens and account.told:
                 del self.awaited[order]
         return updates
 

@@ -31,10 +31,10 @@ class EngineLoop(Protocol):
     over: bool
 
     def submit(
-        self, request: Request, sink: Callable[[Update], None], *, eager: bool = True
+        self, request: Request, sink: Callable[[Update], None], *, stream_tokens: bool = True
     ) -> None:
-        """Queue `request`. When not `eager`, its sink hears of the first token, and of the others
-        at the end.
+        """Queue `request`. Without `stream_tokens`, its sink hears of the first token, and of
+        the others at the end.
 
         raises: RequestError, EngineDied
         """
@@ -61,8 +61,8 @@ class News:
 class Flight:
     """Jobs given to `loop` by priority and then in order, at most `room` requests at once.
 
-    `tell` gets every News on the loop's thread. When not `eager`, that is a request's first token
-    and then its end: whoever hears of every token takes turns with the engine's thread at the
+    `tell` gets every News on the loop's thread. Without `stream_tokens`, that is a request's first
+    token and then its end: whoever hears of every token takes turns with the engine's thread at the
     interpreter (256 rows on an H200 lost a tenth of their speed to it). A stop string must be seen
     at once, though.
     """
@@ -74,12 +74,12 @@ class Flight:
         room: int,
         tell: Callable[[News], None],
         *,
-        eager: bool,
+        stream_tokens: bool,
     ) -> None:
         self.loop = loop
         self.room = room
         self.tell = tell
-        self.eager = eager
+        self.stream_tokens = stream_tokens
         pairs = [(job, request) for job in jobs for request in job.requests]
         self.waiting = deque(sorted(pairs, key=lambda pair: -pair[1].priority))
         self.live: dict[str, Job] = {}
@@ -98,7 +98,9 @@ class Flight:
             job.begin(request, time.monotonic())
             self.live[request.id] = job  # before it is handed over: Ctrl-C may come right after
             try:
-                self.loop.submit(request, self.hear, eager=self.eager or bool(job.params.stop))
+                self.loop.submit(
+                    request, self.hear, stream_tokens=self.stream_tokens or bool(job.params.stop)
+                )
             except RequestError as error:
                 if isinstance(error, CapacityError) and len(self.live) > 1:
                     del self.live[request.id]
@@ -157,14 +159,14 @@ def first(queue: SimpleQueue[News], loop: EngineLoop) -> News:
 
 
 def fly(
-    loop: EngineLoop, jobs: Sequence[Job], room: int, *, eager: bool = True
+    loop: EngineLoop, jobs: Sequence[Job], room: int, *, stream_tokens: bool = True
 ) -> Generator[tuple[Job, RequestOutput], None, None]:
     """Each piece of output of `jobs`, as it comes; abandoning the iterator aborts them.
 
-    When not `eager`, a request's first token is a piece, and all others are one at its end.
+    When not `stream_tokens`, a request's first token is a piece, and all others are one at its end.
     """
     queue: SimpleQueue[News] = SimpleQueue()
-    flight = Flight(loop, jobs, room, queue.put, eager=eager)
+    flight = Flight(loop, jobs, room, queue.put, stream_tokens=stream_tokens)
     try:
         while flight.busy:
             flight.fill()
@@ -180,7 +182,7 @@ def fly(
 
 
 async def fly_async(
-    loop: EngineLoop, jobs: Iterable[Job], room: int, *, eager: bool = True
+    loop: EngineLoop, jobs: Iterable[Job], room: int, *, stream_tokens: bool = True
 ) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
     """As `fly`, for asyncio."""
     queue: asyncio.Queue[News] = asyncio.Queue()
@@ -191,7 +193,7 @@ async def fly_async(
         with contextlib.suppress(RuntimeError):
             running.call_soon_threadsafe(queue.put_nowait, news)
 
-    flight = Flight(loop, jobs, room, tell, eager=eager)
+    flight = Flight(loop, jobs, room, tell, stream_tokens=stream_tokens)
     try:
         while flight.busy:
             flight.fill()
