@@ -57,23 +57,23 @@ def around(owner: Any, name: str, wrap: Callable[..., Any]) -> Patch:
     return apply
 
 
-def free_twice(release: Any, draft: Any, row: int) -> None:
+def free_twice(release: Any, state: Any, row: int) -> None:
     """The row's private pages go back twice."""
-    private = page_pool.held(draft, 0, row)[int(draft.columns[Column.INDEXED, row]) :]
-    release(draft, row)
-    page_pool.give_back(draft, 0, private)
+    private = page_pool.held(state, 0, row)[int(state.columns[Column.INDEXED, row]) :]
+    release(state, row)
+    page_pool.give_back(state, 0, private)
 
 
-def lose_one(give_back: Any, draft: Any, group: int, given: np.ndarray) -> None:
+def lose_one(give_back: Any, state: Any, group: int, given: np.ndarray) -> None:
     """The last page is forgotten."""
-    give_back(draft, group, given[:-1])
+    give_back(state, group, given[:-1])
 
 
-def without_writing(change_over: Any, draft: Any, *arguments: Any) -> None:
+def without_writing(change_over: Any, state: Any, *arguments: Any) -> None:
     """A row moves to other pages and its page table is not told."""
-    writes = list(draft.writes)
-    change_over(draft, *arguments)
-    draft.writes = writes
+    writes = list(state.writes)
+    change_over(state, *arguments)
+    state.writes = writes
 
 
 def with_part(
@@ -93,72 +93,72 @@ def with_part(
     return found if child is None else Match(np.append(found.pages, np.int32(child.page)), child)
 
 
-def whole_prompt(find: Any, draft: Any, entry: Any) -> Any:
+def whole_prompt(find: Any, state: Any, entry: Any) -> Any:
     """The last token of a prompt may be cached too."""
-    return draft.limits.policy.match(draft.index, entry.tokens, entry.request.namespace)
+    return state.limits.policy.match(state.index, entry.tokens, entry.request.namespace)
 
 
-def without_promise(score: Any, draft: Any, chosen: np.ndarray) -> Any:
+def without_promise(score: Any, state: Any, chosen: np.ndarray) -> Any:
     """The token that a launched step will sample is not counted."""
-    num_logits, samples = score(draft, chosen)
-    draft.columns[Column.NUM_TOKENS] -= samples
+    num_logits, samples = score(state, chosen)
+    state.columns[Column.NUM_TOKENS] -= samples
     return num_logits, samples
 
 
-def behind_drafts(drop_behind: Any, draft: Any, group: int, rows: np.ndarray) -> None:
+def behind_drafts(drop_behind: Any, state: Any, group: int, rows: np.ndarray) -> None:
     """Pages are freed behind what was computed, though drafts may be rejected and go back."""
-    known = draft.columns[Column.NUM_KNOWN].copy()
-    draft.columns[Column.NUM_KNOWN] = draft.columns[Column.NUM_COMPUTED]
-    drop_behind(draft, group, rows)
-    draft.columns[Column.NUM_KNOWN] = known
+    known = state.columns[Column.NUM_KNOWN].copy()
+    state.columns[Column.NUM_KNOWN] = state.columns[Column.NUM_COMPUTED]
+    drop_behind(state, group, rows)
+    state.columns[Column.NUM_KNOWN] = known
 
 
-def lost_with_an_empty_plan(commit: Any, draft: Any, chosen: np.ndarray) -> Any:
+def lost_with_an_empty_plan(commit: Any, state: Any, chosen: np.ndarray) -> Any:
     """What a plan without rows would write is dropped."""
-    plan = commit(draft, chosen)
+    plan = commit(state, chosen)
     if not len(plan.rows):
-        draft.writes = []
+        state.writes = []
     return plan
 
 
-def for_whoever_sits_there(sampled: Any, draft: Any, event: Any) -> None:
+def for_whoever_sits_there(sampled: Any, state: Any, event: Any) -> None:
     """News of a row goes to the row's present request."""
-    taken = draft.columns[Column.ACTIVE].take(event.rows) > 0
-    orders = draft.columns[Column.ORDER].take(event.rows)
-    sampled(draft, evolve(event, orders=np.where(taken, orders, event.orders)))
+    taken = state.columns[Column.ACTIVE].take(event.rows) > 0
+    orders = state.columns[Column.ORDER].take(event.rows)
+    sampled(state, evolve(event, orders=np.where(taken, orders, event.orders)))
 
 
-def stop_at_once(fill: Any, draft: Any, entry: Any, row: int, cached: int) -> None:
+def stop_at_once(fill: Any, state: Any, entry: Any, row: int, cached: int) -> None:
     """Stop ids count from the first token on."""
-    fill(draft, entry, row, cached)
-    draft.columns[Column.MIN_LEN, row] = 0
+    fill(state, entry, row, cached)
+    state.columns[Column.MIN_LEN, row] = 0
 
 
-def youngest_first(rank: Any, draft: Any) -> None:
+def youngest_first(rank: Any, state: Any) -> None:
     """Rows rank in the wrong order."""
-    stale = draft.reseated
-    rank(draft)
-    draft.ranked = draft.ranked[::-1].copy() if stale else draft.ranked
+    stale = state.reseated
+    rank(state)
+    state.ranked = state.ranked[::-1].copy() if stale else state.ranked
 
 
-def waits_for_pages(squeeze: Any, draft: Any, chosen: np.ndarray, needs: np.ndarray) -> np.ndarray:
+def waits_for_pages(squeeze: Any, state: Any, chosen: np.ndarray, needs: np.ndarray) -> np.ndarray:
     """The lowest rank keeps its pages and waits for more, though nobody else runs."""
-    alone = np.count_nonzero(chosen) == chosen[draft.ranked[-1]] > 0
-    return np.zeros_like(chosen) if alone else squeeze(draft, chosen, needs)
+    alone = np.count_nonzero(chosen) == chosen[state.ranked[-1]] > 0
+    return np.zeros_like(chosen) if alone else squeeze(state, chosen, needs)
 
 
-def order_kept(unseat: Any, draft: Any, row: int) -> None:
+def order_kept(unseat: Any, state: Any, row: int) -> None:
     """A released seat still answers to its last request."""
-    order = draft.columns[Column.ORDER, row]
-    unseat(draft, row)
-    draft.columns[Column.ORDER, row] = order
+    order = state.columns[Column.ORDER, row]
+    unseat(state, row)
+    state.columns[Column.ORDER, row] = order
 
 
-def in_flight(index_full: Any, draft: Any) -> None:
+def in_flight(index_full: Any, state: Any) -> None:
     """Pages of the step that still runs are indexed."""
-    draft.limits, limits = evolve(draft.limits, overlap=False), draft.limits
-    index_full(draft)
-    draft.limits = limits
+    state.limits, limits = evolve(state.limits, overlap=False), state.limits
+    index_full(state)
+    state.limits = limits
 
 
 def unjudged_chunks(news: Any, plan: Any, outcome: Any) -> Any:

@@ -20,36 +20,36 @@ from headstock_cuda_graph import prompts, runner
 from .broken import DIFFERS, Mutant, around
 
 
-def by_prefix(aborted: Any, draft: Any, id: str, reason: str) -> None:
+def by_prefix(aborted: Any, state: Any, id: str, reason: str) -> None:
     """An abort takes every request whose id begins so."""
-    entries = [*draft.waiting, *(entry for entry in draft.seats if entry is not None)]
+    entries = [*state.waiting, *(entry for entry in state.seats if entry is not None)]
     for name in [entry.request.id for entry in entries if entry.request.id.startswith(id)]:
-        aborted(draft, name, reason)
+        aborted(state, name, reason)
 
 
-def of_the_queue_alone(aborted: Any, draft: Any, id: str, reason: str) -> None:
+def of_the_queue_alone(aborted: Any, state: Any, id: str, reason: str) -> None:
     """Who runs is not aborted."""
-    if any(entry.request.id == id for entry in draft.waiting):
-        aborted(draft, id, reason)
+    if any(entry.request.id == id for entry in state.waiting):
+        aborted(state, id, reason)
 
 
-def but_for_the_preempted(aborted: Any, draft: Any, id: str, reason: str) -> None:
+def but_for_the_preempted(aborted: Any, state: Any, id: str, reason: str) -> None:
     """Who was preempted is not aborted while it waits."""
-    if not any(entry.request.id == id and entry.preemptions for entry in draft.waiting):
-        aborted(draft, id, reason)
+    if not any(entry.request.id == id and entry.preemptions for entry in state.waiting):
+        aborted(state, id, reason)
 
 
-def as_if_it_were_there(aborted: Any, draft: Any, id: str, reason: str) -> None:
+def as_if_it_were_there(aborted: Any, state: Any, id: str, reason: str) -> None:
     """An abort of who is not there is a mistake."""
-    entries = [*draft.waiting, *(entry for entry in draft.seats if entry is not None)]
-    aborted(draft, {entry.request.id: id for entry in entries}[id], reason)
+    entries = [*state.waiting, *(entry for entry in state.seats if entry is not None)]
+    aborted(state, {entry.request.id: id for entry in entries}[id], reason)
 
 
 def one_page_more(
-    has_room: Any, draft: Any, head: Any, length: int, below: int | None = None
+    has_room: Any, state: Any, head: Any, length: int, below: int | None = None
 ) -> bool:
     """A request waits until there is a page more than it needs."""
-    return bool(has_room(draft, head, length + draft.limits.page_size, below))
+    return bool(has_room(state, head, length + state.limits.page_size, below))
 
 
 def padding_as_it_was(upload: Any, target: Any, *parts: Any) -> None:

@@ -61,7 +61,7 @@ def test_without_a_cache_requests_wait_for_what_the_others_take_in_every_step(
 
     assert set(run().reasons.values()) == {"length"}
     monkeypatch.setattr(
-        admission, "lacking", lambda draft, group, stays: int(np.count_nonzero(stays))
+        admission, "lacking", lambda state, group, stays: int(np.count_nonzero(stays))
     )
     with pytest.raises(AssertionError, match="over and over"):
         run()

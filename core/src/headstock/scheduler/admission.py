@@ -10,207 +10,209 @@ from headstock.scheduler.page_pool import available, grow_one, held, share, take
 from headstock.scheduler.prefix_wait import Beginning, begins_alike, soon_cached
 from headstock.scheduler.request import Entry
 from headstock.scheduler.row_counters import NONE, NUM_COLUMNS, Column, where, writeable
-from headstock.scheduler.working_state import Draft
+from headstock.scheduler.working_state import WorkingState
 from headstock.spi.cache import Match
 
 Ints = np.ndarray
 
 
-def rank(draft: Draft) -> None:
+def rank(state: WorkingState) -> None:
     """Bring `ranked` up to date after rows joined."""
-    if not draft.reseated:
+    if not state.reseated:
         return
-    entries = [draft.seats[row] for row in (*draft.ranked[-1:].tolist(), *draft.joined)]
+    entries = [state.seats[row] for row in (*state.ranked[-1:].tolist(), *state.joined)]
     ranks = [entry.rank for entry in entries if entry is not None]
-    rows = np.concatenate((draft.ranked, np.array(draft.joined, np.int32)))
+    rows = np.concatenate((state.ranked, np.array(state.joined, np.int32)))
     if ranks != sorted(ranks):  # mostly the newcomers rank last; sorting all takes 15 us
         priorities, arrivals = (
-            draft.columns[Column.PRIORITY].take(rows),
-            draft.columns[Column.ARRIVAL].take(rows),
+            state.columns[Column.PRIORITY].take(rows),
+            state.columns[Column.ARRIVAL].take(rows),
         )
         rows = rows[np.lexsort((arrivals, -priorities))]
-    draft.ranked = rows
-    draft.reseated = False
+    state.ranked = rows
+    state.reseated = False
 
 
-def make_room(draft: Draft) -> None:
+def make_room(state: WorkingState) -> None:
     """Preempt rows of lower priority than the first that waits, while it lacks a seat or pages and
     they would help.
     """
-    while draft.waiting and len(draft.ranked):
-        entry, lowest = draft.waiting.head, int(draft.ranked[-1])
-        if draft.columns[Column.PRIORITY, lowest] >= entry.request.priority:
+    while state.waiting and len(state.ranked):
+        entry, lowest = state.waiting.head, int(state.ranked[-1])
+        if state.columns[Column.PRIORITY, lowest] >= entry.request.priority:
             return
-        head = find(draft, entry)
-        if soon_cached(draft, entry, length_of(draft, head), []):
+        head = find(state, entry)
+        if soon_cached(state, entry, length_of(state, head), []):
             return
-        seats, length = draft.limits.max_rows - len(draft.ranked), length_to_seat(draft, entry)
-        if seats and has_room(draft, head, length):
+        seats, length = state.limits.max_rows - len(state.ranked), length_to_seat(state, entry)
+        if seats and has_room(state, head, length):
             return
-        if not has_room(draft, head, length, below=entry.request.priority):
+        if not has_room(state, head, length, below=entry.request.priority):
             return
-        preempt(draft, lowest)
+        preempt(state, lowest)
 
 
-def admit(draft: Draft, positions: Ints, budget: int, chosen: Ints) -> None:
+def admit(state: WorkingState, positions: Ints, budget: int, chosen: Ints) -> None:
     """Seat the waiting requests at `positions`, in that order, while tokens and pages last.
 
     A request whose next page is being computed for another one waits for it, and those behind go
     ahead.
     writes: chosen [rows], the tokens that each seated row computes in this step
     """
-    waiting = draft.waiting.first(int(positions[-1]) + 1)
+    waiting = state.waiting.first(int(positions[-1]) + 1)
     entries = [waiting[i] for i in positions.tolist()]
     seated: set[int] = set()
     siblings: list[Beginning] = []
-    free_rows = where(draft.columns[Column.ACTIVE] == 0).tolist()
+    free_rows = where(state.columns[Column.ACTIVE] == 0).tolist()
     for entry in entries:
         if budget <= 0 or not free_rows:
             break
         if begins_alike(entry, siblings):
             continue
-        head = find(draft, entry)
-        if soon_cached(draft, entry, length_of(draft, head), siblings):
+        head = find(state, entry)
+        if soon_cached(state, entry, length_of(state, head), siblings):
             continue
-        if not has_room(draft, head, length_to_seat(draft, entry)):
+        if not has_room(state, head, length_to_seat(state, entry)):
             break
         row = free_rows.pop(0)
-        chosen[row] = count = seat(draft, entry, row, head, budget)
-        draft.joined.append(row)
+        chosen[row] = count = seat(state, entry, row, head, budget)
+        state.joined.append(row)
         seated.add(entry.arrival)
         budget -= count
     if seated:
-        draft.waiting = draft.waiting.without(seated)
-        draft.reseated = True
+        state.waiting = state.waiting.without(seated)
+        state.reseated = True
 
 
-def seat(draft: Draft, entry: Entry, row: int, head: Match | Region | None, budget: int) -> int:
+def seat(
+    state: WorkingState, entry: Entry, row: int, head: Match | Region | None, budget: int
+) -> int:
     """Give the entry the row, what was found of its tokens, and pages for the next ones; how many
     those are.
     """
-    cached = length_of(draft, head)
+    cached = length_of(state, head)
     count = min(len(entry.tokens) - cached, budget)
-    fill(draft, entry, row, cached)
+    fill(state, entry, row, cached)
     if isinstance(head, Region):
-        take_over(draft, row, head)
+        take_over(state, row, head)
     elif head is not None:
-        share(draft, row, head)
-    pages = draft.limits.pages_for(cached + count)
-    for group, span in enumerate(draft.spans[:, row].tolist()):
+        share(state, row, head)
+    pages = state.limits.pages_for(cached + count)
+    for group, span in enumerate(state.spans[:, row].tolist()):
         if pages > span:
-            grow_one(draft, group, row, pages - span)
+            grow_one(state, group, row, pages - span)
     return count
 
 
-def find(draft: Draft, entry: Entry) -> Match | Region | None:
+def find(state: WorkingState, entry: Entry) -> Match | Region | None:
     """The longest beginning that need not be computed; never the last token, which must be, to be
     scored.
     """
-    limits = draft.limits
+    limits = state.limits
     searched = entry.tokens[:0] if entry.request.prompt_logprobs else entry.tokens[:-1]
     if limits.policy is not None:
-        return limits.policy.match(draft.index, searched, entry.request.namespace)
-    return longest(draft.regions, searched, entry.request.namespace)
+        return limits.policy.match(state.index, searched, entry.request.namespace)
+    return longest(state.regions, searched, entry.request.namespace)
 
 
-def length_of(draft: Draft, head: Match | Region | None) -> int:
+def length_of(state: WorkingState, head: Match | Region | None) -> int:
     """How many tokens were found."""
     if isinstance(head, Region):
         return len(head.tokens)
-    return len(head.pages) * draft.limits.page_size if head is not None else 0
+    return len(head.pages) * state.limits.page_size if head is not None else 0
 
 
-def length_to_seat(draft: Draft, entry: Entry) -> int:
+def length_to_seat(state: WorkingState, entry: Entry) -> int:
     """For how many tokens there must be room before the entry is seated: those it has and a page
     more, if it grows.
     """
-    return min(len(entry.tokens) + draft.limits.page_size, entry.request.max_len - 1)
+    return min(len(entry.tokens) + state.limits.page_size, entry.request.max_len - 1)
 
 
 def has_room(
-    draft: Draft, head: Match | Region | None, length: int, below: int | None = None
+    state: WorkingState, head: Match | Region | None, length: int, below: int | None = None
 ) -> bool:
     """Whether pages are left for `length` tokens beside those that the running rows will take next.
 
     Without these a request seated in the last gap would be preempted again at once.
     `below`: whether there would be room if every row of a priority under that were preempted.
     """
-    columns = draft.columns
+    columns = state.columns
     wanted = int(columns[Column.NUM_TOKENS].sum() - columns[Column.NUM_COMPUTED].sum())
-    for group in range(len(draft.refs)):
-        need, left = draft.limits.most_pages(group, length), available(draft, group)
-        if below is None and need + len(draft.seats) + wanted // draft.limits.page_size <= left:
+    for group in range(len(state.refs)):
+        need, left = state.limits.most_pages(group, length), available(state, group)
+        if below is None and need + len(state.seats) + wanted // state.limits.page_size <= left:
             continue  # there is plenty: no need to look what each row lacks
         if isinstance(head, Region):
             need, left = need - 1, left - 1
         elif head is not None and group == 0:
             # Matched pages that someone holds cost nothing; the others stop being evictable.
-            need -= int(np.count_nonzero(draft.refs[0][head.pages]))
+            need -= int(np.count_nonzero(state.refs[0][head.pages]))
         stays = columns[Column.ACTIVE] > 0
         if below is not None:
             gone = stays & (columns[Column.PRIORITY] < below)
-            left += freed(draft, group, where(gone), head)
+            left += freed(state, group, where(gone), head)
             stays &= ~gone
-        if need + lacking(draft, group, stays) > left:
+        if need + lacking(state, group, stays) > left:
             return False
     return True
 
 
-def lacking(draft: Draft, group: int, stays: Ints) -> int:
+def lacking(state: WorkingState, group: int, stays: Ints) -> int:
     """Pages that the rows that stay lack for their tokens, one at least of each that has yet to
     grow.
 
     stays: [rows] bool
     """
-    limits, spans, columns = draft.limits, draft.spans[group], draft.columns
+    limits, spans, columns = state.limits, state.spans[group], state.columns
     growing = stays & (spans < -(-columns[Column.LAST] // limits.page_size))
     pages = -(-columns[Column.NUM_TOKENS] // limits.page_size) - spans
     return int(np.clip(pages, 1, limits.most_pages(group, limits.max_len))[growing].sum())
 
 
-def freed(draft: Draft, group: int, rows: Ints, head: Match | Region | None) -> int:
+def freed(state: WorkingState, group: int, rows: Ints, head: Match | Region | None) -> int:
     """Pages that only these rows hold, but for those that were found for the request that is to
     come.
     """
-    pages = np.concatenate([NONE, *(held(draft, group, row) for row in rows.tolist())])
-    refs = draft.refs[group]
+    pages = np.concatenate([NONE, *(held(state, group, row) for row in rows.tolist())])
+    refs = state.refs[group]
     alone = (np.bincount(pages, minlength=len(refs)) == refs) & (refs > 0)
     if isinstance(head, Match) and group == 0:
         alone[head.pages] = False
     return int(np.count_nonzero(alone))
 
 
-def fill(draft: Draft, entry: Entry, row: int, cached: int) -> None:
+def fill(state: WorkingState, entry: Entry, row: int, cached: int) -> None:
     """Write the entry's counters and tokens to the row."""
     request, length = entry.request, len(entry.tokens)
     prompt = len(request.prompt)
-    draft.num_admitted += 1
+    state.num_admitted += 1
     values = [0] * NUM_COLUMNS
     values[Column.ACTIVE] = 1
-    values[Column.ORDER] = draft.num_admitted
+    values[Column.ORDER] = state.num_admitted
     values[Column.NUM_TOKENS] = values[Column.NUM_KNOWN] = length
     values[Column.NUM_COMPUTED] = cached
     values[Column.NUM_PROMPT] = prompt
     values[Column.LAST] = request.max_len - 1
     values[Column.MIN_LEN] = prompt + request.min_tokens
-    values[Column.FENCED] = int(request.fenced or draft.limits.recompute)
+    values[Column.FENCED] = int(request.fenced or state.limits.recompute)
     values[Column.SCORED] = int(request.prompt_logprobs)
     values[Column.CACHED] = min(cached, prompt)
     values[Column.PRIORITY] = request.priority
-    values[Column.LAST_RUN] = draft.old.num_steps
+    values[Column.LAST_RUN] = state.previous.num_steps
     values[Column.ARRIVAL] = entry.arrival
-    draft.columns[:, row] = values
-    draft.tokens[row, :length] = entry.tokens
-    draft.seats[row] = entry
-    draft.num_special += int(values[Column.FENCED] | values[Column.SCORED])
-    set_stop_ids(draft, row, request.stop_ids)
+    state.columns[:, row] = values
+    state.tokens[row, :length] = entry.tokens
+    state.seats[row] = entry
+    state.num_special += int(values[Column.FENCED] | values[Column.SCORED])
+    set_stop_ids(state, row, request.stop_ids)
 
 
-def set_stop_ids(draft: Draft, row: int, ids: tuple[int, ...]) -> None:
+def set_stop_ids(state: WorkingState, row: int, ids: tuple[int, ...]) -> None:
     """Write the row's stop ids, widening the table when they do not fit."""
-    width = len(draft.stop_ids)
+    width = len(state.stop_ids)
     if len(ids) > width:
-        draft.stop_ids = np.pad(draft.stop_ids, ((0, len(ids) - width), (0, 0)), constant_values=-1)
-    draft.stop_ids = writeable(draft.stop_ids)
-    draft.stop_ids[:, row] = -1
-    draft.stop_ids[: len(ids), row] = ids
+        state.stop_ids = np.pad(state.stop_ids, ((0, len(ids) - width), (0, 0)), constant_values=-1)
+    state.stop_ids = writeable(state.stop_ids)
+    state.stop_ids[:, row] = -1
+    state.stop_ids[: len(ids), row] = ids

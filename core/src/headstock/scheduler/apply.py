@@ -11,48 +11,48 @@ from headstock.scheduler.page_pool import clear_index, forget
 from headstock.scheduler.request import Entry, Request
 from headstock.scheduler.row_counters import NONE, Column, every, some, where
 from headstock.scheduler.state import Accepted
-from headstock.scheduler.working_state import Draft
+from headstock.scheduler.working_state import WorkingState
 
 Ints = np.ndarray
 
 
-def absorb(draft: Draft, event: Event) -> None:
-    """Bring the draft up to date with one event."""
+def absorb(state: WorkingState, event: Event) -> None:
+    """Apply one event to the state."""
     match event:
         case Sampled():
-            sampled(draft, event)
+            sampled(state, event)
         case Arrived(request):
-            arrived(draft, request)
+            arrived(state, request)
         case Aborted(id, reason):
-            aborted(draft, id, reason)
+            aborted(state, id, reason)
         case Failed():
-            live = draft.columns[Column.ORDER, event.rows] == event.orders
+            live = state.columns[Column.ORDER, event.rows] == event.orders
             for row in event.rows[live].tolist():
-                end(draft, row, "error")
+                end(state, row, "error")
         case Cleared():
-            clear_index(draft)
+            clear_index(state)
 
 
-def arrived(draft: Draft, request: Request) -> None:
+def arrived(state: WorkingState, request: Request) -> None:
     """Queue the request, or end it at once when it can never fit."""
-    draft.num_arrived += 1
-    entry = Entry(request=request, tokens=request.prompt, arrival=draft.num_arrived)
-    if refusal(request, draft.limits) is not None:
-        draft.ended.append(unseated(entry, "error"))
+    state.num_arrived += 1
+    entry = Entry(request=request, tokens=request.prompt, arrival=state.num_arrived)
+    if refusal(request, state.limits) is not None:
+        state.ended.append(unseated(entry, "error"))
     else:
-        draft.waiting = draft.waiting.put(entry)
+        state.waiting = state.waiting.put(entry)
 
 
-def aborted(draft: Draft, id: str, reason: str) -> None:
+def aborted(state: WorkingState, id: str, reason: str) -> None:
     """End the request wherever it is; an unknown id changes nothing."""
-    for row, entry in enumerate(draft.seats):
+    for row, entry in enumerate(state.seats):
         if entry is not None and entry.request.id == id:
-            end(draft, row, reason)
+            end(state, row, reason)
             return
-    for entry in draft.waiting:
+    for entry in state.waiting:
         if entry.request.id == id:
-            draft.waiting = draft.waiting.without({entry.arrival})
-            draft.ended.append(unseated(entry, reason))
+            state.waiting = state.waiting.without({entry.arrival})
+            state.ended.append(unseated(entry, reason))
             return
 
 
@@ -69,25 +69,25 @@ def unseated(entry: Entry, reason: str) -> Ended:
     )
 
 
-def sampled(draft: Draft, event: Sampled) -> None:
+def sampled(state: WorkingState, event: Sampled) -> None:
     """Write the accepted tokens, end rows that reached a stop id or their length, and note
     drafts.
     """
     rows = event.rows.astype(np.int64)  # numpy would convert 32 bits anew for each use as an index
-    live = draft.columns[Column.ORDER].take(rows) == event.orders
+    live = state.columns[Column.ORDER].take(rows) == event.orders
     if event.counts is None and every(live):
-        one_each(draft, event, rows)
+        one_each(state, event, rows)
     else:
-        some_each(draft, event, live)
+        some_each(state, event, live)
 
 
-def some_each(draft: Draft, event: Sampled, live: Ints) -> None:
+def some_each(state: WorkingState, event: Sampled, live: Ints) -> None:
     """As `sampled`, for any event.   live: [n] bool, which of its rows the news is for
 
     A verified row (nothing promised) goes back to its last accepted token: what was computed for
     rejected drafts does not count.
     """
-    columns, rows = draft.columns, event.rows[live]
+    columns, rows = state.columns, event.rows[live]
     grid, counts = padded(
         event.tokens, np.ones_like(event.rows) if event.counts is None else event.counts
     )
@@ -95,7 +95,7 @@ def some_each(draft: Draft, event: Sampled, live: Ints) -> None:
     known = columns[Column.NUM_KNOWN, rows]
     lengths = known[:, None] + np.arange(1, grid.shape[1] + 1, dtype=np.int32)
     given = lengths <= (known + counts)[:, None]
-    stops = (draft.stop_ids.T[rows][:, None, :] == grid[:, :, None]).any(2) & (
+    stops = (state.stop_ids.T[rows][:, None, :] == grid[:, :, None]).any(2) & (
         lengths >= columns[Column.MIN_LEN, rows][:, None]
     )
     ends = given & (stops | (lengths > columns[Column.LAST, rows][:, None]))
@@ -104,44 +104,44 @@ def some_each(draft: Draft, event: Sampled, live: Ints) -> None:
         counts = np.where(done, ends.argmax(1) + 1, counts).astype(np.int32)
         given = lengths <= (known + counts)[:, None]
     picked = np.nonzero(given)
-    draft.tokens[rows[picked[0]], lengths[picked] - 1] = grid[picked]
-    draft.accepted.append(Accepted(columns[Column.ORDER, rows], counts, grid[picked]))
+    state.tokens[rows[picked[0]], lengths[picked] - 1] = grid[picked]
+    state.accepted.append(Accepted(columns[Column.ORDER, rows], counts, grid[picked]))
     settle(columns, rows, known + counts)
-    if draft.limits.recompute:
-        forget(draft, rows)
+    if state.limits.recompute:
+        forget(state, rows)
     if len(event.drafts):
-        note_drafts(draft, event, live, done)
+        note_drafts(state, event, live, done)
     for row, at in zip(rows[done].tolist(), where(done).tolist(), strict=True):
-        end(draft, row, "stop" if stops[at, counts[at] - 1] else "length")
+        end(state, row, "stop" if stops[at, counts[at] - 1] else "length")
 
 
-def one_each(draft: Draft, event: Sampled, rows: Ints) -> None:
+def one_each(state: WorkingState, event: Sampled, rows: Ints) -> None:
     """As `sampled` when every row is live and got the one token that it was promised.
     rows: [n] int64, the event's
 
     Works on whole columns: at these sizes that is four times as fast as picking the event's rows
         out of them.
     """
-    columns = draft.columns
+    columns = state.columns
     known = columns[Column.NUM_KNOWN]
-    draft.tokens[rows, known.take(rows)] = event.tokens
+    state.tokens[rows, known.take(rows)] = event.tokens
     got = np.zeros(len(known), np.int32)
     got[rows] = 1
     known += got
     columns[Column.PROMISED] -= got
-    if draft.limits.recompute:
-        forget(draft, rows)
-    draft.accepted.append(Accepted(event.orders, got.take(rows), event.tokens))
+    if state.limits.recompute:
+        forget(state, rows)
+    state.accepted.append(Accepted(event.orders, got.take(rows), event.tokens))
     done = known > columns[Column.LAST]
     stopped = NONE
-    stops = draft.stop_ids.take(rows, axis=1) == event.tokens
+    stops = state.stop_ids.take(rows, axis=1) == event.tokens
     if some(stops):
         stopped = rows[stops.nonzero()[1]]
         stopped = stopped[known[stopped] >= columns[Column.MIN_LEN][stopped]]
         done[stopped] = True
     if some(done):
         for row in rows[done[rows]].tolist():
-            end(draft, row, "stop" if row in stopped else "length")
+            end(state, row, "stop" if row in stopped else "length")
 
 
 def padded(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:
@@ -165,9 +165,9 @@ def settle(columns: Ints, rows: Ints, known: Ints) -> None:
         )
 
 
-def note_drafts(draft: Draft, event: Sampled, live: Ints, done: Ints) -> None:
+def note_drafts(state: WorkingState, event: Sampled, live: Ints, done: Ints) -> None:
     """Append guesses to the rows that go on; they count as wanted tokens, not as known ones."""
-    columns = draft.columns
+    columns = state.columns
     offsets = np.cumsum(event.draft_counts) - event.draft_counts
     ended = np.ones(len(live), bool)
     ended[live] = done
@@ -179,5 +179,5 @@ def note_drafts(draft: Draft, event: Sampled, live: Ints, done: Ints) -> None:
         known = int(columns[Column.NUM_KNOWN, row])
         # The token after the last draft must still fit.
         count = min(int(event.draft_counts[i]), int(columns[Column.LAST, row]) - known)
-        draft.tokens[row, known : known + count] = event.drafts[offsets[i] : offsets[i] + count]
+        state.tokens[row, known : known + count] = event.drafts[offsets[i] : offsets[i] + count]
         columns[Column.NUM_TOKENS, row] = known + count

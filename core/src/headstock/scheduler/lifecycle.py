@@ -5,50 +5,50 @@ from __future__ import annotations
 from headstock.scheduler.events import Ended
 from headstock.scheduler.page_pool import keep_region, release
 from headstock.scheduler.row_counters import Column
-from headstock.scheduler.working_state import Draft
+from headstock.scheduler.working_state import WorkingState
 
 
-def end(draft: Draft, row: int, reason: str) -> None:
+def end(state: WorkingState, row: int, reason: str) -> None:
     """The row's request has ended: give everything back and say so."""
-    entry = draft.seats[row]
+    entry = state.seats[row]
     assert entry is not None, f"row {row} ended twice"
-    column = draft.columns
-    draft.ended.append(
+    column = state.columns
+    state.ended.append(
         Ended(
             id=entry.request.id,
             row=row,
             order=int(column[Column.ORDER, row]),
             reason=reason,
             # the seat may be taken at once
-            tokens=draft.tokens[row, : column[Column.NUM_KNOWN, row]].copy(),
+            tokens=state.tokens[row, : column[Column.NUM_KNOWN, row]].copy(),
             cached=int(column[Column.CACHED, row]),
             preemptions=entry.preemptions,
         )
     )
     if reason != "error":
-        keep_region(draft, row)
-    unseat(draft, row)
+        keep_region(state, row)
+    unseat(state, row)
 
 
-def preempt(draft: Draft, row: int) -> None:
+def preempt(state: WorkingState, row: int) -> None:
     """Send the row's request back to the queue; its tokens stay and are computed again later."""
-    entry = draft.seats[row]
+    entry = state.seats[row]
     assert entry is not None, f"row {row} is free and cannot be preempted"
-    known = int(draft.columns[Column.NUM_KNOWN, row])
-    draft.waiting = draft.waiting.put(entry.preempted(draft.tokens[row, :known].copy()))
-    keep_region(draft, row)
-    unseat(draft, row)
-    draft.num_preempted += 1
+    known = int(state.columns[Column.NUM_KNOWN, row])
+    state.waiting = state.waiting.put(entry.preempted(state.tokens[row, :known].copy()))
+    keep_region(state, row)
+    unseat(state, row)
+    state.num_preempted += 1
 
 
-def unseat(draft: Draft, row: int) -> None:
+def unseat(state: WorkingState, row: int) -> None:
     """Free the row's pages and its seat."""
-    release(draft, row)
-    draft.writes = [
+    release(state, row)
+    state.writes = [
         (group, *(part[rows != row] for part in (rows, *rest)))
-        for group, rows, *rest in draft.writes
+        for group, rows, *rest in state.writes
     ]
-    draft.num_special -= int(draft.columns[Column.FENCED, row] | draft.columns[Column.SCORED, row])
-    draft.columns[:, row] = 0
-    draft.seats[row] = None
-    draft.ranked = draft.ranked[draft.ranked != row]
+    state.num_special -= int(state.columns[Column.FENCED, row] | state.columns[Column.SCORED, row])
+    state.columns[:, row] = 0
+    state.seats[row] = None
+    state.ranked = state.ranked[state.ranked != row]

@@ -6,30 +6,30 @@ import numpy as np
 
 from headstock.scheduler.plan import Plan
 from headstock.scheduler.row_counters import NONE, Column, every, where
-from headstock.scheduler.working_state import Draft
+from headstock.scheduler.working_state import WorkingState
 
 Ints = np.ndarray
 
 
-def commit(draft: Draft, chosen: Ints) -> Plan:
+def commit(state: WorkingState, chosen: Ints) -> Plan:
     """The plan for the chosen rows, with the counters moved on to what will be true once it has
     run.
 
     chosen: [rows]
     """
-    columns = draft.columns
+    columns = state.columns
     rows, num_decode = batch_order(columns, chosen)
     counts, starts = chosen.take(rows), columns[Column.NUM_COMPUTED].take(rows)
     columns[Column.BEFORE] = columns[Column.NUM_COMPUTED]
     columns[Column.NUM_COMPUTED] += chosen
-    num_logits, samples = score(draft, chosen)
-    columns[Column.LAST_RUN][rows] = draft.old.num_steps
+    num_logits, samples = score(state, chosen)
+    columns[Column.LAST_RUN][rows] = state.previous.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = (
-        flat_writes(draft) if len(rows) else (NONE, NONE, NONE, NONE)
+        flat_writes(state) if len(rows) else (NONE, NONE, NONE, NONE)
     )
     return Plan(
-        number=draft.old.num_steps,
+        number=state.previous.num_steps,
         num_decode=num_decode,
         rows=rows.astype(np.int32),
         orders=columns[Column.ORDER].take(rows),
@@ -41,7 +41,7 @@ def commit(draft: Draft, chosen: Ints) -> Plan:
         page_rows=page_rows,
         page_columns=page_columns,
         page_numbers=numbers,
-        joined=np.array(draft.joined, np.int32) if draft.joined else NONE,
+        joined=np.array(state.joined, np.int32) if state.joined else NONE,
     )
 
 
@@ -59,7 +59,7 @@ def batch_order(columns: Ints, chosen: Ints) -> tuple[Ints, int]:
     return rows, num_decode
 
 
-def score(draft: Draft, chosen: Ints) -> tuple[Ints, Ints]:
+def score(state: WorkingState, chosen: Ints) -> tuple[Ints, Ints]:
     """How many positions of each row are scored, and which rows get a token; promises are noted in
     the columns.
 
@@ -68,11 +68,11 @@ def score(draft: Draft, chosen: Ints) -> tuple[Ints, Ints]:
     A row whose drafts do not all fit into the step loses the rest of them.
     chosen, returns: [rows] int32
     """
-    columns = draft.columns
+    columns = state.columns
     tokens, stops = columns[Column.NUM_TOKENS], columns[Column.NUM_COMPUTED]
     running = np.minimum(chosen, 1)
     reached = (stops == tokens) * running
-    if not draft.num_special:
+    if not state.num_special:
         columns[Column.PROMISED] += reached
         tokens += reached
         return running, reached
@@ -92,11 +92,11 @@ def score(draft: Draft, chosen: Ints) -> tuple[Ints, Ints]:
     return num_logits, reached
 
 
-def flat_writes(draft: Draft) -> tuple[Ints, Ints, Ints, Ints]:
+def flat_writes(state: WorkingState) -> tuple[Ints, Ints, Ints, Ints]:
     """The page table entries to write: groups, rows, columns, pages, each [m] int32."""
-    if not draft.writes:
+    if not state.writes:
         return NONE, NONE, NONE, NONE
-    writes, draft.writes = draft.writes, []
+    writes, state.writes = state.writes, []
     if len(writes) == 1:
         ((group, rows, columns, pages),) = writes
         groups = np.empty(len(rows), np.int32)

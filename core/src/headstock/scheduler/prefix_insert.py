@@ -6,38 +6,40 @@ import numpy as np
 
 from headstock.scheduler.page_pool import give_back, spread, write
 from headstock.scheduler.row_counters import Column, some, where
-from headstock.scheduler.working_state import Draft, shareable
+from headstock.scheduler.working_state import WorkingState, shareable
 from headstock.spi.cache import CachePolicy
 
 Ints = np.ndarray
 
 
-def index_full(draft: Draft) -> None:
+def index_full(state: WorkingState) -> None:
     """Insert into the prefix index every page that has become full of known tokens, by steps known
     to be done.
     """
-    policy, size = draft.limits.policy, draft.limits.page_size
+    policy, size = state.limits.policy, state.limits.page_size
     if policy is None:
         return
-    full = shareable(draft) // size
-    indexed = draft.columns[Column.INDEXED]
+    full = shareable(state) // size
+    indexed = state.columns[Column.INDEXED]
     rows = where(full > indexed)
     if len(rows):
         starts, stops = indexed.take(rows), full.take(rows)
         indexed[rows] = stops
-        insert(draft, policy, rows, starts, stops - starts)
+        insert(state, policy, rows, starts, stops - starts)
 
 
-def insert(draft: Draft, policy: CachePolicy, rows: Ints, starts: Ints, counts: Ints) -> None:
+def insert(
+    state: WorkingState, policy: CachePolicy, rows: Ints, starts: Ints, counts: Ints
+) -> None:
     """Insert `counts` pages of each of the rows, from table columns `starts` on.   each: [n]"""
-    numbers, handles, seats = rows.tolist(), draft.handles, draft.seats
+    numbers, handles, seats = rows.tolist(), state.handles, state.seats
     columns = starts
     if some(counts > 1):
         rows, columns = spread(rows, starts, counts)
-    tokens = draft.tokens.reshape(len(draft.tokens), -1, draft.limits.page_size)[rows, columns]
-    own = draft.table[0][rows, columns]
+    tokens = state.tokens.reshape(len(state.tokens), -1, state.limits.page_size)[rows, columns]
+    own = state.table[0][rows, columns]
     canonical, ends = policy.insert_each(
-        draft.index,
+        state.index,
         [handles[row] for row in numbers],
         counts.tolist(),
         tokens,
@@ -50,10 +52,10 @@ def insert(draft: Draft, policy: CachePolicy, rows: Ints, starts: Ints, counts: 
         stop = 0
         for row, column, count in zip(numbers, starts.tolist(), counts.tolist(), strict=True):
             start, stop = stop, stop + count
-            change_over(draft, row, column, own[start:stop], canonical[start:stop])
+            change_over(state, row, column, own[start:stop], canonical[start:stop])
 
 
-def change_over(draft: Draft, row: int, column: int, own: Ints, canonical: Ints) -> None:
+def change_over(state: WorkingState, row: int, column: int, own: Ints, canonical: Ints) -> None:
     """Move the row from its own pages to those that the index had for the same tokens already.
 
     own, canonical: [n] int32, from `column` on
@@ -63,8 +65,8 @@ def change_over(draft: Draft, row: int, column: int, own: Ints, canonical: Ints)
         return
     # The table is rewritten before the duplicates are freed: nothing points at a free page, at no
     # time.
-    write(draft, 0, row, column, canonical)
-    refs = draft.refs[0]
+    write(state, 0, row, column, canonical)
+    refs = state.refs[0]
     refs[canonical[changed]] += np.uint16(1)
     refs[own[changed]] -= np.uint16(1)
-    give_back(draft, 0, own[changed])
+    give_back(state, 0, own[changed])

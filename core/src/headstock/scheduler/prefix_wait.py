@@ -6,7 +6,7 @@ import numpy as np
 
 from headstock.scheduler.request import Entry
 from headstock.scheduler.row_counters import Column, where
-from headstock.scheduler.working_state import Draft
+from headstock.scheduler.working_state import WorkingState
 
 Ints = np.ndarray
 
@@ -41,16 +41,16 @@ def same(one: Ints, other: Ints) -> bool:
     return not np.count_nonzero(one != other)
 
 
-def soon_cached(draft: Draft, entry: Entry, found: int, waiting: list[Beginning]) -> bool:
+def soon_cached(state: WorkingState, entry: Entry, found: int, waiting: list[Beginning]) -> bool:
     """Whether a running request of no lower priority is computing the page that follows the `found`
     tokens.
 
     It will be in the index a step or two later, and need not be computed twice.   writes: waiting
     """
     request = entry.request
-    if draft.limits.policy is None or request.prompt_logprobs:
+    if state.limits.policy is None or request.prompt_logprobs:
         return False
-    columns, size = draft.columns, draft.limits.page_size
+    columns, size = state.columns, state.limits.page_size
     stop = found + size
     if stop >= len(entry.tokens):
         return False
@@ -59,10 +59,10 @@ def soon_cached(draft: Draft, entry: Entry, found: int, waiting: list[Beginning]
     rows = where(late)
     if not len(rows):  # few requests are that near to their beginning
         return False
-    for row in rows[draft.tokens[rows, stop - 1] == entry.tokens[stop - 1]].tolist():
-        other = draft.seats[row]
+    for row in rows[state.tokens[rows, stop - 1] == entry.tokens[stop - 1]].tolist():
+        other = state.seats[row]
         together = other is not None and other.request.namespace == request.namespace
-        if together and same(draft.tokens[row, :stop], entry.tokens[:stop]):
+        if together and same(state.tokens[row, :stop], entry.tokens[:stop]):
             waiting.append((entry, stop, int(columns[Column.PRIORITY, row])))
             return True
     return False

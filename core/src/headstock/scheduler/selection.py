@@ -12,7 +12,7 @@ from headstock.scheduler.lifecycle import preempt
 from headstock.scheduler.page_pool import available, grow, grow_one
 from headstock.scheduler.request import Entry
 from headstock.scheduler.row_counters import NONE, Column, some, where
-from headstock.scheduler.working_state import Draft
+from headstock.scheduler.working_state import WorkingState
 from headstock.spi.scheduler import Budget, Choice, View
 
 Ints = np.ndarray
@@ -20,50 +20,50 @@ Ints = np.ndarray
 BLAME = "report it to its author or pick another --scheduler"
 
 
-def choose(draft: Draft) -> Ints:
+def choose(state: WorkingState) -> Ints:
     """How many tokens each row computes, pages already in their tables; waiting requests are seated
     here.
 
     returns: [rows] int32
     """
-    limits = draft.limits
-    free_rows = limits.max_rows - len(draft.ranked)
-    view = look(draft, draft.waiting.first(free_rows))
+    limits = state.limits
+    free_rows = limits.max_rows - len(state.ranked)
+    view = look(state, state.waiting.first(free_rows))
     budget = Budget(
         tokens=limits.max_batch_tokens,
         free_rows=free_rows,
-        pages=available(draft, 0),
+        pages=available(state, 0),
         page_size=limits.page_size,
     )
-    choice = ask(draft, view, budget)
-    chosen = judge(draft, view, budget, choice)
-    preempted = draft.num_preempted
+    choice = ask(state, view, budget)
+    chosen = judge(state, view, budget, choice)
+    preempted = state.num_preempted
     for row in choice.victims.tolist():
-        preempt(draft, row)
-    chosen = provide(draft, chosen)
+        preempt(state, row)
+    chosen = provide(state, chosen)
     # Rows preempted since the choice are in the queue now, so positions in it no longer stand.
-    if not len(choice.admit) or draft.num_preempted != preempted:
+    if not len(choice.admit) or state.num_preempted != preempted:
         return chosen
-    admit(draft, choice.admit, limits.max_batch_tokens - int(chosen.sum()), chosen)
+    admit(state, choice.admit, limits.max_batch_tokens - int(chosen.sum()), chosen)
     if some(chosen) or not some(view.want):
         return chosen
     # It waited for requests that found no room: ask again without them.
-    choice = ask(draft, look(draft, ()), budget)
-    return provide(draft, judge(draft, view, budget, choice))
+    choice = ask(state, look(state, ()), budget)
+    return provide(state, judge(state, view, budget, choice))
 
 
-def look(draft: Draft, waiting: Sequence[Entry]) -> View:
+def look(state: WorkingState, waiting: Sequence[Entry]) -> View:
     """What a scheduler may see, `waiting` of the queue."""
-    columns = draft.columns.view()
+    columns = state.columns.view()
     columns.setflags(write=False)
-    draft.ranked.setflags(write=False)
+    state.ranked.setflags(write=False)
     computed = columns[Column.NUM_COMPUTED]
     want = np.minimum(columns[Column.NUM_TOKENS], columns[Column.LAST])
     want -= computed
-    if draft.num_special:
+    if state.num_special:
         want[(columns[Column.FENCED] & columns[Column.PROMISED]) > 0] = 0
     return View(
-        ranked=draft.ranked,
+        ranked=state.ranked,
         want=want,
         computed=computed,
         prompt=columns[Column.NUM_PROMPT],
@@ -74,16 +74,16 @@ def look(draft: Draft, waiting: Sequence[Entry]) -> View:
         waiting_priorities=np.array([entry.request.priority for entry in waiting], np.int32)
         if waiting
         else NONE,
-        number=draft.old.num_steps,
+        number=state.previous.num_steps,
     )
 
 
-def ask(draft: Draft, view: View, budget: Budget) -> Choice:
+def ask(state: WorkingState, view: View, budget: Budget) -> Choice:
     """What the scheduler plugin chooses.
 
     raises: PluginBroken, naming it, when it raises or gives something else
     """
-    limits = draft.limits
+    limits = state.limits
     try:
         choice = limits.choose(view, budget)
     except Exception as error:
@@ -98,12 +98,12 @@ def ask(draft: Draft, view: View, budget: Budget) -> Choice:
     return choice
 
 
-def judge(draft: Draft, view: View, budget: Budget, choice: Choice) -> Ints:
+def judge(state: WorkingState, view: View, budget: Budget, choice: Choice) -> Ints:
     """What was chosen, by row.   returns: [rows] int32, 0 where a row does not run
 
     raises: PluginBroken, naming the scheduler and the rule, when the choice breaks one
     """
-    chosen = np.zeros(draft.limits.max_rows, np.int32)
+    chosen = np.zeros(state.limits.max_rows, np.int32)
     fault = ""
     if len(choice.rows) != len(choice.counts):
         fault = f"{len(choice.rows)} rows but {len(choice.counts)} counts"
@@ -128,7 +128,7 @@ def judge(draft: Draft, view: View, budget: Budget, choice: Choice) -> Ints:
     ):
         fault = "a victim that is free or chosen to run"
     if fault:
-        raise PluginBroken(f"the scheduler {draft.limits.scheduler!r} chose {fault}; {BLAME}")
+        raise PluginBroken(f"the scheduler {state.limits.scheduler!r} chose {fault}; {BLAME}")
     return chosen
 
 
@@ -138,32 +138,32 @@ def legal_positions(positions: Ints, count: int) -> bool:
     return given[0] >= 0 and given[-1] < count and given == sorted(set(given))
 
 
-def provide(draft: Draft, chosen: Ints) -> Ints:
+def provide(state: WorkingState, chosen: Ints) -> Ints:
     """Give the chosen rows the pages they need, preempting from the lowest rank up when the pool is
     full.
 
     chosen: [rows]    returns: [rows], what runs after all
     """
-    size = draft.limits.page_size
-    stops = draft.columns[Column.NUM_COMPUTED] + chosen
-    short = stops > draft.spans * size
+    size = state.limits.page_size
+    stops = state.columns[Column.NUM_COMPUTED] + chosen
+    short = stops > state.spans * size
     if not some(short):
         return chosen
     needs = []
     for group in range(len(short)):
-        rows, spans = where(short[group]), draft.spans[group]
+        rows, spans = where(short[group]), state.spans[group]
         counts = -(-stops.take(rows) // size) - spans.take(rows)
         total = sum(counts.tolist())  # few rows lack a page: 1 us less than the array's own sum
-        if total > draft.num_free[group] and total > available(draft, group):
-            return squeeze(draft, chosen, -(-stops // size) - draft.spans)
+        if total > state.num_free[group] and total > available(state, group):
+            return squeeze(state, chosen, -(-stops // size) - state.spans)
         needs.append((rows, counts, total))
     for group, (rows, counts, total) in enumerate(needs):
         if total:
-            grow(draft, group, rows, counts, total)
+            grow(state, group, rows, counts, total)
     return chosen
 
 
-def squeeze(draft: Draft, chosen: Ints, needs: Ints) -> Ints:
+def squeeze(state: WorkingState, chosen: Ints, needs: Ints) -> Ints:
     """As `provide`, when pages are short: rows are served in rank order, and each may preempt rows
     of lower rank only.
 
@@ -172,21 +172,21 @@ def squeeze(draft: Draft, chosen: Ints, needs: Ints) -> Ints:
     on. A scheduler may have chosen rows of low rank alone: the lowest is preempted then, for those
     that were not chosen.
     """
-    running = draft.ranked.tolist()
+    running = state.ranked.tolist()
     kept = np.zeros_like(chosen)
     while running:
         row = running.pop(0)
         if not chosen[row]:
             continue
         need = needs[:, row].tolist()
-        while running and any(count > available(draft, group) for group, count in enumerate(need)):
-            preempt(draft, running.pop())
-        if any(count > available(draft, group) for group, count in enumerate(need)):
+        while running and any(count > available(state, group) for group, count in enumerate(need)):
+            preempt(state, running.pop())
+        if any(count > available(state, group) for group, count in enumerate(need)):
             if not some(kept):
-                preempt(draft, row)
+                preempt(state, row)
             break  # nobody of lower rank is left, so this was the last row
         for group, count in enumerate(need):
             if count > 0:
-                grow_one(draft, group, row, count)
+                grow_one(state, group, row, count)
         kept[row] = chosen[row]
     return kept

@@ -16,7 +16,7 @@ from headstock.scheduler.prefix_insert import index_full
 from headstock.scheduler.row_counters import Column, where
 from headstock.scheduler.selection import choose
 from headstock.scheduler.state import State
-from headstock.scheduler.working_state import draft_of, seal
+from headstock.scheduler.working_state import to_state, to_working_state
 
 
 def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, Plan]:
@@ -24,17 +24,17 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
 
     Of `state` only the owned values are written; everything else of it stays as it was.
     """
-    draft = draft_of(state, limits)
+    working = to_working_state(state, limits)
     for event in events:
-        absorb(draft, event)
-    index_full(draft)
+        absorb(working, event)
+    index_full(working)
     for group, kind in enumerate(limits.groups):
         if kind.kind == "window":
-            drop_behind(draft, group, where(draft.columns[Column.ACTIVE]))
-    make_room(draft)
-    plan = commit(draft, choose(draft))
-    rank(draft)
-    state = seal(draft)
+            drop_behind(working, group, where(working.columns[Column.ACTIVE]))
+    make_room(working)
+    plan = commit(working, choose(working))
+    rank(working)
+    state = to_state(working)
     if limits.check:
         check(state, limits)
     return state, plan

@@ -1,4 +1,4 @@
-"""The draft that a step turns one state into the next with."""
+"""The working copy that a step turns one state into the next with."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Ints = np.ndarray
 
 
 @define(eq=False)
-class Draft:
+class WorkingState:
     """A state in the making: the step's own copies, which it may write, and the owned values. What
     is not copied here is copied before its first write.
     """
 
     limits: Limits
-    old: State
+    previous: State
     columns: Ints
     ranked: Ints
     stop_ids: Ints
@@ -52,9 +52,9 @@ class Draft:
     reseated: bool = False  # rows joined, so `ranked` lacks them
 
 
-def draft_of(state: State, limits: Limits) -> Draft:
-    """A draft that starts as `state`."""
-    return Draft(
+def to_working_state(state: State, limits: Limits) -> WorkingState:
+    """A working copy that starts as `state`."""
+    return WorkingState(
         limits,
         state,
         state.columns.copy(),
@@ -80,38 +80,44 @@ def draft_of(state: State, limits: Limits) -> Draft:
     )
 
 
-def seal(draft: Draft) -> State:
-    """The state that the draft became."""
-    for array in (draft.columns, draft.ranked, draft.stop_ids, draft.first_pages, draft.spans):
+def to_state(working: WorkingState) -> State:
+    """The read-only state that the working copy became."""
+    for array in (
+        working.columns,
+        working.ranked,
+        working.stop_ids,
+        working.first_pages,
+        working.spans,
+    ):
         array.setflags(write=False)
     return State(
-        columns=draft.columns,
-        ranked=draft.ranked,
-        stop_ids=draft.stop_ids,
-        seats=tuple(draft.seats),
-        handles=tuple(draft.handles),
-        first_pages=draft.first_pages,
-        spans=draft.spans,
-        free=tuple([tuple(stack) for stack in draft.free]),
-        num_free=tuple(draft.num_free),
-        waiting=draft.waiting,
-        index=draft.index,
-        tokens=draft.tokens,
-        table=draft.table,
-        refs=draft.refs,
-        regions=draft.regions,
-        writes=tuple(draft.writes),
-        ended=tuple(draft.ended),
-        accepted=joined_up(draft.accepted),
-        num_admitted=draft.num_admitted,
-        num_arrived=draft.num_arrived,
-        num_steps=draft.old.num_steps + 1,
-        num_preempted=draft.num_preempted,
-        num_special=draft.num_special,
+        columns=working.columns,
+        ranked=working.ranked,
+        stop_ids=working.stop_ids,
+        seats=tuple(working.seats),
+        handles=tuple(working.handles),
+        first_pages=working.first_pages,
+        spans=working.spans,
+        free=tuple([tuple(stack) for stack in working.free]),
+        num_free=tuple(working.num_free),
+        waiting=working.waiting,
+        index=working.index,
+        tokens=working.tokens,
+        table=working.table,
+        refs=working.refs,
+        regions=working.regions,
+        writes=tuple(working.writes),
+        ended=tuple(working.ended),
+        accepted=join_accepted(working.accepted),
+        num_admitted=working.num_admitted,
+        num_arrived=working.num_arrived,
+        num_steps=working.previous.num_steps + 1,
+        num_preempted=working.num_preempted,
+        num_special=working.num_special,
     )
 
 
-def joined_up(parts: list[Accepted]) -> Accepted:
+def join_accepted(parts: list[Accepted]) -> Accepted:
     """What several events accepted, as one."""
     if len(parts) < 2:
         return parts[0] if parts else NOTHING
@@ -122,12 +128,12 @@ def joined_up(parts: list[Accepted]) -> Accepted:
     )
 
 
-def shareable(draft: Draft) -> Ints:
+def shareable(working: WorkingState) -> Ints:
     """How many tokens of each row may be shared or kept: known ones, computed by steps known to be
     done.
 
     Under overlap the plan made last still runs, and may fail.   returns: [rows] int32
     """
-    columns = draft.columns
+    columns = working.columns
     done: Ints = np.minimum(columns[Column.NUM_COMPUTED], columns[Column.NUM_KNOWN])
-    return np.minimum(done, columns[Column.BEFORE]) if draft.limits.overlap else done
+    return np.minimum(done, columns[Column.BEFORE]) if working.limits.overlap else done
