@@ -37,6 +37,8 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 # bytecode may not
 # be kept.
 SWIFT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+# Programs among the tests import what tests share, as pytest does.
+SUPPORT = {"PYTHONPATH": str(ROOT / "tests" / "support")}
 # Modules are compiled when they are first imported, which few of a library's are: it is half of
 # pip's time otherwise.
 LATER = "--no-compile"
@@ -290,7 +292,7 @@ def build(session: nox.Session) -> None:
 
 def in_dev(session: nox.Session, command: str, *arguments: str) -> None:
     """Run one of the tools of .nox/dev."""
-    session.run(str(bin_of(DEV) / command), *arguments, external=True, env=SWIFT)
+    session.run(str(bin_of(DEV) / command), *arguments, external=True, env=SWIFT | SUPPORT)
 
 
 def install_wheels(session: nox.Session, members: Iterable[Path], *groups: str) -> None:

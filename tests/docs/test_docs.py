@@ -14,7 +14,7 @@ from headstock.cli.main import VERBS, main
 from headstock.spi import RESERVED, SPI
 
 README = ROOT / "README.md"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/*/README.md")])
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/*/README.md")})
 DIMENSIONS = (
     "tokens rows layers heads kv_heads head_dim hidden vocab pages page_size experts groups".split()
 )
@@ -99,3 +99,15 @@ def test_every_member_has_a_readme_that_says_what_it_provides(member: Path) -> N
     groups = tomllib.loads((member / "pyproject.toml").read_text())["project"]["entry-points"]
     text = (member / "README.md").read_text()
     assert [name for group in groups.values() for name in group if name not in text] == []
+
+
+def test_the_hooks_before_a_commit_have_the_version_of_ruff_that_checks_it_later() -> None:
+    (pinned,) = re.findall(r"^ruff==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert set(re.findall(r"ruff==([^\s\"]+)", hooks)) == {pinned}
+
+
+def test_hosted_ci_runs_what_any_clone_runs() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert re.findall(r"- run: (.*)", workflow) == [".ci/run"]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111

@@ -1,0 +1,1 @@
+"""An attention backend for headstock that computes one row after another."""
