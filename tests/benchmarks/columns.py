@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from attrs import evolve, field, frozen
 
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @frozen

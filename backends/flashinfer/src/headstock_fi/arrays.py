@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @frozen(eq=False)

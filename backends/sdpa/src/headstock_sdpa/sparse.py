@@ -15,11 +15,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from headstock.spi.arrays import Ints
 from headstock.spi.attention import LayerInfo
 from headstock_sdpa.dense import put
 from headstock_sdpa.slots import Visible, cut
-
-Ints = np.ndarray
 
 ENTRIES = 2048
 """Padded entries (tokens times heads) that are worth one more softmax."""

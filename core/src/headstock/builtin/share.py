@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.spi import View
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 NONE: Ints = np.zeros(0, np.int32)
 """No rows."""

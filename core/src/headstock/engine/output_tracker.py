@@ -10,8 +10,7 @@ from attrs import define, field
 from headstock.execution.executor import Outcome
 from headstock.outputs import TokenLogprob, Update
 from headstock.scheduler import Accepted, Column, Ended, Limits, Plan, Request, State, num_held
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @define(eq=False)

@@ -13,8 +13,7 @@ from headstock.execution.buffers import Buffers
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Plan
 from headstock.spi import AttendInto, AttentionStep, Batch, DecodeStep, Phase, PromptStep
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @frozen(kw_only=True, eq=False)

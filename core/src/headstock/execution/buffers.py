@@ -13,8 +13,7 @@ from torch import Tensor
 
 from headstock.scheduler import Plan
 from headstock.spi import KVGroup
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 CLEANED = 64
 """Pages that are cleaned at once: `clean` copies them, and the pool leaves little room."""

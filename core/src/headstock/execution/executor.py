@@ -17,8 +17,7 @@ from headstock.execution.readback import Readback
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Entry, Plan
 from headstock.spi import Executor, Pending, Runner, Sample
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @frozen(kw_only=True, eq=False)

@@ -11,11 +11,10 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.scheduler import Request
+from headstock.spi.arrays import Ints
 
 if TYPE_CHECKING:
     from headstock.execution.buffers import Buffers
-
-Ints = np.ndarray
 
 FOR_EVER = np.iinfo(np.int64).max
 

@@ -12,11 +12,10 @@ from torch import Tensor
 from headstock.execution.logit_rules import Rules, tables
 from headstock.scheduler import Request
 from headstock.spi import Sampling
+from headstock.spi.arrays import Ints
 
 if TYPE_CHECKING:
     from headstock.execution.buffers import Buffers
-
-Ints = np.ndarray
 
 FLOATS = {
     "temperature": 0.0,

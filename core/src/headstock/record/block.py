@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 NUMBER = struct.Struct("<q")
 

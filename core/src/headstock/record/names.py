@@ -10,8 +10,7 @@ import numpy as np
 from attrs import evolve
 
 from headstock.scheduler import Arrived, Entry, Event, Limits, Plan, Request, Sampled
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 STOP = 1 << 30
 """The first stop id of each request is written as STOP, its second as STOP + 1, and so on; other

@@ -11,9 +11,8 @@ from headstock.scheduler.prefix_wait import Beginning, begins_alike, soon_cached
 from headstock.scheduler.request import Entry
 from headstock.scheduler.row_counters import NONE, NUM_COLUMNS, Column, where, writeable
 from headstock.scheduler.working_state import WorkingState
+from headstock.spi.arrays import Ints
 from headstock.spi.cache import Match
-
-Ints = np.ndarray
 
 
 def rank(state: WorkingState) -> None:

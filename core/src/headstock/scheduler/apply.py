@@ -12,8 +12,7 @@ from headstock.scheduler.request import Entry, Request
 from headstock.scheduler.row_counters import NONE, Column, every, some, where
 from headstock.scheduler.state import Accepted
 from headstock.scheduler.working_state import WorkingState
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 def absorb(state: WorkingState, event: Event) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import field, frozen
 
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @frozen(kw_only=True, eq=False)

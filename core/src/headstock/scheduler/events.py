@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 from attrs import field, frozen
 
 from headstock.scheduler.request import Request
 from headstock.scheduler.row_counters import NONE
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @frozen

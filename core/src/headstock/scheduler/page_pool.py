@@ -16,9 +16,8 @@ from headstock.scheduler.limits import Limits
 from headstock.scheduler.row_counters import Column, some, where, writeable
 from headstock.scheduler.state import State
 from headstock.scheduler.working_state import WorkingState, shareable
+from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy, Match
-
-Ints = np.ndarray
 
 MOST_PARTS = 256
 """Arrays that a free list may consist of before they are joined."""

@@ -6,8 +6,7 @@ import numpy as np
 from attrs import fields, frozen
 
 from headstock.scheduler.row_counters import NONE
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @frozen(kw_only=True, eq=False)

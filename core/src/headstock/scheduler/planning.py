@@ -7,8 +7,7 @@ import numpy as np
 from headstock.scheduler.plan import Plan
 from headstock.scheduler.row_counters import NONE, Column, every, where
 from headstock.scheduler.working_state import WorkingState
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 def commit(state: WorkingState, chosen: Ints) -> Plan:

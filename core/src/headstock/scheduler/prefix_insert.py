@@ -7,9 +7,8 @@ import numpy as np
 from headstock.scheduler.page_pool import give_back, spread, write
 from headstock.scheduler.row_counters import Column, some, where
 from headstock.scheduler.working_state import WorkingState, shareable
+from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy
-
-Ints = np.ndarray
 
 
 def index_full(state: WorkingState) -> None:

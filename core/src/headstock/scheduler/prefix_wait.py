@@ -7,8 +7,7 @@ import numpy as np
 from headstock.scheduler.request import Entry
 from headstock.scheduler.row_counters import Column, where
 from headstock.scheduler.working_state import WorkingState
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 Beginning = tuple[Entry, int, int]
 """A request that was found to wait in this step, for how many tokens, and the priority of the row

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from attrs import evolve, field, frozen
 
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @frozen(kw_only=True, eq=False)

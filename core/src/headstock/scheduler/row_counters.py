@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 class Column:

@@ -13,9 +13,8 @@ from headstock.scheduler.page_pool import available, grow, grow_one
 from headstock.scheduler.request import Entry
 from headstock.scheduler.row_counters import NONE, Column, some, where
 from headstock.scheduler.working_state import WorkingState
+from headstock.spi.arrays import Ints
 from headstock.spi.scheduler import Budget, Choice, View
-
-Ints = np.ndarray
 
 BLAME = "report it to its author or pick another --scheduler"
 

@@ -13,8 +13,7 @@ from headstock.scheduler.limits import Limits
 from headstock.scheduler.request import Entry
 from headstock.scheduler.row_counters import NONE, NUM_COLUMNS, sealed
 from headstock.scheduler.waiting_queue import Queue
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @frozen(eq=False)

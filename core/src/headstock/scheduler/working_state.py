@@ -14,8 +14,7 @@ from headstock.scheduler.request import Entry
 from headstock.scheduler.row_counters import Column
 from headstock.scheduler.state import NOTHING, Accepted, State, Write
 from headstock.scheduler.waiting_queue import Queue
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @define(eq=False)

@@ -6,18 +6,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import field, frozen
 from attrs.validators import instance_of
 
+from headstock.spi.arrays import Ints
 from headstock.spi.plugin import PluginSpec
 from headstock.spi.sets import IntSet
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Ints = np.ndarray
 
 
 @frozen(kw_only=True)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from headstock.spi.arrays import Ints
 from headstock.spi.plugin import PluginSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Ints = np.ndarray
 
 
 def none() -> Ints:

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Match
 
 NOTHING = np.empty(0, np.int32)
 NOTHING.flags.writeable = False
-
-Ints = np.ndarray
 
 
 class NaiveCache(CachePolicy):

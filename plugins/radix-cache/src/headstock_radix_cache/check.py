@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from headstock.spi.arrays import Ints
 from headstock_radix_cache.tree import Index, Node
-
-Ints = np.ndarray
 
 
 def locked_children(node: Node) -> int:

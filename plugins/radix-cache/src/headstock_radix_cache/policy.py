@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Match
 from headstock_radix_cache.check import check_handle, check_index, check_insert
 from headstock_radix_cache.options import RadixOptions
 from headstock_radix_cache.tree import Index, Node
-
-Ints = np.ndarray
 
 
 class RadixCache(CachePolicy):

@@ -9,8 +9,7 @@ import numpy as np
 from attrs import frozen
 
 from headstock.record.view.lanes import GONE, PREEMPTED, Lanes
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 
 @frozen(kw_only=True)

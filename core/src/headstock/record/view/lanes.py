@@ -9,8 +9,7 @@ from attrs import define, field
 
 from headstock.record.moment import Moment
 from headstock.scheduler import Arrived, Column, Limits, Plan, Request, State
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 QUEUED, PREFILL, DECODE, STALLED, PREEMPTED, GONE = range(6)
 """What a request does in a step. `STALLED` has a seat and work to do, but the step left it out."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler import Column, Limits, State
-
-Ints = np.ndarray
+from headstock.spi.arrays import Ints
 
 NO_PAGES: Ints = np.zeros(0, np.int32)
 MOST_SEGMENTS = 400
