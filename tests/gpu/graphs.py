@@ -40,7 +40,7 @@ class Compared:
     @torch.inference_mode()
     def __call__(self, step: DecodeStep) -> Sample | None:
         """What the replay sampled."""
-        runner, count = self.runner, len(step.rows)
+        runner, count = self.runner, len(step.row_ids)
         known = [size for size in runner.recorded if size >= count]
         before = {size: set(bucket.samplers) for size, bucket in runner.recorded.items()}
         sample = self.decode(step)

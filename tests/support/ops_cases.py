@@ -310,7 +310,7 @@ def batch_of(
             torch.zeros((pages, *group.page_shape(page_size)), dtype=dtype, device=device)
             for _ in config.layers
         ),
-        rows=torch.zeros(tokens, dtype=torch.int64, device=device),
+        token_rows=torch.zeros(tokens, dtype=torch.int64, device=device),
         logit_indices=None,
         sampling=Sampling(),
     )

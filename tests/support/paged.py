@@ -109,7 +109,7 @@ class Paged:
             positions=torch.cat(spans),
             slots=slots,
             pools=self.pools,
-            rows=torch.repeat_interleave(
+            token_rows=torch.repeat_interleave(
                 torch.tensor(list(work)), torch.tensor([len(tokens) for _, tokens in rows])
             ),
             logit_indices=None,

@@ -26,7 +26,7 @@ BUFFERS = Buffers(
 def table(
     *asked: dict[str, Any], min_tokens: int = 0, stop_ids: tuple[int, ...] = ()
 ) -> SamplingTable:
-    """Seats in which such requests sit, all with these stop ids, and only the first with a
+    """RowTables in which such requests sit, all with these stop ids, and only the first with a
     minimum.
     """
     sampling = SamplingTable(5, VOCAB)

@@ -33,8 +33,8 @@ class Device:
     seen: set[int] = field(factory=set)
     fails: bool = False
 
-    def buckets(self, most_rows: int) -> tuple[int, ...]:
-        return tuple(size for size in SIZES if size <= most_rows)
+    def buckets(self, max_rows: int) -> tuple[int, ...]:
+        return tuple(size for size in SIZES if size <= max_rows)
 
     def capture(
         self, buckets: Sequence[int], report: Any, prompt_buckets: Sequence[int] = ()

@@ -38,8 +38,8 @@ def watch(engine: Engine) -> Counter[int | None]:
 
     def counted(step: DecodeStep) -> Sample | None:
         sample = decode(step)
-        assert sample is None or len(sample.tokens) == len(sample.healthy) == len(step.rows)
-        sizes = [size for size in runner.recorded if size >= len(step.rows)]
+        assert sample is None or len(sample.tokens) == len(sample.healthy) == len(step.row_ids)
+        sizes = [size for size in runner.recorded if size >= len(step.row_ids)]
         counts[min(sizes) if sample is not None else None] += 1
         return sample
 
@@ -301,7 +301,7 @@ def test_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
     decode, bucket_for = runner.decode, runner.bucket_for
 
     def noted(step: DecodeStep) -> Sample | None:
-        used.append((len(step.rows), bucket_for(len(step.rows)).size))
+        used.append((len(step.row_ids), bucket_for(len(step.row_ids)).size))
         return decode(step)  # type: ignore[no-any-return]
 
     runner.decode = noted

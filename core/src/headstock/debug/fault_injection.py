@@ -32,7 +32,7 @@ from headstock.spi import (
     Attend,
     Batch,
     Budget,
-    CaptureReport,
+    CaptureProgress,
     Choice,
     Choose,
     DecodeStep,
@@ -187,7 +187,7 @@ class FaultyRunner(Runner):
         def poisoned(q: Tensor, layer: int) -> Tensor:
             out = attend(q, layer)
             for fault in faults.due("nan", faults.step):
-                hit = batch.rows == int(fault.value)
+                hit = batch.token_rows == int(fault.value)
                 if hit.any():
                     faults.left.remove(fault)
                     out[hit] = torch.nan
@@ -195,16 +195,16 @@ class FaultyRunner(Runner):
 
         return self.inner.run(batch, poisoned)
 
-    def buckets(self, most_rows: int) -> tuple[int, ...]:
+    def buckets(self, max_rows: int) -> tuple[int, ...]:
         """The batch sizes that `inner` would record."""
-        return self.inner.buckets(most_rows)
+        return self.inner.buckets(max_rows)
 
-    def prompt_buckets(self, most_tokens: int) -> tuple[int, ...]:
+    def prompt_buckets(self, max_tokens: int) -> tuple[int, ...]:
         """The token counts that `inner` would capture."""
-        return self.inner.prompt_buckets(most_tokens)
+        return self.inner.prompt_buckets(max_tokens)
 
     def capture(
-        self, buckets: Sequence[int], report: CaptureReport, prompt_buckets: Sequence[int] = ()
+        self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
     ) -> Sequence[int]:
         """Record steps of these sizes."""
         if buckets:
@@ -213,7 +213,7 @@ class FaultyRunner(Runner):
 
     def decode(self, step: DecodeStep) -> Sample | None:
         """What the step samples, by a replay; None where NaN is due, which only `run` can make."""
-        return None if self.is_poisoned(step.rows) else self.struck(self.inner.decode(step))
+        return None if self.is_poisoned(step.row_ids) else self.struck(self.inner.decode(step))
 
     def prompt(self, step: PromptStep) -> Sample | None:
         """What each row's last token samples, by a replay; None where NaN is due, which only `run`

@@ -46,7 +46,7 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> Step:
         positions=buffers.put(at_positions),
         slots=slots(buffers, at_rows, at_positions),
         pools=buffers.pools,
-        rows=buffers.put(at_rows),
+        token_rows=buffers.put(at_rows),
         logit_indices=None if len(logits) == len(token_rows) else buffers.put(logits),
         sampling=sampling.select(logit_rows, logit_positions, buffers),
     )
@@ -72,9 +72,9 @@ def decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> Decode
         return None
     rows, positions = plan.rows.astype(np.int64), plan.starts.astype(np.int64)
     return DecodeStep(
-        rows=rows,
+        row_ids=rows,
         positions=positions,
-        settings=sampling.settings(rows, positions, buffers),
+        kind=sampling.settings(rows, positions, buffers),
         sampling=lambda: sampling.select(rows, positions, buffers),
     )
 
@@ -101,7 +101,7 @@ def prompt_step(
         positions=positions,
         last_tokens=ends.astype(np.int64) - 1,
         is_sampled=plan.samples > 0,
-        settings=sampling.settings(rows, last, buffers),
+        kind=sampling.settings(rows, last, buffers),
         sampling=lambda: sampling.select(rows, last, buffers),
         attention=lambda: plan_attention(*attention_steps(plan, buffers)),
     )

@@ -120,7 +120,7 @@ class InlineExecutor(Executor):
         sample = None if step is None else self.runner.decode(step)
         if step is None or sample is None:
             return None
-        return self.launched(sample, step.rows, step.positions, np.arange(len(step.rows)))
+        return self.launched(sample, step.row_ids, step.positions, np.arange(len(step.row_ids)))
 
     def replay_prompt(self, plan: Plan) -> Launched | None:
         """The plan as a step with prompt tokens that the runner has recorded; None when it has

@@ -22,10 +22,10 @@ def run(program: Program, batch: Batch, attend: Attend) -> Sample:
 
 
 def score(program: Program, hidden: Tensor, sampling: Sampling) -> Sample:
-    """What `hidden` [n, hidden] samples, `program.most_logits` positions at a time: a prompt whose
+    """What `hidden` [n, hidden] samples, `program.max_logits` positions at a time: a prompt whose
     every token is scored would need gigabytes of logits at once.
     """
-    most = program.most_logits
+    most = program.max_logits
     if len(hidden) <= most:
         return program.ops.lm_head_sample(program.params, program.config, hidden, sampling)
     starts = range(0, len(hidden), most)

@@ -41,15 +41,15 @@ from headstock.spi.ops import Ops, OpsCapabilities, OpsSpec, Params, Stream, Wei
 from headstock.spi.plugin import PluginSpec, Rejection, Require
 from headstock.spi.runner import (
     AttendInto,
-    CaptureReport,
+    CaptureProgress,
     DecodeAttention,
     DecodeStep,
     Program,
     PromptStep,
+    RowTables,
     Runner,
     RunnerCapabilities,
     RunnerSpec,
-    Seats,
 )
 from headstock.spi.scheduler import Budget, Choice, Choose, SchedulerSpec, View
 from headstock.spi.sets import IntSet
@@ -72,7 +72,7 @@ __all__ = [
     "CachePolicy",
     "CacheSpec",
     "CacheStats",
-    "CaptureReport",
+    "CaptureProgress",
     "CheckpointSpec",
     "Choice",
     "Choose",
@@ -109,13 +109,13 @@ __all__ = [
     "Rejection",
     "Require",
     "Rope",
+    "RowTables",
     "Runner",
     "RunnerCapabilities",
     "RunnerSpec",
     "Sample",
     "Sampling",
     "SchedulerSpec",
-    "Seats",
     "SpiRange",
     "Stream",
     "View",

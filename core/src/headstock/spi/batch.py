@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True, eq=False)
 class Sampling:
-    """How the rows with logits are sampled, one entry a logit position; None where no row of the
-    step needs it.
+    """How logits are sampled, one entry a logit position; a field that no row needs is None.
 
     temperature, top_p, min_p: [n] float32
     top_k: [n] int64, vocab for off
     seeds, positions: [n] int64
-    repetition, presence, frequency: [n] float32   history: [n, max_len] int64 tokens
+    repetition, presence, frequency: [n] float32
+    history: [n, max_len] int64 tokens
     history_lens, prompt_lens: [n] int64
     banned: [n, vocab] bool, tokens that may not be sampled
     bias: [n, vocab] float32 added to the logits
     targets: [n] int64, the token whose log-probability is reported; -1 for the sampled one
-    `top_logprobs` is the most alternatives that any row asks for; -1 when none asks for
-    log-probabilities.
+    top_logprobs: the most alternatives that any row asks for; -1 when no row asks for
+        log-probabilities
     """
 
     temperature: Tensor | None = None
@@ -47,10 +47,13 @@ class Sampling:
 
 @frozen(kw_only=True, eq=False)
 class Sample:
-    """What was sampled at each logit position.
+    """The runner's result: what was sampled at each logit position.
 
-    tokens: [n] int64     healthy: [n] bool, False where the logits held NaN or only infinities
-    logprobs: [n] float32 of the tokens; top_ids, top_logprobs: [n, k]; None when nobody asked
+    tokens: [n] int64
+    healthy: [n] bool, False where the logits held NaN or only infinities
+    logprobs: [n] float32 of the tokens
+    top_ids, top_logprobs: [n, k]
+    The last three are None when no row asked for log-probabilities.
     """
 
     tokens: Tensor
@@ -65,18 +68,18 @@ class Batch:
     """One step's tokens, flat over its rows.
 
     tokens, positions: [tokens] int64
-    slots: one a KV group, [tokens] int64, where each token's keys and values go (page * page_size +
-        offset)
+    slots: one a KV group, [tokens] int64, where each token's keys and values go
+        (page * page_size + offset)
     pools: one a layer, [pages, 2, page_size, kv_heads, head_dim]
-    rows: [tokens] int64, the seat each token belongs to
-    logit_indices: [n] int64, which tokens' hidden states are scored; None when that is every token
-        in order
+    token_rows: [tokens] int64, the row each token belongs to
+    logit_indices: [n] int64, which tokens' hidden states are scored; None when that is every
+        token in order
     """
 
     tokens: Tensor
     positions: Tensor
     slots: tuple[Tensor, ...]
     pools: tuple[Tensor, ...]
-    rows: Tensor
+    token_rows: Tensor
     logit_indices: Tensor | None
     sampling: Sampling

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from headstock.spi.model import Attend, Model, ModelConfig
     from headstock.spi.ops import Ops, Params
 
-CaptureReport = Callable[[int, int], None]
-"""Told how many captures are done, and of how many."""
+CaptureProgress = Callable[[int, int], None]
+"""`report(done, total)`: how many captures are done, and of how many."""
 
 AttendInto = Callable[["Tensor", int, "Tensor"], None]
-"""`(q, layer, out)`: writes attention of a step's queries to `out`, both [tokens, heads, head_dim].
+"""`attend(q, layer, out)`: writes attention of a step's queries to `out`, both
+[tokens, heads, head_dim].
 """
 
 
@@ -46,14 +47,16 @@ class RunnerSpec(PluginSpec):
 
 
 @frozen(kw_only=True, eq=False)
-class Seats:
-    """What the device knows of each seat. The last one is nobody's: rows that pad a batch sit
-    there, and its page tables hold the dummy page alone.
+class RowTables:
+    """The device's tables, one entry a row; `row_ids` index them.
 
-    tokens: [seats, max_len + 1] int64, every token known or sampled so far
-    page_tables: one a KV group, [seats, max_pages] int32, 0 past a row's last page
+    The last row is the padding row: it pads batches, and its page tables hold the dummy page alone.
+
+    tokens: [rows, max_len + 1] int64, every token known or sampled so far
+    page_tables: one a KV group, [rows, max_pages] int32, 0 past a row's last page
     pools: one a layer, [pages, 2, page_size, kv_heads, head_dim]
-    temperature, top_p, min_p: [seats] float32       top_k, seeds: [seats] int64, vocab for no top_k
+    temperature, top_p, min_p: [rows] float32
+    top_k, seeds: [rows] int64, vocab for no top_k
     """
 
     page_size: int
@@ -67,14 +70,14 @@ class Seats:
     seeds: Tensor
 
     @property
-    def nobody(self) -> int:
-        """The seat of rows that pad a batch."""
+    def padding_row(self) -> int:
+        """The row that pads a batch; any number of a batch's entries may use it."""
         return len(self.tokens) - 1
 
     def batch(self, token_rows: Tensor, positions: Tensor) -> Batch:
-        """The batch of these tokens, every one of them scored. A graph may capture it.
+        """Make the batch of these tokens, every one of them scored. A graph may capture it.
 
-        token_rows, positions: [tokens] int64, the seat and the place in its request of each token
+        token_rows, positions: [tokens] int64, each token's row and its position in that row
         """
         size = self.page_size
         columns, offsets = positions.div(size, rounding_mode="floor"), positions % size
@@ -85,17 +88,18 @@ class Seats:
                 offsets.add(table[token_rows, columns], alpha=size) for table in self.page_tables
             ),
             pools=self.pools,
-            rows=token_rows,
+            token_rows=token_rows,
             logit_indices=None,
             sampling=Sampling(),
         )
 
     def decode_attention(
-        self, rows: Tensor, positions: Tensor, query_start: Tensor, host_context_lens: np.ndarray
+        self, row_ids: Tensor, positions: Tensor, query_start: Tensor, host_context_lens: np.ndarray
     ) -> AttentionStep:
-        """What attention is told of decode rows. A graph may capture it.
+        """Make the attention step of decode rows. A graph may capture it.
 
-        rows, positions: [n] int64    query_start: [n + 1] int32, 0, 1, 2, ...
+        row_ids, positions: [n] int64
+        query_start: [n + 1] int32, 0, 1, 2, ...
         host_context_lens: [n] int32, or the most that they may be
         """
         import torch  # importing the contract does not
@@ -108,7 +112,7 @@ class Seats:
                 positions, 1, out=torch.empty_like(positions, dtype=torch.int32)
             ),
             page_tables=tuple(
-                table[:, :columns].index_select(0, rows) for table in self.page_tables
+                table[:, :columns].index_select(0, row_ids) for table in self.page_tables
             ),
             host_query_lens=host_context_lens.clip(1, 1),
             host_context_lens=host_context_lens,
@@ -116,47 +120,52 @@ class Seats:
 
     def prompt_attention(
         self,
-        rows: Tensor,
+        row_ids: Tensor,
         query_start: Tensor,
         context_lens: Tensor,
-        most_tokens: int,
+        max_tokens: int,
         max_seq_len: int,
     ) -> AttentionStep:
-        """What attention is told of rows of any length, `most_tokens` query tokens together. A
-        graph may capture it.
+        """Make the attention step of rows of any length. A graph may capture it.
 
-        rows: [n] int64    query_start: [n + 1] int32    context_lens: [n] int32
+        The host lengths are upper bounds, because a captured step serves all lengths up to them.
+
+        row_ids: [n] int64
+        query_start: [n + 1] int32
+        context_lens: [n] int32
+        max_tokens: the most query tokens of all rows together
         """
         import numpy as np  # late, as torch in `decode_attention`
 
-        lens = np.full(len(rows), most_tokens, np.int32)
+        lens = np.full(len(row_ids), max_tokens, np.int32)
         return AttentionStep(
             phase=Phase.EXTEND,
             query_start=query_start,
             context_lens=context_lens,
-            page_tables=tuple(table.index_select(0, rows) for table in self.page_tables),
+            page_tables=tuple(table.index_select(0, row_ids) for table in self.page_tables),
             host_query_lens=lens,
             host_context_lens=np.full_like(lens, max_seq_len),
         )
 
-    def sampling(self, rows: Tensor, positions: Tensor, kind: frozenset[str]) -> Sampling:
-        """How the tokens that come to these positions are sampled, by the columns that `kind`
-        names. A graph may capture it.
+    def sampling(self, row_ids: Tensor, positions: Tensor, kind: frozenset[str]) -> Sampling:
+        """Select the columns that `kind` names, for the tokens that come to these positions.
 
-        rows, positions: [n] int64
+        A graph may capture it.
+
+        row_ids, positions: [n] int64
         """
         if not kind:
             return Sampling()
-        columns = {name: getattr(self, name)[rows] for name in sorted(kind)}
-        return Sampling(**columns, seeds=self.seeds[rows], positions=positions)
+        columns = {name: getattr(self, name)[row_ids] for name in sorted(kind)}
+        return Sampling(**columns, seeds=self.seeds[row_ids], positions=positions)
 
-    def keep(self, rows: Tensor, positions: Tensor, sample: Sample) -> None:
-        """Note the sampled tokens where they belong. A graph may capture it.
+    def keep(self, row_ids: Tensor, positions: Tensor, sample: Sample) -> None:
+        """Write the sampled tokens to the token table. A graph may capture it.
 
-        rows, positions: [n] int64
+        row_ids, positions: [n] int64
         writes: tokens
         """
-        self.tokens[rows, positions] = sample.tokens
+        self.tokens[row_ids, positions] = sample.tokens
 
 
 @frozen(kw_only=True, eq=False)
@@ -171,51 +180,52 @@ class DecodeAttention:
 
 @frozen(kw_only=True, eq=False)
 class Program:
-    """What a step computes: a model, its parameters and the operations they go through, over what
-    the device knows of the seats.
+    """What a step computes: a model, its parameters and the operations, over the row tables.
 
-    `prompt_attention` is the backend of prompts where a graph may have its calls in it
-    (`GraphSupport.ALWAYS`), else None. `most_logits` is how many positions may be scored at once; a
-    batch that asks for more is scored in parts.
+    prompt_attention: the backend of prompts if a graph may capture its calls
+        (`GraphSupport.ALWAYS`), else None
+    max_logits: the most positions that are scored at once; a batch with more is scored in parts
     """
 
     config: ModelConfig
     params: Params
     model: Model
     ops: Ops
-    seats: Seats
+    row_tables: RowTables
     attention: DecodeAttention
-    most_logits: int
+    max_logits: int
     prompt_attention: AttentionBackend | None = None
 
 
 @frozen(kw_only=True, eq=False)
 class DecodeStep:
-    """A step in which each row computes one token after earlier ones, and is given the next.
+    """A step in which each row computes one token after earlier ones, and samples the next.
 
-    rows, positions: [n] int64 numpy, seats and the positions of the tokens to compute `settings`
-    names the columns of `Seats` that matter for some row ("temperature", ...), or is None when
-    sampling needs more than these; `sampling` makes the whole of it either way.
+    row_ids, positions: [n] int64 numpy, the rows and the positions of the tokens to compute
+    kind: the columns of `RowTables` that matter for some row ("temperature", ...); None when
+        sampling needs more than these
+    sampling: makes the complete `Sampling`, for any kind
     """
 
-    rows: np.ndarray
+    row_ids: np.ndarray
     positions: np.ndarray
-    settings: frozenset[str] | None
+    kind: frozenset[str] | None
     sampling: Callable[[], Sampling]
 
 
 @frozen(kw_only=True, eq=False)
 class PromptStep:
-    """A step in which some row computes several tokens or its first, and each row is scored at its
-    last one.
+    """A step in which some row computes several tokens or its first, and each row is scored at
+    its last token.
 
     num_decode: how many rows at the front have one token each after earlier ones
-    token_rows, positions: [tokens] int64 numpy, the seat and the place in its request of each token
-    last_tokens: [n] int64 numpy, which of the tokens is the last of each row
-    is_sampled: [n] bool numpy, False where the row's prompt goes on after this step, so that no
-    token is kept `settings` and `sampling` are those of `DecodeStep`, for the last tokens.
-    `attention` plans the step's attention on the host and gives what computes it: the first call of
-    a step may be made after work has been launched.
+    token_rows, positions: [tokens] int64 numpy, each token's row and its position in that row
+    last_tokens: [n] int64 numpy, the index of each row's last token
+    is_sampled: [n] bool numpy; False where the row's prompt goes on after this step, so that no
+        token is stored
+    kind, sampling: as in `DecodeStep`, for the last tokens
+    attention: plans the step's attention on the host and returns the function that computes it;
+        the first call of a step may come after work has been launched
     """
 
     num_decode: int
@@ -223,7 +233,7 @@ class PromptStep:
     positions: np.ndarray
     last_tokens: np.ndarray
     is_sampled: np.ndarray
-    settings: frozenset[str] | None
+    kind: frozenset[str] | None
     sampling: Callable[[], Sampling]
     attention: Callable[[], AttendInto]
 
@@ -233,56 +243,58 @@ class Runner(ABC):
 
     @abstractmethod
     def __init__(self, program: Program) -> None:
-        """A runner of `program`."""
+        """Make a runner of `program`."""
 
     @abstractmethod
     def run(self, batch: Batch, attend: Attend) -> Sample:
-        """What the batch's logit positions sample.
+        """Run the batch and sample its logit positions.
 
         writes: batch.pools
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what was recorded."""
+        """Free what was captured."""
 
-    def buckets(self, most_rows: int) -> tuple[int, ...]:
-        """The batch sizes that it would record for steps of up to `most_rows` rows, largest first;
-        none by default.
+    def buckets(self, max_rows: int) -> tuple[int, ...]:
+        """The batch sizes that it would capture for steps of up to `max_rows` rows, largest
+        first; none by default.
         """
         return ()
 
-    def prompt_buckets(self, most_tokens: int) -> tuple[int, ...]:
+    def prompt_buckets(self, max_tokens: int) -> tuple[int, ...]:
         """The token counts that it would capture for steps with prompt tokens of up to
-        `most_tokens` tokens, largest first; none by default.
+        `max_tokens` tokens, largest first; none by default.
         """
         return ()
 
     def capture(
-        self, buckets: Sequence[int], report: CaptureReport, prompt_buckets: Sequence[int] = ()
+        self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
     ) -> Sequence[int]:
-        """Record steps of these sizes, in place of those recorded before, so that `decode` and
-        `prompt` can replay them.
+        """Capture steps of these sizes for `decode` and `prompt` to replay.
 
-        Whatever it raises, `run` works on.
-        returns: those of `prompt_buckets` that were worth it, largest first
+        They take the place of all earlier captures. After any exception `run` still works.
+
+        returns: those of `prompt_buckets` that are worth replaying, largest first
         """
         if buckets or prompt_buckets:
             raise TypeError(f"{type(self).__name__} names buckets but has no capture")
         return ()
 
     def decode(self, step: DecodeStep) -> Sample | None:
-        """What the step samples, by a replay; None when this is a step for `run`.
+        """Replay the step and sample; None when `run` must do it.
 
-        The sample's tensors may be overwritten by the next call.
-        writes: the pools; seats.tokens at each row's next position
+        The next call may overwrite the sample's tensors.
+
+        writes: the pools; row_tables.tokens at each row's next position
         """
         return None
 
     def prompt(self, step: PromptStep) -> Sample | None:
-        """What each row's last token samples, by a replay; None when this is a step for `run`.
+        """Replay the step and sample at each row's last token; None when `run` must do it.
 
-        The sample's tensors may be overwritten by the next call.
-        writes: the pools; seats.tokens at the next position of each row that is sampled
+        The next call may overwrite the sample's tensors.
+
+        writes: the pools; row_tables.tokens at the next position of each row that is sampled
         """
         return None

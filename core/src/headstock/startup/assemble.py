@@ -27,8 +27,8 @@ from headstock.spi import (
     Params,
     Phase,
     Program,
+    RowTables,
     Runner,
-    Seats,
 )
 from headstock.startup.capabilities import AttentionQuestion
 from headstock.startup.select import Choice, Parts
@@ -69,14 +69,14 @@ def assemble(material: Material, buffers: Buffers, max_len: int) -> Assembly:
         params=material.params,
         model=material.family,
         ops=parts.operations,
-        seats=seats(buffers, sampling),
+        row_tables=make_row_tables(buffers, sampling),
         attention=DecodeAttention(
             backend=router.decode,
             planning=parts.attention[-1].capabilities.planning,
             layers=router.layers,
             max_seq_len=max_len,
         ),
-        most_logits=material.config.max_running_requests,
+        max_logits=material.config.max_running_requests,
         prompt_attention=router.prefill
         if parts.attention[0].capabilities.graph is GraphSupport.ALWAYS
         else None,
@@ -90,10 +90,10 @@ def assemble(material: Material, buffers: Buffers, max_len: int) -> Assembly:
     return Assembly(executor=executor, runner=runner, sampling=sampling, device=buffers.device)
 
 
-def seats(buffers: Buffers, sampling: SamplingTable) -> Seats:
-    """What recorded steps read and write by seat; the tensors are those of the buffers."""
+def make_row_tables(buffers: Buffers, sampling: SamplingTable) -> RowTables:
+    """What recorded steps read and write by row; the tensors are those of the buffers."""
     floats, integers = sampling.columns.floats, sampling.columns.integers
-    return Seats(
+    return RowTables(
         page_size=buffers.page_size,
         tokens=buffers.tokens,
         page_tables=buffers.page_tables,

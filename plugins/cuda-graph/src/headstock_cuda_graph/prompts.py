@@ -53,18 +53,18 @@ class PromptGraphs:
         self.recorder = recorder
         self.captured: dict[int, PromptBucket] = {}
         self.outputs: dict[tuple[int, ...], Tensor] = {}
-        self.inputs = program.seats.tokens.new_empty(0)
+        self.inputs = program.row_tables.tokens.new_empty(0)
 
     def capture(self, sizes: Sequence[int], report: Callable[[], None]) -> None:
         """Record forward passes of these token counts, largest first."""
-        rows, nobody = 3 * WHOLE_ROWS, self.program.seats.nobody
-        self.inputs = self.program.seats.tokens.new_empty(2 * max(sizes, default=0) + rows)
+        rows, padding_row = 3 * WHOLE_ROWS, self.program.row_tables.padding_row
+        self.inputs = self.program.row_tables.tokens.new_empty(2 * max(sizes, default=0) + rows)
         for size in sizes:
             inputs = self.inputs[: 2 * size + rows]
             inputs[:size], inputs[size:], inputs[2 * size : 2 * size + WHOLE_ROWS] = (
-                nobody,
+                padding_row,
                 0,
-                nobody,
+                padding_row,
             )
             inputs[-2 * WHOLE_ROWS :] = 1
 
@@ -90,7 +90,7 @@ class PromptGraphs:
         program, backend = self.program, self.program.prompt_attention
         assert backend is not None
         rows, ends, lens = inputs[2 * size :].view(3, WHOLE_ROWS)
-        step = program.seats.prompt_attention(
+        step = program.row_tables.prompt_attention(
             rows, F.pad(ends, (1, 0)).int(), lens.int(), size, program.attention.max_seq_len
         )
         plan, layers = backend.capture_plan(step), program.attention.layers
@@ -107,7 +107,7 @@ class PromptGraphs:
         writes: the pools
         """
         program = self.program
-        padding = (tokens[0] == program.seats.nobody)[:, None, None]
+        padding = (tokens[0] == program.row_tables.padding_row)[:, None, None]
 
         def attend(q: Tensor, index: int) -> Tensor:
             out = self.output(q)
@@ -118,7 +118,7 @@ class PromptGraphs:
             attend_into(q, index, out)
             return out
 
-        batch = program.seats.batch(tokens[0], tokens[1])
+        batch = program.row_tables.batch(tokens[0], tokens[1])
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
     def output(self, q: Tensor) -> Tensor:
@@ -154,15 +154,19 @@ class PromptGraphs:
         bucket = self.bucket_for(step)
         assert bucket is not None, "has_room comes first"
         rows, last = len(step.last_tokens), step.last_tokens
-        count, size, nobody = len(step.token_rows), bucket.size, self.program.seats.nobody
-        tokens = (step.token_rows, size, nobody), (step.positions, size, 0)
+        count, size, padding_row = (
+            len(step.token_rows),
+            bucket.size,
+            self.program.row_tables.padding_row,
+        )
+        tokens = (step.token_rows, size, padding_row), (step.positions, size, 0)
         if self.is_whole(bucket, step):
             assert bucket.whole is not None
-            seats, lens = (
-                (step.token_rows[last], WHOLE_ROWS, nobody),
+            row_ids, lens = (
+                (step.token_rows[last], WHOLE_ROWS, padding_row),
                 (step.positions[last] + 1, WHOLE_ROWS, 1),
             )
-            upload(bucket.inputs, *tokens, seats, (last + 1, WHOLE_ROWS, count), lens)
+            upload(bucket.inputs, *tokens, row_ids, (last + 1, WHOLE_ROWS, count), lens)
             bucket.whole.replay()
             out[:rows].copy_(bucket.whole.result[:rows])
             return

@@ -18,7 +18,7 @@ from headstock.spi import (
     Attend,
     AttentionStep,
     Batch,
-    CaptureReport,
+    CaptureProgress,
     DecodeStep,
     Planning,
     Program,
@@ -89,22 +89,22 @@ class CudaGraphRunner(Runner):
         """What the batch's logit positions sample.   writes: batch.pools"""
         return run(self.program, batch, attend)
 
-    def buckets(self, most_rows: int) -> tuple[int, ...]:
+    def buckets(self, max_rows: int) -> tuple[int, ...]:
         """The batch sizes that are recorded."""
-        return buckets(most_rows)
+        return buckets(max_rows)
 
-    def prompt_buckets(self, most_tokens: int) -> tuple[int, ...]:
+    def prompt_buckets(self, max_tokens: int) -> tuple[int, ...]:
         """The token counts that are recorded for steps with prompt tokens."""
-        return token_buckets(most_tokens)
+        return token_buckets(max_tokens)
 
     def capture(
-        self, buckets: Sequence[int], report: CaptureReport, prompt_buckets: Sequence[int] = ()
+        self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
     ) -> Sequence[int]:
         """Record steps of these sizes. After an error nothing is replayed."""
         self.recorded, self.prompts = {}, None
         if not buckets:
             return ()
-        device = self.program.seats.tokens.device
+        device = self.program.row_tables.tokens.device
         # A pool of memory ends with its last graph, so each capture begins one of its own.
         self.recorder = self.given or CudaRecorder()
         done, total = count(1), len(buckets) + len(prompt_buckets)
@@ -126,7 +126,7 @@ class CudaGraphRunner(Runner):
         """
         assert self.recorder is not None
         size, inputs = lines.shape[1], lines[:2]
-        lines[0], lines[1:] = self.program.seats.nobody, 0
+        lines[0], lines[1:] = self.program.row_tables.padding_row, 0
         plan = self.attention.backend.graph_plan(
             size, self.attention_step(inputs, np.ones(size, np.int32))
         )
@@ -151,12 +151,14 @@ class CudaGraphRunner(Runner):
         count = len(host_context_lens)
         rows, positions = inputs[:, :count]
         query_start = self.query_start[: count + 1]
-        return self.program.seats.decode_attention(rows, positions, query_start, host_context_lens)
+        return self.program.row_tables.decode_attention(
+            rows, positions, query_start, host_context_lens
+        )
 
     def forward(self, inputs: Tensor, plan: Any) -> Tensor:
         """The hidden states of a step. [size, hidden]   writes: the pools"""
         program, layers, backend = self.program, self.attention.layers, self.attention.backend
-        batch = program.seats.batch(inputs[0], inputs[1])
+        batch = program.row_tables.batch(inputs[0], inputs[1])
         if self.plans_itself:
             longest = np.full(inputs.shape[1], self.attention.max_seq_len, np.int32)
             backend.graph_update(plan, self.attention_step(inputs, longest))
@@ -169,48 +171,52 @@ class CudaGraphRunner(Runner):
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
     def sample(self, inputs: Tensor, hidden: Tensor, kind: frozenset[str]) -> Sample:
-        """The rows' next tokens.   writes: seats.tokens"""
-        seats = self.program.seats
+        """The rows' next tokens.   writes: row_tables.tokens"""
+        tables = self.program.row_tables
         rows, after = inputs[0], inputs[1] + 1
-        sample = score(self.program, hidden, seats.sampling(rows, after, kind))
-        seats.keep(rows, after, sample)
+        sample = score(self.program, hidden, tables.sampling(rows, after, kind))
+        tables.keep(rows, after, sample)
         return sample
 
     def decode(self, step: DecodeStep) -> Sample | None:
         """What the step samples, by a replay; None when it has more rows than any bucket."""
-        count = len(step.rows)
+        count = len(step.row_ids)
         bucket = self.bucket_for(count)
         if bucket is None:
             return None
-        size, nobody = bucket.size, self.program.seats.nobody
-        upload(bucket.inputs.view(-1), (step.rows, size, nobody), (step.positions, size, 0))
+        size, padding_row = bucket.size, self.program.row_tables.padding_row
+        upload(bucket.inputs.view(-1), (step.row_ids, size, padding_row), (step.positions, size, 0))
         if not self.plans_itself:
             lens = (step.positions + 1).astype(np.int32)
             self.attention.backend.graph_update(
                 bucket.plan, self.attention_step(bucket.inputs, lens)
             )
         bucket.forward.replay()
-        return self.sample_rows(bucket, count, step.settings, step.sampling)
+        return self.sample_rows(bucket, count, step.kind, step.sampling)
 
     def prompt(self, step: PromptStep) -> Sample | None:
         """What each row's last token samples, by a replay; None when it has more rows or tokens
         than any bucket.
         """
-        count, last, nobody = len(step.last_tokens), step.last_tokens, self.program.seats.nobody
+        count, last, padding_row = (
+            len(step.last_tokens),
+            step.last_tokens,
+            self.program.row_tables.padding_row,
+        )
         bucket = self.bucket_for(count)
         if bucket is None or self.prompts is None or not self.prompts.has_room(step):
             return None
         # A row whose prompt goes on is scored in nobody's seat: its next token is known.
-        rows = np.where(step.is_sampled, step.token_rows[last], nobody)
+        rows = np.where(step.is_sampled, step.token_rows[last], padding_row)
         size = bucket.size
         upload(
             bucket.lines.view(-1),
-            (rows, size, nobody),
+            (rows, size, padding_row),
             (step.positions[last], size, 0),
             (last, size, 0),
         )
         self.prompts.replay(step, bucket.lines[2], bucket.forward.result)
-        return self.sample_rows(bucket, count, step.settings, step.sampling)
+        return self.sample_rows(bucket, count, step.kind, step.sampling)
 
     def bucket_for(self, count: int) -> Bucket | None:
         """The smallest bucket of at least so many rows."""
@@ -226,7 +232,7 @@ class CudaGraphRunner(Runner):
         """What the hidden states in the bucket sample for its first rows, by a replay where their
         settings have one.
 
-        writes: seats.tokens
+        writes: row_tables.tokens
         """
         if settings is None:
             return self.sample_apart(bucket, count, sampling())
@@ -255,11 +261,11 @@ class CudaGraphRunner(Runner):
     def sample_apart(self, bucket: Bucket, count: int, sampling: Sampling) -> Sample:
         """The first rows' next tokens by settings that no recording knows.
 
-        writes: seats.tokens
+        writes: row_tables.tokens
         """
         sample = score(self.program, bucket.forward.result[:count], sampling)
         rows, positions = bucket.inputs[:, :count]
-        self.program.seats.keep(rows, positions + 1, sample)
+        self.program.row_tables.keep(rows, positions + 1, sample)
         return sample
 
     def close(self) -> None:
