@@ -11,7 +11,7 @@ import pytest
 from headstock.cli.main import main
 from headstock.config import PRESETS
 from headstock.config.catalog import engine_settings, sampling_settings
-from headstock.config.reference import page
+from headstock.config.reference import render_page
 
 
 @pytest.fixture(autouse=True)
@@ -201,5 +201,5 @@ def test_presets_and_reference(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert all(name in text for name in PRESETS)
     assert main(["config", "reference"]) == 0
-    assert capsys.readouterr().out == page()
+    assert capsys.readouterr().out == render_page()
     assert main(["config"]) == 2

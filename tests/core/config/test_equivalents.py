@@ -8,7 +8,7 @@ import pytest
 
 from headstock import LLM
 from headstock.cli.main import main
-from headstock.config.catalog import engine_settings, keywords
+from headstock.config.catalog import engine_settings, keyword_names
 from headstock.config.equivalents import EQUIVALENTS
 from headstock.errors import UsageError
 
@@ -89,6 +89,6 @@ def test_a_key_of_a_file_is_answered_too(tmp_path_factory: pytest.TempPathFactor
 
 
 def test_the_table_names_no_setting_of_headstock_and_only_flags_that_are_there() -> None:
-    assert not EQUIVALENTS.keys() & keywords().keys()
+    assert not EQUIVALENTS.keys() & keyword_names().keys()
     flags = {each for text in EQUIVALENTS.values() for each in re.findall(r"--[a-z-]+", text)}
     assert flags <= {setting.flag for setting in engine_settings().values()} and "--runner" in flags

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headstock.config import EngineConfig
 from headstock.config.catalog import sampling_settings
-from headstock.config.value_types import INT32_MAX, Integer, Invalid
+from headstock.config.value_types import INT32_MAX, Integer, InvalidValue
 from headstock.errors import UsageError
 
 COUNTS = [
@@ -200,13 +200,13 @@ def test_sampling_limits() -> None:
     )
 )
 def test_any_value_is_taken_or_refused_with_a_rule(raw: object) -> None:
-    kind = Integer(least=1, word="auto")
+    value_type = Integer(least=1, word="auto")
     whole = isinstance(raw, int) and not isinstance(raw, bool) and 1 <= raw <= INT32_MAX
     if raw is None or whole:
-        assert kind.read(raw) == raw
+        assert value_type.read(raw) == raw
     elif not isinstance(raw, str):
-        with pytest.raises(Invalid, match=r"^must be "):
-            kind.read(raw)
+        with pytest.raises(InvalidValue, match=r"^must be "):
+            value_type.read(raw)
     elif not raw.strip().lstrip("+-").isdecimal() and raw.strip().lower() != "auto":
-        with pytest.raises(Invalid, match=r"^must be a whole number or 'auto'$"):
-            kind.read(raw)
+        with pytest.raises(InvalidValue, match=r"^must be a whole number or 'auto'$"):
+            value_type.read(raw)

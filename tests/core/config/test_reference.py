@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from headstock.config.catalog import engine_settings, sampling_settings
-from headstock.config.reference import page
+from headstock.config.reference import render_page
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), (
+    assert PAGE.read_text(encoding="utf-8") == render_page(), (
         "run: headstock config reference > docs/configuration.md"
     )
 

@@ -14,12 +14,12 @@ from headstock.config import (
     FlagParser,
     add_engine_flags,
     add_sampling_flags,
-    from_keywords,
-    resolve,
+    resolve_flags,
+    resolve_keywords,
 )
-from headstock.config.catalog import engine_settings, names, sampling_settings
-from headstock.config.flags import DEST
-from headstock.config.setting import settings_of
+from headstock.config.catalog import engine_settings, sampling_settings, setting_names
+from headstock.config.flags import DEST_PREFIX
+from headstock.config.setting import collect_settings
 from headstock.errors import UsageError
 from headstock.sampling_params import SamplingParams
 from headstock.text.generation_config import NAMES
@@ -115,21 +115,24 @@ def test_each_field_has_a_value_here_that_is_not_its_default() -> None:
 @pytest.mark.parametrize("key", OTHER_VALUES)
 def test_one_setting_by_flag_environment_file_and_keyword(key: str, tmp_path: Path) -> None:
     setting, value = engine_settings()[key], OTHER_VALUES[key]
-    texts = value if isinstance(value, tuple) else (setting.kind.show(value),)  # type: ignore[arg-type]
+    texts = value if isinstance(value, tuple) else (setting.value_type.show(value),)  # type: ignore[arg-type]
     wanted = EngineConfig(**{setting.name: value})
     for flag in (setting.flag, *setting.aliases):
         line = [word for text in texts for word in (flag, str(text))]
-        assert resolve(parser().parse_args(line), {}).engine == wanted
+        assert resolve_flags(parser().parse_args(line), {}).engine == wanted
     by_variable = {f"HEADSTOCK_{key.upper()}": " ".join(map(str, texts))}
-    assert resolve(parser().parse_args([]), by_variable).engine == wanted
+    assert resolve_flags(parser().parse_args([]), by_variable).engine == wanted
     (tmp_path / "a.json").write_text(json.dumps({key: value}), encoding="utf-8")
-    assert resolve(parser().parse_args(["--config", str(tmp_path / "a.json")]), {}).engine == wanted
+    assert (
+        resolve_flags(parser().parse_args(["--config", str(tmp_path / "a.json")]), {}).engine
+        == wanted
+    )
     for word in {
         setting.name,
         key,
         *(flag[2:].replace("-", "_") for flag in setting.aliases if flag != "-m"),
     }:
-        assert from_keywords({word: value}, {}).engine == wanted
+        assert resolve_keywords({word: value}, {}).engine == wanted
 
 
 @pytest.mark.feature("T22")
@@ -146,21 +149,26 @@ def test_one_sampling_parameter_by_flag_environment_and_file(name: str, tmp_path
     wanted = SamplingParams(**{name: value})  # type: ignore[arg-type]
     for flag in (setting.flag, *setting.aliases):
         line = [word for text in texts for word in (flag, text)]
-        assert SamplingParams().replace(resolve(parser().parse_args(line), {}).sampling) == wanted
+        assert (
+            SamplingParams().replace(resolve_flags(parser().parse_args(line), {}).sampling)
+            == wanted
+        )
     if setting.negative is not None:
         word = setting.flag if value else setting.negative
-        assert resolve(parser().parse_args([word]), {}).sampling == {name: value}
-    variables = {f"HEADSTOCK_{name.upper()}": setting.kind.show(setting.kind.read(value))}
+        assert resolve_flags(parser().parse_args([word]), {}).sampling == {name: value}
+    variables = {
+        f"HEADSTOCK_{name.upper()}": setting.value_type.show(setting.value_type.read(value))
+    }
     if name != "stop":  # a variable holds one stop string, spaces and all
-        assert resolve(parser().parse_args([]), variables).sampling == {name: value}
+        assert resolve_flags(parser().parse_args([]), variables).sampling == {name: value}
     (tmp_path / "a.json").write_text(json.dumps({name: value}), encoding="utf-8")
     (tmp_path / "a.yaml").write_text(
         yaml.safe_dump({name: list(value) if isinstance(value, tuple) else value})
     )
     for file in ("a.json", "a.yaml"):
-        assert resolve(parser().parse_args(["--config", str(tmp_path / file)]), {}).sampling == {
-            name: value
-        }
+        assert resolve_flags(
+            parser().parse_args(["--config", str(tmp_path / file)]), {}
+        ).sampling == {name: value}
 
 
 @pytest.mark.feature("T22")
@@ -202,15 +210,15 @@ def test_the_defaults_of_sampling_say_when_they_are_the_models() -> None:
 )
 def test_a_sampling_flag_out_of_range_says_its_rule(line: str, said: str) -> None:
     with pytest.raises(UsageError) as raised:
-        resolve(parser().parse_args(line.split()), {})
+        resolve_flags(parser().parse_args(line.split()), {})
     assert str(raised.value).endswith(said)
 
 
 @pytest.mark.feature("T22")
 def test_the_flags_are_the_fields() -> None:
-    dests = {action.dest for action in parser()._actions if action.dest.startswith(DEST)}
+    dests = {action.dest for action in parser()._actions if action.dest.startswith(DEST_PREFIX)}
     fields = {*engine_settings(), *sampling_settings(), "config", "preset"}
-    assert dests == {DEST + key for key in fields}
+    assert dests == {DEST_PREFIX + key for key in fields}
     names_of_fields = [
         field.name for field in attrs.fields(EngineConfig) if "flag" in field.metadata
     ]
@@ -229,7 +237,7 @@ def test_no_name_means_two_settings() -> None:
         for flag in (setting.flag, *setting.aliases)
     ]
     assert len(flags) == len(set(flags))
-    for word, name in names().items():
+    for word, name in setting_names().items():
         assert word == word.lower(), word
         assert name.setting.key in {*engine_settings(), *sampling_settings(), "config", "preset"}
 
@@ -240,10 +248,10 @@ def test_the_text_of_every_value_reads_back() -> None:
         EngineConfig(),
         *(EngineConfig(**{engine_settings()[k].name: v}) for k, v in OTHER_VALUES.items()),
     ):
-        for field, setting in settings_of(EngineConfig).items():
+        for field, setting in collect_settings(EngineConfig).items():
             value = getattr(config, field)
-            assert setting.kind.read(value) == value
-            assert setting.kind.read(setting.kind.show(value)) == value
+            assert setting.value_type.read(value) == value
+            assert setting.value_type.read(setting.value_type.show(value)) == value
 
 
 def test_what_is_said_of_flags_is_logged_of_keywords(caplog: pytest.LogCaptureFixture) -> None:
@@ -255,10 +263,10 @@ def test_what_is_said_of_flags_is_logged_of_keywords(caplog: pytest.LogCaptureFi
 
 
 def test_keywords_of_python() -> None:
-    assert from_keywords({"preset": "debug"}, {}).engine.runner == "eager"
-    assert from_keywords({"no_overlap": True}, {}).engine.overlap is False
-    assert from_keywords({}, {"HEADSTOCK_TP": "3"}).engine.tp == 3
-    found = from_keywords({"tp": 2}, {"HEADSTOCK_TP": "3"})
+    assert resolve_keywords({"preset": "debug"}, {}).engine.runner == "eager"
+    assert resolve_keywords({"no_overlap": True}, {}).engine.overlap is False
+    assert resolve_keywords({}, {"HEADSTOCK_TP": "3"}).engine.tp == 3
+    found = resolve_keywords({"tp": 2}, {"HEADSTOCK_TP": "3"})
     assert (found.engine.tp, found.origins["tp"]) == (2, "keyword tp")
     assert EngineConfig.from_keywords(model=Path("some") / "where").model == "some/where"
     for keywords, said in [

@@ -14,21 +14,21 @@ from headstock.config import (
     PRESETS,
     EngineConfig,
     FlagParser,
-    Resolved,
+    ResolvedConfig,
     add_engine_flags,
     add_sampling_flags,
-    resolve,
+    resolve_flags,
 )
 from headstock.config.catalog import engine_settings
 from headstock.errors import HeadstockError, ModelError, UsageError
 
 
-def settled(line: str = "", environ: dict[str, str] | None = None) -> Resolved:
+def settled(line: str = "", environ: dict[str, str] | None = None) -> ResolvedConfig:
     """What is in effect for the flags of a command line."""
     parser = FlagParser(prog="headstock run")
     add_engine_flags(parser)
     add_sampling_flags(parser)
-    return resolve(parser.parse_args(line.split()), environ or {})
+    return resolve_flags(parser.parse_args(line.split()), environ or {})
 
 
 def refused(

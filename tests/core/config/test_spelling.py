@@ -8,8 +8,8 @@ import pytest
 
 from headstock import LLM
 from headstock.cli.main import main
-from headstock.config import EngineConfig, FlagParser, add_engine_flags, resolve
-from headstock.config.catalog import engine_settings, keywords
+from headstock.config import EngineConfig, FlagParser, add_engine_flags, resolve_flags
+from headstock.config.catalog import engine_settings, keyword_names
 from headstock.config.setting import Setting
 from headstock.config.value_types import Choice, Integer, Number, Switch, Text, Texts
 from headstock.errors import HeadstockError, UsageError, shorten
@@ -17,7 +17,7 @@ from headstock.errors import HeadstockError, UsageError, shorten
 
 def bad(setting: Setting) -> str | None:
     """A value that breaks the setting's rule; None where every text is a value."""
-    match setting.kind:
+    match setting.value_type:
         case Choice() | Switch() | Integer() | Number() | Texts():
             return "surely,wrong"
         case Text(word=word, pattern=pattern) if word is None and not re.fullmatch(pattern, "a b"):
@@ -36,11 +36,11 @@ def test_every_setting_is_named_as_it_was_given(key: str) -> None:
         value = ""
     for flag in (setting.flag, *setting.aliases):
         with pytest.raises(UsageError) as raised:
-            resolve(parser.parse_args([f"{flag}={value}"]), {})
+            resolve_flags(parser.parse_args([f"{flag}={value}"]), {})
         assert str(raised.value).startswith(f"{flag} ")
         name = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else key
         assert f": {name} must" in str(raised.value)
-    for word in [each for each, name in keywords().items() if name.setting.key == key]:
+    for word in [each for each, name in keyword_names().items() if name.setting.key == key]:
         with pytest.raises(UsageError) as raised:
             EngineConfig.from_keywords(**{word: value})
         assert str(raised.value).startswith(

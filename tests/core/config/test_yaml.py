@@ -11,21 +11,21 @@ import pytest
 from headstock.config import (
     EngineConfig,
     FlagParser,
-    Resolved,
+    ResolvedConfig,
     add_engine_flags,
     add_sampling_flags,
-    resolve,
+    resolve_flags,
 )
 from headstock.errors import HeadstockError, ModelError, UsageError
 
 
-def settled(tmp_path: Path, text: str, name: str = "engine.yaml") -> Resolved:
+def settled(tmp_path: Path, text: str, name: str = "engine.yaml") -> ResolvedConfig:
     """The configuration that a file of this text sets."""
     (tmp_path / name).write_text(text, encoding="utf-8")
     parser = FlagParser(prog="headstock run")
     add_engine_flags(parser)
     add_sampling_flags(parser)
-    return resolve(parser.parse_args(["--config", str(tmp_path / name)]), {})
+    return resolve_flags(parser.parse_args(["--config", str(tmp_path / name)]), {})
 
 
 def refused(tmp_path: Path, text: str, error: type[HeadstockError]) -> str:

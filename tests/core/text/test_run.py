@@ -131,7 +131,7 @@ def test_quiet_draws_no_bar_while_loading(
 
     monkeypatch.setattr("headstock.llm.LLM", load)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    resolved = verb.resolve(verb.parser().parse_args([]), {})
+    resolved = verb.resolve_flags(verb.parser().parse_args([]), {})
     verb.opened(resolved, quiet=True)
     assert capsys.readouterr() == ("", "")
     verb.opened(resolved, quiet=False)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headstock.cli.tables import fold, print_table, terminal_width
-from headstock.config import Resolved
+from headstock.config import ResolvedConfig
 from headstock.errors import format_count, shorten
 from headstock.logs import show_logs
 from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -166,7 +166,7 @@ def total(outputs: Sequence[RequestOutput], asked: int) -> str:
     return f"{format_count(asked, 'prompt')}, {failed} failed; {rate}{preempted}"
 
 
-def start_logs(resolved: Resolved, *, quiet: bool) -> None:
+def start_logs(resolved: ResolvedConfig, *, quiet: bool) -> None:
     """Show log lines from the level in effect; under `--quiet` from WARNING, unless `--log-level`
     is beside it.
     """

@@ -25,7 +25,13 @@ from headstock.cli.answers import note, start_logs
 from headstock.cli.main import version
 from headstock.cli.process import check_apart
 from headstock.cli.tables import print_summary
-from headstock.config import EngineConfig, FlagParser, Resolved, add_engine_flags, resolve
+from headstock.config import (
+    EngineConfig,
+    FlagParser,
+    ResolvedConfig,
+    add_engine_flags,
+    resolve_flags,
+)
 from headstock.config.value_types import suggestion
 from headstock.errors import ModelError, UsageError, shorten
 from headstock.requests.progress import Bars
@@ -57,7 +63,7 @@ def main(arguments: list[str]) -> int:
     """Run `headstock bench ARGUMENTS`; 0, or 1 when requests failed.   raises: HeadstockError"""
     asked = parser().parse_args(arguments)
     check(asked)
-    resolved = resolve(asked, os.environ)
+    resolved = resolve_flags(asked, os.environ)
     check_apart(
         {"--config": resolved.file, "--output": asked.output, "--record": resolved.engine.record}
     )
@@ -138,7 +144,7 @@ def check(asked: Namespace) -> None:
 
 
 @contextlib.contextmanager
-def configured(shape: str | None, resolved: Resolved) -> Iterator[EngineConfig]:
+def configured(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineConfig]:
     """The configuration to measure; a shape's model directory is there as long as the context
     lasts.
     """

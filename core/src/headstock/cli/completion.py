@@ -10,7 +10,7 @@ from types import MappingProxyType
 from headstock import registry
 from headstock.cli.main import VERBS
 from headstock.config.catalog import CONFIG, PRESET, engine_settings, sampling_settings
-from headstock.config.flags import DEST, FlagParser
+from headstock.config.flags import DEST_PREFIX, FlagParser
 from headstock.config.presets import PRESETS
 from headstock.config.setting import Setting
 from headstock.config.value_types import Choice, Switch
@@ -40,7 +40,16 @@ NAMED_BY: Mapping[str, str] = MappingProxyType(
 )
 """Setting -> the kind of plugin that its values name."""
 
-FILES = ("file", "input", "output", "history", "timeline", "html", DEST + "config", DEST + "record")
+FILES = (
+    "file",
+    "input",
+    "output",
+    "history",
+    "timeline",
+    "html",
+    DEST_PREFIX + "config",
+    DEST_PREFIX + "record",
+)
 """What names a file, as a parser calls it."""
 
 
@@ -87,8 +96,10 @@ def mark_values(parser: argparse.ArgumentParser) -> None:
     """
     import shtab
 
-    settings = {DEST + each.key: each for each in (CONFIG, PRESET, *engine_settings().values())}
-    settings |= {DEST + each.key: each for each in sampling_settings().values()}
+    settings = {
+        DEST_PREFIX + each.key: each for each in (CONFIG, PRESET, *engine_settings().values())
+    }
+    settings |= {DEST_PREFIX + each.key: each for each in sampling_settings().values()}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
@@ -105,7 +116,7 @@ def mark_values(parser: argparse.ArgumentParser) -> None:
 
 def values_of(setting: Setting) -> Iterable[str]:
     """The values of a setting that can be named; none for numbers and texts."""
-    match setting.kind:
+    match setting.value_type:
         case Choice(names=names):
             return names
         case Switch():

@@ -9,10 +9,10 @@ import sys
 from headstock.cli.answers import note
 from headstock.cli.tables import print_table
 from headstock.config.catalog import engine_settings, sampling_settings
-from headstock.config.effective import Resolved
-from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
+from headstock.config.effective import ResolvedConfig
+from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
 from headstock.config.presets import PRESETS
-from headstock.config.reference import page
+from headstock.config.reference import render_page
 from headstock.config.value_types import Value
 
 
@@ -24,11 +24,11 @@ def main(arguments: list[str]) -> int:
     asked = parser().parse_args(arguments)
     match asked.verb:
         case "show":
-            show_settings(resolve(asked, os.environ), as_json=asked.json)
+            show_settings(resolve_flags(asked, os.environ), as_json=asked.json)
         case "presets":
             show_presets(as_json=asked.json)
         case "reference":
-            print(page(), end="")
+            print(render_page(), end="")
     return 0
 
 
@@ -52,7 +52,7 @@ def parser() -> FlagParser:
     return root
 
 
-def show_settings(resolved: Resolved, *, as_json: bool) -> None:
+def show_settings(resolved: ResolvedConfig, *, as_json: bool) -> None:
     """Print the effective configuration."""
     if as_json:
         settings = {
@@ -68,7 +68,7 @@ def show_settings(resolved: Resolved, *, as_json: bool) -> None:
         note(f"note: {line}")
 
 
-def effective(resolved: Resolved) -> dict[str, Value]:
+def effective(resolved: ResolvedConfig) -> dict[str, Value]:
     """The value of every setting by key; None for a sampling value that is left to the model."""
     engine = {
         key: getattr(resolved.engine, setting.name) for key, setting in engine_settings().items()
@@ -85,15 +85,15 @@ def entry(value: Value, origin: str) -> dict[str, object]:
 def text(key: str, value: Value) -> str:
     """A value as the table shows it."""
     if key in engine_settings():
-        return engine_settings()[key].kind.show(value) or "none"
+        return engine_settings()[key].value_type.show(value) or "none"
     setting = sampling_settings()[key]
-    return setting.default_text if value is None else setting.kind.show(value)
+    return setting.default_text if value is None else setting.value_type.show(value)
 
 
 def show(key: str, value: object) -> str:
     """A preset's value as the table shows it."""
-    kind = engine_settings()[key].kind
-    return kind.show(kind.read(value))
+    value_type = engine_settings()[key].value_type
+    return value_type.show(value_type.read(value))
 
 
 def show_presets(*, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from headstock.cli.tables import fold, terminal_width
-from headstock.config.flags import FlagParser, add_engine_flags, resolve
+from headstock.config.flags import FlagParser, add_engine_flags, resolve_flags
 from headstock.doctor import Finding, Status, examine
 from headstock.errors import CannotRun
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     raises: UsageError
     """
     asked = parser().parse_args(arguments)
-    found = examine(resolve(asked, os.environ).engine)
+    found = examine(resolve_flags(asked, os.environ).engine)
     return exit_code(show_json(list(found)) if asked.json else show(found))
 
 

@@ -26,8 +26,8 @@ from headstock.cli.inputs import (
 )
 from headstock.cli.process import check_apart
 from headstock.cli.tables import print_summary
-from headstock.config.effective import Resolved
-from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
+from headstock.config.effective import ResolvedConfig
+from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
 from headstock.config.spelling import name_parameters
 from headstock.errors import HeadstockError, RequestError, UsageError
 from headstock.requests.progress import Bars
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     raises: HeadstockError, KeyboardInterrupt
     """
     asked = parser().parse_args(arguments)
-    resolved = resolve(asked, os.environ)
+    resolved = resolve_flags(asked, os.environ)
     for line in resolved.notes:
         note(f"note: {line}")
     check_flags(asked, resolved)
@@ -140,7 +140,7 @@ def parser() -> FlagParser:
     return root
 
 
-def check_flags(asked: Namespace, resolved: Resolved) -> None:
+def check_flags(asked: Namespace, resolved: ResolvedConfig) -> None:
     """Refuse values that no model could take, before one is loaded, and files that would be lost.
 
     raises: UsageError
@@ -154,7 +154,7 @@ def check_flags(asked: Namespace, resolved: Resolved) -> None:
         raise UsageError(name_parameters(str(error), resolved.parameter_names)) from error
 
 
-def is_chat(asked: Namespace, resolved: Resolved) -> bool:
+def is_chat(asked: Namespace, resolved: ResolvedConfig) -> bool:
     """Whether prompts go through the chat template."""
     return (
         asked.chat
@@ -187,7 +187,7 @@ def has_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def check_chat(resolved: Resolved) -> None:
+def check_chat(resolved: ResolvedConfig) -> None:
     """Raise UsageError for values that a chat has no use for."""
     if resolved.sampling.get("n", 1) != 1:
         raise UsageError(
@@ -200,7 +200,7 @@ def check_chat(resolved: Resolved) -> None:
             )
 
 
-def check_tokenizer(resolved: Resolved) -> None:
+def check_tokenizer(resolved: ResolvedConfig) -> None:
     """Raise ModelError when text is to be read and the model, which is here already, has no
     tokenizer.
 
@@ -227,7 +227,7 @@ def sound(asks: Sequence[Ask | Bad], *, as_json: bool) -> Iterator[tuple[int, As
             show_error(ask.where, number, ask.reason, as_json=as_json)
 
 
-def opened(resolved: Resolved, *, quiet: bool, alone: bool = False) -> LLM:
+def opened(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) -> LLM:
     """The model, its summary printed on standard error. `alone`: one request at a time, so graphs
     of one row do.
     """

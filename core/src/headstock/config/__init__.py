@@ -2,18 +2,18 @@
 follow from them.
 """
 
-from headstock.config.effective import Resolved, from_keywords
+from headstock.config.effective import ResolvedConfig, resolve_keywords
 from headstock.config.engine import EngineConfig
-from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve
+from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
 from headstock.config.presets import PRESETS
 
 __all__ = [
     "PRESETS",
     "EngineConfig",
     "FlagParser",
-    "Resolved",
+    "ResolvedConfig",
     "add_engine_flags",
     "add_sampling_flags",
-    "from_keywords",
-    "resolve",
+    "resolve_flags",
+    "resolve_keywords",
 ]

@@ -11,14 +11,20 @@ from attrs import frozen
 
 from headstock.config.catalog import (
     engine_settings,
-    keywords,
-    lookup,
+    find_setting_name,
+    keyword_names,
+    make_spelling,
     sampling_settings,
-    spelling_of,
 )
 from headstock.config.engine import EngineConfig
-from headstock.config.rules import POOL_SIZES, two_sizes
-from headstock.config.sources import Given, Source, from_environment, from_file, from_preset
+from headstock.config.setting_rules import POOL_SIZES, describe_size_conflict
+from headstock.config.sources import (
+    SourceValue,
+    SourceValues,
+    from_environment,
+    from_file,
+    from_preset,
+)
 from headstock.config.spelling import Surface
 from headstock.config.value_types import Value
 from headstock.errors import UsageError, shorten
@@ -30,7 +36,7 @@ line has flags).
 
 
 @frozen
-class Resolved:
+class ResolvedConfig:
     """What is in effect.
 
     `sampling` holds only what was given; `origins` maps every setting's key to "default", or "flag
@@ -61,7 +67,9 @@ class Resolved:
         }
 
 
-def settle(flags: Source, environ: Mapping[str, str], *, keywords: bool = False) -> Resolved:
+def merge_sources(
+    flags: SourceValues, environ: Mapping[str, str], *, keywords: bool = False
+) -> ResolvedConfig:
     """The configuration in effect under flags (or keywords), environment, file, preset and
     defaults, in this order.
 
@@ -75,18 +83,20 @@ def settle(flags: Source, environ: Mapping[str, str], *, keywords: bool = False)
     asked = above.get("preset", file.get("preset"))
     preset = from_preset(asked) if asked is not None else {}
     given = dict(ChainMap(dict(flags), dict(environment), dict(file), dict(preset)))
-    plain = spelling_of(Surface(keywords=keywords))  # a note on an alias says what it was taken as
+    plain = make_spelling(
+        Surface(keywords=keywords)
+    )  # a note on an alias says what it was taken as
     with plain.render_errors():
-        given, replaced = replace_sizes(given)
+        given, replaced = drop_replaced_sizes(given)
     aliases = tuple(note for one in given.values() for note in one.notes())
     values: dict[str, Any] = {key: one.value() for key, one in given.items()}
     origins = {key: one.origin for key, one in given.items()}
-    cuts = cut_running(values, given, origins)
-    surface = Surface(keywords=keywords, names=dict(used_names(flags)))
+    cuts = limit_running_requests(values, given, origins)
+    surface = Surface(keywords=keywords, names=dict(collect_used_names(flags)))
     fields = {
         setting.name: values[key] for key, setting in engine_settings().items() if key in values
     }
-    return Resolved(
+    return ResolvedConfig(
         engine=EngineConfig(surface=surface, **fields),
         sampling={k: values[k] for k in sampling_settings() if values.get(k) is not None},
         origins={k: origins.get(k, "default") for k in (*engine_settings(), *sampling_settings())},
@@ -95,14 +105,14 @@ def settle(flags: Source, environ: Mapping[str, str], *, keywords: bool = False)
     )
 
 
-def used_names(flags: Source) -> Iterator[tuple[str, str]]:
+def collect_used_names(flags: SourceValues) -> Iterator[tuple[str, str]]:
     """The keys of settings given as flags or keywords, with the names that were used."""
     for key, one in flags.items():
-        if not one.name.inverted and one.source != one.name.setting.negative:
-            yield key, one.source
+        if not one.name.inverted and one.source_name != one.name.setting.negative:
+            yield key, one.source_name
 
 
-def replace_sizes(given: Source) -> tuple[dict[str, Given], tuple[str, ...]]:
+def drop_replaced_sizes(given: SourceValues) -> tuple[dict[str, SourceValue], tuple[str, ...]]:
     """What remains when a size of a higher rank has replaced those below it, and a line for each
     that it replaced.
 
@@ -112,24 +122,28 @@ def replace_sizes(given: Source) -> tuple[dict[str, Given], tuple[str, ...]]:
         key: given[key] for key in POOL_SIZES if key in given and given[key].value() is not None
     }
     ranks = [*EXPLICIT, "preset"]
-    best = min((ranks.index(one.rank) for one in sizes.values()), default=0)
-    winners = {key: one for key, one in sizes.items() if ranks.index(one.rank) == best}
+    best = min((ranks.index(one.source_kind) for one in sizes.values()), default=0)
+    winners = {key: one for key, one in sizes.items() if ranks.index(one.source_kind) == best}
     if len(winners) > 1:
-        raise UsageError(two_sizes([one.said for one in winners.values()]))
+        raise UsageError(describe_size_conflict([one.source_text for one in winners.values()]))
     losers = {key: one for key, one in sizes.items() if key not in winners}
     notes = tuple(
-        f"{one.said}: replaced by {w.said}" for w in winners.values() for one in losers.values()
+        f"{one.source_text}: replaced by {w.source_text}"
+        for w in winners.values()
+        for one in losers.values()
     )
     dropped = set(losers)
     for size in ("page_size", "max_seq_len"):
-        if size in given and given[size].rank != "preset":
+        if size in given and given[size].source_kind != "preset":
             dropped |= {f"{size}_or_less"} & {
-                key for key, one in given.items() if one.rank == "preset"
+                key for key, one in given.items() if one.source_kind == "preset"
             }
     return {key: one for key, one in given.items() if key not in dropped}, notes
 
 
-def cut_running(values: dict[str, Any], given: Source, origins: dict[str, str]) -> tuple[str, ...]:
+def limit_running_requests(
+    values: dict[str, Any], given: SourceValues, origins: dict[str, str]
+) -> tuple[str, ...]:
     """A line when the running requests had to be cut to the token budget; two written values are
     left to EngineConfig.
 
@@ -138,7 +152,7 @@ def cut_running(values: dict[str, Any], given: Source, origins: dict[str, str]) 
     tokens = values.get("max_batch_tokens", EngineConfig().max_batch_tokens)
     running = values.get("max_running_requests", EngineConfig().max_running_requests)
     both = [
-        given[key].rank in EXPLICIT
+        given[key].source_kind in EXPLICIT
         for key in ("max_batch_tokens", "max_running_requests")
         if key in given
     ]
@@ -154,24 +168,26 @@ def cut_running(values: dict[str, Any], given: Source, origins: dict[str, str]) 
     )
 
 
-def from_keywords(
+def resolve_keywords(
     given: Mapping[str, object], environ: Mapping[str, str] | None = None
-) -> Resolved:
+) -> ResolvedConfig:
     """The configuration in effect for Python keywords; keywords rank as flags do.
 
     raises: UsageError, for an unknown keyword with a suggestion
     """
-    source: dict[str, Given] = {}
-    plain = spelling_of(Surface())
+    source: dict[str, SourceValue] = {}
+    plain = make_spelling(Surface())
     for word, raw in given.items():
-        if word in sampling_settings() and word not in keywords():
+        if word in sampling_settings() and word not in keyword_names():
             raise UsageError(
                 f"{word}: a sampling value, not an engine's; give it to SamplingParams"
             )
         with plain.render_errors():
-            name = lookup(word, keywords(), f"{word}={shorten(raw)}")
-        one = Given(name, raw, "keyword", word, f"{word}={shorten(raw)}")
+            name = find_setting_name(word, keyword_names(), f"{word}={shorten(raw)}")
+        one = SourceValue(name, raw, "keyword", word, f"{word}={shorten(raw)}")
         if (earlier := source.get(name.setting.key)) is not None:
-            raise UsageError(f"{earlier.said} and {one.said} set the same value; keep one of them")
+            raise UsageError(
+                f"{earlier.source_text} and {one.source_text} set the same value; keep one of them"
+            )
         source[name.setting.key] = one
-    return settle(source, os.environ if environ is None else environ, keywords=True)
+    return merge_sources(source, os.environ if environ is None else environ, keywords=True)

@@ -12,19 +12,19 @@ from attrs import Factory, frozen
 
 from headstock.config.patterns import (
     ATTN,
-    DTYPES,
+    DTYPE_SPELLINGS,
     FAULT,
-    FP8,
+    FP8_SPELLINGS,
     GRAPH_BATCH,
-    LEVELS,
+    LEVEL_SPELLINGS,
     NAME,
     OPTION,
     SGLANG_TOKENS,
     VLLM_RATIO,
     VLLM_SEQS,
 )
-from headstock.config.rules import DEFAULT_MEMORY_RATIO, check_lengths, check_pool_sizes
-from headstock.config.setting import setting
+from headstock.config.setting import setting_field
+from headstock.config.setting_rules import DEFAULT_MEMORY_RATIO, check_lengths, check_pool_sizes
 from headstock.config.spelling import Spelling, Surface
 from headstock.config.value_types import Choice, Integer, Number, Switch, Text, Texts
 from headstock.logs import log_event
@@ -42,7 +42,7 @@ class EngineConfig:
     raises: UsageError naming the setting, the value and the rule
     """
 
-    model: str = setting(
+    model: str = setting_field(
         "--model",
         Text(form="NAME|DIR|HUB-ID"),
         "demo",
@@ -51,7 +51,7 @@ class EngineConfig:
         default_text="demo, the bundled checkpoint",
         group="model",
     )
-    revision: str | None = setting(
+    revision: str | None = setting_field(
         "--revision",
         Text(form="BRANCH|TAG|COMMIT", word="auto"),
         None,
@@ -59,9 +59,9 @@ class EngineConfig:
         default_text="auto: the main branch",
         group="model",
     )
-    dtype: str = setting(
+    dtype: str = setting_field(
         "--dtype",
-        Choice(names=("auto", "float32", "bfloat16", "float16"), spellings=DTYPES),
+        Choice(names=("auto", "float32", "bfloat16", "float16"), spellings=DTYPE_SPELLINGS),
         "auto",
         (
             "type of weights and activations; auto: float32 on a CPU; on CUDA the checkpoint's, "
@@ -69,21 +69,21 @@ class EngineConfig:
         ),
         group="model",
     )
-    device: str = setting(
+    device: str = setting_field(
         "--device",
         Choice(names=("auto", "cpu", "cuda"), spellings={"gpu": "cuda"}),
         "auto",
         "where to run; auto: CUDA when there is one",
         group="model",
     )
-    load_format: str = setting(
+    load_format: str = setting_field(
         "--load-format",
         Choice(names=("auto", "dummy")),
         "auto",
         "dummy: random weights of the right shapes",
         group="model",
     )
-    chat_template: str | None = setting(
+    chat_template: str | None = setting_field(
         "--chat-template",
         Text(form="FILE|TEXT", word="auto"),
         None,
@@ -91,7 +91,7 @@ class EngineConfig:
         default_text="auto: the model's",
         group="model",
     )
-    max_seq_len: int | None = setting(
+    max_seq_len: int | None = setting_field(
         "--max-seq-len",
         Integer(least=1, word="auto"),
         None,
@@ -100,14 +100,14 @@ class EngineConfig:
         default_text="from the model, cut to what the pool can hold",
         group="model",
     )
-    max_seq_len_or_less: bool = setting(
+    max_seq_len_or_less: bool = setting_field(
         "--max-seq-len-or-less",
         Switch(),
         False,
         "cut --max-seq-len to the model's limit, in place of an error",
         group="model",
     )
-    attn: str = setting(
+    attn: str = setting_field(
         "--attn",
         ATTN,
         "auto",
@@ -116,11 +116,11 @@ class EngineConfig:
         default_text="auto: the first of the device's list that can run",
         group="parts",
     )
-    cache_type: str = setting(
+    cache_type: str = setting_field(
         "--cache-type", NAME, "radix", "policy for reusing the KV pages of prompts", group="parts"
     )
-    scheduler: str = setting("--scheduler", NAME, "mixed", "what runs next", group="parts")
-    runner: str = setting(
+    scheduler: str = setting_field("--scheduler", NAME, "mixed", "what runs next", group="parts")
+    runner: str = setting_field(
         "--runner",
         NAME,
         "auto",
@@ -128,11 +128,11 @@ class EngineConfig:
         default_text="auto: cudagraph where the decode backend supports it, else eager",
         group="parts",
     )
-    ops: str = setting("--ops", NAME, "auto", "kernels of the decoder's parts", group="parts")
-    executor: str = setting(
+    ops: str = setting_field("--ops", NAME, "auto", "kernels of the decoder's parts", group="parts")
+    executor: str = setting_field(
         "--executor", NAME, "inline", "where steps are carried out", group="parts"
     )
-    opt: tuple[str, ...] = setting(
+    opt: tuple[str, ...] = setting_field(
         "--opt",
         Texts(each=OPTION, spaced=True),
         (),
@@ -140,7 +140,7 @@ class EngineConfig:
         default_text="none",
         group="parts",
     )
-    page_size: int | str = setting(
+    page_size: int | str = setting_field(
         "--page-size",
         Integer(least=1, word="auto", unset="auto"),
         "auto",
@@ -149,14 +149,14 @@ class EngineConfig:
         default_text="auto: 64 on CUDA, 16 on a CPU, within what the chosen plugins allow",
         group="memory",
     )
-    page_size_or_less: bool = setting(
+    page_size_or_less: bool = setting_field(
         "--page-size-or-less",
         Switch(),
         False,
         "take the largest page size up to --page-size that the plugins allow, in place of an error",
         group="memory",
     )
-    num_pages: int | None = setting(
+    num_pages: int | None = setting_field(
         "--num-pages",
         Integer(least=1, word="auto"),
         None,
@@ -165,7 +165,7 @@ class EngineConfig:
         default_text="from memory",
         group="memory",
     )
-    memory_ratio: float = setting(
+    memory_ratio: float = setting_field(
         "--memory-ratio",
         Number(least=0.0, most=1.0, above=True, rule="must be above 0.0 and at most 1.0"),
         DEFAULT_MEMORY_RATIO,
@@ -176,7 +176,7 @@ class EngineConfig:
         aliases={"--pa-memory-fraction": "", "--gpu-memory-utilization": VLLM_RATIO},
         group="memory",
     )
-    kv_memory_mb: int | None = setting(
+    kv_memory_mb: int | None = setting_field(
         "--kv-memory-mb",
         Integer(least=1, word="auto"),
         None,
@@ -185,7 +185,7 @@ class EngineConfig:
         default_text="unset",
         group="memory",
     )
-    kv_context_len: int | None = setting(
+    kv_context_len: int | None = setting_field(
         "--kv-context-len",
         Integer(least=1, word="auto"),
         None,
@@ -194,24 +194,25 @@ class EngineConfig:
         default_text="unset",
         group="memory",
     )
-    kv_dtype: str = setting(
+    kv_dtype: str = setting_field(
         "--kv-dtype",
         Choice(
-            names=("auto", "float32", "bfloat16", "float16", "fp8_e4m3"), spellings=DTYPES | FP8
+            names=("auto", "float32", "bfloat16", "float16", "fp8_e4m3"),
+            spellings=DTYPE_SPELLINGS | FP8_SPELLINGS,
         ),
         "auto",
         "type of keys and values in the pool; auto: the model's",
         aliases=("--pa-cache-type",),
         group="memory",
     )
-    paged_attn: str = setting(
+    paged_attn: str = setting_field(
         "--paged-attn",
         Choice(names=("auto", "on", "off")),
         "auto",
         "off: one contiguous region for each sequence, sized for the maximum length",
         group="memory",
     )
-    prefix_cache_n: int | None = setting(
+    prefix_cache_n: int | None = setting_field(
         "--prefix-cache-n",
         Integer(least=0, word="unlimited"),
         None,
@@ -219,14 +220,14 @@ class EngineConfig:
         default_text="unlimited",
         group="memory",
     )
-    kv_cache: bool = setting(
+    kv_cache: bool = setting_field(
         "--kv-cache",
         Switch(),
         True,
         "off: every token is computed again at every step, and no prefix is kept (for debugging)",
         group="memory",
     )
-    max_batch_tokens: int = setting(
+    max_batch_tokens: int = setting_field(
         "--max-batch-tokens",
         Integer(least=1),
         8192,
@@ -238,7 +239,7 @@ class EngineConfig:
         },
         group="scheduling",
     )
-    max_running_requests: int = setting(
+    max_running_requests: int = setting_field(
         "--max-running-requests",
         Integer(least=1),
         Factory(lambda self: min(DEFAULT_RUNNING, self.max_batch_tokens), takes_self=True),
@@ -247,14 +248,14 @@ class EngineConfig:
         default_text="256, cut to --max-batch-tokens",
         group="scheduling",
     )
-    max_queued_requests: int = setting(
+    max_queued_requests: int = setting_field(
         "--max-queued-requests",
         Integer(least=1),
         1024,
         "most requests that wait at a server's door",
         group="scheduling",
     )
-    on_pressure: str = setting(
+    on_pressure: str = setting_field(
         "--on-pressure",
         Choice(names=("queue", "reject")),
         "queue",
@@ -264,14 +265,14 @@ class EngineConfig:
         ),
         group="scheduling",
     )
-    memory_threshold: float = setting(
+    memory_threshold: float = setting_field(
         "--memory-threshold",
         Number(least=0.0, most=1.0, rule="must be between 0.0 and 1.0"),
         0.9,
         "used share of the pool at which --on-pressure reject refuses new requests",
         group="scheduling",
     )
-    cuda_graph_max_bs: int | None = setting(
+    cuda_graph_max_bs: int | None = setting_field(
         "--cuda-graph-max-bs",
         Integer(least=0, word="auto"),
         None,
@@ -280,7 +281,7 @@ class EngineConfig:
         default_text="auto: --max-running-requests",
         group="running",
     )
-    cuda_graph_max_tokens: int | None = setting(
+    cuda_graph_max_tokens: int | None = setting_field(
         "--cuda-graph-max-tokens",
         Integer(least=0, word="auto"),
         None,
@@ -289,14 +290,14 @@ class EngineConfig:
         default_text="auto: 2048",
         group="running",
     )
-    overlap: bool = setting(
+    overlap: bool = setting_field(
         "--overlap",
         Switch(),
         True,
         "schedule the next step while the device computes",
         group="running",
     )
-    tp: int = setting(
+    tp: int = setting_field(
         "--tp",
         Integer(least=1),
         1,
@@ -304,28 +305,28 @@ class EngineConfig:
         aliases=("--tp-size", "--tensor-parallel-size"),
         group="running",
     )
-    seed: int = setting(
+    seed: int = setting_field(
         "--engine-seed",
         Integer(least=0, most=2**63 - 1),
         0,
         "seed of requests that name none",
         group="running",
     )
-    debug_invariants: bool = setting(
+    debug_invariants: bool = setting_field(
         "--debug-invariants",
         Switch(),
         False,
         "check each schedule; what attention leaves out is NaN",
         group="running",
     )
-    debug_canary: bool = setting(
+    debug_canary: bool = setting_field(
         "--debug-canary",
         Switch(),
         False,
         "fill free pages with a pattern, die when one is written",
         group="running",
     )
-    faults: tuple[str, ...] = setting(
+    faults: tuple[str, ...] = setting_field(
         "--faults",
         Texts(each=FAULT, spaced=True),
         (),
@@ -333,26 +334,26 @@ class EngineConfig:
         default_text="none",
         group="running",
     )
-    record: str | None = setting(
+    record: str | None = setting_field(
         "--record",
         Text(form="FILE", word="off"),
         None,
         "file to write the schedule to, for replay",
         group="running",
     )
-    record_overwrite: bool = setting(
+    record_overwrite: bool = setting_field(
         "--record-overwrite",
         Switch(),
         False,
         "let --record replace a file that holds something",
         group="running",
     )
-    record_prompts: bool = setting(
+    record_prompts: bool = setting_field(
         "--record-prompts", Switch(), False, "record token ids too", group="running"
     )
-    log_level: str = setting(
+    log_level: str = setting_field(
         "--log-level",
-        Choice(names=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), spellings=LEVELS),
+        Choice(names=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), spellings=LEVEL_SPELLINGS),
         "INFO",
         "least serious log line that is shown; LOG_LEVEL in the environment says the same",
         group="running",
@@ -368,9 +369,9 @@ class EngineConfig:
     @property
     def spelling(self) -> Spelling:
         """How whoever made this configuration names its settings."""
-        from headstock.config.catalog import spelling_of  # the catalog is made of this class
+        from headstock.config.catalog import make_spelling  # the catalog is made of this class
 
-        return spelling_of(self.surface)
+        return make_spelling(self.surface)
 
     def spell(self, text: str) -> str:
         """A text that names settings by their flags, in the words of whoever made this
@@ -387,9 +388,9 @@ class EngineConfig:
         raises: UsageError, for an unknown keyword with a suggestion
         """
         # resolving builds this class, so it is imported late
-        from headstock.config.effective import from_keywords
+        from headstock.config.effective import resolve_keywords
 
-        resolved = from_keywords(keywords)
+        resolved = resolve_keywords(keywords)
         for note in resolved.notes:
             LOG.warning(log_event("configuration", note=note))
         return resolved.engine

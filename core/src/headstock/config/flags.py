@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NoReturn
 
-from headstock.config.catalog import CONFIG, PRESET, Name, engine_settings, sampling_settings
-from headstock.config.effective import Resolved, settle
+from headstock.config.catalog import CONFIG, PRESET, SettingName, engine_settings, sampling_settings
+from headstock.config.effective import ResolvedConfig, merge_sources
 from headstock.config.equivalents import find_equivalent
 from headstock.config.setting import Setting
-from headstock.config.sources import Given
+from headstock.config.sources import SourceValue
 from headstock.config.value_types import Choice, Repeated, Switch, suggestion
 from headstock.errors import UsageError, shorten
 
-DEST = "setting "
+DEST_PREFIX = "setting "
 """Where a parsed namespace keeps settings; no other flag's name has a space."""
 
-TITLES = {
+GROUP_TITLES = {
     "sources": "sources",
     "model": "model",
     "parts": "plugins",
@@ -29,7 +29,7 @@ TITLES = {
 }
 
 
-class Help(argparse.HelpFormatter):
+class FlagHelpFormatter(argparse.HelpFormatter):
     """Breaks lines between words alone, so that a flag can be searched for, and keeps indented
     lines of an epilog.
     """
@@ -58,7 +58,9 @@ class FlagParser(argparse.ArgumentParser):
 
     def __init__(self, usage: str = "%(prog)s [options]", hint: str = "", **options: Any) -> None:
         self.hint = hint
-        super().__init__(allow_abbrev=False, usage=usage, **{"formatter_class": Help, **options})
+        super().__init__(
+            allow_abbrev=False, usage=usage, **{"formatter_class": FlagHelpFormatter, **options}
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see '{self.prog} --help'")
@@ -89,7 +91,7 @@ class FlagParser(argparse.ArgumentParser):
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Give `parser` a flag for every field of EngineConfig, and `--config` and `--preset`."""
     settings = (CONFIG, PRESET, *engine_settings().values())
-    for group, title in TITLES.items():
+    for group, title in GROUP_TITLES.items():
         section = parser.add_argument_group(title)
         for setting in settings:
             if setting.group == group:
@@ -109,36 +111,36 @@ def add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
     negative = f"; {setting.negative} turns it off" if setting.negative else ""
     text = f"{setting.help} (default: {setting.default_text}{also}{negative})".replace("%", "%%")
     options: dict[str, Any] = {
-        "dest": DEST + setting.key,
+        "dest": DEST_PREFIX + setting.key,
         "default": argparse.SUPPRESS,
-        "metavar": metavar(setting),
+        "metavar": make_metavar(setting),
     }
-    if isinstance(setting.kind, Switch):
+    if isinstance(setting.value_type, Switch):
         options |= {"nargs": "?", "const": "on"}
-    section.add_argument(setting.flag, action=remember(setting), help=text, **options)
+    section.add_argument(setting.flag, action=make_action(setting), help=text, **options)
     for alias in setting.aliases:
-        section.add_argument(alias, action=remember(setting), help=argparse.SUPPRESS, **options)
+        section.add_argument(alias, action=make_action(setting), help=argparse.SUPPRESS, **options)
     if setting.negative is not None:
         off = options | {"nargs": 0}
         section.add_argument(
-            setting.negative, action=remember(setting), help=argparse.SUPPRESS, **off
+            setting.negative, action=make_action(setting), help=argparse.SUPPRESS, **off
         )
 
 
-def metavar(setting: Setting) -> str:
+def make_metavar(setting: Setting) -> str:
     """What stands for the value in the help."""
-    match setting.kind:
+    match setting.value_type:
         case Choice(names=names):
             return "|".join(names)
         case Switch():
             return "on|off"
         case Repeated(form=form):
             return form
-        case kind:
-            return kind.describe().split()[0].rstrip(",")
+        case value_type:
+            return value_type.describe().split()[0].rstrip(",")
 
 
-def remember(setting: Setting) -> type[argparse.Action]:
+def make_action(setting: Setting) -> type[argparse.Action]:
     """The argparse action that keeps what was given, and under which flag."""
 
     class Remember(argparse.Action):
@@ -146,25 +148,25 @@ def remember(setting: Setting) -> type[argparse.Action]:
             self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
         ) -> None:
             flag = str(option_string)
-            name = Name(setting, flag if flag in setting.aliases else None)
+            name = SettingName(setting, flag if flag in setting.aliases else None)
             raw: object = "off" if flag == setting.negative else values
-            said = flag if flag == setting.negative else f"{flag} {shorten(values)}"
-            if isinstance(setting.kind, Repeated):
+            source_text = flag if flag == setting.negative else f"{flag} {shorten(values)}"
+            if isinstance(setting.value_type, Repeated):
                 earlier = getattr(namespace, self.dest, None)
                 raw = [*(earlier.raw if earlier is not None else ()), values]
-            setattr(namespace, self.dest, Given(name, raw, "flag", flag, said))
+            setattr(namespace, self.dest, SourceValue(name, raw, "flag", flag, source_text))
 
     return Remember
 
 
-def resolve(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Resolved:
+def resolve_flags(namespace: argparse.Namespace, environ: Mapping[str, str]) -> ResolvedConfig:
     """The configuration in effect for parsed flags.
 
     raises: UsageError; ModelError when the file cannot be read
     """
     given = {
-        dest.removeprefix(DEST): one
+        dest.removeprefix(DEST_PREFIX): one
         for dest, one in vars(namespace).items()
-        if dest.startswith(DEST)
+        if dest.startswith(DEST_PREFIX)
     }
-    return settle(given, environ)
+    return merge_sources(given, environ)

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from headstock.config.value_types import Text
 
-DTYPES = {
+DTYPE_SPELLINGS = {
     "fp32": "float32",
     "float": "float32",
     "bf16": "bfloat16",
     "fp16": "float16",
     "half": "float16",
 }
-FP8 = {"fp8": "fp8_e4m3", "f8e4m3": "fp8_e4m3"}
-LEVELS = {"warn": "WARNING", "WARN": "WARNING"}
+FP8_SPELLINGS = {"fp8": "fp8_e4m3", "f8e4m3": "fp8_e4m3"}
+LEVEL_SPELLINGS = {"warn": "WARNING", "WARN": "WARNING"}
 
 VLLM_RATIO = (
     "a share of the memory free before loading; vLLM's flag means a share of the "

@@ -51,14 +51,14 @@ PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 """Preset -> field of EngineConfig -> value."""
 
 
-def preset(name: str, said: str) -> Mapping[str, object]:
-    """The values of the preset called `name`; `said` is how the user asked for it.
+def find_preset(name: str, source_text: str) -> Mapping[str, object]:
+    """The values of the preset called `name`; `source_text` is how the user asked for it.
 
     raises: UsageError
     """
     if name not in PRESETS:
         raise UsageError(
-            f"{said}: preset must be one of "
+            f"{source_text}: preset must be one of "
             f"{', '.join(PRESETS)}{suggestion(shorten(name), PRESETS)}"
         )
     return PRESETS[name]

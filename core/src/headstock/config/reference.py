@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from string import Template
 
 from headstock.config.catalog import CONFIG, PRESET, engine_settings, sampling_settings
-from headstock.config.flags import TITLES
+from headstock.config.flags import GROUP_TITLES
 from headstock.config.presets import PRESETS
-from headstock.config.rules import POOL_SIZES
 from headstock.config.setting import Setting
+from headstock.config.setting_rules import POOL_SIZES
 from headstock.config.value_types import Choice, Switch
 
 PAGE = Template("""\
@@ -55,27 +55,28 @@ This page is made by `headstock config reference`; a test compares the two.
 """)
 
 
-def page() -> str:
+def render_page() -> str:
     """The whole page."""
     sizes = ", ".join(f"`{engine_settings()[name].flag}`" for name in POOL_SIZES)
     settings = (CONFIG, PRESET, *engine_settings().values())
     groups = {
-        title: [each for each in settings if each.group == group] for group, title in TITLES.items()
+        title: [each for each in settings if each.group == group]
+        for group, title in GROUP_TITLES.items()
     }
     groups["sampling"] = list(sampling_settings().values())
     tables = "\n".join(
-        f"## {title.capitalize()}\n\n{table(group)}" for title, group in groups.items()
+        f"## {title.capitalize()}\n\n{render_table(group)}" for title, group in groups.items()
     )
-    return PAGE.substitute(sizes=sizes, tables=tables, presets=preset_table())
+    return PAGE.substitute(sizes=sizes, tables=tables, presets=render_preset_table())
 
 
-def table(settings: Iterable[Setting]) -> str:
+def render_table(settings: Iterable[Setting]) -> str:
     """A table of settings, and the notes on their other names."""
     chosen = list(settings)
     rows = [
         ("flag", "other names", "values", "default", "meaning"),
         ("---",) * 5,
-        *map(row, chosen),
+        *map(render_row, chosen),
     ]
     notes = [
         f"`{alias}`: taken as `{each.flag}`, {note}.\n"
@@ -86,21 +87,21 @@ def table(settings: Iterable[Setting]) -> str:
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", *notes])
 
 
-def row(setting: Setting) -> tuple[str, ...]:
+def render_row(setting: Setting) -> tuple[str, ...]:
     """A setting's cells."""
     flag = f"`{setting.flag}`" + (f", `{setting.negative}`" if setting.negative else "")
-    match setting.kind:
+    match setting.value_type:
         case Choice() as choice:
-            values = words(choice)
+            values = list_choices(choice)
         case Switch():
             values = "switch"
-        case kind:
-            values = kind.describe().replace("|", " or ")
+        case value_type:
+            values = value_type.describe().replace("|", " or ")
     aliases = ", ".join(f"`{alias}`" for alias in setting.aliases)
     return flag, aliases, values, setting.default_text, setting.help
 
 
-def words(choice: Choice) -> str:
+def list_choices(choice: Choice) -> str:
     """The names to choose from, each with its other spellings."""
     others = {
         name: [f"`{each}`" for each, meant in choice.spellings.items() if meant == name]
@@ -111,13 +112,14 @@ def words(choice: Choice) -> str:
     )
 
 
-def preset_table() -> str:
+def render_preset_table() -> str:
     """What each preset sets."""
     lines = ["| preset | sets |", "| --- | --- |"]
     for name, values in PRESETS.items():
-        kinds = {key: engine_settings()[key].kind for key in values}
+        value_types = {key: engine_settings()[key].value_type for key in values}
         shown = ", ".join(
-            f"`{key} = {kinds[key].show(kinds[key].read(raw))}`" for key, raw in values.items()
+            f"`{key} = {value_types[key].show(value_types[key].read(raw))}`"
+            for key, raw in values.items()
         )
         lines.append(f"| `{name}` | {shown} |")
     return "\n".join(lines) + "\n"

@@ -11,28 +11,28 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from headstock.config.setting import Setting, negative
+from headstock.config.setting import Setting, make_negative_flag
 from headstock.config.value_types import (
     Integer,
-    Invalid,
-    Kind,
+    InvalidValue,
     Number,
     Repeated,
     Switch,
     Text,
     Texts,
     Value,
+    ValueType,
 )
 from headstock.errors import RequestError, shorten
 from headstock.sampling_checks import Range, TokenIds, Whole, biases, stops, truth
 from headstock.sampling_params import SamplingParams
 
-WORDS = re.compile(r"[\s,]+")
+SEPARATORS = re.compile(r"[\s,]+")
 """What separates the ids and biases of one text."""
 
 
 @frozen(kw_only=True)
-class Checked(Repeated):
+class CheckedEntries(Repeated):
     """Several entries whose number and size SamplingParams limits; `name` is its field."""
 
     name: str
@@ -42,11 +42,11 @@ class Checked(Repeated):
         try:
             return getattr(SamplingParams(**{self.name: value}), self.name)  # type: ignore[no-any-return,arg-type]
         except RequestError as error:
-            raise Invalid(str(error).removeprefix(f"{self.name} ")) from None
+            raise InvalidValue(str(error).removeprefix(f"{self.name} ")) from None
 
 
 @frozen(kw_only=True)
-class Stops(Checked):
+class StopStrings(CheckedEntries):
     """Texts of one character or more; a flag that may be repeated, a list in a file."""
 
     form: str = "TEXT"
@@ -61,7 +61,7 @@ class Stops(Checked):
 
 
 @frozen(kw_only=True)
-class Ids(Checked):
+class TokenIdList(CheckedEntries):
     """Token ids: a list in a file, or texts of ids with commas or spaces between them; `auto`
     leaves them unset.
     """
@@ -71,7 +71,7 @@ class Ids(Checked):
     def read(self, raw: object) -> Value:
         if raw is None or raw == "auto":
             return None
-        return self.check(tuple(self.number(each) for each in entries(raw)))
+        return self.check(tuple(self.number(each) for each in split_entries(raw)))
 
     def number(self, raw: object) -> Any:
         """The id that a text spells; any other value is left for the check to refuse."""
@@ -88,7 +88,7 @@ class Ids(Checked):
 
 
 @frozen(kw_only=True)
-class Biases(Checked):
+class LogitBiases(CheckedEntries):
     """Token ids with a number each: a table in a file, or texts such as `42=-100,7=1.5`; `auto`
     leaves them unset.
     """
@@ -100,13 +100,13 @@ class Biases(Checked):
             return None
         if isinstance(raw, Mapping):
             return self.check({key: self.number(bias) for key, bias in raw.items()})
-        return self.check(dict(self.pair(each) for each in entries(raw)))
+        return self.check(dict(self.pair(each) for each in split_entries(raw)))
 
     def pair(self, raw: object) -> tuple[Any, Any]:
         """The id and the bias that a text spells.   raises: Invalid"""
         token, equals, bias = str(raw).partition("=")
         if not equals:
-            raise Invalid(f"must read {self.form}, got {shorten(raw)}")
+            raise InvalidValue(f"must read {self.form}, got {shorten(raw)}")
         return token, self.number(bias)
 
     def number(self, raw: object) -> Any:
@@ -122,38 +122,38 @@ class Biases(Checked):
         return ",".join(f"{token}={bias:g}" for token, bias in value.items())
 
 
-def entries(raw: object) -> Iterable[object]:
+def split_entries(raw: object) -> Iterable[object]:
     """The single entries of a text, or of a list of texts and numbers.   raises: Invalid"""
     if not isinstance(raw, str | list | tuple):
-        raise Invalid("must be a text or a list")
+        raise InvalidValue("must be a text or a list")
     for each in [raw] if isinstance(raw, str) else raw:
-        yield from filter(None, WORDS.split(each)) if isinstance(each, str) else [each]
+        yield from filter(None, SEPARATORS.split(each)) if isinstance(each, str) else [each]
 
 
-def settings_of_sampling() -> dict[str, Setting]:
+def collect_sampling_settings() -> dict[str, Setting]:
     """A setting for each field of SamplingParams, by its name."""
-    return {field.name: from_field(field) for field in attrs.fields(SamplingParams)}
+    return {field.name: make_sampling_setting(field) for field in attrs.fields(SamplingParams)}
 
 
-def from_field(field: attrs.Attribute[Any]) -> Setting:
+def make_sampling_setting(field: attrs.Attribute[Any]) -> Setting:
     """The setting that a field describes; its default is None, which leaves the value to the
     model.
     """
     flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
-    kind = kind_of(field)
+    value_type = choose_value_type(field)
     return Setting(
         name=field.name,
         flag=flag,
-        kind=kind,
+        value_type=value_type,
         help=field.metadata["help"],
         aliases=dict.fromkeys(field.metadata["aliases"], ""),
         default=None,
-        default_text=field.metadata["default_text"] or kind.show(field.default),
-        negative=negative(flag, kind),
+        default_text=field.metadata["default_text"] or value_type.show(field.default),
+        negative=make_negative_flag(flag, value_type),
     )
 
 
-def kind_of(field: attrs.Attribute[Any]) -> Kind:
+def choose_value_type(field: attrs.Attribute[Any]) -> ValueType:
     """How values of a field are read, with the limits of its check."""
     match field.validator:
         case Whole(low=low, high=high):
@@ -161,11 +161,11 @@ def kind_of(field: attrs.Attribute[Any]) -> Kind:
         case Range(low=low, high=high, wanted=wanted, above=above):
             return Number(least=low, most=high, rule=f"must be {wanted}", above=above, word="auto")
         case TokenIds():
-            return Ids(name=field.name)
+            return TokenIdList(name=field.name)
         case check if check is truth:
             return Switch()
         case check if check is stops:
-            return Stops(name=field.name)
+            return StopStrings(name=field.name)
         case check if check is biases:
-            return Biases(name=field.name)
+            return LogitBiases(name=field.name)
     raise TypeError(f"no kind of setting reads {field.name}")

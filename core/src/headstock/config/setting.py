@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from headstock.config.value_types import Choice, Invalid, Kind, Switch, Value
+from headstock.config.value_types import Choice, InvalidValue, Switch, Value, ValueType
 from headstock.errors import UsageError, shorten
 
 
@@ -24,7 +24,7 @@ class Setting:
 
     name: str
     flag: str
-    kind: Kind
+    value_type: ValueType
     help: str
     aliases: Mapping[str, str]
     default: Any
@@ -37,32 +37,32 @@ class Setting:
         """The name in files, environment variables (in capitals) and listings: the flag, with
         underscores.
         """
-        return key(self.flag)
+        return flag_to_key(self.flag)
 
-    def read(self, raw: object, said: str, called: str) -> Value:
-        """The value that `raw` stands for; `said` is how the user put it, `called` the name.
+    def read(self, raw: object, source_text: str, called: str) -> Value:
+        """The value that `raw` stands for; `source_text` is how the user put it, `called` the name.
 
         raises: UsageError
         """
         try:
-            return self.kind.read(raw)
-        except Invalid as broken:
-            raise UsageError(f"{said}: {called} {broken}") from None
+            return self.value_type.read(raw)
+        except InvalidValue as broken:
+            raise UsageError(f"{source_text}: {called} {broken}") from None
 
 
-def key(flag: str) -> str:
+def flag_to_key(flag: str) -> str:
     """The flag as a name: no dashes in front, underscores inside."""
     return flag.lstrip("-").replace("-", "_")
 
 
-def negative(flag: str, kind: Kind) -> str | None:
+def make_negative_flag(flag: str, value_type: ValueType) -> str | None:
     """The flag that turns a switch off; None for what is no switch."""
-    return f"--no-{flag.removeprefix('--')}" if isinstance(kind, Switch) else None
+    return f"--no-{flag.removeprefix('--')}" if isinstance(value_type, Switch) else None
 
 
-def setting(
+def setting_field(
     flag: str,
-    kind: Kind,
+    value_type: ValueType,
     default: Any,
     text: str,
     *,
@@ -76,20 +76,20 @@ def setting(
     noted = dict(aliases) if isinstance(aliases, Mapping) else dict.fromkeys(aliases, "")
     metadata = {
         "flag": flag,
-        "kind": kind,
+        "value_type": value_type,
         "help": text,
         "aliases": noted,
-        "choices": kind.names if isinstance(kind, Choice) else None,
+        "choices": value_type.names if isinstance(value_type, Choice) else None,
         "default_text": default_text,
-        "negative": negative(flag, kind),
+        "negative": make_negative_flag(flag, value_type),
         "group": group,
     }
 
     def convert(raw: Any, field: attrs.Attribute[Any]) -> Any:
         """The checked value."""
         try:
-            return kind.read(raw)
-        except Invalid as broken:
+            return value_type.read(raw)
+        except InvalidValue as broken:
             # flags are read before
             raise UsageError(f"{field.name}={shorten(raw)}: {field.name} {broken}") from None
 
@@ -98,15 +98,15 @@ def setting(
     )
 
 
-def settings_of(cls: type[attrs.AttrsInstance]) -> dict[str, Setting]:
+def collect_settings(cls: type[attrs.AttrsInstance]) -> dict[str, Setting]:
     """The settings of a class made with `setting`, by field name, in their order."""
     return {
-        field.name: from_field(field) for field in attrs.fields(cls) if "flag" in field.metadata
+        field.name: make_setting(field) for field in attrs.fields(cls) if "flag" in field.metadata
     }
 
 
-def from_field(field: attrs.Attribute[Any]) -> Setting:
+def make_setting(field: attrs.Attribute[Any]) -> Setting:
     """The setting that a field describes."""
     known = {name: value for name, value in field.metadata.items() if name != "choices"}
-    known["default_text"] = known["default_text"] or known["kind"].show(field.default)
+    known["default_text"] = known["default_text"] or known["value_type"].show(field.default)
     return Setting(name=field.name, default=field.default, **known)

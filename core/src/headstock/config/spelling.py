@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from attrs import field, frozen
 
-from headstock.config.value_types import Invalid, Kind, Switch, Text, Texts
+from headstock.config.value_types import InvalidValue, Switch, Text, Texts, ValueType
 from headstock.errors import HeadstockError
 
 MENTION = re.compile(
@@ -35,11 +35,11 @@ class Surface:
 class Spelling:
     """Puts texts that name settings by their flags into the words of whoever configured the engine.
 
-    `kinds` has each setting's flag and the kind of its values, `negatives` the flags that turn
+    `value_types` maps each flag to the type of its values, `negatives` the flags that turn
     switches off; `names` has the keyword of each flag, or the name that was used in place of it.
     """
 
-    kinds: Mapping[str, Kind]
+    value_types: Mapping[str, ValueType]
     negatives: Mapping[str, str]
     names: Mapping[str, str] = field(factory=dict)
     keywords: bool = True
@@ -67,14 +67,15 @@ class Spelling:
         if flag in self.negatives and self.keywords:
             rest = found[0].removeprefix(flag)
             return f"{self.names[self.negatives[flag]]}=False{rest}"
-        if flag not in self.kinds:
+        if flag not in self.value_types:
             return found[0]
-        name, kind = self.names.get(flag, flag), self.kinds[flag]
+        name, value_type = self.names.get(flag, flag), self.value_types[flag]
         if not self.keywords:
             return name + found[0].removeprefix(flag)
-        if word is not None and is_value(word, kind):
-            return f"{name}={literal(word, kind)}"
-        return f"{name}{'=True' if isinstance(kind, Switch) else ''}{found[0].removeprefix(flag)}"
+        if word is not None and is_value(word, value_type):
+            return f"{name}={format_literal(word, value_type)}"
+        truth = "=True" if isinstance(value_type, Switch) else ""
+        return f"{name}{truth}{found[0].removeprefix(flag)}"
 
 
 def name_parameters(text: str, names: Mapping[str, str]) -> str:
@@ -88,21 +89,21 @@ def name_parameters(text: str, names: Mapping[str, str]) -> str:
     return f"{names.get(first, first)}{space}{words}"
 
 
-def is_value(word: str, kind: Kind) -> bool:
+def is_value(word: str, value_type: ValueType) -> bool:
     """Whether a word behind a flag is its value and not the sentence going on."""
-    if isinstance(kind, Text | Texts):
+    if isinstance(value_type, Text | Texts):
         return word not in NO_VALUES
     try:
-        kind.read(word)
-    except Invalid:
+        value_type.read(word)
+    except InvalidValue:
         return False
     return True
 
 
-def literal(word: str, kind: Kind) -> str:
+def format_literal(word: str, value_type: ValueType) -> str:
     """A value as Python writes it."""
-    if isinstance(kind, Switch):
-        return str(kind.read(word))
+    if isinstance(value_type, Switch):
+        return str(value_type.read(word))
     try:
         float(word)
     except ValueError:

@@ -21,13 +21,13 @@ INT32_MAX = 2**31 - 1
 Value = bool | int | float | str | tuple[str, ...] | tuple[int, ...] | Mapping[int, float] | None
 
 
-class Invalid(Exception):
+class InvalidValue(Exception):
     """A value that breaks its kind's rule; the text is the rule, to be put after the setting's
     name.
     """
 
 
-class Kind(ABC):
+class ValueType(ABC):
     """A kind of value. `read` accepts its own results, so reading twice changes nothing."""
 
     @abstractmethod
@@ -44,7 +44,7 @@ class Kind(ABC):
 
 
 @frozen(kw_only=True)
-class Integer(Kind):
+class Integer(ValueType):
     """A whole number between two limits. `word` is the text for leaving it open, `unset` the value
     it then has.
     """
@@ -61,11 +61,11 @@ class Integer(Kind):
             return self.unset
         value = self.number(raw)
         if value < self.least:
-            raise Invalid(
+            raise InvalidValue(
                 "must be greater than 0" if self.least == 1 else f"must be at least {self.least}"
             )
         if value > self.most:
-            raise Invalid(f"must be at most {self.most}")
+            raise InvalidValue(f"must be at most {self.most}")
         return value
 
     def number(self, raw: object) -> int:
@@ -75,7 +75,7 @@ class Integer(Kind):
         # at most 4,000 digits: int() refuses longer texts with an error of its own
         if isinstance(raw, str) and re.fullmatch(r"[+-]?[0-9]{1,4000}", raw.strip()):
             return int(raw)
-        raise Invalid("must be a whole number" + (f" or '{self.word}'" if self.word else ""))
+        raise InvalidValue("must be a whole number" + (f" or '{self.word}'" if self.word else ""))
 
     def describe(self) -> str:
         limits = (
@@ -92,7 +92,7 @@ class Integer(Kind):
 
 
 @frozen(kw_only=True)
-class Number(Kind):
+class Number(ValueType):
     """A finite number in an interval; `rule` says which. With `above`, the lower limit itself is
     left out.
 
@@ -109,14 +109,14 @@ class Number(Kind):
         if self.word is not None and (raw is None or raw == self.word):
             return None
         if isinstance(raw, bool) or not isinstance(raw, Real | str):
-            raise Invalid("must be a number")
+            raise InvalidValue("must be a number")
         try:
             value = float(raw)
         except (ValueError, OverflowError):
-            raise Invalid("must be a number") from None
+            raise InvalidValue("must be a number") from None
         # NaN fails every comparison, so it is refused here too
         if not (self.least <= value <= self.most) or (self.above and value == self.least):
-            raise Invalid(self.rule)
+            raise InvalidValue(self.rule)
         return value
 
     def describe(self) -> str:
@@ -127,7 +127,7 @@ class Number(Kind):
 
 
 @frozen(kw_only=True)
-class Choice(Kind):
+class Choice(ValueType):
     """One of a few words. `spellings` are other ways to write them, in lower case."""
 
     names: tuple[str, ...]
@@ -139,14 +139,16 @@ class Choice(Kind):
                 name = self.spellings.get(text, text)
                 if name in self.names:
                     return name
-        raise Invalid(f"must be one of {', '.join(self.names)}{suggestion(str(raw), self.names)}")
+        raise InvalidValue(
+            f"must be one of {', '.join(self.names)}{suggestion(str(raw), self.names)}"
+        )
 
     def describe(self) -> str:
         return ", ".join(self.names)
 
 
 @frozen
-class Switch(Kind):
+class Switch(ValueType):
     """On or off."""
 
     def read(self, raw: object) -> Value:
@@ -155,7 +157,7 @@ class Switch(Kind):
         words = {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}
         text = str(raw).strip().lower()
         if text not in words:
-            raise Invalid(f"must be one of {', '.join(words)}")
+            raise InvalidValue(f"must be one of {', '.join(words)}")
         return words[text]
 
     def describe(self) -> str:
@@ -166,7 +168,7 @@ class Switch(Kind):
 
 
 @frozen(kw_only=True)
-class Text(Kind):
+class Text(ValueType):
     """A text that is not empty and, when `pattern` is given, matches all of it; `rule` says what
     that means.
 
@@ -183,9 +185,9 @@ class Text(Kind):
             return None
         text = str(raw) if isinstance(raw, PurePath) else raw
         if not isinstance(text, str) or not text:
-            raise Invalid("must be a text that is not empty")
+            raise InvalidValue("must be a text that is not empty")
         if not re.fullmatch(self.pattern, text):
-            raise Invalid(self.rule)
+            raise InvalidValue(self.rule)
         return text
 
     def describe(self) -> str:
@@ -195,7 +197,7 @@ class Text(Kind):
         return str(self.word) if value is None else str(value)
 
 
-class Repeated(Kind):
+class Repeated(ValueType):
     """Several entries: a list or a table in a file or in Python, a flag that may be repeated."""
 
     @property
@@ -229,11 +231,11 @@ class Texts(Repeated):
             return [
                 f"{name}.{key}={entry}"
                 for name, table in raw.items()
-                for key, entry in entries(table)
+                for key, entry in table_entries(table)
             ]
         if isinstance(raw, list | tuple):
             return raw
-        raise Invalid("must be a text or a list of texts")
+        raise InvalidValue("must be a text or a list of texts")
 
     @property
     def form(self) -> str:
@@ -243,10 +245,10 @@ class Texts(Repeated):
         return " ".join(map(str, value)) if isinstance(value, tuple) else ""
 
 
-def entries(table: object) -> Iterable[tuple[str, object]]:
+def table_entries(table: object) -> Iterable[tuple[str, object]]:
     """The keys and values of a table.   raises: Invalid when it is none"""
     if not isinstance(table, Mapping):
-        raise Invalid("must be tables of options, one table a plugin")
+        raise InvalidValue("must be tables of options, one table a plugin")
     return table.items()
 
 

@@ -27,7 +27,7 @@ for a date.
 """
 
 
-class Loader(yaml.SafeLoader):
+class SettingsLoader(yaml.SafeLoader):
     """Plain values. Keys are text, as in TOML and JSON; one that comes twice and an alias are
     errors.
 
@@ -61,10 +61,10 @@ class Loader(yaml.SafeLoader):
 
 
 for _name, (_words, _first) in SCALARS.items():
-    Loader.add_implicit_resolver(
+    SettingsLoader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_words})\Z"), list(_first)
     )
-Loader.add_constructor("tag:yaml.org,2002:map", Loader.construct_table)
+SettingsLoader.add_constructor("tag:yaml.org,2002:map", SettingsLoader.construct_table)
 
 
 def read_yaml(text: str) -> Any:
@@ -73,7 +73,7 @@ def read_yaml(text: str) -> Any:
     raises: ValueError
     """
     try:
-        value = Loader(text).get_single_data()
+        value = SettingsLoader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f", at line {mark.line + 1}, column {mark.column + 1}"

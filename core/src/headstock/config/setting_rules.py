@@ -20,17 +20,22 @@ def check_pool_sizes(config: EngineConfig) -> None:
     """Raise UsageError when more than one size of the pool is set."""
     unset = {"memory_ratio": DEFAULT_MEMORY_RATIO}
     sizes = {name: getattr(config, name) for name in POOL_SIZES}
-    given = [f"{flag(name)} {size}" for name, size in sizes.items() if size != unset.get(name)]
+    given = [
+        f"{make_size_flag(name)} {size}" for name, size in sizes.items() if size != unset.get(name)
+    ]
     if len(given) > 1:
-        raise UsageError(two_sizes(given))
+        raise UsageError(describe_size_conflict(given))
 
 
-def two_sizes(said: Sequence[str]) -> str:
-    """What to say when several pool sizes are given; `said` is how each was put."""
-    return f"{' and '.join(said)}: give at most one of {', '.join(map(flag, POOL_SIZES))}"
+def describe_size_conflict(source_text: Sequence[str]) -> str:
+    """What to say when several pool sizes are given; `source_text` is how each was put."""
+    return (
+        f"{' and '.join(source_text)}: give at most one of "
+        f"{', '.join(map(make_size_flag, POOL_SIZES))}"
+    )
 
 
-def flag(name: str) -> str:
+def make_size_flag(name: str) -> str:
     """The flag of a pool size."""
     return "--" + name.replace("_", "-")
 
