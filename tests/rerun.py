@@ -18,7 +18,12 @@ from headstock.spi import (
     RunnerSpec,
     SpiRange,
 )
-from headstock_cuda_graph.recording import PiecewiseRecording, PiecewiseWork, Recording, skip
+from headstock_cuda_graph.capture import (
+    CapturedGraph,
+    PiecewiseGraph,
+    PiecewiseWork,
+    skip_attention,
+)
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 T = TypeVar("T")
@@ -38,39 +43,39 @@ def spec() -> RunnerSpec:
 
 
 class RerunRunner(CudaGraphRunner):
-    """The runner, with recordings that a CPU can make."""
+    """The runner, with graphs that a CPU can make."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__(program, Rerecorder())
+        super().__init__(program, RerunCapturer())
 
 
-class Rerecorder:
+class RerunCapturer:
     """Recordings that compute again."""
 
-    def __call__(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
-        """See `record`."""
-        return record(work, warm=warm)
+    def __call__(self, work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
+        """See `capture`."""
+        return capture(work, warm=warm)
 
-    def pieces(self, work: PiecewiseWork) -> PiecewiseRecording:
+    def capture_pieces(self, work: PiecewiseWork) -> PiecewiseGraph:
         """Work whose result stays at its addresses; the attention it is given is called as often as
         it has layers.
         """
-        result = work(skip)
-        return PiecewiseRecording(lambda attend: write(result, work(attend)), result)
+        result = work(skip_attention)
+        return PiecewiseGraph(lambda attend: write(result, work(attend)), result)
 
     def is_worthwhile(self, work: PiecewiseWork) -> bool:
         """Whatever it takes."""
         return True
 
 
-def record(work: Callable[[], T], *, warm: bool) -> Recording[T]:
+def capture(work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
     """Work whose result stays at its addresses, like that of a graph."""
     result = work()
 
     def replay() -> None:
         write(result, work())
 
-    return Recording(replay, result)
+    return CapturedGraph(replay, result)
 
 
 def write(old: object, new: object) -> None:

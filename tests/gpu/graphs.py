@@ -41,13 +41,13 @@ class Compared:
     def __call__(self, step: DecodeStep) -> Sample | None:
         """What the replay sampled."""
         runner, count = self.runner, len(step.row_ids)
-        known = [size for size in runner.recorded if size >= count]
-        before = {size: set(bucket.samplers) for size, bucket in runner.recorded.items()}
+        known = [size for size in runner.captured if size >= count]
+        before = {size: set(bucket.samplers) for size, bucket in runner.captured.items()}
         sample = self.decode(step)
         if sample is None:
             self.steps["left to run"] += 1
             return None
-        bucket = runner.recorded[known[0]]
+        bucket = runner.captured[known[0]]
         replayed = bucket.forward.result.clone()
         again = runner.forward(bucket.inputs, bucket.plan)
         program = runner.program
@@ -58,8 +58,8 @@ class Compared:
         self.steps["steps"] += 1
         self.steps["hidden states differ"] += not torch.equal(replayed[:count], again[:count])
         self.steps["logits differ"] += not torch.equal(*logits)
-        self.steps["recorded while serving"] += sum(
-            len(bucket.samplers) - len(before[size]) for size, bucket in runner.recorded.items()
+        self.steps["captured while serving"] += sum(
+            len(bucket.samplers) - len(before[size]) for size, bucket in runner.captured.items()
         )
         return sample
 
@@ -83,14 +83,14 @@ def bits(attn: str, batch: int) -> dict[str, Any]:
 
 
 def lengths(attn: str) -> dict[str, Any]:
-    """One row across 512, 1,024 and 2,048 tokens: nothing is recorded anew, nothing moves."""
+    """One row across 512, 1,024 and 2,048 tokens: nothing is captured anew, nothing moves."""
     with LLM("demo", attn=attn, **SETTINGS | {"max_running_requests": 2}) as llm:
         runner = llm.engine.executor.runner
 
         def places() -> dict[int, tuple[int, int]]:
             return {
                 n: (b.inputs.data_ptr(), b.forward.result.data_ptr())
-                for n, b in runner.recorded.items()
+                for n, b in runner.captured.items()
             }
 
         before = places()
@@ -98,7 +98,7 @@ def lengths(attn: str) -> dict[str, Any]:
         params = SamplingParams(temperature=0.0, max_tokens=2100, ignore_eos=True)
         (output,) = llm.generate(["Once upon a time"], params)
         tokens = len(output.outputs[0].token_ids)
-        same = before == places() and not compared.steps["recorded while serving"]
+        same = before == places() and not compared.steps["captured while serving"]
     steps = dict(compared.steps)
     return {"ok": same and tokens == 2100 and not steps["logits differ"], "tokens": tokens} | steps
 

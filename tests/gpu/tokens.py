@@ -131,7 +131,7 @@ def answer(attn: str, **more: Any) -> dict[str, Any]:
             ready = time.monotonic()
             outputs = llm.generate(list(asked), SamplingParams(temperature=0, max_tokens=16))
             seconds = time.monotonic() - ready
-            graphs = sorted(getattr(llm.engine.executor.runner, "recorded", ()))
+            graphs = sorted(getattr(llm.engine.executor.runner, "captured", ()))
             cached = llm.engine.stats().cached_tokens
             notes, page_size = llm.engine.summary.notes, llm.engine.summary.page_size
     except CannotRun as error:

@@ -113,7 +113,7 @@ def test_long_contexts_are_replayed_in_pieces(toys: Toys, monkeypatch: pytest.Mo
     engine.close()
 
 
-def test_the_summary_says_how_many_token_counts_are_recorded(toys: Toys) -> None:
+def test_the_summary_says_how_many_token_counts_are_captured(toys: Toys) -> None:
     engine = toys.engine(runner="rerun", max_batch_tokens=64)
     assert any("and 4 token counts up to 64" in note for note in engine.summary.notes), (
         engine.summary.notes

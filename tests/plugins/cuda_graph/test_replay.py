@@ -1,4 +1,4 @@
-"""Replayed decode steps: the same tokens, from the right recordings, whatever fails."""
+"""Replayed decode steps: the same tokens, from the right graphs, whatever fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from often import often
-from rerun import record
+from rerun import capture
 from toy_engine import Toys, Trial, random_requests, request
 
 from headstock import SamplingParams
@@ -39,7 +39,7 @@ def watch(engine: Engine) -> Counter[int | None]:
     def counted(step: DecodeStep) -> Sample | None:
         sample = decode(step)
         assert sample is None or len(sample.tokens) == len(sample.healthy) == len(step.row_ids)
-        sizes = [size for size in runner.recorded if size >= len(step.row_ids)]
+        sizes = [size for size in runner.captured if size >= len(step.row_ids)]
         counts[min(sizes) if sample is not None else None] += 1
         return sample
 
@@ -104,22 +104,22 @@ def test_steps_with_prompt_tokens_are_not_offered_as_decode_steps(toys: Toys) ->
 
 
 @pytest.mark.feature("G6")
-def test_other_values_never_make_a_new_recording(toys: Toys) -> None:
+def test_other_values_never_make_a_new_graph(toys: Toys) -> None:
     engine = replaying(toys)
     runner = getattr(engine.executor, "inner", engine.executor).runner
-    before = {size: (id(each), set(each.samplers)) for size, each in runner.recorded.items()}
-    addresses = [each.inputs.data_ptr() for each in runner.recorded.values()]
+    before = {size: (id(each), set(each.samplers)) for size, each in runner.captured.items()}
+    addresses = [each.inputs.data_ptr() for each in runner.captured.values()]
     Trial(engine).run([request(str(i), range(1, 5 + 6 * i), 25) for i in range(8)])
 
     assert {
-        size: (id(each), set(each.samplers)) for size, each in runner.recorded.items()
+        size: (id(each), set(each.samplers)) for size, each in runner.captured.items()
     } == before
-    assert [each.inputs.data_ptr() for each in runner.recorded.values()] == addresses
+    assert [each.inputs.data_ptr() for each in runner.captured.values()] == addresses
     engine.close()
 
 
 @pytest.mark.feature("G8")
-def test_the_first_step_of_a_kind_of_sampling_is_answered_and_the_kind_recorded(
+def test_the_first_step_of_a_kind_of_sampling_is_answered_and_the_kind_captured(
     toys: Toys,
 ) -> None:
     engine = replaying(toys, max_running_requests=1)
@@ -131,7 +131,7 @@ def test_the_first_step_of_a_kind_of_sampling_is_answered_and_the_kind_recorded(
     )
 
     assert trial.outputs == eager.outputs
-    assert [sorted(kind) for kind in runner.recorded[1].samplers][2:] == [
+    assert [sorted(kind) for kind in runner.captured[1].samplers][2:] == [
         ["min_p", "temperature", "top_k", "top_p"]
     ]
     engine.close()
@@ -140,7 +140,7 @@ def test_the_first_step_of_a_kind_of_sampling_is_answered_and_the_kind_recorded(
 @pytest.mark.parametrize(
     "settings", [{"logprobs": 2}, {"frequency_penalty": 0.9}, {"logit_bias": {3: 9.0}}]
 )
-def test_settings_that_no_recording_knows_are_sampled_after_the_replay(
+def test_settings_that_no_graph_samples_by_are_sampled_after_the_replay(
     toys: Toys, settings: dict[str, Any]
 ) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=20, **settings)
@@ -170,7 +170,7 @@ def test_a_capture_that_fails_turns_graphs_off_with_one_warning(
     assert any("graphs are off" in note for note in engine.summary.notes)
 
     Trial(engine).run([request(str(i), range(1, 9), 12) for i in range(4)])
-    assert not engine.executor.inner.runner.inner.recorded
+    assert not engine.executor.inner.runner.inner.captured
     engine.close()
 
 
@@ -178,20 +178,20 @@ def test_a_capture_that_fails_turns_graphs_off_with_one_warning(
 def test_a_capture_that_fails_midway_leaves_nothing_to_replay(
     toys: Toys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recordings = count()
+    graphs = count()
 
     def fail(work: Any, *, warm: bool) -> Any:
-        if next(recordings) == 4:  # in the second bucket
+        if next(graphs) == 4:  # in the second bucket
             raise RuntimeError("out of memory")
-        return record(work, warm=warm)
+        return capture(work, warm=warm)
 
-    monkeypatch.setattr("rerun.record", fail)
+    monkeypatch.setattr("rerun.capture", fail)
     engine = replaying(toys)
     counts = watch(engine)
     requests = [request(str(i), range(1, 9), 12) for i in range(4)]
     trial = Trial(engine).run(requests)
 
-    assert next(recordings) == 5 and set(counts) == {None}
+    assert next(graphs) == 5 and set(counts) == {None}
     assert any("graphs are off" in note for note in engine.summary.notes)
     assert trial.outputs == Trial(toys.engine()).run(requests).outputs
     engine.close()
@@ -217,7 +217,7 @@ def test_a_limit_of_one_captures_one_row_alone(toys: Toys) -> None:
     engine = replaying(toys, cuda_graph_max_bs=1)
     runner = getattr(engine.executor, "inner", engine.executor).runner
 
-    assert list(runner.recorded) == [1]
+    assert list(runner.captured) == [1]
     assert any("graphs for 1 batch size" in note for note in engine.summary.notes)
     engine.close()
 
@@ -259,7 +259,7 @@ def test_no_rows_no_buckets() -> None:
     assert buckets(0) == token_buckets(0) == ()
 
 
-def test_a_kind_of_sampling_that_cannot_be_recorded_is_computed_each_time(
+def test_a_kind_of_sampling_that_cannot_be_captured_is_computed_each_time(
     toys: Toys, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = replaying(toys, max_running_requests=2)
@@ -268,7 +268,7 @@ def test_a_kind_of_sampling_that_cannot_be_recorded_is_computed_each_time(
     def refuse(work: Any, *, warm: bool) -> Any:
         raise RuntimeError("not in a graph")
 
-    runner.recorder = refuse
+    runner.capturer = refuse
     truncated = SamplingParams(temperature=0.8, top_p=0.7, seed=4, max_tokens=9)
     requests = [request(str(i), range(1, 9), 9, params=truncated) for i in range(2)]
     with caplog.at_level(logging.WARNING, "headstock"):
@@ -276,7 +276,7 @@ def test_a_kind_of_sampling_that_cannot_be_recorded_is_computed_each_time(
 
     assert trial.outputs == Trial(toys.engine(max_running_requests=2)).run(requests).outputs
     (warning,) = caplog.records
-    assert "top_p is not recorded: not in a graph" in warning.getMessage()
+    assert "top_p is not captured: not in a graph" in warning.getMessage()
     engine.close()
 
 
@@ -308,7 +308,7 @@ def test_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
     Trial(engine).run([request(str(i), range(1, 10), 12 + 3 * i) for i in range(9)])
 
     assert {size for _, size in used} == {9, 8, 4, 2, 1}
-    assert all(size == min(each for each in runner.recorded if each >= rows) for rows, size in used)
+    assert all(size == min(each for each in runner.captured if each >= rows) for rows, size in used)
     engine.close()
 
 

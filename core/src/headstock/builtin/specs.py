@@ -59,7 +59,7 @@ def equal_length() -> SchedulerSpec:
 
 
 def eager() -> RunnerSpec:
-    """The runner that records nothing."""
+    """The runner that captures nothing."""
     return RunnerSpec(
         name="eager",
         spi=SPI,

@@ -115,7 +115,7 @@ class InlineExecutor(Executor):
         )
 
     def replay(self, plan: Plan) -> Launched | None:
-        """The plan as a step that the runner has recorded; None when it has not."""
+        """The plan as a step that the runner has captured; None when it has not."""
         step = decode_step(plan, self.sampling, self.buffers)
         sample = None if step is None else self.runner.decode(step)
         if step is None or sample is None:
@@ -123,7 +123,7 @@ class InlineExecutor(Executor):
         return self.launched(sample, step.row_ids, step.positions, np.arange(len(step.row_ids)))
 
     def replay_prompt(self, plan: Plan) -> Launched | None:
-        """The plan as a step with prompt tokens that the runner has recorded; None when it has
+        """The plan as a step with prompt tokens that the runner has captured; None when it has
         not.
         """
         step = prompt_step(plan, self.sampling, self.buffers, self.router.plan)

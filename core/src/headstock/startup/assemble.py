@@ -91,7 +91,7 @@ def assemble(material: Material, buffers: Buffers, max_len: int) -> Assembly:
 
 
 def make_row_tables(buffers: Buffers, sampling: SamplingTable) -> RowTables:
-    """What recorded steps read and write by row; the tensors are those of the buffers."""
+    """What captured steps read and write by row; the tensors are those of the buffers."""
     floats, integers = sampling.columns.floats, sampling.columns.integers
     return RowTables(
         page_size=buffers.page_size,

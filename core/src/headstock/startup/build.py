@@ -134,7 +134,7 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     )
     bounds = limits(config, parts, agreement, memory, model, max_len)
     assembly = assemble(material, buffers, max_len)
-    graphs = record(assembly, material, memory, report)
+    graphs = capture_graphs(assembly, material, memory, report)
     return Build(
         config=config,
         env=env,
@@ -190,7 +190,7 @@ def measured(material: Material, sizes: Mapping[str, Any], max_len: int) -> Spen
         ) from error
 
 
-def record(
+def capture_graphs(
     assembly: Assembly, material: Material, memory: MemoryPlan, report: Report | None
 ) -> tuple[str, ...]:
     """Capture the runner's graphs; what the user should know of it."""

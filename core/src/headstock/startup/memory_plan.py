@@ -15,7 +15,7 @@ from headstock.spi import ModelConfig
 @frozen(kw_only=True)
 class Spent:
     """Bytes that go to other things than weights and the pool: the largest step while it runs, what
-    backends and libraries hold, and recorded graphs. `capturable` is False when graphs were tried
+    backends and libraries hold, and captured graphs. `capturable` is False when graphs were tried
     and could not be captured.
     """
 

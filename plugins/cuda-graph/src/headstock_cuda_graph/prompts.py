@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import AttendInto, Program, PromptStep
-from headstock_cuda_graph.recording import PiecewiseRecording, Recorder, Recording
+from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer, PiecewiseGraph
 from headstock_cuda_graph.uploads import upload
 
 WHOLE_ROWS = 16
@@ -24,7 +24,7 @@ which backends choose what is best for short ones; in pieces they are told the l
 
 @frozen(eq=False)
 class PromptBucket:
-    """Recorded forward passes of `size` tokens, over one input.
+    """Captured forward passes of `size` tokens, over one input.
 
     inputs: [2 * size + 3 * WHOLE_ROWS] int64: the seats and the positions of the tokens; then, for
         `whole` alone, of
@@ -34,8 +34,8 @@ class PromptBucket:
 
     size: int
     inputs: Tensor
-    pieces: PiecewiseRecording
-    whole: Recording[Tensor] | None
+    pieces: PiecewiseGraph
+    whole: CapturedGraph[Tensor] | None
 
 
 class PromptGraphs:
@@ -48,15 +48,15 @@ class PromptGraphs:
     page.
     """
 
-    def __init__(self, program: Program, recorder: Recorder) -> None:
+    def __init__(self, program: Program, capturer: GraphCapturer) -> None:
         self.program = program
-        self.recorder = recorder
+        self.capturer = capturer
         self.captured: dict[int, PromptBucket] = {}
         self.outputs: dict[tuple[int, ...], Tensor] = {}
         self.inputs = program.row_tables.tokens.new_empty(0)
 
     def capture(self, sizes: Sequence[int], report: Callable[[], None]) -> None:
-        """Record forward passes of these token counts, largest first."""
+        """Capture forward passes of these token counts, largest first."""
         rows, padding_row = 3 * WHOLE_ROWS, self.program.row_tables.padding_row
         self.inputs = self.program.row_tables.tokens.new_empty(2 * max(sizes, default=0) + rows)
         for size in sizes:
@@ -69,21 +69,21 @@ class PromptGraphs:
             inputs[-2 * WHOLE_ROWS :] = 1
 
             pieces = partial(self.forward, inputs[: 2 * size].view(2, size))
-            if self.recorder.is_worthwhile(pieces):
+            if self.capturer.is_worthwhile(pieces):
                 whole = self.capture_whole(inputs, size)
                 self.captured[size] = PromptBucket(
-                    size, inputs, self.recorder.pieces(pieces), whole
+                    size, inputs, self.capturer.capture_pieces(pieces), whole
                 )
             report()
         self.captured = dict(sorted(self.captured.items()))
 
-    def capture_whole(self, inputs: Tensor, size: int) -> Recording[Tensor] | None:
+    def capture_whole(self, inputs: Tensor, size: int) -> CapturedGraph[Tensor] | None:
         """The forward pass with the calls of attention in it; None when the backend does not go
         into a graph.
         """
         if self.program.prompt_attention is None:
             return None
-        return self.recorder(lambda: self.forward_whole(inputs, size), warm=False)
+        return self.capturer(lambda: self.forward_whole(inputs, size), warm=False)
 
     def forward_whole(self, inputs: Tensor, size: int) -> Tensor:
         """The hidden states of each row's last token. [WHOLE_ROWS, hidden]   writes: the pools"""

@@ -28,28 +28,28 @@ from headstock.spi import (
     Sampling,
 )
 from headstock_cuda_graph.buckets import buckets, token_buckets
+from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
 from headstock_cuda_graph.prompts import PromptGraphs
-from headstock_cuda_graph.recording import CudaRecorder, Recorder, Recording
 from headstock_cuda_graph.uploads import upload
 
 LOG = logging.getLogger("headstock.cudagraph")
 
-KINDS = (
+SAMPLING_KINDS = (
     frozenset[str](),
     frozenset({"temperature"}),
     frozenset({"temperature", "top_k", "top_p", "min_p"}),
 )
-"""Kinds of sampling that are recorded, each by the columns it looks at."""
+"""Kinds of sampling that are captured, each by the columns it looks at."""
 
 
-def kind_of(settings: frozenset[str]) -> frozenset[str]:
-    """The least of `KINDS` that has these columns."""
-    return next(kind for kind in KINDS if settings <= kind)
+def smallest_kind(settings: frozenset[str]) -> frozenset[str]:
+    """The least of `SAMPLING_KINDS` that has these columns."""
+    return next(kind for kind in SAMPLING_KINDS if settings <= kind)
 
 
 @frozen(eq=False)
 class Bucket:
-    """A recorded forward pass of `size` rows: where its input is, its attention plan, and its
+    """A captured forward pass of `size` rows: where its input is, its attention plan, and its
     hidden states.
 
     lines: [3, size] int64, the seats and the positions of the rows, and where their hidden states
@@ -60,8 +60,8 @@ class Bucket:
     size: int
     lines: Tensor
     plan: Any
-    forward: Recording[Tensor]
-    samplers: dict[frozenset[str], Recording[Sample]]
+    forward: CapturedGraph[Tensor]
+    samplers: dict[frozenset[str], CapturedGraph[Sample]]
 
     @property
     def inputs(self) -> Tensor:
@@ -74,15 +74,15 @@ class CudaGraphRunner(Runner):
     tokens, as its largest buckets have; runs everything else as it comes.
     """
 
-    def __init__(self, program: Program, recorder: Recorder | None = None) -> None:
+    def __init__(self, program: Program, capturer: GraphCapturer | None = None) -> None:
         self.program = program
         self.attention = program.attention
-        self.given = recorder
-        self.recorder: Recorder | None = None
+        self.injected_capturer = capturer
+        self.capturer: GraphCapturer | None = None
         self.query_start: Tensor | None = None
-        self.recorded: dict[int, Bucket] = {}
+        self.captured: dict[int, Bucket] = {}
         self.prompts: PromptGraphs | None = None
-        self.unrecorded: set[frozenset[str]] = set()
+        self.uncapturable: set[frozenset[str]] = set()
         self.plans_itself = self.attention.planning is Planning.NONE
 
     def run(self, batch: Batch, attend: Attend) -> Sample:
@@ -90,58 +90,58 @@ class CudaGraphRunner(Runner):
         return run(self.program, batch, attend)
 
     def buckets(self, max_rows: int) -> tuple[int, ...]:
-        """The batch sizes that are recorded."""
+        """The batch sizes that are captured."""
         return buckets(max_rows)
 
     def prompt_buckets(self, max_tokens: int) -> tuple[int, ...]:
-        """The token counts that are recorded for steps with prompt tokens."""
+        """The token counts that are captured for steps with prompt tokens."""
         return token_buckets(max_tokens)
 
     def capture(
         self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
     ) -> Sequence[int]:
-        """Record steps of these sizes. After an error nothing is replayed."""
-        self.recorded, self.prompts = {}, None
+        """Capture steps of these sizes. After an error nothing is replayed."""
+        self.captured, self.prompts = {}, None
         if not buckets:
             return ()
         device = self.program.row_tables.tokens.device
         # A pool of memory ends with its last graph, so each capture begins one of its own.
-        self.recorder = self.given or CudaRecorder()
+        self.capturer = self.injected_capturer or CudaGraphCapturer()
         done, total = count(1), len(buckets) + len(prompt_buckets)
-        prompts = PromptGraphs(self.program, self.recorder)
+        prompts = PromptGraphs(self.program, self.capturer)
         prompts.capture(prompt_buckets, lambda: report(next(done), total))
         self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
         lines = torch.empty(3 * max(buckets), dtype=torch.int64, device=device)
         self.query_start = torch.arange(max(buckets) + 1, dtype=torch.int32, device=device)
-        recorded = {}
+        captured = {}
         for size in buckets:
-            recorded[size] = self.record(lines[: 3 * size].view(3, size))
+            captured[size] = self.capture_bucket(lines[: 3 * size].view(3, size))
             report(next(done), total)
-        self.recorded, self.prompts = dict(sorted(recorded.items())), prompts
+        self.captured, self.prompts = dict(sorted(captured.items())), prompts
         return sorted(prompts.captured, reverse=True)
 
-    def record(self, lines: Tensor) -> Bucket:
+    def capture_bucket(self, lines: Tensor) -> Bucket:
         """A bucket in whose rows nobody sits, with its samplers for greedy rows and for
         temperatures.
         """
-        assert self.recorder is not None
+        assert self.capturer is not None
         size, inputs = lines.shape[1], lines[:2]
         lines[0], lines[1:] = self.program.row_tables.padding_row, 0
         plan = self.attention.backend.graph_plan(
             size, self.attention_step(inputs, np.ones(size, np.int32))
         )
-        forward = self.recorder(lambda: self.forward(inputs, plan), warm=False)
+        forward = self.capturer(lambda: self.forward(inputs, plan), warm=False)
         bucket = Bucket(size, lines, plan, forward, {})
         forward.replay()
-        for kind in KINDS[:2]:
-            self.add_sampler(bucket, kind, warm=False)
+        for kind in SAMPLING_KINDS[:2]:
+            self.capture_sampler(bucket, kind, warm=False)
         return bucket
 
-    def add_sampler(self, bucket: Bucket, kind: frozenset[str], *, warm: bool) -> None:
-        """Record one more way to sample.   writes: bucket.samplers"""
-        assert self.recorder is not None
+    def capture_sampler(self, bucket: Bucket, kind: frozenset[str], *, warm: bool) -> None:
+        """Capture one more way to sample.   writes: bucket.samplers"""
+        assert self.capturer is not None
         hidden = bucket.forward.result
-        bucket.samplers[kind] = self.recorder(
+        bucket.samplers[kind] = self.capturer(
             lambda: self.sample(bucket.inputs, hidden, kind), warm=warm
         )
 
@@ -220,7 +220,7 @@ class CudaGraphRunner(Runner):
 
     def bucket_for(self, count: int) -> Bucket | None:
         """The smallest bucket of at least so many rows."""
-        return next((bucket for size, bucket in self.recorded.items() if size >= count), None)
+        return next((bucket for size, bucket in self.captured.items() if size >= count), None)
 
     def sample_rows(
         self,
@@ -235,31 +235,31 @@ class CudaGraphRunner(Runner):
         writes: row_tables.tokens
         """
         if settings is None:
-            return self.sample_apart(bucket, count, sampling())
-        kind = kind_of(settings)
+            return self.sample_eagerly(bucket, count, sampling())
+        kind = smallest_kind(settings)
         if kind in bucket.samplers:
             bucket.samplers[kind].replay()
-            return first(bucket.samplers[kind].result, count)
+            return first_rows(bucket.samplers[kind].result, count)
         sample = self.sample(bucket.inputs, bucket.forward.result, kind)
-        self.add_late(bucket, kind)
-        return first(sample, count)
+        self.capture_sampler_late(bucket, kind)
+        return first_rows(sample, count)
 
-    def add_late(self, bucket: Bucket, kind: frozenset[str]) -> None:
-        """Record a kind of sampling that was just answered; one that cannot be recorded is never
+    def capture_sampler_late(self, bucket: Bucket, kind: frozenset[str]) -> None:
+        """Capture a kind of sampling that was just answered; one that cannot be captured is never
         tried again.
 
         writes: bucket.samplers
         """
-        if kind in self.unrecorded:
+        if kind in self.uncapturable:
             return
         try:
-            self.add_sampler(bucket, kind, warm=True)
+            self.capture_sampler(bucket, kind, warm=True)
         except Exception as error:
-            self.unrecorded.add(kind)
-            LOG.warning("sampling by %s is not recorded: %s", ", ".join(sorted(kind)), error)
+            self.uncapturable.add(kind)
+            LOG.warning("sampling by %s is not captured: %s", ", ".join(sorted(kind)), error)
 
-    def sample_apart(self, bucket: Bucket, count: int, sampling: Sampling) -> Sample:
-        """The first rows' next tokens by settings that no recording knows.
+    def sample_eagerly(self, bucket: Bucket, count: int, sampling: Sampling) -> Sample:
+        """The first rows' next tokens by settings that no graph samples by.
 
         writes: row_tables.tokens
         """
@@ -269,12 +269,12 @@ class CudaGraphRunner(Runner):
         return sample
 
     def close(self) -> None:
-        """Forget the recordings and the program, which holds the weights and the pool."""
-        self.recorded, self.prompts, self.query_start = {}, None, None
+        """Forget the graphs and the program, which holds the weights and the pool."""
+        self.captured, self.prompts, self.query_start = {}, None, None
         del self.program, self.attention
 
 
-def first(sample: Sample, count: int) -> Sample:
+def first_rows(sample: Sample, count: int) -> Sample:
     """The first rows of a sample."""
     fields = {name: getattr(sample, name) for name in attrs.fields_dict(Sample)}
     return Sample(**{name: tensor[:count] for name, tensor in fields.items() if tensor is not None})

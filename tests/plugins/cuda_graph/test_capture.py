@@ -1,4 +1,4 @@
-"""The recorder of CUDA graphs over a torch.cuda that notes what it is asked."""
+"""The capturer of CUDA graphs over a torch.cuda that notes what it is asked."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from headstock_cuda_graph.recording import CudaRecorder
+from headstock_cuda_graph.capture import CudaGraphCapturer
 
 
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    """The graph that is recorded."""
+    """The graph that is captured."""
     made = Mock(spec=("capture_begin", "capture_end", "replay"))
     for name, stand_in in {
         "graph_pool_handle": Mock(side_effect=[(0, 1), (0, 2)]),
@@ -30,11 +30,11 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return made
 
 
-def test_work_is_done_once_before_it_is_recorded_unless_it_is_warm(graph: Mock) -> None:
+def test_work_is_done_once_before_it_is_captured_unless_it_is_warm(graph: Mock) -> None:
     for warm, times in ((False, 2), (True, 1)):
         work: Any = Mock(return_value="made")
-        recording = CudaRecorder()(work, warm=warm)
-        assert (work.call_count, recording.result, recording.replay) == (
+        graph_of_work = CudaGraphCapturer()(work, warm=warm)
+        assert (work.call_count, graph_of_work.result, graph_of_work.replay) == (
             times,
             "made",
             graph.replay,
@@ -42,7 +42,7 @@ def test_work_is_done_once_before_it_is_recorded_unless_it_is_warm(graph: Mock) 
     assert graph.capture_begin.call_count == graph.capture_end.call_count == 2
 
 
-def test_two_engines_of_a_process_record_one_after_the_other(graph: Mock) -> None:
+def test_two_engines_of_a_process_capture_one_after_the_other(graph: Mock) -> None:
     inside, most = [], []
 
     def work() -> None:
@@ -51,10 +51,10 @@ def test_two_engines_of_a_process_record_one_after_the_other(graph: Mock) -> Non
         most.append(len(inside))
         inside.pop()
 
-    recorders = CudaRecorder(), CudaRecorder()
+    capturers = CudaGraphCapturer(), CudaGraphCapturer()
     with ThreadPoolExecutor(2) as pool:
         assert (
-            len([*pool.map(lambda number: recorders[number % 2](work, warm=True), range(8))]) == 8
+            len([*pool.map(lambda number: capturers[number % 2](work, warm=True), range(8))]) == 8
         )
     assert most == [1] * 8
 
@@ -73,15 +73,15 @@ def test_work_that_spoils_the_capture_is_blamed_and_the_capture_is_ended_all_the
         None,
         None,
     ]
-    recorder = CudaRecorder()
+    capturer = CudaGraphCapturer()
     with pytest.raises(ValueError, match="a number was read from the device"):
-        recorder(Mock(side_effect=ValueError("a number was read from the device")), warm=True)
+        capturer(Mock(side_effect=ValueError("a number was read from the device")), warm=True)
     end.assert_called_once_with(3, (0, 1))
     assert graph.capture_end.call_count == 2, (
         "a capture must end well before torch draws random numbers again"
     )
 
-    recorder(Mock(), warm=True)
+    capturer(Mock(), warm=True)
     assert [each.kwargs["pool"] for each in graph.capture_begin.call_args_list] == [
         (0, 1),
         (0, 2),

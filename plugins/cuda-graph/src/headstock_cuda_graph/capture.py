@@ -1,4 +1,4 @@
-"""Recording work so that it can be done again at the cost of one launch, or of one for each of its
+"""Capturing work so that it can be done again at the cost of one launch, or of one for each of its
 pieces.
 """
 
@@ -22,29 +22,29 @@ LOG = logging.getLogger("headstock.cudagraph")
 T = TypeVar("T")
 
 MOST_HIDDEN = 1.5
-"""How many times longer than its launches work may take on the device and still be recorded. The
+"""How many times longer than its launches work may take on the device and still be captured. The
 launches of a step that takes longer cost nothing, since the host runs ahead of the device.
 """
 
 CAPTURING = threading.Lock()
-"""Held while something is recorded: torch has one stream for captures, which all engines of a
+"""Held while something is captured: torch has one stream for captures, which all engines of a
 process share.
 """
 
 
 @frozen(eq=False)
-class Recording(Generic[T]):
-    """Work that was recorded: `replay` does it again, and leaves what it makes in `result`."""
+class CapturedGraph(Generic[T]):
+    """Work that was captured: `replay` does it again, and leaves what it makes in `result`."""
 
     replay: Callable[[], object]
     result: T
 
 
 @frozen(eq=False)
-class PiecewiseRecording:
-    """Work that was recorded but for the calls of attention in it: `replay` does the rest again,
+class PiecewiseGraph:
+    """Work that was captured but for the calls of attention in it: `replay` does the rest again,
     calls the attention that it is given, and leaves what the work makes in `result`, until another
-    piecewise recording is replayed.
+    piecewise graph is replayed.
     """
 
     replay: Callable[[AttendInto], object]
@@ -55,23 +55,23 @@ PiecewiseWork = Callable[[AttendInto], Tensor]
 """Work that calls the attention it is given."""
 
 
-class Recorder(Protocol):
-    """Whatever can record work."""
+class GraphCapturer(Protocol):
+    """Captures work as graphs."""
 
-    def pieces(self, work: PiecewiseWork) -> PiecewiseRecording:
-        """A recording of `work` that calls attention anew each time."""
+    def capture_pieces(self, work: PiecewiseWork) -> PiecewiseGraph:
+        """Graphs of `work` that calls attention anew each time."""
 
     def is_worthwhile(self, work: PiecewiseWork) -> bool:
         """Whether launching `work` takes the host longer than doing it takes the device."""
 
-    def __call__(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
-        """A recording of `work`; when not `warm` it is done once beforehand, for what libraries do
+    def __call__(self, work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
+        """A graph of `work`; when not `warm` it is done once beforehand, for what libraries do
         at first use.
         """
 
 
-class CudaRecorder:
-    """Records CUDA graphs, which share one pool of memory: no two of them run at the same time."""
+class CudaGraphCapturer:
+    """Captures CUDA graphs, which share one pool of memory: no two of them run at the same time."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
@@ -79,13 +79,13 @@ class CudaRecorder:
         # MiB each.
         self.stream = torch.cuda.graph(torch.cuda.CUDAGraph()).capture_stream
 
-    def __call__(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
+    def __call__(self, work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
         """A graph of `work`.   raises: what `work` raises"""
         with CAPTURING:
-            return self.record(work, warm=warm)
+            return self.capture_locked(work, warm=warm)
 
-    def record(self, work: Callable[[], T], *, warm: bool) -> Recording[T]:
-        """A graph of `work`, nothing else being recorded."""
+    def capture_locked(self, work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
+        """A graph of `work`, nothing else being captured."""
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
@@ -93,24 +93,24 @@ class CudaRecorder:
             if not warm:
                 work()
                 self.stream.synchronize()
-            # Other threads may go on allocating: only this one's work is recorded.
+            # Other threads may go on allocating: only this one's work is captured.
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 result = work()
             except BaseException:
-                self.give_up(graph)
+                self.abandon_capture(graph)
                 raise
             graph.capture_end()
         here.wait_stream(self.stream)
-        return Recording(graph.replay, result)
+        return CapturedGraph(graph.replay, result)
 
-    def pieces(self, work: PiecewiseWork) -> PiecewiseRecording:
+    def capture_pieces(self, work: PiecewiseWork) -> PiecewiseGraph:
         """A list of graphs with calls of attention between them.   raises: what `work` raises"""
         with CAPTURING:
             here = torch.cuda.current_stream()
             self.stream.wait_stream(here)
             with torch.cuda.stream(self.stream):
-                graphs, calls, result = self.record_pieces(work)
+                graphs, calls, result = self.capture_pieces_locked(work)
             here.wait_stream(self.stream)
 
         def replay(attend: AttendInto) -> None:
@@ -119,9 +119,9 @@ class CudaRecorder:
                 attend(*call)
                 graph.replay()
 
-        return PiecewiseRecording(replay, result)
+        return PiecewiseGraph(replay, result)
 
-    def record_pieces(
+    def capture_pieces_locked(
         self, work: PiecewiseWork
     ) -> tuple[list[torch.cuda.CUDAGraph], list[tuple[Tensor, int, Tensor]], Tensor]:
         """The graphs, the arguments of the attention between them, and what the work gave."""
@@ -134,38 +134,38 @@ class CudaRecorder:
 
         def interrupt(q: Tensor, index: int, out: Tensor) -> None:
             graphs[-1].capture_end()
-            calls.append((borrowed(q), index, out))
+            calls.append((unowned_view(q), index, out))
             begin()
 
         begin()
         try:
             result = work(interrupt)
         except BaseException:
-            self.give_up(graphs[-1])
+            self.abandon_capture(graphs[-1])
             raise
         graphs[-1].capture_end()
-        return graphs, calls, borrowed(result)
+        return graphs, calls, unowned_view(result)
 
     def is_worthwhile(self, work: PiecewiseWork) -> bool:
         """Whether launching `work` takes longer than doing it: where it does not, launches hide
         behind the device, and padding to a bucket only adds work. Attention is left out of both.
         """
         with CAPTURING, torch.cuda.stream(self.stream):
-            work(skip)  # compiles, and takes what libraries keep
+            work(skip_attention)  # compiles, and takes what libraries keep
             self.stream.synchronize()
             first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             began = time.perf_counter()
             first.record()
-            work(skip)
+            work(skip_attention)
             last.record()
             launched = time.perf_counter() - began
             last.synchronize()
             return first.elapsed_time(last) < 1e3 * launched * MOST_HIDDEN
 
-    def give_up(self, graph: torch.cuda.CUDAGraph) -> None:
+    def abandon_capture(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture whose work failed. Where that spoilt it, torch's own end stops half way,
         and three things take it to be open: the allocator, which would give nothing back of what it
-        keeps for later; the allocator of pinned memory, which would refuse to record into the same
+        keeps for later; the allocator of pinned memory, which would refuse to capture into the same
         pool again; and the generator of random numbers, which would draw none until another capture
         ends as it should.
         """
@@ -182,9 +182,9 @@ class CudaRecorder:
                 torch.cuda.memory._cuda_releasePool(device, self.pool)
             self.pool = torch.cuda.graph_pool_handle()
             with suppress(RuntimeError):
-                self.record_nothing()
+                self.capture_nothing()
 
-    def record_nothing(self) -> None:
+    def capture_nothing(self) -> None:
         """Begin and end a capture.   raises: RuntimeError"""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
@@ -192,11 +192,11 @@ class CudaRecorder:
         graph.capture_end()
 
 
-def skip(q: Tensor, index: int, out: Tensor) -> None:
+def skip_attention(q: Tensor, index: int, out: Tensor) -> None:
     """Compute no attention."""
 
 
-class Address:
+class UnownedMemory:
     """Device memory by its address, kept alive by nobody."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
@@ -208,14 +208,14 @@ class Address:
         }
 
 
-def borrowed(tensor: Tensor) -> Tensor:
+def unowned_view(tensor: Tensor) -> Tensor:
     """The same memory as a tensor that does not keep it.
 
     What a graph makes lives in its pool as long as the graph does. A reference would keep later
     captures from using the memory too, though they only run when nobody reads it any more: 470 MB
     for the queries of 2,048 tokens in 28 layers.
     """
-    memory: Tensor = torch.as_tensor(Address(tensor.untyped_storage()), device=tensor.device)
+    memory: Tensor = torch.as_tensor(UnownedMemory(tensor.untyped_storage()), device=tensor.device)
     return memory.view(tensor.dtype).as_strided(
         tensor.shape, tensor.stride(), tensor.storage_offset()
     )
