@@ -11,13 +11,13 @@ import torch
 from ops_cases import Shape
 from sampling_cases import SETTINGS, sampling_of
 
-from headstock.nn import sampling as torch_sampling
+from headstock.nn import sampler as torch_sampler
 from headstock.nn.kv import kv_cells
-from headstock.nn.rope import Turns
+from headstock.nn.rope import CosSin
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Weight
-from headstock_triton import activation, linear, norm, sampling
-from headstock_triton.heads import turn_and_store
+from headstock_triton import activation, linear, norm, sampler
+from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.truncation import bracket, sort
 
 DEVICE = "cuda"
@@ -90,7 +90,7 @@ def layer_times(shape: Shape, tokens: int) -> dict[str, Any]:
     head_weight = Weight(tensor=cases.noise(both, shape.head_dim, dtype=dtype, device=DEVICE))
     qkvs = many(tokens, (both + shape.kv_heads) * shape.head_dim)
     gates = many(tokens, 2 * shape.intermediate)
-    turns, cells = Turns.at(table, positions, dtype), kv_cells(slots, page_size)
+    turns, cells = CosSin.at_positions(table, positions, dtype), kv_cells(slots, page_size)
 
     def torch_norm(i: int) -> object:
         totals[i].add_(terms[i])
@@ -106,7 +106,7 @@ def layer_times(shape: Shape, tokens: int) -> dict[str, Any]:
 
     def heads(i: int) -> object:
         tensors = (qkvs[i], head_weight.tensor, table, positions, slots, pool)
-        return turn_and_store(*tensors, heads=shape.heads, eps=cases.EPS)
+        return rope_and_store_kv(*tensors, heads=shape.heads, eps=cases.EPS)
 
     works: dict[str, tuple[Callable[[int], object], float]] = {
         "norm": (
@@ -173,10 +173,10 @@ def sampling_times(rows: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for label, logits in (("flat", flat), ("peaked", peaked)):
         found[label] = speed(
-            graph_us(lambda i, logits=logits: sampling.sample(logits, asked), 1), 2 * logits.numel()
+            graph_us(lambda i, logits=logits: sampler.sample(logits, asked), 1), 2 * logits.numel()
         )
     found["torch, flat"] = speed(
-        device_us(lambda i: torch_sampling.sample(flat.float(), asked)), 2 * flat.numel()
+        device_us(lambda i: torch_sampler.sample(flat.float(), asked)), 2 * flat.numel()
     )
     return found
 

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headstock.nn.moe import counts_on_device, mix_experts, one_by_one, route, together
+from headstock.nn.moe import (
+    has_grouped_mm,
+    mix_experts,
+    route,
+    run_experts_grouped,
+    run_experts_one_by_one,
+)
 from headstock.spi import Experts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -36,15 +42,15 @@ def test_experts_together_are_as_near_to_float32_as_one_by_one(tokens: int) -> N
         noise(tokens, EXPERTS.count, seed=4),
         weights(),
     )
-    if not counts_on_device(x, gate_up):
+    if not has_grouped_mm(x, gate_up):
         pytest.skip("no kernel for groups counted on this device")
     chosen, ids = route(scores, EXPERTS)
     order = ids.flatten().argsort(stable=True)
     grouped = x[order // EXPERTS.per_token]
-    exact = one_by_one(grouped.float(), ids, gate_up.float(), down.float())
+    exact = run_experts_one_by_one(grouped.float(), ids, gate_up.float(), down.float())
     off = [
         (way(grouped, ids, gate_up, down).float() - exact).square().mean().sqrt().item()
-        for way in (together, one_by_one)
+        for way in (run_experts_grouped, run_experts_one_by_one)
     ]
 
     assert off[0] <= 1.1 * off[1]
@@ -54,7 +60,7 @@ def test_experts_together_are_as_near_to_float32_as_one_by_one(tokens: int) -> N
 def test_a_graph_of_experts_follows_the_tokens_that_it_is_replayed_with() -> None:
     gate_up, down = weights()
     x, scores = noise(16, HIDDEN, seed=5), noise(16, EXPERTS.count, seed=6)
-    if not counts_on_device(x, gate_up):
+    if not has_grouped_mm(x, gate_up):
         pytest.skip("no kernel for groups counted on this device")
     mix_experts(x, *route(scores, EXPERTS), gate_up, down)
     graph = torch.cuda.CUDAGraph()

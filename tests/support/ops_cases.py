@@ -14,7 +14,7 @@ from torch import Tensor
 from headstock.nn.decoder import forward
 from headstock.nn.kv import kv_cells
 from headstock.nn.parameters import parameters
-from headstock.nn.rope import Turns, rope_table
+from headstock.nn.rope import CosSin, rope_table
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
     Batch,
@@ -29,7 +29,7 @@ from headstock.spi import (
     Weight,
 )
 from headstock_triton import activation, linear, norm
-from headstock_triton.heads import turn_and_store
+from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.ops import TritonOps
 
 EPS = 1e-6
@@ -228,13 +228,13 @@ def heads_case(
         (pages, 2, page_size, shape.kv_heads, shape.head_dim), 7.0, dtype=dtype, device=device
     ).to(pool_dtype or dtype)
     expected_pool = pool.clone()
-    q = turn_and_store(qkv, weight, table, positions, slots, pool, heads=shape.heads, eps=EPS)
+    q = rope_and_store_kv(qkv, weight, table, positions, slots, pool, heads=shape.heads, eps=EPS)
 
     view = qkv.clone().view(tokens, both + shape.kv_heads, shape.head_dim)
     qk = heads = view[:, :both]
     if weight is not None:
         heads = ops.head_norm(qk, Weight(tensor=weight), EPS)
-    ops.rotate_(heads, Turns.at(table, positions, dtype), qk)
+    ops.rotate_(heads, CosSin.at_positions(table, positions, dtype), qk)
     kv = view[:, shape.heads :].view(tokens, 2, shape.kv_heads, shape.head_dim)
     ops.store_kv_(expected_pool, kv_cells(slots, page_size), kv)
     assert q.is_contiguous()

@@ -9,9 +9,9 @@ import torch
 from ops_cases import noise
 from torch import Tensor
 
-from headstock.nn import sampling as torch_sampling
+from headstock.nn import sampler as torch_sampler
 from headstock.spi import Sample, Sampling
-from headstock_triton import sampling
+from headstock_triton import sampler
 from headstock_triton.truncation import bracket, sort
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -62,15 +62,15 @@ def sampling_case(
         logits_of(rows, vocab, dtype, device),
         sampling_of(rows, device, settings, **more),
     )
-    expected = torch_sampling.sample(logits.to(torch.float32, copy=True), asked)
-    found = sampling.sample(logits.clone(), asked)
+    expected = torch_sampler.sample(logits.to(torch.float32, copy=True), asked)
+    found = sampler.sample(logits.clone(), asked)
     assert bool((found.healthy == expected.healthy).all()), "other rows are healthy"
     assert bool(((found.tokens >= 0) & (found.tokens < vocab)).all())
     sound = found.healthy
     others = sound & (found.tokens != expected.tokens)
     if bool(others.any()):
         assert asked.temperature is not None, "greedy rows have another token"
-        scores = torch_sampling.noisy(logits.float(), asked.temperature, asked)
+        scores = torch_sampler.gumbel_scores(logits.float(), asked.temperature, asked)
         ours, theirs = (scores.gather(1, each.tokens[:, None])[:, 0] for each in (found, expected))
         assert bool((theirs - ours)[others].max() < 1e-4), (
             f"tokens that torch rates lower, in {int(others.sum())} rows"
@@ -127,7 +127,7 @@ def compare_cut(logits: Tensor, asked: Sampling) -> float:
 def torch_cut(scores: Tensor, asked: Sampling) -> Tensor:
     """The scores with minus infinity where torch cuts."""
     if asked.min_p is not None:
-        scores = torch_sampling.keep_min_p(scores, asked.min_p)
+        scores = torch_sampler.apply_min_p(scores, asked.min_p)
     if asked.top_k is not None or asked.top_p is not None:
-        scores = torch_sampling.keep_top(scores, asked.top_k, asked.top_p)
+        scores = torch_sampler.apply_top_k_top_p(scores, asked.top_k, asked.top_p)
     return scores

@@ -20,7 +20,7 @@ from torch import Tensor
 from toy_schedule import POWERS, PRIME, VOCAB
 
 from headstock.nn.decoder import forward, logits
-from headstock.nn.sampling import sample
+from headstock.nn.sampler import sample
 from headstock.spi import (
     AttentionBackend,
     AttentionCapabilities,
@@ -172,7 +172,7 @@ class ToyOps(Ops):
         """Nothing yet.   returns: [tokens, 1]"""
         return torch.zeros((len(batch.tokens), 1))
 
-    def attn_in(
+    def qkv_rope_store(
         self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Tensor:
         """The position as query.   returns: [tokens, 1, 2]    writes: batch.pools[layer.index]"""

@@ -13,7 +13,7 @@ import torch
 from headstock import SamplingParams
 from headstock.execution.buffers import Buffers
 from headstock.execution.sampling_inputs import SamplingTable
-from headstock.nn.sampling import sample
+from headstock.nn.sampler import sample
 from headstock.scheduler import Request
 
 VOCAB, PROMPT, OUTPUT = 50, [3, 4, 5], 8

@@ -214,11 +214,13 @@ def noise_of_the_batch(select: Any, self: Any, rows: Any, positions: Any, table:
     return chosen if chosen.seeds is None else evolve(chosen, seeds=torch.arange(len(chosen.seeds)))
 
 
-def stray(attn_in: Any, self: Any, x: Any, params: Any, config: Any, layer: Any, batch: Any) -> Any:
+def stray(
+    qkv_rope_store: Any, self: Any, x: Any, params: Any, config: Any, layer: Any, batch: Any
+) -> Any:
     """A kernel writes each token to the page before its own, too."""
     pool, slots = batch.pools[layer.index], batch.slots[layer.group]
     pool[slots // pool.shape[2] - 1, 0, slots % pool.shape[2], 0] = 3.0
-    return attn_in(self, x, params, config, layer, batch)
+    return qkv_rope_store(self, x, params, config, layer, batch)
 
 
 MUTANTS = {
@@ -295,7 +297,7 @@ MUTANTS = {
         around(sampling_inputs.SamplingTable, "select", noise_of_the_batch), DIFFERS
     ),
     "stray write": Mutant(
-        around(toy_plugins.ToyOps, "attn_in", stray), "written though it was free"
+        around(toy_plugins.ToyOps, "qkv_rope_store", stray), "written though it was free"
     ),
 }
 """What is broken -> how, and in which words it is noticed."""

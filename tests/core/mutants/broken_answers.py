@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headstock.engine import output_tracker as ledger
 from headstock.execution import logit_rules
-from headstock.nn import config, penalties, sampling
+from headstock.nn import decoder_config, penalties, sampler
 from headstock.requests import client, input_processor, prompt_request
 from headstock.text import answer, detokenizer
 from headstock.text.stop import StopStrings
@@ -26,48 +26,50 @@ TEXT_DIFFERS = r"assert '.* == "
 """Two texts that were to be equal are not."""
 
 
-def min_p_last(noisy: Any, logits: Tensor, temperature: Tensor, asked: Any) -> Tensor:
+def min_p_last(gumbel_scores: Any, logits: Tensor, temperature: Tensor, asked: Any) -> Tensor:
     """min-p is applied to what top-k and top-p have left."""
     if asked.min_p is None:
-        return noisy(logits, temperature, asked)
-    warm = temperature.clamp(min=sampling.COLDEST)[:, None]
+        return gumbel_scores(logits, temperature, asked)
+    warm = temperature.clamp(min=sampler.COLDEST)[:, None]
     cut = (
-        sampling.keep_min_p((logits - logits.amax(-1, keepdim=True)) / warm, asked.min_p)
+        sampler.apply_min_p((logits - logits.amax(-1, keepdim=True)) / warm, asked.min_p)
         == -math.inf
     )
-    return noisy(logits, temperature, evolve(asked, min_p=None)).masked_fill_(cut, -math.inf)
+    return gumbel_scores(logits, temperature, evolve(asked, min_p=None)).masked_fill_(
+        cut, -math.inf
+    )
 
 
-def cut_when_cold(noisy: Any, logits: Tensor, temperature: Tensor, asked: Any) -> Tensor:
+def cut_when_cold(gumbel_scores: Any, logits: Tensor, temperature: Tensor, asked: Any) -> Tensor:
     """The temperature is applied to what has been cut."""
     scores = logits - logits.amax(-1, keepdim=True)
     if asked.min_p is not None:
-        scores = sampling.keep_min_p(scores, asked.min_p)
+        scores = sampler.apply_min_p(scores, asked.min_p)
     if asked.top_k is not None or asked.top_p is not None:
-        scores = sampling.keep_top(scores, asked.top_k, asked.top_p)
-    return noisy(scores, temperature, evolve(asked, min_p=None, top_k=None, top_p=None))
+        scores = sampler.apply_top_k_top_p(scores, asked.top_k, asked.top_p)
+    return gumbel_scores(scores, temperature, evolve(asked, min_p=None, top_k=None, top_p=None))
 
 
 def one_beyond_top_p(
-    keep_top: Any, scores: Tensor, top_k: Tensor | None, top_p: Tensor | None
+    apply_top_k_top_p: Any, scores: Tensor, top_k: Tensor | None, top_p: Tensor | None
 ) -> Tensor:
     """A sum that is top_p exactly is not enough."""
-    return keep_top(
+    return apply_top_k_top_p(
         scores, top_k, None if top_p is None else top_p.nextafter(torch.full_like(top_p, 2.0))
     )
 
 
 def highest_id_first(
-    keep_top: Any, scores: Tensor, top_k: Tensor | None, top_p: Tensor | None
+    apply_top_k_top_p: Any, scores: Tensor, top_k: Tensor | None, top_p: Tensor | None
 ) -> Tensor:
     """Of equal scores the higher token id is the better."""
-    return keep_top(scores.flip(-1), top_k, top_p).flip(-1)
+    return apply_top_k_top_p(scores.flip(-1), top_k, top_p).flip(-1)
 
 
-def none_but_more_likely(keep_min_p: Any, scores: Tensor, min_p: Tensor) -> Tensor:
+def none_but_more_likely(apply_min_p: Any, scores: Tensor, min_p: Tensor) -> Tensor:
     """A token that is just likely enough is cut."""
     edge = scores.amax(-1, keepdim=True) + min_p.log()[:, None]
-    return keep_min_p(scores, min_p).masked_fill(scores == edge, -math.inf)
+    return apply_min_p(scores, min_p).masked_fill(scores == edge, -math.inf)
 
 
 def prompt_counted(token_counts: Any, logits: Tensor, asked: Any) -> Any:
@@ -76,11 +78,11 @@ def prompt_counted(token_counts: Any, logits: Tensor, asked: Any) -> Any:
 
 
 def scores_with_bias(
-    with_logprobs: Any, tokens: Tensor, healthy: Tensor, scores: Tensor, asked: Any
+    attach_logprobs: Any, tokens: Tensor, healthy: Tensor, scores: Tensor, asked: Any
 ) -> Any:
     """Log-probabilities are those after biases."""
     biased = scores if asked.bias is None else (scores + asked.bias).log_softmax(-1)
-    return with_logprobs(tokens, healthy, biased, asked)
+    return attach_logprobs(tokens, healthy, biased, asked)
 
 
 def seed_of_the_first(init: Any, self: Any, *arguments: Any, **keywords: Any) -> None:
@@ -179,22 +181,26 @@ def armed_early(patch: pytest.MonkeyPatch) -> None:
 
 
 MISTAKEN = {
-    "min-p applied last": Mutant(around(sampling, "noisy", min_p_last), "min-p comes before top-p"),
-    "temperature applied last": Mutant(
-        around(sampling, "noisy", cut_when_cold), "temperature first"
+    "min-p applied last": Mutant(
+        around(sampler, "gumbel_scores", min_p_last), "min-p comes before top-p"
     ),
-    "one token beyond top-p": Mutant(around(sampling, "keep_top", one_beyond_top_p), "a tie"),
+    "temperature applied last": Mutant(
+        around(sampler, "gumbel_scores", cut_when_cold), "temperature first"
+    ),
+    "one token beyond top-p": Mutant(
+        around(sampler, "apply_top_k_top_p", one_beyond_top_p), "a tie"
+    ),
     "of equal tokens the later stays": Mutant(
-        around(sampling, "keep_top", highest_id_first), "a tie"
+        around(sampler, "apply_top_k_top_p", highest_id_first), "a tie"
     ),
     "min-p of 1 keeps nothing": Mutant(
-        around(sampling, "keep_min_p", none_but_more_likely), "min-p of 1"
+        around(sampler, "apply_min_p", none_but_more_likely), "min-p of 1"
     ),
     "penalties count the prompt": Mutant(
         around(penalties, "token_counts", prompt_counted), "Not equal to tolerance"
     ),
     "biases count in scores": Mutant(
-        around(sampling, "with_logprobs", scores_with_bias), "Tensor-likes are not close"
+        around(sampler, "attach_logprobs", scores_with_bias), "Tensor-likes are not close"
     ),
     "one seed for all answers": Mutant(
         around(prompt_request.Job, "__init__", seed_of_the_first), DIFFERS
@@ -224,6 +230,8 @@ MISTAKEN = {
         around(input_processor, "check_priority", largest_first), "order"
     ),
     "biases end with min_tokens": Mutant(around(logit_rules.Rules, "of", bias_at_first), DIFFERS),
-    "attention scaled wrong at 128": Mutant(around(config, "layers", wrong_at_128), DIFFERS),
+    "attention scaled wrong at 128": Mutant(
+        around(decoder_config, "make_layers", wrong_at_128), DIFFERS
+    ),
 }
 """What answers are wrong about -> how, and in which words it is noticed."""

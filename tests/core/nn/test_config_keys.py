@@ -14,8 +14,8 @@ from parity import ARCHITECTURES, shape
 from transformers import GenerationConfig, PreTrainedConfig
 
 from headstock.errors import ModelError
-from headstock.nn.config import FIELDS
 from headstock.nn.config_keys import HARMLESS, QUANTIZED, UNSERVED
+from headstock.nn.decoder_config import FIELDS
 from headstock.spi import ModelConfig
 from headstock.startup.checkpoint import read_model
 from headstock_llama.families import LLAMA, MISTRAL

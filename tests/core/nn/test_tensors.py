@@ -9,9 +9,15 @@ import torch
 import torch.nn.functional as F
 
 from headstock.nn.kv import kv_cells, store_kv_
-from headstock.nn.moe import counts_on_device, mix_experts, one_by_one, route, together
+from headstock.nn.moe import (
+    has_grouped_mm,
+    mix_experts,
+    route,
+    run_experts_grouped,
+    run_experts_one_by_one,
+)
 from headstock.nn.norm import head_norm, norm_by_length, rms_norm
-from headstock.nn.rope import Turns, rope_table, rotate_
+from headstock.nn.rope import CosSin, rope_table, rotate_
 from headstock.spi import Experts, Rope
 
 
@@ -52,7 +58,7 @@ def test_rotation_turns_pairs_and_passes_the_rest(dim: int) -> None:
     table = rope_table(Rope(theta=100.0, dim=dim), 91, 91)
     out = torch.empty_like(x)
 
-    rotate_(x, Turns.at(table, positions, x.dtype), out)
+    rotate_(x, CosSin.at_positions(table, positions, x.dtype), out)
 
     angles = positions[:, None, None] / 100.0 ** (torch.arange(0, dim, 2) / dim)
     pairs = torch.complex(x[..., : dim // 2], x[..., dim // 2 : dim]) * torch.polar(
@@ -63,7 +69,9 @@ def test_rotation_turns_pairs_and_passes_the_rest(dim: int) -> None:
 
 def test_rotation_in_place() -> None:
     x = noise(3, 2, 8)
-    turns = Turns.at(rope_table(Rope(theta=100.0, dim=8), 10, 10), torch.tensor([1, 2, 9]), x.dtype)
+    turns = CosSin.at_positions(
+        rope_table(Rope(theta=100.0, dim=8), 10, 10), torch.tensor([1, 2, 9]), x.dtype
+    )
     out = torch.empty_like(x)
     rotate_(x, turns, out)
 
@@ -122,7 +130,8 @@ def test_experts_together_make_what_they_make_one_by_one(tokens: int, dtype: tor
     gate_up, down = noise(6, 48, 16, seed=2).to(dtype), noise(6, 16, 24, seed=3).to(dtype)
 
     torch.testing.assert_close(
-        together(grouped, ids, gate_up, down), one_by_one(grouped, ids, gate_up, down)
+        run_experts_grouped(grouped, ids, gate_up, down),
+        run_experts_one_by_one(grouped, ids, gate_up, down),
     )
 
 
@@ -149,8 +158,8 @@ def test_groups_are_multiplied_together_where_torch_has_a_kernel_for_it(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     on_device = Mock(is_cuda=True, dtype=dtype)
 
-    assert counts_on_device(on_device, torch.empty(shape)) == wanted
-    assert not counts_on_device(torch.empty(1, dtype=dtype), torch.empty(shape))
+    assert has_grouped_mm(on_device, torch.empty(shape)) == wanted
+    assert not has_grouped_mm(torch.empty(1, dtype=dtype), torch.empty(shape))
 
 
 def test_experts_refuse_to_be_captured_before_they_ask_the_device_anything(
@@ -159,4 +168,4 @@ def test_experts_refuse_to_be_captured_before_they_ask_the_device_anything(
     on_device = Mock(spec=("is_cuda",), is_cuda=True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match="no graph holds these experts"):
-        one_by_one(on_device, on_device, on_device, on_device)
+        run_experts_one_by_one(on_device, on_device, on_device, on_device)

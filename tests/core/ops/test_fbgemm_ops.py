@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headstock.ops.fbgemm_ops import SMALL, FbgemmOps, HalfWeight, fits
+from headstock.ops.fbgemm_ops import SMALL_PRODUCT, FbgemmOps, HalfWeight, fits_float16
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Weight
 
@@ -20,7 +20,7 @@ def rounded(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_half_precision_fit(dtype: torch.dtype) -> None:
-    assert fits(rounded(noise(96, 64) * 0.02, dtype))
+    assert fits_float16(rounded(noise(96, 64) * 0.02, dtype))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_weights_of_half_precision_fit(dtype: torch.dtype) -> None:
     ids=["float32", "tiny", "huge"],
 )
 def test_others_do_not_fit_and_stay_in_float32(weight: torch.Tensor) -> None:
-    assert not fits(weight)
+    assert not fits_float16(weight)
     assert not isinstance(FbgemmOps().prepare("layers.0.qkv", Weight(tensor=weight)), HalfWeight)
 
 
@@ -41,7 +41,7 @@ def test_one_bad_row_is_enough_not_to_fit() -> None:
     weight = rounded(noise(96, 64) * 0.02, torch.bfloat16)
     weight[7] *= 1 / 3
 
-    assert not fits(weight)
+    assert not fits_float16(weight)
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 32, 200])
@@ -70,10 +70,14 @@ def test_small_products_are_made_by_one_thread_and_large_maps_have_none() -> Non
 
     assert (
         isinstance(small, HalfWeight)
-        and small.alone is not None
-        and small.few == SMALL // (96 * 64)
+        and small.one_thread_weight is not None
+        and small.max_small_tokens == SMALL_PRODUCT // (96 * 64)
     )
-    assert isinstance(large, HalfWeight) and large.alone is None and large.few == 0
+    assert (
+        isinstance(large, HalfWeight)
+        and large.one_thread_weight is None
+        and large.max_small_tokens == 0
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
-from headstock.nn.config import decoder_config
+from headstock.nn.decoder_config import decoder_config
 from headstock.spi import ModelConfig
 from headstock.startup.device import container_room, free_bytes, promised
 from headstock.startup.memory_plan import MemoryPlan, bar, estimate, page_bytes, plan_memory, size

@@ -17,10 +17,10 @@ from triton.runtime.jit import JITFunction, mangle_type
 from headstock.spi import Experts, Sampling
 from headstock_triton.activation import silu_and_mul
 from headstock_triton.experts import mix_experts
-from headstock_triton.heads import turn_and_store
+from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import small_linear
 from headstock_triton.norm import add_norm, embed_norm
-from headstock_triton.sampling import sample
+from headstock_triton.sampler import sample
 from headstock_triton.tiles import Tile, Tiles
 from headstock_triton.truncation import SORTED_ROWS
 
@@ -124,7 +124,7 @@ def test_heads(compiled: list[str], tokens: int, rope_dim: int) -> None:
     whole = tensor(tokens, dtype=torch.int64)
     table = tensor(40, 2, rope_dim // 2, dtype=torch.float32)
 
-    turn_and_store(
+    rope_and_store_kv(
         tensor(tokens, 4096),
         tensor(24, 128),
         table,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headstock.nn.program import run
+from headstock.nn.eager_step import run_eager_step
 from headstock.spi import Attend, Batch, Program, Runner, Sample
 
 
@@ -14,7 +14,7 @@ class EagerRunner(Runner):
 
     def run(self, batch: Batch, attend: Attend) -> Sample:
         """What the batch's logit positions sample.   writes: batch.pools"""
-        return run(self.program, batch, attend)
+        return run_eager_step(self.program, batch, attend)
 
     def close(self) -> None:
         """Forget the program, which holds the weights."""

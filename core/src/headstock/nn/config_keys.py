@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from headstock.errors import shorten
-from headstock.nn.fields import Json, quoted
+from headstock.nn.config_fields import Json, quoted
 
 HARMLESS = frozenset(
     (

@@ -31,14 +31,14 @@ def mix_experts(x: Tensor, weights: Tensor, ids: Tensor, gate_up: Tensor, down: 
     """
     order = ids.flatten().argsort(stable=True)
     grouped = x[order // ids.shape[1]]
-    multiply = together if counts_on_device(x, gate_up) else one_by_one
+    multiply = run_experts_grouped if has_grouped_mm(x, gate_up) else run_experts_one_by_one
     # Back to the tokens' order before summing, so that no token's sum depends on its neighbours.
-    chosen = torch.empty_like(grouped)
-    chosen[order] = multiply(grouped, ids, gate_up, down)
-    return (chosen.view(*ids.shape, -1) * weights[..., None]).sum(1)
+    outputs = torch.empty_like(grouped)
+    outputs[order] = multiply(grouped, ids, gate_up, down)
+    return (outputs.view(*ids.shape, -1) * weights[..., None]).sum(1)
 
 
-def together(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def run_experts_grouped(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """What the experts make of their tokens, in two products of all of them: nothing is read on the
     host.
 
@@ -53,27 +53,27 @@ def together(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Ten
     return F.grouped_mm(inner, down.mT, offs=ends)
 
 
-def one_by_one(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """As `together`, with the number of each expert's tokens read on the host.
+def run_experts_one_by_one(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """As `run_experts_grouped`, with the number of each expert's tokens read on the host.
 
     raises: RuntimeError in a capture
     """
     # asked for first: a number that is read inside a capture spoils more than the graph
-    if capturing(grouped):
+    if is_capturing(grouped):
         raise RuntimeError(
             "how many tokens each expert gets is counted on the host, so no graph holds these "
             "experts"
         )
     counts = ids.flatten().bincount(minlength=len(gate_up)).tolist()
-    outputs = [
+    parts = [
         F.linear(silu_and_mul(F.linear(part, gate_up[expert])), down[expert])
         for expert, part in enumerate(torch.split(grouped, counts))
         if len(part)
     ]
-    return torch.cat(outputs)
+    return torch.cat(parts)
 
 
-def counts_on_device(x: Tensor, gate_up: Tensor) -> bool:
+def has_grouped_mm(x: Tensor, gate_up: Tensor) -> bool:
     """Whether torch has a kernel for products of groups whose sizes are on the device: for bfloat16
     on Hopper and Blackwell, with rows of whole 16 bytes. Elsewhere `grouped_mm` reads the sizes,
     and multiplies one by one.
@@ -88,6 +88,6 @@ def counts_on_device(x: Tensor, gate_up: Tensor) -> bool:
     )
 
 
-def capturing(x: Tensor) -> bool:
+def is_capturing(x: Tensor) -> bool:
     """Whether a graph of the work on the tensor's device is being captured."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

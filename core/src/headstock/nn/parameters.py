@@ -9,21 +9,23 @@ from torch import Tensor
 from headstock.nn.rope import rope_table
 from headstock.spi import Experts, LayerConfig, ModelConfig, ParamSpec
 
-Named = Iterator[tuple[str, ParamSpec]]
+NamedSpecs = Iterator[tuple[str, ParamSpec]]
 
 
 def parameters(config: ModelConfig) -> dict[str, ParamSpec]:
     """Every parameter of the decoder, by name."""
-    specs = dict(outer(config))
+    specs = dict(outer_parameters(config))
     for layer in config.layers:
-        specs |= attention(config, layer)
+        specs |= attention_parameters(config, layer)
         specs |= (
-            dense(config, layer) if layer.experts is None else mixture(config, layer, layer.experts)
+            mlp_parameters(config, layer)
+            if layer.experts is None
+            else moe_parameters(config, layer, layer.experts)
         )
     return specs
 
 
-def outer(config: ModelConfig) -> Named:
+def outer_parameters(config: ModelConfig) -> NamedSpecs:
     """Parameters outside layers."""
     table = ("vocab", "hidden")
     # Checkpoints with tied embeddings often hold the same matrix twice; older ones the rope
@@ -45,7 +47,7 @@ def outer(config: ModelConfig) -> Named:
                 shape=(config.vocab, config.hidden), axes=table, sources=(("lm_head.weight",),)
             ),
         )
-    yield "norm", norm(config.hidden, "model.norm.weight")
+    yield "norm", norm_spec(config.hidden, "model.norm.weight")
     yield (
         "rope",
         ParamSpec(
@@ -66,18 +68,18 @@ def compute_rope(config: ModelConfig, max_seq_len: int) -> Tensor:
     return rope_table(config.rope, max_seq_len, config.max_position)
 
 
-def attention(config: ModelConfig, layer: LayerConfig) -> Named:
+def attention_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
     """Parameters of a layer's attention: q, k and v merged in this order."""
     source = f"model.layers.{layer.index}."
     width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
     parts = (width, kv_width, kv_width)
     names = tuple(f"{source}self_attn.{name}_proj" for name in "qkv")
-    yield f"{layer.prefix}attn_norm", norm(config.hidden, f"{source}input_layernorm.weight")
-    yield from linear(
+    yield f"{layer.prefix}attn_norm", norm_spec(config.hidden, f"{source}input_layernorm.weight")
+    yield from linear_specs(
         f"{layer.prefix}qkv", ("heads", "hidden"), config.hidden, names, parts, config.qkv_bias
     )
     out = (f"{source}self_attn.o_proj",)
-    yield from linear(
+    yield from linear_specs(
         f"{layer.prefix}attn_out",
         ("hidden", "heads"),
         width,
@@ -100,12 +102,12 @@ def attention(config: ModelConfig, layer: LayerConfig) -> Named:
         )
 
 
-def dense(config: ModelConfig, layer: LayerConfig) -> Named:
+def mlp_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
     """Parameters of a dense feed-forward part: gate and up merged in this order."""
     source, inner = f"model.layers.{layer.index}.mlp.", config.intermediate
     gate_up = (f"{source}gate_proj", f"{source}up_proj")
-    yield mlp_norm(config, layer)
-    yield from linear(
+    yield mlp_norm_spec(config, layer)
+    yield from linear_specs(
         f"{layer.prefix}gate_up",
         ("intermediate", "hidden"),
         config.hidden,
@@ -114,7 +116,7 @@ def dense(config: ModelConfig, layer: LayerConfig) -> Named:
         config.mlp_bias,
     )
     down = (f"{source}down_proj",)
-    yield from linear(
+    yield from linear_specs(
         f"{layer.prefix}down",
         ("hidden", "intermediate"),
         inner,
@@ -124,13 +126,13 @@ def dense(config: ModelConfig, layer: LayerConfig) -> Named:
     )
 
 
-def mixture(config: ModelConfig, layer: LayerConfig, experts: Experts) -> Named:
+def moe_parameters(config: ModelConfig, layer: LayerConfig, experts: Experts) -> NamedSpecs:
     """Parameters of a mixture of experts, from one tensor an expert or from one for all."""
     source, inner = f"model.layers.{layer.index}.mlp.", experts.intermediate
-    each = [f"{source}experts.{expert}." for expert in range(experts.count)]
-    yield mlp_norm(config, layer)
+    prefixes = [f"{source}experts.{expert}." for expert in range(experts.count)]
+    yield mlp_norm_spec(config, layer)
     router = (f"{source}gate",)
-    yield from linear(
+    yield from linear_specs(
         f"{layer.prefix}router",
         ("experts", "hidden"),
         config.hidden,
@@ -143,7 +145,9 @@ def mixture(config: ModelConfig, layer: LayerConfig, experts: Experts) -> Named:
         ParamSpec(
             shape=(experts.count, 2 * inner, config.hidden),
             axes=("experts", "intermediate", "hidden"),
-            sources=tuple((f"{name}gate_proj.weight", f"{name}up_proj.weight") for name in each),
+            sources=tuple(
+                (f"{name}gate_proj.weight", f"{name}up_proj.weight") for name in prefixes
+            ),
             stacked=True,
             parts=(inner, inner),
             whole=f"{source}experts.gate_up_proj",
@@ -154,32 +158,32 @@ def mixture(config: ModelConfig, layer: LayerConfig, experts: Experts) -> Named:
         ParamSpec(
             shape=(experts.count, config.hidden, inner),
             axes=("experts", "hidden", "intermediate"),
-            sources=tuple((f"{name}down_proj.weight",) for name in each),
+            sources=tuple((f"{name}down_proj.weight",) for name in prefixes),
             stacked=True,
             whole=f"{source}experts.down_proj",
         ),
     )
 
 
-def mlp_norm(config: ModelConfig, layer: LayerConfig) -> tuple[str, ParamSpec]:
+def mlp_norm_spec(config: ModelConfig, layer: LayerConfig) -> tuple[str, ParamSpec]:
     """The norm before a layer's feed-forward part."""
     source = f"model.layers.{layer.index}.post_attention_layernorm.weight"
-    return f"{layer.prefix}mlp_norm", norm(config.hidden, source)
+    return f"{layer.prefix}mlp_norm", norm_spec(config.hidden, source)
 
 
-def norm(width: int, source: str) -> ParamSpec:
+def norm_spec(width: int, source: str) -> ParamSpec:
     """A norm's weight."""
     return ParamSpec(shape=(width,), axes=("hidden",), sources=((source,),), dummy=1.0)
 
 
-def linear(
+def linear_specs(
     name: str,
     axes: tuple[str, str],
     width: int,
     sources: tuple[str, ...],
     parts: tuple[int, ...],
     bias: bool,
-) -> Named:
+) -> NamedSpecs:
     """A linear map of `width` inputs, its sources one above the other, and its bias if it has
     one.
     """

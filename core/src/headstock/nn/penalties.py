@@ -12,7 +12,7 @@ from torch import Tensor
 from headstock.spi import Sampling
 
 
-def rule_(logits: Tensor, sampling: Sampling) -> None:
+def apply_logit_rules_(logits: Tensor, sampling: Sampling) -> None:
     """Apply what is not None of bans, biases and penalties, in this order: repetition counts prompt
     and output, the other penalties output alone.
 

@@ -16,7 +16,7 @@ from headstock.spi import Rope
 
 
 @frozen(eq=False)
-class Turns:
+class CosSin:
     """The rotations of one step's tokens, with the signs of the second half's sine already in.
 
     cos, sin: [tokens, 1, dim]
@@ -26,7 +26,7 @@ class Turns:
     sin: Tensor
 
     @classmethod
-    def at(cls, table: Tensor, positions: Tensor, dtype: torch.dtype) -> Turns:
+    def at_positions(cls, table: Tensor, positions: Tensor, dtype: torch.dtype) -> CosSin:
         """The table's rows at the positions.
 
         table: [max_seq_len, 2, dim / 2]
@@ -36,19 +36,19 @@ class Turns:
         return cls(torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None])
 
 
-def rotate_(x: Tensor, turns: Turns, out: Tensor) -> None:
+def rotate_(x: Tensor, cos_sin: CosSin, out: Tensor) -> None:
     """Turn the first `dim` elements of each head and pass on the others.
 
     x: [tokens, heads, head_dim]
     writes: out [tokens, heads, head_dim], which may be `x`
     """
-    dim = turns.cos.shape[-1]
+    dim = cos_sin.cos.shape[-1]
     if dim < x.shape[-1]:
         out[..., dim:] = x[..., dim:]
         x, out = x[..., :dim], out[..., :dim]
     swapped = x.roll(dim // 2, -1)
-    torch.mul(x, turns.cos, out=out)
-    out.addcmul_(swapped, turns.sin)
+    torch.mul(x, cos_sin.cos, out=out)
+    out.addcmul_(swapped, cos_sin.sin)
 
 
 def rope_table(rope: Rope, positions: int, max_position: int) -> Tensor:
@@ -61,7 +61,7 @@ def rope_table(rope: Rope, positions: int, max_position: int) -> Tensor:
     return torch.stack((angles.cos(), angles.sin()), 1).mul_(factor)
 
 
-def plain(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def default_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     """Frequencies falling geometrically from 1 to nearly 1 / theta, and a factor of 1.
 
     frequencies: [dim / 2]
@@ -70,26 +70,26 @@ def plain(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     return 1.0 / rope.theta**exponents, 1.0
 
 
-def linear(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def linear_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     """All frequencies divided by `factor` (position interpolation, arXiv 2306.15595)."""
-    frequencies, _ = plain(rope, max_position)
+    frequencies, _ = default_frequencies(rope, max_position)
     return frequencies / rope.parameters["factor"], 1.0
 
 
-def llama3(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def llama3_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     """Slow frequencies divided by `factor`, fast ones kept, those between blended by wavelength
     (Llama 3.1).
     """
     numbers = rope.parameters
-    frequencies, _ = plain(rope, max_position)
+    frequencies, _ = default_frequencies(rope, max_position)
     original = numbers.get("original_max_position_embeddings") or max_position
     turns = original * frequencies / (2 * math.pi)
     low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / numbers["factor"]), 1.0
+    unscaled = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (unscaled + (1 - unscaled) / numbers["factor"]), 1.0
 
 
-def yarn(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def yarn_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     """Frequencies of rare turns divided by `factor`, others kept, and an attention factor (YaRN,
     arXiv 2309.00071).
     """
@@ -98,7 +98,7 @@ def yarn(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     factor = numbers["factor"]
     low, high = yarn_range(rope, numbers, original)
     ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    frequencies, _ = plain(rope, max_position)
+    frequencies, _ = default_frequencies(rope, max_position)
     return frequencies * (1 - ramp) + frequencies / factor * ramp, yarn_attention_factor(
         numbers, factor
     )
@@ -109,12 +109,15 @@ def yarn_range(rope: Rope, numbers: Mapping[str, Any], original: int) -> tuple[f
     original length.
     """
 
-    def pair(rotations: float) -> float:
+    def pair_index(rotations: float) -> float:
         return (
             rope.dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
         )
 
-    low, high = pair(numbers.get("beta_fast") or 32), pair(numbers.get("beta_slow") or 1)
+    low, high = (
+        pair_index(numbers.get("beta_fast") or 32),
+        pair_index(numbers.get("beta_slow") or 1),
+    )
     if numbers.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dim - 1)
@@ -126,22 +129,22 @@ def yarn_attention_factor(numbers: Mapping[str, Any], factor: float) -> float:
     1.
     """
 
-    def scale(weight: float) -> float:
+    def mscale_of(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     if numbers.get("attention_factor") is not None:
         return float(numbers["attention_factor"])
     if numbers.get("mscale") and numbers.get("mscale_all_dim"):
-        return scale(numbers["mscale"]) / scale(numbers["mscale_all_dim"])
-    return scale(1.0)
+        return mscale_of(numbers["mscale"]) / mscale_of(numbers["mscale_all_dim"])
+    return mscale_of(1.0)
 
 
 SCALINGS: Mapping[str, Callable[[Rope, int], tuple[Tensor, float]]] = {
-    "default": plain,
-    "dynamic": plain,
-    "linear": linear,
-    "llama3": llama3,
-    "yarn": yarn,
+    "default": default_frequencies,
+    "dynamic": default_frequencies,
+    "linear": linear_frequencies,
+    "llama3": llama3_frequencies,
+    "yarn": yarn_frequencies,
 }
 """Type of scaling in config.json -> `(rope, max_position) -> (frequencies, attention factor)`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from headstock.nn.fields import Json, quoted, read_flag, read_number
+from headstock.nn.config_fields import Json, quoted, read_flag, read_number
 from headstock.nn.rope import SCALINGS
 from headstock.spi import Rope
 

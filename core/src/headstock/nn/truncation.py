@@ -12,7 +12,7 @@ from torch import Tensor
 OFF = -math.inf
 
 
-def keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
+def apply_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
     """`scores` without tokens less likely than `min_p` times the likeliest.
 
     scores: [n, vocab]
@@ -21,7 +21,7 @@ def keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
     return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + min_p.log()[:, None], OFF)
 
 
-def keep_top(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+def apply_top_k_top_p(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
     """`scores` of the `top_k` best tokens, and of those the smallest set of the best whose
     probability reaches `top_p`.
 

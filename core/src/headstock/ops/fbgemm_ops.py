@@ -15,10 +15,10 @@ from headstock.errors import CannotRun
 from headstock.ops.onednn_ops import LINEAR, OneDnnOps
 from headstock.spi import Weight
 
-LOSS = 4 * 2.0**-24
+MAX_RELATIVE_LOSS = 4 * 2.0**-24
 """Four roundings of float32, in which a sum of n products may be off by n of them."""
 
-SMALL = 1 << 21
+SMALL_PRODUCT = 1 << 21
 """Multiplications of a product that one thread has done before several have come to an agreement.
 """
 
@@ -30,13 +30,13 @@ class HalfWeight(Weight):
 
     tensor: [out, in], on the meta device but for an embedding, which is looked up, too
     scales: None, or [further forms, out, in] on the meta device
-    packed: FBGEMM's own object, with the bias    few: tokens whose product is small
-    alone: the same for one thread, as torch wraps it; None when no product is small
+    packed: FBGEMM's own object, with the bias    max_small_tokens: tokens whose product is small
+    one_thread_weight: the same for one thread, as torch wraps it; None when no product is small
     """
 
     packed: torch.ScriptObject
-    alone: Tensor | None
-    few: int
+    one_thread_weight: Tensor | None
+    max_small_tokens: int
 
 
 class FbgemmOps(OneDnnOps):
@@ -69,10 +69,10 @@ class FbgemmOps(OneDnnOps):
         `OneDnnOps` does.
         """
         plain, part = weight.tensor, name.rpartition(".")[2]
-        if part not in (*LINEAR, "embed") or not fits(plain):
+        if part not in (*LINEAR, "embed") or not fits_float16(plain):
             return super().prepare(name, weight)
-        few, is_looked_up = SMALL // plain.numel(), part == "embed"
-        further = is_looked_up + (few > 0)
+        max_small_tokens, is_looked_up = SMALL_PRODUCT // plain.numel(), part == "embed"
+        further = is_looked_up + (max_small_tokens > 0)
         return HalfWeight(
             tensor=plain.to("cpu" if is_looked_up else "meta", torch.float16),
             scales=torch.empty(further, *plain.shape, dtype=torch.float16, device="meta")
@@ -80,17 +80,23 @@ class FbgemmOps(OneDnnOps):
             else None,
             bias=weight.bias,
             packed=torch.ops.quantized.linear_prepack_fp16(plain, weight.bias),
-            alone=torch.fbgemm_pack_gemm_matrix_fp16(plain) if few else None,
-            few=few,
+            one_thread_weight=torch.fbgemm_pack_gemm_matrix_fp16(plain)
+            if max_small_tokens
+            else None,
+            max_small_tokens=max_small_tokens,
         )
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """x W^T + b, by the packed weight where it is one."""
         if not isinstance(weight, HalfWeight):
             return super().linear(x, weight)
-        if x.shape[0] <= weight.few:
-            assert weight.alone is not None, "small products need the weight for one thread"
-            return torch.fbgemm_linear_fp16_weight_fp32_activation(x, weight.alone, weight.bias)
+        if x.shape[0] <= weight.max_small_tokens:
+            assert weight.one_thread_weight is not None, (
+                "small products need the weight for one thread"
+            )
+            return torch.fbgemm_linear_fp16_weight_fp32_activation(
+                x, weight.one_thread_weight, weight.bias
+            )
         out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, weight.packed)
         return out
 
@@ -99,11 +105,11 @@ class FbgemmOps(OneDnnOps):
         return F.embedding(tokens, weight.tensor).float()
 
 
-def fits(weight: Tensor) -> bool:
-    """Whether no row changes by more than `LOSS` of its length when it is rounded to float16.
+def fits_float16(weight: Tensor) -> bool:
+    """Whether rounding to float16 changes no row by more than `MAX_RELATIVE_LOSS` of its length.
 
     Its product with any vector then changes by no more than that share of both lengths.
     weight: [out, in] float32
     """
     lost = weight.half().float().sub_(weight).norm(dim=1)
-    return bool((lost <= LOSS * weight.norm(dim=1)).all())
+    return bool((lost <= MAX_RELATIVE_LOSS * weight.norm(dim=1)).all())

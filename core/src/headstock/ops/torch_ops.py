@@ -9,13 +9,13 @@ from headstock.nn.kv import store_kv_
 from headstock.nn.mlp import silu_and_mul
 from headstock.nn.moe import mix_experts, route
 from headstock.nn.norm import head_norm, rms_norm
-from headstock.nn.rope import Turns, rotate_
-from headstock.nn.sampling import sample
-from headstock.ops.composed import ComposedOps
+from headstock.nn.rope import CosSin, rotate_
+from headstock.nn.sampler import sample
+from headstock.ops.fine_tier import FineTierOps
 from headstock.spi import Experts, Sample, Sampling, Weight
 
 
-class TorchOps(ComposedOps):
+class TorchOps(FineTierOps):
     """Every operation on any device that torch knows."""
 
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
@@ -34,9 +34,9 @@ class TorchOps(ComposedOps):
         """See `headstock.nn.mlp.silu_and_mul`."""
         return silu_and_mul(gate_up)
 
-    def rotate_(self, x: Tensor, turns: Turns, out: Tensor) -> None:
+    def rotate_(self, x: Tensor, cos_sin: CosSin, out: Tensor) -> None:
         """See `headstock.nn.rope.rotate_`."""
-        rotate_(x, turns, out)
+        rotate_(x, cos_sin, out)
 
     def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
         """See `headstock.nn.kv.store_kv_`."""
@@ -53,5 +53,5 @@ class TorchOps(ComposedOps):
         return F.embedding(tokens, weight.tensor)
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
-        """See `headstock.nn.sampling.sample`."""
+        """See `headstock.nn.sampler.sample`."""
         return sample(logits, sampling)

@@ -26,6 +26,7 @@ from headstock.spi.checkpoint import CheckpointSpec
 from headstock.spi.command import CommandSpec
 from headstock.spi.environment import DeviceEnv, DeviceRange
 from headstock.spi.executor import Executor, ExecutorSpec, Pending
+from headstock.spi.int_set import IntSet
 from headstock.spi.model import (
     Attend,
     Experts,
@@ -52,7 +53,6 @@ from headstock.spi.runner import (
     RunnerSpec,
 )
 from headstock.spi.scheduler import Budget, Choice, Choose, SchedulerSpec, View
-from headstock.spi.sets import IntSet
 from headstock.spi.versions import RESERVED, SPI, SpiRange
 
 __all__ = [

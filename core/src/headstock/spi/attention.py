@@ -11,8 +11,8 @@ from attrs import field, frozen
 from attrs.validators import deep_iterable, instance_of, optional
 
 from headstock.spi.environment import DeviceRange
+from headstock.spi.int_set import IntSet
 from headstock.spi.plugin import PluginSpec, check_path
-from headstock.spi.sets import IntSet
 
 if TYPE_CHECKING:
     import numpy as np

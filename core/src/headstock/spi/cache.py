@@ -12,8 +12,8 @@ from attrs import field, frozen
 from attrs.validators import instance_of
 
 from headstock.spi.arrays import Ints
+from headstock.spi.int_set import IntSet
 from headstock.spi.plugin import PluginSpec
-from headstock.spi.sets import IntSet
 
 
 @frozen(kw_only=True)

@@ -76,7 +76,7 @@ class Ops(ABC):
         """The stream at the batch's tokens."""
 
     @abstractmethod
-    def attn_in(
+    def qkv_rope_store(
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Tensor:
         """Queries of the layer: norm, qkv projection, optional q- and k-norm, rope.

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from headstock.nn.config import decoder_config, layer_count, read_layer_types, windows_by_type
+from headstock.nn.config_fields import Json, read_flag, read_positive, without_nulls
 from headstock.nn.decoder import decoder
-from headstock.nn.fields import Json, read_flag, read_positive, without_nulls
+from headstock.nn.decoder_config import (
+    decoder_config,
+    read_layer_count,
+    read_layer_types,
+    windows_by_type,
+)
 from headstock.spi import ModelConfig
 
 
@@ -60,7 +65,7 @@ def read_mistral(hf: Json, architecture: str, *, by_layer: bool) -> ModelConfig:
             if hf.get("sliding_window", 4096) is None
             else read_positive(hf, "sliding_window", 4096)
         )
-        windows = [window] * layer_count(hf)
+        windows = [window] * read_layer_count(hf)
     return decoder_config(
         hf,
         architecture,
@@ -77,7 +82,7 @@ def ministral_windows(hf: Json) -> list[int | None]:
     """
     read_positive(hf, "head_dim")
     window, types = read_positive(hf, "sliding_window", 4096), read_layer_types(hf)
-    return [window] * layer_count(hf) if types is None else windows_by_type(types, window)
+    return [window] * read_layer_count(hf) if types is None else windows_by_type(types, window)
 
 
 LLAMA = decoder(llama)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from headstock.nn.config import (
+from headstock.nn.config_fields import Json, read_flag, read_positive, read_whole
+from headstock.nn.decoder import decoder
+from headstock.nn.decoder_config import (
     decoder_config,
-    layer_count,
-    one_window,
+    read_layer_count,
     read_layer_types,
+    uniform_windows,
     windows_by_type,
 )
-from headstock.nn.decoder import decoder
-from headstock.nn.fields import Json, read_flag, read_positive, read_whole
 from headstock.spi import Experts, ModelConfig
 
 WINDOW_FIELDS = ("use_sliding_window", "sliding_window", "max_window_layers")
@@ -65,7 +65,7 @@ def qwen3_moe(hf: Json) -> ModelConfig:
         "Qwen3MoeForCausalLM",
         model_types=("qwen3_moe",),
         fields=(*QWEN3_FIELDS, *EXPERT_FIELDS),
-        windows=one_window(hf, read_window(hf)),
+        windows=uniform_windows(hf, read_window(hf)),
         experts=layer_experts(hf),
         default_kv_heads=4,
         qkv_bias=bias,
@@ -89,7 +89,7 @@ def read_windows(hf: Json) -> list[int | None]:
     if types is not None:
         return windows_by_type(types, window)
     first = read_whole(hf, "max_window_layers", 28)
-    return [window if index >= first else None for index in range(layer_count(hf))]
+    return [window if index >= first else None for index in range(read_layer_count(hf))]
 
 
 def layer_experts(hf: Json) -> list[Experts | None]:
@@ -118,7 +118,7 @@ def layer_experts(hf: Json) -> list[Experts | None]:
         )
     return [
         None if (index + 1) % step or index in dense else experts
-        for index in range(layer_count(hf))
+        for index in range(read_layer_count(hf))
     ]
 
 

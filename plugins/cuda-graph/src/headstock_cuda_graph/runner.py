@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.nn.program import run, score
+from headstock.nn.eager_step import run_eager_step, score_and_sample
 from headstock.spi import (
     Attend,
     AttentionStep,
@@ -87,7 +87,7 @@ class CudaGraphRunner(Runner):
 
     def run(self, batch: Batch, attend: Attend) -> Sample:
         """What the batch's logit positions sample.   writes: batch.pools"""
-        return run(self.program, batch, attend)
+        return run_eager_step(self.program, batch, attend)
 
     def buckets(self, max_rows: int) -> tuple[int, ...]:
         """The batch sizes that are captured."""
@@ -174,7 +174,7 @@ class CudaGraphRunner(Runner):
         """The rows' next tokens.   writes: row_tables.tokens"""
         tables = self.program.row_tables
         rows, after = inputs[0], inputs[1] + 1
-        sample = score(self.program, hidden, tables.sampling(rows, after, kind))
+        sample = score_and_sample(self.program, hidden, tables.sampling(rows, after, kind))
         tables.keep(rows, after, sample)
         return sample
 
@@ -263,7 +263,7 @@ class CudaGraphRunner(Runner):
 
         writes: row_tables.tokens
         """
-        sample = score(self.program, bucket.forward.result[:count], sampling)
+        sample = score_and_sample(self.program, bucket.forward.result[:count], sampling)
         rows, positions = bucket.inputs[:, :count]
         self.program.row_tables.keep(rows, positions + 1, sample)
         return sample

@@ -114,7 +114,7 @@ def heads_kernel(
         put(narrow(third, dtype), rest, query, cell, in_rest & to_q, in_rest & to_pool, LIMIT)
 
 
-def turn_and_store(
+def rope_and_store_kv(
     qkv: Tensor,
     weight: Tensor | None,
     table: Tensor,

@@ -9,11 +9,11 @@ from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Batch, LayerConfig, ModelConfig, Params, Sample, Sampling, Weight
 from headstock_triton.activation import silu_and_mul
 from headstock_triton.experts import mix_experts
-from headstock_triton.heads import turn_and_store
+from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import small_linear
 from headstock_triton.norm import add_norm, embed_norm
 from headstock_triton.options import TritonOptions
-from headstock_triton.sampling import sample
+from headstock_triton.sampler import sample
 
 
 @define(eq=False)
@@ -69,7 +69,7 @@ class TritonOps(TorchOps):
         total, normed = embed_norm(batch.tokens, params["embed"].tensor, weight, config.norm_eps)
         return Stream(total, None, normed)
 
-    def attn_in(
+    def qkv_rope_store(
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Tensor:
         """Queries of the layer.
@@ -78,7 +78,7 @@ class TritonOps(TorchOps):
         writes: batch.pools[layer.index]
         """
         normed = x.norm(params[f"{layer.prefix}attn_norm"], config.norm_eps)
-        return turn_and_store(
+        return rope_and_store_kv(
             self.linear(normed, params[f"{layer.prefix}qkv"]),
             params[f"{layer.prefix}qk_norm"].tensor if config.qk_norm else None,
             params["rope"].tensor,
@@ -149,7 +149,7 @@ class TritonOps(TorchOps):
         return x.norm(params["norm"], config.norm_eps)
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
-        """See `headstock_triton.sampling.sample`."""
+        """See `headstock_triton.sampler.sample`."""
         return sample(logits, sampling)
 
     def lm_head_sample(

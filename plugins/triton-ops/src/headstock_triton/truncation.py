@@ -18,8 +18,8 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
-from headstock.nn.sampling import COLDEST
-from headstock.nn.truncation import keep_min_p, keep_top
+from headstock.nn.sampler import COLDEST
+from headstock.nn.truncation import apply_min_p, apply_top_k_top_p
 from headstock.spi import Sampling
 
 LOWEST_HEAT = tl.constexpr(COLDEST)
@@ -232,9 +232,9 @@ def sort(logits: Tensor, sampling: Sampling) -> Cut:
     warm = sampling.temperature > 0
     divisor = sampling.temperature.clamp(min=COLDEST).masked_fill(~warm, 1.0)
     scores = (wide - peaks[:, None]).div_(divisor[:, None])
-    left = scores if sampling.min_p is None else keep_min_p(scores, sampling.min_p)
+    left = scores if sampling.min_p is None else apply_min_p(scores, sampling.min_p)
     if sampling.top_k is not None or sampling.top_p is not None:
-        left = keep_top(left, sampling.top_k, sampling.top_p)
+        left = apply_top_k_top_p(left, sampling.top_k, sampling.top_p)
     edges = left.masked_fill(left == -math.inf, math.inf).amin(-1)
     ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
     last = ids.where(left == edges[:, None], -1).amax(-1)

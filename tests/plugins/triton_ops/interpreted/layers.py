@@ -11,7 +11,7 @@ from ops_cases import Shape
 
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Experts, Weight
-from headstock_triton.heads import turn_and_store
+from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.ops import TritonOps
 from headstock_triton.options import TritonOptions
 
@@ -107,7 +107,7 @@ def test_eight_bit_pools_saturate() -> None:
         torch.tensor([5]),
     )
 
-    turn_and_store(qkv, None, table, at, slots, pool, heads=1, eps=1e-6)
+    rope_and_store_kv(qkv, None, table, at, slots, pool, heads=1, eps=1e-6)
 
     key, value = pool.float()[1, :, 1, 0]
     assert key[:2].tolist() == [448.0, -448.0]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from often import often
 from sampling_cases import SETTINGS
 
-from headstock.nn.truncation import keep_top
+from headstock.nn.truncation import apply_top_k_top_p
 from headstock.spi import Sampling
-from headstock_triton.sampling import sample
+from headstock_triton.sampler import sample
 
 # numpy, which interprets, warns of what is meant: infinity less infinity in rows that are not
 # sound.
@@ -86,7 +86,10 @@ def test_the_distribution_is_that_of_the_softmax(draws: int) -> None:
 
     tokens = sample(logits.repeat(draws, 1), asked).tokens
 
-    expected = keep_top(logits[None] / 0.8, asked.top_k[:1], asked.top_p[:1])[0].softmax(-1) * draws
+    expected = (
+        apply_top_k_top_p(logits[None] / 0.8, asked.top_k[:1], asked.top_p[:1])[0].softmax(-1)
+        * draws
+    )
     likely, counts = expected > 0, tokens.bincount(minlength=6).float()
     assert likely.tolist() == [True, False, True, False, True, True]
     assert counts[~likely].sum() == 0

@@ -13,15 +13,15 @@ from torch import Tensor
 from headstock.spi import Attend, Batch, Program, Sample, Sampling
 
 
-def run(program: Program, batch: Batch, attend: Attend) -> Sample:
+def run_eager_step(program: Program, batch: Batch, attend: Attend) -> Sample:
     """What the batch's logit positions sample.   writes: batch.pools"""
     hidden = program.model.forward(program.params, program.config, batch, attend, program.ops)
     if batch.logit_indices is not None:
         hidden = hidden[batch.logit_indices]
-    return score(program, hidden, batch.sampling)
+    return score_and_sample(program, hidden, batch.sampling)
 
 
-def score(program: Program, hidden: Tensor, sampling: Sampling) -> Sample:
+def score_and_sample(program: Program, hidden: Tensor, sampling: Sampling) -> Sample:
     """What `hidden` [n, hidden] samples, `program.max_logits` positions at a time: a prompt whose
     every token is scored would need gigabytes of logits at once.
     """
@@ -29,27 +29,29 @@ def score(program: Program, hidden: Tensor, sampling: Sampling) -> Sample:
     if len(hidden) <= most:
         return program.ops.lm_head_sample(program.params, program.config, hidden, sampling)
     starts = range(0, len(hidden), most)
-    return joined(
+    return concat_samples(
         [
             program.ops.lm_head_sample(
                 program.params,
                 program.config,
                 hidden[start : start + most],
-                part(sampling, start, start + most),
+                slice_sampling(sampling, start, start + most),
             )
             for start in starts
         ]
     )
 
 
-def part(sampling: Sampling, start: int, stop: int) -> Sampling:
+def slice_sampling(sampling: Sampling, start: int, stop: int) -> Sampling:
     """The settings of some of the positions."""
     fields: dict[str, Any] = {name: getattr(sampling, name) for name in attrs.fields_dict(Sampling)}
-    fields |= {name: each[start:stop] for name, each in fields.items() if isinstance(each, Tensor)}
+    fields |= {
+        name: value[start:stop] for name, value in fields.items() if isinstance(value, Tensor)
+    }
     return Sampling(**fields)
 
 
-def joined(samples: list[Sample]) -> Sample:
+def concat_samples(samples: list[Sample]) -> Sample:
     """The samples end to end."""
 
     columns = {

@@ -9,24 +9,24 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.nn.kv import kv_cells
-from headstock.nn.rope import Turns
+from headstock.nn.rope import CosSin
 from headstock.spi import Batch, Experts, LayerConfig, ModelConfig, Ops, Params, Weight
 
 
 @frozen(eq=False)
-class Residual:
-    """The stream of `ComposedOps`: the residual sum, which layers add to in place, and what they
+class ResidualStream:
+    """The stream of `FineTierOps`: the residual sum, which layers add to in place, and what they
     share in a step.
 
     hidden: [tokens, hidden]    cells: one a KV group, [tokens, 2] int64, where keys and values go
     """
 
     hidden: Tensor
-    turns: Turns
+    cos_sin: CosSin
     cells: tuple[Tensor, ...]
 
 
-class ComposedOps(Ops):
+class FineTierOps(Ops):
     """The coarse tier in terms of the fine one. The fine tier is abstract; `TorchOps` is its
     meaning.
     """
@@ -64,7 +64,7 @@ class ComposedOps(Ops):
         """
 
     @abstractmethod
-    def rotate_(self, x: Tensor, turns: Turns, out: Tensor) -> None:
+    def rotate_(self, x: Tensor, cos_sin: CosSin, out: Tensor) -> None:
         """Turn heads by their positions.
 
         x: [tokens, heads, head_dim]
@@ -97,15 +97,20 @@ class ComposedOps(Ops):
         returns: [tokens, hidden]
         """
 
-    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Residual:
+    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> ResidualStream:
         """The stream at the batch's tokens."""
         hidden = self.lookup(batch.tokens, params["embed"])
-        turns = Turns.at(params["rope"].tensor, batch.positions, hidden.dtype)
+        cos_sin = CosSin.at_positions(params["rope"].tensor, batch.positions, hidden.dtype)
         page_sizes = [batch.pools[group.layers[0]].shape[2] for group in config.kv_groups]
-        return Residual(hidden, turns, tuple(map(kv_cells, batch.slots, page_sizes)))
+        return ResidualStream(hidden, cos_sin, tuple(map(kv_cells, batch.slots, page_sizes)))
 
-    def attn_in(
-        self, x: Residual, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    def qkv_rope_store(
+        self,
+        x: ResidualStream,
+        params: Params,
+        config: ModelConfig,
+        layer: LayerConfig,
+        batch: Batch,
     ) -> Tensor:
         """Queries of the layer.
 
@@ -121,20 +126,20 @@ class ComposedOps(Ops):
             heads = self.head_norm(qk, params[f"{layer.prefix}qk_norm"], config.norm_eps)
         # Turned in place, so that keys and values stay side by side and are stored by one
         # operation.
-        self.rotate_(heads, x.turns, qk)
+        self.rotate_(heads, x.cos_sin, qk)
         kv = qkv[:, config.heads :].view(-1, 2, config.kv_heads, config.head_dim)
         self.store_kv_(batch.pools[layer.index], x.cells[layer.group], kv)
         return qkv[:, : config.heads]
 
     def attn_out(
         self,
-        x: Residual,
+        x: ResidualStream,
         attention: Tensor,
         params: Params,
         config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
-    ) -> Residual:
+    ) -> ResidualStream:
         """The stream with the projected attention added.
 
         attention: [tokens, heads, head_dim]
@@ -146,8 +151,13 @@ class ComposedOps(Ops):
         return x
 
     def mlp(
-        self, x: Residual, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Residual:
+        self,
+        x: ResidualStream,
+        params: Params,
+        config: ModelConfig,
+        layer: LayerConfig,
+        batch: Batch,
+    ) -> ResidualStream:
         """The stream with the layer's feed-forward part added.   writes: x"""
         normed = self.rms_norm(x.hidden, params[f"{layer.prefix}mlp_norm"], config.norm_eps)
         inner = self.silu_and_mul(self.linear(normed, params[f"{layer.prefix}gate_up"]))
@@ -155,8 +165,13 @@ class ComposedOps(Ops):
         return x
 
     def moe(
-        self, x: Residual, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Residual:
+        self,
+        x: ResidualStream,
+        params: Params,
+        config: ModelConfig,
+        layer: LayerConfig,
+        batch: Batch,
+    ) -> ResidualStream:
         """The stream with the layer's mixture of experts added.   writes: x"""
         assert layer.experts is not None
         normed = self.rms_norm(x.hidden, params[f"{layer.prefix}mlp_norm"], config.norm_eps)
@@ -170,7 +185,9 @@ class ComposedOps(Ops):
         )
         return x
 
-    def final_norm(self, x: Residual, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+    def final_norm(
+        self, x: ResidualStream, params: Params, config: ModelConfig, batch: Batch
+    ) -> Tensor:
         """The normalized hidden states.   returns: [tokens, hidden]"""
         return self.rms_norm(x.hidden, params["norm"], config.norm_eps)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from headstock.nn.noise import gumbel
-from headstock.nn.penalties import rule_
-from headstock.nn.truncation import keep_min_p, keep_top
+from headstock.nn.penalties import apply_logit_rules_
+from headstock.nn.truncation import apply_min_p, apply_top_k_top_p
 from headstock.spi import Sample, Sampling
 
 COLDEST = 1e-6
@@ -28,19 +28,21 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
     writes: logits
     """
     logprobs = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
-    rule_(logits, sampling)
+    apply_logit_rules_(logits, sampling)
     scores = (
-        logits if sampling.temperature is None else noisy(logits, sampling.temperature, sampling)
+        logits
+        if sampling.temperature is None
+        else gumbel_scores(logits, sampling.temperature, sampling)
     )
     # NaN wins every maximum, so a row is healthy exactly when its maximum is a number.
     best, tokens = scores.max(-1)
     healthy = best.isfinite()
     if logprobs is None:
         return Sample(tokens=tokens, healthy=healthy)
-    return with_logprobs(tokens, healthy, logprobs, sampling)
+    return attach_logprobs(tokens, healthy, logprobs, sampling)
 
 
-def noisy(logits: Tensor, temperature: Tensor, sampling: Sampling) -> Tensor:
+def gumbel_scores(logits: Tensor, temperature: Tensor, sampling: Sampling) -> Tensor:
     """Scores whose arg-max is a sample at the row's temperature; the logits less their maximum
     where that is 0.
 
@@ -53,14 +55,16 @@ def noisy(logits: Tensor, temperature: Tensor, sampling: Sampling) -> Tensor:
     # Less the maximum first, so that no quotient overflows upwards.
     scores = (logits - logits.amax(-1, keepdim=True)).div_(divisor[:, None])
     if sampling.min_p is not None:
-        scores = keep_min_p(scores, sampling.min_p)
+        scores = apply_min_p(scores, sampling.min_p)
     if sampling.top_k is not None or sampling.top_p is not None:
-        scores = keep_top(scores, sampling.top_k, sampling.top_p)
+        scores = apply_top_k_top_p(scores, sampling.top_k, sampling.top_p)
     noise = gumbel(sampling.seeds, sampling.positions, logits.shape[-1])
     return noise.mul_(warm[:, None]).add_(scores)
 
 
-def with_logprobs(tokens: Tensor, healthy: Tensor, logprobs: Tensor, sampling: Sampling) -> Sample:
+def attach_logprobs(
+    tokens: Tensor, healthy: Tensor, logprobs: Tensor, sampling: Sampling
+) -> Sample:
     """The sample with log-probabilities of its tokens (or of the targets) and of the likeliest
     alternatives.
 

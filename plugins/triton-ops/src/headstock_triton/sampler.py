@@ -1,4 +1,4 @@
-"""From logits to tokens as `headstock.nn.sampling` has it, in two kernels, or three where rows are
+"""From logits to tokens as `headstock.nn.sampler` has it, in two kernels, or three where rows are
 cut off.
 """
 
@@ -12,8 +12,8 @@ import triton.language as tl
 from attrs import evolve
 from torch import Tensor
 
-from headstock.nn.penalties import rule_
-from headstock.nn.sampling import with_logprobs
+from headstock.nn.penalties import apply_logit_rules_
+from headstock.nn.sampler import attach_logprobs
 from headstock.spi import Sample, Sampling
 from headstock_triton.noise import gumbel
 from headstock_triton.truncation import Cut, cut, scaled
@@ -213,7 +213,7 @@ def draw(
 
 
 def sample(logits: Tensor, sampling: Sampling) -> Sample:
-    """One token a row, as `headstock.nn.sampling.sample` has it; torch does what few requests ask
+    """One token a row, as `headstock.nn.sampler.sample` has it; torch does what few requests ask
     for.
 
     logits: [n, vocab] of any float type
@@ -240,10 +240,10 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
         )
     logits = logits.to(torch.float32)
     likely = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
-    rule_(logits, sampling)
+    apply_logit_rules_(logits, sampling)
     tokens, healthy, _ = draw(logits, evolve(sampling, targets=None), with_logprob=False)
     return (
         Sample(tokens=tokens, healthy=healthy)
         if likely is None
-        else with_logprobs(tokens, healthy, likely, sampling)
+        else attach_logprobs(tokens, healthy, likely, sampling)
     )

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headstock.nn.sampling import sample
-from headstock.nn.truncation import keep_min_p, keep_top
+from headstock.nn.sampler import sample
+from headstock.nn.truncation import apply_min_p, apply_top_k_top_p
 from headstock.spi import Sample, Sampling
 
 VOCAB = 13
@@ -66,7 +66,7 @@ def test_nucleus_equals_brute_force(rows: list[tuple[list[float], int, float]]) 
         [p for _, _, p in rows],
     )
 
-    found = keep_top(logits, torch.tensor(top_k), torch.tensor(top_p))
+    found = apply_top_k_top_p(logits, torch.tensor(top_k), torch.tensor(top_p))
 
     expected = [brute_top(row, k, p) for row, k, p in rows]
     near = [brute_top(row, k, p * (1 + d)) for row, k, p in rows for d in (-1e-9, 1e-9)]
@@ -81,14 +81,16 @@ def test_nucleus_equals_brute_force(rows: list[tuple[list[float], int, float]]) 
 def test_top_k_and_top_p_alone(row: list[float], top_k: int, top_p: float) -> None:
     logits = torch.tensor([row])
 
-    assert kept(keep_top(logits, torch.tensor([top_k]), None)) == [brute_top(row, top_k, 1.0)]
-    assert kept(keep_top(logits, None, torch.tensor([1.0]))) == [set(range(VOCAB))]
-    assert len(kept(keep_top(logits, None, torch.tensor([top_p])))[0]) >= 1
+    assert kept(apply_top_k_top_p(logits, torch.tensor([top_k]), None)) == [
+        brute_top(row, top_k, 1.0)
+    ]
+    assert kept(apply_top_k_top_p(logits, None, torch.tensor([1.0]))) == [set(range(VOCAB))]
+    assert len(kept(apply_top_k_top_p(logits, None, torch.tensor([top_p])))[0]) >= 1
 
 
 @given(ROW, st.sampled_from([0.0, 0.01, 0.3, 1.0]))
 def test_min_p_keeps_what_is_likely_enough(row: list[float], min_p: float) -> None:
-    found = kept(keep_min_p(torch.tensor([row]), torch.tensor([min_p])))[0]
+    found = kept(apply_min_p(torch.tensor([row]), torch.tensor([min_p])))[0]
 
     assert row.index(max(row)) in found
     ratios = softmax(row) / softmax(row).max()

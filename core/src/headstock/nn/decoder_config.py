@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from headstock.errors import shorten
+from headstock.nn.config_fields import Json, quoted, read_flag, read_number, read_positive
 from headstock.nn.config_keys import check_served, ignored_fields
-from headstock.nn.fields import Json, quoted, read_flag, read_number, read_positive
 from headstock.nn.rope_config import FIELDS as ROPE_FIELDS
 from headstock.nn.rope_config import LAYER_TYPES, ignored_rope_fields, read_rope, stretched_length
 from headstock.spi import Experts, Feature, KVGroup, LayerConfig, ModelConfig
@@ -85,12 +85,13 @@ def decoder_config(
         raise ValueError(
             f"max_position_embeddings is {max_position}, wanted at most {MOST_POSITIONS}"
         )
-    count = layer_count(hf)
+    count = read_layer_count(hf)
     # A window that no position reaches past is none.
     windows = [
-        w if w is not None and w < max_position else None for w in windows or one_window(hf, None)
+        w if w is not None and w < max_position else None
+        for w in windows or uniform_windows(hf, None)
     ]
-    groups = kv_groups(windows, kv_heads, head_dim)
+    groups = make_kv_groups(windows, kv_heads, head_dim)
     return ModelConfig(
         architecture=architecture,
         vocab=read_positive(hf, "vocab_size"),
@@ -102,7 +103,7 @@ def decoder_config(
         norm_eps=read_number(hf, "rms_norm_eps", 1e-6),
         max_position=max_position,
         rope=rope,
-        layers=layers(windows, experts or [None] * count, groups, head_dim),
+        layers=make_layers(windows, experts or [None] * count, groups, head_dim),
         kv_groups=groups,
         qkv_bias=qkv_bias,
         out_bias=out_bias,
@@ -129,7 +130,7 @@ def check_model_type(hf: Json, architecture: str, model_types: Collection[str]) 
         )
 
 
-def layer_count(hf: Json) -> int:
+def read_layer_count(hf: Json) -> int:
     """How many layers the decoder has."""
     count = read_positive(hf, "num_hidden_layers")
     if count > MOST_LAYERS:
@@ -137,7 +138,7 @@ def layer_count(hf: Json) -> int:
     return count
 
 
-def layers(
+def make_layers(
     windows: Sequence[int | None],
     experts: Sequence[Experts | None],
     groups: tuple[KVGroup, ...],
@@ -158,7 +159,9 @@ def layers(
     )
 
 
-def kv_groups(windows: Sequence[int | None], kv_heads: int, head_dim: int) -> tuple[KVGroup, ...]:
+def make_kv_groups(
+    windows: Sequence[int | None], kv_heads: int, head_dim: int
+) -> tuple[KVGroup, ...]:
     """One group for each different window, full attention first."""
     return tuple(
         KVGroup(
@@ -177,7 +180,7 @@ def read_layer_types(hf: Json) -> list[str] | None:
     types = hf.get("layer_types")
     if types is None:
         return None
-    count, known = layer_count(hf), (*LAYER_TYPES, *RENAMED_TYPES)
+    count, known = read_layer_count(hf), (*LAYER_TYPES, *RENAMED_TYPES)
     if (
         not isinstance(types, list)
         or len(types) != count
@@ -203,7 +206,7 @@ def windows_by_type(types: Sequence[str], window: int | None) -> list[int | None
     return [window if each == "sliding_attention" else None for each in types]
 
 
-def one_window(hf: Json, window: int | None) -> list[int | None]:
+def uniform_windows(hf: Json, window: int | None) -> list[int | None]:
     """`window` for every layer. `layer_types`, which such families do not have, may only repeat
     that.
     """
@@ -213,7 +216,7 @@ def one_window(hf: Json, window: int | None) -> list[int | None]:
             f"layer_types is {quoted(hf['layer_types'])}, but every layer is of type {wanted!r} "
             "here"
         )
-    return [window] * layer_count(hf)
+    return [window] * read_layer_count(hf)
 
 
 def read_dtype(hf: Json) -> str:
