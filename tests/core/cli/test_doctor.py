@@ -12,7 +12,7 @@ import pytest
 
 from headstock import registry
 from headstock.cli import doctor as verb
-from headstock.cli.doctor import show
+from headstock.cli.doctor import print_findings
 from headstock.cli.main import main
 from headstock.config import EngineConfig
 from headstock.doctor import Finding, Status, examine, examine_parts, machine, software
@@ -101,7 +101,7 @@ def test_the_exit_code_is_that_of_run_with_the_same_flags(
 
 def test_hints_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     found = [warned("nvcc", "not found", "install it")]
-    assert show(iter(found)) == found
+    assert print_findings(iter(found)) == found
     assert (
         "WARN  nvcc                       not found  (install it)\n0 PASS, 1 WARN, 0 FAIL"
         in capsys.readouterr().out

@@ -108,7 +108,7 @@ def test_python_m_headstock_is_the_console_script() -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
         return done.returncode, done.stdout, done.stderr
 
-    assert headstock("--version") == (0, f"headstock {entry.version()}\n", "")
+    assert headstock("--version") == (0, f"headstock {entry.read_version()}\n", "")
     code, out, err = headstock("run", "--page-sise", "4")
     assert (code, out) == (
         2,

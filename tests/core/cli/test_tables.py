@@ -9,7 +9,7 @@ import sys
 import pytest
 from terminal import CONTROL, shown
 
-from headstock.cli.tables import fold, print_table, terminal_width
+from headstock.cli.tables import fold_line, print_table, terminal_width
 
 HEADER = ("NAME", "TARGET", "WHAT")
 ROWS = [("a", "module:spec", "short"), ("longer", "x", "a sentence of words " * 8), ("[b]", "y", 7)]
@@ -58,10 +58,12 @@ def test_a_narrow_terminal_breaks_cells_between_words_and_leaves_the_spare_colum
 
 def test_a_line_is_folded_between_words_with_its_continuation_indented() -> None:
     line = "plugins   attention sdpa | cache radix --no-overlap"
-    assert fold(line, None, 10) == fold(line, 80, 10) == line
-    assert fold(line, 38, 10) == "plugins   attention sdpa | cache radix\n          --no-overlap"
+    assert fold_line(line, None, 10) == fold_line(line, 80, 10) == line
     assert (
-        fold("see a-path-that-is-longer/than-the-line", 20, 2)
+        fold_line(line, 38, 10) == "plugins   attention sdpa | cache radix\n          --no-overlap"
+    )
+    assert (
+        fold_line("see a-path-that-is-longer/than-the-line", 20, 2)
         == "see\n  a-path-that-is-longer/than-the-line"
     )
 
@@ -72,7 +74,7 @@ def test_commands_are_never_broken_so_that_they_can_be_copied() -> None:
         "./x-safetensors"
     )
     said = "it is in the GGUF format; use the model it was made from, or convert it: "
-    assert fold(said + command, 40, 2).splitlines() == [
+    assert fold_line(said + command, 40, 2).splitlines() == [
         "it is in the GGUF format; use the model",
         "  it was made from, or convert it:",
         command,
@@ -81,7 +83,7 @@ def test_commands_are_never_broken_so_that_they_can_be_copied() -> None:
         "download it with 'hf download owner/name --local-dir DIR' and pass that as --model; "
         "it's the model's own"
     )
-    assert fold(quoted, 45, 0).splitlines() == [
+    assert fold_line(quoted, 45, 0).splitlines() == [
         "download it with",
         "'hf download owner/name --local-dir DIR' and",
         "pass that as --model; it's the model's own",

@@ -25,8 +25,8 @@ def test_a_chat_limits_graph_buckets_to_one_unless_told_otherwise(
     seen = []
     monkeypatch.setattr("headstock.llm.LLM", lambda config, report: seen.append(config))
     for flags in ([], ["--cuda-graph-max-bs", "4"]):
-        resolved = verb.resolve_flags(verb.parser().parse_args(flags), {})
-        verb.opened(resolved, quiet=True, alone=True)
+        resolved = verb.resolve_flags(verb.make_parser().parse_args(flags), {})
+        verb.open_model(resolved, quiet=True, alone=True)
     assert [config.cuda_graph_max_bs for config in seen] == [1, 4]
 
 

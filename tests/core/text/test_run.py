@@ -131,10 +131,10 @@ def test_quiet_draws_no_bar_while_loading(
 
     monkeypatch.setattr("headstock.llm.LLM", load)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    resolved = verb.resolve_flags(verb.parser().parse_args([]), {})
-    verb.opened(resolved, quiet=True)
+    resolved = verb.resolve_flags(verb.make_parser().parse_args([]), {})
+    verb.open_model(resolved, quiet=True)
     assert capsys.readouterr() == ("", "")
-    verb.opened(resolved, quiet=False)
+    verb.open_model(resolved, quiet=False)
     assert "weights" in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from headstock.cli.tables import fold, print_table, terminal_width
+from headstock.cli.tables import fold_line, print_table, terminal_width
 from headstock.config import ResolvedConfig
 from headstock.errors import format_count, shorten
 from headstock.logs import show_logs
@@ -42,11 +42,13 @@ def show_logprobs(output: RequestOutput, answer: CompletionOutput) -> bool:
     if output.prompt_logprobs is not None and answer.index == 0:
         pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
         rows += [
-            logprob_row("prompt", token, entries) for token, entries in pairs if entries is not None
+            make_logprob_row("prompt", token, entries)
+            for token, entries in pairs
+            if entries is not None
         ]
     if answer.logprobs is not None:
         rows += [
-            logprob_row("answer", *pair)
+            make_logprob_row("answer", *pair)
             for pair in zip(answer.token_ids, answer.logprobs, strict=True)
         ]
     if rows:
@@ -54,17 +56,24 @@ def show_logprobs(output: RequestOutput, answer: CompletionOutput) -> bool:
     return bool(rows)
 
 
-def logprob_row(place: str, token: int, entries: dict[int, Logprob]) -> tuple[str, ...]:
+def make_logprob_row(place: str, token: int, entries: dict[int, Logprob]) -> tuple[str, ...]:
     """One token, its log-probability and the likeliest ones in its place."""
     ranked = sorted(
         (each for each in entries.values() if each.rank is not None),
         key=lambda each: each.rank or 0,
     )
-    likeliest = ", ".join(f"{quoted(each.decoded_token)} {each.logprob:z.4f}" for each in ranked)
-    return place, quoted(entries[token].decoded_token), f"{entries[token].logprob:z.4f}", likeliest
+    likeliest = ", ".join(
+        f"{quote_token(each.decoded_token)} {each.logprob:z.4f}" for each in ranked
+    )
+    return (
+        place,
+        quote_token(entries[token].decoded_token),
+        f"{entries[token].logprob:z.4f}",
+        likeliest,
+    )
 
 
-def quoted(text: str) -> str:
+def quote_token(text: str) -> str:
     """A token's text on one line, with its spaces to be seen."""
     return json.dumps(text, ensure_ascii=False)
 
@@ -73,14 +82,14 @@ def show_json(where: str, number: int, output: RequestOutput) -> None:
     """Print one JSON line for each answer to a prompt."""
     for answer in output.outputs:
         head = {"request": number, "answer": answer.index + 1, "where": where}
-        print(json.dumps(head | record(output, answer), ensure_ascii=False), flush=True)
+        print(json.dumps(head | answer_to_json(output, answer), ensure_ascii=False), flush=True)
 
 
 def show_error(where: str, number: int, reason: str, *, as_json: bool) -> None:
     """Print what is wrong with a prompt that could not be run; as JSON too, in place of its
     answer.
     """
-    note(f"headstock: {where}: {reason}")
+    print_note(f"headstock: {where}: {reason}")
     if as_json:
         print(
             json.dumps({"request": number, "where": where, "error": reason}, ensure_ascii=False),
@@ -88,7 +97,7 @@ def show_error(where: str, number: int, reason: str, *, as_json: bool) -> None:
         )
 
 
-def record(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
+def answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
     """One answer for JSON; times are in seconds."""
     values: dict[str, Any] = {
         "prompt": output.prompt,
@@ -97,7 +106,7 @@ def record(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
         "max_tokens": output.max_tokens,
-        "timings": timings(output.metrics, output.num_output_tokens),
+        "timings": compute_timings(output.metrics, output.num_output_tokens),
         "usage": {
             "prompt_tokens": len(output.prompt_token_ids),
             "completion_tokens": len(answer.token_ids),
@@ -107,17 +116,17 @@ def record(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
     }
     if answer.logprobs is not None:
         values["cumulative_logprob"] = answer.cumulative_logprob
-        values["logprobs"] = [table(entries) for entries in answer.logprobs]
+        values["logprobs"] = [logprobs_to_json(entries) for entries in answer.logprobs]
     if output.prompt_logprobs is not None:
         values["prompt_logprobs"] = [
-            None if each is None else table(each) for each in output.prompt_logprobs
+            None if each is None else logprobs_to_json(each) for each in output.prompt_logprobs
         ]
     if answer.error is not None:
         values["error"] = answer.error
     return values
 
 
-def table(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
+def logprobs_to_json(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
     """The alternatives at one position for JSON."""
     return [
         {
@@ -130,7 +139,7 @@ def table(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
     ]
 
 
-def timings(metrics: RequestMetrics, tokens: int) -> dict[str, float | None]:
+def compute_timings(metrics: RequestMetrics, tokens: int) -> dict[str, float | None]:
     """Seconds to the first token and to the end, and tokens a second over all of it."""
     total = metrics.total
     rounded = [None if value is None else round(value, 6) for value in (metrics.ttft, total)]
@@ -138,9 +147,9 @@ def timings(metrics: RequestMetrics, tokens: int) -> dict[str, float | None]:
     return {"ttft": rounded[0], "total": rounded[1], "tokens_per_second": rate}
 
 
-def footer(output: RequestOutput, tokens: int) -> str:
+def format_footer(output: RequestOutput, tokens: int) -> str:
     """One line about a finished request."""
-    times = timings(output.metrics, tokens)
+    times = compute_timings(output.metrics, tokens)
     reason = output.outputs[-1].finish_reason or "Ctrl-C"
     first = "-" if times["ttft"] is None else f"{1000 * times['ttft']:.0f} ms"
     rate = (
@@ -154,7 +163,7 @@ def footer(output: RequestOutput, tokens: int) -> str:
     )
 
 
-def total(outputs: Sequence[RequestOutput], asked: int) -> str:
+def format_totals(outputs: Sequence[RequestOutput], asked: int) -> str:
     """One line about the results of a batch of which `asked` prompts were to be answered."""
     tokens = sum(output.num_output_tokens for output in outputs)
     metrics = [output.metrics for output in outputs]
@@ -174,6 +183,10 @@ def start_logs(resolved: ResolvedConfig, *, quiet: bool) -> None:
     show_logs(resolved.engine.log_level, least="NOTSET" if named or not quiet else "WARNING")
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Print one line on standard error, broken between words where a terminal is narrower."""
-    print(fold(" ".join(text.split()), terminal_width(sys.stderr), 0), file=sys.stderr, flush=True)
+    print(
+        fold_line(" ".join(text.split()), terminal_width(sys.stderr), 0),
+        file=sys.stderr,
+        flush=True,
+    )

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from headstock.cli.answers import (
-    footer,
-    note,
+    format_footer,
+    format_totals,
+    print_note,
     show_error,
     show_json,
     show_logprobs,
     show_prompt,
     show_text,
-    total,
 )
-from headstock.cli.inputs import Ask
+from headstock.cli.inputs import PromptInput
 from headstock.config.spelling import name_parameters
 from headstock.errors import RequestError, format_count
 from headstock.requests.progress import Bars
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True)
-class Batch:
+class PromptBatch:
     """Prompts that run together; an answer is printed as soon as those of the prompts before it
     are.
 
@@ -46,11 +46,13 @@ class Batch:
     names: Mapping[str, str]
     total: int
 
-    def run(self, asks: Sequence[tuple[int, Ask]]) -> int:
+    def run(self, asks: Sequence[tuple[int, PromptInput]]) -> int:
         """Print every answer and every failure; 1 when something failed, else 0."""
         found = [(number, ask, self.job(number, ask)) for number, ask in asks]
         if isinstance(self.llm.tokenizer, NoTokenizer) and not self.as_json:
-            note("note: without a tokenizer answers have no text; --json shows their token ids")
+            print_note(
+                "note: without a tokenizer answers have no text; --json shows their token ids"
+            )
         waiting = [(number, ask, job) for number, ask, job in found if job is not None]
         self.say_what_is_cut([(ask, job) for _, ask, job in waiting])
         jobs = [job for *_, job in waiting]
@@ -72,10 +74,10 @@ class Batch:
             raise
         outputs = [job.result() for job in jobs]
         if outputs and not self.quiet:
-            note(total(outputs, self.total))
+            print_note(format_totals(outputs, self.total))
         return int(self.total > sum(output.sound for output in outputs))
 
-    def show_the_rest(self, waiting: Sequence[tuple[int, Ask, Job]]) -> None:
+    def show_the_rest(self, waiting: Sequence[tuple[int, PromptInput, Job]]) -> None:
         """Print what has ended of the prompts that are left when the batch is broken off, and say
         what has not.
         """
@@ -89,9 +91,9 @@ class Batch:
                 if len(left) > 1
                 else f" to {left[0]} was"
             )
-            note(f"headstock: broken off before the answer{more} complete")
+            print_note(f"headstock: broken off before the answer{more} complete")
 
-    def job(self, number: int, ask: Ask) -> Job | None:
+    def job(self, number: int, ask: PromptInput) -> Job | None:
         """The prompt, checked against the model; None after a line about what is wrong with it."""
         try:
             return self.llm.intake.job(self.prompt(ask), self.params(ask), ask.priority)
@@ -104,11 +106,11 @@ class Batch:
             show_error(ask.where, number, said, as_json=self.as_json)
             return None
 
-    def params(self, ask: Ask) -> SamplingParams:
+    def params(self, ask: PromptInput) -> SamplingParams:
         """The model's defaults under the flags under the prompt's own."""
         return self.llm.get_default_sampling_params().replace({**self.sampling, **ask.sampling})
 
-    def prompt(self, ask: Ask) -> Prompt:
+    def prompt(self, ask: PromptInput) -> Prompt:
         """What the engine is to go on with.
 
         raises: RequestError, UsageError without a chat template
@@ -119,7 +121,7 @@ class Batch:
             prompt = self.llm.chat_prompt(ask.messages)
         return evolve(prompt, cache_salt=ask.cache_salt)
 
-    def say_what_is_cut(self, jobs: Sequence[tuple[Ask, Job]]) -> None:
+    def say_what_is_cut(self, jobs: Sequence[tuple[PromptInput, Job]]) -> None:
         """Print one line when there is less room than the user's max_tokens; a model's default is
         cut in silence.
         """
@@ -132,7 +134,7 @@ class Batch:
         if cut:
             more = f" (and so for {len(cut) - 1} more)" if len(cut) > 1 else ""
             longest = self.llm.engine.max_seq_len
-            note(
+            print_note(
                 f"note: {cut[0]}{more}, the room beside the prompt in sequences of up to "
                 f"{format_count(longest, 'token')}"
             )
@@ -148,11 +150,11 @@ class Batch:
         finally:
             print(flush=True)
         if piece.outputs[0].error is not None:
-            note(f"headstock: {piece.outputs[0].error}")
+            print_note(f"headstock: {piece.outputs[0].error}")
             return 1
         self.show_scores(job)
         if not self.quiet:
-            note(footer(piece, tokens))
+            print_note(format_footer(piece, tokens))
         return 0
 
     def show_scores(self, job: Job) -> None:
@@ -162,7 +164,7 @@ class Batch:
             output = job.result()
             show_logprobs(output, output.outputs[0])
 
-    def show(self, number: int, ask: Ask, job: Job) -> None:
+    def show(self, number: int, ask: PromptInput, job: Job) -> None:
         """Print the answers to one prompt, and what went wrong with them."""
         output = job.result()
         if self.as_json:
@@ -171,4 +173,4 @@ class Batch:
             show_text(number, output)
         for answer in output.outputs:
             if answer.error is not None:
-                note(f"headstock: {ask.where}: {answer.error}")
+                print_note(f"headstock: {ask.where}: {answer.error}")

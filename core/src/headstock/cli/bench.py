@@ -21,9 +21,9 @@ from headstock.bench.latency_workloads import (
 )
 from headstock.bench.shapes import SHAPES, write
 from headstock.bench.workloads import USUAL, WORKLOADS, Workload
-from headstock.cli.answers import note, start_logs
-from headstock.cli.main import version
-from headstock.cli.process import check_apart
+from headstock.cli.answers import print_note, start_logs
+from headstock.cli.main import read_version
+from headstock.cli.process import check_distinct_files
 from headstock.cli.tables import print_summary
 from headstock.config import (
     EngineConfig,
@@ -61,14 +61,14 @@ figure is the median.
 
 def main(arguments: list[str]) -> int:
     """Run `headstock bench ARGUMENTS`; 0, or 1 when requests failed.   raises: HeadstockError"""
-    asked = parser().parse_args(arguments)
+    asked = make_parser().parse_args(arguments)
     check(asked)
     resolved = resolve_flags(asked, os.environ)
-    check_apart(
+    check_distinct_files(
         {"--config": resolved.file, "--output": asked.output, "--record": resolved.engine.record}
     )
     for line in resolved.notes:
-        note(f"note: {line}")
+        print_note(f"note: {line}")
     start_logs(resolved, quiet=asked.quiet)
     unfinished = False
     with configured(asked.shape, resolved) as config, open_output(asked.output):
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
     return int(unfinished)
 
 
-def parser() -> FlagParser:
+def make_parser() -> FlagParser:
     """The parser of `headstock bench`."""
     root = FlagParser(
         prog="headstock bench",
@@ -188,7 +188,7 @@ def figures(asked: Namespace, config: EngineConfig) -> Iterator[Figure]:
         shape = asked.shape or Path(config.model).name
         bench = Bench(
             llm,
-            version=version(),
+            version=read_version(),
             shape=shape,
             runs=asked.runs,
             report=None if asked.quiet else progress,
@@ -207,7 +207,7 @@ def draw_workload(name: str) -> Workload:
 
 def progress(stage: str, done: int, total: int) -> None:
     """Say how far it is, between two runs: a bar would draw itself while the clock runs."""
-    note(f"{stage}: {done} of {total}")
+    print_note(f"{stage}: {done} of {total}")
 
 
 def show(figure: Figure, asked: Namespace) -> None:

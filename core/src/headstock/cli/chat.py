@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headstock.cli.answers import footer, note
+from headstock.cli.answers import format_footer, print_note
 from headstock.cli.turns import LineDropped
 from headstock.errors import RequestError, format_count
 from headstock.outputs import RequestOutput
@@ -34,7 +34,7 @@ def converse(llm: LLM, params: SamplingParams, system: str | None, read: Callabl
     raises: UsageError without a chat template
     """
     llm.chat_prompt([{"role": "user", "content": "hello"}])
-    note("/help lists the commands; /exit leaves")
+    print_note("/help lists the commands; /exit leaves")
     chat = Chat(llm, params, system)
     has_dropped = False
     while True:
@@ -45,7 +45,7 @@ def converse(llm: LLM, params: SamplingParams, system: str | None, read: Callabl
         except LineDropped as dropped:
             if has_dropped and dropped.is_empty:
                 return chat.leave()
-            note("Ctrl-C again leaves, as do Ctrl-D and /exit")
+            print_note("Ctrl-C again leaves, as do Ctrl-D and /exit")
             has_dropped = True
             continue
         has_dropped = False
@@ -82,7 +82,7 @@ class Chat:
 
     def leave(self) -> int:
         """Say that the chat has ended, and give its exit code."""
-        note(f"chat ended: {self.summary}")
+        print_note(f"chat ended: {self.summary}")
         return 0
 
     @property
@@ -99,12 +99,12 @@ class Chat:
             answer = self.answer()
         except RequestError as error:
             self.turns.pop()
-            note(f"headstock: {error}; /reset begins anew")
+            print_note(f"headstock: {error}; /reset begins anew")
         except (
             KeyboardInterrupt
         ):  # before the answer began, or a second Ctrl-C while it was being stopped
             self.turns.pop()
-            note("stopped; the turn is forgotten")
+            print_note("stopped; the turn is forgotten")
         else:
             self.turns.append({"role": "assistant", "content": answer})
 
@@ -134,7 +134,7 @@ class Chat:
         self.tokens += tokens
         self.answers += 1
         if pieces:
-            self.last = footer(pieces[-1], tokens)
+            self.last = format_footer(pieces[-1], tokens)
 
     def command(self, line: str) -> bool:
         """Do what a line beginning with a slash says; False when that is to leave."""
@@ -146,32 +146,32 @@ class Chat:
                 print(HELP, file=sys.stderr)
             case "/reset":
                 self.turns.clear()
-                note("forgotten")
+                print_note("forgotten")
             case "/system":
                 self.system = rest.strip() or None
                 self.turns.clear()
-                note("begun anew" + ("" if self.system else ", without a system message"))
+                print_note("begun anew" + ("" if self.system else ", without a system message"))
             case "/stats":
-                note(f"last answer: {self.last}")
-                note(f"chat: {self.summary}")
+                print_note(f"last answer: {self.last}")
+                print_note(f"chat: {self.summary}")
             case "/save":
                 self.save(rest.strip())
             case _:
-                note(f"no command {word}; /help lists them")
+                print_note(f"no command {word}; /help lists them")
         return True
 
     def save(self, path: str) -> None:
         """Write the conversation to a new file; say what came of it."""
         if not path:
-            note("/save needs the name of a file")
+            print_note("/save needs the name of a file")
             return
         try:
             with open(path, "x", encoding="utf-8") as file:
                 json.dump({"messages": self.messages}, file, ensure_ascii=False, indent=2)
                 file.write("\n")
         except FileExistsError:
-            note(f"{path} exists; choose another name")
+            print_note(f"{path} exists; choose another name")
         except (OSError, ValueError) as error:
-            note(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
+            print_note(f"cannot write {path}: {getattr(error, 'strerror', None) or error}")
         else:
-            note(f"saved {format_count(len(self.turns), 'turn')} to {path}")
+            print_note(f"saved {format_count(len(self.turns), 'turn')} to {path}")

@@ -27,7 +27,7 @@ to install, where DIR is a folder of zsh's $fpath:
 Values name the plugins that are installed now, so make the script anew after installing one.
 """
 
-NAMED_BY: Mapping[str, str] = MappingProxyType(
+PLUGIN_KINDS: Mapping[str, str] = MappingProxyType(
     {
         "attn": "attention",
         "cache_type": "cache",
@@ -40,7 +40,7 @@ NAMED_BY: Mapping[str, str] = MappingProxyType(
 )
 """Setting -> the kind of plugin that its values name."""
 
-FILES = (
+FILE_DESTS = (
     "file",
     "input",
     "output",
@@ -57,12 +57,12 @@ def main(arguments: list[str]) -> int:
     """Run `headstock completion ARGUMENTS` and return the exit code.   raises: UsageError"""
     import shtab
 
-    asked = parser().parse_args(arguments)
-    print(shtab.complete(whole_parser(), asked.shell))
+    asked = make_parser().parse_args(arguments)
+    print(shtab.complete(make_full_parser(), asked.shell))
     return 0
 
 
-def parser() -> FlagParser:
+def make_parser() -> FlagParser:
     """The parser of `headstock completion`."""
     about = "Print a script with which a shell completes verbs, flags and their values."
     root = FlagParser(
@@ -72,7 +72,7 @@ def parser() -> FlagParser:
     return root
 
 
-def whole_parser() -> argparse.ArgumentParser:
+def make_full_parser() -> argparse.ArgumentParser:
     """A parser of every verb, whose actions know what completes them; it completes and never
     parses.
     """
@@ -82,14 +82,14 @@ def whole_parser() -> argparse.ArgumentParser:
     verbs = root.add_subparsers(dest="verb")
     for verb, summary in VERBS.items():
         verbs.add_parser(verb, help=summary, usage="")
-        verbs.choices[verb] = importlib.import_module(f"headstock.cli.{verb}").parser()
-        mark_values(verbs.choices[verb])
+        verbs.choices[verb] = importlib.import_module(f"headstock.cli.{verb}").make_parser()
+        set_completions(verbs.choices[verb])
     for plugin in registry.installed("command"):
         verbs.add_parser(plugin.name, help=f"of {plugin.distribution}", usage="")
     return root
 
 
-def mark_values(parser: argparse.ArgumentParser) -> None:
+def set_completions(parser: argparse.ArgumentParser) -> None:
     """Tell each action of a parser what its values are, where that is known.
 
     writes: the parser's actions
@@ -103,18 +103,18 @@ def mark_values(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
-                mark_values(inner)
-        elif action.dest in FILES:
+                set_completions(inner)
+        elif action.dest in FILE_DESTS:
             action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads it
         elif (
             action.dest in settings
             and action.nargs != 0
-            and (values := values_of(settings[action.dest]))
+            and (values := list_values(settings[action.dest]))
         ):
             action.choices = tuple(values)
 
 
-def values_of(setting: Setting) -> Iterable[str]:
+def list_values(setting: Setting) -> Iterable[str]:
     """The values of a setting that can be named; none for numbers and texts."""
     match setting.value_type:
         case Choice(names=names):
@@ -123,10 +123,10 @@ def values_of(setting: Setting) -> Iterable[str]:
             return ("on", "off")
     if setting.key == PRESET.key:
         return tuple(PRESETS)
-    if setting.key in NAMED_BY:
+    if setting.key in PLUGIN_KINDS:
         automatic = ("auto",) if setting.default == "auto" else ()
         return (
             *automatic,
-            *sorted({each.name for each in registry.installed(NAMED_BY[setting.key])}),
+            *sorted({each.name for each in registry.installed(PLUGIN_KINDS[setting.key])}),
         )
     return ()

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from headstock.cli.answers import note
+from headstock.cli.answers import print_note
 from headstock.cli.tables import print_table
 from headstock.config.catalog import engine_settings, sampling_settings
 from headstock.config.effective import ResolvedConfig
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
 
     raises: UsageError, ModelError
     """
-    asked = parser().parse_args(arguments)
+    asked = make_parser().parse_args(arguments)
     match asked.verb:
         case "show":
             show_settings(resolve_flags(asked, os.environ), as_json=asked.json)
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def parser() -> FlagParser:
+def make_parser() -> FlagParser:
     """The parser of `headstock config`."""
     root = FlagParser(
         prog="headstock config",
@@ -56,19 +56,21 @@ def show_settings(resolved: ResolvedConfig, *, as_json: bool) -> None:
     """Print the effective configuration."""
     if as_json:
         settings = {
-            key: entry(value, resolved.origins[key]) for key, value in effective(resolved).items()
+            key: setting_to_json(value, resolved.origins[key])
+            for key, value in list_effective_values(resolved).items()
         }
         print(json.dumps({"settings": settings, "notes": resolved.notes}, indent=2))
         return
     rows = [
-        (key, text(key, value), resolved.origins[key]) for key, value in effective(resolved).items()
+        (key, format_setting(key, value), resolved.origins[key])
+        for key, value in list_effective_values(resolved).items()
     ]
     print_table(("SETTING", "VALUE", "ORIGIN"), rows, sys.stdout)
     for line in resolved.notes:
-        note(f"note: {line}")
+        print_note(f"note: {line}")
 
 
-def effective(resolved: ResolvedConfig) -> dict[str, Value]:
+def list_effective_values(resolved: ResolvedConfig) -> dict[str, Value]:
     """The value of every setting by key; None for a sampling value that is left to the model."""
     engine = {
         key: getattr(resolved.engine, setting.name) for key, setting in engine_settings().items()
@@ -76,13 +78,13 @@ def effective(resolved: ResolvedConfig) -> dict[str, Value]:
     return engine | {key: resolved.sampling.get(key) for key in sampling_settings()}
 
 
-def entry(value: Value, origin: str) -> dict[str, object]:
+def setting_to_json(value: Value, origin: str) -> dict[str, object]:
     """One setting for JSON: `origin` is the rank, `source` which flag, variable, file or preset."""
     rank, _, source = origin.partition(" ")
     return {"value": value, "origin": rank, "source": source or None}
 
 
-def text(key: str, value: Value) -> str:
+def format_setting(key: str, value: Value) -> str:
     """A value as the table shows it."""
     if key in engine_settings():
         return engine_settings()[key].value_type.show(value) or "none"
@@ -90,7 +92,7 @@ def text(key: str, value: Value) -> str:
     return setting.default_text if value is None else setting.value_type.show(value)
 
 
-def show(key: str, value: object) -> str:
+def format_preset_value(key: str, value: object) -> str:
     """A preset's value as the table shows it."""
     value_type = engine_settings()[key].value_type
     return value_type.show(value_type.read(value))
@@ -102,7 +104,7 @@ def show_presets(*, as_json: bool) -> None:
         print(json.dumps({name: dict(values) for name, values in PRESETS.items()}, indent=2))
         return
     rows = [
-        (name, key, show(key, value))
+        (name, key, format_preset_value(key, value))
         for name, values in PRESETS.items()
         for key, value in values.items()
     ]

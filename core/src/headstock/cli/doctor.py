@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 
-from headstock.cli.tables import fold, terminal_width
+from headstock.cli.tables import fold_line, terminal_width
 from headstock.config.flags import FlagParser, add_engine_flags, resolve_flags
 from headstock.doctor import Finding, Status, examine
 from headstock.errors import CannotRun
@@ -19,7 +19,7 @@ such as 6 for a model that cannot be read, or 5 for whatever else has to be repa
 """
 
 
-SUBJECT = 25
+SUBJECT_WIDTH = 25
 """Characters of the longest subject, "model Qwen3MoeForCausalLM"."""
 
 
@@ -28,12 +28,12 @@ def main(arguments: list[str]) -> int:
 
     raises: UsageError
     """
-    asked = parser().parse_args(arguments)
+    asked = make_parser().parse_args(arguments)
     found = examine(resolve_flags(asked, os.environ).engine)
-    return exit_code(show_json(list(found)) if asked.json else show(found))
+    return choose_exit_code(print_json(list(found)) if asked.json else print_findings(found))
 
 
-def parser() -> FlagParser:
+def make_parser() -> FlagParser:
     """The parser of `headstock doctor`."""
     about = (
         "What works on this machine, and whether the model can be served as the flags ask; "
@@ -45,19 +45,19 @@ def parser() -> FlagParser:
     return root
 
 
-def exit_code(found: Iterable[Finding]) -> int:
+def choose_exit_code(found: Iterable[Finding]) -> int:
     """0 when nothing failed; else the code that `run` would end with, the first of them, or 5."""
     codes = [each.exit_code for each in found if each.status is Status.FAIL]
     return next((code for code in codes if code is not None), CannotRun.exit_code if codes else 0)
 
 
-def show_json(found: list[Finding]) -> list[Finding]:
+def print_json(found: list[Finding]) -> list[Finding]:
     """Print the findings for programs; the same findings."""
-    print(json.dumps([entry(each) for each in found], indent=2))
+    print(json.dumps([finding_to_json(each) for each in found], indent=2))
     return found
 
 
-def show(found: Iterable[Finding]) -> list[Finding]:
+def print_findings(found: Iterable[Finding]) -> list[Finding]:
     """Print the findings, each at once, and how many there are of each status; the same
     findings.
     """
@@ -65,15 +65,15 @@ def show(found: Iterable[Finding]) -> list[Finding]:
     width = terminal_width(sys.stdout)
     for each in found:
         hint = f"  ({each.hint})" if each.hint else ""
-        line = f"{each.status.value}  {each.subject:{SUBJECT}}  {each.text}{hint}"
-        print(fold(line, width, SUBJECT + 8), flush=True)
+        line = f"{each.status.value}  {each.subject:{SUBJECT_WIDTH}}  {each.text}{hint}"
+        print(fold_line(line, width, SUBJECT_WIDTH + 8), flush=True)
         printed.append(each)
     counts = Counter(each.status for each in printed)
     print(", ".join(f"{counts[status]} {status.value}" for status in Status))
     return printed
 
 
-def entry(finding: Finding) -> dict[str, str]:
+def finding_to_json(finding: Finding) -> dict[str, str]:
     """A finding for JSON."""
     return {
         "status": finding.status.value,

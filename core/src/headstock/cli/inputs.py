@@ -18,7 +18,7 @@ from headstock.sampling_params import SamplingParams
 from headstock.text.chat import checked_turns
 from headstock.text.prompt import checked_salt, parts
 
-PROMPTS = "--prompt TEXT, --input FILE.jsonl, or text on standard input"
+PROMPT_SOURCES = "--prompt TEXT, --input FILE.jsonl, or text on standard input"
 """Where prompts come from, for error texts."""
 
 STDIN = "-"
@@ -29,7 +29,7 @@ EXAMPLE = '{"prompt": "Hello"}'
 
 
 @frozen(kw_only=True)
-class Ask:
+class PromptInput:
     """One prompt that is sound as far as no model is needed to say so: text or ids, or else the
     turns of `messages`.
 
@@ -45,50 +45,50 @@ class Ask:
 
 
 @frozen
-class Bad:
+class InvalidPrompt:
     """What is no prompt, and why."""
 
     where: str
     reason: str
 
 
-def from_flags(prompts: Sequence[str]) -> list[Ask | Bad]:
+def read_flags(prompts: Sequence[str]) -> list[PromptInput | InvalidPrompt]:
     """The prompts given as `--prompt`."""
-    return [from_text(f"--prompt {shorten(prompt) or repr('')}", prompt) for prompt in prompts]
+    return [read_text(f"--prompt {shorten(prompt) or repr('')}", prompt) for prompt in prompts]
 
 
-def from_text(where: str, text: str) -> Ask | Bad:
+def read_text(where: str, text: str) -> PromptInput | InvalidPrompt:
     """One prompt of plain text."""
     try:
         content, _ = parts(text)
     except RequestError as error:
-        return Bad(where, str(error))
-    return Ask(where=where, content=content)
+        return InvalidPrompt(where, str(error))
+    return PromptInput(where=where, content=content)
 
 
-def from_stdin() -> Ask | Bad:
+def read_stdin() -> PromptInput | InvalidPrompt:
     """The whole of standard input as one prompt, without the line break at its end.
 
     raises: UsageError when it is empty, ModelError when it cannot be read as text
     """
     try:
-        text = stdin_bytes().decode("utf-8")
+        text = read_stdin_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read standard input as UTF-8 text: {shorten(error)}") from error
     prompt = text.removesuffix("\n").removesuffix("\r")
     if not prompt:
-        raise UsageError(f"no prompt: give {PROMPTS}")
-    return from_text("standard input", prompt)
+        raise UsageError(f"no prompt: give {PROMPT_SOURCES}")
+    return read_text("standard input", prompt)
 
 
-def stdin_bytes() -> bytes:
+def read_stdin_bytes() -> bytes:
     """The whole of standard input.   raises: OSError; UsageError when it is closed"""
     if sys.stdin is None:
         raise UsageError("standard input is closed; give --prompt TEXT or --input FILE.jsonl")
     return sys.stdin.buffer.read()
 
 
-def from_lines(path: str) -> list[Ask | Bad]:
+def read_lines(path: str) -> list[PromptInput | InvalidPrompt]:
     """What each line of a JSON-lines file, or of standard input (`-`), asks for; empty lines ask
     for nothing.
 
@@ -96,30 +96,30 @@ def from_lines(path: str) -> list[Ask | Bad]:
     """
     name = "standard input" if path == STDIN else shorten(path)
     try:
-        content = stdin_bytes() if path == STDIN else Path(path).read_bytes()
+        content = read_stdin_bytes() if path == STDIN else Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or shorten(error)
         raise ModelError(
             f"cannot read {name}: {reason}; give --input a file of JSON lines"
         ) from error
-    asks = list(parsed(name if path == STDIN else Path(path).name, content.split(b"\n")))
+    asks = list(parse_lines(name if path == STDIN else Path(path).name, content.split(b"\n")))
     if not asks:
         raise UsageError(f"{name} holds no prompts; give one JSON object a line, such as {EXAMPLE}")
     return asks
 
 
-def parsed(name: str, lines: Sequence[bytes]) -> Iterator[Ask | Bad]:
+def parse_lines(name: str, lines: Sequence[bytes]) -> Iterator[PromptInput | InvalidPrompt]:
     """What each line asks for, with its number (from 1) as its place."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{name}:{number}"
             try:
-                yield ask(where, line)
+                yield parse_line(where, line)
             except RequestError as error:
-                yield Bad(where, str(error))
+                yield InvalidPrompt(where, str(error))
 
 
-def ask(where: str, line: bytes) -> Ask:
+def parse_line(where: str, line: bytes) -> PromptInput:
     """What one line asks for.   raises: RequestError"""
     try:
         # editors of some systems begin files with a byte-order mark
@@ -140,17 +140,25 @@ def ask(where: str, line: bytes) -> Ask:
     SamplingParams(max_tokens=None).replace(rest)
     if "messages" in given:
         turns, salt = checked_turns(given["messages"]), checked_salt(salt)
-        return Ask(where=where, messages=turns, sampling=rest, priority=priority, cache_salt=salt)
+        return PromptInput(
+            where=where, messages=turns, sampling=rest, priority=priority, cache_salt=salt
+        )
     content, salt = parts({**given, "cache_salt": salt})
-    return Ask(where=where, content=content, sampling=rest, priority=priority, cache_salt=salt)
+    return PromptInput(
+        where=where, content=content, sampling=rest, priority=priority, cache_salt=salt
+    )
 
 
-def as_turns(ask: Ask | Bad, system: str | None) -> Ask | Bad:
+def as_conversation(
+    ask: PromptInput | InvalidPrompt, system: str | None
+) -> PromptInput | InvalidPrompt:
     """The same as a conversation, for the chat template."""
-    if isinstance(ask, Bad):
+    if isinstance(ask, InvalidPrompt):
         return ask
     if ask.messages is None and not isinstance(ask.content, str):
-        return Bad(ask.where, "prompt must be text to go through the chat template, got token ids")
+        return InvalidPrompt(
+            ask.where, "prompt must be text to go through the chat template, got token ids"
+        )
     turns = ask.messages if ask.messages is not None else [{"role": "user", "content": ask.content}]
     opening = [] if system is None else [{"role": "system", "content": system}]
     return evolve(ask, messages=[*opening, *turns])

@@ -16,12 +16,12 @@ from headstock.cli.process import (
     CANNOT_WRITE,
     Terminated,
     drop_output,
+    exit_at_once,
     expand_memory,
-    leave,
     open_streams,
-    terminable,
+    raise_on_sigterm,
 )
-from headstock.cli.tables import fold, terminal_width
+from headstock.cli.tables import fold_line, terminal_width
 from headstock.errors import HeadstockError, PluginBroken, UsageError, describe_error, shorten
 
 VERBS: Mapping[str, str] = MappingProxyType(
@@ -48,14 +48,14 @@ def main(argv: list[str] | None = None) -> int:
     open_streams()
     expand_memory(os.environ)  # before anything imports torch, which looks at it once
     try:
-        with terminable():
-            return guarded(arguments[verbose:])
+        with raise_on_sigterm():
+            return run_verb(arguments[verbose:])
     except BaseException as error:
         if verbose or os.environ.get(TRACEBACK, "0") not in ("", "0"):
             traceback.print_exc()
-        code = report(error)
+        code = report_error(error)
         if argv is None and code == DIED:
-            leave(code)  # while the error keeps what is not to be freed; see `Engine.close`
+            exit_at_once(code)  # while the error keeps what is not to be freed; see `Engine.close`
         return code
     finally:
         if argv is None:
@@ -63,12 +63,12 @@ def main(argv: list[str] | None = None) -> int:
             gc.freeze()
 
 
-def guarded(arguments: list[str]) -> int:
+def run_verb(arguments: list[str]) -> int:
     """The exit code of the verb, its output written out; argparse's own exits (`--help`) become
     codes too.
     """
     try:
-        code = dispatch(arguments)
+        code = dispatch_verb(arguments)
     except SystemExit as leaving:
         code = (
             leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else DIED
@@ -77,11 +77,11 @@ def guarded(arguments: list[str]) -> int:
     return code
 
 
-def report(error: BaseException) -> int:
+def report_error(error: BaseException) -> int:
     """The exit code of an error, after one line about it on standard error."""
     match error:
         case HeadstockError():
-            say(str(error))
+            print_error(str(error))
             return error.exit_code
         case KeyboardInterrupt():
             return INTERRUPTED
@@ -93,33 +93,34 @@ def report(error: BaseException) -> int:
             return UNREAD
         case OSError() if error.errno in CANNOT_WRITE:
             where = "output" if error.filename is None else shorten(error.filename)
-            say(f"cannot write {where}: {error.strerror}; make room, or write elsewhere")
+            print_error(f"cannot write {where}: {error.strerror}; make room, or write elsewhere")
             drop_output()
             return UNWRITTEN
         case _:
             hint = f"'headstock -v ...' or {TRACEBACK}=1 shows where"
-            say(f"failed in a way it should not: {describe_error(error)}; {hint}")
+            print_error(f"failed in a way it should not: {describe_error(error)}; {hint}")
             return DIED
 
 
-def say(text: str) -> None:
+def print_error(text: str) -> None:
     """Print one line on standard error, broken between words where a terminal is narrower."""
     print(
-        fold(f"headstock: {' '.join(text.split())}", terminal_width(sys.stderr), 0), file=sys.stderr
+        fold_line(f"headstock: {' '.join(text.split())}", terminal_width(sys.stderr), 0),
+        file=sys.stderr,
     )
 
 
-def dispatch(arguments: list[str]) -> int:
+def dispatch_verb(arguments: list[str]) -> int:
     """The exit code of the verb that comes first, called with what follows it."""
     match arguments:
         case []:
-            print(usage(), file=sys.stderr)
+            print(format_usage(), file=sys.stderr)
             return UsageError.exit_code
         case ["-h" | "--help" | "help", *_]:
-            print(usage())
+            print(format_usage())
             return 0
         case ["-V" | "--version", *_]:
-            print(f"headstock {version()}")
+            print(f"headstock {read_version()}")
             return 0
         case [verb, *rest] if verb in VERBS:
             found: Callable[[list[str]], int] = importlib.import_module(
@@ -127,11 +128,11 @@ def dispatch(arguments: list[str]) -> int:
             ).main
             return found(rest)
         case [verb, *rest]:
-            return command(verb)(rest)
+            return load_plugin_verb(verb)(rest)
     raise AssertionError("a list is empty or has a first element")
 
 
-def usage() -> str:
+def format_usage() -> str:
     """What `headstock --help` prints."""
     width = max(map(len, VERBS))
     lines = [f"  {verb:{width}}  {summary}" for verb, summary in VERBS.items()]
@@ -150,7 +151,7 @@ def usage() -> str:
     )
 
 
-def version() -> str:
+def read_version() -> str:
     """The installed version of core."""
     from importlib import metadata
 
@@ -160,7 +161,7 @@ def version() -> str:
         return "(not installed)"
 
 
-def command(verb: str) -> Callable[[list[str]], int]:
+def load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
     """The function behind a verb that a plugin provides.
 
     raises: UsageError with a suggestion when there is none

@@ -13,8 +13,8 @@ from typing import Any
 import attrs
 
 from headstock import registry
-from headstock.cli.answers import note
-from headstock.cli.tables import fold, print_table, terminal_width
+from headstock.cli.answers import print_note
+from headstock.cli.tables import fold_line, print_table, terminal_width
 from headstock.config.flags import FlagParser
 from headstock.errors import HeadstockError, UsageError
 from headstock.registry import Installed
@@ -27,15 +27,15 @@ EPILOG = (
 
 def main(arguments: list[str]) -> int:
     """Run `headstock plugins ARGUMENTS` and return the exit code.   raises: HeadstockError"""
-    asked = parser().parse_args(arguments)
+    asked = make_parser().parse_args(arguments)
     if asked.verb == "list":
         show_list(registry.installed(asked.group), as_json=asked.json)
     else:
-        show_plugin(one(asked.name), as_json=asked.json)
+        show_plugin(find_plugin(asked.name), as_json=asked.json)
     return 0
 
 
-def parser() -> FlagParser:
+def make_parser() -> FlagParser:
     """The parser of `headstock plugins`."""
     about = "What is installed, and what one plugin says of itself."
     root = FlagParser(prog="headstock plugins", usage="%(prog)s VERB ...", description=about)
@@ -58,7 +58,7 @@ def parser() -> FlagParser:
     return root
 
 
-def one(name: str) -> Installed:
+def find_plugin(name: str) -> Installed:
     """The installed plugin that `NAME`, `KIND:NAME`, `DISTRIBUTION:NAME` or
     `KIND:DISTRIBUTION:NAME` stands for.
     """
@@ -80,19 +80,19 @@ def show_list(plugins: tuple[Installed, ...], *, as_json: bool) -> None:
     installed.
     """
     hints = {name: registry.incomplete(name) for name in {each.distribution for each in plugins}}
-    rows = [listed(each, hints[each.distribution]) for each in plugins]
+    rows = [make_row(each, hints[each.distribution]) for each in plugins]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
     header = ("KIND", "NAME", "DISTRIBUTION", "VERSION", "TARGET", "STATUS")
     width = terminal_width(sys.stdout)
     # hints are long: a terminal has them below
-    state = status if width is None else itemgetter("status")
+    state = format_status if width is None else itemgetter("status")
     cells = [(*(row[title.lower()] for title in header[:-1]), state(row)) for row in rows]
     print_table(header, cells, sys.stdout, spare="TARGET")
     if width is not None:
         show_hints(rows, width)
-    note("'headstock doctor' says what of this can run on this machine")
+    print_note("'headstock doctor' says what of this can run on this machine")
 
 
 def show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
@@ -102,10 +102,10 @@ def show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
     if hints:
         print("\nto complete them:")
     for name, hint in hints.items():
-        print(fold(f"  {name:{widest}}  {hint}", width, widest + 4))
+        print(fold_line(f"  {name:{widest}}  {hint}", width, widest + 4))
 
 
-def listed(plugin: Installed, hint: str) -> dict[str, str]:
+def make_row(plugin: Installed, hint: str) -> dict[str, str]:
     """A plugin for JSON; `hint` is the command that completes its distribution."""
     row: dict[str, str] = attrs.asdict(plugin)
     return row | {
@@ -114,14 +114,14 @@ def listed(plugin: Installed, hint: str) -> dict[str, str]:
     }
 
 
-def status(row: dict[str, str]) -> str:
+def format_status(row: dict[str, str]) -> str:
     """A plugin's status as the table shows it."""
     return f"{row['status']}: {row['hint']}" if row["hint"] else row["status"]
 
 
 def show_plugin(plugin: Installed, *, as_json: bool) -> None:
     """Print what one plugin says of itself.   raises: PluginBroken, SpiMismatch"""
-    facts = describe(plugin)
+    facts = describe_plugin(plugin)
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -131,14 +131,16 @@ def show_plugin(plugin: Installed, *, as_json: bool) -> None:
             print(f"\n{title}")
             widest = max(map(len, value), default=0)
             for name, each in value.items():
-                print(fold(f"  {name:{widest}}  {shown(each)}", width, widest + 4).rstrip())
+                print(
+                    fold_line(f"  {name:{widest}}  {format_fact(each)}", width, widest + 4).rstrip()
+                )
             if not value:
                 print("  none")
         else:
-            print(fold(f"{title:16}{shown(value)}", width, 16))
+            print(fold_line(f"{title:16}{format_fact(value)}", width, 16))
 
 
-def describe(plugin: Installed) -> dict[str, Any]:
+def describe_plugin(plugin: Installed) -> dict[str, Any]:
     """All that is known of a plugin, as JSON would hold it."""
     spec = registry.spec(plugin.kind, f"{plugin.distribution}:{plugin.name}")
     facts = {
@@ -154,15 +156,15 @@ def describe(plugin: Installed) -> dict[str, Any]:
     capabilities = getattr(spec, "capabilities", None)
     return facts | {
         "implementation": spec.implementation,
-        "this machine": here(spec),
-        "capabilities": fields(capabilities) if capabilities is not None else {},
-        "requires": {need.distribution: requirement(need) for need in spec.requires},
-        "missing": lacks(plugin, spec),
-        "options": defaults(spec),
+        "this machine": describe_support(spec),
+        "capabilities": list_fields(capabilities) if capabilities is not None else {},
+        "requires": {need.distribution: format_requirement(need) for need in spec.requires},
+        "missing": list_missing(plugin, spec),
+        "options": list_option_defaults(spec),
     }
 
 
-def lacks(plugin: Installed, spec: PluginSpec) -> dict[str, str]:
+def list_missing(plugin: Installed, spec: PluginSpec) -> dict[str, str]:
     """What is missing -> the commands that give it: what the spec requires, or else what completes
     its distribution.
     """
@@ -171,7 +173,7 @@ def lacks(plugin: Installed, spec: PluginSpec) -> dict[str, str]:
     return required or ({"kernels for its device": hint} if hint else {})
 
 
-def here(spec: PluginSpec) -> str:
+def describe_support(spec: PluginSpec) -> str:
     """Whether the plugin serves the device of this machine, as far as its spec alone says."""
     try:
         from headstock.startup.device import describe as device  # which needs torch
@@ -182,29 +184,29 @@ def here(spec: PluginSpec) -> str:
     return f"cannot: {reason}; 'headstock doctor' says what can" if reason else "can"
 
 
-def fields(record: Any) -> dict[str, Any]:
+def list_fields(record: Any) -> dict[str, Any]:
     """The fields of an attrs record as plain values."""
-    return {each.name: plain(getattr(record, each.name)) for each in attrs.fields(type(record))}
+    return {each.name: to_plain(getattr(record, each.name)) for each in attrs.fields(type(record))}
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """`value` made of strings, numbers, booleans, None and lists."""
     if isinstance(value, Enum):
         return value.name.lower() if isinstance(value, int) else value.value
     if isinstance(value, frozenset):
-        return sorted((plain(each) for each in value), key=str)
+        return sorted((to_plain(each) for each in value), key=str)
     if isinstance(value, tuple):
-        return [plain(each) for each in value]
+        return [to_plain(each) for each in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
 
 
-def requirement(need: Require) -> str:
+def format_requirement(need: Require) -> str:
     """What is needed and what was found."""
     if need.any_of:
         return "one of: " + "; ".join(
-            f"{each.distribution} {requirement(each)}" for each in need.any_of
+            f"{each.distribution} {format_requirement(each)}" for each in need.any_of
         )
     try:
         found = version(need.distribution)
@@ -213,16 +215,16 @@ def requirement(need: Require) -> str:
     return f"wanted {need.version or 'any version'}, found {found}"
 
 
-def defaults(spec: PluginSpec) -> dict[str, Any]:
+def list_option_defaults(spec: PluginSpec) -> dict[str, Any]:
     """The plugin's options with their defaults, or the reason why they cannot be shown."""
     try:
         record = registry.options(spec)
     except HeadstockError as error:
         return {"cannot be shown": str(error)}
-    return {} if record is None else fields(record)
+    return {} if record is None else list_fields(record)
 
 
-def shown(value: Any) -> str:
+def format_fact(value: Any) -> str:
     """`value` for a terminal."""
     if isinstance(value, list):
         return (

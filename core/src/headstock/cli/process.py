@@ -36,7 +36,7 @@ class Terminated(BaseException):
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
+def raise_on_sigterm() -> Iterator[None]:
     """SIGTERM raises Terminated in this block; a second one ends the process at once."""
     ours = (
         threading.current_thread() is threading.main_thread()
@@ -79,7 +79,7 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def leave(code: int) -> NoReturn:
+def exit_at_once(code: int) -> NoReturn:
     """End the process with this code, and nothing freed."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -94,13 +94,13 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def check_apart(files: Mapping[str, str | None]) -> None:
+def check_distinct_files(files: Mapping[str, str | None]) -> None:
     """Raise UsageError when two of the paths, by what names them, lead to one file, before it is
     written over.
     """
     named: dict[str, str] = {}
     for name, path in files.items():
-        if path is None or (which := identity(path)) is None:
+        if path is None or (which := identify_file(path)) is None:
             continue
         first = named.setdefault(which, name)
         if first != name:
@@ -110,7 +110,7 @@ def check_apart(files: Mapping[str, str | None]) -> None:
             )
 
 
-def identity(path: str) -> str | None:
+def identify_file(path: str) -> str | None:
     """What all names of a file have in common, links of both kinds; None for what keeps nothing, as
     a pipe.
     """

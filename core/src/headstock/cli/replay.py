@@ -6,8 +6,8 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from headstock.cli.process import check_apart
-from headstock.cli.tables import fold, terminal_width
+from headstock.cli.process import check_distinct_files
+from headstock.cli.tables import fold_line, terminal_width
 from headstock.config.flags import FlagParser
 from headstock.errors import CannotRun, ModelError, format_count, shorten
 from headstock.record.file import Recording, read
@@ -27,8 +27,8 @@ has no beginning or its plugins are not installed, 6 a file cannot be read or wr
 
 def main(arguments: list[str]) -> int:
     """Run `headstock replay ARGUMENTS` and return the exit code.   raises: HeadstockError"""
-    asked = parser().parse_args(arguments)
-    check_apart({"FILE": asked.file, "--timeline": asked.timeline, "--html": asked.html})
+    asked = make_parser().parse_args(arguments)
+    check_distinct_files({"FILE": asked.file, "--timeline": asked.timeline, "--html": asked.html})
     recording = read(asked.file, partial=asked.partial)
     if asked.timeline is not None:
         draw_timeline(recording, asked.timeline)
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     return run_again(recording, asked)
 
 
-def parser() -> FlagParser:
+def make_parser() -> FlagParser:
     """The parser of `headstock replay`."""
     about = (
         "Run a recorded schedule again, without a device or a model, and say where it first "
@@ -99,7 +99,7 @@ def run_again(recording: Recording, asked: Namespace) -> int:
         verdict += f"; the last one fails as recorded: {error}"
     if not recording.whole:
         verdict += "; the recording breaks off there"
-    print(fold(verdict, terminal_width(sys.stdout), 0))
+    print(fold_line(verdict, terminal_width(sys.stdout), 0))
     if watch is not None:
         write_page(
             asked.html, render(collect(watch, recording.header, verdict, whole=recording.whole))

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from headstock.cli.answers import note, show_error, start_logs
-from headstock.cli.batch import Batch
+from headstock.cli.answers import print_note, show_error, start_logs
+from headstock.cli.batch import PromptBatch
 from headstock.cli.inputs import (
-    PROMPTS,
+    PROMPT_SOURCES,
     STDIN,
-    Ask,
-    Bad,
-    as_turns,
-    from_flags,
-    from_lines,
-    from_stdin,
+    InvalidPrompt,
+    PromptInput,
+    as_conversation,
+    read_flags,
+    read_lines,
+    read_stdin,
 )
-from headstock.cli.process import check_apart
+from headstock.cli.process import check_distinct_files
 from headstock.cli.tables import print_summary
 from headstock.config.effective import ResolvedConfig
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
@@ -59,13 +59,13 @@ def main(arguments: list[str]) -> int:
 
     raises: HeadstockError, KeyboardInterrupt
     """
-    asked = parser().parse_args(arguments)
+    asked = make_parser().parse_args(arguments)
     resolved = resolve_flags(asked, os.environ)
     for line in resolved.notes:
-        note(f"note: {line}")
+        print_note(f"note: {line}")
     check_flags(asked, resolved)
     start_logs(resolved, quiet=asked.quiet)
-    asks = everything_asked(asked, is_chat=is_chat(asked, resolved))
+    asks = collect_prompts(asked, is_chat=is_chat(asked, resolved))
     if asks is None:
         from headstock.cli.chat import converse
         from headstock.cli.turns import history_path, open_reader
@@ -73,20 +73,20 @@ def main(arguments: list[str]) -> int:
         check_chat(resolved)
         check_tokenizer(resolved)
         read = open_reader(history_path(asked.history, os.environ))
-        with opened(resolved, quiet=asked.quiet, alone=True) as llm:
+        with open_model(resolved, quiet=asked.quiet, alone=True) as llm:
             return converse(
                 llm,
                 llm.get_default_sampling_params().replace(resolved.sampling),
                 asked.system,
                 read,
             )
-    good = list(sound(asks, as_json=asked.json))
+    good = list(select_valid(asks, as_json=asked.json))
     if not good:
         return RequestError.exit_code
     if any(ask.messages is not None or isinstance(ask.content, str) for _, ask in good):
         check_tokenizer(resolved)
-    with opened(resolved, quiet=asked.quiet) as llm:
-        batch = Batch(
+    with open_model(resolved, quiet=asked.quiet) as llm:
+        batch = PromptBatch(
             llm=llm,
             as_json=asked.json,
             quiet=asked.quiet,
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
         return batch.run(good)
 
 
-def parser() -> FlagParser:
+def make_parser() -> FlagParser:
     """The parser of `headstock run`."""
     root = FlagParser(
         prog="headstock run",
@@ -146,7 +146,9 @@ def check_flags(asked: Namespace, resolved: ResolvedConfig) -> None:
     raises: UsageError
     """
     source = None if asked.input == STDIN else asked.input
-    check_apart({"--config": resolved.file, "--input": source, "--record": resolved.engine.record})
+    check_distinct_files(
+        {"--config": resolved.file, "--input": source, "--record": resolved.engine.record}
+    )
     try:
         check_unicode(asked.system or "", "--system")
         SamplingParams(max_tokens=None).replace(resolved.sampling)
@@ -163,23 +165,23 @@ def is_chat(asked: Namespace, resolved: ResolvedConfig) -> bool:
     )
 
 
-def everything_asked(asked: Namespace, *, is_chat: bool) -> list[Ask | Bad] | None:
+def collect_prompts(asked: Namespace, *, is_chat: bool) -> list[PromptInput | InvalidPrompt] | None:
     """The prompts in their order; None when there are none and a terminal waits.
 
     raises: UsageError, ModelError
     """
-    asks = from_flags(asked.prompt)
+    asks = read_flags(asked.prompt)
     if asked.input is not None:
         if asked.input == STDIN and has_terminal():
-            note("reading JSON lines from the terminal; Ctrl-D on an empty line ends them")
-        asks += from_lines(asked.input)
+            print_note("reading JSON lines from the terminal; Ctrl-D on an empty line ends them")
+        asks += read_lines(asked.input)
     if not asks:
         if has_terminal():
             if asked.json:
-                raise UsageError(f"--json needs a prompt: give {PROMPTS}")
+                raise UsageError(f"--json needs a prompt: give {PROMPT_SOURCES}")
             return None
-        asks = [from_stdin()]
-    return [as_turns(ask, asked.system) for ask in asks] if is_chat else asks
+        asks = [read_stdin()]
+    return [as_conversation(ask, asked.system) for ask in asks] if is_chat else asks
 
 
 def has_terminal() -> bool:
@@ -191,12 +193,13 @@ def check_chat(resolved: ResolvedConfig) -> None:
     """Raise UsageError for values that a chat has no use for."""
     if resolved.sampling.get("n", 1) != 1:
         raise UsageError(
-            f"n {resolved.sampling['n']}: a chat gives one answer; to have several, give {PROMPTS}"
+            f"n {resolved.sampling['n']}: a chat gives one answer; to have several, give "
+            f"{PROMPT_SOURCES}"
         )
     for name in ("logprobs", "prompt_logprobs"):
         if resolved.sampling.get(name) is not None:
             raise UsageError(
-                f"{name}: a chat shows no log-probabilities; to have them, give {PROMPTS}"
+                f"{name}: a chat shows no log-probabilities; to have them, give {PROMPT_SOURCES}"
             )
 
 
@@ -216,18 +219,20 @@ def check_tokenizer(resolved: ResolvedConfig) -> None:
     check_vocabulary(directory)
 
 
-def sound(asks: Sequence[Ask | Bad], *, as_json: bool) -> Iterator[tuple[int, Ask]]:
+def select_valid(
+    asks: Sequence[PromptInput | InvalidPrompt], *, as_json: bool
+) -> Iterator[tuple[int, PromptInput]]:
     """The prompts that are prompts, with their numbers from 1; a line about each of the others is
     printed.
     """
     for number, ask in enumerate(asks, start=1):
-        if isinstance(ask, Ask):
+        if isinstance(ask, PromptInput):
             yield number, ask
         else:
             show_error(ask.where, number, ask.reason, as_json=as_json)
 
 
-def opened(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) -> LLM:
+def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) -> LLM:
     """The model, its summary printed on standard error. `alone`: one request at a time, so graphs
     of one row do.
     """

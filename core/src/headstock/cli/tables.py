@@ -11,19 +11,19 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-WIDEST_WHOLE = 26
+MAX_UNBROKEN_CELL = 26
 """Characters up to which a column of a table is never broken: names and versions are not, sentences
 are.
 """
 SUMMARY_INDENT = 10
 """Characters before what the lines of a start-up summary say."""
-QUOTED = re.compile(r"(?<!\w)'[a-z][^']*'(?!\w)")
+QUOTED_COMMAND = re.compile(r"(?<!\w)'[a-z][^']*'(?!\w)")
 """A command within a sentence: 'headstock doctor'."""
-PROGRAM = re.compile(r"(?:pip install [^;]*? && )?python3? -c \".*$")
+PROGRAM_COMMAND = re.compile(r"(?:pip install [^;]*? && )?python3? -c \".*$")
 """A command that holds a program; nothing follows it."""
-UNBROKEN = "\0"
+UNBROKEN_SPACE = "\0"
 """Stands for a space where a line may not be broken."""
-NARROWEST = 20
+MIN_WIDTH = 20
 """Columns below which nothing is fitted: a terminal that narrow does not know its width."""
 
 
@@ -38,10 +38,10 @@ def terminal_width(stream: TextIO) -> int | None:
         width = int(stated) if stated.isdecimal() else os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
         return None
-    return width if width >= NARROWEST else None
+    return width if width >= MIN_WIDTH else None
 
 
-def fold(line: str, width: int | None, indent: int) -> str:
+def fold_line(line: str, width: int | None, indent: int) -> str:
     """`line` broken between words into lines of `width` characters, all but the first indented;
     whole without one.
 
@@ -50,22 +50,22 @@ def fold(line: str, width: int | None, indent: int) -> str:
     """
     if width is None or len(line) <= width:
         return line
-    program = PROGRAM.search(line)
+    program = PROGRAM_COMMAND.search(line)
     if program:
         said = line[: program.start()].rstrip()
-        return "\n".join(filter(None, (fold(said, width, indent), line[program.start() :])))
+        return "\n".join(filter(None, (fold_line(said, width, indent), line[program.start() :])))
     wrapper = textwrap.TextWrapper(
         width=width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
     )
-    kept = QUOTED.sub(lambda command: command[0].replace(" ", UNBROKEN), line)
-    return "\n".join(wrapper.wrap(kept)).replace(UNBROKEN, " ")
+    kept = QUOTED_COMMAND.sub(lambda command: command[0].replace(" ", UNBROKEN_SPACE), line)
+    return "\n".join(wrapper.wrap(kept)).replace(UNBROKEN_SPACE, " ")
 
 
 def print_summary(lines: Iterable[str]) -> None:
     """Print an engine's start-up summary on standard error, folded to a terminal's width."""
     width = terminal_width(sys.stderr)
     for line in lines:
-        print(fold(line, width, SUMMARY_INDENT), file=sys.stderr)
+        print(fold_line(line, width, SUMMARY_INDENT), file=sys.stderr)
     sys.stderr.flush()
 
 
@@ -78,16 +78,16 @@ def print_table(
     cells = [[str(cell) for cell in row] for row in rows]
     width = terminal_width(stream)
     if width is None:
-        print("\n".join(aligned([list(header), *cells])), file=stream)
+        print("\n".join(align_columns([list(header), *cells])), file=stream)
         return
-    if spare and max(map(len, aligned([list(header), *cells]))) > width:
+    if spare and max(map(len, align_columns([list(header), *cells]))) > width:
         left_out = list(header).index(spare)
         header = [title for title in header if title != spare]
         cells = [[*row[:left_out], *row[left_out + 1 :]] for row in cells]
     print_fitted(header, cells, stream, width)
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """A line for each row, in columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -108,7 +108,7 @@ def print_fitted(
     for title, column in zip(
         header, zip(*rows, strict=True) if rows else [()] * len(header), strict=True
     ):
-        whole = max((len(cell) for cell in column), default=0) <= WIDEST_WHOLE
+        whole = max((len(cell) for cell in column), default=0) <= MAX_UNBROKEN_CELL
         table.add_column(title, no_wrap=whole, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))

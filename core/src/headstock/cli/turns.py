@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from headstock.cli.answers import note
+from headstock.cli.answers import print_note
 from headstock.errors import shorten
 
 if TYPE_CHECKING:
@@ -174,6 +174,6 @@ def open_history(path: Path | None) -> History:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or shorten(error)
-        note(f"note: what is typed is not remembered: cannot write {shorten(path)}: {reason}")
+        print_note(f"note: what is typed is not remembered: cannot write {shorten(path)}: {reason}")
         return InMemoryHistory()
     return History(str(path))
