@@ -18,7 +18,7 @@ from headstock.bench.shapes import SHAPES, write
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.scheduler import Request
-from headstock.startup.build import build
+from headstock.startup.build import build_engine
 
 MOST = {
     "temperature": 0.7,
@@ -40,8 +40,8 @@ def main(tokens: int, rows: int) -> None:
         config = EngineConfig(
             model=name, device="cuda", load_format="dummy", memory_ratio=0.5, **sizes
         )
-        tried = build(config)
-        planned = tried.memory.spent.activations
+        tried = build_engine(config)
+        planned = tried.memory.other_use.activations
         tried.executor.close()
         del tried
         gc.collect()

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headstock.ops.torch_ops import TorchOps
-from headstock.startup.checkpoint import read_model, untie
+from headstock.startup.checkpoint import read_model, untie_embeddings
 from headstock.weights import load
 
 ARCHITECTURES = {
@@ -106,7 +106,7 @@ def computed(directory: Path, prompt: Sequence[int], chunk: int | None = None) -
     returns: [tokens, vocab] log-probabilities
     """
     family, config = read_model(directory)
-    config = untie(directory, family, config)
+    config = untie_embeddings(directory, family, config)
     specs, length = family.params(config), len(prompt)
     assert length <= config.max_position
     params = load(

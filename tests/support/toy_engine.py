@@ -20,7 +20,7 @@ from headstock.engine.engine import Engine
 from headstock.errors import CapacityError
 from headstock.scheduler import Request
 from headstock.scheduler.invariants import check
-from headstock.startup.build import Report
+from headstock.startup.build import ProgressCallback
 
 GREEDY = SamplingParams(temperature=0.0)
 LONGEST = 160
@@ -34,7 +34,7 @@ class Toys:
     folder: Path
 
     def engine(
-        self, *, window: int | None = None, report: Report | None = None, **settings: Any
+        self, *, window: int | None = None, report: ProgressCallback | None = None, **settings: Any
     ) -> Engine:
         """A small engine; every step is checked unless `settings` say otherwise."""
         small = {

@@ -20,7 +20,7 @@ from headstock.spi import (
     Planning,
     Require,
 )
-from headstock.startup.capabilities import resolve as resolved
+from headstock.startup.capabilities import resolve_capabilities as resolved
 from headstock_fa.plugin import EIGHT_BIT_KV, resolve, spec
 from headstock_fa.providers import PROVIDERS, choose, installed, leading
 

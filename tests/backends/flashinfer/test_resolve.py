@@ -18,7 +18,7 @@ from headstock.spi import (
     Planning,
     Rejection,
 )
-from headstock.startup.capabilities import resolve as resolved
+from headstock.startup.capabilities import resolve_capabilities as resolved
 from headstock_fi.options import FlashInferOptions
 from headstock_fi.plugin import REQUIRE, resolve, spec
 

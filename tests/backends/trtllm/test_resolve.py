@@ -20,7 +20,7 @@ from headstock.spi import (
     Planning,
     Rejection,
 )
-from headstock.startup.capabilities import resolve as resolved
+from headstock.startup.capabilities import resolve_capabilities as resolved
 from headstock_trtllm.plugin import BFLOAT16, EIGHT_BIT_KV, FLOAT16, REQUIRE, resolve, spec
 
 PRESENT = {"flashinfer-python": "0.6.18.post1"}

@@ -86,11 +86,12 @@ def test_a_shape_is_a_directory_that_the_engine_can_read(name: str, tmp_path: Pa
 
 
 def test_the_demo_shape_is_that_of_the_demo_checkpoint(tmp_path: Path) -> None:
-    from headstock.startup.checkpoint import locate
+    from headstock.startup.checkpoint import locate_model
 
     write(SHAPES["demo"], tmp_path)
     mine, theirs = (
-        json.loads((folder / "config.json").read_text()) for folder in (tmp_path, locate("demo"))
+        json.loads((folder / "config.json").read_text())
+        for folder in (tmp_path, locate_model("demo"))
     )
     sizes = [
         key

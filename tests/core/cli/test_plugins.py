@@ -114,7 +114,7 @@ def test_inspect_says_what_is_missing_and_that_the_device_is_another(
         ),
         (DeviceEnv(device="cuda", capability=(9, 0)), "can"),
     ):
-        monkeypatch.setattr("headstock.startup.device.describe", lambda asked, env=env: env)
+        monkeypatch.setattr("headstock.startup.device.describe_device", lambda asked, env=env: env)
         assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"] == wanted
         assert json.loads(output(capsys, "inspect", "radix", "--json"))["this machine"] == "can"
     monkeypatch.setitem(sys.modules, "headstock.startup.device", None)

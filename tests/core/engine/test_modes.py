@@ -396,7 +396,7 @@ def test_a_watch_over_a_large_pool_is_announced_with_its_size(
     most: int,
     warnings: int,
 ) -> None:
-    monkeypatch.setattr("headstock.startup.build.MOST_WATCHED", most)
+    monkeypatch.setattr("headstock.startup.build.MAX_QUIET_CANARY_BYTES", most)
     engine = toys.engine(debug_canary=True)
     said = [str(record.msg) for record in caplog.records if "the whole KV pool" in str(record.msg)]
     assert len(said) == warnings

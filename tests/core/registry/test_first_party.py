@@ -18,7 +18,7 @@ from headstock.errors import CannotRun, ModelError, UnknownPlugin
 from headstock.registry import Installed
 from headstock.registry.first_party import FOLDERS, sources, upgrade_line
 from headstock.spi import SPI, PluginSpec, Require
-from headstock.startup.checkpoint import locate, read_model
+from headstock.startup.checkpoint import locate_model, read_model
 
 
 def test_the_table_is_what_the_members_declare() -> None:
@@ -77,7 +77,7 @@ def test_an_absent_family_of_ours_and_the_demo_model_come_with_their_pip_lines(
         "./models/qwen (in a checkout of headstock)"
     )
     with pytest.raises(ModelError) as demo:
-        locate("demo")
+        locate_model("demo")
     assert str(demo.value) == (
         "the model 'demo' is not installed; install it with: pip install ./models/demo (in a "
         "checkout of headstock)"

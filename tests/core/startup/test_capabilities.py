@@ -28,10 +28,15 @@ from headstock.spi import (
     Runner,
     SpiRange,
 )
-from headstock.startup.assemble import backend_of
-from headstock.startup.capabilities import AttentionQuestion, check_narrower, rejections, resolve
-from headstock.startup.negotiate import agree_page_size, negotiate, pool_dtype
-from headstock.startup.select import backends
+from headstock.startup.assemble import make_attention_backend
+from headstock.startup.capabilities import (
+    AttentionNeeds,
+    check_narrower,
+    find_rejections,
+    resolve_capabilities,
+)
+from headstock.startup.negotiate import agree_page_size, negotiate_terms, resolve_kv_dtype
+from headstock.startup.select import select_backends
 
 from .test_memory_plan import model
 
@@ -62,9 +67,9 @@ def spec(**changes: Any) -> AttentionSpec:
     )
 
 
-def question(**changes: Any) -> AttentionQuestion:
+def question(**changes: Any) -> AttentionNeeds:
     """What a 7B decoder asks in float32 with pages of 16."""
-    base = AttentionQuestion(
+    base = AttentionNeeds(
         model=model(),
         dtype="float32",
         kv_dtype="float32",
@@ -95,30 +100,30 @@ REFUSED = [
 def test_each_claim_that_is_not_met_is_a_reason(
     claims: dict[str, Any], asked: dict[str, Any], code: str
 ) -> None:
-    query = question(**asked).query(ALL)
+    query = question(**asked).make_query(ALL)
 
-    (reason,) = rejections(capabilities(**claims), query, CPU)
+    (reason,) = find_rejections(capabilities(**claims), query, CPU)
     assert reason.code == code and reason.hint
     with pytest.raises(CannotRun, match=r"--attn x cannot serve decode/extend/prefill here"):
-        resolve(spec(**claims), query, CPU)
+        resolve_capabilities(spec(**claims), query, CPU)
 
 
 @pytest.mark.feature("T8", "T9", "P1")
 def test_paged_and_contiguous_are_capabilities_and_the_other_is_an_error() -> None:
     paged, region = spec(), spec(paged=False, contiguous=True)
 
-    assert resolve(paged, question().query(ALL), CPU)
-    assert resolve(region, question(contiguous=True).query(ALL), CPU)
+    assert resolve_capabilities(paged, question().make_query(ALL), CPU)
+    assert resolve_capabilities(region, question(contiguous=True).make_query(ALL), CPU)
     with pytest.raises(CannotRun, match=r"pages only.*--paged-attn on"):
-        resolve(paged, question(contiguous=True).query(ALL), CPU)
+        resolve_capabilities(paged, question(contiguous=True).make_query(ALL), CPU)
     with pytest.raises(CannotRun, match=r"contiguous regions only.*--paged-attn off"):
-        resolve(region, question().query(ALL), CPU)
+        resolve_capabilities(region, question().make_query(ALL), CPU)
 
 
 @pytest.mark.feature("P6", "S3", "S4")
 def test_a_page_size_that_is_not_served_lists_those_that_are() -> None:
     with pytest.raises(CannotRun, match="pages of 8 are not among 16, 32"):
-        resolve(spec(), question(page_size=8).query(ALL), CPU)
+        resolve_capabilities(spec(), question(page_size=8).make_query(ALL), CPU)
 
 
 CLAIMS = {"--attn x": IntSet.of(16, 32), "--cache-type y": IntSet.all()}
@@ -136,7 +141,7 @@ def test_a_page_size_asked_for_is_never_replaced_by_another(asked: int) -> None:
 def test_the_summary_says_who_decided_the_page_size(asked: Any, who: str) -> None:
     attention = (SimpleNamespace(spec=spec(), capabilities=capabilities()),)
     parts: Any = SimpleNamespace(attention=attention, cache=registry.spec("cache", "naive"))
-    agreed = negotiate(EngineConfig(page_size=asked), parts, model(), "float32", CPU)
+    agreed = negotiate_terms(EngineConfig(page_size=asked), parts, model(), "float32", CPU)
     assert ("page size", str(agreed.page_size), who) in agreed.table
 
 
@@ -162,7 +167,9 @@ def test_the_first_name_serves_prompts_and_the_second_decode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(registry, "spec", lambda kind, name: attrs.evolve(spec(), name=name))
-    chosen = [(each.spec.name, set(each.phases)) for each in backends("a,b", CPU, question())]
+    chosen = [
+        (each.spec.name, set(each.phases)) for each in select_backends("a,b", CPU, question())
+    ]
     assert chosen == [("a", {Phase.PREFILL, Phase.EXTEND}), ("b", {Phase.DECODE})]
 
 
@@ -175,7 +182,7 @@ def test_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(
         CannotRun, match=r"--attn a cannot serve .*; --attn b cannot serve"
     ) as caught:
-        backends("a,b", CPU, question())
+        select_backends("a,b", CPU, question())
     hint = (
         "Use --attn sdpa. Where there is a GPU, 'headstock doctor' says why torch does not find it."
     )
@@ -185,13 +192,17 @@ def test_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_device_that_is_not_served_is_answered_with_a_backend_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (reason,) = rejections(capabilities(devices=(DeviceRange("cuda"),)), question().query(ALL), CPU)
+    (reason,) = find_rejections(
+        capabilities(devices=(DeviceRange("cuda"),)), question().make_query(ALL), CPU
+    )
     assert reason.hint.startswith("Use --attn sdpa. Where")
 
     others = tuple(each for each in registry.installed("attention") if each.name != "sdpa")
     monkeypatch.setattr(registry, "installed", lambda kind: others)
     monkeypatch.setattr(registry, "spec", Mock(side_effect=UnknownPlugin("not here")))
-    (reason,) = rejections(capabilities(devices=(DeviceRange("cuda"),)), question().query(ALL), CPU)
+    (reason,) = find_rejections(
+        capabilities(devices=(DeviceRange("cuda"),)), question().make_query(ALL), CPU
+    )
     assert reason.hint.startswith(
         "Install another one: pip install ./backends/sdpa (in a checkout of headstock). Where"
     )
@@ -200,17 +211,17 @@ def test_a_device_that_is_not_served_is_answered_with_a_backend_that_can_be_had(
 def test_a_feature_that_is_not_named_cannot_be_done() -> None:
     windowed = attrs.evolve(model(), layers=(attrs.evolve(model().layers[0], window=5),))
 
-    query = question(model=windowed).query(ALL)
+    query = question(model=windowed).make_query(ALL)
 
     assert query.features == {Feature.SLIDING_WINDOW}
-    assert [reason.code for reason in rejections(capabilities(), query, CPU)] == ["feature"]
+    assert [reason.code for reason in find_rejections(capabilities(), query, CPU)] == ["feature"]
 
 
 def test_every_reason_is_given_at_once() -> None:
     with pytest.raises(CannotRun) as caught:
-        resolve(
+        resolve_capabilities(
             spec(head_dims=IntSet.of(64), gqa_ratios=IntSet.of(2)),
-            question(page_size=8).query(ALL),
+            question(page_size=8).make_query(ALL),
             CPU,
         )
 
@@ -248,7 +259,7 @@ def test_a_resolve_that_answers_with_something_else_is_broken(
 ) -> None:
     monkeypatch.setattr(registry, "imported", lambda spec, path: lambda query, env: answer)
     with pytest.raises(PluginBroken, match="attention plugin 'x': its resolve returned"):
-        resolve(attrs.evolve(spec(), resolve="a:b"), question().query(ALL), CPU)
+        resolve_capabilities(attrs.evolve(spec(), resolve="a:b"), question().make_query(ALL), CPU)
 
 
 WRONG: list[dict[str, Any]] = [
@@ -319,7 +330,7 @@ def test_a_backend_that_cannot_be_made_is_named(
 
     monkeypatch.setattr(loading, "implementation", lambda spec: make)
     with pytest.raises(wanted, match=text):
-        backend_of(spec(), Mock())
+        make_attention_backend(spec(), Mock())
 
 
 @pytest.mark.parametrize("base", [Runner, Executor])
@@ -342,6 +353,8 @@ def test_fp8_halves_bytes_per_token() -> None:
 
     from headstock.startup.memory_plan import page_bytes
 
-    half, full = (getattr(torch, pool_dtype(name, "bfloat16")) for name in ("fp8_e4m3", "auto"))
+    half, full = (
+        getattr(torch, resolve_kv_dtype(name, "bfloat16")) for name in ("fp8_e4m3", "auto")
+    )
 
     assert 2 * page_bytes(model(), 16, half) == page_bytes(model(), 16, full)

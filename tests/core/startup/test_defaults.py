@@ -12,8 +12,8 @@ from headstock.errors import CannotRun
 from headstock.registry import requirements
 from headstock.spi import DeviceEnv, Rejection
 from headstock.startup import defaults as auto
-from headstock.startup.negotiate import model_dtype
-from headstock.startup.select import attention_for, first
+from headstock.startup.negotiate import resolve_model_dtype
+from headstock.startup.select import select_attention, select_first_accepted
 
 from .test_capabilities import CPU, H200, question
 from .test_memory_plan import model
@@ -49,7 +49,9 @@ def test_each_candidate_that_auto_passes_over_is_logged_with_its_reason(
         return name
 
     with caplog.at_level(logging.DEBUG, "headstock"):
-        assert first("auto", names, make, "--attn", EngineConfig().spell) == names[-1]
+        assert (
+            select_first_accepted("auto", names, make, "--attn", EngineConfig().spell) == names[-1]
+        )
     told = [record.getMessage() for record in caplog.records]
     wanted = [
         f'event="auto rejected" setting=attn candidate={name} reason="{name} lacks its kernels"'
@@ -67,9 +69,9 @@ def test_auto_says_so_when_a_gpu_is_left_with_sdpa(
     monkeypatch.setattr(
         requirements, "missing", lambda spec: () if spec.name == "sdpa" else lacking
     )
-    (choice,) = attention_for("auto", env, question())
+    (choice,) = select_attention("auto", env, question())
     assert choice.spec.name == "sdpa"
-    attention_for("sdpa", env, question())  # as asked
+    select_attention("sdpa", env, question())  # as asked
 
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == warnings
@@ -91,7 +93,7 @@ DTYPES = [
 @pytest.mark.feature("S23")
 @pytest.mark.parametrize(("asked", "stored", "env", "wanted"), DTYPES)
 def test_the_dtype_table(asked: str, stored: str, env: DeviceEnv, wanted: str) -> None:
-    assert model_dtype(asked, attrs.evolve(model(), dtype=stored), env) == wanted
+    assert resolve_model_dtype(asked, attrs.evolve(model(), dtype=stored), env) == wanted
 
 
 @pytest.mark.feature("S14")

@@ -13,8 +13,15 @@ from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.nn.decoder_config import decoder_config
 from headstock.spi import ModelConfig
-from headstock.startup.device import container_room, free_bytes, promised
-from headstock.startup.memory_plan import MemoryPlan, bar, estimate, page_bytes, plan_memory, size
+from headstock.startup.device import container_free_bytes, free_bytes, unwritten_bytes
+from headstock.startup.memory_plan import (
+    MemoryPlan,
+    draw_memory_bar,
+    estimate_memory_use,
+    format_bytes,
+    page_bytes,
+    plan_memory,
+)
 
 GIB = 2**30
 
@@ -40,9 +47,9 @@ def plan(
         page_size=16,
         kv_dtype=torch.float16,
         weights=weights,
-        spent=estimate(model(), 8192, 256, 2),
+        other_use=estimate_memory_use(model(), 8192, 256, 2),
         free=free,
-        most_tokens=most_tokens,
+        max_useful_tokens=most_tokens,
     )
 
 
@@ -62,7 +69,7 @@ def test_a_pool_from_megabytes_counts_the_dummy_page() -> None:
 @pytest.mark.feature("P3")
 def test_a_pool_from_a_fraction_of_free_memory() -> None:
     page = page_bytes(model(), 16, torch.float16)
-    extra = estimate(model(), 8192, 256, 2).total
+    extra = estimate_memory_use(model(), 8192, 256, 2).total
 
     assert plan(memory_ratio=0.5).num_pages == (20 * GIB - 10 * GIB - extra) // page - 1
 
@@ -109,42 +116,46 @@ def test_the_pool_is_no_larger_than_all_rows_can_fill() -> None:
 
 @pytest.mark.feature("T18")
 def test_activations_grow_with_the_step_and_the_rows_and_are_printed() -> None:
-    small = estimate(model(), 1024, 16, 2).total
+    small = estimate_memory_use(model(), 1024, 16, 2).total
 
-    assert estimate(model(), 2048, 16, 2).total > small < estimate(model(), 1024, 64, 2).total
+    assert (
+        estimate_memory_use(model(), 2048, 16, 2).total
+        > small
+        < estimate_memory_use(model(), 1024, 64, 2).total
+    )
     assert any("activations" in line for line in plan().lines())
 
 
 def test_sizes_and_bars_read_well() -> None:
-    assert [size(n) for n in (12, 2048, 3 * 2**20, 5 * GIB)] == [
+    assert [format_bytes(n) for n in (12, 2048, 3 * 2**20, 5 * GIB)] == [
         "12 B",
         "2.0 KiB",
         "3.0 MiB",
         "5.00 GiB",
     ]
-    assert bar((25, 25, 25), 100, 8).startswith("[##==++..]")
+    assert draw_memory_bar((25, 25, 25), 100, 8).startswith("[##==++..]")
 
 
 @pytest.mark.feature("P3")
 def test_free_memory_is_what_a_container_leaves(tmp_path: Path) -> None:
-    assert container_room(tmp_path) is None
+    assert container_free_bytes(tmp_path) is None
     (tmp_path / "memory.current").write_text("300\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert container_room(tmp_path) is None
+    assert container_free_bytes(tmp_path) is None
     (tmp_path / "memory.max").write_text("1000\n")
-    assert container_room(tmp_path) == 700
+    assert container_free_bytes(tmp_path) == 700
 
 
 @pytest.mark.feature("P3")
 def test_what_this_process_has_allocated_and_not_written_is_not_free(tmp_path: Path) -> None:
-    before, slack = promised(), 64 << 20
+    before, slack = unwritten_bytes(), 64 << 20
     pool = np.zeros(GIB // 4, np.uint8)
-    assert abs(promised() - before - GIB // 4) < slack
+    assert abs(unwritten_bytes() - before - GIB // 4) < slack
     pool[:] = 1
-    assert abs(promised() - before) < slack
+    assert abs(unwritten_bytes() - before) < slack
     assert 0 < free_bytes(torch.device("cpu")) < 1 << 60
     (tmp_path / "status").write_text(
         "Name:\tx\nVmData:\t 5000 kB\nRssAnon:\t 1000 kB\nVmSwap:\t 500 kB\n"
     )
-    assert promised(tmp_path / "status") == 3500 * 1024
-    assert promised(tmp_path / "none") == 0  # another system
+    assert unwritten_bytes(tmp_path / "status") == 3500 * 1024
+    assert unwritten_bytes(tmp_path / "none") == 0  # another system

@@ -14,8 +14,13 @@ from headstock.nn import penalties
 from headstock.nn.penalties import token_counts
 from headstock.spi import Sampling
 from headstock.startup import build
-from headstock.startup.assemble import Assembly, assemble
-from headstock.startup.profile_run import GraphSizes, graph_bytes, measure, rehearse
+from headstock.startup.assemble import AssembledExecutor, assemble_executor
+from headstock.startup.profile_run import (
+    GraphSizes,
+    measure_graph_bytes,
+    measure_memory_use,
+    try_capture,
+)
 
 SIZES = (32, 24, 16, 8, 4, 2, 1)
 PIECE = 40
@@ -58,9 +63,9 @@ class Device:
             - sum(-(-used // PIECE) * PIECE for used in (graphs, 16 * len(self.seen)))
         )
 
-    def assembly(self) -> Assembly:
+    def assemble(self) -> AssembledExecutor:
         parts: Any = {"executor": None, "sampling": None}
-        return Assembly(runner=self, device=torch.device("cpu"), **parts)
+        return AssembledExecutor(runner=self, device=torch.device("cpu"), **parts)
 
 
 @pytest.mark.feature("G10")
@@ -69,11 +74,11 @@ def test_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_each(
     rows: int,
 ) -> None:
     device = Device()
-    assert rehearse(device.assembly(), rows)
+    assert try_capture(device.assemble(), rows)
     before = device.free()
 
     sizes = GraphSizes(device.buckets(rows), (64, 16))
-    expected = graph_bytes(device.assembly(), sizes, device.free)
+    expected = measure_graph_bytes(device.assemble(), sizes, device.free)
 
     assert (device.captured, device.prompts) == (device.buckets(rows), (64, 16))
     assert expected == before - device.free() > 0
@@ -81,10 +86,10 @@ def test_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_each(
 
 @pytest.mark.feature("G10")
 def test_no_buckets_take_nothing_and_a_failed_capture_counts_for_nothing() -> None:
-    assert graph_bytes(Device().assembly(), GraphSizes(), Device().free) == 0
+    assert measure_graph_bytes(Device().assemble(), GraphSizes(), Device().free) == 0
     failing = Device(fails=True)
-    assert graph_bytes(failing.assembly(), GraphSizes((8, 4)), failing.free) == 0
-    assert not rehearse(failing.assembly(), 8)
+    assert measure_graph_bytes(failing.assemble(), GraphSizes((8, 4)), failing.free) == 0
+    assert not try_capture(failing.assemble(), 8)
 
 
 @pytest.fixture
@@ -101,10 +106,13 @@ def counters(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_worst_step_has_a_row_as_long_as_any_and_the_tables_are_counted(
     counters: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr(
-        build, "assemble", lambda *parts: (given.append(parts), assemble(*parts))[1]
-    )
+    calls: list[Any] = []
+
+    def record_call(*parts: Any) -> AssembledExecutor:
+        calls.append(parts)
+        return assemble_executor(*parts)
+
+    monkeypatch.setattr(build, "assemble_executor", record_call)
     histories: list[tuple[int, ...]] = []
 
     def counted(logits: torch.Tensor, sampling: Sampling) -> Any:
@@ -113,9 +121,11 @@ def test_the_worst_step_has_a_row_as_long_as_any_and_the_tables_are_counted(
         return token_counts(logits, sampling)
 
     with LLM("demo", max_running_requests=4, num_pages=300, max_seq_len=1024, max_batch_tokens=64):
-        (material, buffers, max_len) = given[0]
+        (inputs, buffers, max_len) = calls[0]
         monkeypatch.setattr(penalties, "token_counts", counted)
-        spent = measure(material, lambda: buffers, max_len)
+        memory_use = measure_memory_use(inputs, lambda: buffers, max_len)
 
     assert histories == [(4, 1024)]
-    assert spent.workspaces == sum(each.nbytes for each in (buffers.tokens, *buffers.page_tables))
+    assert memory_use.workspaces == sum(
+        tensor.nbytes for tensor in (buffers.tokens, *buffers.page_tables)
+    )

@@ -12,7 +12,7 @@ from huggingface_hub import errors
 
 from headstock.config import EngineConfig
 from headstock.errors import ModelError, UsageError
-from headstock.startup.checkpoint import locate
+from headstock.startup.checkpoint import locate_model
 from headstock.weights import NotDownloaded, download_model, find_cached, resolve_directory
 
 
@@ -199,12 +199,14 @@ def test_a_revision_of_a_model_on_the_hub_is_that_copy(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     main, older = make_cache(tmp_path, "main", "0123"), make_cache(tmp_path, "v1", "4567")
 
-    assert locate("own/it") == locate("own/it", find_cached) == main
-    assert locate("own/it", revision="v1") == locate("own/it", find_cached, "v1") == older
+    assert locate_model("own/it") == locate_model("own/it", find_cached) == main
+    assert (
+        locate_model("own/it", revision="v1") == locate_model("own/it", find_cached, "v1") == older
+    )
     with pytest.raises(
         ModelError, match=r"^no directory own/it at revision v2, and HF_HUB_OFFLINE is set"
     ):
-        locate("own/it", revision="v2")
+        locate_model("own/it", revision="v2")
 
 
 def test_a_revision_that_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +216,7 @@ def test_a_revision_that_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(ModelError) as error:
-        locate("own/it", revision="v2")
+        locate_model("own/it", revision="v2")
     said = (
         "on the hub it has no such revision: choose one of https://huggingface.co/own/it/tree/main"
     )
@@ -230,4 +232,4 @@ def test_a_revision_of_a_directory_or_an_installed_model_is_refused(tmp_path: Pa
             UsageError,
             match=r"^revision v1: .* is a directory here, and only models on the hub have",
         ):
-            locate(name, revision="v1")
+            locate_model(name, revision="v1")

@@ -176,7 +176,7 @@ def list_missing(plugin: Installed, spec: PluginSpec) -> dict[str, str]:
 def describe_support(spec: PluginSpec) -> str:
     """Whether the plugin serves the device of this machine, as far as its spec alone says."""
     try:
-        from headstock.startup.device import describe as device  # which needs torch
+        from headstock.startup.device import describe_device as device  # which needs torch
 
         reason = registry.elsewhere(spec, device("auto"))
     except (ImportError, OSError):

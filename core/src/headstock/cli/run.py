@@ -209,11 +209,11 @@ def check_tokenizer(resolved: ResolvedConfig) -> None:
 
     Whatever else is wrong with the model is left to loading it.
     """
-    from headstock.startup.checkpoint import locate
+    from headstock.startup.checkpoint import locate_model
     from headstock.weights import find_cached
 
     try:
-        directory = locate(resolved.engine.model, find_cached, resolved.engine.revision)
+        directory = locate_model(resolved.engine.model, find_cached, resolved.engine.revision)
     except HeadstockError:
         return
     check_vocabulary(directory)

@@ -16,12 +16,12 @@ from headstock.config import EngineConfig
 from headstock.doctor.finding import Finding, attempt, failed, passed, warned
 from headstock.errors import HeadstockError
 from headstock.spi import AttentionSpec, DeviceEnv, ModelConfig
-from headstock.startup.build import check_options, question
-from headstock.startup.capabilities import AttentionQuestion, resolve
-from headstock.startup.checkpoint import locate, longest, read_model
-from headstock.startup.device import describe
-from headstock.startup.negotiate import model_dtype, negotiate
-from headstock.startup.select import select
+from headstock.startup.build import check_options, find_attention_needs
+from headstock.startup.capabilities import AttentionNeeds, resolve_capabilities
+from headstock.startup.checkpoint import locate_model, read_model, resolve_max_seq_len
+from headstock.startup.device import describe_device
+from headstock.startup.negotiate import negotiate_terms, resolve_model_dtype
+from headstock.startup.select import select_plugins
 from headstock.weights import NotDownloaded, find_cached
 
 
@@ -46,7 +46,7 @@ class Situation:
     directory: Path | None
     model: Model | None
     dtype: str
-    question: AttentionQuestion | None
+    question: AttentionNeeds | None
     problems: tuple[Finding, ...]
 
     def unfit(self, spec: Any) -> str:
@@ -55,7 +55,9 @@ class Situation:
         """
         if isinstance(spec, AttentionSpec) and self.question is not None:
             try:
-                resolve(spec, self.question.query(spec.capabilities.phases), self.env)
+                resolve_capabilities(
+                    spec, self.question.make_query(spec.capabilities.phases), self.env
+                )
             except HeadstockError as error:
                 return str(error)
             return ""
@@ -69,9 +71,9 @@ class Situation:
         """
         if self.question is None or self.model is None:
             return
-        parts = select(self.config, self.env, self.question)
+        parts = select_plugins(self.config, self.env, self.question)
         check_options(self.config, parts)
-        terms = negotiate(self.config, parts, self.model.config, self.dtype, self.env)
+        terms = negotiate_terms(self.config, parts, self.model.config, self.dtype, self.env)
         named = {
             "attention": parts.attention_name,
             "cache": parts.cache.name,
@@ -86,11 +88,11 @@ class Situation:
 def look(config: EngineConfig) -> Situation:
     """The situation as far as it can be known; nothing is downloaded."""
     problems: list[Finding] = []
-    env = attempt("device", partial(describe, config.device), problems)
+    env = attempt("device", partial(describe_device, config.device), problems)
     directory = model = None
     subject = f"model {config.model}"
     try:
-        directory = locate(config.model, find_cached, config.revision)
+        directory = locate_model(config.model, find_cached, config.revision)
     except NotDownloaded as error:
         problems.append(warned(subject, str(error), ""))
     except HeadstockError as error:
@@ -103,7 +105,7 @@ def look(config: EngineConfig) -> Situation:
         asked = attempt("choice", partial(ask, config, model.config, env), problems)
     return Situation(
         config=config,
-        env=env or describe("auto"),
+        env=env or describe_device("auto"),
         directory=directory,
         model=model,
         dtype=asked[0] if asked else "",
@@ -112,7 +114,7 @@ def look(config: EngineConfig) -> Situation:
     )
 
 
-def ask(config: EngineConfig, model: ModelConfig, env: DeviceEnv) -> tuple[str, AttentionQuestion]:
+def ask(config: EngineConfig, model: ModelConfig, env: DeviceEnv) -> tuple[str, AttentionNeeds]:
     """The dtype, and what the model asks of attention.   raises: HeadstockError"""
-    dtype = model_dtype(config.dtype, model, env)
-    return dtype, question(config, model, dtype, longest(config, model, []))
+    dtype = resolve_model_dtype(config.dtype, model, env)
+    return dtype, find_attention_needs(config, model, dtype, resolve_max_seq_len(config, model, []))

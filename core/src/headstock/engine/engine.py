@@ -47,9 +47,9 @@ from headstock.scheduler import (
 from headstock.scheduler.invariants import check_idle
 from headstock.scheduler.selection import BLAME
 from headstock.spi import Pending
-from headstock.startup.build import Report, build
+from headstock.startup.build import ProgressCallback, build_engine
 from headstock.startup.device import check_usable
-from headstock.startup.summary import EngineSummary, summarize
+from headstock.startup.summary import EngineSummary, summarize_engine
 
 LOG = logging.getLogger(__name__)
 
@@ -69,9 +69,9 @@ class Engine:
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
 
-    def __init__(self, config: EngineConfig, report: Report | None = None) -> None:
+    def __init__(self, config: EngineConfig, report: ProgressCallback | None = None) -> None:
         with reserved(config.record, overwrite=config.record_overwrite):
-            parts = build(config, report)
+            parts = build_engine(config, report)
         self.config = parts.config
         self.model = parts.model
         self.limits = parts.limits
@@ -83,7 +83,7 @@ class Engine:
             WorkerThread(parts.executor) if self.config.overlap and on_cpu else parts.executor
         )
         self.directory: Path = parts.directory
-        self.summary: EngineSummary = summarize(parts)
+        self.summary: EngineSummary = summarize_engine(parts)
         self.state = initial(self.limits)
         self.ledger = Ledger()
         self.recorder = Recorder(

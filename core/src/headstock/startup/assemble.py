@@ -30,19 +30,19 @@ from headstock.spi import (
     RowTables,
     Runner,
 )
-from headstock.startup.capabilities import AttentionQuestion
-from headstock.startup.select import Choice, Parts
+from headstock.startup.capabilities import AttentionNeeds
+from headstock.startup.select import SelectedBackend, SelectedPlugins
 
 
 @frozen(kw_only=True, eq=False)
-class Material:
+class BuildInputs:
     """What executors are made of, whatever their buffers: the chosen parts, and the model with its
     weights.
     """
 
     config: EngineConfig
-    parts: Parts
-    asked: AttentionQuestion
+    parts: SelectedPlugins
+    needs: AttentionNeeds
     family: Model
     model: ModelConfig
     params: Params
@@ -50,7 +50,7 @@ class Material:
 
 
 @frozen(kw_only=True, eq=False)
-class Assembly:
+class AssembledExecutor:
     """An executor, and those of its parts that are measured or captured."""
 
     executor: Executor
@@ -59,15 +59,15 @@ class Assembly:
     device: torch.device
 
 
-def assemble(material: Material, buffers: Buffers, max_len: int) -> Assembly:
+def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> AssembledExecutor:
     """The executor over these buffers, nothing captured yet.   raises: CannotRun"""
-    model, parts = material.model, material.parts
-    router = attention(material, buffers)
+    model, parts = inputs.model, inputs.parts
+    router = make_attention_router(inputs, buffers)
     sampling = SamplingTable(len(buffers.tokens), model.vocab, buffers.device)
     program = Program(
         config=model,
-        params=material.params,
-        model=material.family,
+        params=inputs.params,
+        model=inputs.family,
         ops=parts.operations,
         row_tables=make_row_tables(buffers, sampling),
         attention=DecodeAttention(
@@ -76,18 +76,20 @@ def assemble(material: Material, buffers: Buffers, max_len: int) -> Assembly:
             layers=router.layers,
             max_seq_len=max_len,
         ),
-        max_logits=material.config.max_running_requests,
+        max_logits=inputs.config.max_running_requests,
         prompt_attention=router.prefill
         if parts.attention[0].capabilities.graph is GraphSupport.ALWAYS
         else None,
     )
-    short = (torch.OutOfMemoryError,)
-    runner = material.faults.around_runner(
-        registry.made(parts.runner, Runner, program, expected=short)
+    out_of_memory = (torch.OutOfMemoryError,)
+    runner = inputs.faults.around_runner(
+        registry.made(parts.runner, Runner, program, expected=out_of_memory)
     )
-    given = {"buffers": buffers, "sampling": sampling, "runner": runner, "router": router}
-    executor = registry.made(parts.executor, Executor, expected=short, **given)
-    return Assembly(executor=executor, runner=runner, sampling=sampling, device=buffers.device)
+    executor_parts = {"buffers": buffers, "sampling": sampling, "runner": runner, "router": router}
+    executor = registry.made(parts.executor, Executor, expected=out_of_memory, **executor_parts)
+    return AssembledExecutor(
+        executor=executor, runner=runner, sampling=sampling, device=buffers.device
+    )
 
 
 def make_row_tables(buffers: Buffers, sampling: SamplingTable) -> RowTables:
@@ -106,16 +108,16 @@ def make_row_tables(buffers: Buffers, sampling: SamplingTable) -> RowTables:
     )
 
 
-def attention(material: Material, buffers: Buffers) -> PhaseRouter:
+def make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter:
     """The attention backends, built; one instance when one serves all phases.
 
     raises: CannotRun
     """
-    config, parts = material.config, material.parts
+    config, parts = inputs.config, inputs.parts
 
-    def make(choice: Choice) -> Any:
+    def make_backend(choice: SelectedBackend) -> Any:
         context = AttentionContext(
-            query=material.asked.query(choice.phases),
+            query=inputs.needs.make_query(choice.phases),
             capabilities=choice.capabilities,
             device=buffers.device,
             page_size=buffers.page_size,
@@ -123,12 +125,12 @@ def attention(material: Material, buffers: Buffers) -> PhaseRouter:
             max_tokens=config.max_batch_tokens,
             options=registry.options(choice.spec, config.opt),
         )
-        return backend_of(choice.spec, context)
+        return make_attention_backend(choice.spec, context)
 
-    built = {
+    backends = {
         phase: backend
         for choice in parts.attention
-        for backend in [make(choice)]
+        for backend in [make_backend(choice)]
         for phase in choice.phases
     }
     layers = tuple(
@@ -139,12 +141,14 @@ def attention(material: Material, buffers: Buffers) -> PhaseRouter:
             window=layer.window,
             softcap=layer.softcap,
         )
-        for layer in material.model.layers
+        for layer in inputs.model.layers
     )
-    return PhaseRouter(built[Phase.PREFILL], built[Phase.DECODE], layers, config.debug_invariants)
+    return PhaseRouter(
+        backends[Phase.PREFILL], backends[Phase.DECODE], layers, config.debug_invariants
+    )
 
 
-def backend_of(spec: AttentionSpec, context: AttentionContext) -> AttentionBackend:
+def make_attention_backend(spec: AttentionSpec, context: AttentionContext) -> AttentionBackend:
     """The backend that the plugin makes.
 
     raises: CannotRun, PluginBroken, torch.OutOfMemoryError

@@ -32,34 +32,58 @@ from headstock.spi import (
     RunnerSpec,
     SchedulerSpec,
 )
-from headstock.startup.assemble import Assembly, Material, assemble
-from headstock.startup.capabilities import AttentionQuestion
-from headstock.startup.checkpoint import load, locate, longest, read_model, tensor_bytes, untie
-from headstock.startup.device import describe, free_bytes
-from headstock.startup.memory_plan import MemoryPlan, Spent, estimate, plan_memory, size
-from headstock.startup.negotiate import Agreement, model_dtype, negotiate, pool_dtype
-from headstock.startup.profile_run import announced, capture, graph_sizes, measure, settled_bytes
-from headstock.startup.select import Parts, select
+from headstock.startup.assemble import AssembledExecutor, BuildInputs, assemble_executor
+from headstock.startup.capabilities import AttentionNeeds
+from headstock.startup.checkpoint import (
+    load_onto_device,
+    locate_model,
+    read_model,
+    resolve_max_seq_len,
+    tensor_bytes,
+    untie_embeddings,
+)
+from headstock.startup.device import describe_device, free_bytes
+from headstock.startup.memory_plan import (
+    MemoryPlan,
+    MemoryUse,
+    estimate_memory_use,
+    format_bytes,
+    plan_memory,
+)
+from headstock.startup.negotiate import (
+    Terms,
+    negotiate_terms,
+    resolve_kv_dtype,
+    resolve_model_dtype,
+)
+from headstock.startup.profile_run import (
+    capture_graphs,
+    count_settled_bytes,
+    graph_sizes,
+    measure_memory_use,
+    slow_notice,
+)
+from headstock.startup.select import SelectedPlugins, select_plugins
 
 LOG = logging.getLogger(__name__)
 
-Report = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 
-WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec, ExecutorSpec)
+SPECS_WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec, ExecutorSpec)
 
-SLACK = 64 << 20
+GRAPH_SLACK_BYTES = 64 << 20
 """Bytes by which graphs may differ from the plan unsaid: the driver hands memory out in large
 pieces.
 """
 
-MOST_WATCHED = 1 << 30
+MAX_QUIET_CANARY_BYTES = 1 << 30
 """Bytes of a pool that is watched unsaid: about a quarter of a second a step on one thread of a
 CPU.
 """
 
 
 @frozen(kw_only=True, eq=False)
-class Build:
+class EngineBuild:
     """An engine's parts and what was decided on the way; `notes` are lines that the user should
     see.
     """
@@ -68,41 +92,50 @@ class Build:
     env: DeviceEnv
     directory: Path
     model: ModelConfig
-    parts: Parts
-    agreement: Agreement
+    parts: SelectedPlugins
+    terms: Terms
     memory: MemoryPlan
     limits: Limits
     executor: Executor
     notes: tuple[str, ...]
 
 
-def build(config: EngineConfig, report: Report | None = None) -> Build:
+def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = None) -> EngineBuild:
     """The parts for `config`, weights loaded.
 
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
-    env = describe(config.device)
+    env = describe_device(config.device)
     device = torch.device(env.device)
-    directory = locate(config.model, revision=config.revision)
+    directory = locate_model(config.model, revision=config.revision)
     family, model = read_model(directory)
     if config.load_format != "dummy":
-        model = untie(directory, family, model)
+        model = untie_embeddings(directory, family, model)
     notes: list[str] = []
-    dtype = model_dtype(config.dtype, model, env)
-    max_len = longest(config, model, notes)
-    asked = question(config, model, dtype, max_len)
-    parts = select(config, env, asked)
+    dtype = resolve_model_dtype(config.dtype, model, env)
+    max_len = resolve_max_seq_len(config, model, notes)
+    needs = find_attention_needs(config, model, dtype, max_len)
+    parts = select_plugins(config, env, needs)
     check_options(config, parts)
-    agreement = negotiate(config, parts, model, dtype, env)
+    terms = negotiate_terms(config, parts, model, dtype, env)
     free = free_bytes(device)
-    params = load(
-        config, directory, family, model, dtype, device, max_len, parts.operations, free, report
+    params = load_onto_device(
+        config,
+        directory,
+        family,
+        model,
+        dtype,
+        device,
+        max_len,
+        parts.operations,
+        free,
+        on_progress,
     )
     faults = Faults.of(config.faults)
-    material = Material(
+    inputs = BuildInputs(
         config=config,
         parts=parts,
-        asked=asked,
+        needs=needs,
         family=family,
         model=model,
         params=params,
@@ -111,11 +144,11 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
     sizes = {
         "groups": model.kv_groups,
         "device": device,
-        "kv_dtype": getattr(torch, agreement.kv_dtype),
-        "page_size": agreement.page_size or max_len,
+        "kv_dtype": getattr(torch, terms.kv_dtype),
+        "page_size": terms.page_size or max_len,
         "rows": config.max_running_requests,
     }
-    memory = shared_out(material, sizes, max_len, free)
+    memory = plan_device_memory(inputs, sizes, max_len, free)
     if memory.kv_tokens < max_len:
         cut = (
             f"--max-seq-len is cut from {max_len} to {format_count(memory.kv_tokens, 'token')}, "
@@ -125,117 +158,132 @@ def build(config: EngineConfig, report: Report | None = None) -> Build:
         if config.max_seq_len is not None:
             LOG.warning(log_event("sequences are shorter than asked for", note=config.spell(cut)))
         max_len = memory.kv_tokens
-    buffers = reserve(
+    buffers = reserve_buffers(
         memory,
         faults.around_allocation(allocate),
         **sizes,
         num_pages=memory.num_pages,
         max_len=max_len,
     )
-    bounds = limits(config, parts, agreement, memory, model, max_len)
-    assembly = assemble(material, buffers, max_len)
-    graphs = capture_graphs(assembly, material, memory, report)
-    return Build(
+    limits = make_limits(config, parts, terms, memory, model, max_len)
+    assembled = assemble_executor(inputs, buffers, max_len)
+    graphs = capture_runner_graphs(assembled, inputs, memory, on_progress)
+    return EngineBuild(
         config=config,
         env=env,
         directory=directory,
         model=model,
         parts=parts,
-        agreement=agreement,
+        terms=terms,
         memory=memory,
-        limits=attrs.evolve(bounds, choose=faults.around_choice(bounds.choose)),
-        executor=watched(material, memory, buffers, faults.around_executor(assembly.executor)),
+        limits=attrs.evolve(limits, choose=faults.around_choice(limits.choose)),
+        executor=watch_free_pages(
+            inputs, memory, buffers, faults.around_executor(assembled.executor)
+        ),
         notes=(*notes, *graphs),
     )
 
 
-def shared_out(material: Material, sizes: Mapping[str, Any], max_len: int, free: int) -> MemoryPlan:
+def plan_device_memory(
+    inputs: BuildInputs, sizes: Mapping[str, Any], max_len: int, free: int
+) -> MemoryPlan:
     """What of the `free` bytes goes to what, weights being loaded.   raises: CannotRun"""
-    config, model = material.config, material.model
+    config, model = inputs.config, inputs.model
     rows, tokens = config.max_running_requests, config.max_batch_tokens
     on_gpu = sizes["device"].type == "cuda"
-    itemsize = getattr(torch, material.asked.dtype).itemsize
+    itemsize = getattr(torch, inputs.needs.dtype).itemsize
     if on_gpu:
-        spent = measured(material, sizes, max_len)
+        memory_use = profile_memory_use(inputs, sizes, max_len)
     else:
-        spent = estimate(model, tokens, rows, itemsize, kernel_bytes(material.params, tokens))
+        memory_use = estimate_memory_use(
+            model, tokens, rows, itemsize, kernel_bytes(inputs.params, tokens)
+        )
     return plan_memory(
         config,
         model=model,
         page_size=sizes["page_size"],
         kv_dtype=sizes["kv_dtype"],
-        weights=sum(tensor_bytes(weight) for weight in material.params.values()),
-        spent=spent,
+        weights=sum(tensor_bytes(weight) for weight in inputs.params.values()),
+        other_use=memory_use,
         free=free,
-        most_tokens=rows * max_len,
+        max_useful_tokens=rows * max_len,
     )
 
 
-def measured(material: Material, sizes: Mapping[str, Any], max_len: int) -> Spent:
+def profile_memory_use(inputs: BuildInputs, sizes: Mapping[str, Any], max_len: int) -> MemoryUse:
     """What the largest step, the backends and the graphs take.   raises: CannotRun"""
-    parts = material.parts
+    parts = inputs.parts
     names = f"{parts.attention_name}, {parts.ops.name}"
     reason = (
         f"kernels of {names} that are new on this machine are compiled at their first use, and kept"
     )
     try:
-        with announced("measuring the largest step", reason):
-            return measure(
-                material, lambda: allocate(**sizes, num_pages=1, max_len=max_len), max_len
+        with slow_notice("measuring the largest step", reason):
+            return measure_memory_use(
+                inputs, lambda: allocate(**sizes, num_pages=1, max_len=max_len), max_len
             )
     except torch.OutOfMemoryError as error:
         raise CannotRun(
-            f"a step of --max-batch-tokens {material.config.max_batch_tokens} needs more memory "
+            f"a step of --max-batch-tokens {inputs.config.max_batch_tokens} needs more memory "
             "than the device has; lower --max-batch-tokens or --max-running-requests"
         ) from error
 
 
-def capture_graphs(
-    assembly: Assembly, material: Material, memory: MemoryPlan, report: Report | None
+def capture_runner_graphs(
+    assembled: AssembledExecutor,
+    inputs: BuildInputs,
+    memory: MemoryPlan,
+    on_progress: ProgressCallback | None,
 ) -> tuple[str, ...]:
     """Capture the runner's graphs; what the user should know of it."""
-    sizes = graph_sizes(assembly.runner, material)
+    sizes = graph_sizes(assembled.runner, inputs)
     if not sizes.rows:
-        if material.faults.concern("capture"):
-            reason = f"the runner {material.parts.runner.name} captures nothing here"
+        if inputs.faults.concern("capture"):
+            reason = f"the runner {inputs.parts.runner.name} captures nothing here"
             LOG.warning(log_event("a fault cannot happen", fault="capture", because=reason))
         return ()
     off = (
         "graphs are off: they could not be captured (the log says why), "
         "and every step runs without",
     )
-    if not memory.spent.capturable:
+    if not memory.other_use.capturable:
         return off
-    before, began = settled(assembly.device), time.monotonic()
+    free_before, began = count_free_bytes(assembled.device), time.monotonic()
 
-    def tell(done: int, total: int) -> None:
-        if report is not None:
-            report(f"graphs, {size(free_bytes(assembly.device))} free", done, total)
+    def report_graph(done: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress(f"graphs, {format_bytes(free_bytes(assembled.device))} free", done, total)
 
-    captured = capture(assembly, sizes, tell)
+    captured = capture_graphs(assembled, sizes, report_graph)
     if captured is None:
         return off
-    seconds, taken = time.monotonic() - began, max(before - settled(assembly.device), 0)
-    if assembly.device.type == "cuda" and taken > memory.spent.graphs * 1.05 + SLACK:
+    seconds, graph_bytes = (
+        time.monotonic() - began,
+        max(free_before - count_free_bytes(assembled.device), 0),
+    )
+    if (
+        assembled.device.type == "cuda"
+        and graph_bytes > memory.other_use.graphs * 1.05 + GRAPH_SLACK_BYTES
+    ):
         LOG.warning(
             log_event(
                 "graphs took more than planned",
-                planned=size(memory.spent.graphs),
-                taken=size(taken),
+                planned=format_bytes(memory.other_use.graphs),
+                taken=format_bytes(graph_bytes),
             )
         )
     rows, tokens = captured.rows, captured.tokens
     prompts = f" and {format_count(len(tokens), 'token count')} up to {tokens[0]}" if tokens else ""
     sizes_text = f"{format_count(len(rows), 'batch size')} up to {rows[0]}{prompts}"
-    return (f"graphs for {sizes_text}, {size(taken)}, captured in {seconds:.1f} s",)
+    return (f"graphs for {sizes_text}, {format_bytes(graph_bytes)}, captured in {seconds:.1f} s",)
 
 
-def settled(device: torch.device) -> int:
+def count_free_bytes(device: torch.device) -> int:
     """Bytes that are free on the device, what torch keeps for later not counted as used."""
-    return settled_bytes() if device.type == "cuda" else free_bytes(device)
+    return count_settled_bytes() if device.type == "cuda" else free_bytes(device)
 
 
-def reserve(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:
+def reserve_buffers(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:
     """The buffers that `allocate` makes of `sizes`.
 
     raises: CannotRun when there is no memory for them after all
@@ -244,42 +292,42 @@ def reserve(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) 
         return allocate(**sizes)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CannotRun(
-            f"the KV pool needs {size(memory.pool)} of {size(memory.free)} that were free at the "
-            "start, and could not be allocated; lower --memory-ratio or --num-pages, or end what "
-            "else uses the device"
+            f"the KV pool needs {format_bytes(memory.pool)} of {format_bytes(memory.free)} that "
+            "were free at the start, and could not be allocated; lower --memory-ratio or "
+            "--num-pages, or end what else uses the device"
         ) from error
 
 
-def watched(
-    material: Material, memory: MemoryPlan, buffers: Buffers, executor: Executor
+def watch_free_pages(
+    inputs: BuildInputs, memory: MemoryPlan, buffers: Buffers, executor: Executor
 ) -> Executor:
     """The executor, its free pages watched under `--debug-canary`."""
-    if not material.config.debug_canary:
+    if not inputs.config.debug_canary:
         return executor
-    if memory.pool > MOST_WATCHED:
-        spell = material.config.spell
+    if memory.pool > MAX_QUIET_CANARY_BYTES:
+        spell = inputs.config.spell
         small = spell("--num-pages 256, or as few as the requests need")
         LOG.warning(
             log_event(
                 "the whole KV pool is read in every step",
                 because=spell("--debug-canary"),
-                pool=size(memory.pool),
+                pool=format_bytes(memory.pool),
                 instead=small,
             )
         )
-    padded = material.parts.runner.capabilities.needs_graph > GraphSupport.NEVER
-    return Canary(executor, buffers, material.model.kv_groups, padded=padded)
+    padded = inputs.parts.runner.capabilities.needs_graph > GraphSupport.NEVER
+    return Canary(executor, buffers, inputs.model.kv_groups, padded=padded)
 
 
-def question(
+def find_attention_needs(
     config: EngineConfig, model: ModelConfig, dtype: str, max_len: int
-) -> AttentionQuestion:
+) -> AttentionNeeds:
     """What the model asks of attention under this configuration."""
     exact = isinstance(config.page_size, int) and not config.page_size_or_less
-    return AttentionQuestion(
+    return AttentionNeeds(
         model=model,
         dtype=dtype,
-        kv_dtype=pool_dtype(config.kv_dtype, dtype),
+        kv_dtype=resolve_kv_dtype(config.kv_dtype, dtype),
         page_size=int(config.page_size) if exact else None,
         contiguous=config.paged_attn == "off",
         max_rows=config.max_running_requests,
@@ -287,7 +335,7 @@ def question(
     )
 
 
-def check_options(config: EngineConfig, parts: Parts) -> None:
+def check_options(config: EngineConfig, parts: SelectedPlugins) -> None:
     """Raise UsageError for an `--opt` that no chosen plugin takes, PluginBroken for options that
     would not be read.
     """
@@ -301,17 +349,19 @@ def check_options(config: EngineConfig, parts: Parts) -> None:
             f"--opt {stray[0]}: no chosen plugin has that name{close}; chosen: {', '.join(names)}"
         )
     for spec in specs:
-        if registry.options(spec, config.opt) is not None and isinstance(spec, WITHOUT_OPTIONS):
+        if registry.options(spec, config.opt) is not None and isinstance(
+            spec, SPECS_WITHOUT_OPTIONS
+        ):
             raise PluginBroken(
                 f"the plugin {spec.name!r} declares options, but schedulers, runners and "
                 "executors are not given any; its author should leave `options` out of its spec"
             )
 
 
-def limits(
+def make_limits(
     config: EngineConfig,
-    parts: Parts,
-    agreement: Agreement,
+    parts: SelectedPlugins,
+    terms: Terms,
     memory: MemoryPlan,
     model: ModelConfig,
     max_len: int,
@@ -326,16 +376,18 @@ def limits(
         groups=model.kv_groups,
         choose=registry.implementation(parts.scheduler),
         scheduler=parts.scheduler.name,
-        policy=cache_policy(config, parts, memory.page_size) if agreement.reuse else None,
+        policy=make_cache_policy(config, parts, memory.page_size) if terms.reuse else None,
         recompute=not config.kv_cache,
-        most_regions=most_regions(config, memory) if agreement.take_over else 0,
+        most_regions=region_limit(config, memory) if terms.take_over else 0,
         overlap=config.overlap,
         check=config.debug_invariants,
-        longer=longer(config, memory, model, max_len),
+        longer=explain_max_len(config, memory, model, max_len),
     )
 
 
-def longer(config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len: int) -> str:
+def explain_max_len(
+    config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len: int
+) -> str:
     """What lets a sequence have more than `max_len` tokens, for errors about one that is too
     long.
     """
@@ -352,7 +404,7 @@ def longer(config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len
     return f" or raise --max-seq-len, which the model allows up to {model.max_position}"
 
 
-def cache_policy(config: EngineConfig, parts: Parts, page_size: int) -> CachePolicy:
+def make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: int) -> CachePolicy:
     """The cache policy, bounded by `--prefix-cache-n`.
 
     raises: CannotRun when it cannot be bounded
@@ -369,7 +421,7 @@ def cache_policy(config: EngineConfig, parts: Parts, page_size: int) -> CachePol
     return policy
 
 
-def most_regions(config: EngineConfig, memory: MemoryPlan) -> int:
+def region_limit(config: EngineConfig, memory: MemoryPlan) -> int:
     """How many regions of ended sequences are kept: all that there is room for, unless
     `--prefix-cache-n` says less.
     """

@@ -29,7 +29,7 @@ from headstock.startup import defaults as auto
 
 
 @frozen(kw_only=True)
-class AttentionQuestion:
+class AttentionNeeds:
     """What a model asks of attention, before phases are shared out."""
 
     model: ModelConfig
@@ -40,7 +40,7 @@ class AttentionQuestion:
     max_rows: int
     max_seq_len: int
 
-    def query(self, phases: frozenset[Phase]) -> AttentionQuery:
+    def make_query(self, phases: frozenset[Phase]) -> AttentionQuery:
         """The question for one backend."""
         window = any(layer.window is not None for layer in self.model.layers)
         softcap = any(layer.softcap for layer in self.model.layers)
@@ -62,7 +62,7 @@ class AttentionQuestion:
         )
 
 
-class Unserved(CannotRun):
+class BackendRefused(CannotRun):
     """A backend cannot serve a query: the `refusal`, and sentences that say what may help."""
 
     def __init__(self, refusal: str, hints: Sequence[str]) -> None:
@@ -74,38 +74,40 @@ class Unserved(CannotRun):
 def join_refusals(errors: Sequence[HeadstockError]) -> str:
     """What several backends were refused for as one text, each hint once and at the end."""
     refusals = join_reasons(
-        error.refusal if isinstance(error, Unserved) else str(error) for error in errors
+        error.refusal if isinstance(error, BackendRefused) else str(error) for error in errors
     )
     hints = dict.fromkeys(
-        hint for error in errors if isinstance(error, Unserved) for hint in error.hints
+        hint for error in errors if isinstance(error, BackendRefused) for hint in error.hints
     )
     return " ".join((f"{refusals}.", *hints)) if hints else refusals
 
 
-def resolve(spec: AttentionSpec, query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities:
+def resolve_capabilities(
+    spec: AttentionSpec, query: AttentionQuery, env: DeviceEnv
+) -> AttentionCapabilities:
     """The backend's capabilities here, no wider than those it declares.
 
     raises: CannotRun with every reason; PluginBroken when its own `resolve` widens or raises
     """
     capabilities = spec.capabilities
-    reasons = [*rejections(capabilities, query, env)]
+    reasons = [*find_rejections(capabilities, query, env)]
     if not reasons and spec.resolve is not None:
-        answer = answered(spec, spec.resolve, query, env)
+        answer = call_resolve(spec, spec.resolve, query, env)
         if isinstance(answer, AttentionCapabilities):
             check_narrower(spec, answer)
             capabilities = answer
-            reasons = [*rejections(capabilities, query, env)]
+            reasons = [*find_rejections(capabilities, query, env)]
         else:
             reasons = list(answer)
     if reasons:
         phases = "/".join(sorted(phase.value for phase in query.phases))
         text = "; ".join(reason.message for reason in reasons)
         hints = tuple(reason.hint for reason in reasons if reason.hint)
-        raise Unserved(f"--attn {spec.name} cannot serve {phases} here: {text}", hints)
+        raise BackendRefused(f"--attn {spec.name} cannot serve {phases} here: {text}", hints)
     return capabilities
 
 
-def answered(
+def call_resolve(
     spec: AttentionSpec, path: str, query: AttentionQuery, env: DeviceEnv
 ) -> AttentionCapabilities | tuple[Rejection, ...]:
     """What the backend's own `resolve` says.
@@ -124,7 +126,7 @@ def answered(
     if (
         isinstance(answer, tuple | list)
         and answer
-        and all(isinstance(each, Rejection) for each in answer)
+        and all(isinstance(item, Rejection) for item in answer)
     ):
         return tuple(answer)
     raise PluginBroken(
@@ -133,24 +135,28 @@ def answered(
     )
 
 
-ASK = "'headstock doctor' with the same flags says what can serve."
-UNSEEN = "Where there is a GPU, 'headstock doctor' says why torch does not find it."
+SEE_DOCTOR = "'headstock doctor' with the same flags says what can serve."
+GPU_NOT_FOUND = "Where there is a GPU, 'headstock doctor' says why torch does not find it."
 
 
-def rejections(
+def find_rejections(
     capabilities: AttentionCapabilities, query: AttentionQuery, env: DeviceEnv
 ) -> list[Rejection]:
     """Every reason why these capabilities do not meet the query on this machine."""
-    found: list[Rejection] = []
+    rejections: list[Rejection] = []
 
     def reject(code: str, message: str, hint: str = "") -> None:
-        found.append(Rejection(code=code, message=message, hint=hint))
+        rejections.append(Rejection(code=code, message=message, hint=hint))
 
     if not any(env in served for served in capabilities.devices):
         served = ", ".join(map(str, capabilities.devices))
-        hint = recommend(env) if env.device == "cuda" else f"{recommend(env)} {UNSEEN}"
+        hint = (
+            recommend_backend(env)
+            if env.device == "cuda"
+            else f"{recommend_backend(env)} {GPU_NOT_FOUND}"
+        )
         reject("device", f"it runs on {served}, and this is {env}", hint)
-        return found  # nothing else could be mended by a flag
+        return rejections  # nothing else could be mended by a flag
     lacking = query.phases - capabilities.phases
     if lacking:
         reject(
@@ -161,28 +167,32 @@ def rejections(
     # what comes out goes where q came from
     dtypes = {(q, kv) for q, kv, out in capabilities.dtypes if out == q}
     if (query.q_dtype, query.kv_dtype) not in dtypes:
-        known = ", ".join(sorted(f"{q} with {kv} KV" for q, kv in dtypes))
+        accepted = ", ".join(sorted(f"{q} with {kv} KV" for q, kv in dtypes))
         hint = (
             "Use --kv-dtype auto."
             if (query.q_dtype, query.q_dtype) in dtypes
             else "Change --dtype or --kv-dtype."
         )
-        reject("dtype", f"it takes {known}, not {query.q_dtype} with {query.kv_dtype} KV", hint)
+        reject("dtype", f"it takes {accepted}, not {query.q_dtype} with {query.kv_dtype} KV", hint)
     if query.head_dim not in capabilities.head_dims:
-        reject("head_dim", f"heads of {query.head_dim} are not among {capabilities.head_dims}", ASK)
+        reject(
+            "head_dim",
+            f"heads of {query.head_dim} are not among {capabilities.head_dims}",
+            SEE_DOCTOR,
+        )
     ratio = query.heads // query.kv_heads
     if ratio not in capabilities.gqa_ratios:
         reject(
             "gqa_ratio",
             f"{ratio} query heads a KV head are not among {capabilities.gqa_ratios}",
-            ASK,
+            SEE_DOCTOR,
         )
     missing = query.features - capabilities.features
     if missing:
         reject(
             "feature",
             f"the model needs {', '.join(sorted(feature.value for feature in missing))}",
-            ASK,
+            SEE_DOCTOR,
         )
     if query.contiguous and not capabilities.contiguous:
         reject("contiguous", "it reads pages only", "Use --paged-attn on.")
@@ -198,10 +208,10 @@ def rejections(
             f"pages of {query.page_size} are not among {capabilities.page_sizes}",
             "Change --page-size.",
         )
-    return found
+    return rejections
 
 
-def recommend(env: DeviceEnv) -> str:
+def recommend_backend(env: DeviceEnv) -> str:
     """The sentence that names an attention backend for this device: one that is installed, else how
     to install one.
     """
@@ -219,20 +229,22 @@ def recommend(env: DeviceEnv) -> str:
             continue
         if not registry.elsewhere(spec, env) and not registry.missing(spec):
             return f"Use --attn {name}."
-    installed = {each.name for each in registry.installed("attention")}
+    installed = {plugin.name for plugin in registry.installed("attention")}
     lines = {
         name: line for name, line in registry.sources("attention").items() if name not in installed
     }
-    return next((f"Install another one: {lines[name]}." for name in names if name in lines), ASK)
+    return next(
+        (f"Install another one: {lines[name]}." for name in names if name in lines), SEE_DOCTOR
+    )
 
 
 def check_narrower(spec: AttentionSpec, answer: AttentionCapabilities) -> None:
     """Raise PluginBroken when `resolve` claimed more than the spec declares."""
     # This device is among the declared ones already, and no way of planning is more than another.
     compared = [
-        each.name
-        for each in fields(AttentionCapabilities)
-        if each.name not in ("devices", "planning")
+        field.name
+        for field in fields(AttentionCapabilities)
+        if field.name not in ("devices", "planning")
     ]
     for name in compared:
         if not getattr(answer, name) <= getattr(spec.capabilities, name):

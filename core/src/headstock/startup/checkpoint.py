@@ -16,15 +16,15 @@ from headstock.config.value_types import suggestion
 from headstock.errors import CannotRun, ModelError, UsageError, format_count, shorten
 from headstock.logs import log_event
 from headstock.spi import Model, ModelConfig, Ops, Params
-from headstock.startup.memory_plan import size
+from headstock.startup.memory_plan import format_bytes
 
 LOG = logging.getLogger(__name__)
 
-NAMED = 8
+MAX_FIELDS_SHOWN = 8
 """How many fields a warning lists before it only counts the rest."""
 
 
-def locate(
+def locate_model(
     name: str,
     fetch: Callable[[str, str | None], Path] = weights.download_model,
     revision: str | None = None,
@@ -42,7 +42,7 @@ def locate(
         fetched.append(repository)
         return fetch(repository, revision)
 
-    directory = find_directory(name, fetch_revision)
+    directory = find_model_directory(name, fetch_revision)
     if revision is not None and not fetched:
         raise UsageError(
             f"revision {shorten(revision)}: {shorten(name)} is a directory here, and only models "
@@ -51,12 +51,12 @@ def locate(
     return directory
 
 
-def find_directory(name: str, fetch: Callable[[str], Path]) -> Path:
+def find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
     """The directory of an installed checkpoint, the one named, or what `fetch` gives.
 
     raises: ModelError
     """
-    names = [found.name for found in registry.installed("checkpoint")]
+    names = [plugin.name for plugin in registry.installed("checkpoint")]
     if name in names:
         return Path(registry.spec("checkpoint", name).directory)
     path = Path(name).expanduser()
@@ -85,7 +85,7 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
             f"config.json in {directory} names no architecture; wanted a list such as "
             "['Qwen3ForCausalLM']"
         )
-    if architectures[0] not in {each.name for each in registry.installed("model")}:
+    if architectures[0] not in {plugin.name for plugin in registry.installed("model")}:
         raise registry.unknown_architecture(architectures[0])
     spec = registry.spec("model", architectures[0])
     registry.require(spec)
@@ -95,9 +95,11 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
     except ValueError as error:
         raise ModelError(f"config.json in {directory}: {error}") from error
     if model.ignored_fields:
-        fields = ", ".join(map(shorten, model.ignored_fields[:NAMED]))
+        fields = ", ".join(map(shorten, model.ignored_fields[:MAX_FIELDS_SHOWN]))
         more = (
-            {"more": len(model.ignored_fields) - NAMED} if len(model.ignored_fields) > NAMED else {}
+            {"more": len(model.ignored_fields) - MAX_FIELDS_SHOWN}
+            if len(model.ignored_fields) > MAX_FIELDS_SHOWN
+            else {}
         )
         LOG.warning(
             log_event(
@@ -107,7 +109,7 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
     return family, model
 
 
-def untie(directory: Path, family: Model, model: ModelConfig) -> ModelConfig:
+def untie_embeddings(directory: Path, family: Model, model: ModelConfig) -> ModelConfig:
     """`model`, its output matrix apart from its embeddings where the checkpoint stores one that
     differs.
 
@@ -129,7 +131,7 @@ def untie(directory: Path, family: Model, model: ModelConfig) -> ModelConfig:
     return attrs.evolve(model, tied_embeddings=False)
 
 
-def longest(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:
+def resolve_max_seq_len(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:
     """The longest sequence that the configuration and the model allow; a cut that may be is noted.
 
     raises: UsageError when more is asked for than the model allows
@@ -150,7 +152,7 @@ def longest(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:
     return min(config.max_seq_len, model.max_position)
 
 
-def load(
+def load_onto_device(
     config: EngineConfig,
     directory: Path,
     family: Model,
@@ -160,19 +162,19 @@ def load(
     max_len: int,
     ops: Ops,
     free: int,
-    report: Callable[[str, int, int], None] | None,
+    on_progress: Callable[[str, int, int], None] | None,
 ) -> Params:
     """The model's parameters on the device.
 
     raises: ModelError; CannotRun when they do not fit into `free` bytes
     """
     specs = family.params(model)
-    need = weights.weight_bytes(specs, getattr(torch, dtype))
+    needed = weights.weight_bytes(specs, getattr(torch, dtype))
     too_large = (
-        f"the weights need {size(need)} in {dtype}, and {size(free)} are free on {device}; use a "
-        "smaller --dtype, another --device, or end what else uses the memory"
+        f"the weights need {format_bytes(needed)} in {dtype}, and {format_bytes(free)} are free "
+        f"on {device}; use a smaller --dtype, another --device, or end what else uses the memory"
     )
-    if need > free:
+    if needed > free:
         raise CannotRun(too_large)
     try:
         return weights.load(
@@ -183,7 +185,7 @@ def load(
             device=device,
             max_seq_len=max_len,
             dummy=config.load_format == "dummy",
-            report=report,
+            report=on_progress,
             prepare=ops.prepare,
         )
     except (MemoryError, torch.OutOfMemoryError) as error:

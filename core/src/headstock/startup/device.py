@@ -12,16 +12,16 @@ from headstock.errors import CannotRun, EngineDied, format_count
 from headstock.spi import DeviceEnv
 
 
-def describe(asked: str) -> DeviceEnv:
+def describe_device(requested: str) -> DeviceEnv:
     """The machine for `asked` ("auto", "cpu" or "cuda").
 
     raises: CannotRun when CUDA is asked for and there is none
     """
     # once each: every look at a distribution parses its metadata
-    found = [dist.metadata for dist in distributions()]
-    installed = {metadata["Name"]: metadata["Version"] for metadata in found if metadata["Name"]}
-    cuda = asked != "cpu" and torch.cuda.is_available()
-    if asked == "cuda" and not cuda:
+    packages = [dist.metadata for dist in distributions()]
+    installed = {metadata["Name"]: metadata["Version"] for metadata in packages if metadata["Name"]}
+    cuda = requested != "cpu" and torch.cuda.is_available()
+    if requested == "cuda" and not cuda:
         raise CannotRun(
             f"--device cuda: torch {torch.__version__} finds no CUDA device; use --device cpu, or "
             "install a CUDA build of torch (see the README)"
@@ -57,9 +57,9 @@ def check_usable(env: DeviceEnv) -> None:
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        said = str(error).split("\n", 1)[0]
+        first_line = str(error).split("\n", 1)[0]
         raise EngineDied(
-            f"the GPU is lost to this process ({said}); the log has the step that failed"
+            f"the GPU is lost to this process ({first_line}); the log has the step that failed"
         ) from error
 
 
@@ -70,11 +70,13 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return max(
-        min(free for free in (available(), container_room()) if free is not None) - promised(), 0
+        min(free for free in (available_bytes(), container_free_bytes()) if free is not None)
+        - unwritten_bytes(),
+        0,
     )
 
 
-def promised(status: Path = Path("/proc/self/status")) -> int:
+def unwritten_bytes(status: Path = Path("/proc/self/status")) -> int:
     """What this process has allocated and not yet written, in bytes: the rest of another engine's
     pool, above all.
     """
@@ -88,7 +90,7 @@ def promised(status: Path = Path("/proc/self/status")) -> int:
     return max(data - resident - swapped, 0) * 1024
 
 
-def available() -> int:
+def available_bytes() -> int:
     """What the system says can still be taken, in bytes."""
     try:
         with open("/proc/meminfo") as lines:
@@ -100,7 +102,7 @@ def available() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def container_room(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+def container_free_bytes(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
     """What is left of the memory limit of the container, in bytes; None when there is no limit
     (cgroup version 2).
     """

@@ -13,7 +13,7 @@ from headstock.spi import ModelConfig
 
 
 @frozen(kw_only=True)
-class Spent:
+class MemoryUse:
     """Bytes that go to other things than weights and the pool: the largest step while it runs, what
     backends and libraries hold, and captured graphs. `capturable` is False when graphs were tried
     and could not be captured.
@@ -39,7 +39,7 @@ class MemoryPlan:
     free: int
     budget: int
     weights: int
-    spent: Spent
+    other_use: MemoryUse
     page: int
     pool: int
     num_pages: int
@@ -52,26 +52,28 @@ class MemoryPlan:
 
     def lines(self) -> list[str]:
         """The arithmetic, and one bar."""
-        spent = self.spent
+        other = self.other_use
         uses = {
             "weights": self.weights,
-            "activations": spent.activations,
-            "workspaces": spent.workspaces,
-            "graphs": spent.graphs,
+            "activations": other.activations,
+            "workspaces": other.workspaces,
+            "graphs": other.graphs,
             "KV": self.pool,
         }
-        arithmetic = " + ".join(f"{use} {size(count)}" for use, count in uses.items() if count)
+        arithmetic = " + ".join(
+            f"{use} {format_bytes(count)}" for use, count in uses.items() if count
+        )
         pool = (
             f"{format_count(self.num_pages, 'page')} of {self.page_size} = "
             f"{format_count(self.kv_tokens, 'token')}"
         )
         return [
             (
-                f"memory    {size(self.free)} free; {arithmetic} = {size(sum(uses.values()))} of "
-                f"{size(self.budget)}"
+                f"memory    {format_bytes(self.free)} free; {arithmetic} = "
+                f"{format_bytes(sum(uses.values()))} of {format_bytes(self.budget)}"
             ),
-            f"          {bar((self.weights, spent.total, self.pool), self.free)}",
-            f"KV pool   {pool}, {size(self.page)} a page",
+            f"          {draw_memory_bar((self.weights, other.total, self.pool), self.free)}",
+            f"KV pool   {pool}, {format_bytes(self.page)} a page",
         ]
 
 
@@ -83,7 +85,9 @@ def page_bytes(model: ModelConfig, page_size: int, kv_dtype: torch.dtype) -> int
     )
 
 
-def estimate(model: ModelConfig, tokens: int, rows: int, itemsize: int, kernels: int = 0) -> Spent:
+def estimate_memory_use(
+    model: ModelConfig, tokens: int, rows: int, itemsize: int, kernels: int = 0
+) -> MemoryUse:
     """What the largest step takes where it cannot be measured: the widest layer's tensors, and
     float32 logits twice.
 
@@ -92,7 +96,7 @@ def estimate(model: ModelConfig, tokens: int, rows: int, itemsize: int, kernels:
     """
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
     width = 2 * model.hidden + max(heads, 3 * model.intermediate)
-    return Spent(
+    return MemoryUse(
         activations=tokens * width * itemsize + rows * model.vocab * 4 * 2, workspaces=kernels
     )
 
@@ -104,9 +108,9 @@ def plan_memory(
     page_size: int,
     kv_dtype: torch.dtype,
     weights: int,
-    spent: Spent,
+    other_use: MemoryUse,
     free: int,
-    most_tokens: int,
+    max_useful_tokens: int,
 ) -> MemoryPlan:
     """The pool's size, by the one size that was asked for or else from the memory ratio.
 
@@ -116,7 +120,7 @@ def plan_memory(
     """
     page = page_bytes(model, page_size, kv_dtype)
     budget = int(free * config.memory_ratio)
-    left = budget - weights - spent.total
+    budget_left = budget - weights - other_use.total
     if config.num_pages is not None:
         pages, flag = config.num_pages, f"--num-pages {config.num_pages}"
     elif config.kv_memory_mb is not None:
@@ -131,27 +135,27 @@ def plan_memory(
         )
     else:
         pages, flag = (
-            min(left // page - 1, -(-most_tokens // page_size)),
+            min(budget_left // page - 1, -(-max_useful_tokens // page_size)),
             f"--memory-ratio {config.memory_ratio}",
         )
+    uses = f"weights ({format_bytes(weights)}) and activations ({format_bytes(other_use.total)})"
     if pages < 1:
         raise CannotRun(
-            f"{flag}: the KV pool needs at least 2 pages of {size(page)}, and "
-            f"{size(max(left, 0))} are left after weights ({size(weights)}) and activations "
-            f"({size(spent.total)}); raise it or lower --max-batch-tokens"
+            f"{flag}: the KV pool needs at least 2 pages of {format_bytes(page)}, and "
+            f"{format_bytes(max(budget_left, 0))} are left after {uses}; raise it or lower "
+            "--max-batch-tokens"
         )
-    room = free - weights - spent.total
+    room = free - weights - other_use.total
     if (pages + 1) * page > room:
         raise CannotRun(
-            f"{flag}: the KV pool would take {size((pages + 1) * page)}, and {size(max(room, 0))} "
-            f"are free after weights ({size(weights)}) and activations ({size(spent.total)}); ask "
-            "for less"
+            f"{flag}: the KV pool would take {format_bytes((pages + 1) * page)}, and "
+            f"{format_bytes(max(room, 0))} are free after {uses}; ask for less"
         )
     return MemoryPlan(
         free=free,
         budget=budget,
         weights=weights,
-        spent=spent,
+        other_use=other_use,
         page=page,
         pool=(pages + 1) * page,
         num_pages=pages,
@@ -159,7 +163,7 @@ def plan_memory(
     )
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Bytes in the largest unit that gives at least 1."""
     value = float(count)
     for unit in ("B", "KiB", "MiB"):
@@ -169,7 +173,7 @@ def size(count: int) -> str:
     return f"{value:.2f} GiB"
 
 
-def bar(parts: tuple[int, ...], total: int, width: int = 50) -> str:
+def draw_memory_bar(parts: tuple[int, ...], total: int, width: int = 50) -> str:
     """The parts of `total` as one line of marks: weights #, activations =, KV pool +, rest ."""
     marks = ""
     for mark, part in zip("#=+", parts, strict=True):

@@ -8,11 +8,11 @@ from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.spi import DeviceEnv, IntSet, ModelConfig
 from headstock.startup import defaults as auto
-from headstock.startup.select import Parts
+from headstock.startup.select import SelectedPlugins
 
 
 @frozen(kw_only=True)
-class Agreement:
+class Terms:
     """The terms, and who set them: `table` has (what, value, who constrained it) for the start-up
     print.
 
@@ -29,25 +29,25 @@ class Agreement:
     table: tuple[tuple[str, str, str], ...]
 
 
-def model_dtype(asked: str, model: ModelConfig, env: DeviceEnv) -> str:
+def resolve_model_dtype(requested: str, model: ModelConfig, env: DeviceEnv) -> str:
     """The type of weights and activations: float32 on a CPU whatever the checkpoint; on CUDA the
     checkpoint's, float16 for float32.
     """
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     if env.device == "cpu":
         return "float32"
     return "float16" if model.dtype == "float32" else model.dtype
 
 
-def pool_dtype(asked: str, dtype: str) -> str:
+def resolve_kv_dtype(requested: str, dtype: str) -> str:
     """The type of keys and values in the pool, by torch name."""
-    return {"auto": dtype, "fp8_e4m3": "float8_e4m3fn"}.get(asked, asked)
+    return {"auto": dtype, "fp8_e4m3": "float8_e4m3fn"}.get(requested, requested)
 
 
-def negotiate(
-    config: EngineConfig, parts: Parts, model: ModelConfig, dtype: str, env: DeviceEnv
-) -> Agreement:
+def negotiate_terms(
+    config: EngineConfig, parts: SelectedPlugins, model: ModelConfig, dtype: str, env: DeviceEnv
+) -> Terms:
     """The terms that every part can serve.   raises: CannotRun naming who rules what out"""
     contiguous = config.paged_attn == "off"
     claims = {
@@ -58,7 +58,7 @@ def negotiate(
     shareable = (
         len(model.kv_groups) == 1 and model.kv_groups[0].kind in parts.cache.capabilities.kinds
     )
-    against = no_reuse(config, parts) or (
+    against = find_reuse_obstacle(config, parts) or (
         "" if shareable or contiguous else "the model's KV groups"
     )
     narrowing = [
@@ -73,8 +73,8 @@ def negotiate(
             ("one region each", "--paged-attn off"),
             ("of whole sequences", "--paged-attn off"),
         )
-    kv_dtype = pool_dtype(config.kv_dtype, dtype)
-    return Agreement(
+    kv_dtype = resolve_kv_dtype(config.kv_dtype, dtype)
+    return Terms(
         dtype=dtype,
         kv_dtype=kv_dtype,
         page_size=page_size,
@@ -96,7 +96,7 @@ def negotiate(
     )
 
 
-def no_reuse(config: EngineConfig, parts: Parts) -> str:
+def find_reuse_obstacle(config: EngineConfig, parts: SelectedPlugins) -> str:
     """The flag that rules out that a request starts on what another one computed; nothing when none
     does.
     """
@@ -111,15 +111,17 @@ def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: Device
     """The page size asked for when everyone serves it; for `auto` the first that everyone
     serves.
     """
-    asked = config.page_size
-    if isinstance(asked, int) and not config.page_size_or_less:
+    requested = config.page_size
+    if isinstance(requested, int) and not config.page_size_or_less:
         for who, sizes in claims.items():
-            if asked not in sizes:
-                raise CannotRun(f"--page-size {asked}: {who} serves {sizes}; choose one of those")
-        return asked
+            if requested not in sizes:
+                raise CannotRun(
+                    f"--page-size {requested}: {who} serves {sizes}; choose one of those"
+                )
+        return requested
     candidates: tuple[int, ...] = (auto.PAGE_SIZES[env.device], *auto.OTHER_PAGE_SIZES)
-    if isinstance(asked, int):
-        candidates = tuple(range(asked, 0, -1))
+    if isinstance(requested, int):
+        candidates = tuple(range(requested, 0, -1))
     for size in candidates:
         if all(size in sizes for sizes in claims.values()):
             return size

@@ -26,7 +26,7 @@ from headstock.spi import (
     SchedulerSpec,
 )
 from headstock.startup import defaults as auto
-from headstock.startup.capabilities import AttentionQuestion, join_refusals, resolve
+from headstock.startup.capabilities import AttentionNeeds, join_refusals, resolve_capabilities
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ LOG = logging.getLogger(__name__)
 
 
 @frozen(kw_only=True)
-class Choice:
+class SelectedBackend:
     """An attention backend for the phases it serves, with its capabilities on this machine."""
 
     spec: AttentionSpec
@@ -43,14 +43,14 @@ class Choice:
 
 
 @frozen(kw_only=True)
-class Parts:
+class SelectedPlugins:
     """The plugins of an engine.
 
     `attention` has one entry when one backend serves all phases, else prefill and decode;
     `operations` are those of `ops`.
     """
 
-    attention: tuple[Choice, ...]
+    attention: tuple[SelectedBackend, ...]
     cache: CacheSpec
     scheduler: SchedulerSpec
     runner: RunnerSpec
@@ -64,66 +64,70 @@ class Parts:
         return ",".join(choice.spec.name for choice in self.attention)
 
 
-def select(config: EngineConfig, env: DeviceEnv, question: AttentionQuestion) -> Parts:
+def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) -> SelectedPlugins:
     """The plugins that `config` names, `auto` decided; each can run here.
 
     raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun with the reasons
     """
     if config.tp > 1:
         raise CannotRun(f"--tp {config.tp}: this version runs on one device; use --tp 1")
-    attention = attention_for(config.attn, env, question, config.spell)
+    attention = select_attention(config.attn, env, needs, config.spell)
     decode = attention[-1].capabilities
 
-    def runner(name: str) -> RunnerSpec:
-        found: RunnerSpec = ready("runner", name, env)
-        if not any(env in served for served in found.capabilities.devices):
+    def accept_runner(name: str) -> RunnerSpec:
+        spec: RunnerSpec = find_ready_spec("runner", name, env)
+        if not any(env in served for served in spec.capabilities.devices):
             raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
-        if question.contiguous and replays(found):
+        if needs.contiguous and needs_graphs(spec):
             raise CannotRun(
                 f"--runner {name} replays graphs, and --paged-attn off runs without; use --runner "
                 "eager"
             )
-        if config.cuda_graph_max_bs == 0 and replays(found):
+        if config.cuda_graph_max_bs == 0 and needs_graphs(spec):
             raise CannotRun(
                 f"--runner {name} replays graphs, and --cuda-graph-max-bs 0 turns graphs off"
             )
-        if decode.graph < found.capabilities.needs_graph:
+        if decode.graph < spec.capabilities.needs_graph:
             raise CannotRun(
-                f"--runner {name} needs graph support {found.capabilities.needs_graph.name} of "
+                f"--runner {name} needs graph support {spec.capabilities.needs_graph.name} of "
                 f"the decode backend, and {attention[-1].spec.name!r} has {decode.graph.name}; "
                 "use --runner eager"
             )
-        return found
+        return spec
 
-    def ops(name: str) -> tuple[OpsSpec, Ops]:
-        found: OpsSpec = ready("ops", name, env)
-        if not any(env in served for served in found.capabilities.devices):
+    def accept_ops(name: str) -> tuple[OpsSpec, Ops]:
+        spec: OpsSpec = find_ready_spec("ops", name, env)
+        if not any(env in served for served in spec.capabilities.devices):
             raise CannotRun(f"--ops {name} cannot run on {env}; use --ops torch")
-        if question.dtype not in found.capabilities.dtypes:
+        if needs.dtype not in spec.capabilities.dtypes:
             raise CannotRun(
-                f"--ops {name} does not serve {question.dtype}; use --ops torch or another --dtype"
+                f"--ops {name} does not serve {needs.dtype}; use --ops torch or another --dtype"
             )
-        options = () if found.options is None else (registry.options(found, config.opt),)
-        return found, registry.made(found, Ops, *options)
+        options = () if spec.options is None else (registry.options(spec, config.opt),)
+        return spec, registry.made(spec, Ops, *options)
 
-    ops_spec, operations = first(config.ops, auto.OPS, ops, "--ops", config.spell)
-    return Parts(
+    ops_spec, operations = select_first_accepted(
+        config.ops, auto.OPS, accept_ops, "--ops", config.spell
+    )
+    return SelectedPlugins(
         attention=attention,
-        cache=ready("cache", config.cache_type, env),
-        scheduler=ready("scheduler", config.scheduler, env),
-        runner=first(runner_name(config, env), auto.RUNNERS, runner, "--runner", config.spell),
+        cache=find_ready_spec("cache", config.cache_type, env),
+        scheduler=find_ready_spec("scheduler", config.scheduler, env),
+        runner=select_first_accepted(
+            resolve_runner_name(config, env), auto.RUNNERS, accept_runner, "--runner", config.spell
+        ),
         ops=ops_spec,
         operations=operations,
-        executor=ready("executor", config.executor, env),
+        executor=find_ready_spec("executor", config.executor, env),
     )
 
 
-def replays(spec: RunnerSpec) -> bool:
+def needs_graphs(spec: RunnerSpec) -> bool:
     """Whether the runner needs graphs."""
     return spec.capabilities.needs_graph > GraphSupport.NEVER
 
 
-def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
+def resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
     """The runner that the configuration names; `auto`, and a log line, when it wants graphs that
     cannot be had.
 
@@ -133,11 +137,15 @@ def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
     spec = None if config.runner == "auto" else registry.spec("runner", config.runner)
     if spec is not None and not any(env in devices for devices in spec.capabilities.devices):
         return config.runner
-    named = spec is not None and replays(spec)
+    named_graphs = spec is not None and needs_graphs(spec)
     flag = (
-        f"--runner {config.runner}" if named else f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
+        f"--runner {config.runner}"
+        if named_graphs
+        else f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
     )
-    if config.paged_attn == "off" and (named or (config.cuda_graph_max_bs and env.device != "cpu")):
+    if config.paged_attn == "off" and (
+        named_graphs or (config.cuda_graph_max_bs and env.device != "cpu")
+    ):
         LOG.warning(
             log_event(
                 "no graphs in contiguous mode",
@@ -147,7 +155,7 @@ def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
         )
         return "auto"
     several = (config.cuda_graph_max_bs or 0) > 1  # a chat sets 1 by itself
-    if env.device == "cpu" and not named and several:
+    if env.device == "cpu" and not named_graphs and several:
         LOG.info(
             log_event(
                 "no graphs on a CPU",
@@ -158,7 +166,7 @@ def runner_name(config: EngineConfig, env: DeviceEnv) -> str:
     return config.runner
 
 
-def ready(kind: str, name: str, env: DeviceEnv) -> Any:
+def find_ready_spec(kind: str, name: str, env: DeviceEnv) -> Any:
     """The plugin's spec, what it requires being installed. A plugin that does not run on this
     device is not asked for
     that: nothing that could be installed would help, and its caller says why.
@@ -169,8 +177,8 @@ def ready(kind: str, name: str, env: DeviceEnv) -> Any:
     return spec
 
 
-def first(
-    asked: str,
+def select_first_accepted(
+    name_or_auto: str,
     names: Sequence[str],
     make: Callable[[str], T],
     flag: str,
@@ -181,8 +189,8 @@ def first(
 
     `spell` puts flags in logs into the words of whoever configured the engine.
     """
-    if asked != "auto":
-        return make(asked)
+    if name_or_auto != "auto":
+        return make(name_or_auto)
     refusals = []
     for name in names:
         try:
@@ -201,20 +209,24 @@ def first(
     raise CannotRun(f"{flag} auto: nothing can run here: {join_refusals(refusals)}")
 
 
-def attention_for(
-    asked: str, env: DeviceEnv, question: AttentionQuestion, spell: Callable[[str], str] = str
-) -> tuple[Choice, ...]:
+def select_attention(
+    name_or_auto: str, env: DeviceEnv, needs: AttentionNeeds, spell: Callable[[str], str] = str
+) -> tuple[SelectedBackend, ...]:
     """The attention backends for `--attn`, each narrowed to this machine."""
     names = next((names for served, names in auto.ATTENTION if env in served), ())
-    choices = first(asked, names, lambda pair: backends(pair, env, question), "--attn", spell)
-    if asked == "auto" and len(names) > 1 and choices[0].spec.name == names[-1]:
+    choices = select_first_accepted(
+        name_or_auto, names, lambda pair: select_backends(pair, env, needs), "--attn", spell
+    )
+    if name_or_auto == "auto" and len(names) > 1 and choices[0].spec.name == names[-1]:
         see = "headstock doctor, with the same flags"
         facts = {"setting": spell("--attn"), "chosen": names[-1], "device": str(env), "see": see}
         LOG.warning(log_event("auto is left with its last choice", **facts))
     return choices
 
 
-def backends(pair: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Choice, ...]:
+def select_backends(
+    pair: str, env: DeviceEnv, needs: AttentionNeeds
+) -> tuple[SelectedBackend, ...]:
     """One backend for every phase, or one for prompts and one for decoding.
 
     raises: UsageError, CannotRun
@@ -225,20 +237,20 @@ def backends(pair: str, env: DeviceEnv, question: AttentionQuestion) -> tuple[Ch
             f"--attn {pair}: wanted one backend, or two as PREFILL,DECODE; got {len(names)}"
         )
     prompts, decode = frozenset({Phase.PREFILL, Phase.EXTEND}), frozenset({Phase.DECODE})
-    wanted = (
+    phases_by_name = (
         {names[0]: prompts | decode}
         if len(set(names)) == 1
         else dict(zip(names, (prompts, decode), strict=True))
     )
     choices, refusals = [], []
-    for name, phases in wanted.items():
+    for name, phases in phases_by_name.items():
         try:
-            spec: AttentionSpec = ready("attention", name, env)
+            spec: AttentionSpec = find_ready_spec("attention", name, env)
             choices.append(
-                Choice(
+                SelectedBackend(
                     spec=spec,
                     phases=phases,
-                    capabilities=resolve(spec, question.query(phases), env),
+                    capabilities=resolve_capabilities(spec, needs.make_query(phases), env),
                 )
             )
         except CannotRun as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from headstock.startup.build import Build
+from headstock.startup.build import EngineBuild
 
 
 @frozen(kw_only=True)
@@ -49,7 +49,7 @@ class EngineSummary:
         ]
 
 
-def summarize(build: Build) -> EngineSummary:
+def summarize_engine(build: EngineBuild) -> EngineSummary:
     """The summary of an engine made of these parts."""
     parts = build.parts
     return EngineSummary(
@@ -57,8 +57,8 @@ def summarize(build: Build) -> EngineSummary:
         architecture=build.model.architecture,
         device=build.env.device,
         device_name=build.env.name,
-        dtype=build.agreement.dtype,
-        kv_dtype=build.agreement.kv_dtype,
+        dtype=build.terms.dtype,
+        kv_dtype=build.terms.kv_dtype,
         attention=parts.attention_name,
         cache=parts.cache.name,
         scheduler=parts.scheduler.name,
@@ -68,9 +68,7 @@ def summarize(build: Build) -> EngineSummary:
         kv_tokens=build.memory.kv_tokens,
         max_seq_len=build.limits.max_len,
         max_running_requests=build.limits.max_rows,
-        table=tuple(
-            (what, text, build.config.spell(who)) for what, text, who in build.agreement.table
-        ),
+        table=tuple((what, text, build.config.spell(who)) for what, text, who in build.terms.table),
         memory=tuple(build.memory.lines()),
         notes=tuple(map(build.config.spell, build.notes)),
     )

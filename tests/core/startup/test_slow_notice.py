@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headstock.startup import build
-from headstock.startup.profile_run import announced
+from headstock.startup.profile_run import slow_notice
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -19,7 +19,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_stage_that_takes_long_is_named_before_it_ends(caplog: pytest.LogCaptureFixture) -> None:
-    with announced("measuring", "kernels are compiled", patience=0.01):
+    with slow_notice("measuring", "kernels are compiled", seconds_until_notice=0.01):
         deadline = time.monotonic() + 10
         while not caplog.records and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -30,7 +30,10 @@ def test_a_stage_that_takes_long_is_named_before_it_ends(caplog: pytest.LogCaptu
 
 def test_a_stage_that_is_quick_is_no_news_and_errors_pass(caplog: pytest.LogCaptureFixture) -> None:
     before = threading.active_count()
-    with pytest.raises(ValueError, match="no nvcc"), announced("measuring", "kernels are compiled"):
+    with (
+        pytest.raises(ValueError, match="no nvcc"),
+        slow_notice("measuring", "kernels are compiled"),
+    ):
         raise ValueError("no nvcc")
     deadline = time.monotonic() + 10
     while threading.active_count() > before and time.monotonic() < deadline:
@@ -38,20 +41,22 @@ def test_a_stage_that_is_quick_is_no_news_and_errors_pass(caplog: pytest.LogCapt
     assert lines(caplog) == [] and threading.active_count() == before
 
 
-def test_the_trial_on_a_device_says_that_kernels_are_compiled(
+def test_the_profile_run_on_a_device_says_that_kernels_are_compiled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def measure(*given: object) -> str:
+    def measure(*inputs: object) -> str:
         deadline = time.monotonic() + 10
         while not caplog.records and time.monotonic() < deadline:
             time.sleep(0.01)
         return "measured"
 
-    monkeypatch.setattr(build, "announced", lambda *said: announced(*said, patience=0.01))
-    monkeypatch.setattr(build, "measure", measure)
+    monkeypatch.setattr(
+        build, "slow_notice", lambda *words: slow_notice(*words, seconds_until_notice=0.01)
+    )
+    monkeypatch.setattr(build, "measure_memory_use", measure)
 
     parts = SimpleNamespace(attention_name="fa,fi", ops=SimpleNamespace(name="triton"))
     material: Any = SimpleNamespace(parts=parts)
 
-    assert build.measured(material, {}, 1) == "measured"  # type: ignore[comparison-overlap]
+    assert build.profile_memory_use(material, {}, 1) == "measured"  # type: ignore[comparison-overlap]
     assert "kernels of fa,fi, triton that are new on this machine are compiled" in lines(caplog)[0]
