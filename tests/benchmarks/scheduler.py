@@ -20,7 +20,7 @@ from benchmarks.running import ROWS, limits, request, sampled
 
 import headstock
 from headstock.bench.machine import commit, processor
-from headstock.scheduler import Arrived, Column, Event, initial, step
+from headstock.scheduler import Arrived, Event, RowCounter, initial, step
 
 WARM_UP = 100
 """Steps that are not timed."""
@@ -54,7 +54,7 @@ def measure(
         start = clock()
         state, plan = step(state, events, bounds)
         times.append(clock() - start)
-    assert state.num_running == rows and int(state.columns[Column.ACTIVE].sum()) == rows
+    assert state.num_running == rows and int(state.row_counters[RowCounter.ACTIVE].sum()) == rows
     return sorted(times[WARM_UP:])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import define, field
 
-from headstock.scheduler import Column, Entry, Limits, State
+from headstock.scheduler import Entry, Limits, RowCounter, State
 
 
 @define
@@ -68,7 +68,7 @@ class Onlooker:
 
     def judge_preemptions(self, state: State, entries: list[Entry]) -> None:
         """Who was preempted is the lowest in rank, and was not preempted too often."""
-        seats = zip(state.seats, state.columns[Column.ORDER].tolist(), strict=True)
+        seats = zip(state.seats, state.row_counters[RowCounter.ADMISSION_ID].tolist(), strict=True)
         stay = [entry for entry, order in seats if entry is not None and order <= self.num_admitted]
         for entry in entries:
             name, arrival = entry.request.id, entry.arrival
@@ -88,7 +88,7 @@ class Onlooker:
 
     def judge_tenants(self, state: State) -> None:
         """Whatever was computed of a row before this step was computed for its namespace."""
-        before = -(-state.columns[Column.BEFORE] // self.limits.page_size)
+        before = -(-state.row_counters[RowCounter.NUM_COMPUTED_BEFORE] // self.limits.page_size)
         for row in state.ranked.tolist():
             entry, start = state.seats[row], int(before[row])
             if entry.request.namespace not in self.tenants:
@@ -105,7 +105,7 @@ def judge_beginnings(state: State, size: int) -> None:
     """Raise AssertionError unless rows that begin alike are on the same pages, as far as both are
     indexed.
     """
-    indexed = state.columns[Column.INDEXED]
+    indexed = state.row_counters[RowCounter.NUM_INDEXED]
     rows = np.flatnonzero(indexed).tolist()
     for at, row in enumerate(rows):
         for other in rows[:at]:

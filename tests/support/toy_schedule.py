@@ -12,12 +12,12 @@ from onlooker import Onlooker
 
 from headstock.scheduler import (
     Arrived,
-    Column,
     Entry,
     Event,
     Limits,
     Plan,
     Request,
+    RowCounter,
     Sampled,
     State,
     initial,
@@ -231,7 +231,9 @@ class Drive:
             self.reasons[ended.id] = ended.reason
         for row, entry in enumerate(self.state.seats):
             if entry is not None:
-                self.names[int(self.state.columns[Column.ORDER, row])] = entry.request.id
+                self.names[int(self.state.row_counters[RowCounter.ADMISSION_ID, row])] = (
+                    entry.request.id
+                )
 
     @property
     def busy(self) -> bool:

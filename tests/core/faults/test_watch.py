@@ -105,7 +105,7 @@ def step_on(engine: Engine) -> None:
 
 LEFT_BEHIND: dict[str, Callable[[State], State]] = {
     "row 2 still counts something": lambda state: evolve(
-        state, columns=put(state.columns, (5, 2), 1)
+        state, row_counters=put(state.row_counters, (5, 2), 1)
     ),
     "page 7 is still held, one of 1": lambda state: evolve(state, refs=(put(state.refs[0], 7, 1),)),
     "the free pages are miscounted": lambda state: evolve(state, num_free=(state.num_free[0] - 1,)),

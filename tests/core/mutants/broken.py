@@ -15,8 +15,8 @@ from attrs import evolve, frozen
 from headstock.engine import engine
 from headstock.execution import buffers, executor, sampling_inputs
 from headstock.scheduler import (
-    Column,
     Failed,
+    RowCounter,
     admission,
     apply,
     lifecycle,
@@ -59,7 +59,7 @@ def around(owner: Any, name: str, wrap: Callable[..., Any]) -> Patch:
 
 def free_twice(release: Any, state: Any, row: int) -> None:
     """The row's private pages go back twice."""
-    private = page_pool.held(state, 0, row)[int(state.columns[Column.INDEXED, row]) :]
+    private = page_pool.held(state, 0, row)[int(state.row_counters[RowCounter.NUM_INDEXED, row]) :]
     release(state, row)
     page_pool.give_back(state, 0, private)
 
@@ -101,16 +101,16 @@ def whole_prompt(find: Any, state: Any, entry: Any) -> Any:
 def without_promise(score: Any, state: Any, chosen: np.ndarray) -> Any:
     """The token that a launched step will sample is not counted."""
     num_logits, samples = score(state, chosen)
-    state.columns[Column.NUM_TOKENS] -= samples
+    state.row_counters[RowCounter.NUM_TOKENS] -= samples
     return num_logits, samples
 
 
 def behind_drafts(drop_behind: Any, state: Any, group: int, rows: np.ndarray) -> None:
     """Pages are freed behind what was computed, though drafts may be rejected and go back."""
-    known = state.columns[Column.NUM_KNOWN].copy()
-    state.columns[Column.NUM_KNOWN] = state.columns[Column.NUM_COMPUTED]
+    known = state.row_counters[RowCounter.NUM_KNOWN].copy()
+    state.row_counters[RowCounter.NUM_KNOWN] = state.row_counters[RowCounter.NUM_COMPUTED]
     drop_behind(state, group, rows)
-    state.columns[Column.NUM_KNOWN] = known
+    state.row_counters[RowCounter.NUM_KNOWN] = known
 
 
 def lost_with_an_empty_plan(commit: Any, state: Any, chosen: np.ndarray) -> Any:
@@ -123,15 +123,15 @@ def lost_with_an_empty_plan(commit: Any, state: Any, chosen: np.ndarray) -> Any:
 
 def for_whoever_sits_there(sampled: Any, state: Any, event: Any) -> None:
     """News of a row goes to the row's present request."""
-    taken = state.columns[Column.ACTIVE].take(event.rows) > 0
-    orders = state.columns[Column.ORDER].take(event.rows)
+    taken = state.row_counters[RowCounter.ACTIVE].take(event.rows) > 0
+    orders = state.row_counters[RowCounter.ADMISSION_ID].take(event.rows)
     sampled(state, evolve(event, orders=np.where(taken, orders, event.orders)))
 
 
 def stop_at_once(fill: Any, state: Any, entry: Any, row: int, cached: int) -> None:
     """Stop ids count from the first token on."""
     fill(state, entry, row, cached)
-    state.columns[Column.MIN_LEN, row] = 0
+    state.row_counters[RowCounter.MIN_LEN, row] = 0
 
 
 def youngest_first(rank: Any, state: Any) -> None:
@@ -149,9 +149,9 @@ def waits_for_pages(squeeze: Any, state: Any, chosen: np.ndarray, needs: np.ndar
 
 def order_kept(unseat: Any, state: Any, row: int) -> None:
     """A released seat still answers to its last request."""
-    order = state.columns[Column.ORDER, row]
+    order = state.row_counters[RowCounter.ADMISSION_ID, row]
     unseat(state, row)
-    state.columns[Column.ORDER, row] = order
+    state.row_counters[RowCounter.ADMISSION_ID, row] = order
 
 
 def in_flight(index_full: Any, state: Any) -> None:

@@ -147,7 +147,9 @@ def cached_anew(seat: Any, self: Any, plan: Any, state: Any, limits: Any) -> Non
     seat(self, plan, state, limits)
     for row in plan.joined.tolist():
         entry = state.seats[row]
-        self.accounts[entry.request.id].cached = int(state.columns[ledger.Column.CACHED, row])
+        self.accounts[entry.request.id].cached = int(
+            state.row_counters[ledger.RowCounter.NUM_CACHED, row]
+        )
 
 
 def largest_first(check_priority: Any, priority: Any) -> Any:

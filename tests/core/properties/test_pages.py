@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_schedule import Drive, alone
 
-from headstock.scheduler import Aborted, Column, Event, Failed, Limits, Request, State
+from headstock.scheduler import Aborted, Event, Failed, Limits, Request, RowCounter, State
 
 Sizes = dict[int, tuple[int, int]]
 """Computed tokens and held pages of requests, by admission number."""
@@ -17,9 +17,12 @@ Sizes = dict[int, tuple[int, int]]
 
 def sizes(state: State) -> Sizes:
     """Those of each taken seat."""
-    columns = state.columns
+    counters = state.row_counters
     return {
-        int(columns[Column.ORDER, row]): (int(columns[Column.NUM_COMPUTED, row]), len(pages))
+        int(counters[RowCounter.ADMISSION_ID, row]): (
+            int(counters[RowCounter.NUM_COMPUTED, row]),
+            len(pages),
+        )
         for row, pages in held(state).items()
     }
 
@@ -129,7 +132,7 @@ def treated(
             if at != len(drive.plans):
                 continue
             rows = np.array([which % bounds.max_rows], np.int32)
-            orders = drive.state.columns[Column.ORDER, rows]
+            orders = drive.state.row_counters[RowCounter.ADMISSION_ID, rows]
             if kind == "abort":
                 news.append(Aborted(str(which)))
             elif orders[0]:

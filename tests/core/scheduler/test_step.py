@@ -7,7 +7,7 @@ import pytest
 from toy_schedule import Drive, alone, next_token, run
 from toy_workloads import FULL, limits, prompt, request, window
 
-from headstock.scheduler import Column, Plan, initial, step
+from headstock.scheduler import Plan, RowCounter, initial, step
 from headstock.scheduler.invariants import check
 
 SEED = 7
@@ -88,15 +88,15 @@ def test_a_step_leaves_the_state_it_was_given_as_it_was() -> None:
         drive.submit(request(str(number), prompt(RNG, 20), 40))
     for _ in range(30):
         old = drive.state
-        copies = (old.columns.copy(), old.stop_ids.copy(), old.spans.copy(), old.free)
+        copies = (old.row_counters.copy(), old.stop_ids.copy(), old.spans.copy(), old.free)
         free, seats, waiting = [part.copy() for part in old.free[0]], old.seats, old.waiting
         drive.step()
-        assert (old.columns == copies[0]).all() and (old.stop_ids == copies[1]).all()
+        assert (old.row_counters == copies[0]).all() and (old.stop_ids == copies[1]).all()
         assert (old.spans == copies[2]).all() and old.free is copies[3]
         assert all((a == b).all() for a, b in zip(old.free[0], free, strict=True))
         assert old.seats is seats and old.waiting is waiting
         with pytest.raises(ValueError, match="read-only"):
-            drive.state.columns[Column.NUM_KNOWN, 0] = 1
+            drive.state.row_counters[RowCounter.NUM_KNOWN, 0] = 1
 
 
 def test_plans_survive_encoding_and_nonsense_does_not_decode() -> None:

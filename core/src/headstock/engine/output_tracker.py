@@ -9,7 +9,7 @@ from attrs import define, field
 
 from headstock.execution.executor import Outcome
 from headstock.outputs import TokenLogprob, Update
-from headstock.scheduler import Accepted, Column, Ended, Limits, Plan, Request, State, num_held
+from headstock.scheduler import Accepted, Ended, Limits, Plan, Request, RowCounter, State, num_held
 from headstock.spi.arrays import Ints
 
 
@@ -97,12 +97,12 @@ class Ledger:
             assert entry is not None, f"row {row} joined without a request"
             account = self.accounts[entry.request.id]
             self.unseat(account)  # a preempted request had a seat before
-            account.order = int(state.columns[Column.ORDER, row])
+            account.order = int(state.row_counters[RowCounter.ADMISSION_ID, row])
             self.by_order[account.order] = account
             if account.stream_tokens or not account.told:
                 self.awaited[account.order] = account
             if account.cached is None:  # what a preempted request finds later is its own
-                account.cached = int(state.columns[Column.CACHED, row])
+                account.cached = int(state.row_counters[RowCounter.NUM_CACHED, row])
                 self.leave(account)
 
     def leave(self, account: Account) -> None:
@@ -167,7 +167,9 @@ class Ledger:
         known = {entry.request.id: entry.tokens for entry in state.waiting}
         for row, entry in enumerate(state.seats):
             if entry is not None:
-                known[entry.request.id] = state.tokens[row, : state.columns[Column.NUM_KNOWN, row]]
+                known[entry.request.id] = state.tokens[
+                    row, : state.row_counters[RowCounter.NUM_KNOWN, row]
+                ]
         return [
             account.tell_last(known.get(id, account.request.prompt), "abort")
             for id, account in self.accounts.items()

@@ -7,7 +7,7 @@ from headstock.scheduler.limits import Limits, refusal
 from headstock.scheduler.page_pool import num_held
 from headstock.scheduler.plan import Plan
 from headstock.scheduler.request import Entry, Request
-from headstock.scheduler.row_counters import Column
+from headstock.scheduler.row_counters import RowCounter
 from headstock.scheduler.state import Accepted, State, initial
 from headstock.scheduler.step import step
 
@@ -16,7 +16,6 @@ __all__ = [
     "Accepted",
     "Arrived",
     "Cleared",
-    "Column",
     "Ended",
     "Entry",
     "Event",
@@ -24,6 +23,7 @@ __all__ = [
     "Limits",
     "Plan",
     "Request",
+    "RowCounter",
     "Sampled",
     "State",
     "initial",

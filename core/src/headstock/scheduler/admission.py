@@ -9,7 +9,7 @@ from headstock.scheduler.lifecycle import preempt
 from headstock.scheduler.page_pool import available, grow_one, held, share, take_over
 from headstock.scheduler.prefix_wait import Beginning, begins_alike, soon_cached
 from headstock.scheduler.request import Entry
-from headstock.scheduler.row_counters import NONE, NUM_COLUMNS, Column, where, writeable
+from headstock.scheduler.row_counters import NONE, NUM_COUNTERS, RowCounter, where, writeable
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import Match
@@ -24,8 +24,8 @@ def rank(state: WorkingState) -> None:
     rows = np.concatenate((state.ranked, np.array(state.joined, np.int32)))
     if ranks != sorted(ranks):  # mostly the newcomers rank last; sorting all takes 15 us
         priorities, arrivals = (
-            state.columns[Column.PRIORITY].take(rows),
-            state.columns[Column.ARRIVAL].take(rows),
+            state.row_counters[RowCounter.PRIORITY].take(rows),
+            state.row_counters[RowCounter.ARRIVAL].take(rows),
         )
         rows = rows[np.lexsort((arrivals, -priorities))]
     state.ranked = rows
@@ -38,7 +38,7 @@ def make_room(state: WorkingState) -> None:
     """
     while state.waiting and len(state.ranked):
         entry, lowest = state.waiting.head, int(state.ranked[-1])
-        if state.columns[Column.PRIORITY, lowest] >= entry.request.priority:
+        if state.row_counters[RowCounter.PRIORITY, lowest] >= entry.request.priority:
             return
         head = find(state, entry)
         if soon_cached(state, entry, length_of(state, head), []):
@@ -62,7 +62,7 @@ def admit(state: WorkingState, positions: Ints, budget: int, chosen: Ints) -> No
     entries = [waiting[i] for i in positions.tolist()]
     seated: set[int] = set()
     siblings: list[Beginning] = []
-    free_rows = where(state.columns[Column.ACTIVE] == 0).tolist()
+    free_rows = where(state.row_counters[RowCounter.ACTIVE] == 0).tolist()
     for entry in entries:
         if budget <= 0 or not free_rows:
             break
@@ -136,8 +136,8 @@ def has_room(
     Without these a request seated in the last gap would be preempted again at once.
     `below`: whether there would be room if every row of a priority under that were preempted.
     """
-    columns = state.columns
-    wanted = int(columns[Column.NUM_TOKENS].sum() - columns[Column.NUM_COMPUTED].sum())
+    counters = state.row_counters
+    wanted = int(counters[RowCounter.NUM_TOKENS].sum() - counters[RowCounter.NUM_COMPUTED].sum())
     for group in range(len(state.refs)):
         need, left = state.limits.most_pages(group, length), available(state, group)
         if below is None and need + len(state.seats) + wanted // state.limits.page_size <= left:
@@ -147,9 +147,9 @@ def has_room(
         elif head is not None and group == 0:
             # Matched pages that someone holds cost nothing; the others stop being evictable.
             need -= int(np.count_nonzero(state.refs[0][head.pages]))
-        stays = columns[Column.ACTIVE] > 0
+        stays = counters[RowCounter.ACTIVE] > 0
         if below is not None:
-            gone = stays & (columns[Column.PRIORITY] < below)
+            gone = stays & (counters[RowCounter.PRIORITY] < below)
             left += freed(state, group, where(gone), head)
             stays &= ~gone
         if need + lacking(state, group, stays) > left:
@@ -163,9 +163,9 @@ def lacking(state: WorkingState, group: int, stays: Ints) -> int:
 
     stays: [rows] bool
     """
-    limits, spans, columns = state.limits, state.spans[group], state.columns
-    growing = stays & (spans < -(-columns[Column.LAST] // limits.page_size))
-    pages = -(-columns[Column.NUM_TOKENS] // limits.page_size) - spans
+    limits, spans, counters = state.limits, state.spans[group], state.row_counters
+    growing = stays & (spans < -(-counters[RowCounter.LAST_POSITION] // limits.page_size))
+    pages = -(-counters[RowCounter.NUM_TOKENS] // limits.page_size) - spans
     return int(np.clip(pages, 1, limits.most_pages(group, limits.max_len))[growing].sum())
 
 
@@ -186,24 +186,26 @@ def fill(state: WorkingState, entry: Entry, row: int, cached: int) -> None:
     request, length = entry.request, len(entry.tokens)
     prompt = len(request.prompt)
     state.num_admitted += 1
-    values = [0] * NUM_COLUMNS
-    values[Column.ACTIVE] = 1
-    values[Column.ORDER] = state.num_admitted
-    values[Column.NUM_TOKENS] = values[Column.NUM_KNOWN] = length
-    values[Column.NUM_COMPUTED] = cached
-    values[Column.NUM_PROMPT] = prompt
-    values[Column.LAST] = request.max_len - 1
-    values[Column.MIN_LEN] = prompt + request.min_tokens
-    values[Column.FENCED] = int(request.fenced or state.limits.recompute)
-    values[Column.SCORED] = int(request.prompt_logprobs)
-    values[Column.CACHED] = min(cached, prompt)
-    values[Column.PRIORITY] = request.priority
-    values[Column.LAST_RUN] = state.previous.num_steps
-    values[Column.ARRIVAL] = entry.arrival
-    state.columns[:, row] = values
+    values = [0] * NUM_COUNTERS
+    values[RowCounter.ACTIVE] = 1
+    values[RowCounter.ADMISSION_ID] = state.num_admitted
+    values[RowCounter.NUM_TOKENS] = values[RowCounter.NUM_KNOWN] = length
+    values[RowCounter.NUM_COMPUTED] = cached
+    values[RowCounter.NUM_PROMPT] = prompt
+    values[RowCounter.LAST_POSITION] = request.max_len - 1
+    values[RowCounter.MIN_LEN] = prompt + request.min_tokens
+    values[RowCounter.WAIT_FOR_SAMPLE] = int(request.fenced or state.limits.recompute)
+    values[RowCounter.PROMPT_LOGPROBS] = int(request.prompt_logprobs)
+    values[RowCounter.NUM_CACHED] = min(cached, prompt)
+    values[RowCounter.PRIORITY] = request.priority
+    values[RowCounter.LAST_STEP] = state.previous.num_steps
+    values[RowCounter.ARRIVAL] = entry.arrival
+    state.row_counters[:, row] = values
     state.tokens[row, :length] = entry.tokens
     state.seats[row] = entry
-    state.num_special += int(values[Column.FENCED] | values[Column.SCORED])
+    state.num_special += int(
+        values[RowCounter.WAIT_FOR_SAMPLE] | values[RowCounter.PROMPT_LOGPROBS]
+    )
     set_stop_ids(state, row, request.stop_ids)
 
 

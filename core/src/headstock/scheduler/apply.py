@@ -9,7 +9,7 @@ from headstock.scheduler.lifecycle import end
 from headstock.scheduler.limits import refusal
 from headstock.scheduler.page_pool import clear_index, forget
 from headstock.scheduler.request import Entry, Request
-from headstock.scheduler.row_counters import NONE, Column, every, some, where
+from headstock.scheduler.row_counters import NONE, RowCounter, every, some, where
 from headstock.scheduler.state import Accepted
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
@@ -25,7 +25,7 @@ def absorb(state: WorkingState, event: Event) -> None:
         case Aborted(id, reason):
             aborted(state, id, reason)
         case Failed():
-            live = state.columns[Column.ORDER, event.rows] == event.orders
+            live = state.row_counters[RowCounter.ADMISSION_ID, event.rows] == event.orders
             for row in event.rows[live].tolist():
                 end(state, row, "error")
         case Cleared():
@@ -73,7 +73,7 @@ def sampled(state: WorkingState, event: Sampled) -> None:
     drafts.
     """
     rows = event.rows.astype(np.int64)  # numpy would convert 32 bits anew for each use as an index
-    live = state.columns[Column.ORDER].take(rows) == event.orders
+    live = state.row_counters[RowCounter.ADMISSION_ID].take(rows) == event.orders
     if event.counts is None and every(live):
         one_each(state, event, rows)
     else:
@@ -86,26 +86,26 @@ def some_each(state: WorkingState, event: Sampled, live: Ints) -> None:
     A verified row (nothing promised) goes back to its last accepted token: what was computed for
     rejected drafts does not count.
     """
-    columns, rows = state.columns, event.rows[live]
+    counters, rows = state.row_counters, event.rows[live]
     grid, counts = padded(
         event.tokens, np.ones_like(event.rows) if event.counts is None else event.counts
     )
     grid, counts = grid[live], counts[live]
-    known = columns[Column.NUM_KNOWN, rows]
+    known = counters[RowCounter.NUM_KNOWN, rows]
     lengths = known[:, None] + np.arange(1, grid.shape[1] + 1, dtype=np.int32)
     given = lengths <= (known + counts)[:, None]
     stops = (state.stop_ids.T[rows][:, None, :] == grid[:, :, None]).any(2) & (
-        lengths >= columns[Column.MIN_LEN, rows][:, None]
+        lengths >= counters[RowCounter.MIN_LEN, rows][:, None]
     )
-    ends = given & (stops | (lengths > columns[Column.LAST, rows][:, None]))
+    ends = given & (stops | (lengths > counters[RowCounter.LAST_POSITION, rows][:, None]))
     done = ends.any(1)
     if done.any():
         counts = np.where(done, ends.argmax(1) + 1, counts).astype(np.int32)
         given = lengths <= (known + counts)[:, None]
     picked = np.nonzero(given)
     state.tokens[rows[picked[0]], lengths[picked] - 1] = grid[picked]
-    state.accepted.append(Accepted(columns[Column.ORDER, rows], counts, grid[picked]))
-    settle(columns, rows, known + counts)
+    state.accepted.append(Accepted(counters[RowCounter.ADMISSION_ID, rows], counts, grid[picked]))
+    settle(counters, rows, known + counts)
     if state.limits.recompute:
         forget(state, rows)
     if len(event.drafts):
@@ -121,22 +121,22 @@ def one_each(state: WorkingState, event: Sampled, rows: Ints) -> None:
     Works on whole columns: at these sizes that is four times as fast as picking the event's rows
         out of them.
     """
-    columns = state.columns
-    known = columns[Column.NUM_KNOWN]
+    counters = state.row_counters
+    known = counters[RowCounter.NUM_KNOWN]
     state.tokens[rows, known.take(rows)] = event.tokens
     got = np.zeros(len(known), np.int32)
     got[rows] = 1
     known += got
-    columns[Column.PROMISED] -= got
+    counters[RowCounter.NUM_PLACEHOLDERS] -= got
     if state.limits.recompute:
         forget(state, rows)
     state.accepted.append(Accepted(event.orders, got.take(rows), event.tokens))
-    done = known > columns[Column.LAST]
+    done = known > counters[RowCounter.LAST_POSITION]
     stopped = NONE
     stops = state.stop_ids.take(rows, axis=1) == event.tokens
     if some(stops):
         stopped = rows[stops.nonzero()[1]]
-        stopped = stopped[known[stopped] >= columns[Column.MIN_LEN][stopped]]
+        stopped = stopped[known[stopped] >= counters[RowCounter.MIN_LEN][stopped]]
         done[stopped] = True
     if some(done):
         for row in rows[done[rows]].tolist():
@@ -150,33 +150,35 @@ def padded(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:
     return grid, counts
 
 
-def settle(columns: Ints, rows: Ints, known: Ints) -> None:
+def settle(counters: Ints, rows: Ints, known: Ints) -> None:
     """Make the rows' counters agree with `known` tokens."""
-    promised = columns[Column.PROMISED, rows]
-    columns[Column.NUM_KNOWN, rows] = known
+    promised = counters[RowCounter.NUM_PLACEHOLDERS, rows]
+    counters[RowCounter.NUM_KNOWN, rows] = known
     verified = promised == 0
-    columns[Column.PROMISED, rows] = np.maximum(promised - 1, 0)
+    counters[RowCounter.NUM_PLACEHOLDERS, rows] = np.maximum(promised - 1, 0)
     if verified.any():
         back = rows[verified]
-        columns[Column.NUM_TOKENS, back] = known[verified]
-        columns[Column.NUM_COMPUTED, back] = np.minimum(
-            columns[Column.NUM_COMPUTED, back], known[verified] - 1
+        counters[RowCounter.NUM_TOKENS, back] = known[verified]
+        counters[RowCounter.NUM_COMPUTED, back] = np.minimum(
+            counters[RowCounter.NUM_COMPUTED, back], known[verified] - 1
         )
 
 
 def note_drafts(state: WorkingState, event: Sampled, live: Ints, done: Ints) -> None:
     """Append guesses to the rows that go on; they count as wanted tokens, not as known ones."""
-    columns = state.columns
+    counters = state.row_counters
     offsets = np.cumsum(event.draft_counts) - event.draft_counts
     ended = np.ones(len(live), bool)
     ended[live] = done
     for i in where(~ended & (event.draft_counts > 0)).tolist():
         row = int(event.rows[i])
-        assert columns[Column.PROMISED, row] == 0, (
+        assert counters[RowCounter.NUM_PLACEHOLDERS, row] == 0, (
             f"row {row} got drafts while a token was in flight; it must be fenced"
         )
-        known = int(columns[Column.NUM_KNOWN, row])
+        known = int(counters[RowCounter.NUM_KNOWN, row])
         # The token after the last draft must still fit.
-        count = min(int(event.draft_counts[i]), int(columns[Column.LAST, row]) - known)
+        count = min(
+            int(event.draft_counts[i]), int(counters[RowCounter.LAST_POSITION, row]) - known
+        )
         state.tokens[row, known : known + count] = event.drafts[offsets[i] : offsets[i] + count]
-        columns[Column.NUM_TOKENS, row] = known + count
+        counters[RowCounter.NUM_TOKENS, row] = known + count

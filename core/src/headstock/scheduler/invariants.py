@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler.limits import Limits
-from headstock.scheduler.row_counters import NONE, Column
+from headstock.scheduler.row_counters import NONE, RowCounter
 from headstock.scheduler.state import State
 
 
@@ -54,9 +54,9 @@ def check_pages(state: State, limits: Limits, group: int) -> None:
 
 def check_rows(state: State, limits: Limits) -> None:
     """Counters agree with each other and with the pages held."""
-    columns, live = state.columns, state.pages
+    counters, live = state.row_counters, state.pages
     for row, entry in enumerate(state.seats):
-        values = columns[:, row]
+        values = counters[:, row]
         if entry is None:
             assert not values.any() and state.handles[row] is None, (
                 f"free row {row} keeps something"
@@ -64,24 +64,29 @@ def check_rows(state: State, limits: Limits) -> None:
             assert not any(len(pages[row]) for pages in live), f"free row {row} holds pages"
             continue
         known, computed, tokens = (
-            int(values[c]) for c in (Column.NUM_KNOWN, Column.NUM_COMPUTED, Column.NUM_TOKENS)
+            int(values[c])
+            for c in (RowCounter.NUM_KNOWN, RowCounter.NUM_COMPUTED, RowCounter.NUM_TOKENS)
         )
-        assert computed <= tokens <= values[Column.LAST] + 1, f"row {row} is past its end"
+        assert computed <= tokens <= values[RowCounter.LAST_POSITION] + 1, (
+            f"row {row} is past its end"
+        )
         assert known <= tokens, f"row {row} knows more tokens than it has"
-        assert known <= values[Column.LAST], f"row {row} should have ended"
+        assert known <= values[RowCounter.LAST_POSITION], f"row {row} should have ended"
         for group in range(len(limits.groups)):
             span = int(state.spans[group, row])
             assert span >= limits.pages_for(computed), f"row {row} computed tokens without a page"
-        assert int(values[Column.INDEXED]) <= len(live[0][row]), (
+        assert int(values[RowCounter.NUM_INDEXED]) <= len(live[0][row]), (
             f"row {row} indexed more pages than it holds"
         )
-    special = np.count_nonzero(columns[Column.FENCED] | columns[Column.SCORED])
+    special = np.count_nonzero(
+        counters[RowCounter.WAIT_FOR_SAMPLE] | counters[RowCounter.PROMPT_LOGPROBS]
+    )
     assert state.num_special == special, (
         f"{state.num_special} rows are counted as fenced or scored and not {special}"
     )
-    assert set(state.ranked.tolist()) == set(np.flatnonzero(columns[Column.ACTIVE]).tolist()), (
-        "ranked rows are stale"
-    )
+    assert set(state.ranked.tolist()) == set(
+        np.flatnonzero(counters[RowCounter.ACTIVE]).tolist()
+    ), "ranked rows are stale"
 
 
 def check_idle(state: State, limits: Limits) -> None:
@@ -90,8 +95,8 @@ def check_idle(state: State, limits: Limits) -> None:
     """
     seats = [row for row, entry in enumerate(state.seats) if entry is not None]
     assert not seats, f"row {seats[0]} still has a seat"
-    assert not state.columns.any(), (
-        f"row {int(np.nonzero(state.columns)[1][0])} still counts something"
+    assert not state.row_counters.any(), (
+        f"row {int(np.nonzero(state.row_counters)[1][0])} still counts something"
     )
     for group, total in enumerate(limits.num_pages):
         held = np.flatnonzero(state.refs[group])

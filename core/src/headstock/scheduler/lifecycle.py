@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headstock.scheduler.events import Ended
 from headstock.scheduler.page_pool import keep_region, release
-from headstock.scheduler.row_counters import Column
+from headstock.scheduler.row_counters import RowCounter
 from headstock.scheduler.working_state import WorkingState
 
 
@@ -12,16 +12,16 @@ def end(state: WorkingState, row: int, reason: str) -> None:
     """The row's request has ended: give everything back and say so."""
     entry = state.seats[row]
     assert entry is not None, f"row {row} ended twice"
-    column = state.columns
+    counters = state.row_counters
     state.ended.append(
         Ended(
             id=entry.request.id,
             row=row,
-            order=int(column[Column.ORDER, row]),
+            order=int(counters[RowCounter.ADMISSION_ID, row]),
             reason=reason,
             # the seat may be taken at once
-            tokens=state.tokens[row, : column[Column.NUM_KNOWN, row]].copy(),
-            cached=int(column[Column.CACHED, row]),
+            tokens=state.tokens[row, : counters[RowCounter.NUM_KNOWN, row]].copy(),
+            cached=int(counters[RowCounter.NUM_CACHED, row]),
             preemptions=entry.preemptions,
         )
     )
@@ -34,7 +34,7 @@ def preempt(state: WorkingState, row: int) -> None:
     """Send the row's request back to the queue; its tokens stay and are computed again later."""
     entry = state.seats[row]
     assert entry is not None, f"row {row} is free and cannot be preempted"
-    known = int(state.columns[Column.NUM_KNOWN, row])
+    known = int(state.row_counters[RowCounter.NUM_KNOWN, row])
     state.waiting = state.waiting.put(entry.preempted(state.tokens[row, :known].copy()))
     keep_region(state, row)
     unseat(state, row)
@@ -48,7 +48,10 @@ def unseat(state: WorkingState, row: int) -> None:
         (group, *(part[rows != row] for part in (rows, *rest)))
         for group, rows, *rest in state.writes
     ]
-    state.num_special -= int(state.columns[Column.FENCED, row] | state.columns[Column.SCORED, row])
-    state.columns[:, row] = 0
+    state.num_special -= int(
+        state.row_counters[RowCounter.WAIT_FOR_SAMPLE, row]
+        | state.row_counters[RowCounter.PROMPT_LOGPROBS, row]
+    )
+    state.row_counters[:, row] = 0
     state.seats[row] = None
     state.ranked = state.ranked[state.ranked != row]

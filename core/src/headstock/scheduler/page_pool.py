@@ -13,7 +13,7 @@ import numpy as np
 from headstock.errors import PluginBroken
 from headstock.scheduler.contiguous import Region
 from headstock.scheduler.limits import Limits
-from headstock.scheduler.row_counters import Column, some, where, writeable
+from headstock.scheduler.row_counters import RowCounter, some, where, writeable
 from headstock.scheduler.state import State
 from headstock.scheduler.working_state import WorkingState, shareable
 from headstock.spi.arrays import Ints
@@ -178,7 +178,7 @@ def share(state: WorkingState, row: int, match: Match) -> None:
     if not count:
         return
     state.refs[0][match.pages] += np.uint16(1)
-    state.columns[Column.INDEXED, row] = count
+    state.row_counters[RowCounter.NUM_INDEXED, row] = count
     state.spans[0, row] = count
     write(state, 0, row, 0, match.pages)
 
@@ -187,7 +187,7 @@ def release(state: WorkingState, row: int) -> None:
     """Take all pages from the row: those the index knows stay cached there, the others become
     free.
     """
-    indexed = int(state.columns[Column.INDEXED, row])
+    indexed = int(state.row_counters[RowCounter.NUM_INDEXED, row])
     for group, refs in enumerate(state.refs):
         pages = held(state, group, row)
         refs[pages] -= np.uint16(1)
@@ -215,7 +215,7 @@ def forget(state: WorkingState, rows: Ints) -> None:
         release(state, row)
         for group, span in enumerate(spans):
             write(state, group, row, 0, np.zeros(span, np.int32))
-    state.columns[Column.NUM_COMPUTED, rows] = 0
+    state.row_counters[RowCounter.NUM_COMPUTED, rows] = 0
 
 
 def drop_behind(state: WorkingState, group: int, rows: Ints) -> None:
@@ -226,8 +226,10 @@ def drop_behind(state: WorkingState, group: int, rows: Ints) -> None:
     assert window is not None, f"group {group} has no window"
     # The next query sees the latest `window` positions, itself included. It sits at `computed`, or
     # where the known tokens end when drafts in flight may yet be rejected.
-    columns = state.columns
-    computed = np.minimum(columns[Column.NUM_COMPUTED, rows], columns[Column.NUM_KNOWN, rows])
+    counters = state.row_counters
+    computed = np.minimum(
+        counters[RowCounter.NUM_COMPUTED, rows], counters[RowCounter.NUM_KNOWN, rows]
+    )
     first = np.maximum(computed - window + 1, 0) // state.limits.page_size
     ready = where(first > state.first_pages[group, rows])
     for row, wanted in zip(rows[ready].tolist(), first[ready].tolist(), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler.plan import Plan
-from headstock.scheduler.row_counters import NONE, Column, every, where
+from headstock.scheduler.row_counters import NONE, RowCounter, every, where
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 
@@ -16,13 +16,13 @@ def commit(state: WorkingState, chosen: Ints) -> Plan:
 
     chosen: [rows]
     """
-    columns = state.columns
-    rows, num_decode = batch_order(columns, chosen)
-    counts, starts = chosen.take(rows), columns[Column.NUM_COMPUTED].take(rows)
-    columns[Column.BEFORE] = columns[Column.NUM_COMPUTED]
-    columns[Column.NUM_COMPUTED] += chosen
+    counters = state.row_counters
+    rows, num_decode = batch_order(counters, chosen)
+    counts, starts = chosen.take(rows), counters[RowCounter.NUM_COMPUTED].take(rows)
+    counters[RowCounter.NUM_COMPUTED_BEFORE] = counters[RowCounter.NUM_COMPUTED]
+    counters[RowCounter.NUM_COMPUTED] += chosen
     num_logits, samples = score(state, chosen)
-    columns[Column.LAST_RUN][rows] = state.previous.num_steps
+    counters[RowCounter.LAST_STEP][rows] = state.previous.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = (
         flat_writes(state) if len(rows) else (NONE, NONE, NONE, NONE)
@@ -31,7 +31,7 @@ def commit(state: WorkingState, chosen: Ints) -> Plan:
         number=state.previous.num_steps,
         num_decode=num_decode,
         rows=rows.astype(np.int32),
-        orders=columns[Column.ORDER].take(rows),
+        orders=counters[RowCounter.ADMISSION_ID].take(rows),
         starts=starts,
         stops=starts + counts,
         num_logits=num_logits.take(rows),
@@ -44,14 +44,14 @@ def commit(state: WorkingState, chosen: Ints) -> Plan:
     )
 
 
-def batch_order(columns: Ints, chosen: Ints) -> tuple[Ints, int]:
+def batch_order(counters: Ints, chosen: Ints) -> tuple[Ints, int]:
     """The rows that run, those first that compute one token after earlier ones, and how many those
     are.
 
     chosen: [rows]    returns: [n] int64
     """
     rows = where(chosen)
-    decode = (chosen.take(rows) == 1) & (columns[Column.NUM_COMPUTED].take(rows) > 0)
+    decode = (chosen.take(rows) == 1) & (counters[RowCounter.NUM_COMPUTED].take(rows) > 0)
     num_decode = int(np.count_nonzero(decode))
     if num_decode not in (0, len(rows)) and not every(decode[:num_decode]):
         rows = np.concatenate((rows[decode], rows[~decode]))
@@ -60,33 +60,35 @@ def batch_order(columns: Ints, chosen: Ints) -> tuple[Ints, int]:
 
 def score(state: WorkingState, chosen: Ints) -> tuple[Ints, Ints]:
     """How many positions of each row are scored, and which rows get a token; promises are noted in
-    the columns.
+    the counters.
 
     The last position is scored even of an inner chunk, which gets no token: only logits tell that
     what was computed is sound, and the prefix index must not learn of pages that are not.
     A row whose drafts do not all fit into the step loses the rest of them.
     chosen, returns: [rows] int32
     """
-    columns = state.columns
-    tokens, stops = columns[Column.NUM_TOKENS], columns[Column.NUM_COMPUTED]
+    counters = state.row_counters
+    tokens, stops = counters[RowCounter.NUM_TOKENS], counters[RowCounter.NUM_COMPUTED]
     running = np.minimum(chosen, 1)
     reached = (stops == tokens) * running
     if not state.num_special:
-        columns[Column.PROMISED] += reached
+        counters[RowCounter.NUM_PLACEHOLDERS] += reached
         tokens += reached
         return running, reached
-    known = columns[Column.NUM_KNOWN]
-    drafted = tokens - known - columns[Column.PROMISED]
+    known = counters[RowCounter.NUM_KNOWN]
+    drafted = tokens - known - counters[RowCounter.NUM_PLACEHOLDERS]
     cut = (chosen > 0) & (drafted > 0) & (stops < tokens) & (stops >= known)
     tokens[cut] = stops[cut]
-    drafted = tokens - known - columns[Column.PROMISED]
+    drafted = tokens - known - counters[RowCounter.NUM_PLACEHOLDERS]
     reached = (stops == tokens) * running
-    scored = (columns[Column.SCORED] > 0) & (stops - chosen < columns[Column.NUM_PROMPT])
+    scored = (counters[RowCounter.PROMPT_LOGPROBS] > 0) & (
+        stops - chosen < counters[RowCounter.NUM_PROMPT]
+    )
     num_logits = np.where(
         (chosen > 0) & scored, chosen, np.maximum(reached * (drafted + 1), running)
     )
     plain = reached * (drafted == 0)
-    columns[Column.PROMISED] += plain
+    counters[RowCounter.NUM_PLACEHOLDERS] += plain
     tokens += plain
     return num_logits, reached
 

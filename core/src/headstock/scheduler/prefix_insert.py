@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler.page_pool import give_back, spread, write
-from headstock.scheduler.row_counters import Column, some, where
+from headstock.scheduler.row_counters import RowCounter, some, where
 from headstock.scheduler.working_state import WorkingState, shareable
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy
@@ -19,7 +19,7 @@ def index_full(state: WorkingState) -> None:
     if policy is None:
         return
     full = shareable(state) // size
-    indexed = state.columns[Column.INDEXED]
+    indexed = state.row_counters[RowCounter.NUM_INDEXED]
     rows = where(full > indexed)
     if len(rows):
         starts, stops = indexed.take(rows), full.take(rows)

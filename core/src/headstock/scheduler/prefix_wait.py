@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler.request import Entry
-from headstock.scheduler.row_counters import Column, where
+from headstock.scheduler.row_counters import RowCounter, where
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 
@@ -49,12 +49,14 @@ def soon_cached(state: WorkingState, entry: Entry, found: int, waiting: list[Beg
     request = entry.request
     if state.limits.policy is None or request.prompt_logprobs:
         return False
-    columns, size = state.columns, state.limits.page_size
+    counters, size = state.row_counters, state.limits.page_size
     stop = found + size
     if stop >= len(entry.tokens):
         return False
-    late = (columns[Column.INDEXED] < stop // size) & (columns[Column.NUM_KNOWN] >= stop)
-    late &= columns[Column.PRIORITY] >= request.priority
+    late = (counters[RowCounter.NUM_INDEXED] < stop // size) & (
+        counters[RowCounter.NUM_KNOWN] >= stop
+    )
+    late &= counters[RowCounter.PRIORITY] >= request.priority
     rows = where(late)
     if not len(rows):  # few requests are that near to their beginning
         return False
@@ -62,6 +64,6 @@ def soon_cached(state: WorkingState, entry: Entry, found: int, waiting: list[Beg
         other = state.seats[row]
         together = other is not None and other.request.namespace == request.namespace
         if together and same(state.tokens[row, :stop], entry.tokens[:stop]):
-            waiting.append((entry, stop, int(columns[Column.PRIORITY, row])))
+            waiting.append((entry, stop, int(counters[RowCounter.PRIORITY, row])))
             return True
     return False

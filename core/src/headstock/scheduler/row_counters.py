@@ -7,33 +7,33 @@ import numpy as np
 from headstock.spi.arrays import Ints
 
 
-class Column:
+class RowCounter:
     """The per-row counters; a free row has zeros.
 
     Plain numbers: a member of an IntEnum as an index costs 0.1 us more each time, 4 us a step.
     """
 
     ACTIVE = 0  # 1 while the seat is taken
-    ORDER = 1  # admission number, counted from 1
-    NUM_TOKENS = 2  # known, promised and drafted tokens
+    ADMISSION_ID = 1  # admission id, counted from 1
+    NUM_TOKENS = 2  # known, placeholder and draft tokens
     NUM_KNOWN = 3  # tokens in the token table
     # tokens whose keys and values are in the pool, or will be once launched steps are done
     NUM_COMPUTED = 4
-    PROMISED = 5  # tokens that launched steps will sample
+    NUM_PLACEHOLDERS = 5  # placeholders: tokens that launched steps will sample
     NUM_PROMPT = 6  # length of the prompt
-    LAST = 7  # position of the last token that the row may get, which is never computed
+    LAST_POSITION = 7  # position of the last token that the row may get, which is never computed
     MIN_LEN = 8  # length before which no stop id counts
-    INDEXED = 9  # leading pages that the prefix index holds
-    LAST_RUN = 10  # number of the step that the row last ran in, or was seated in
-    FENCED = 11  # 1: wait for promised tokens before planning on
-    SCORED = 12  # 1: every prompt position is scored
-    CACHED = 13  # prompt tokens taken from the index
+    NUM_INDEXED = 9  # leading pages that the prefix index holds
+    LAST_STEP = 10  # number of the step that the row last ran in, or was seated in
+    WAIT_FOR_SAMPLE = 11  # 1: plan no further before the last sampled token is known
+    PROMPT_LOGPROBS = 12  # 1: every prompt position gets logits
+    NUM_CACHED = 13  # prompt tokens taken from the index
     PRIORITY = 14  # the request's; higher goes first
     ARRIVAL = 15  # number of the request in the order they came
-    BEFORE = 16  # tokens computed before the plan that was made last
+    NUM_COMPUTED_BEFORE = 16  # tokens computed before the latest plan
 
 
-NUM_COLUMNS = 17
+NUM_COUNTERS = 17
 
 NONE: Ints = np.zeros(0, np.int32)
 """No rows, pages or tokens."""

@@ -11,7 +11,7 @@ from headstock.scheduler.admission import admit
 from headstock.scheduler.lifecycle import preempt
 from headstock.scheduler.page_pool import available, grow, grow_one
 from headstock.scheduler.request import Entry
-from headstock.scheduler.row_counters import NONE, Column, some, where
+from headstock.scheduler.row_counters import NONE, RowCounter, some, where
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 from headstock.spi.scheduler import Budget, Choice, View
@@ -53,20 +53,20 @@ def choose(state: WorkingState) -> Ints:
 
 def look(state: WorkingState, waiting: Sequence[Entry]) -> View:
     """What a scheduler may see, `waiting` of the queue."""
-    columns = state.columns.view()
-    columns.setflags(write=False)
+    counters = state.row_counters.view()
+    counters.setflags(write=False)
     state.ranked.setflags(write=False)
-    computed = columns[Column.NUM_COMPUTED]
-    want = np.minimum(columns[Column.NUM_TOKENS], columns[Column.LAST])
+    computed = counters[RowCounter.NUM_COMPUTED]
+    want = np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])
     want -= computed
     if state.num_special:
-        want[(columns[Column.FENCED] & columns[Column.PROMISED]) > 0] = 0
+        want[(counters[RowCounter.WAIT_FOR_SAMPLE] & counters[RowCounter.NUM_PLACEHOLDERS]) > 0] = 0
     return View(
         ranked=state.ranked,
         want=want,
         computed=computed,
-        prompt=columns[Column.NUM_PROMPT],
-        last_run=columns[Column.LAST_RUN],
+        prompt=counters[RowCounter.NUM_PROMPT],
+        last_run=counters[RowCounter.LAST_STEP],
         waiting_lengths=np.array([len(entry.tokens) for entry in waiting], np.int32)
         if waiting
         else NONE,
@@ -144,7 +144,7 @@ def provide(state: WorkingState, chosen: Ints) -> Ints:
     chosen: [rows]    returns: [rows], what runs after all
     """
     size = state.limits.page_size
-    stops = state.columns[Column.NUM_COMPUTED] + chosen
+    stops = state.row_counters[RowCounter.NUM_COMPUTED] + chosen
     short = stops > state.spans * size
     if not some(short):
         return chosen

@@ -11,7 +11,7 @@ from headstock.scheduler.contiguous import Region
 from headstock.scheduler.events import Ended
 from headstock.scheduler.limits import Limits
 from headstock.scheduler.request import Entry
-from headstock.scheduler.row_counters import NONE, NUM_COLUMNS, sealed
+from headstock.scheduler.row_counters import NONE, NUM_COUNTERS, sealed
 from headstock.scheduler.waiting_queue import Queue
 from headstock.spi.arrays import Ints
 
@@ -40,7 +40,7 @@ class State:
     """The scheduler's knowledge between two steps. Its arrays are read-only, but for those of owned
     values.
 
-    columns: [columns, rows] int32, counters by `Column`
+    row_counters: [counters, rows] int32, by `RowCounter`
     ranked: [active] int32, taken seats in rank order
     stop_ids: [width, rows] int32, padded with -1
     seats, handles: by row, None where free or not shared
@@ -58,7 +58,7 @@ class State:
     1] uint16, rows that hold each page.
     """
 
-    columns: Ints
+    row_counters: Ints
     ranked: Ints
     stop_ids: Ints
     seats: tuple[Entry | None, ...]
@@ -101,7 +101,7 @@ def initial(limits: Limits) -> State:
     """Nothing running, every page free."""
     rows, groups, columns = limits.max_rows, len(limits.groups), limits.pages_for(limits.max_len)
     return State(
-        columns=sealed(np.zeros((NUM_COLUMNS, rows), np.int32)),
+        row_counters=sealed(np.zeros((NUM_COUNTERS, rows), np.int32)),
         ranked=NONE,
         stop_ids=sealed(np.full((1, rows), -1, np.int32)),
         seats=(None,) * rows,

@@ -13,7 +13,7 @@ from headstock.scheduler.page_pool import drop_behind
 from headstock.scheduler.plan import Plan
 from headstock.scheduler.planning import commit
 from headstock.scheduler.prefix_insert import index_full
-from headstock.scheduler.row_counters import Column, where
+from headstock.scheduler.row_counters import RowCounter, where
 from headstock.scheduler.selection import choose
 from headstock.scheduler.state import State
 from headstock.scheduler.working_state import to_state, to_working_state
@@ -30,7 +30,7 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
     index_full(working)
     for group, kind in enumerate(limits.groups):
         if kind.kind == "window":
-            drop_behind(working, group, where(working.columns[Column.ACTIVE]))
+            drop_behind(working, group, where(working.row_counters[RowCounter.ACTIVE]))
     make_room(working)
     plan = commit(working, choose(working))
     rank(working)

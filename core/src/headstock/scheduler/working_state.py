@@ -11,7 +11,7 @@ from headstock.scheduler.contiguous import Region
 from headstock.scheduler.events import Ended
 from headstock.scheduler.limits import Limits
 from headstock.scheduler.request import Entry
-from headstock.scheduler.row_counters import Column
+from headstock.scheduler.row_counters import RowCounter
 from headstock.scheduler.state import NOTHING, Accepted, State, Write
 from headstock.scheduler.waiting_queue import Queue
 from headstock.spi.arrays import Ints
@@ -25,7 +25,7 @@ class WorkingState:
 
     limits: Limits
     previous: State
-    columns: Ints
+    row_counters: Ints
     ranked: Ints
     stop_ids: Ints
     seats: list[Entry | None]
@@ -56,7 +56,7 @@ def to_working_state(state: State, limits: Limits) -> WorkingState:
     return WorkingState(
         limits,
         state,
-        state.columns.copy(),
+        state.row_counters.copy(),
         state.ranked,
         state.stop_ids,
         list(state.seats),
@@ -82,7 +82,7 @@ def to_working_state(state: State, limits: Limits) -> WorkingState:
 def to_state(working: WorkingState) -> State:
     """The read-only state that the working copy became."""
     for array in (
-        working.columns,
+        working.row_counters,
         working.ranked,
         working.stop_ids,
         working.first_pages,
@@ -90,7 +90,7 @@ def to_state(working: WorkingState) -> State:
     ):
         array.setflags(write=False)
     return State(
-        columns=working.columns,
+        row_counters=working.row_counters,
         ranked=working.ranked,
         stop_ids=working.stop_ids,
         seats=tuple(working.seats),
@@ -133,6 +133,10 @@ def shareable(working: WorkingState) -> Ints:
 
     Under overlap the plan made last still runs, and may fail.   returns: [rows] int32
     """
-    columns = working.columns
-    done: Ints = np.minimum(columns[Column.NUM_COMPUTED], columns[Column.NUM_KNOWN])
-    return np.minimum(done, columns[Column.BEFORE]) if working.limits.overlap else done
+    counters = working.row_counters
+    done: Ints = np.minimum(counters[RowCounter.NUM_COMPUTED], counters[RowCounter.NUM_KNOWN])
+    return (
+        np.minimum(done, counters[RowCounter.NUM_COMPUTED_BEFORE])
+        if working.limits.overlap
+        else done
+    )

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define, field
 
 from headstock.record.moment import Moment
-from headstock.scheduler import Arrived, Column, Limits, Plan, Request, State
+from headstock.scheduler import Arrived, Limits, Plan, Request, RowCounter, State
 from headstock.spi.arrays import Ints
 
 QUEUED, PREFILL, DECODE, STALLED, PREEMPTED, GONE = range(6)
@@ -76,7 +76,7 @@ class Lanes:
 
     def see(self, moment: Moment, at: int, state: State, plan: Plan) -> None:
         """Take in a step that began at `at` nanoseconds and led to `state`."""
-        number, orders = moment.number, state.columns[Column.ORDER]
+        number, orders = moment.number, state.row_counters[RowCounter.ADMISSION_ID]
         for event in moment.events:
             if isinstance(event, Arrived):
                 self.add_lane(event.request, number, at)
@@ -85,7 +85,7 @@ class Lanes:
         if not np.array_equal(orders, self.orders):
             self.change_seats(state, number)
         self.follow_rows(state, plan, number)
-        self.orders, self.computed = orders, state.columns[Column.NUM_COMPUTED]
+        self.orders, self.computed = orders, state.row_counters[RowCounter.NUM_COMPUTED]
 
     def add_lane(self, request: Request, number: int, at: int) -> None:
         """Begin the lane of a request that queues."""
@@ -149,7 +149,7 @@ class Lanes:
 
     def change_seats(self, state: State, number: int) -> None:
         """Note who lost a seat without having ended, then who got one."""
-        orders = state.columns[Column.ORDER]
+        orders = state.row_counters[RowCounter.ADMISSION_ID]
         changed = np.flatnonzero(orders != self.orders)
         for row in changed[self.orders[changed] > 0].tolist():
             lane = int(self.lane_of[self.orders[row]])
@@ -161,37 +161,37 @@ class Lanes:
         self.phases[changed] = GONE
         self.sampled[changed] = False
         for row in changed[orders[changed] > 0].tolist():
-            lane, order = int(state.columns[Column.ARRIVAL, row]) - 1, int(orders[row])
+            lane, order = int(state.row_counters[RowCounter.ARRIVAL, row]) - 1, int(orders[row])
             self.lane_of = grown(self.lane_of, order)
             self.lane_of[order] = lane
             if self.table[SEATED, lane] < 0:
                 self.table[SEATED, lane] = number
-                self.table[CACHED, lane] = state.columns[Column.CACHED, row]
+                self.table[CACHED, lane] = state.row_counters[RowCounter.NUM_CACHED, row]
             else:
                 self.away -= 1
 
     def follow_rows(self, state: State, plan: Plan, number: int) -> None:
         """Note what each seated request does in the step."""
-        columns, rows = state.columns, plan.rows
+        counters, rows = state.row_counters, plan.rows
         lanes = self.lane_of[plan.orders]
         again = np.minimum(plan.stops, self.table[LOST, lanes]) - plan.starts
         self.table[RECOMPUTED, lanes] += np.maximum(again, 0)
         self.table[LOST, lanes[plan.stops >= self.table[LOST, lanes]]] = 0
         phases = self.phases.copy()
-        phases[columns[Column.ORDER] == 0] = GONE
+        phases[counters[RowCounter.ADMISSION_ID] == 0] = GONE
         phases[rows] = np.where(self.sampled[rows], DECODE, PREFILL)
         self.sampled[rows[plan.samples > 0]] = True
         want = (
-            np.minimum(columns[Column.NUM_TOKENS], columns[Column.LAST])
-            > columns[Column.NUM_COMPUTED]
+            np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])
+            > counters[RowCounter.NUM_COMPUTED]
         )
-        want &= (columns[Column.FENCED] & columns[Column.PROMISED]) == 0
+        want &= (counters[RowCounter.WAIT_FOR_SAMPLE] & counters[RowCounter.NUM_PLACEHOLDERS]) == 0
         want[rows] = False
-        stalled = want & (columns[Column.ACTIVE] > 0)
+        stalled = want & (counters[RowCounter.ACTIVE] > 0)
         phases[stalled] = STALLED
-        self.table[STALLS, columns[Column.ARRIVAL, stalled] - 1] += 1
+        self.table[STALLS, counters[RowCounter.ARRIVAL, stalled] - 1] += 1
         for row in np.flatnonzero((phases != self.phases) & (phases != GONE)).tolist():
-            self.put(int(columns[Column.ARRIVAL, row]) - 1, number, int(phases[row]))
+            self.put(int(counters[RowCounter.ARRIVAL, row]) - 1, number, int(phases[row]))
         self.phases = phases
 
     def put(self, lane: int, number: int, phase: int) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.scheduler import Column, Limits, State
+from headstock.scheduler import Limits, RowCounter, State
 from headstock.spi.arrays import Ints
 
 NO_PAGES: Ints = np.zeros(0, np.int32)
@@ -36,7 +36,7 @@ class Prefixes:
         """Note the pages of rows whose indexed pages changed."""
         before, self.before = self.before, after.pages[0]
         self.used[after.refs[0] > 0] = number
-        now = after.columns[[Column.ORDER, Column.INDEXED]]
+        now = after.row_counters[[RowCounter.ADMISSION_ID, RowCounter.NUM_INDEXED]]
         changed = (now != self.shown).any(0)
         left = changed & (now[0] != self.shown[0]) & (self.shown[0] > 0)
         # it may have indexed pages just before it was preempted
