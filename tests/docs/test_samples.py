@@ -1,5 +1,5 @@
-"""What README.md shows of a session is what comes out, but for figures and what happens to be
-installed.
+"""What docs/command-line.md shows of a session is what comes out, but for figures and what happens
+to be installed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import pytest
 from source_tree import PLUGINS, ROOT
 
 README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs" / "command-line.md").read_text()
 COMMAND = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def samples() -> list[tuple[str, str]]:
-    """Each command of a session in README.md (an indented line that begins with `$`) and the lines
-    below it.
-    """
-    blocks = re.findall(r"^    \$ headstock (.+)\n((?:    (?! *\$).+\n)*)", README, re.MULTILINE)
+    """Each command of a session (an indented line that begins with `$`) and the lines below it."""
+    blocks = re.findall(r"^    \$ headstock (.+)\n((?:    (?! *\$).+\n)*)", PAGE, re.MULTILINE)
     return [(command, re.sub("^    ", "", shown, flags=re.MULTILINE)) for command, shown in blocks]
 
 
@@ -62,11 +61,11 @@ def words(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("command", "shown"), samples(), ids=[command for command, _ in samples()])
-def test_a_session_in_the_readme_has_the_shape_that_is_shown(command: str, shown: str) -> None:
+def test_a_session_has_the_shape_that_is_shown(command: str, shown: str) -> None:
     assert shape(run(COMMAND, *words(command))) == shape(shown)
 
 
-def test_the_readme_has_sessions_of_success_and_of_failure() -> None:
+def test_there_are_sessions_of_success_and_of_failure() -> None:
     assert [command.split()[0] for command, _ in samples()] == ["run", "plugins", "run"]
 
 
