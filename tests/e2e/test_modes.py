@@ -231,10 +231,10 @@ def test_lower_priority_numbers_go_first_as_in_vllm() -> None:
     with LLM("demo", max_running_requests=1, cache_type="naive", **SMALL) as llm:
         prompts = [f"{i} + {i} =" for i in range(6)]
         ended: list[str] = []
-        jobs = llm.intake.jobs(prompts, GREEDY, [0, 0, 2, -1, 1, -1])
-        for job, _ in llm.events(jobs):
-            if job.ended:
-                ended.append(job.prompt.text)
+        prompt_requests = llm.input_processor.process_batch(prompts, GREEDY, [0, 0, 2, -1, 1, -1])
+        for prompt_request, _ in llm.events(prompt_requests):
+            if prompt_request.is_finished:
+                ended.append(prompt_request.prompt.text)
         assert ended == [prompts[i] for i in (3, 5, 0, 1, 4, 2)]
         for wrong in ([1], "ab", 3):
             with pytest.raises(

@@ -16,22 +16,22 @@ from headstock.config import EngineConfig
 from headstock.errors import UsageError, describe_type, shorten
 from headstock.logs import log_event
 from headstock.outputs import RequestOutput
-from headstock.requests.client import fly, fly_async
-from headstock.requests.input_processor import Intake, Params, located
+from headstock.requests.client import stream_outputs, stream_outputs_async
+from headstock.requests.input_processor import InputProcessor, ParamsInput, name_prompt_in_errors
 from headstock.requests.progress import UseTqdm, prompt_bar
-from headstock.requests.prompt_request import Job
+from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_params import SamplingParams
 from headstock.text.chat import Message, read_template
-from headstock.text.prompt import Prompt, PromptInput, as_list
+from headstock.text.prompt import Prompt, PromptType, list_prompts
 from headstock.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger(__name__)
 
-Report = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """`report(stage, done, total)`: how far loading is."""
 
 
-def start_engine(config: EngineConfig, report: Report | None) -> tuple[Any, Any]:
+def start_engine(config: EngineConfig, report: ProgressCallback | None) -> tuple[Any, Any]:
     """An engine for `config`, and the loop that steps it on a thread of its own."""
     from headstock.engine.engine import Engine
     from headstock.engine.loop import Loop
@@ -63,12 +63,12 @@ class LLM:
         model: str | None = None,
         *,
         config: EngineConfig | str | Path | None = None,
-        report: Report | None = None,
-        start: Callable[[EngineConfig, Report | None], tuple[Any, Any]] = start_engine,
+        report: ProgressCallback | None = None,
+        start: Callable[[EngineConfig, ProgressCallback | None], tuple[Any, Any]] = start_engine,
         **settings: Any,
     ) -> None:
         self.closed = True
-        self.config = asked(model, config, settings)
+        self.config = make_config(model, config, settings)
         with self.config.spelling.render_errors():
             given = self.config.chat_template
             template = (
@@ -78,18 +78,20 @@ class LLM:
             )  # before a model is loaded for minutes
             self.engine, self.loop = start(self.config, report)
         self.closed = False
-        self.finalizer = weakref.finalize(self, abandon, self.loop, self.config.model)
+        self.finalizer = weakref.finalize(self, warn_and_abandon, self.loop, self.config.model)
         self.finalizer.atexit = False  # the system frees all then, and other threads may be gone
         try:
-            self.intake = Intake(self.engine, self.config.seed, self.config.spelling, template)
+            self.input_processor = InputProcessor(
+                self.engine, self.config.seed, self.config.spelling, template
+            )
         except BaseException:
             self.close()
             raise
 
     def generate(
         self,
-        prompts: PromptInput | Sequence[PromptInput],
-        sampling_params: Params = None,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: ParamsInput = None,
         use_tqdm: UseTqdm = False,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
@@ -102,13 +104,14 @@ class LLM:
         raises: RequestError naming the prompt at fault, EngineDied
         """
         return self.run(
-            self.intake.jobs(as_list(prompts), sampling_params, priority), use_tqdm=use_tqdm
+            self.input_processor.process_batch(list_prompts(prompts), sampling_params, priority),
+            use_tqdm=use_tqdm,
         )
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: Params = None,
+        sampling_params: ParamsInput = None,
         use_tqdm: UseTqdm = False,
         *,
         chat_template: str | Path | None = None,
@@ -125,21 +128,23 @@ class LLM:
         )
         talks: Sequence[Any] = messages if several else [messages]
         template = None if chat_template is None else read_template(chat_template)
-        prompts = [
-            located(index, len(talks), self.intake.chat_prompt, talk, template)
-            for index, talk in enumerate(talks)
-        ]
-        return self.run(self.intake.jobs(prompts, sampling_params), use_tqdm=use_tqdm)
+        prompts = []
+        for index, talk in enumerate(talks):
+            with name_prompt_in_errors(index, len(talks)):
+                prompts.append(self.input_processor.render_chat(talk, template))
+        return self.run(
+            self.input_processor.process_batch(prompts, sampling_params), use_tqdm=use_tqdm
+        )
 
     def stream(
-        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
+        self, prompt: PromptType, sampling_params: SamplingParams | None = None, priority: int = 0
     ) -> Iterator[RequestOutput]:
         """The answer in pieces: each output holds only what is new. Closing the iterator ends the
         request.
 
         raises: RequestError at once, EngineDied
         """
-        events = self.events([self.intake.job(prompt, sampling_params, priority)])
+        events = self.events([self.input_processor.process(prompt, sampling_params, priority)])
 
         def pieces(_llm: LLM) -> Iterator[RequestOutput]:
             """The outputs alone; while they come, the LLM is not dropped."""
@@ -150,27 +155,31 @@ class LLM:
         return pieces(self)
 
     async def generate_async(
-        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
+        self, prompt: PromptType, sampling_params: SamplingParams | None = None, priority: int = 0
     ) -> RequestOutput:
         """The whole answer to one prompt; cancelling the task ends the request.
 
         raises: RequestError, EngineDied
         """
-        job = await asyncio.to_thread(self.intake.job, prompt, sampling_params, priority)
-        async with aclosing(self.events_async(job, stream_tokens=False)) as events:
+        prompt_request = await asyncio.to_thread(
+            self.input_processor.process, prompt, sampling_params, priority
+        )
+        async with aclosing(self.events_async(prompt_request, stream_tokens=False)) as events:
             async for _ in events:
                 pass
-        return job.result()
+        return prompt_request.final_output()
 
     async def astream(
-        self, prompt: PromptInput, sampling_params: SamplingParams | None = None, priority: int = 0
+        self, prompt: PromptType, sampling_params: SamplingParams | None = None, priority: int = 0
     ) -> AsyncIterator[RequestOutput]:
         """As `stream`, for asyncio; cancelling the task or closing the iterator ends the request.
 
         raises: RequestError, EngineDied
         """
-        job = await asyncio.to_thread(self.intake.job, prompt, sampling_params, priority)
-        async with aclosing(self.events_async(job)) as events:
+        prompt_request = await asyncio.to_thread(
+            self.input_processor.process, prompt, sampling_params, priority
+        )
+        async with aclosing(self.events_async(prompt_request)) as events:
             async for _, piece in events:
                 yield piece
 
@@ -183,7 +192,7 @@ class LLM:
         `chat_template` takes the place of the model's, as in `chat`.
         raises: UsageError when there is no template, RequestError, ModelError
         """
-        return self.intake.chat_prompt(
+        return self.input_processor.render_chat(
             messages, None if chat_template is None else read_template(chat_template)
         )
 
@@ -191,12 +200,12 @@ class LLM:
         """What is used where none are given: the checkpoint's generation_config.json over
         SamplingParams().
         """
-        return self.intake.defaults
+        return self.input_processor.default_params
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer."""
-        return self.intake.tokenizer
+        return self.input_processor.tokenizer
 
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes of finished requests, so that what is submitted next finds none; for
@@ -207,35 +216,43 @@ class LLM:
         self.check_open()
         self.loop.reset_prefix_cache()
 
-    def run(self, jobs: Sequence[Job], *, use_tqdm: UseTqdm = False) -> list[RequestOutput]:
-        """The results of `jobs`, in their order.   raises: UsageError, EngineDied"""
+    def run(
+        self, prompt_requests: Sequence[PromptRequest], *, use_tqdm: UseTqdm = False
+    ) -> list[RequestOutput]:
+        """The results of `prompt_requests`, in their order.   raises: UsageError, EngineDied"""
         with (
-            prompt_bar(use_tqdm, len(jobs)) as advance,
-            closing(self.events(jobs, stream_tokens=False)) as events,
+            prompt_bar(use_tqdm, len(prompt_requests)) as advance,
+            closing(self.events(prompt_requests, stream_tokens=False)) as events,
         ):
-            for job, piece in events:
-                advance(job.ended, piece.num_output_tokens)
-        return [job.result() for job in jobs]
+            for prompt_request, piece in events:
+                advance(prompt_request.is_finished, piece.num_output_tokens)
+        return [prompt_request.final_output() for prompt_request in prompt_requests]
 
     def events(
-        self, jobs: Sequence[Job], *, stream_tokens: bool = True
-    ) -> Generator[tuple[Job, RequestOutput], None, None]:
-        """Each piece of output with its job, as it comes; closing the iterator aborts them. When
-        not `stream_tokens`, a
-        request's first token is a piece, and all others are one at its end.   raises: EngineDied
+        self, prompt_requests: Sequence[PromptRequest], *, stream_tokens: bool = True
+    ) -> Generator[tuple[PromptRequest, RequestOutput], None, None]:
+        """Each piece of output with its prompt request, as it comes; closing the iterator aborts
+        them. Without `stream_tokens`, a request's first token is a piece, and all others are one at
+        its end.
+
+        raises: EngineDied
         """
         self.check_open()
-        return fly(self.loop, jobs, self.room, stream_tokens=stream_tokens)
+        return stream_outputs(
+            self.loop, prompt_requests, self.max_in_flight, stream_tokens=stream_tokens
+        )
 
     def events_async(
-        self, job: Job, *, stream_tokens: bool = True
-    ) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
-        """As `events`, of one job, for asyncio."""
+        self, prompt_request: PromptRequest, *, stream_tokens: bool = True
+    ) -> AsyncGenerator[tuple[PromptRequest, RequestOutput], None]:
+        """As `events`, of one prompt_request, for asyncio."""
         self.check_open()
-        return fly_async(self.loop, [job], self.room, stream_tokens=stream_tokens)
+        return stream_outputs_async(
+            self.loop, [prompt_request], self.max_in_flight, stream_tokens=stream_tokens
+        )
 
     @property
-    def room(self) -> int:
+    def max_in_flight(self) -> int:
         """Requests handed over at once: those that can run, and as many again to take their
         places.
         """
@@ -274,7 +291,7 @@ class LLM:
         self.close()
 
 
-def abandon(loop: Any, model: str) -> None:
+def warn_and_abandon(loop: Any, model: str) -> None:
     """Stop the loop of an LLM that nobody refers to any more, and say so."""
     try:
         LOG.warning(
@@ -294,7 +311,7 @@ def abandon(loop: Any, model: str) -> None:
         loop.abandon()
 
 
-def asked(
+def make_config(
     model: str | None, config: EngineConfig | str | Path | None, settings: dict[str, Any]
 ) -> EngineConfig:
     """The configuration that the keywords of `LLM` ask for.   raises: UsageError"""

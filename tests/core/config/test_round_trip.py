@@ -22,7 +22,7 @@ from headstock.config.flags import DEST_PREFIX
 from headstock.config.setting import collect_settings
 from headstock.errors import UsageError
 from headstock.sampling_params import SamplingParams
-from headstock.text.generation_config import NAMES
+from headstock.text.generation_config import PARAM_NAMES
 
 OTHER_VALUES: dict[str, object] = {
     "model": "elsewhere",
@@ -178,7 +178,7 @@ def test_the_defaults_of_sampling_say_when_they_are_the_models() -> None:
         for name, setting in sampling_settings().items()
         if "the model's" in setting.default_text
     }
-    assert left == set(NAMES.values())
+    assert left == set(PARAM_NAMES.values())
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from headstock.engine import output_tracker as ledger
 from headstock.execution import logit_rules
 from headstock.nn import decoder_config, penalties, sampler
 from headstock.requests import client, input_processor, prompt_request
-from headstock.text import answer, detokenizer
-from headstock.text.stop import StopStrings
+from headstock.text import completion, detokenizer
+from headstock.text.stop import StopStringMatcher
 
 from .broken import DIFFERS, Mutant, around
 
@@ -99,45 +99,45 @@ def short_context(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(detokenizer, "CONTEXT", 2)
 
 
-def unfinished_lost(finish: Any, self: Any) -> str:
+def unfinished_lost(flush: Any, self: Any) -> str:
     """What was held back of the last character does not come."""
-    finish(self)
+    flush(self)
     return ""
 
 
-def runs_on(take: Any, self: Any, news: Any) -> Any:
+def runs_on(apply_update: Any, self: Any, update: Any, seconds: float) -> Any:
     """A stop string ends the answer, and not the request."""
     loop, self.loop = (
         self.loop,
         SimpleNamespace(abort=lambda name: None, check_alive=self.loop.check_alive),
     )
     try:
-        return take(self, news)
+        return apply_update(self, update, seconds)
     finally:
         self.loop = loop
 
 
-def held_text_lost(finish: Any, self: Any) -> str:
+def held_text_lost(flush: Any, self: Any) -> str:
     """The beginning of a stop string that the text ends with does not come."""
-    finish(self)
+    flush(self)
     return ""
 
 
-def scores_of_all(logprobs: Any, self: Any, update: Any, taken: int) -> Any:
+def scores_of_all(add_logprobs: Any, self: Any, update: Any, num_tokens: int) -> Any:
     """Tokens behind a stop string count towards the log-probability."""
-    return logprobs(self, update, len(update.tokens))
+    return add_logprobs(self, update, len(update.tokens))
 
 
-def told_by_any(measure: Any, self: Any, update: Any, at: float) -> None:
+def told_by_any(update_metrics: Any, self: Any, update: Any, seconds: float) -> None:
     """cached_tokens are those of the answer that was told last."""
-    measure(self, update, at)
+    update_metrics(self, update, seconds)
     if update.cached_tokens is not None:
         self.metrics = evolve(self.metrics, cached_tokens=update.cached_tokens)
 
 
-def only_the_last_preempted(measure: Any, self: Any, update: Any, at: float) -> None:
+def only_the_last_preempted(update_metrics: Any, self: Any, update: Any, seconds: float) -> None:
     """preemptions are those of the answer that ended last."""
-    measure(self, update, at)
+    update_metrics(self, update, seconds)
     if update.finish_reason is not None:
         self.metrics = evolve(self.metrics, preemptions=update.preemptions)
 
@@ -178,7 +178,9 @@ def wrong_at_128(layers: Any, windows: Any, experts: Any, groups: Any, head_dim:
 def armed_early(patch: pytest.MonkeyPatch) -> None:
     """A stop string may end with the last of min_tokens."""
     patch.setattr(
-        answer.Answer, "armed", property(lambda self: self.count >= self.params.min_tokens)
+        completion.CompletionBuilder,
+        "can_stop",
+        property(lambda self: self.num_tokens >= self.params.min_tokens),
     )
 
 
@@ -205,25 +207,29 @@ MISTAKEN = {
         around(sampler, "attach_logprobs", scores_with_bias), "Tensor-likes are not close"
     ),
     "one seed for all answers": Mutant(
-        around(prompt_request.Job, "__init__", seed_of_the_first), DIFFERS
+        around(prompt_request.PromptRequest, "__init__", seed_of_the_first), DIFFERS
     ),
     "a context of two tokens": Mutant(short_context, TEXT_DIFFERS),
     "unfinished character lost": Mutant(
-        around(detokenizer.Detokenizer, "finish", unfinished_lost), TEXT_DIFFERS
+        around(detokenizer.Detokenizer, "flush", unfinished_lost), TEXT_DIFFERS
     ),
-    "a stop string ends no request": Mutant(around(client.Flight, "take", runs_on), "it runs on"),
+    "a stop string ends no request": Mutant(
+        around(client.RequestClient, "apply_update", runs_on), "it runs on"
+    ),
     "stop strings armed early": Mutant(armed_early, "min_tokens"),
     "beginning of a stop string lost": Mutant(
-        around(StopStrings, "finish", held_text_lost), DIFFERS
+        around(StopStringMatcher, "flush", held_text_lost), DIFFERS
     ),
     "scores behind a stop string count": Mutant(
-        around(answer.Answer, "logprobs", scores_of_all), DIFFERS
+        around(completion.CompletionBuilder, "add_logprobs", scores_of_all), DIFFERS
     ),
     "cached tokens of any answer": Mutant(
-        around(prompt_request.Job, "measure", told_by_any), "cached_tokens|told in the order"
+        around(prompt_request.PromptRequest, "update_metrics", told_by_any),
+        "cached_tokens|told in the order",
     ),
     "preemptions of one answer": Mutant(
-        around(prompt_request.Job, "measure", only_the_last_preempted), "preemptions"
+        around(prompt_request.PromptRequest, "update_metrics", only_the_last_preempted),
+        "preemptions",
     ),
     "cached tokens counted anew": Mutant(
         around(ledger.Ledger, "seat", cached_anew), "cached tokens"

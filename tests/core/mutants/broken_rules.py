@@ -142,7 +142,7 @@ NEGLECTED = {
         lambda patch: patch.setattr(engine, "WorkerThread", Overtaking), "nothing was wrong with"
     ),
     "who leaves runs on": Mutant(
-        around(client.Flight, "close", lambda close, self: None), "runs on"
+        around(client.RequestClient, "close", lambda close, self: None), "runs on"
     ),
     "threads stay": Mutant(threads_stay, "threads and files"),
 }

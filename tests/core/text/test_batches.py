@@ -25,10 +25,10 @@ def test_text_does_not_depend_on_how_many_tokens_come_at_once(
 ) -> None:
     tokens = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=sum(cuts)))
     whole, parts = Detokenizer(tokenizer), Detokenizer(tokenizer)
-    singly = "".join(whole.feed_one(token) for token in tokens) + whole.finish()
+    singly = "".join(whole.add_token(token) for token in tokens) + whole.flush()
     pieces, start = [], 0
     for cut in [*cuts, len(tokens)]:
-        pieces.append(parts.feed(tokens[start : start + cut]))
+        pieces.append(parts.add_tokens(tokens[start : start + cut]))
         start += cut
 
-    assert "".join(pieces) + parts.finish() == singly
+    assert "".join(pieces) + parts.flush() == singly

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headstock.errors import HeadstockError, ModelError, RequestError, UsageError
-from headstock.text.chat import chat_prompt, read_template
+from headstock.text.chat import read_template, render_chat
 from headstock.text.tokenizer import NoTokenizer, Tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -25,13 +25,13 @@ def with_template(byte_level: Path, directory: Path, template: str) -> Tokenizer
 
 
 def test_the_template_makes_the_prompt(tokenizer: Tokenizer) -> None:
-    assert chat_prompt(tokenizer, HELLO) == "<|im|>user: hello\n<|im|>assistant: "
-    assert chat_prompt(tokenizer, HELLO, add_generation_prompt=False) == "<|im|>user: hello\n"
+    assert render_chat(tokenizer, HELLO) == "<|im|>user: hello\n<|im|>assistant: "
+    assert render_chat(tokenizer, HELLO, add_generation_prompt=False) == "<|im|>user: hello\n"
 
 
 def test_content_may_be_a_list_of_text_parts(tokenizer: Tokenizer) -> None:
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
-    assert chat_prompt(tokenizer, [{"role": "user", "content": parts}]) == chat_prompt(
+    assert render_chat(tokenizer, [{"role": "user", "content": parts}]) == render_chat(
         tokenizer, HELLO
     )
 
@@ -44,7 +44,7 @@ def test_content_may_be_a_list_of_text_parts(tokenizer: Tokenizer) -> None:
 )  # fmt: skip
 def test_bad_messages_are_request_errors(tokenizer: Tokenizer, messages: Any) -> None:
     with pytest.raises(RequestError) as caught:
-        chat_prompt(tokenizer, messages)
+        render_chat(tokenizer, messages)
     assert caught.value.parameter == "messages"
 
 
@@ -59,26 +59,26 @@ def test_a_message_without_content_is_named(
             RequestError,
             match=r"messages\[1\] \(role user\) has no content; only a message with tool_c",
         ):
-            chat_prompt(tokenizer, [*HELLO, bare])
+            render_chat(tokenizer, [*HELLO, bare])
     talk = [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]
     reads = with_template(
         byte_level,
         tmp_path,
         "{% for m in messages %}{{ m.content or m.tool_calls[0].type }}{% endfor %}",
     )
-    assert chat_prompt(reads, talk) == "hellofunction"
+    assert render_chat(reads, talk) == "hellofunction"
     for template in ("{{ 'x' + messages[1].content }}", "{{ messages[1].content.strip() }}"):
         (tmp_path / "other").mkdir(exist_ok=True)
         with pytest.raises(
             RequestError,
             match=r"messages\[1\] has tool_calls and no content, which the model's chat",
         ):
-            chat_prompt(with_template(byte_level, tmp_path / "other", template), talk)
+            render_chat(with_template(byte_level, tmp_path / "other", template), talk)
 
 
 def test_a_model_without_template_says_what_to_do(byte_fallback: Path) -> None:
     with pytest.raises(UsageError, match="no chat template; give it a plain prompt"):
-        chat_prompt(Tokenizer(byte_fallback), HELLO)
+        render_chat(Tokenizer(byte_fallback), HELLO)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_bad_templates_are_one_line(
 ) -> None:
     tokenizer = with_template(byte_level, tmp_path, template)
     with pytest.raises(kind) as caught:
-        chat_prompt(tokenizer, HELLO)
+        render_chat(tokenizer, HELLO)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -109,8 +109,8 @@ def test_a_given_template_takes_the_place_of_the_models_and_of_none(
         "%}>{% endif %}"
     )
     for each in (tokenizer, Tokenizer(byte_fallback)):
-        assert chat_prompt(each, HELLO, template=template) == "[hello]>"
-        assert chat_prompt(each, HELLO, template=template, add_generation_prompt=False) == "[hello]"
+        assert render_chat(each, HELLO, template=template) == "[hello]>"
+        assert render_chat(each, HELLO, template=template, add_generation_prompt=False) == "[hello]"
 
 
 def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_a_given_template_runs_in_the_sandbox_and_its_failures_are_its_own(
         ("{{ 1 / 0 }}", "the given chat template failed: division by zero; correct it"),
     ):
         with pytest.raises(ModelError, match=said):
-            chat_prompt(tokenizer, HELLO, template=template)
+            render_chat(tokenizer, HELLO, template=template)
 
 
 def test_without_a_tokenizer_no_template_is_blamed() -> None:
     with pytest.raises(ModelError, match=r"^there is no tokenizer$"):
-        chat_prompt(NoTokenizer("there is no tokenizer"), HELLO, template="{{ messages }}")
+        render_chat(NoTokenizer("there is no tokenizer"), HELLO, template="{{ messages }}")

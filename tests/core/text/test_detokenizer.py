@@ -24,7 +24,7 @@ def either(request: pytest.FixtureRequest) -> Tokenizer:
 
 def streamed(tokenizer: Tokenizer, tokens: list[int], skip: bool) -> list[str]:
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
-    return [*(detokenizer.feed_one(token) for token in tokens), detokenizer.finish()]
+    return [*(detokenizer.add_token(token) for token in tokens), detokenizer.flush()]
 
 
 @settings(max_examples=400)
@@ -55,8 +55,8 @@ def test_emoji_halves_are_held_back_and_no_replacement_leaks(tokenizer: Tokenize
     tokens = tokenizer.encode(FOUR)
     assert len(tokens) == 4
     detokenizer = Detokenizer(tokenizer)
-    assert [detokenizer.feed_one(token) for token in tokens] == ["", "", "", "\U000f5678"]
-    assert detokenizer.finish() == ""
+    assert [detokenizer.add_token(token) for token in tokens] == ["", "", "", "\U000f5678"]
+    assert detokenizer.flush() == ""
 
 
 @pytest.mark.parametrize("before", range(WINDOW + 1))
@@ -73,10 +73,10 @@ def test_a_character_of_four_tokens_is_whole_wherever_the_window_is_cut(
 def test_a_long_invalid_run_does_not_hold_the_text_back(tokenizer: Tokenizer) -> None:
     lead = tokenizer.encode("🦜")[0]
     detokenizer = Detokenizer(tokenizer)
-    pieces = [detokenizer.feed_one(lead) for _ in range(100)]
+    pieces = [detokenizer.add_token(lead) for _ in range(100)]
     assert pieces == ["", *["\ufffd"] * 99]
     assert len(detokenizer.window) <= 16
-    assert detokenizer.finish() == "\ufffd"
+    assert detokenizer.flush() == "\ufffd"
 
 
 def test_special_tokens_are_shown_when_asked_for(tokenizer: Tokenizer) -> None:

@@ -132,16 +132,16 @@ def test_logprobs_are_one_mapping_a_token(scripted: Make) -> None:
 def test_cached_tokens_of_several_answers_are_those_of_the_first(scripted: Make) -> None:
     llm, _ = scripted()
     for order in itertools.permutations(range(3)):
-        job = llm.intake.job("hello", SamplingParams(n=3, max_tokens=1))
+        request = llm.input_processor.process("hello", SamplingParams(n=3, max_tokens=1))
         for index in order:
-            news = Update(
-                id=job.requests[index].id,
+            update = Update(
+                id=request.requests[index].id,
                 tokens=(5,),
                 cached_tokens=(4, 16, 32)[index],
                 finish_reason="length",
             )
-            job.absorb(news, 0.0)
-        assert job.result().metrics.cached_tokens == 4, f"told in the order {order}"
+            request.apply_update(update, 0.0)
+        assert request.final_output().metrics.cached_tokens == 4, f"told in the order {order}"
 
 
 def test_preemptions_of_several_answers_are_added(scripted: Make) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.text.stop import StopStrings
+from headstock.text.stop import StopStringMatcher
 
 STOPS = st.lists(st.text("ab日", min_size=1, max_size=4), min_size=1, max_size=4)
 
@@ -26,34 +26,34 @@ def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
 def test_any_cut_gives_the_text_up_to_the_first_complete_stop(
     pieces: list[str], stops: list[str], include: bool
 ) -> None:
-    search = StopStrings(stops, include=include)
+    search = StopStringMatcher(stops, include=include)
     out, stop = "", None
     for piece in pieces:
-        found = search.feed(piece)
+        found = search.add_text(piece)
         out, stop = out + found.text, found.stop
         if stop is not None:
             break
     else:
-        out += search.finish()
+        out += search.flush()
     assert (out, stop) == expected("".join(pieces), stops, include)
 
 
 def test_stop_string_split_across_tokens_leaks_nothing() -> None:
-    search = StopStrings(["ab"])
-    assert search.feed("xa").text == "x"
-    found = search.feed("b and more")
+    search = StopStringMatcher(["ab"])
+    assert search.add_text("xa").text == "x"
+    found = search.add_text("b and more")
     assert (found.text, found.stop) == ("", "ab")
 
 
 def test_held_text_comes_out_when_it_begins_no_stop_string() -> None:
-    search = StopStrings(["abc"])
-    assert [search.feed(piece).text for piece in ("a", "b", "x")] == ["", "", "abx"]
-    assert search.feed("ab").text == "" and search.finish() == "ab"
+    search = StopStringMatcher(["abc"])
+    assert [search.add_text(piece).text for piece in ("a", "b", "x")] == ["", "", "abx"]
+    assert search.add_text("ab").text == "" and search.flush() == "ab"
 
 
 def test_a_stop_string_may_not_end_in_text_that_is_not_armed() -> None:
-    search = StopStrings(["ab"])
-    assert search.feed("ab", armed=False).text == "ab"
-    assert search.feed("a", armed=False).text == ""
-    found = search.feed("b", armed=True)
+    search = StopStringMatcher(["ab"])
+    assert search.add_text("ab", can_stop=False).text == "ab"
+    assert search.add_text("a", can_stop=False).text == ""
+    found = search.add_text("b", can_stop=True)
     assert (found.text, found.stop) == ("", "ab")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headstock.errors import ModelError, RequestError
-from headstock.text.chat import chat_prompt
+from headstock.text.chat import render_chat
 from headstock.text.generation_config import read_generation_config
 from headstock.text.tokenizer import NoTokenizer, Tokenizer, open_tokenizer
 
@@ -22,7 +22,7 @@ def test_encode_and_decode_are_inverse(tokenizer: Tokenizer) -> None:
     assert tokenizer.eos_ids == (0,)
     assert tokenizer.special_ids == {0, 1}
     assert tokenizer.byte_ids == frozenset()
-    assert not tokenizer.known(tokenizer.vocab_size)
+    assert not tokenizer.has_token(tokenizer.vocab_size)
 
 
 def test_byte_fallback_vocabularies_are_recognized(byte_fallback: Path) -> None:
@@ -63,11 +63,11 @@ def test_a_directory_without_a_vocabulary_has_no_tokenizer(
     absent = open_tokenizer(tmp_path)
 
     assert isinstance(absent, NoTokenizer)
-    assert (absent.decode([5, 6]), absent.eos_ids, absent.known(5)) == ("", (), False)
+    assert (absent.decode([5, 6]), absent.eos_ids, absent.has_token(5)) == ("", (), False)
     with pytest.raises(ModelError, match=said):
         absent.encode("x")
     with pytest.raises(ModelError, match=said):
-        chat_prompt(absent, [{"role": "user", "content": "x"}])
+        render_chat(absent, [{"role": "user", "content": "x"}])
 
 
 def test_a_vocabulary_with_merges_is_a_tokenizer(byte_level: Path, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_code_in_a_checkpoint_is_not_run(byte_level: Path, tmp_path: Path) -> No
 
 
 def test_generation_config_gives_defaults_and_ends(tmp_path: Path) -> None:
-    assert read_generation_config(tmp_path).sampling.temperature == 1.0
+    assert read_generation_config(tmp_path).params.temperature == 1.0
     values = {
         "temperature": 0.6,
         "top_k": 20,
@@ -153,13 +153,13 @@ def test_generation_config_gives_defaults_and_ends(tmp_path: Path) -> None:
     }
     (tmp_path / "generation_config.json").write_text(json.dumps(values))
     found = read_generation_config(tmp_path)
-    chosen = found.sampling
+    chosen = found.params
     assert (chosen.temperature, chosen.top_k, chosen.top_p, chosen.max_tokens) == (0.6, 20, 0.95, 7)
     assert found.eos_ids == (3, 4)
     (tmp_path / "generation_config.json").write_text(
         '{"do_sample": false, "temperature": 0.6, "eos_token_id": 5}'
     )
-    assert read_generation_config(tmp_path).sampling.temperature == 0.0
+    assert read_generation_config(tmp_path).params.temperature == 0.0
     assert read_generation_config(tmp_path).eos_ids == (5,)
 
 

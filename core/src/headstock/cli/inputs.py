@@ -15,8 +15,8 @@ from attrs import evolve, field, frozen
 from headstock.errors import ModelError, RequestError, UsageError, describe_type, shorten
 from headstock.sampling_checks import check_priority
 from headstock.sampling_params import SamplingParams
-from headstock.text.chat import checked_turns
-from headstock.text.prompt import checked_salt, parts
+from headstock.text.chat import check_messages
+from headstock.text.prompt import check_salt, split_prompt
 
 PROMPT_SOURCES = "--prompt TEXT, --input FILE.jsonl, or text on standard input"
 """Where prompts come from, for error texts."""
@@ -60,7 +60,7 @@ def read_flags(prompts: Sequence[str]) -> list[PromptInput | InvalidPrompt]:
 def read_text(where: str, text: str) -> PromptInput | InvalidPrompt:
     """One prompt of plain text."""
     try:
-        content, _ = parts(text)
+        content, _ = split_prompt(text)
     except RequestError as error:
         return InvalidPrompt(where, str(error))
     return PromptInput(where=where, content=content)
@@ -139,11 +139,11 @@ def parse_line(where: str, line: bytes) -> PromptInput:
     priority, salt = check_priority(rest.pop("priority", 0)), rest.pop("cache_salt", None)
     SamplingParams(max_tokens=None).replace(rest)
     if "messages" in given:
-        turns, salt = checked_turns(given["messages"]), checked_salt(salt)
+        turns, salt = check_messages(given["messages"]), check_salt(salt)
         return PromptInput(
             where=where, messages=turns, sampling=rest, priority=priority, cache_salt=salt
         )
-    content, salt = parts({**given, "cache_salt": salt})
+    content, salt = split_prompt({**given, "cache_salt": salt})
     return PromptInput(
         where=where, content=content, sampling=rest, priority=priority, cache_salt=salt
     )

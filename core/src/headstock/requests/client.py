@@ -1,4 +1,4 @@
-"""Jobs in the air: handed to the engine in order as room appears, and their news handed back."""
+"""Hands prompt requests to the engine as room appears, and turns its updates into outputs."""
 
 from __future__ import annotations
 
@@ -8,24 +8,19 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
-
-from attrs import frozen
+from typing import Protocol
 
 from headstock.errors import CapacityError, RequestError
-from headstock.outputs import RequestOutput
-from headstock.requests.prompt_request import Job
+from headstock.outputs import RequestOutput, Update
+from headstock.requests.prompt_request import PromptRequest
 from headstock.scheduler.request import Request
-
-if TYPE_CHECKING:
-    from headstock.outputs import Update
 
 
 class EngineLoop(Protocol):
-    """Steps an engine on a thread of its own; a sink hears of one request, on that thread, until
-    its finish reason.
+    """Steps an engine on a thread of its own; there, it calls the sink of a request with each
+    update of it, until the one with a finish reason.
 
-    `over`: it has ended, and no sink hears anything any more.
+    `over`: the thread has ended, and no sink is called any more.
     """
 
     over: bool
@@ -33,8 +28,8 @@ class EngineLoop(Protocol):
     def submit(
         self, request: Request, sink: Callable[[Update], None], *, stream_tokens: bool = True
     ) -> None:
-        """Queue `request`. Without `stream_tokens`, its sink hears of the first token, and of
-        the others at the end.
+        """Queue `request`. Without `stream_tokens`, its sink gets the first token at once and the
+        others in one update at the end.
 
         raises: RequestError, EngineDied
         """
@@ -42,163 +37,183 @@ class EngineLoop(Protocol):
     def check_alive(self) -> None:
         """Raise EngineDied when the engine cannot go on."""
 
-    def abort(self, name: str, /) -> None:
+    def abort(self, request_id: str, /) -> None:
         """End the request of that id; nothing happens when there is none."""
 
 
-LONGEST_WAIT = 0.2
-"""Seconds."""
+POLL_SECONDS = 0.2
+
+TimedUpdate = tuple[Update, float]
+"""An update, and when the engine's thread passed it on, in seconds of `time.monotonic`."""
 
 
-@frozen
-class News:
-    """An update and when the engine's thread learned of it, in seconds."""
+class RequestClient:
+    """Submits `prompt_requests` to `loop` by priority and then in order, at most `max_in_flight`
+    requests at once.
 
-    update: Update
-    at: float
-
-
-class Flight:
-    """Jobs given to `loop` by priority and then in order, at most `room` requests at once.
-
-    `tell` gets every News on the loop's thread. Without `stream_tokens`, that is a request's first
-    token and then its end: whoever hears of every token takes turns with the engine's thread at the
-    interpreter (256 rows on an H200 lost a tenth of their speed to it). A stop string must be seen
-    at once, though.
+    `deliver` gets every update, on the loop's thread. Without `stream_tokens` these are a request's
+    first token and then its end, but for requests with stop strings, which must be seen at once.
     """
+
+    # Why tokens are not streamed unless asked for: a caller that wakes up for every token takes
+    # turns with the engine's thread at the interpreter. 256 rows on an H200 lost a tenth of their
+    # speed to it.
 
     def __init__(
         self,
         loop: EngineLoop,
-        jobs: Iterable[Job],
-        room: int,
-        tell: Callable[[News], None],
+        prompt_requests: Iterable[PromptRequest],
+        max_in_flight: int,
+        deliver: Callable[[TimedUpdate], None],
         *,
         stream_tokens: bool,
     ) -> None:
         self.loop = loop
-        self.room = room
-        self.tell = tell
+        self.max_in_flight = max_in_flight
+        self.deliver = deliver
         self.stream_tokens = stream_tokens
-        pairs = [(job, request) for job in jobs for request in job.requests]
+        pairs = [
+            (prompt_request, request)
+            for prompt_request in prompt_requests
+            for request in prompt_request.requests
+        ]
+        # The sort is stable, so that requests of equal priority stay in the caller's order.
         self.waiting = deque(sorted(pairs, key=lambda pair: -pair[1].priority))
-        self.live: dict[str, Job] = {}
+        self.in_flight: dict[str, PromptRequest] = {}
 
     @property
-    def busy(self) -> bool:
-        """Whether news is still to come."""
-        return bool(self.waiting or self.live)
+    def has_unfinished(self) -> bool:
+        """Whether a request has not ended, so that an update is still to come."""
+        return bool(self.waiting or self.in_flight)
 
-    def fill(self) -> None:
-        """Hand over as many requests as there is room for; one that the engine refuses ends with an
+    def submit_waiting(self) -> None:
+        """Submit as many requests as there is room for; one that the engine refuses ends with an
         error.
         """
-        while self.waiting and len(self.live) < self.room:
-            job, request = self.waiting[0]
-            job.begin(request, time.monotonic())
-            self.live[request.id] = job  # before it is handed over: Ctrl-C may come right after
+        # Requests are handed over lazily: the engine's queue stays short, so that closing an
+        # iterator over a million prompts aborts a few of them, and no arrival time is that of a
+        # request which could not have run anyway.
+        while self.waiting and len(self.in_flight) < self.max_in_flight:
+            prompt_request, request = self.waiting[0]
+            prompt_request.mark_submitted(request, time.monotonic())
+            # Noted before it is submitted: Ctrl-C may come right after, and `close` must abort it.
+            self.in_flight[request.id] = prompt_request
+            has_stop_strings = bool(prompt_request.params.stop)
             try:
                 self.loop.submit(
-                    request, self.hear, stream_tokens=self.stream_tokens or bool(job.params.stop)
+                    request, self.on_update, stream_tokens=self.stream_tokens or has_stop_strings
                 )
             except RequestError as error:
-                if isinstance(error, CapacityError) and len(self.live) > 1:
-                    del self.live[request.id]
-                    return  # others must end first
-                self.hear(refused(request, error))
+                # The pool is under pressure (`on_pressure="reject"`): wait until one of ours ends.
+                if isinstance(error, CapacityError) and len(self.in_flight) > 1:
+                    del self.in_flight[request.id]
+                    return
+                # Through the queue like any update: output leaves in one place alone.
+                self.on_update(Update(id=request.id, finish_reason="error", error=str(error)))
             self.waiting.popleft()
 
-    def hear(self, update: Update) -> None:
-        """Pass on what the engine's thread says."""
-        self.tell(News(update, time.monotonic()))
+    def on_update(self, update: Update) -> None:
+        """Deliver `update` with the present time; the sink of every request."""
+        self.deliver((update, time.monotonic()))
 
-    def take(self, news: News) -> tuple[Job, RequestOutput] | None:
-        """The job that `news` is of and what it adds; None for late news of a request that has
-        ended.
+    def apply_update(
+        self, update: Update, seconds: float
+    ) -> tuple[PromptRequest, RequestOutput] | None:
+        """The prompt request of `update`, which came at `seconds`, and what it adds; None for a
+        late update of a request that has ended.
 
         raises: EngineDied
         """
-        if news.update.finish_reason == "error":
+        if update.finish_reason == "error":
+            # An engine that died ends each request with an error: then raise what killed it.
             self.loop.check_alive()
-        name = news.update.id
-        job = self.live.get(name)
-        if job is None:
+        prompt_request = self.in_flight.get(update.id)
+        if prompt_request is None:
             return None
-        output = job.absorb(news.update, news.at)
-        if job.answers[name].ended:
-            del self.live[name]
-            # a stop string, of which the engine knows nothing
-            if news.update.finish_reason is None:
-                self.loop.abort(name)
-        return job, output
+        output = prompt_request.apply_update(update, seconds)
+        if prompt_request.completions[update.id].is_finished:
+            del self.in_flight[update.id]
+            # A stop string ended it, which the engine knows nothing of: it would run on.
+            if update.finish_reason is None:
+                self.loop.abort(update.id)
+        return prompt_request, output
 
     def close(self) -> None:
-        """Abort what has not ended."""
+        """Abort the requests that have not ended."""
         self.waiting.clear()
-        for name in self.live:
-            self.loop.abort(name)
-        self.live.clear()
+        for request_id in self.in_flight:
+            self.loop.abort(request_id)
+        self.in_flight.clear()
 
 
-def refused(request: Request, error: RequestError) -> Update:
-    """The news that `request` ended with `error`."""
-    from headstock.outputs import Update
-
-    return Update(id=request.id, finish_reason="error", error=str(error))
-
-
-def first(queue: SimpleQueue[News], loop: EngineLoop) -> News:
-    """What comes first in the queue; waits for it.   raises: EngineDied when nothing will come"""
+def _wait_for_update(queue: SimpleQueue[TimedUpdate], loop: EngineLoop) -> TimedUpdate:
+    """The first update in the queue; waits for it.   raises: EngineDied when none will come"""
     while True:
-        over = loop.over  # asked before: what was told last may be in the queue by now
-        # A signal that another thread got is seen between two waits.
+        # Read before the queue: the loop passes its last updates on before it is over.
+        is_over = loop.over
+        # A wait without a timeout would not be interrupted by a signal that another thread got.
         with contextlib.suppress(Empty):
-            return queue.get(timeout=LONGEST_WAIT)
-        if over:
+            return queue.get(timeout=POLL_SECONDS)
+        if is_over:
             loop.check_alive()
 
 
-def fly(
-    loop: EngineLoop, jobs: Sequence[Job], room: int, *, stream_tokens: bool = True
-) -> Generator[tuple[Job, RequestOutput], None, None]:
-    """Each piece of output of `jobs`, as it comes; abandoning the iterator aborts them.
+def stream_outputs(
+    loop: EngineLoop,
+    prompt_requests: Sequence[PromptRequest],
+    max_in_flight: int,
+    *,
+    stream_tokens: bool = True,
+) -> Generator[tuple[PromptRequest, RequestOutput], None, None]:
+    """Each piece of output with its prompt request, as it comes; closing the generator aborts what
+    has not ended.
 
-    When not `stream_tokens`, a request's first token is a piece, and all others are one at its end.
+    Without `stream_tokens`, a request's first token is a piece, and all others are one at its end.
+    raises: EngineDied
     """
-    queue: SimpleQueue[News] = SimpleQueue()
-    flight = Flight(loop, jobs, room, queue.put, stream_tokens=stream_tokens)
+    queue: SimpleQueue[TimedUpdate] = SimpleQueue()
+    client = RequestClient(
+        loop, prompt_requests, max_in_flight, queue.put, stream_tokens=stream_tokens
+    )
     try:
-        while flight.busy:
-            flight.fill()
-            piece = flight.take(first(queue, loop))
+        while client.has_unfinished:
+            client.submit_waiting()
+            piece = client.apply_update(*_wait_for_update(queue, loop))
             if piece is not None:
                 yield piece
     finally:
         try:
-            flight.close()
+            client.close()
         except KeyboardInterrupt:
-            flight.close()
+            # A second Ctrl-C broke `close` off; requests left behind would keep the engine busy.
+            client.close()
             raise
 
 
-async def fly_async(
-    loop: EngineLoop, jobs: Iterable[Job], room: int, *, stream_tokens: bool = True
-) -> AsyncGenerator[tuple[Job, RequestOutput], None]:
-    """As `fly`, for asyncio."""
-    queue: asyncio.Queue[News] = asyncio.Queue()
-    running = asyncio.get_running_loop()
+async def stream_outputs_async(
+    loop: EngineLoop,
+    prompt_requests: Iterable[PromptRequest],
+    max_in_flight: int,
+    *,
+    stream_tokens: bool = True,
+) -> AsyncGenerator[tuple[PromptRequest, RequestOutput], None]:
+    """As `stream_outputs`, for asyncio."""
+    queue: asyncio.Queue[TimedUpdate] = asyncio.Queue()
+    event_loop = asyncio.get_running_loop()
 
-    def tell(news: News) -> None:
-        """Wake the event loop, if it is still there to be woken."""
+    def deliver(update: TimedUpdate) -> None:
+        """Put the update into the queue of the event loop, unless that is closed by now."""
         with contextlib.suppress(RuntimeError):
-            running.call_soon_threadsafe(queue.put_nowait, news)
+            event_loop.call_soon_threadsafe(queue.put_nowait, update)
 
-    flight = Flight(loop, jobs, room, tell, stream_tokens=stream_tokens)
+    client = RequestClient(
+        loop, prompt_requests, max_in_flight, deliver, stream_tokens=stream_tokens
+    )
     try:
-        while flight.busy:
-            flight.fill()
-            piece = flight.take(await queue.get())
+        while client.has_unfinished:
+            client.submit_waiting()
+            piece = client.apply_update(*await queue.get())
             if piece is not None:
                 yield piece
     finally:
-        flight.close()
+        client.close()

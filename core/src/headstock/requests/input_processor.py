@@ -1,32 +1,33 @@
-"""Prompts and parameters, checked against one engine and made into jobs."""
+"""Prompts and parameters, checked against one engine and made into prompt requests."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
 
 from headstock.config.spelling import Spelling
 from headstock.errors import RequestError, describe_type, shorten
-from headstock.requests.prompt_request import Job
+from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_checks import check_priority
 from headstock.sampling_params import SamplingParams
-from headstock.text.chat import Message, chat_prompt
+from headstock.text.chat import Message, render_chat
 from headstock.text.generation_config import read_generation_config
-from headstock.text.prompt import Prompt, PromptInput, as_prompt, check_ids, check_prompt
+from headstock.text.prompt import Prompt, PromptType, check_ids, check_prompt, tokenize_prompt
 from headstock.text.tokenizer import NoTokenizer, open_tokenizer
 
 if TYPE_CHECKING:
     from headstock.engine.engine import Engine
 
-Params = SamplingParams | Sequence[SamplingParams] | None
-P = ParamSpec("P")
-T = TypeVar("T")
+ParamsInput = SamplingParams | Sequence[SamplingParams] | None
+"""Parameters of all prompts, or of each; None is the model's defaults."""
 
 
-class Intake:
-    """Makes jobs for `engine`; those that name no seed get one each from a row that `seed` begins.
+class InputProcessor:
+    """Makes prompt requests for `engine`. Requests without a seed get one from a row of random
+    numbers that `seed` begins.
 
     `template` takes the place of the model's chat template. Errors name settings as `spelling`
     does.
@@ -40,98 +41,130 @@ class Intake:
         self.spelling = spelling
         self.template = template
         self.tokenizer = open_tokenizer(engine.directory)
-        wishes = read_generation_config(engine.directory)
-        self.defaults = wishes.sampling
+        generation_config = read_generation_config(engine.directory)
+        self.default_params = generation_config.params
+        # generation_config.json wins over config.json, as in transformers. The tokenizer's token
+        # counts too: some chat models end a turn with one that neither file lists.
         self.eos_ids = tuple(
-            dict.fromkeys((*(wishes.eos_ids or engine.eos_ids), *self.tokenizer.eos_ids))
+            dict.fromkeys((*(generation_config.eos_ids or engine.eos_ids), *self.tokenizer.eos_ids))
         )
-        self.numbers = itertools.count()
+        self.request_numbers = itertools.count()
         self.seeds = random.Random(seed)
 
-    def chat_prompt(self, messages: Sequence[Message], template: str | None = None) -> Prompt:
+    def render_chat(self, messages: Sequence[Message], template: str | None = None) -> Prompt:
         """The prompt that `template`, the engine's or the model's makes of `messages`.
 
         raises: UsageError, RequestError, ModelError
         """
         with self.spelling.render_errors():
-            text = chat_prompt(
+            text = render_chat(
                 self.tokenizer, messages, template=self.template if template is None else template
             )
-        return as_prompt(text, self.tokenizer, add_special_tokens=False)
+        # The template has written the special tokens out already.
+        return tokenize_prompt(text, self.tokenizer, add_special_tokens=False)
 
-    def job(
-        self, given: PromptInput, params: SamplingParams | None = None, priority: int = 0
-    ) -> Job:
-        """The checked prompt; of lower `priority` goes first, as in vLLM.   raises: RequestError"""
+    def process(
+        self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0
+    ) -> PromptRequest:
+        """The request for a checked prompt. A lower `priority` goes first, as in vLLM.
+
+        raises: RequestError
+        """
         with self.spelling.render_errors():
-            return self._make_job(given, params, priority)
+            return self._make_request(prompt, params, priority)
 
-    def _make_job(self, given: PromptInput, params: SamplingParams | None, priority: int) -> Job:
-        """As `job`; errors name settings by their flags.   raises: RequestError"""
-        params = self.defaults if params is None else params
+    def _make_request(
+        self, prompt: PromptType, params: SamplingParams | None, priority: int
+    ) -> PromptRequest:
+        """As `process`; errors name settings by their flags.   raises: RequestError"""
+        params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(
                 f"sampling_params must be SamplingParams, got {describe_type(params)}",
                 "sampling_params",
             )
-        prompt = as_prompt(given, self.tokenizer)
+        tokenized = tokenize_prompt(prompt, self.tokenizer)
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError(
                 f"stop needs text; {self.tokenizer.reason} and stop_token_ids", "stop"
             )
-        vocab, longest = self.engine.model.vocab, self.engine.max_seq_len
-        if prompt.text is not None and max(prompt.tokens, default=0) >= vocab:
-            made = f"the tokenizer makes token {max(prompt.tokens)} of this text"
-            raise RequestError(
-                f"{made}, and the model knows {vocab}: is it the model's own tokenizer?", "prompt"
-            )
-        check_prompt(prompt.tokens, vocab=vocab, max_seq_len=longest, longer=self.engine.longer)
-        check_ids(params.stop_token_ids, "stop_token_ids", vocab)
-        check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)
-        check_ids(tuple(params.logit_bias or ()), "logit_bias", vocab)
+        self._check_token_ids(tokenized, params)
         stop_ids = (
             params.stop_token_ids if params.ignore_eos else (*self.eos_ids, *params.stop_token_ids)
         )
         check_some_allowed(params, stop_ids)
-        return Job(
-            str(next(self.numbers)),
-            prompt,
+        return PromptRequest(
+            str(next(self.request_numbers)),
+            tokenized,
             params,
-            rank=-check_priority(priority),
+            # The scheduler's order is the other way round: a higher number goes first.
+            priority=-check_priority(priority),
             tokenizer=self.tokenizer,
             stop_ids=tuple(dict.fromkeys(stop_ids)),
-            room=longest - len(prompt.tokens),
+            max_output_tokens=self.engine.max_seq_len - len(tokenized.tokens),
             seed=self.seeds.getrandbits(63) if params.seed is None else params.seed,
         )
 
-    def jobs(
-        self, prompts: Sequence[PromptInput], params: Params, priority: Sequence[int] | None = None
-    ) -> list[Job]:
-        """A job for each prompt.   raises: RequestError naming the prompt at fault"""
-        count = len(prompts)
-        each: list[Any] = list(params) if isinstance(params, list | tuple) else [params] * count
-        if len(each) != count:
+    def _check_token_ids(self, prompt: Prompt, params: SamplingParams) -> None:
+        """Raise RequestError when the model does not know an id, or the prompt is too long."""
+        vocab = self.engine.model.vocab
+        if prompt.text is not None and max(prompt.tokens, default=0) >= vocab:
             raise RequestError(
-                f"wanted one sampling_params or one for each prompt ({count}), got {len(each)}",
+                f"the tokenizer makes token {max(prompt.tokens)} of this text, and the model "
+                f"knows {vocab}: is it the model's own tokenizer?",
+                "prompt",
+            )
+        check_prompt(
+            prompt.tokens,
+            vocab=vocab,
+            max_seq_len=self.engine.max_seq_len,
+            longer=self.engine.longer,
+        )
+        check_ids(params.stop_token_ids, "stop_token_ids", vocab)
+        check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)
+        check_ids(tuple(params.logit_bias or ()), "logit_bias", vocab)
+
+    def process_batch(
+        self,
+        prompts: Sequence[PromptType],
+        params: ParamsInput,
+        priorities: Sequence[int] | None = None,
+    ) -> list[PromptRequest]:
+        """A request for each prompt, in their order.
+
+        raises: RequestError, which names the prompt at fault
+        """
+        count = len(prompts)
+        params_list: list[SamplingParams | None]
+        if isinstance(params, list | tuple):
+            params_list = list(params)
+        else:  # `process` refuses what is of another type
+            params_list = [cast("SamplingParams | None", params)] * count
+        if len(params_list) != count:
+            raise RequestError(
+                f"wanted one sampling_params or one for each prompt ({count}), got "
+                f"{len(params_list)}",
                 "sampling_params",
             )
-        ranks = [0] * count if priority is None else priority
-        if not isinstance(ranks, list | tuple) or len(ranks) != count:
-            wanted = f"a list with a number for each prompt ({count})"
-            got = (
-                f"{len(priority)}"
-                if isinstance(priority, list | tuple)
-                else describe_type(priority)
+        priority_list = [0] * count if priorities is None else priorities
+        if not isinstance(priority_list, list | tuple) or len(priority_list) != count:
+            is_list = isinstance(priorities, list | tuple)
+            got = f"{len(priority_list)}" if is_list else describe_type(priorities)
+            raise RequestError(
+                f"priority must be a list with a number for each prompt ({count}), got {got}",
+                "priority",
             )
-            raise RequestError(f"priority must be {wanted}, got {got}", "priority")
-        return [
-            located(index, count, self.job, prompts[index], each[index], ranks[index])
-            for index in range(count)
-        ]
+        prompt_requests = []
+        for index in range(count):
+            with name_prompt_in_errors(index, count):
+                prompt_requests.append(
+                    self.process(prompts[index], params_list[index], priority_list[index])
+                )
+        return prompt_requests
 
 
 def check_some_allowed(params: SamplingParams, stop_ids: Sequence[int]) -> None:
-    """Raise RequestError when no token at all could be chosen before `min_tokens` are out."""
+    """Raise RequestError when no token at all could be sampled before `min_tokens` are out."""
     if (
         params.min_tokens
         and params.allowed_token_ids is not None
@@ -145,12 +178,11 @@ def check_some_allowed(params: SamplingParams, stop_ids: Sequence[int]) -> None:
         )
 
 
-def located(
-    index: int, count: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> T:
-    """The function's result; its RequestError says which of `count` prompts is at fault."""
+@contextmanager
+def name_prompt_in_errors(index: int, count: int) -> Iterator[None]:
+    """A RequestError that leaves this block says which of `count` prompts is at fault."""
     try:
-        return function(*args, **kwargs)
+        yield
     except RequestError as error:
         if count == 1:
             raise

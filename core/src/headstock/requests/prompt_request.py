@@ -1,65 +1,72 @@
-"""One prompt on its way through the engine: the requests it makes, and their news as output."""
+"""One prompt on its way through the engine: its requests, and their updates as output."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from attrs import evolve
 
-from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from headstock.outputs import CompletionOutput, RequestMetrics, RequestOutput, Update
 from headstock.sampling_params import SamplingParams
 from headstock.scheduler.request import Request
-from headstock.text.answer import Answer, joined, prompt_table
+from headstock.text.completion import (
+    CompletionBuilder,
+    LogprobTable,
+    join_pieces,
+    make_prompt_logprobs,
+)
 from headstock.text.prompt import Prompt
 from headstock.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from headstock.outputs import Update
-
-PromptLogprobs = tuple[dict[int, Logprob] | None, ...] | None
+PromptLogprobs = tuple[LogprobTable | None, ...] | None
 
 
-class Job:
-    """A checked prompt with `params.n` requests, one an answer; `seed` is the first's, `room` is in
-    output tokens.
+class PromptRequest:
+    """A checked prompt and its `params.n` requests to the engine, one for each completion.
 
-    The higher `rank` goes first.
+    `max_output_tokens` is the room beside the prompt. `seed` is the first request's; the others'
+    are derived from it. Requests of higher `priority` go first.
     """
 
     def __init__(
         self,
-        name: str,
+        request_id: str,
         prompt: Prompt,
         params: SamplingParams,
         *,
         tokenizer: Tokenizer,
         stop_ids: tuple[int, ...],
-        room: int,
+        max_output_tokens: int,
         seed: int,
-        rank: int = 0,
+        priority: int = 0,
     ) -> None:
-        self.name = name
+        self.request_id = request_id
         self.prompt = prompt
         self.params = params
         self.tokenizer = tokenizer
         tokens = np.array(prompt.tokens, dtype=np.int32)
+        max_tokens = (
+            max_output_tokens
+            if params.max_tokens is None
+            else min(params.max_tokens, max_output_tokens)
+        )
         self.requests = tuple(
             Request(
-                id=f"{name}-{index}" if params.n > 1 else name,
+                id=f"{request_id}-{index}" if params.n > 1 else request_id,
                 prompt=tokens,
-                max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-                min_tokens=min(params.min_tokens, room),
+                max_tokens=max_tokens,
+                min_tokens=min(params.min_tokens, max_output_tokens),
                 stop_ids=stop_ids,
                 prompt_logprobs=params.prompt_logprobs is not None and index == 0,
                 params=params.answer(index, seed),
-                priority=rank,
+                priority=priority,
                 namespace=prompt.cache_salt,
             )
             for index in range(params.n)
         )
-        self.answers = {
-            request.id: Answer(index, request.params, tokenizer)
+        self.completions = {
+            request.id: CompletionBuilder(index, request.params, tokenizer)
             for index, request in enumerate(self.requests)
         }
         self.pieces: dict[str, list[CompletionOutput]] = {
@@ -68,61 +75,58 @@ class Job:
         self.metrics = RequestMetrics(arrival=0.0)
         self.prompt_logprobs: PromptLogprobs = None
 
-    def begin(self, request: Request, at: float) -> None:
-        """Note that `request` goes to the engine at `at` seconds; the first to go is the job's
-        arrival.
-        """
+    def mark_submitted(self, request: Request, seconds: float) -> None:
+        """Note that `request` goes to the engine at `seconds`; the first one sets the arrival."""
         if request is self.requests[0]:
-            self.metrics = evolve(self.metrics, arrival=at)
+            self.metrics = evolve(self.metrics, arrival=seconds)
 
-    def absorb(self, update: Update, at: float) -> RequestOutput:
-        """What `update`, learned at `at` seconds, adds to the output."""
-        piece = self.answers[update.id].absorb(update)
+    def apply_update(self, update: Update, seconds: float) -> RequestOutput:
+        """The output with the piece that `update`, which came at `seconds`, adds."""
+        piece = self.completions[update.id].apply_update(update)
         self.pieces[update.id].append(piece)
-        self.measure(update, at)
-        fresh = prompt_table(update.prompt_logprobs, self.tokenizer)
-        self.prompt_logprobs = fresh or self.prompt_logprobs
-        return self.output((piece,), fresh)
+        self.update_metrics(update, seconds)
+        prompt_logprobs = make_prompt_logprobs(update.prompt_logprobs, self.tokenizer)
+        self.prompt_logprobs = prompt_logprobs or self.prompt_logprobs
+        return self._make_output((piece,), prompt_logprobs)
 
-    def measure(self, update: Update, at: float) -> None:
-        """Bring the metrics up to date; most news changes none."""
-        new: dict[str, Any] = {}
-        # the others find what it computed
+    def update_metrics(self, update: Update, seconds: float) -> None:
+        """Bring the metrics up to date; most updates change none."""
+        changes: dict[str, Any] = {}
+        # The first request's alone: the other completions find in the cache what it computed.
         if update.cached_tokens is not None and update.id == self.requests[0].id:
-            new["cached_tokens"] = update.cached_tokens
+            changes["cached_tokens"] = update.cached_tokens
         if update.finish_reason is not None:
-            new["preemptions"] = (self.metrics.preemptions or 0) + update.preemptions
+            changes["preemptions"] = (self.metrics.preemptions or 0) + update.preemptions
         if update.tokens and self.metrics.first_token is None:
-            new["first_token"] = at
-        if self.ended:
-            new["end"] = at
-        if new:
-            self.metrics = evolve(self.metrics, **new)
+            changes["first_token"] = seconds
+        if self.is_finished:
+            changes["end"] = seconds
+        if changes:
+            self.metrics = evolve(self.metrics, **changes)
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that an answer can have: those asked for, or all that there is room
-        for.
+        """The most tokens that a completion can have: `params.max_tokens`, cut to the room beside
+        the prompt.
         """
         return self.requests[0].max_tokens
 
     @property
-    def ended(self) -> bool:
-        """Whether every answer has ended."""
-        return all(answer.ended for answer in self.answers.values())
+    def is_finished(self) -> bool:
+        """Whether every completion has finished."""
+        return all(completion.is_finished for completion in self.completions.values())
 
-    def result(self) -> RequestOutput:
-        """All that came, once every answer has ended."""
-        return self.output(
-            tuple(joined(pieces) for pieces in self.pieces.values()), self.prompt_logprobs
+    def final_output(self) -> RequestOutput:
+        """The output with whole completions, once each of them has finished."""
+        return self._make_output(
+            tuple(join_pieces(pieces) for pieces in self.pieces.values()), self.prompt_logprobs
         )
 
-    def output(
+    def _make_output(
         self, outputs: tuple[CompletionOutput, ...], prompt_logprobs: PromptLogprobs
     ) -> RequestOutput:
-        """An output with these answers."""
         return RequestOutput(
-            request_id=self.name,
+            request_id=self.request_id,
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.tokens,
             outputs=outputs,

@@ -21,11 +21,11 @@ Message = Mapping[str, Any]
 """
 
 
-TEMPLATE_MARKS = "{}\n"
+TEMPLATE_CHARACTERS = "{}\n"
 """Characters that a template has and the name of a file has not."""
 
 
-def chat_prompt(
+def render_chat(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     *,
@@ -39,19 +39,19 @@ def chat_prompt(
     raises: UsageError without a template, RequestError where the messages do not suit it,
     ModelError where it is broken or there is no tokenizer
     """
-    turns, whole = checked_turns(messages), tokenizer.whole
-    if template is None and whole.chat_template is None:
+    turns, hf_tokenizer = check_messages(messages), tokenizer.hf_tokenizer
+    if template is None and hf_tokenizer.chat_template is None:
         raise UsageError(
             "this model has no chat template; give it a plain prompt, --chat-template, or choose "
             "a chat model"
         )
     options = {} if template is None else {"chat_template": template}
     try:
-        text = whole.apply_chat_template(
+        text = hf_tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=add_generation_prompt, **options
         )
     except Exception as error:  # a template can divide by zero or call what is no function
-        raise failure(error, turns, is_given=template is not None) from error
+        raise explain_failure(error, turns, is_given=template is not None) from error
     return str(text)
 
 
@@ -65,7 +65,7 @@ def read_template(given: str | Path, name: str = "chat_template") -> str:
         raise RequestError(
             f"{name} must be text or a path, got {describe_type(given)}", parameter="chat_template"
         )
-    if isinstance(given, str) and any(mark in given for mark in TEMPLATE_MARKS):
+    if isinstance(given, str) and any(mark in given for mark in TEMPLATE_CHARACTERS):
         text, said = given, name
     else:
         said = f"{name} {shorten(given)}"
@@ -108,7 +108,9 @@ def check_syntax(text: str, said: str) -> None:
         ) from error
 
 
-def failure(error: Exception, turns: Sequence[Message], *, is_given: bool) -> HeadstockError:
+def explain_failure(
+    error: Exception, turns: Sequence[Message], *, is_given: bool
+) -> HeadstockError:
     """What to tell the user of a template that raised: one that was given, or the model's."""
     from jinja2 import TemplateError, TemplateSyntaxError
     from jinja2.exceptions import SecurityError
@@ -135,16 +137,16 @@ def failure(error: Exception, turns: Sequence[Message], *, is_given: bool) -> He
     return ModelError(f"{whose} chat template failed: {said}; {repair}")
 
 
-def checked_turns(messages: object) -> list[dict[str, Any]]:
+def check_messages(messages: object) -> list[dict[str, Any]]:
     """A copy of the turns whose content is text.   raises: RequestError"""
     if not isinstance(messages, list | tuple) or not messages:
         wanted = "a list of one or more turns"
         got = "an empty list" if isinstance(messages, list | tuple) else describe_type(messages)
         raise RequestError(f"messages must be {wanted}, got {got}", parameter="messages")
-    return [checked(message, index) for index, message in enumerate(messages)]
+    return [check_message(message, index) for index, message in enumerate(messages)]
 
 
-def checked(message: object, index: int) -> dict[str, Any]:
+def check_message(message: object, index: int) -> dict[str, Any]:
     """A copy of one turn whose content is text.   raises: RequestError"""
     if not isinstance(message, Mapping):
         raise RequestError(
@@ -164,10 +166,10 @@ def checked(message: object, index: int) -> dict[str, Any]:
         raise RequestError(
             f"{reason}; only a message with tool_calls may lack it", parameter="messages"
         )
-    return {**message, "content": content_text(content, index)}
+    return {**message, "content": join_text_parts(content, index)}
 
 
-def content_text(content: object, index: int) -> str | None:
+def join_text_parts(content: object, index: int) -> str | None:
     """The text of a turn's content; None (as a turn with tool calls has) stays None.
 
     raises: RequestError

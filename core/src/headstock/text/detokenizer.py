@@ -10,8 +10,8 @@ from headstock.text.tokenizer import Tokenizer
 REPLACEMENT: Final = "\ufffd"
 
 CONTEXT: Final = 4
-"""Tokens kept when the window is cut: an unfinished character has at most 3 bytes, so 3 tokens; and
-one before it.
+"""Tokens that stay when the window is cut: an unfinished character has at most 3 bytes, so 3
+tokens, and one before it.
 """
 
 WINDOW: Final = 16
@@ -19,58 +19,65 @@ WINDOW: Final = 16
 
 
 class Detokenizer:
-    """Gives the text of a growing row of tokens in pieces whose concatenation is the text of them
+    """Gives the text of a growing row of tokens in pieces, whose concatenation is the text of them
     all.
-
-    What may still change is held back. Bytes: an unfinished character decodes to one U+FFFD at the
-    very end, however many of its bytes are there, and nothing before it can change. Byte fallback:
-    one bad byte spoils its whole run of byte tokens, so a run is decoded when it ends.
     """
+
+    # A token alone has no text: it may hold a part of a character, and a decoder may drop the first
+    # space of what it gets. So a window of the last tokens is decoded again for every token, and
+    # what is new of its text goes out. What may still change is held back:
+    #   - Byte-level vocabularies: an unfinished character decodes to one U+FFFD at the very end,
+    #     however many of its bytes are there, and nothing before it can change.
+    #   - Byte fallback: one bad byte turns its whole run of byte tokens into U+FFFD, so a run is
+    #     decoded when the first token that is no byte ends it.
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
-        self.skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self.skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
         self.window: list[int] = []
-        self.given = 0  # characters of the window's text that are out
+        self.num_emitted = 0  # characters of the window's text
 
-    def feed(self, tokens: Iterable[int]) -> str:
+    def add_tokens(self, tokens: Iterable[int]) -> str:
         """The text that `tokens` make certain."""
         tokens = tuple(tokens)
+        # Where no run of bytes is open or begins, all tokens may be decoded at once.
         if len(tokens) < 2 or not self.tokenizer.byte_ids.isdisjoint((*tokens, *self.window[-1:])):
-            return "".join(self.feed_one(token) for token in tokens)
-        fresh = [
-            token for token in tokens if token not in self.skipped and self.tokenizer.known(token)
+            return "".join(self.add_token(token) for token in tokens)
+        visible = [
+            token
+            for token in tokens
+            if token not in self.skipped_ids and self.tokenizer.has_token(token)
         ]
-        return self.more(fresh) if fresh else ""
+        return self._extend_window(visible) if visible else ""
 
-    def more(self, tokens: list[int]) -> str:
-        """The text that `tokens`, none of them a byte, make certain.   writes: self"""
-        self.window += tokens
-        text = self.decode()
-        held = int(text.endswith(REPLACEMENT))
-        piece = text[self.given : len(text) - held]
-        self.given = len(text) - held
-        if len(self.window) >= WINDOW:
-            self.window = self.window[-CONTEXT:]
-            self.given = len(self.decode()) - held
-        return piece
-
-    def feed_one(self, token: int) -> str:
+    def add_token(self, token: int) -> str:
         """The text that `token` makes certain."""
-        if token in self.skipped or not self.tokenizer.known(token):
+        if token in self.skipped_ids or not self.tokenizer.has_token(token):
             return ""
         if token in self.tokenizer.byte_ids:
             self.window.append(token)
             return ""
-        return self.more([token])
+        return self._extend_window([token])
 
-    def finish(self) -> str:
-        """The rest of the text, when no token follows."""
-        text = self.decode()
-        piece = text[self.given :]
-        self.given = len(text)
+    def _extend_window(self, tokens: list[int]) -> str:
+        """The text that `tokens`, none of them a byte, make certain."""
+        self.window += tokens
+        text = self._decode_window()
+        num_pending = int(text.endswith(REPLACEMENT))
+        piece = text[self.num_emitted : len(text) - num_pending]
+        self.num_emitted = len(text) - num_pending
+        if len(self.window) >= WINDOW:
+            self.window = self.window[-CONTEXT:]
+            # Decoded anew: the shorter window may begin within a character, or without its space.
+            self.num_emitted = len(self._decode_window()) - num_pending
         return piece
 
-    def decode(self) -> str:
-        """The text of the window."""
+    def flush(self) -> str:
+        """The rest of the text, when no token follows."""
+        text = self._decode_window()
+        piece = text[self.num_emitted :]
+        self.num_emitted = len(text)
+        return piece
+
+    def _decode_window(self) -> str:
         return self.tokenizer.decode(self.window, skip_special_tokens=False)

@@ -13,7 +13,7 @@ from headstock.errors import ModelError, RequestError, shorten
 from headstock.sampling_checks import is_int
 from headstock.sampling_params import SamplingParams
 
-NAMES = {
+PARAM_NAMES = {
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -30,7 +30,7 @@ class GenerationConfig:
     config.json do).
     """
 
-    sampling: SamplingParams
+    params: SamplingParams
     eos_ids: tuple[int, ...]
 
 
@@ -48,22 +48,26 @@ def read_generation_config(directory: Path) -> GenerationConfig:
     if not isinstance(values, dict):
         raise ModelError(f"{shorten(path)} must hold one JSON object; correct or remove the file")
     try:
-        return GenerationConfig(sampling=sampling(values), eos_ids=eos(values.get("eos_token_id")))
+        return GenerationConfig(
+            params=parse_params(values), eos_ids=parse_eos_ids(values.get("eos_token_id"))
+        )
     except RequestError as error:
         raise ModelError(f"{shorten(path)}: {error}; correct or remove the file") from error
 
 
-def sampling(values: Mapping[str, Any]) -> SamplingParams:
+def parse_params(values: Mapping[str, Any]) -> SamplingParams:
     """The parameters of a parsed file. `do_sample: false` is greedy, whatever its temperature."""
-    chosen = {
-        ours: values[theirs] for theirs, ours in NAMES.items() if values.get(theirs) is not None
+    params = {
+        ours: values[theirs]
+        for theirs, ours in PARAM_NAMES.items()
+        if values.get(theirs) is not None
     }
     if values.get("do_sample") is False:
-        chosen["temperature"] = 0.0
-    return SamplingParams().replace(chosen)
+        params["temperature"] = 0.0
+    return SamplingParams().replace(params)
 
 
-def eos(value: object) -> tuple[int, ...]:
+def parse_eos_ids(value: object) -> tuple[int, ...]:
     """One id, a list of them or None as a tuple.   raises: RequestError"""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:

@@ -25,7 +25,7 @@ class Prompt:
     cache_salt: str = ""
 
 
-PromptInput = str | Sequence[int] | Mapping[str, Any] | Prompt
+PromptType = str | Sequence[int] | Mapping[str, Any] | Prompt
 """Text, token ids, one of {"prompt": text} and {"prompt_token_ids": ids}, or what `LLM.chat_prompt`
 made.
 
@@ -33,12 +33,12 @@ A mapping may have a "cache_salt" too: a string, with which prompts share nothin
 another one.
 """
 
-MAX_SALT: Final = 256  # characters
-FORMS: Final = {"prompt": "text", "prompt_token_ids": "a list of token ids"}
+MAX_SALT_LENGTH: Final = 256  # characters
+KEY_FORMS: Final = {"prompt": "text", "prompt_token_ids": "a list of token ids"}
 """What the value of each key of a prompt must be."""
 
 
-def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
+def list_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
     """The prompts, one or several, as a list; a list of integers is one prompt.
 
     raises: RequestError
@@ -46,25 +46,25 @@ def as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     if isinstance(prompts, str | Mapping | Prompt):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray | memoryview):
-        wanted = (
+        forms = (
             "text, a list of token ids, a mapping with prompt or prompt_token_ids, or a list "
             "of such"
         )
-        raise RequestError(f"prompts must be {wanted}, got {describe_type(prompts)}", "prompts")
+        raise RequestError(f"prompts must be {forms}, got {describe_type(prompts)}", "prompts")
     if prompts and all(
         isinstance(token, Integral) and not isinstance(token, bool) for token in prompts
     ):
         return [cast("Sequence[int]", prompts)]
-    return list(cast("Sequence[PromptInput]", prompts))
+    return list(cast("Sequence[PromptType]", prompts))
 
 
-def as_prompt(
-    given: PromptInput, tokenizer: Tokenizer, *, add_special_tokens: bool = True
+def tokenize_prompt(
+    prompt: PromptType, tokenizer: Tokenizer, *, add_special_tokens: bool = True
 ) -> Prompt:
     """The prompt's ids.   raises: RequestError"""
-    if isinstance(given, Prompt):
-        return given
-    content, salt = parts(given)
+    if isinstance(prompt, Prompt):
+        return prompt
+    content, salt = split_prompt(prompt)
     if isinstance(content, str):
         return Prompt(
             content, tuple(tokenizer.encode(content, add_special_tokens=add_special_tokens)), salt
@@ -72,16 +72,16 @@ def as_prompt(
     return Prompt(None, content, salt)
 
 
-def parts(given: object) -> tuple[str | tuple[int, ...], str]:
+def split_prompt(prompt: object) -> tuple[str | tuple[int, ...], str]:
     """The text or the token ids of a prompt, and its salt; checked as far as no model is needed.
 
     raises: RequestError
     """
-    if not isinstance(given, Mapping):
-        return content(given, "a prompt", "text", "a list of token ids"), ""
-    rest = dict(given)
-    salt = checked_salt(rest.pop("cache_salt", None))
-    if len(rest) != 1 or not rest.keys() <= FORMS.keys():
+    if not isinstance(prompt, Mapping):
+        return check_content(prompt, "a prompt", "text", "a list of token ids"), ""
+    rest = dict(prompt)
+    salt = check_salt(rest.pop("cache_salt", None))
+    if len(rest) != 1 or not rest.keys() <= KEY_FORMS.keys():
         raise RequestError(
             (
                 "a prompt given as a mapping must have one of prompt and prompt_token_ids, and may "
@@ -90,31 +90,30 @@ def parts(given: object) -> tuple[str | tuple[int, ...], str]:
             "prompt",
         )
     ((name, value),) = rest.items()
-    return content(value, name, FORMS[name]), salt
+    return check_content(value, name, KEY_FORMS[name]), salt
 
 
-def content(value: object, name: str, *wanted: str) -> str | tuple[int, ...]:
-    """The text or the token ids, whichever of the two is `wanted`.   raises: RequestError"""
-    if isinstance(value, str) and "text" in wanted:
+def check_content(value: object, name: str, *forms: str) -> str | tuple[int, ...]:
+    """The text or the token ids, whichever of the two is `forms`.   raises: RequestError"""
+    if isinstance(value, str) and "text" in forms:
         if not value:
             raise RequestError("prompt is empty; give it at least one character", "prompt")
         check_unicode(value, "prompt")
         return value
-    if isinstance(value, list | tuple) and "a list of token ids" in wanted:
+    if isinstance(value, list | tuple) and "a list of token ids" in forms:
         check_tokens(value, MAX_TOKEN_ID + 1)
         return tuple(value)
-    raise RequestError(
-        f"{name} must be {' or '.join(wanted)}, got {describe_type(value)}", "prompt"
-    )
+    raise RequestError(f"{name} must be {' or '.join(forms)}, got {describe_type(value)}", "prompt")
 
 
-def checked_salt(salt: object) -> str:
+def check_salt(salt: object) -> str:
     """The cache_salt; empty for None.   raises: RequestError"""
     if salt is None:
         return ""
-    if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT:
+    if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_LENGTH:
         raise RequestError(
-            f"cache_salt must be a string of 1 to {MAX_SALT} characters, got {describe_type(salt)}",
+            f"cache_salt must be a string of 1 to {MAX_SALT_LENGTH} characters, got "
+            f"{describe_type(salt)}",
             "cache_salt",
         )
     check_unicode(salt, "cache_salt")

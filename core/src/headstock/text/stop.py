@@ -1,4 +1,4 @@
-"""Stop strings, found across the borders of tokens."""
+"""Stop strings, matched across the borders of tokens."""
 
 from __future__ import annotations
 
@@ -8,58 +8,63 @@ from attrs import frozen
 
 
 @frozen
-class Found:
+class StopMatch:
     """Text that may go out, and the stop string that ended it, if one did."""
 
     text: str
     stop: str | None = None
 
 
-class StopStrings:
-    """Passes text on until a stop string is complete; what comes out does not depend on how the
-    text was cut.
+class StopStringMatcher:
+    """Passes text on until a stop string is complete; the text that comes out does not depend on
+    how it was cut into pieces.
 
-    The stop string that is complete first ends the text (of several, the longest). The longest end
-    of the text that could begin one is held back.
+    The stop string that is complete first ends the text; of several, the longest. `include` passes
+    the stop string on too.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self.stops = tuple(sorted(set(stops), key=len, reverse=True))
         self.include = include
-        self.held = ""
+        # The longest end of the text that may begin a stop string: had it gone out, a caller would
+        # have printed half of a stop string that the next piece completes.
+        self.pending = ""
 
-    def feed(self, piece: str, *, armed: bool = True) -> Found:
-        """What may go out after `piece`; while not `armed`, no stop string may end within it."""
+    def add_text(self, piece: str, *, can_stop: bool = True) -> StopMatch:
+        """The text that may go out after `piece`; unless `can_stop`, no stop string may end within
+        `piece`.
+        """
         if not self.stops:
-            return Found(piece)
-        text = self.held + piece
-        match = self.first(text, len(self.held)) if armed else None
+            return StopMatch(piece)
+        text = self.pending + piece
+        match = self._first_match(text, len(self.pending)) if can_stop else None
         if match is None:
-            keep = self.tail(text)
-            self.held = text[len(text) - keep :]
-            return Found(text[: len(text) - keep])
-        self.held = ""
+            length = self._partial_match_length(text)
+            self.pending = text[len(text) - length :]
+            return StopMatch(text[: len(text) - length])
+        self.pending = ""
         end, stop = match
-        return Found(text[: end if self.include else end - len(stop)], stop)
+        return StopMatch(text[: end if self.include else end - len(stop)], stop)
 
-    def finish(self) -> str:
-        """The text held back, when none follows."""
-        rest, self.held = self.held, ""
-        return rest
+    def flush(self) -> str:
+        """The text that was held back, when no more follows."""
+        text, self.pending = self.pending, ""
+        return text
 
-    def first(self, text: str, known: int) -> tuple[int, str] | None:
-        """End and stop string of the first match that ends after `known` characters."""
+    def _first_match(self, text: str, start: int) -> tuple[int, str] | None:
+        """The end and the stop string of the first match that ends after `start` characters."""
         best: tuple[int, str] | None = None
         for stop in self.stops:
-            at = text.find(stop, max(0, known - len(stop) + 1))
-            if at >= 0 and (best is None or at + len(stop) < best[0]):
-                best = (at + len(stop), stop)
+            begin = text.find(stop, max(0, start - len(stop) + 1))
+            # The longest come first, so that a tie leaves the longest.
+            if begin >= 0 and (best is None or begin + len(stop) < best[0]):
+                best = (begin + len(stop), stop)
         return best
 
-    def tail(self, text: str) -> int:
-        """Characters at the end of `text` that could begin a stop string."""
-        longest = min(len(text), len(self.stops[0]) - 1)
-        for size in range(longest, 0, -1):
-            if any(stop.startswith(text[-size:]) for stop in self.stops if len(stop) > size):
-                return size
+    def _partial_match_length(self, text: str) -> int:
+        """The number of characters at the end of `text` that may begin a stop string."""
+        max_length = min(len(text), len(self.stops[0]) - 1)
+        for length in range(max_length, 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self.stops if len(stop) > length):
+                return length
         return 0

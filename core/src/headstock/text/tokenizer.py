@@ -14,7 +14,7 @@ from headstock.errors import ModelError, RequestError, shorten
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """How vocabularies with byte fallback spell a byte (tokenizers' ByteFallback decoder)."""
 
-LONGEST_REASON = 160
+MAX_REASON_LENGTH = 160
 """Characters of what transformers says of a config.json, whose key comes late in it."""
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
@@ -35,22 +35,24 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._whole = load(directory)
-        self.inner = self._whole.backend_tokenizer
-        self.inner.no_truncation()
-        self.inner.no_padding()
-        self.vocab_size: int = self.inner.get_vocab_size(with_added_tokens=True)
+        self._hf_tokenizer = load_tokenizer(directory)
+        self.backend = self._hf_tokenizer.backend_tokenizer
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
         self.eos_ids: tuple[int, ...] = (
-            () if self._whole.eos_token_id is None else (int(self._whole.eos_token_id),)
+            ()
+            if self._hf_tokenizer.eos_token_id is None
+            else (int(self._hf_tokenizer.eos_token_id),)
         )
-        added = self.inner.get_added_tokens_decoder()
+        added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
-        self.byte_ids = byte_fallback_ids(self.inner.get_vocab())
+        self.byte_ids = byte_fallback_ids(self.backend.get_vocab())
 
     @property
-    def whole(self) -> Any:
+    def hf_tokenizer(self) -> Any:
         """The tokenizer as transformers has it, with the chat template."""
-        return self._whole
+        return self._hf_tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`, with the tokens a checkpoint begins every text with unless told
@@ -59,7 +61,7 @@ class Tokenizer:
         raises: RequestError
         """
         try:
-            return list(self.inner.encode(text, add_special_tokens=add_special_tokens).ids)
+            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except (
             UnicodeEncodeError,
             TypeError,
@@ -72,18 +74,18 @@ class Tokenizer:
         """The text of `tokens`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary
         nothing.
         """
-        return str(self.inner.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+        return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
-    def known(self, token: int) -> bool:
+    def has_token(self, token: int) -> bool:
         """Whether the vocabulary holds `token`; scores may be padded past its end."""
-        return self.inner.id_to_token(token) is not None
+        return self.backend.id_to_token(token) is not None
 
 
 class NoTokenizer(Tokenizer):
     """What stands for the tokenizer of a directory without one: ids are served, and their text is
     empty.
 
-    `encode` and `whole` raise ModelError with `reason`.
+    `encode` and `hf_tokenizer` raise ModelError with `reason`.
     """
 
     vocab_size = 0
@@ -95,7 +97,7 @@ class NoTokenizer(Tokenizer):
         self.reason = reason
 
     @property
-    def whole(self) -> Any:
+    def hf_tokenizer(self) -> Any:
         raise ModelError(self.reason)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -104,7 +106,7 @@ class NoTokenizer(Tokenizer):
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return ""
 
-    def known(self, token: int) -> bool:
+    def has_token(self, token: int) -> bool:
         return False
 
 
@@ -134,14 +136,14 @@ def check_vocabulary(directory: Path) -> None:
     ):
         return
     try:
-        load(directory)
+        load_tokenizer(directory)
     except MissingTokenizer:
         raise
     except ModelError:
         return
 
 
-def load(directory: Path) -> Any:
+def load_tokenizer(directory: Path) -> Any:
     """The transformers tokenizer of `directory`, without code from it.
 
     raises: MissingTokenizer when there is none, ModelError
@@ -152,9 +154,9 @@ def load(directory: Path) -> Any:
             "checkpoint directory"
         )
     present = [name for name in VOCABULARIES if (directory / name).exists()]
-    open_directory = opener(directory)
+    load_from = choose_loader(directory)
     try:
-        tokenizer = open_directory(str(directory), trust_remote_code=False, local_files_only=True)
+        tokenizer = load_from(str(directory), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the library raises whatever its parsers do
         if has_code(directory):
             raise ModelError(
@@ -163,15 +165,15 @@ def load(directory: Path) -> Any:
             ) from error
         check_config(directory, error)
         if not present:
-            raise missing(directory) from error
+            raise make_missing_error(directory) from error
         reason = shorten(str(error) or type(error).__name__)
-        advice = remedy(directory / present[0])
+        advice = suggest_repair(directory / present[0])
         raise ModelError(
             f"cannot read the tokenizer in {shorten(directory)}: {reason}; {advice}"
         ) from error
     if not present and not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
         # of some families transformers makes a tokenizer that knows no text
-        raise missing(directory)
+        raise make_missing_error(directory)
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(
             f"the tokenizer in {shorten(directory)} has no tokenizer.json; save it with "
@@ -180,7 +182,7 @@ def load(directory: Path) -> Any:
     return tokenizer
 
 
-def opener(directory: Path) -> Callable[..., Any]:
+def choose_loader(directory: Path) -> Callable[..., Any]:
     """What reads the tokenizer of `directory`.
 
     A tokenizer.json is the whole of it, and reading it imports a tenth of transformers: finding the
@@ -189,15 +191,15 @@ def opener(directory: Path) -> Callable[..., Any]:
     if (directory / "tokenizer.json").exists() and not has_code(directory):
         from transformers import PreTrainedTokenizerFast
 
-        found: Callable[..., Any] = PreTrainedTokenizerFast.from_pretrained
-        return found
+        load_fast: Callable[..., Any] = PreTrainedTokenizerFast.from_pretrained
+        return load_fast
     from transformers import AutoTokenizer
 
-    any_class: Callable[..., Any] = AutoTokenizer.from_pretrained
-    return any_class
+    load_any: Callable[..., Any] = AutoTokenizer.from_pretrained
+    return load_any
 
 
-def missing(directory: Path) -> MissingTokenizer:
+def make_missing_error(directory: Path) -> MissingTokenizer:
     """The error for a directory without a vocabulary."""
     return MissingTokenizer(
         f"no tokenizer in {shorten(directory)}; looked for {', '.join(VOCABULARIES)}; copy or "
@@ -205,7 +207,7 @@ def missing(directory: Path) -> MissingTokenizer:
     )
 
 
-def remedy(file: Path) -> str:
+def suggest_repair(file: Path) -> str:
     """The next move after `file` could not be read as a tokenizer."""
     with file.open("rb") as opened:
         if opened.read(len(LFS_POINTER)) == LFS_POINTER:
@@ -236,7 +238,7 @@ def check_config(directory: Path, refused: Exception) -> None:
         AutoConfig.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # as above
         if str(error) == str(refused) and (directory / "config.json").exists():
-            reason = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
+            reason = " ".join(str(error).split())[:MAX_REASON_LENGTH] or type(error).__name__
             raise ModelError(
                 f"config.json in {shorten(directory)} cannot be read by transformers: {reason}"
             ) from error

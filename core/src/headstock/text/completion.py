@@ -1,0 +1,152 @@
+"""One completion, built from the engine's updates of its request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headstock.outputs import CompletionOutput, Logprob, TokenLogprob, Update
+from headstock.sampling_params import SamplingParams
+from headstock.text.detokenizer import Detokenizer
+from headstock.text.stop import StopStringMatcher
+from headstock.text.tokenizer import Tokenizer
+
+LogprobTable = dict[int, Logprob]
+"""The candidates of one position, by token id."""
+
+
+class CompletionBuilder:
+    """Turns each update of one request into a piece of its completion; after a piece with a finish
+    reason there are none.
+    """
+
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.params = params
+        self.tokenizer = tokenizer
+        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self.matcher = StopStringMatcher(params.stop, include=params.include_stop_str_in_output)
+        self.num_tokens = 0
+        self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
+        self.is_finished = False
+
+    def apply_update(self, update: Update) -> CompletionOutput:
+        """The piece that `update` adds; a stop string may finish it before the engine does."""
+        if self.matcher.stops:
+            text, num_tokens, stop = self._detokenize_until_stop(update)
+        else:
+            text, num_tokens, stop = self._detokenize(update), len(update.tokens), None
+        finish_reason = "stop" if stop is not None else update.finish_reason
+        self.is_finished = finish_reason is not None
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=update.tokens[:num_tokens],
+            logprobs=self.add_logprobs(update, num_tokens),
+            cumulative_logprob=self.cumulative_logprob,
+            finish_reason=finish_reason,
+            stop_reason=stop if stop is not None else self._stop_token_id(update),
+            error=update.error,
+        )
+
+    def _detokenize(self, update: Update) -> str:
+        """The text that `update` makes certain, where no stop string can end it."""
+        # All tokens of an update are decoded at once: a request whose tokens are not streamed gets
+        # thousands in its last update.
+        count = len(update.tokens)
+        self.num_tokens += count
+        is_silent = count > 0 and update.stop_token is not None and not self.matcher.include
+        text = self.detokenizer.add_tokens(update.tokens[: count - is_silent])
+        if update.finish_reason is not None:
+            text += self.detokenizer.flush()
+        return text
+
+    def _detokenize_until_stop(self, update: Update) -> tuple[str, int, str | None]:
+        """The text that may go out, the number of tokens that it is of, and the stop string that
+        ended it, if one did.
+        """
+        # One token at a time: the completion ends with the token that completes a stop string, and
+        # `min_tokens` may pass in the middle of an update.
+        pieces = []
+        for position, token in enumerate(update.tokens, start=1):
+            self.num_tokens += 1
+            is_silent = (
+                position == len(update.tokens)
+                and update.stop_token is not None
+                and not self.matcher.include
+            )
+            match = self.matcher.add_text(
+                "" if is_silent else self.detokenizer.add_token(token), can_stop=self.can_stop
+            )
+            pieces.append(match.text)
+            if match.stop is not None:
+                return "".join(pieces), position, match.stop
+        if update.finish_reason is None:
+            return "".join(pieces), len(update.tokens), None
+        # What the detokenizer held back may complete a stop string yet.
+        match = self.matcher.add_text(self.detokenizer.flush(), can_stop=self.can_stop)
+        text = "".join([*pieces, match.text, self.matcher.flush()])
+        return text, len(update.tokens), match.stop
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether a stop string may end the completion now."""
+        return self.num_tokens > self.params.min_tokens
+
+    def _stop_token_id(self, update: Update) -> int | None:
+        """The id among `stop_token_ids` that ended the completion; None for an end-of-sequence
+        token, as in vLLM.
+        """
+        return update.stop_token if update.stop_token in self.params.stop_token_ids else None
+
+    def add_logprobs(self, update: Update, num_tokens: int) -> tuple[LogprobTable, ...] | None:
+        """A table for each of the update's first `num_tokens` tokens, which also count towards the
+        cumulative log-probability; None when they were not requested.
+        """
+        if self.cumulative_logprob is None:
+            return None
+        entries = (update.logprobs or ())[:num_tokens]
+        self.cumulative_logprob += sum(entry.logprob for entry in entries)
+        return tuple(make_logprob_table(entry, self.tokenizer) for entry in entries)
+
+
+def make_logprob_table(entry: TokenLogprob, tokenizer: Tokenizer) -> LogprobTable:
+    """The likeliest tokens of one position, and the token that stands there."""
+    table = {
+        token: Logprob(logprob, rank, tokenizer.decode([token], skip_special_tokens=False))
+        for rank, (token, logprob) in enumerate(entry.top, start=1)
+    }
+    if entry.token not in table:
+        text = tokenizer.decode([entry.token], skip_special_tokens=False)
+        table[entry.token] = Logprob(entry.logprob, None, text)
+    return table
+
+
+def make_prompt_logprobs(
+    entries: Sequence[TokenLogprob | None] | None, tokenizer: Tokenizer
+) -> tuple[LogprobTable | None, ...] | None:
+    """A table for each prompt position but the first, which nothing predicts; None for None."""
+    if entries is None:
+        return None
+    return tuple(
+        None if entry is None else make_logprob_table(entry, tokenizer) for entry in entries
+    )
+
+
+def join_pieces(pieces: Sequence[CompletionOutput]) -> CompletionOutput:
+    """The whole completion that `pieces`, at least one, add up to."""
+    last = pieces[-1]
+    logprobs = (
+        None
+        if last.logprobs is None
+        else tuple(table for piece in pieces for table in piece.logprobs or ())
+    )
+    return CompletionOutput(
+        index=last.index,
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        cumulative_logprob=last.cumulative_logprob,
+        logprobs=logprobs,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        error=last.error,
+    )
