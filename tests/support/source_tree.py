@@ -6,6 +6,7 @@ import ast
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
@@ -63,9 +64,7 @@ def plugin_names() -> dict[str, str]:
     """Name -> the member that provides it, of every first-party plugin."""
     found = {}
     for member in [ROOT / "core", *PLUGINS]:
-        groups = tomllib.loads((member / "pyproject.toml").read_text())["project"].get(
-            "entry-points", {}
-        )
+        groups = read_project(member).get("entry-points", {})
         found |= {
             name: str(member.relative_to(ROOT)) for group in groups.values() for name in group
         }
@@ -80,3 +79,33 @@ def packages() -> dict[str, Path]:
         for path in (member / "src").glob("*")
         if path.is_dir()
     }
+
+
+def command_packages() -> list[str]:
+    """The import names of the members that add a verb to the command line."""
+    return [
+        path.name
+        for member in PLUGINS
+        if "headstock.command" in read_project(member).get("entry-points", {})
+        for path in (member / "src").glob("*")
+    ]
+
+
+def core_packages() -> list[str]:
+    """The names of core's packages."""
+    return sorted(path.parent.name for path in CORE.glob("*/__init__.py"))
+
+
+def exports(path: Path) -> set[str]:
+    """The names in a module's `__all__`."""
+    for node in tree(path).body:
+        match node:
+            case ast.Assign(targets=[ast.Name("__all__")], value=ast.List(elts=names)):
+                return {name.value for name in names if isinstance(name, ast.Constant)}
+    return set()
+
+
+def read_project(member: Path) -> dict[str, Any]:
+    """The `project` table of a member's pyproject.toml."""
+    project: dict[str, Any] = tomllib.loads((member / "pyproject.toml").read_text())["project"]
+    return project

@@ -29,7 +29,7 @@ def test_a_script_has_every_verb_and_flag_and_the_names_of_plugins(
     for each in (
         *VERBS,
         *flags,
-        "--timeline",
+        "--partial",
         "--input",
         "inspect",
         "radix",

@@ -117,22 +117,6 @@ def test_a_missing_file_and_a_place_that_cannot_be_written(
         Engine(EngineConfig(record=str(tmp_path / "no" / "file")))
 
 
-@pytest.mark.parametrize(
-    "flags", [["--html", "it"], ["--timeline", "it"], ["--html", "new", "--timeline", "./new"]]
-)
-def test_a_drawing_is_written_over_neither_the_recording_nor_the_other_one(
-    flags: list[str],
-    whole: bytes,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, line = said(whole, tmp_path, capsys, *flags)
-    assert code == 2 and "which would be written over; name another file" in line
-    assert (tmp_path / "it").read_bytes() == whole and not (tmp_path / "new").exists()
-
-
 def test_a_full_disk_ends_the_recording_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -179,10 +179,10 @@ def test_a_tail_cannot_be_replayed_but_drawn(
     assert main(["replay", named]) == 5
     (line,) = capsys.readouterr().err.splitlines()
     assert (
-        "begins with step 35, and a schedule can be run again from step 0 only; --timeline FILE "
-        "draws" in line
+        "begins with step 35, and a schedule can be run again from step 0 only; 'headstock "
+        "replay-view FILE --timeline OUT.json' draws" in line
     )
-    assert main(["replay", named, "--timeline", str(trace)]) == 0
+    assert main(["replay-view", named, "--timeline", str(trace)]) == 0
     events = json.loads(trace.read_text())["traceEvents"]
     (failed,) = [each["name"] for each in events if each["ph"] == "i"]
     assert failed.startswith(

@@ -34,8 +34,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "run --prompt x --config it --record it",
         "bench --config it --output hard",
         "bench --record new --output ./new",
-        "replay it --timeline hard",
-        "replay soft --html it",
+        "replay-view it --timeline hard",
+        "replay-view soft --html it",
     ],
 )
 def test_files_that_are_one_are_refused_and_kept(
@@ -49,7 +49,7 @@ def test_files_that_are_one_are_refused_and_kept(
 def test_what_keeps_nothing_may_be_named_twice(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["replay", "it", "--timeline", os.devnull, "--html", os.devnull]) == 6
+    assert main(["replay-view", "it", "--timeline", os.devnull, "--html", os.devnull]) == 6
     assert "is not a recording" in capsys.readouterr().err
 
 

@@ -123,11 +123,14 @@ def test_no_header_ends_in_a_traceback(
 
     file = tmp_path / "it"
     file.write_bytes(change(recording, edit))
-    flags = data.draw(
-        st.sampled_from([(), ("--check",), ("--html", "page"), ("--timeline", "trace")])
+    draw = ["replay-view", str(file)]
+    commands = (
+        ["replay", str(file)],
+        ["replay", str(file), "--check"],
+        [*draw, "--html", str(tmp_path / "page")],
+        [*draw, "--timeline", str(tmp_path / "trace")],
     )
-    flags = tuple(str(tmp_path / flag) if flag in ("page", "trace") else flag for flag in flags)
-    code = main(["replay", str(file), *flags])
+    code = main(data.draw(st.sampled_from(commands)))
     out, err = capsys.readouterr()
     assert code in (0, 1, 5, 6) and "failed in a way it should not" not in err
     assert out.count("\n") + err.count("\n") <= 1

@@ -40,16 +40,7 @@ PLUGIN_KINDS: Mapping[str, str] = MappingProxyType(
 )
 """Setting -> the kind of plugin that its values name."""
 
-FILE_DESTS = (
-    "file",
-    "input",
-    "output",
-    "history",
-    "timeline",
-    "html",
-    DEST_PREFIX + "config",
-    DEST_PREFIX + "record",
-)
+FILE_DESTS = ("file", "input", "output", "history", DEST_PREFIX + "config", DEST_PREFIX + "record")
 """What names a file, as a parser calls it."""
 
 

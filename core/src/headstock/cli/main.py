@@ -28,7 +28,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
     {
         "run": "generate text: one prompt, a file of prompts, or a chat",
         "bench": "measure speed, with everything that a figure depends on beside it",
-        "replay": "run a recorded schedule again, without a device; draw it",
+        "replay": "run a recorded schedule again, without a device",
         "plugins": "what is installed, and what one plugin says of itself",
         "config": "the settings in effect and where each came from; the presets",
         "doctor": "what works on this machine, and what to do about the rest",
@@ -169,7 +169,8 @@ def load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
     from headstock import registry
     from headstock.config.value_types import suggestion
 
-    known = (*VERBS, *(each.name for each in registry.installed("command")))
+    plugins = (each.name for each in registry.installed("command"))
+    known = (*VERBS, *plugins, *registry.sources("command"))
     if verb not in known:
         kind = "flag" if verb.startswith("-") else "verb"
         close = suggestion(shorten(verb), known) or "; see 'headstock --help'"

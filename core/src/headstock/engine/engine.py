@@ -26,9 +26,7 @@ from headstock.execution.executor import Outcome
 from headstock.execution.threaded import WorkerThread
 from headstock.logs import log_event
 from headstock.outputs import Update
-from headstock.record.file import reserved
-from headstock.record.header import describe
-from headstock.record.recorder import Recorder
+from headstock.record import Recorder, describe, reserved
 from headstock.scheduler import (
     Aborted,
     Arrived,

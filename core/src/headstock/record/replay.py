@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from attrs import fields, frozen
 
+from headstock.errors import format_count
+from headstock.record.file import Recording
 from headstock.record.moment import Moment
 from headstock.scheduler import Limits, Plan, State, initial, step
 
@@ -53,6 +55,40 @@ def replay(moments: Iterator[Moment], limits: Limits) -> Iterator[Replayed]:
         if after is None or divergence is not None:
             return
         state = after
+
+
+@frozen(kw_only=True)
+class Verdict:
+    """How a replay ended: after `steps` steps, with the recorded `error` of the last one if it
+    failed. `whole` is False for a recording that breaks off.
+    """
+
+    steps: int
+    divergence: Divergence | None
+    error: str
+    whole: bool
+
+    def __str__(self) -> str:
+        text = f"{format_count(self.steps, 'step')}, identical"
+        if self.divergence is not None:
+            text = str(self.divergence)
+        elif self.error:
+            text += f"; the last one fails as recorded: {self.error}"
+        return text if self.whole else f"{text}; the recording breaks off there"
+
+
+def replay_whole(
+    recording: Recording, limits: Limits, see: Callable[[Replayed], None] | None = None
+) -> Verdict:
+    """Run a recording again from step 0; `see` is called with each step.   raises: ModelError"""
+    steps, error = 0, ""
+    divergence: Divergence | None = None
+    for replayed in replay(recording.moments(), limits):
+        steps += 1
+        divergence, error = replayed.divergence, replayed.moment.error
+        if see is not None:
+            see(replayed)
+    return Verdict(steps=steps, divergence=divergence, error=error, whole=recording.whole)
 
 
 def again(moment: Moment, state: State, limits: Limits) -> tuple[State | None, Divergence | None]:

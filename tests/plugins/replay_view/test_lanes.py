@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from attrs import evolve
 from core.record.runs import bounds, requests, run
-from core.record.view.scripts import MS, ONE_SEAT, see, watch_script
+from plugins.replay_view.scripts import MS, ONE_SEAT, see, watch_script
 from toy_workloads import limits, request
 
 from headstock.builtin import mixed
 from headstock.record.moment import Moment
 from headstock.record.replay import Divergence, Replayed
-from headstock.record.view.data import collect
-from headstock.record.view.headline import Headline, axis_end, percentile, summarize
-from headstock.record.view.lanes import (
+from headstock.scheduler import Aborted, Arrived, Event, Plan, State, initial, step
+from headstock.spi import Budget, Choice, View
+from headstock_replay_view.data import collect
+from headstock_replay_view.headline import Headline, axis_end, percentile, summarize
+from headstock_replay_view.lanes import (
     DECODE,
     FIELDS,
     GONE,
@@ -27,10 +29,8 @@ from headstock.record.view.lanes import (
     STALLED,
     Lanes,
 )
-from headstock.record.view.page import render
-from headstock.record.view.watch import SERIES, Watch
-from headstock.scheduler import Aborted, Arrived, Event, Plan, State, initial, step
-from headstock.spi import Budget, Choice, View
+from headstock_replay_view.page import render
+from headstock_replay_view.watch import SERIES, Watch
 
 
 def numbers(lanes: Lanes, *names: str) -> list[tuple[int, ...]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from core.record.runs import bounds, recorder, requests, run
-from core.record.trace_format import faults
+from plugins.replay_view.trace_format import faults
 
 from headstock.cli.main import main
 from headstock.record.moment import Noted
@@ -19,7 +19,7 @@ from headstock.scheduler import Aborted, Arrived, Sampled, initial, step
 
 def trace_of(path: Path, tmp_path: Path) -> str:
     """The recording's trace."""
-    assert main(["replay", str(path), "--timeline", str(tmp_path / "trace.json")]) == 0
+    assert main(["replay-view", str(path), "--timeline", str(tmp_path / "trace.json")]) == 0
     return (tmp_path / "trace.json").read_text(encoding="utf-8")
 
 

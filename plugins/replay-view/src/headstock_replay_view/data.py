@@ -12,9 +12,9 @@ import attrs
 import numpy as np
 
 from headstock.errors import shorten
-from headstock.record.view.headline import Headline, summarize
-from headstock.record.view.lanes import MOST_STALLS, Lanes
-from headstock.record.view.watch import Watch
+from headstock_replay_view.headline import Headline, summarize
+from headstock_replay_view.lanes import MOST_STALLS, Lanes
+from headstock_replay_view.watch import Watch
 
 
 def collect(
@@ -77,7 +77,7 @@ def lanes_data(lanes: Lanes) -> dict[str, Any]:
 
 
 def plain(value: object, most: int = 64) -> str:
-    """The value as one line of at most `most` characters; one that does not print is shown as its
+    """The value as one line of at most `most` characters; one that does not print is shorten as its
     code.
     """
     text = "".join(

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 from attrs import define, field
 
-from headstock.record.moment import Moment
+from headstock.record import Moment
 from headstock.scheduler import Arrived, Limits, Plan, Request, RowCounter, State
 from headstock.spi.arrays import Ints
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from headstock.record.view.words import list_facts, list_slowest, list_tiles
+from headstock_replay_view.words import list_facts, list_slowest, list_tiles
 
 SCRIPTS = ("model.js", "canvas.js", "lanes.js", "charts.js", "tree.js", "readout.js", "controls.js")
 """In this order they are one script."""
@@ -40,7 +40,7 @@ def render(data: Mapping[str, Any]) -> str:
 
 def read_asset(name: str) -> str:
     """The text of a file that draws."""
-    return files("headstock.record.view").joinpath("assets", name).read_text("utf-8")
+    return files("headstock_replay_view").joinpath("assets", name).read_text("utf-8")
 
 
 def write_policy(style: str, script: str) -> str:

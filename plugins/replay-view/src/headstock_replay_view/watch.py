@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from headstock.record.replay import Replayed
-from headstock.record.view.lanes import Lanes
-from headstock.record.view.prefixes import Prefixes
+from headstock.record import Replayed
 from headstock.scheduler import Limits, Plan, State
+from headstock_replay_view.lanes import Lanes
+from headstock_replay_view.prefixes import Prefixes
 
 MOST_COLUMNS = 1024
 """Page maps kept at most; half of them at least, once there are so many steps."""

@@ -13,10 +13,10 @@ from toy_workloads import limits
 from headstock.record.file import read
 from headstock.record.moment import Moment
 from headstock.record.replay import Replayed, replay
-from headstock.record.view.data import collect
-from headstock.record.view.page import render
-from headstock.record.view.watch import Watch
 from headstock.scheduler import Aborted, Arrived, Event, Limits, Plan, Sampled, State, initial, step
+from headstock_replay_view.data import collect
+from headstock_replay_view.page import render
+from headstock_replay_view.watch import Watch
 
 MS = 1_000_000
 ONE_SEAT = limits(max_rows=1, max_batch_tokens=4, policy=None)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 from core.record.runs import bounds, record, recorder, requests
-from core.record.view.scripts import HOSTILE, ONE_SEAT, hostile_page, watch_script
 from playwright.sync_api import Browser
+from plugins.replay_view.scripts import HOSTILE, ONE_SEAT, hostile_page, watch_script
 from toy_workloads import request
 
 from headstock.cli.main import main
-from headstock.record.view.data import collect
-from headstock.record.view.page import render
-from headstock.record.view.watch import Watch
 from headstock.scheduler import Arrived, Limits
+from headstock_replay_view.data import collect
+from headstock_replay_view.page import render
+from headstock_replay_view.watch import Watch
 
 from .browsing import (
     colour,
@@ -72,7 +72,7 @@ def drawn(folder: Path, engine: Limits, count: int) -> Path:
     """The page of a run of so many requests."""
     recording, page = folder / f"{count}.recording", folder / f"{count}.html"
     record(recording, engine, requests(count), 20_000)
-    assert main(["replay", str(recording), "--html", str(page)]) == 0
+    assert main(["replay-view", str(recording), "--html", str(page)]) == 0
     return page
 
 
@@ -389,7 +389,7 @@ def test_the_policy_stops_what_a_mistake_would_let_in(browser: Browser, toy: Pat
 def test_an_empty_recording_opens(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "run.recording"
     recorder(bounds(), path).close()
-    assert main(["replay", str(path), "--html", str(tmp_path / "page.html")]) == 0
+    assert main(["replay-view", str(path), "--html", str(tmp_path / "page.html")]) == 0
     with open_page(browser, tmp_path / "page.html") as page:
         assert page.locator("#readout").text_content() == "no step "
         press(page, "j", "ArrowRight", "b", "o", "t", "End", "Enter", "l", "+", "0")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from attrs import frozen
 
-from headstock.record.view.lanes import GONE, PREEMPTED, Lanes
 from headstock.spi.arrays import Ints
+from headstock_replay_view.lanes import GONE, PREEMPTED, Lanes
 
 
 @frozen(kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from attrs import define, field
 
-from headstock.record.moment import Moment
+from headstock.record import Moment
 from headstock.scheduler import Aborted, Arrived, Plan
 
 ENGINE, REQUESTS = 1, 2

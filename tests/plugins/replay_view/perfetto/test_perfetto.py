@@ -38,7 +38,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("trace")
     path, drawn = folder / "run.recording", folder / "trace.json"
     record(path, bounds(num_pages=80), requests(150), 900)
-    assert main(["replay", str(path), "--timeline", str(drawn)]) == 0
+    assert main(["replay-view", str(path), "--timeline", str(drawn)]) == 0
     return drawn.read_bytes()
 
 

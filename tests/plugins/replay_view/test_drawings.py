@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 from core.record.runs import bounds, record, recorder, requests
-from core.record.view.scripts import hostile_page
 from often import often
+from plugins.replay_view.scripts import hostile_page
 
 from headstock.cli.main import main
 from headstock.record.file import read
 from headstock.record.header import limits_of
 from headstock.record.replay import replay
-from headstock.record.view.data import differences, packed, plain
-from headstock.record.view.prefixes import GONE, MOST_SEGMENTS, fold_leaves, keep_largest
-from headstock.record.view.watch import (
+from headstock.scheduler import Aborted, Arrived, initial, step
+from headstock_replay_view.data import differences, packed, plain
+from headstock_replay_view.prefixes import GONE, MOST_SEGMENTS, fold_leaves, keep_largest
+from headstock_replay_view.watch import (
     FREE,
     MOST_COLUMNS,
     MOST_TREES,
@@ -34,7 +35,6 @@ from headstock.record.view.watch import (
     Watch,
     mostly,
 )
-from headstock.scheduler import Aborted, Arrived, initial, step
 
 REQUESTS = 2
 MOST_BYTES = 10_000_000
@@ -43,7 +43,7 @@ MOST_BYTES = 10_000_000
 def trace(path: Path, folder: Path) -> list[dict[str, Any]]:
     """The events of the recording's trace."""
     out = folder / "trace.json"
-    assert main(["replay", str(path), "--timeline", str(out)]) == 0
+    assert main(["replay-view", str(path), "--timeline", str(out)]) == 0
     found: list[dict[str, Any]] = json.loads(out.read_text())["traceEvents"]
     return found
 
@@ -131,7 +131,7 @@ def test_an_empty_recording_draws_nothing_and_is_valid(
     path, page = tmp_path / "run.recording", tmp_path / "page.html"
     recorder(bounds(), path).close()
     assert trace(path, tmp_path) == []
-    assert main(["replay", str(path), "--html", str(page)]) == 0
+    assert main(["replay-view", str(path), "--html", str(page)]) == 0
     assert "0 steps, identical" in capsys.readouterr().out
     assert data_of(page)["series"]["at"] == []
 
@@ -140,7 +140,7 @@ def test_an_empty_recording_draws_nothing_and_is_valid(
 def test_a_page_of_10000_steps_stays_small_and_loads_nothing(steps: int, tmp_path: Path) -> None:
     path, page = tmp_path / "run.recording", tmp_path / "page.html"
     assert record(path, bounds(max_rows=16), requests(6 * steps // 10), steps) == steps
-    assert main(["replay", str(path), "--html", str(page)]) == 0
+    assert main(["replay-view", str(path), "--html", str(page)]) == 0
     text = page.read_text()
     assert len(text) < MOST_BYTES * steps / 10_000
     assert not re.search(r"https?:|src=|href=|@import|<link|url\(|import\(|fetch\(", text)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from core.record.view.scripts import ONE_SEAT, watch_script
+from plugins.replay_view.scripts import ONE_SEAT, watch_script
 from toy_workloads import request
 
-from headstock.record.view.data import collect
-from headstock.record.view.words import digits, list_facts, list_slowest, list_tiles, seconds
 from headstock.scheduler import Arrived
+from headstock_replay_view.data import collect
+from headstock_replay_view.words import digits, list_facts, list_slowest, list_tiles, seconds
 
 HEADER = {"model": "toy", "headstock": "1", "scheduler": "mixed", "cache": None}
 

@@ -1,0 +1,15 @@
+"""What `replay-view` says of itself."""
+
+from __future__ import annotations
+
+from headstock.spi import CommandSpec, SpiRange
+
+
+def spec() -> CommandSpec:
+    """The spec of the verb `replay-view`."""
+    return CommandSpec(
+        name="replay-view",
+        spi=SpiRange(0, 2),
+        summary="draw a recorded schedule: a page for a browser, or a trace",
+        implementation="headstock_replay_view.command:main",
+    )
