@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headstock.config import EngineConfig, FlagParser, add_engine_flags, add_sampling_flags
+from headstock.config import (
+    FlagParser,
+    add_engine_flags,
+    add_sampling_flags,
+    make_engine_config,
+)
 from headstock.errors import UsageError, find_nearest_name, format_count, join_reasons
 
 
@@ -46,8 +51,8 @@ def test_only_near_flags_are_suggested(flag: str, near: str | None) -> None:
 
 def test_only_near_keywords_are_suggested() -> None:
     with pytest.raises(UsageError, match=r"did you mean max_seq_len\?"):
-        EngineConfig.from_keywords(max_seq_length=5)
+        make_engine_config(max_seq_length=5)
     with pytest.raises(UsageError, match=r"unknown setting 'quantisation_x'$"):
-        EngineConfig.from_keywords(quantisation_x="awq")
+        make_engine_config(quantisation_x="awq")
     assert find_nearest_name("rnu", ["run", "bench"]) == "run"
     assert find_nearest_name("temp", ["tp", "tmp"]) == "tmp"

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headstock.config import EngineConfig
+from headstock.config import EngineConfig, make_engine_config
 from headstock.errors import UsageError, describe_type, shorten
 from headstock.logs import log_event
 from headstock.outputs import RequestOutput
@@ -331,4 +331,4 @@ def make_config(
             f"config must be a file's path or an EngineConfig, got {describe_type(config)}; "
             "settings are keywords"
         )
-    return EngineConfig.from_keywords(**settings)
+    return make_engine_config(**settings)

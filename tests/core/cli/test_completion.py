@@ -11,7 +11,8 @@ import pytest
 
 from headstock.cli.completion import SHELLS, main
 from headstock.cli.main import VERBS
-from headstock.config.catalog import CONFIG, PRESET, engine_settings, sampling_settings
+from headstock.config.catalog import engine_settings, sampling_settings
+from headstock.config.source_settings import CONFIG, PRESET
 from headstock.errors import UsageError
 
 READY = "ready-for-more> "

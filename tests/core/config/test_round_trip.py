@@ -14,12 +14,13 @@ from headstock.config import (
     FlagParser,
     add_engine_flags,
     add_sampling_flags,
+    make_engine_config,
     resolve_flags,
     resolve_keywords,
 )
 from headstock.config.catalog import engine_settings, sampling_settings, setting_names
+from headstock.config.engine import SETTINGS
 from headstock.config.flags import DEST_PREFIX
-from headstock.config.setting import collect_settings
 from headstock.errors import UsageError
 from headstock.sampling_params import SamplingParams
 from headstock.text.generation_config import PARAM_NAMES
@@ -248,17 +249,17 @@ def test_the_text_of_every_value_reads_back() -> None:
         EngineConfig(),
         *(EngineConfig(**{engine_settings()[k].name: v}) for k, v in OTHER_VALUES.items()),
     ):
-        for field, setting in collect_settings(EngineConfig).items():
+        for field, setting in SETTINGS.items():
             value = getattr(config, field)
             assert setting.value_type.read(value) == value
             assert setting.value_type.read(setting.value_type.show(value)) == value
 
 
 def test_what_is_said_of_flags_is_logged_of_keywords(caplog: pytest.LogCaptureFixture) -> None:
-    assert EngineConfig.from_keywords(gpu_memory_utilization=0.5).memory_ratio == 0.5
+    assert make_engine_config(gpu_memory_utilization=0.5).memory_ratio == 0.5
     assert "gpu_memory_utilization=0.5: taken as memory_ratio=0.5" in caplog.text
     caplog.clear()
-    EngineConfig.from_keywords(tp=2)
+    make_engine_config(tp=2)
     assert caplog.text == ""
 
 
@@ -268,7 +269,7 @@ def test_keywords_of_python() -> None:
     assert resolve_keywords({}, {"HEADSTOCK_TP": "3"}).engine.tp == 3
     found = resolve_keywords({"tp": 2}, {"HEADSTOCK_TP": "3"})
     assert (found.engine.tp, found.origins["tp"]) == (2, "keyword tp")
-    assert EngineConfig.from_keywords(model=Path("some") / "where").model == "some/where"
+    assert make_engine_config(model=Path("some") / "where").model == "some/where"
     for keywords, said in [
         ({"page_sise": 4}, "page_sise=4: unknown setting 'page_sise'; did you mean page_size?"),
         ({"temperature": 1}, "temperature: a sampling value"),
@@ -276,4 +277,4 @@ def test_keywords_of_python() -> None:
         ({"tp": 0}, "tp=0: tp must be greater than 0"),
     ]:
         with pytest.raises(UsageError, match=said.replace("?", r"\?")):
-            EngineConfig.from_keywords(**keywords)
+            make_engine_config(**keywords)

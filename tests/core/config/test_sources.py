@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from headstock.config import (
     PRESETS,
-    EngineConfig,
     FlagParser,
     ResolvedConfig,
     add_engine_flags,
     add_sampling_flags,
+    make_engine_config,
     resolve_flags,
 )
 from headstock.config.catalog import engine_settings
@@ -327,4 +327,4 @@ def test_sampling_flags_hold_only_what_was_given() -> None:
 
 
 def test_a_gpu_is_another_word_for_cuda() -> None:
-    assert EngineConfig.from_keywords(device="gpu").device == "cuda"
+    assert make_engine_config(device="gpu").device == "cuda"

@@ -8,7 +8,13 @@ import pytest
 
 from headstock import LLM
 from headstock.cli.main import main
-from headstock.config import EngineConfig, FlagParser, add_engine_flags, resolve_flags
+from headstock.config import (
+    EngineConfig,
+    FlagParser,
+    add_engine_flags,
+    make_engine_config,
+    resolve_flags,
+)
 from headstock.config.catalog import engine_settings, keyword_names
 from headstock.config.setting import Setting
 from headstock.config.value_types import Choice, Integer, Number, Switch, Text, Texts
@@ -42,7 +48,7 @@ def test_every_setting_is_named_as_it_was_given(key: str) -> None:
         assert f": {name} must" in str(raised.value)
     for word in [each for each, name in keyword_names().items() if name.setting.key == key]:
         with pytest.raises(UsageError) as raised:
-            EngineConfig.from_keywords(**{word: value})
+            make_engine_config(**{word: value})
         assert str(raised.value).startswith(
             f"{word}={shorten(value)}: {word} must"
         ) and "--" not in str(raised.value)
@@ -149,4 +155,4 @@ def test_sentences_and_other_flags_stay_whole() -> None:
         spell("(--attn fi,trtllm), --prompt x, --engine-seed 3")
         == '(attn="fi,trtllm"), --prompt x, seed=3'
     )
-    assert EngineConfig(max_seq_len=64) == EngineConfig.from_keywords(max_model_len=64)
+    assert EngineConfig(max_seq_len=64) == make_engine_config(max_model_len=64)

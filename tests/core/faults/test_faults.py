@@ -11,7 +11,7 @@ import pytest
 from toy_engine import Toys, Trial, random_requests, request
 
 from headstock import SamplingParams
-from headstock.config import EngineConfig
+from headstock.config import EngineConfig, make_engine_config
 from headstock.debug.fault_injection import Faults, Injected
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
@@ -143,7 +143,7 @@ def test_a_fault_that_does_not_exist_is_a_usage_error(text: str) -> None:
 def test_faults_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADSTOCK_FAULTS", "nan@4:1 slow@2:0.5")
 
-    assert EngineConfig.from_keywords().faults == ("nan@4:1", "slow@2:0.5")
+    assert make_engine_config().faults == ("nan@4:1", "slow@2:0.5")
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,8 +1,6 @@
-"""Configuration: attrs classes are the one truth; flags, environment, files and Python keywords
-follow from them.
-"""
+"""Configuration: attrs classes from which flags, environment, file keys and keywords are made."""
 
-from headstock.config.effective import ResolvedConfig, resolve_keywords
+from headstock.config.effective import ResolvedConfig, make_engine_config, resolve_keywords
 from headstock.config.engine import EngineConfig
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
 from headstock.config.presets import PRESETS
@@ -14,6 +12,7 @@ __all__ = [
     "ResolvedConfig",
     "add_engine_flags",
     "add_sampling_flags",
+    "make_engine_config",
     "resolve_flags",
     "resolve_keywords",
 ]

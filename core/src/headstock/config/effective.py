@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from attrs import frozen
 
@@ -13,35 +14,39 @@ from headstock.config.catalog import (
     engine_settings,
     find_setting_name,
     keyword_names,
-    make_spelling,
     sampling_settings,
 )
 from headstock.config.engine import EngineConfig
 from headstock.config.setting_rules import POOL_SIZES, describe_size_conflict
 from headstock.config.sources import (
+    SourceKind,
     SourceValue,
     SourceValues,
+    check_set_once,
     from_environment,
     from_file,
     from_preset,
 )
-from headstock.config.spelling import Surface
+from headstock.config.spelling import Surface, make_spelling
 from headstock.config.value_types import Value
 from headstock.errors import UsageError, shorten
+from headstock.logs import log_event
 
-EXPLICIT = ("flag", "keyword", "environment", "file")
-"""Ranks of values that the user wrote down, highest first (a program has keywords where the command
-line has flags).
-"""
+LOG = logging.getLogger(__name__)
+
+PRECEDENCE: tuple[SourceKind, ...] = get_args(SourceKind)
+"""Kinds of sources, the first wins. A program has keywords where the command line has flags."""
+EXPLICIT = frozenset(PRECEDENCE) - {"preset"}
+"""Kinds of sources in which the user wrote the value down."""
 
 
 @frozen
 class ResolvedConfig:
-    """What is in effect.
+    """The settings in effect.
 
-    `sampling` holds only what was given; `origins` maps every setting's key to "default", or "flag
-    --page-size", "environment HEADSTOCK_TP", "file engine.toml", "preset debug"; `notes` are lines
-    that the user should see; `file` is where settings were read from, if anywhere.
+    `sampling` holds only the values that a source set. `origins` maps every setting's key to
+    "default", "flag --page-size", "environment HEADSTOCK_TP", "file engine.toml" or "preset debug".
+    `notes` are lines for the user; `file` is the configuration file, if there is one.
     """
 
     engine: EngineConfig
@@ -52,46 +57,43 @@ class ResolvedConfig:
 
     @property
     def parameter_names(self) -> Mapping[str, str]:
-        """What sampling parameters are called here: the flag or the variable that was used, the
-        flag where none was.
-        """
-        flags = {key: setting.flag for key, setting in sampling_settings().items()}
-        used = {key: self.origins[key].partition(" ") for key in flags}
-        named = {
-            key: name for key, (rank, _, name) in used.items() if rank in ("flag", "environment")
-        }
-        return {
-            **flags,
-            **named,
-            **{key: key for key, (rank, *_) in used.items() if rank == "file"},
-        }
+        """Sampling parameter -> its name for this user: the flag, unless another one was used."""
+        names = {}
+        for key, setting in sampling_settings().items():
+            source_kind, _, source_name = self.origins[key].partition(" ")
+            match source_kind:
+                case "flag" | "environment":
+                    names[key] = source_name
+                case "file":
+                    names[key] = key
+                case _:
+                    names[key] = setting.flag
+        return names
 
 
 def merge_sources(
     flags: SourceValues, environ: Mapping[str, str], *, keywords: bool = False
 ) -> ResolvedConfig:
-    """The configuration in effect under flags (or keywords), environment, file, preset and
-    defaults, in this order.
+    """The configuration under flags (or keywords), environment, file, preset, defaults, in order.
 
-    `keywords`: `flags` are keywords of Python.
+    `keywords` says that `flags` are keywords of Python.
     raises: UsageError; ModelError when the file cannot be read
     """
     environment, notes = from_environment(environ)
     above = ChainMap(dict(flags), dict(environment))
     path = str(above["config"].value()) if "config" in above else None
     file = from_file(path) if path is not None else {}
-    asked = above.get("preset", file.get("preset"))
-    preset = from_preset(asked) if asked is not None else {}
-    given = dict(ChainMap(dict(flags), dict(environment), dict(file), dict(preset)))
-    plain = make_spelling(
-        Surface(keywords=keywords)
-    )  # a note on an alias says what it was taken as
+    requested = above.get("preset", file.get("preset"))
+    preset = from_preset(requested) if requested is not None else {}
+    merged = dict(ChainMap(dict(flags), dict(environment), dict(file), dict(preset)))
+    # Notes on aliases say as what an alias was taken, so they name settings by their own names.
+    plain = make_spelling(Surface(keywords=keywords), engine_settings().values())
     with plain.render_errors():
-        given, replaced = drop_replaced_sizes(given)
-    aliases = tuple(note for one in given.values() for note in one.notes())
-    values: dict[str, Any] = {key: one.value() for key, one in given.items()}
-    origins = {key: one.origin for key, one in given.items()}
-    cuts = limit_running_requests(values, given, origins)
+        merged, replaced = drop_replaced_sizes(merged)
+    aliases = tuple(note for value in merged.values() for note in value.alias_notes())
+    values: dict[str, Any] = {key: value.value() for key, value in merged.items()}
+    origins = {key: value.origin for key, value in merged.items()}
+    cuts = limit_running_requests(values, merged, origins)
     surface = Surface(keywords=keywords, names=dict(collect_used_names(flags)))
     fields = {
         setting.name: values[key] for key, setting in engine_settings().items() if key in values
@@ -107,56 +109,64 @@ def merge_sources(
 
 def collect_used_names(flags: SourceValues) -> Iterator[tuple[str, str]]:
     """The keys of settings given as flags or keywords, with the names that were used."""
-    for key, one in flags.items():
-        if not one.name.inverted and one.source_name != one.name.setting.negative:
-            yield key, one.source_name
+    for key, value in flags.items():
+        # `--no-overlap` sets `overlap`, but "--no-overlap on" would name its value wrongly.
+        if not value.name.inverted and value.source_name != value.name.setting.negative:
+            yield key, value.source_name
 
 
-def drop_replaced_sizes(given: SourceValues) -> tuple[dict[str, SourceValue], tuple[str, ...]]:
-    """What remains when a size of a higher rank has replaced those below it, and a line for each
-    that it replaced.
+def drop_replaced_sizes(values: SourceValues) -> tuple[dict[str, SourceValue], tuple[str, ...]]:
+    """`values` without the pool sizes that one of higher precedence replaces, and a note for each.
 
-    raises: UsageError when two pool sizes have the same rank
+    A page size or length that the user wrote is exact: a preset's `..._or_less` is dropped too.
+    raises: UsageError when two pool sizes have the same precedence
     """
     sizes = {
-        key: given[key] for key in POOL_SIZES if key in given and given[key].value() is not None
+        key: values[key] for key in POOL_SIZES if key in values and values[key].value() is not None
     }
-    ranks = [*EXPLICIT, "preset"]
-    best = min((ranks.index(one.source_kind) for one in sizes.values()), default=0)
-    winners = {key: one for key, one in sizes.items() if ranks.index(one.source_kind) == best}
+    best = min(map(_precedence, sizes.values()), default=0)
+    winners = {key: size for key, size in sizes.items() if _precedence(size) == best}
     if len(winners) > 1:
-        raise UsageError(describe_size_conflict([one.source_text for one in winners.values()]))
-    losers = {key: one for key, one in sizes.items() if key not in winners}
+        raise UsageError(describe_size_conflict([size.source_text for size in winners.values()]))
+    losers = {key: size for key, size in sizes.items() if key not in winners}
     notes = tuple(
-        f"{one.source_text}: replaced by {w.source_text}"
-        for w in winners.values()
-        for one in losers.values()
+        f"{loser.source_text}: replaced by {winner.source_text}"
+        for winner in winners.values()
+        for loser in losers.values()
     )
     dropped = set(losers)
     for size in ("page_size", "max_seq_len"):
-        if size in given and given[size].source_kind != "preset":
-            dropped |= {f"{size}_or_less"} & {
-                key for key, one in given.items() if one.source_kind == "preset"
-            }
-    return {key: one for key, one in given.items() if key not in dropped}, notes
+        bound = f"{size}_or_less"
+        if (
+            size in values
+            and values[size].source_kind != "preset"
+            and bound in values
+            and values[bound].source_kind == "preset"
+        ):
+            dropped.add(bound)
+    return {key: value for key, value in values.items() if key not in dropped}, notes
+
+
+def _precedence(value: SourceValue) -> int:
+    """0 for the source that wins over all others."""
+    return PRECEDENCE.index(value.source_kind)
 
 
 def limit_running_requests(
-    values: dict[str, Any], given: SourceValues, origins: dict[str, str]
+    values: dict[str, Any], sources: SourceValues, origins: dict[str, str]
 ) -> tuple[str, ...]:
-    """A line when the running requests had to be cut to the token budget; two written values are
-    left to EngineConfig.
+    """A note when the running requests had to be cut to the token budget of a step.
 
+    Two values that the user wrote are left to EngineConfig, which refuses them.
     writes: values, origins
     """
     tokens = values.get("max_batch_tokens", EngineConfig().max_batch_tokens)
     running = values.get("max_running_requests", EngineConfig().max_running_requests)
-    both = [
-        given[key].source_kind in EXPLICIT
+    has_both = all(
+        key in sources and sources[key].source_kind in EXPLICIT
         for key in ("max_batch_tokens", "max_running_requests")
-        if key in given
-    ]
-    if running <= tokens or both == [True, True]:
+    )
+    if running <= tokens or has_both:
         return ()
     values["max_running_requests"] = tokens
     origins["max_running_requests"] = (
@@ -169,25 +179,35 @@ def limit_running_requests(
 
 
 def resolve_keywords(
-    given: Mapping[str, object], environ: Mapping[str, str] | None = None
+    keywords: Mapping[str, object], environ: Mapping[str, str] | None = None
 ) -> ResolvedConfig:
-    """The configuration in effect for Python keywords; keywords rank as flags do.
+    """The configuration in effect for Python keywords, which take the precedence of flags.
 
     raises: UsageError, for an unknown keyword with a suggestion
     """
-    source: dict[str, SourceValue] = {}
-    plain = make_spelling(Surface())
-    for word, raw in given.items():
+    values: dict[str, SourceValue] = {}
+    plain = make_spelling(Surface(), engine_settings().values())
+    for word, raw in keywords.items():
         if word in sampling_settings() and word not in keyword_names():
             raise UsageError(
                 f"{word}: a sampling value, not an engine's; give it to SamplingParams"
             )
+        source_text = f"{word}={shorten(raw)}"
         with plain.render_errors():
-            name = find_setting_name(word, keyword_names(), f"{word}={shorten(raw)}")
-        one = SourceValue(name, raw, "keyword", word, f"{word}={shorten(raw)}")
-        if (earlier := source.get(name.setting.key)) is not None:
-            raise UsageError(
-                f"{earlier.source_text} and {one.source_text} set the same value; keep one of them"
-            )
-        source[name.setting.key] = one
-    return merge_sources(source, os.environ if environ is None else environ, keywords=True)
+            name = find_setting_name(word, keyword_names(), source_text)
+        value = SourceValue(name, raw, "keyword", word, source_text)
+        check_set_once(values, value)
+        values[name.setting.key] = value
+    return merge_sources(values, os.environ if environ is None else environ, keywords=True)
+
+
+def make_engine_config(**keywords: object) -> EngineConfig:
+    """The engine's settings for Python keywords, over the environment, a file, a preset, defaults.
+
+    `config=FILE` and `preset=NAME` are keywords too. Notes for the user are logged as warnings.
+    raises: UsageError, for an unknown keyword with a suggestion
+    """
+    resolved = resolve_keywords(keywords)
+    for note in resolved.notes:
+        LOG.warning(log_event("configuration", note=note))
+    return resolved.engine

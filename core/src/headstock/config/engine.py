@@ -4,9 +4,6 @@ say.
 
 from __future__ import annotations
 
-import logging
-from typing import Any
-
 import attrs
 from attrs import Factory, frozen
 
@@ -23,13 +20,16 @@ from headstock.config.patterns import (
     VLLM_RATIO,
     VLLM_SEQS,
 )
-from headstock.config.setting import setting_field
-from headstock.config.setting_rules import DEFAULT_MEMORY_RATIO, check_lengths, check_pool_sizes
-from headstock.config.spelling import Spelling, Surface
+from headstock.config.setting import collect_settings, setting_field
+from headstock.config.setting_rules import (
+    DEFAULT_MEMORY_RATIO,
+    POOL_SIZES,
+    check_pool_sizes,
+    check_sequence_length,
+    check_step_tokens,
+)
+from headstock.config.spelling import Spelling, Surface, make_spelling
 from headstock.config.value_types import Choice, Integer, Number, Switch, Text, Texts
-from headstock.logs import log_event
-
-LOG = logging.getLogger(__name__)
 
 DEFAULT_RUNNING = 256
 
@@ -363,34 +363,21 @@ class EngineConfig:
 
     def __attrs_post_init__(self) -> None:
         with self.spelling.render_errors():
-            check_pool_sizes(self)
-            check_lengths(self)
+            check_pool_sizes({name: getattr(self, name) for name in POOL_SIZES})
+            check_sequence_length(
+                self.max_seq_len, self.page_size, page_size_or_less=self.page_size_or_less
+            )
+            check_step_tokens(self.max_batch_tokens, self.max_running_requests)
 
     @property
     def spelling(self) -> Spelling:
-        """How whoever made this configuration names its settings."""
-        from headstock.config.catalog import make_spelling  # the catalog is made of this class
-
-        return make_spelling(self.surface)
+        """How this configuration names its settings: by flags, or by the keywords of Python."""
+        return make_spelling(self.surface, SETTINGS.values())
 
     def spell(self, text: str) -> str:
-        """A text that names settings by their flags, in the words of whoever made this
-        configuration.
-        """
+        """`text`, which names settings by their flags, with the names of this configuration."""
         return self.spelling.render(text)
 
-    @classmethod
-    def from_keywords(cls, **keywords: Any) -> EngineConfig:
-        """The configuration for Python keywords, over the environment, `config=FILE`, `preset=NAME`
-        and the defaults.
 
-        What the user should know of them is logged as warnings.
-        raises: UsageError, for an unknown keyword with a suggestion
-        """
-        # resolving builds this class, so it is imported late
-        from headstock.config.effective import resolve_keywords
-
-        resolved = resolve_keywords(keywords)
-        for note in resolved.notes:
-            LOG.warning(log_event("configuration", note=note))
-        return resolved.engine
+SETTINGS = collect_settings(EngineConfig)
+"""The settings by the names of their fields."""

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NoReturn
 
-from headstock.config.catalog import CONFIG, PRESET, SettingName, engine_settings, sampling_settings
+from headstock.config.catalog import SettingName, engine_settings, sampling_settings
 from headstock.config.effective import ResolvedConfig, merge_sources
 from headstock.config.equivalents import find_equivalent
 from headstock.config.setting import Setting
+from headstock.config.source_settings import CONFIG, PRESET
 from headstock.config.sources import SourceValue
 from headstock.config.value_types import Choice, Repeated, Switch, suggestion
 from headstock.errors import UsageError, shorten

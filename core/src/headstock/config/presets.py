@@ -52,7 +52,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 
 def find_preset(name: str, source_text: str) -> Mapping[str, object]:
-    """The values of the preset called `name`; `source_text` is how the user asked for it.
+    """The values of the preset `name`; an error begins with `source_text`, the user's words.
 
     raises: UsageError
     """

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from string import Template
 
-from headstock.config.catalog import CONFIG, PRESET, engine_settings, sampling_settings
+from headstock.config.catalog import engine_settings, sampling_settings
 from headstock.config.flags import GROUP_TITLES
 from headstock.config.presets import PRESETS
 from headstock.config.setting import Setting
 from headstock.config.setting_rules import POOL_SIZES
+from headstock.config.source_settings import CONFIG, PRESET
 from headstock.config.value_types import Choice, Switch
 
 PAGE = Template("""\

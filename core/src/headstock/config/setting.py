@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 from attrs import frozen
 
-from headstock.config.value_types import Choice, InvalidValue, Switch, Value, ValueType
+from headstock.config.value_types import InvalidValue, Switch, Value, ValueType
 from headstock.errors import UsageError, shorten
 
 
@@ -73,13 +74,12 @@ def setting_field(
     """An attrs field that converts and checks what it is given, and carries all of this in its
     metadata.
     """
-    noted = dict(aliases) if isinstance(aliases, Mapping) else dict.fromkeys(aliases, "")
+    notes = dict(aliases) if isinstance(aliases, Mapping) else dict.fromkeys(aliases, "")
     metadata = {
         "flag": flag,
         "value_type": value_type,
         "help": text,
-        "aliases": noted,
-        "choices": value_type.names if isinstance(value_type, Choice) else None,
+        "aliases": notes,
         "default_text": default_text,
         "negative": make_negative_flag(flag, value_type),
         "group": group,
@@ -98,15 +98,14 @@ def setting_field(
     )
 
 
-def collect_settings(cls: type[attrs.AttrsInstance]) -> dict[str, Setting]:
-    """The settings of a class made with `setting`, by field name, in their order."""
-    return {
-        field.name: make_setting(field) for field in attrs.fields(cls) if "flag" in field.metadata
-    }
+def collect_settings(cls: type[attrs.AttrsInstance]) -> Mapping[str, Setting]:
+    """The settings of a class whose fields `setting_field` made, by field name, in their order."""
+    fields = [field for field in attrs.fields(cls) if "flag" in field.metadata]
+    return MappingProxyType({field.name: make_setting(field) for field in fields})
 
 
 def make_setting(field: attrs.Attribute[Any]) -> Setting:
     """The setting that a field describes."""
-    known = {name: value for name, value in field.metadata.items() if name != "choices"}
-    known["default_text"] = known["default_text"] or known["value_type"].show(field.default)
-    return Setting(name=field.name, default=field.default, **known)
+    facts = dict(field.metadata)
+    facts["default_text"] = facts["default_text"] or facts["value_type"].show(field.default)
+    return Setting(name=field.name, default=field.default, **facts)

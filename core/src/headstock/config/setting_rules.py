@@ -1,38 +1,31 @@
-"""Rules between configuration values."""
+"""Rules between settings. They take plain values, so that the settings' class can import them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from headstock.errors import UsageError
-
-if TYPE_CHECKING:
-    from headstock.config.engine import EngineConfig
 
 DEFAULT_MEMORY_RATIO = 0.9
 
 POOL_SIZES = ("num_pages", "memory_ratio", "kv_memory_mb", "kv_context_len")
-"""The fields that size the KV pool, of which one is enough."""
+"""The settings that size the KV pool; one of them is enough."""
 
 
-def check_pool_sizes(config: EngineConfig) -> None:
-    """Raise UsageError when more than one size of the pool is set."""
+def check_pool_sizes(sizes: Mapping[str, object]) -> None:
+    """Raise UsageError when more than one of `sizes`, a value for each of POOL_SIZES, is set."""
     unset = {"memory_ratio": DEFAULT_MEMORY_RATIO}
-    sizes = {name: getattr(config, name) for name in POOL_SIZES}
-    given = [
+    texts = [
         f"{make_size_flag(name)} {size}" for name, size in sizes.items() if size != unset.get(name)
     ]
-    if len(given) > 1:
-        raise UsageError(describe_size_conflict(given))
+    if len(texts) > 1:
+        raise UsageError(describe_size_conflict(texts))
 
 
-def describe_size_conflict(source_text: Sequence[str]) -> str:
-    """What to say when several pool sizes are given; `source_text` is how each was put."""
-    return (
-        f"{' and '.join(source_text)}: give at most one of "
-        f"{', '.join(map(make_size_flag, POOL_SIZES))}"
-    )
+def describe_size_conflict(source_texts: Sequence[str]) -> str:
+    """The error for several pool sizes; `source_texts` are the words in which each was given."""
+    flags = ", ".join(map(make_size_flag, POOL_SIZES))
+    return f"{' and '.join(source_texts)}: give at most one of {flags}"
 
 
 def make_size_flag(name: str) -> str:
@@ -40,18 +33,26 @@ def make_size_flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check_lengths(config: EngineConfig) -> None:
-    """Raise UsageError when a length is below what it must hold at least."""
-    size = (
-        0 if config.page_size_or_less or not isinstance(config.page_size, int) else config.page_size
-    )
-    if config.max_seq_len is not None and config.max_seq_len < size:
+def check_sequence_length(
+    max_seq_len: int | None, page_size: int | str, *, page_size_or_less: bool
+) -> None:
+    """Raise UsageError when the longest sequence is shorter than a page.
+
+    A page size that is "auto", or that may still shrink, sets no limit.
+    """
+    if page_size_or_less or not isinstance(page_size, int):
+        return
+    if max_seq_len is not None and max_seq_len < page_size:
         raise UsageError(
-            f"--max-seq-len {config.max_seq_len}: max_seq_len must be at least page_size ({size})"
+            f"--max-seq-len {max_seq_len}: max_seq_len must be at least page_size ({page_size})"
         )
-    if config.max_batch_tokens < config.max_running_requests:
+
+
+def check_step_tokens(max_batch_tokens: int, max_running_requests: int) -> None:
+    """Raise UsageError when a step has fewer tokens than running requests."""
+    if max_batch_tokens < max_running_requests:
         raise UsageError(
-            f"--max-batch-tokens {config.max_batch_tokens}: max_batch_tokens must be at least "
-            f"max_running_requests ({config.max_running_requests}); a step gives each running "
+            f"--max-batch-tokens {max_batch_tokens}: max_batch_tokens must be at least "
+            f"max_running_requests ({max_running_requests}); a step gives each running "
             "request one token or more"
         )

@@ -5,10 +5,11 @@ what it gave.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attrs import frozen
 
@@ -23,35 +24,40 @@ OTHER_VARIABLES = frozenset({"HEADSTOCK_HISTORY", "HEADSTOCK_TRACEBACK"})
 """Variables with the prefix that are no settings."""
 
 
+SourceKind = Literal["flag", "keyword", "environment", "file", "preset"]
+
+
 @frozen
 class SourceValue:
-    """A value as one source gave it: under which name, in which words, and how the user put it."""
+    """A value as one source gave it.
+
+    `source_name` is the flag, keyword, variable, file or preset; `source_text` are the words with
+    which errors quote the value, such as "--page-size 32".
+    """
 
     name: SettingName
     raw: object
-    source_kind: str
+    source_kind: SourceKind
     source_name: str
     source_text: str
 
     def value(self) -> Value:
         """The checked value.   raises: UsageError"""
-        name = (
-            self.source_name if self.source_kind in ("flag", "keyword") else self.name.alias or ""
-        )
-        is_short = name.startswith("-") and not name.startswith("--")
-        return self.name.read(
-            self.raw,
-            self.source_text,
-            flag_to_key(name) if name and not is_short else self.name.setting.key,
-        )
+        return self.name.read(self.raw, self.source_text, self._name_for_errors())
+
+    def _name_for_errors(self) -> str:
+        """The name that was used; the setting's key where that is a short flag or says no name."""
+        used = self.source_name if self.source_kind in ("flag", "keyword") else self.name.alias
+        is_short = used is not None and re.match(r"-[^-]", used)
+        return flag_to_key(used) if used and not is_short else self.name.setting.key
 
     @property
     def origin(self) -> str:
-        """The rank, then the flag, variable, file or preset."""
+        """The kind of source, then the flag, variable, file or preset."""
         return f"{self.source_kind} {self.source_name}"
 
-    def notes(self) -> Iterable[str]:
-        """One line when the alias used means something else in another engine."""
+    def alias_notes(self) -> Iterable[str]:
+        """One line when the alias that was used means something else in another engine."""
         if self.name.note:
             setting = self.name.setting
             yield (
@@ -61,53 +67,52 @@ class SourceValue:
 
 
 SourceValues = Mapping[str, SourceValue]
+"""Setting's key -> the value that one source, or several merged, gave it."""
 
 FILE_FORMATS = {".json": "JSON", ".yaml": "YAML", ".yml": "YAML"}
-"""The ending of a file's name -> the form of its settings; any other name is TOML's."""
+"""Ending of a file's name -> the format of its settings; any other file is TOML."""
 
 
 def from_environment(environ: Mapping[str, str]) -> tuple[SourceValues, tuple[str, ...]]:
-    """What `HEADSTOCK_*` variables (and LOG_LEVEL) set, and a line for each that looks misspelt.
-    Empty means unset.
+    """What `HEADSTOCK_*` variables and LOG_LEVEL set, and a line for each that looks misspelt.
+
+    An empty variable counts as not set.
+    raises: UsageError when two variables set one value
     """
-    source: dict[str, SourceValue] = {}
+    values: dict[str, SourceValue] = {}
     notes = []
     if environ.get("LOG_LEVEL"):
-        source["log_level"] = read_variable(
+        values["log_level"] = read_variable(
             SettingName(engine_settings()["log_level"]), "LOG_LEVEL", environ["LOG_LEVEL"]
         )
-    for name, text in sorted(environ.items()):
-        word = name.removeprefix(PREFIX).lower()
-        if not name.startswith(PREFIX) or not text or name in OTHER_VARIABLES:
+    for variable, text in sorted(environ.items()):
+        word = variable.removeprefix(PREFIX).lower()
+        if not variable.startswith(PREFIX) or not text or variable in OTHER_VARIABLES:
             continue
         if word in setting_names():
-            given = read_variable(setting_names()[word], name, text)
-            source[given.name.setting.key] = check_set_once(source, given, over="LOG_LEVEL")
+            value = read_variable(setting_names()[word], variable, text)
+            check_set_once(values, value, except_by="LOG_LEVEL")
+            values[value.name.setting.key] = value
+        # Only pointed out: the variable may belong to a newer version, or to another program.
         elif close := suggestion(
-            name, (PREFIX + key.upper() for key in setting_names()), prefix=PREFIX
+            variable, (PREFIX + key.upper() for key in setting_names()), prefix=PREFIX
         ):
-            notes.append(f"{name} is not a setting and has no effect{close}")
-    return source, tuple(notes)
+            notes.append(f"{variable} is not a setting and has no effect{close}")
+    return values, tuple(notes)
 
 
-def read_variable(name: SettingName, called: str, text: str) -> SourceValue:
-    """What one environment variable gave."""
-    return SourceValue(name, text, "environment", called, f"{called}={shorten(text)}")
+def read_variable(name: SettingName, variable: str, text: str) -> SourceValue:
+    """The value that one environment variable gave."""
+    return SourceValue(name, text, "environment", variable, f"{variable}={shorten(text)}")
 
 
-def check_set_once(
-    source: SourceValues, given: SourceValue, over: str | None = None
-) -> SourceValue:
-    """`given`, unless the source has set the same value under another name (other than `over`).
-
-    raises: UsageError
-    """
-    earlier = source.get(given.name.setting.key)
-    if earlier is not None and earlier.source_name != over:
+def check_set_once(values: SourceValues, value: SourceValue, except_by: str | None = None) -> None:
+    """Raise UsageError when `values` has `value`'s setting already, by a name but `except_by`."""
+    earlier = values.get(value.name.setting.key)
+    if earlier is not None and earlier.source_name != except_by:
         raise UsageError(
-            f"{earlier.source_text} and {given.source_text} set the same value; keep one of them"
+            f"{earlier.source_text} and {value.source_text} set the same value; keep one of them"
         )
-    return given
 
 
 def from_file(path: str) -> SourceValues:
@@ -115,42 +120,44 @@ def from_file(path: str) -> SourceValues:
 
     raises: ModelError when it cannot be read; UsageError for an unknown key
     """
-    source: dict[str, SourceValue] = {}
+    values: dict[str, SourceValue] = {}
     for word, raw in read_table(Path(path)).items():
         name = find_setting_name(word, setting_names(), path)
-        given = SourceValue(name, raw, "file", path, f"{path}: {word} = {shorten(raw)}")
+        value = SourceValue(name, raw, "file", path, f"{path}: {word} = {shorten(raw)}")
         if name.setting.key == "config":
-            raise UsageError(f"{given.source_text}: a file cannot name another file")
-        source[name.setting.key] = check_set_once(source, given)
-    return source
+            raise UsageError(f"{value.source_text}: a file cannot name another file")
+        check_set_once(values, value)
+        values[name.setting.key] = value
+    return values
 
 
 def read_table(path: Path) -> Mapping[str, Any]:
     """The top-level table of a file.   raises: ModelError"""
-    form = FILE_FORMATS.get(path.suffix.lower(), "TOML")
+    file_format = FILE_FORMATS.get(path.suffix.lower(), "TOML")
     try:
-        table = parse_settings(form, path.read_bytes().decode())
+        table = parse_settings(file_format, path.read_bytes().decode())
     except OSError as error:
         raise ModelError(f"--config {shorten(path)}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ModelError(
-            f"--config {shorten(path)}: not valid {form}: {shorten(error, 120)}"
+            f"--config {shorten(path)}: not valid {file_format}: {shorten(error, 120)}"
         ) from None
     if not isinstance(table, dict):
-        what = "a JSON object" if form == "JSON" else "a mapping"
+        what = "a JSON object" if file_format == "JSON" else "a mapping"
         raise ModelError(
             f"--config {shorten(path)}: wanted {what} of settings, found {type(table).__name__}"
         )
     return table
 
 
-def parse_settings(form: str, text: str) -> object:
+def parse_settings(file_format: str, text: str) -> object:
     """The value that `text` spells in TOML, JSON or YAML.   raises: ValueError, RecursionError"""
-    match form:
+    match file_format:
         case "JSON":
             return json.loads(text, object_pairs_hook=refuse_repeated_keys)
         case "YAML":
-            # only here: not every start reads a file
+            # deferred for start-up time: few starts read a file, and PyYAML takes a tenth of a
+            # second to import
             from headstock.config.yaml_file import read_yaml
 
             return read_yaml(text)
@@ -166,9 +173,9 @@ def refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return table
 
 
-def from_preset(asked: SourceValue) -> SourceValues:
+def from_preset(requested: SourceValue) -> SourceValues:
     """What a preset sets.   raises: UsageError when there is none of that name"""
-    name = str(asked.value())
+    name = str(requested.value())
     return {
         key: SourceValue(
             SettingName(engine_settings()[key]),
@@ -177,5 +184,5 @@ def from_preset(asked: SourceValue) -> SourceValues:
             name,
             f"preset {name} ({key} = {raw})",
         )
-        for key, raw in find_preset(name, asked.source_text).items()
+        for key, raw in find_preset(name, requested.source_text).items()
     }

@@ -5,11 +5,13 @@ was used.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from attrs import field, frozen
 
+from headstock.config.setting import Setting
+from headstock.config.source_settings import CONFIG, PRESET
 from headstock.config.value_types import InvalidValue, Switch, Text, Texts, ValueType
 from headstock.errors import HeadstockError
 
@@ -59,23 +61,43 @@ class Spelling:
             error.args = (self.render(str(error)), *error.args[1:])
             raise
 
-    def _render_mention(self, found: re.Match[str]) -> str:
-        """One setting's name, with the value that is given beside it."""
-        flag, word = found[1], found[2]
-        if flag is None:
-            return found[0]
+    def _render_mention(self, mention: re.Match[str]) -> str:
+        """One setting's name, with the value beside it."""
+        flag, word = mention[1], mention[2]
+        if flag is None:  # a quoted command, to be typed as it is
+            return mention[0]
+        rest = mention[0].removeprefix(flag)
         if flag in self.negatives and self.keywords:
-            rest = found[0].removeprefix(flag)
             return f"{self.names[self.negatives[flag]]}=False{rest}"
         if flag not in self.value_types:
-            return found[0]
+            return mention[0]
         name, value_type = self.names.get(flag, flag), self.value_types[flag]
         if not self.keywords:
-            return name + found[0].removeprefix(flag)
+            return name + rest
         if word is not None and is_value(word, value_type):
             return f"{name}={format_literal(word, value_type)}"
         truth = "=True" if isinstance(value_type, Switch) else ""
-        return f"{name}{truth}{found[0].removeprefix(flag)}"
+        return f"{name}{truth}{rest}"
+
+
+def make_spelling(surface: Surface, settings: Iterable[Setting]) -> Spelling:
+    """How texts name the engine's `settings`, and the two that name sources, on that surface."""
+    known_settings = (CONFIG, PRESET, *settings)
+    own_names = {
+        setting.key: setting.name if surface.keywords else setting.flag
+        for setting in known_settings
+    }
+    used_names = {**own_names, **surface.names}
+    return Spelling(
+        value_types={setting.flag: setting.value_type for setting in known_settings},
+        negatives={
+            setting.negative: setting.flag
+            for setting in known_settings
+            if setting.negative is not None
+        },
+        names={setting.flag: used_names[setting.key] for setting in known_settings},
+        keywords=surface.keywords,
+    )
 
 
 def name_parameters(text: str, names: Mapping[str, str]) -> str:
@@ -84,7 +106,7 @@ def name_parameters(text: str, names: Mapping[str, str]) -> str:
     """
     first, space, rest = text.partition(" ")
     words = re.sub(
-        r"(?<![\w.-])[a-z]+(?:_[a-z]+)+(?![\w-])", lambda found: names.get(found[0], found[0]), rest
+        r"(?<![\w.-])[a-z]+(?:_[a-z]+)+(?![\w-])", lambda word: names.get(word[0], word[0]), rest
     )
     return f"{names.get(first, first)}{space}{words}"
 
