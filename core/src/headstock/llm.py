@@ -28,15 +28,15 @@ from headstock.text.tokenizer import Tokenizer
 LOG = logging.getLogger(__name__)
 
 ProgressCallback = Callable[[str, int, int], None]
-"""`report(stage, done, total)`: how far loading is."""
+"""`on_progress(stage, completed, total)`: how far loading is."""
 
 
-def start_engine(config: EngineConfig, report: ProgressCallback | None) -> tuple[Any, Any]:
+def start_engine(config: EngineConfig, on_progress: ProgressCallback | None) -> tuple[Any, Any]:
     """An engine for `config`, and the loop that steps it on a thread of its own."""
     from headstock.engine.engine import Engine
     from headstock.engine.loop import Loop
 
-    engine = Engine(config, report)
+    engine = Engine(config, on_progress)
     try:
         return engine, Loop(engine)
     except BaseException:  # Ctrl-C
@@ -63,7 +63,7 @@ class LLM:
         model: str | None = None,
         *,
         config: EngineConfig | str | Path | None = None,
-        report: ProgressCallback | None = None,
+        on_progress: ProgressCallback | None = None,
         start: Callable[[EngineConfig, ProgressCallback | None], tuple[Any, Any]] = start_engine,
         **settings: Any,
     ) -> None:
@@ -76,7 +76,7 @@ class LLM:
                 if given is None
                 else read_template(given, self.config.spell("--chat-template"))
             )  # before a model is loaded for minutes
-            self.engine, self.loop = start(self.config, report)
+            self.engine, self.loop = start(self.config, on_progress)
         self.closed = False
         self.finalizer = weakref.finalize(self, warn_and_abandon, self.loop, self.config.model)
         self.finalizer.atexit = False  # the system frees all then, and other threads may be gone

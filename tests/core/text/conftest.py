@@ -288,7 +288,7 @@ def scripted(
             summary=SimpleNamespace(lines=lambda: ["model: scripted"]),
         )
         config = EngineConfig(max_running_requests=running, chat_template=chat_template)
-        llm = LLM(config=config, start=lambda config, report: (engine, loop))
+        llm = LLM(config=config, start=lambda config, on_progress: (engine, loop))
         made.append(llm)
         return llm, loop
 
@@ -308,7 +308,7 @@ def run(scripted: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     def call(
         *arguments: str, stdin: bytes = b"", absent: bool = False, **options: Any
     ) -> tuple[int, str, str]:
-        def load(config: Any, report: Any) -> LLM:
+        def load(config: Any, on_progress: Any) -> LLM:
             assert not absent, "no model was to be loaded"
             return scripted(chat_template=config.chat_template, **options)[0]
 

@@ -23,7 +23,7 @@ def test_a_chat_limits_graph_buckets_to_one_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []
-    monkeypatch.setattr("headstock.llm.LLM", lambda config, report: seen.append(config))
+    monkeypatch.setattr("headstock.llm.LLM", lambda config, on_progress: seen.append(config))
     for flags in ([], ["--cuda-graph-max-bs", "4"]):
         resolved = verb.resolve_flags(verb.make_parser().parse_args(flags), {})
         verb.open_model(resolved, quiet=True, alone=True)

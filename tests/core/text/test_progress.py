@@ -12,7 +12,7 @@ import pytest
 from tqdm import tqdm
 
 from headstock.errors import UsageError
-from headstock.requests.progress import Bars, amount, prompt_bar
+from headstock.requests.progress import ProgressBars, format_amount, prompt_bar
 
 
 class Terminal(io.StringIO):
@@ -28,9 +28,9 @@ def test_bars_are_drawn_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, shown: bool, drawn: bool
 ) -> None:
     monkeypatch.setattr("sys.stderr", stderr)
-    with Bars(shown=shown) as bars:
-        bars.report("prompts", 1, 4)
-        bars.report("prompts", 3, 4)
+    with ProgressBars(shown=shown) as bars:
+        bars.update("prompts", 1, 4)
+        bars.update("prompts", 3, 4)
     assert ("3 of 4" in stderr.getvalue()) == drawn
     assert bool(stderr.getvalue()) == drawn
 
@@ -39,34 +39,34 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    with Bars() as bars:
-        bars.report("prompts", 4, 4)
+    with ProgressBars() as bars:
+        bars.update("prompts", 4, 4)
         assert bars.progress is not None and bars.progress.console.no_color
 
 
 def test_what_follows_a_comma_changes_in_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", Terminal())
-    with Bars() as bars:
-        bars.report("graphs, 2.00 GiB free", 1, 4)
-        bars.report("graphs, 1.00 GiB free", 2, 4)
+    with ProgressBars() as bars:
+        bars.update("graphs, 2.00 GiB free", 1, 4)
+        bars.update("graphs, 1.00 GiB free", 2, 4)
         (task,) = bars.progress.tasks
     assert task.description == "graphs, 1.00 GiB free" and task.fields["amount"] == "2 of 4"
 
 
 def test_bytes_have_a_rate() -> None:
     assert (
-        amount("weights", 2_000_000_000, 4_000_000_000, 2.0)
+        format_amount("weights", 2_000_000_000, 4_000_000_000, 2.0)
         == "2.00 of 4.00 GB, 1.00 GB/s, 0:02 left"
     )
-    assert amount("weights", 12_000_000, 25_700_000, 0.1) == "12.00 of 25.70 MB, 120.00 MB/s"
+    assert format_amount("weights", 12_000_000, 25_700_000, 0.1) == "12.00 of 25.70 MB, 120.00 MB/s"
 
 
 def test_prompts_have_tokens_a_second_and_the_time_left() -> None:
-    assert amount("prompts", 1, 4, 2.0, 60) == "1 of 4, 30.0 tokens/s, 0:06 left"
-    assert amount("prompts", 4, 4, 8.0, 240) == "4 of 4, 30.0 tokens/s"
-    assert amount("prompts", 0, 4, 0.0) == "0 of 4"
+    assert format_amount("prompts", 1, 4, 2.0, 60) == "1 of 4, 30.0 tokens/s, 0:06 left"
+    assert format_amount("prompts", 4, 4, 8.0, 240) == "4 of 4, 30.0 tokens/s"
+    assert format_amount("prompts", 0, 4, 0.0) == "0 of 4"
     assert (
-        amount("weights", 1_000_000, 4_000_000, 3721.0)
+        format_amount("weights", 1_000_000, 4_000_000, 3721.0)
         == "1.00 of 4.00 MB, 0.00 MB/s, 3:06:03 left"
     )
 

@@ -123,8 +123,8 @@ def test_sampling_flags_reach_the_request_and_a_line_s_own_win(run: Run, tmp_pat
 def test_quiet_draws_no_bar_while_loading(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def load(config: Any, report: Any) -> SimpleNamespace:
-        report("weights", 5, 10)
+    def load(config: Any, on_progress: Any) -> SimpleNamespace:
+        on_progress("weights", 5, 10)
         return SimpleNamespace(
             engine=SimpleNamespace(summary=SimpleNamespace(lines=lambda: ["model: none"]))
         )

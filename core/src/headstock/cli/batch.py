@@ -20,7 +20,7 @@ from headstock.cli.answers import (
 from headstock.cli.inputs import PromptInput
 from headstock.config.spelling import name_parameters
 from headstock.errors import RequestError, format_count
-from headstock.requests.progress import Bars
+from headstock.requests.progress import ProgressBars
 from headstock.sampling_params import SamplingParams
 from headstock.text.prompt import Prompt, tokenize_prompt
 from headstock.text.tokenizer import NoTokenizer
@@ -67,12 +67,12 @@ class PromptBatch:
         ):
             return self.stream(prompt_requests[0])
         try:
-            with Bars(shown=not self.quiet) as bars:
+            with ProgressBars(shown=not self.quiet) as bars:
                 ended = tokens = 0
                 for prompt_request, piece in self.llm.events(prompt_requests, stream_tokens=False):
                     ended += prompt_request.is_finished
                     tokens += piece.num_output_tokens
-                    bars.report("prompts", ended, len(prompt_requests), tokens)
+                    bars.update("prompts", ended, len(prompt_requests), tokens)
                     while waiting and waiting[0][2].is_finished:
                         self.show(*waiting.pop(0))
         except BrokenPipeError:  # nobody reads the rest

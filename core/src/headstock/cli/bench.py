@@ -34,7 +34,7 @@ from headstock.config import (
 )
 from headstock.config.value_types import suggestion
 from headstock.errors import ModelError, UsageError, shorten
-from headstock.requests.progress import Bars
+from headstock.requests.progress import ProgressBars
 
 if TYPE_CHECKING:
     from headstock.bench.figure import Figure
@@ -179,8 +179,8 @@ def figures(asked: Namespace, config: EngineConfig) -> Iterator[Figure]:
     from headstock.bench.measure import Bench
     from headstock.llm import LLM
 
-    with Bars(shown=not asked.quiet) as bars:
-        llm = LLM(config=config, report=bars.report)
+    with ProgressBars(shown=not asked.quiet) as bars:
+        llm = LLM(config=config, on_progress=bars.update)
     with llm:
         if not asked.quiet:
             print_summary(llm.engine.summary.lines())

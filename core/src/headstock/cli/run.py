@@ -30,7 +30,7 @@ from headstock.config.effective import ResolvedConfig
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
 from headstock.config.spelling import name_parameters
 from headstock.errors import HeadstockError, RequestError, UsageError
-from headstock.requests.progress import Bars
+from headstock.requests.progress import ProgressBars
 from headstock.sampling_params import SamplingParams
 from headstock.text.prompt import check_unicode
 from headstock.text.tokenizer import check_vocabulary
@@ -241,8 +241,8 @@ def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) ->
     config = resolved.engine
     if alone and resolved.origins["cuda_graph_max_bs"] == "default":
         config = evolve(config, cuda_graph_max_bs=1)
-    with Bars(shown=not quiet) as bars:
-        llm = LLM(config=config, report=bars.report)
+    with ProgressBars(shown=not quiet) as bars:
+        llm = LLM(config=config, on_progress=bars.update)
     if not quiet:
         print_summary(llm.engine.summary.lines())
     return llm

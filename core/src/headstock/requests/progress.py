@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
@@ -16,26 +16,24 @@ from headstock.errors import UsageError, describe_type
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-BYTES = ("weights",)
-"""Stages that are reported in bytes."""
+BYTE_STAGES = ("weights",)
+"""Stages whose amounts are bytes."""
 
 
 @frozen
-class Stage:
-    """A bar and when it began, in seconds."""
+class StageBar:
+    """The bar of a stage, and when the stage began, in seconds of `time.monotonic`."""
 
-    bar: TaskID
-    began: float
+    task: TaskID
+    start: float
 
 
-class Bars:
-    """One bar for each stage reported; nothing at all where standard error is no terminal, or when
-    not `shown`.
-    """
+class ProgressBars:
+    """One bar for each stage; none where standard error is no terminal, or when not `shown`."""
 
     def __init__(self, *, shown: bool = True) -> None:
         self.progress: Progress | None = None
-        self.stages: dict[str, Stage] = {}
+        self.stages: dict[str, StageBar] = {}
         if shown and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
@@ -45,34 +43,38 @@ class Bars:
                 BarColumn(),
                 TextColumn("{task.fields[amount]}"),
             )
-            # Where answers go to the same terminal they are written above the bar, in lines as long
-            # as they are. Elsewhere they must not pass through it at all: it writes to standard
-            # error.
+            # On a terminal that shows the answers too, rich prints them above the bar; soft_wrap
+            # leaves their lines as long as they are. Answers that go elsewhere must not pass
+            # through rich at all: it would write them to standard error.
             console = Console(stderr=True, soft_wrap=True)
-            shared = sys.stdout.isatty()
+            is_shared = sys.stdout.isatty()
             self.progress = Progress(
-                *columns, console=console, transient=True, redirect_stdout=shared
+                *columns, console=console, transient=True, redirect_stdout=is_shared
             )
 
-    def report(self, stage: str, done: int, total: int, tokens: int = 0) -> None:
-        """Set the bar of `stage` to `done` of `total`, with the rate of `tokens` since it began, if
-        there are any.
+    def update(self, stage: str, completed: int, total: int, num_tokens: int = 0) -> None:
+        """Set the bar of `stage` to `completed` of `total`, with the rate of `num_tokens` since it
+        began, if there are any.
 
-        What comes after a comma in the stage's name may change on the way.
+        What follows a comma in the stage's name may change from call to call.
         """
         if self.progress is None:
             return
         name = stage.partition(",")[0]
         if name not in self.stages:
-            bar = self.progress.add_task(stage, total=total, amount="")
-            self.stages[name] = Stage(bar, time.monotonic())
-        seconds = time.monotonic() - self.stages[name].began
-        text = amount(name, done, total, seconds, tokens)
+            task = self.progress.add_task(stage, total=total, amount="")
+            self.stages[name] = StageBar(task, time.monotonic())
+        seconds = time.monotonic() - self.stages[name].start
+        amount = format_amount(name, completed, total, seconds, num_tokens)
         self.progress.update(
-            self.stages[name].bar, description=stage, completed=done, total=total, amount=text
+            self.stages[name].task,
+            description=stage,
+            completed=completed,
+            total=total,
+            amount=amount,
         )
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ProgressBars:
         if self.progress is not None:
             self.progress.start()
         return self
@@ -87,47 +89,63 @@ class Bars:
             self.progress.stop()
 
 
-def amount(stage: str, done: int, total: int, seconds: float, tokens: int = 0) -> str:
-    """How much of a stage is done after `seconds`, in words, and how long the rest takes at that
-    rate.
+def format_amount(
+    stage: str, completed: int, total: int, seconds: float, num_tokens: int = 0
+) -> str:
+    """`completed` of `total` in words, the rate after `seconds`, and the time left at that rate.
 
-    Bytes come with their rate, and so do `tokens` where there are any.
+    Bytes have a rate, and so do tokens where there are any.
     """
-    rest = (
-        f", {clock(seconds * (total - done) / done)} left"
-        if 0 < done < total and seconds >= 1
+    time_left = (
+        f", {_format_duration(seconds * (total - completed) / completed)} left"
+        if 0 < completed < total and seconds >= 1
         else ""
     )
-    if stage not in BYTES:
-        rate = f", {tokens / seconds:.1f} tokens/s" if tokens and seconds > 0 else ""
-        return f"{done} of {total}{rate}{rest}"
+    if stage not in BYTE_STAGES:
+        rate = f", {num_tokens / seconds:.1f} tokens/s" if num_tokens and seconds > 0 else ""
+        return f"{completed} of {total}{rate}{time_left}"
     unit, size = ("GB", 1e9) if total >= 1e9 else ("MB", 1e6)
-    rate = f", {done / seconds / size:.2f} {unit}/s" if seconds > 0 else ""
-    return f"{done / size:.2f} of {total / size:.2f} {unit}{rate}{rest}"
+    rate = f", {completed / seconds / size:.2f} {unit}/s" if seconds > 0 else ""
+    return f"{completed / size:.2f} of {total / size:.2f} {unit}{rate}{time_left}"
 
 
-def clock(seconds: float) -> str:
-    """A time as minutes and seconds, with hours where there are some: 0:07, 12:30, 1:02:03."""
+def _format_duration(seconds: float) -> str:
+    """Minutes and seconds, with hours where there are some: 0:07, 12:30, 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def tqdm_bar(**options: Any) -> Any:
+class TqdmBar(Protocol):
+    """The part of a tqdm bar that is used here."""
+
+    postfix: str | None
+
+    def update(self, n: float = 1, /) -> object:
+        """Count `n` more prompts."""
+
+    def close(self) -> object:
+        """Leave the bar as it is."""
+
+
+def _make_tqdm_bar(**options: object) -> TqdmBar:
     """A bar of tqdm, drawn by a notebook where there is one."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped]  # not earlier: it looks for notebooks
 
-    return tqdm(**options)
+    bar: TqdmBar = tqdm(**options)
+    return bar
 
 
-UseTqdm = bool | Callable[..., Any]
-"""Whether to draw a bar as tqdm does, or what to make it with in place of `tqdm.auto.tqdm`."""
+UseTqdm = bool | Callable[..., TqdmBar]
+"""Whether to draw a bar as tqdm does, or the callable to make it with in place of
+`tqdm.auto.tqdm`.
+"""
 
 
 @contextmanager
 def prompt_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[bool, int], None]]:
-    """A tqdm bar of `total` prompts with tokens a second beside it; `advance(ended, tokens)` takes
-    the news of one.
+    """A tqdm bar of `total` prompts with tokens a second beside it; `advance(is_finished,
+    num_tokens)` counts one output.
 
     raises: UsageError
     """
@@ -137,18 +155,19 @@ def prompt_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[bool, int], 
             f"{describe_type(use_tqdm)}"
         )
     if use_tqdm is False:
-        yield lambda ended, tokens: None
+        yield lambda is_finished, num_tokens: None
         return
-    make_bar = tqdm_bar if use_tqdm is True else use_tqdm
+    make_bar = _make_tqdm_bar if use_tqdm is True else use_tqdm
     bar = make_bar(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
-    count, began = 0, time.monotonic()
+    total_tokens, start = 0, time.monotonic()
 
-    def advance(ended: bool, tokens: int) -> None:
-        """Count one prompt's news."""
-        nonlocal count
-        count += tokens
-        if ended:
-            bar.postfix = f"{count / max(time.monotonic() - began, 1e-9):.1f} tokens/s"
+    def advance(is_finished: bool, num_tokens: int) -> None:
+        """Count an output of `num_tokens`; a finished one moves the bar."""
+        nonlocal total_tokens
+        total_tokens += num_tokens
+        if is_finished:
+            # Set without a redraw, which `update` does at the rate that tqdm limits.
+            bar.postfix = f"{total_tokens / max(time.monotonic() - start, 1e-9):.1f} tokens/s"
             bar.update(1)
 
     try:
