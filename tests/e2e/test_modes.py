@@ -35,14 +35,14 @@ def cached(llm: LLM, prompt: Any) -> int:
 def plans_of(llm: LLM) -> list[Plan]:
     """The plans that the engine makes from now on."""
     plans: list[Plan] = []
-    schedule = llm.engine.schedule
+    schedule = llm.engine.run_scheduler
 
     def watched(events: Any) -> Any:
         state, plan = schedule(events)
         plans.append(plan)
         return state, plan
 
-    llm.engine.schedule = watched
+    llm.engine.run_scheduler = watched
     return plans
 
 
@@ -206,7 +206,7 @@ def test_tenants_never_share_pages() -> None:
 def test_tenants_never_hold_the_same_page_at_the_same_time() -> None:
     shared = []
     with LLM("demo", **SMALL) as llm:
-        schedule = llm.engine.schedule
+        schedule = llm.engine.run_scheduler
 
         def watched(events: Any) -> Any:
             state, plan = schedule(events)
@@ -219,7 +219,7 @@ def test_tenants_never_hold_the_same_page_at_the_same_time() -> None:
             shared.extend(held["a"] & held["b"] if len(held) == 2 else ())
             return state, plan
 
-        llm.engine.schedule = watched
+        llm.engine.run_scheduler = watched
         prompts = [{"prompt": LONG, "cache_salt": "ab"[i % 2]} for i in range(8)]
         answers = llm.generate(prompts, GREEDY)
         assert llm.engine.stats().cached_tokens > 0

@@ -139,7 +139,7 @@ def test_a_sink_that_raises_loses_its_request_and_disturbs_nobody(engine: Engine
         loop.thread.join(0.02)
     loop.close()
 
-    assert seen[-1].finish_reason == "length" and not engine.ledger.knows("b")
+    assert seen[-1].finish_reason == "length" and not engine.output_tracker.has_request("b")
     with pytest.raises(EngineDied):
         loop.submit(request("c"), seen.append)
 

@@ -38,10 +38,10 @@ def tokens(length: int) -> np.ndarray:
 
 def hits(trial: Trial, prompt: np.ndarray) -> int:
     """Run the prompt to its end: how many of its tokens were cached."""
-    ledger = trial.engine.ledger
-    before = ledger.cached_tokens
+    output_tracker = trial.engine.output_tracker
+    before = output_tracker.cached_tokens
     trial.run([request(next(NAMES), prompt, 5)])
-    return ledger.cached_tokens - before
+    return output_tracker.cached_tokens - before
 
 
 @pytest.mark.feature("T13", "T17")
@@ -51,7 +51,7 @@ def test_prefix_cache_n_0_never_hits(toys: Toys) -> None:
 
     assert [hits(trial, prompt) for _ in range(3)] == [0, 0, 0]
     trial.run(request(next(NAMES), prompt) for _ in range(4))
-    assert trial.engine.ledger.cached_tokens == trial.engine.stats().cached_pages == 0
+    assert trial.engine.output_tracker.cached_tokens == trial.engine.stats().cached_pages == 0
     assert ("prefix reuse", "off", "prefix_cache_n=0") in trial.engine.summary.table
 
 
@@ -105,14 +105,14 @@ def test_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
     }
     engine = toys.engine(kv_cache=False, overlap=overlap, paged_attn=paged, **small)
     plans: list[Plan] = []
-    schedule = engine.schedule
+    schedule = engine.run_scheduler
 
     def watched(events: Any) -> Any:
         state, plan = schedule(events)
         plans.append(plan)
         return state, plan
 
-    engine.schedule = watched  # type: ignore[method-assign]
+    engine.run_scheduler = watched  # type: ignore[method-assign]
     trial = Trial(engine)
     prompts = [tokens(length) for length in (3, 16, 17, 45, 60, 33)]
     requests = [request(next(NAMES), prompt, 12) for prompt in prompts]
@@ -206,22 +206,24 @@ def test_refused_at_the_threshold_accepted_just_below_and_again_once_freed() -> 
     try:
         just_below, one_more = (request(next(NAMES), tokens(length), 4) for length in (9 * 16, 3))
         engine.submit(just_below)
-        assert engine.pressure == 0.45
+        assert engine.memory_pressure == 0.45
         engine.submit(one_more)  # at 9 of 20 pages
-        assert engine.pressure == 0.5
+        assert engine.memory_pressure == 0.5
         with pytest.raises(
             CapacityError, match=r"50% of the KV pool is in use and memory_threshold is 0\.5"
         ):
             engine.submit(request("refused", tokens(3), 4))  # at exactly 10
-        assert not engine.ledger.knows("refused")
+        assert not engine.output_tracker.has_request("refused")
         engine.step()
-        assert engine.pressure == 0.5, "seated requests count as they did when they were queued"
+        assert engine.memory_pressure == 0.5, (
+            "seated requests count as they did when they were queued"
+        )
         engine.abort(just_below.id)
         engine.step()
         engine.submit(request("accepted", tokens(3), 4))
         while engine.has_work:
             engine.step()
-        assert engine.pressure == 0 and engine.stats().failed == 0
+        assert engine.memory_pressure == 0 and engine.stats().failed == 0
     finally:
         engine.close()
 
@@ -230,18 +232,18 @@ def test_refused_at_the_threshold_accepted_just_below_and_again_once_freed() -> 
 def test_a_request_counts_once_at_every_moment_of_the_step_that_seats_it(toys: Toys) -> None:
     engine = toys.engine(num_pages=100, on_pressure="reject", memory_threshold=0.9, overlap=False)
     engine.submit(request(next(NAMES), tokens(40), 4))
-    before = engine.pressure
+    before = engine.memory_pressure
     seen = set()
 
     def look(frame: object, event: str, value: object) -> None:
-        seen.add(engine.pressure)
+        seen.add(engine.memory_pressure)
 
     sys.setprofile(look)
     try:
         engine.step()
     finally:
         sys.setprofile(None)
-    assert len(engine.ledger.by_order) == 1
+    assert len(engine.output_tracker.by_admission_id) == 1
     assert seen == {before}
 
 
@@ -252,7 +254,7 @@ def test_decoding_goes_on_above_the_threshold(toys: Toys) -> None:
     refused = 0
     while trial.engine.has_work:
         trial.step()
-        if trial.engine.pressure >= 0.3:
+        if trial.engine.memory_pressure >= 0.3:
             with pytest.raises(CapacityError):
                 trial.engine.submit(request("b", tokens(4)))
             refused += 1
@@ -272,7 +274,7 @@ def test_a_preempted_request_counts_with_the_pages_that_it_will_take_again(toys:
     while not trial.engine.state.num_preempted:
         trial.step()
 
-    assert trial.engine.pressure == 1.0
+    assert trial.engine.memory_pressure == 1.0
     with pytest.raises(CapacityError, match="100% of the KV pool"):
         trial.engine.submit(request("c", tokens(4)))
     trial.run([])
@@ -365,10 +367,10 @@ def test_what_those_who_wait_will_need_is_known_without_a_look_at_each(toys: Toy
     for number in range(40):
         trial.submit(request(str(number), range(number % 30, number % 30 + 20), 4))
     trial.step()
-    trial.engine.ledger.accounts = Unread(trial.engine.ledger.accounts)
+    trial.engine.output_tracker.requests = Unread(trial.engine.output_tracker.requests)
     wanted = trial.pressure
 
-    assert trial.engine.pressure == wanted > 0.4
+    assert trial.engine.memory_pressure == wanted > 0.4
     trial.engine.submit(request("new", range(20), 4))
 
 

@@ -87,12 +87,12 @@ def test_news_at_the_end_says_what_news_of_each_token_says(
     for stream_tokens in (True, False):
         engine = toys.engine(overlap=overlap, **SCARCE)
         found.append(news(engine, requests, stream_tokens=stream_tokens))
-        ledger = engine.ledger
+        output_tracker = engine.output_tracker
         assert (
             engine.stats().preemptions
-            and not ledger.accounts
-            and not ledger.by_order
-            and not ledger.awaited
+            and not output_tracker.requests
+            and not output_tracker.by_admission_id
+            and not output_tracker.awaiting_token
         )
         engine.close()
     each_token, at_the_end = found

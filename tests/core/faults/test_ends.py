@@ -95,7 +95,7 @@ def test_a_close_after_one_that_was_interrupted_waits_for_the_step(
     threading.Timer(0.2, go_on.set).start()
     llm.close()
 
-    assert go_on.is_set() and llm.loop.over and llm.loop.failure is None
+    assert go_on.is_set() and llm.loop.has_ended and llm.loop.failure is None
     waiting.join(30)
     assert waiting.ended == "abort"
 
@@ -123,13 +123,13 @@ def test_who_waits_hears_that_the_engine_died_though_nothing_can_be_logged(toys:
 
 def test_a_signal_handler_may_close_the_engine_while_a_request_is_handed_over(toys: Toys) -> None:
     llm = toy_llm(toys.folder, **SIZES)
-    check = llm.engine.check
+    check = llm.engine.check_request
 
     def closing(one: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
         check(one)
 
-    llm.engine.check = closing
+    llm.engine.check_request = closing
     before = signal.signal(signal.SIGTERM, lambda *_: llm.close())
     try:
         with pytest.raises(EngineDied, match="the engine is closed"):
@@ -145,7 +145,7 @@ def test_a_name_is_taken_until_its_end_has_been_told(toys: Toys) -> None:
 
     def watch(update: Update) -> None:
         """Told before "a" is: stops the thread when the engine is done with "a"."""
-        if told and not loop.engine.ledger.knows("a") and "a" in loop.sinks:
+        if told and not loop.engine.output_tracker.has_request("a") and "a" in loop.sinks:
             between.set()
             go_on.wait(30)
 

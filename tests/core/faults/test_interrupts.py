@@ -71,8 +71,8 @@ def left_behind(llm: LLM) -> dict[str, Any]:
     while True:
         engine = llm.engine
         left = {"work": engine.has_work, "sinks": dict(llm.loop.sinks),
-        "accounts": dict(engine.ledger.accounts),
-                "asked": dict(engine.asked)}  # fmt: skip
+        "accounts": dict(engine.output_tracker.requests),
+                "asked": dict(engine.queued_requests)}  # fmt: skip
         if not any(left.values()) or time.monotonic() > deadline:
             return {name: what for name, what in left.items() if what}
         time.sleep(0.001)

@@ -212,7 +212,7 @@ def test_streams_that_are_left_at_any_moment_leave_no_page_held(toys: Toys) -> N
 
         assert stats.running == stats.waiting == 0, "whoever left runs on, or took the engine along"
         assert stats.free_pages + stats.cached_pages == stats.total_pages
-        assert not llm.engine.ledger.unseated_pages and not np.count_nonzero(
+        assert not llm.engine.output_tracker.unadmitted_pages and not np.count_nonzero(
             llm.engine.state.refs[0]
         )
 

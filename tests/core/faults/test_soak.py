@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toy_engine import Toys
 
-from headstock.engine.output_tracker import Account, Ledger
+from headstock.engine.output_tracker import OutputTracker, TrackedRequest
 
 from .soak import soak
 
@@ -35,7 +35,7 @@ def test_any_mix_of_requests_aborts_and_faults_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("seconds", "left", "said"),
     [
-        (0, lambda account: account, "left behind: .*output_tracker.Account"),
+        (0, lambda account: account, "left behind: .*output_tracker.TrackedRequest"),
         pytest.param(
             60,
             lambda account: np.zeros(512, np.int32),
@@ -49,16 +49,16 @@ def test_what_every_request_leaves_behind_is_noticed(
     toys: Toys,
     monkeypatch: pytest.MonkeyPatch,
     seconds: int,
-    left: Callable[[Account], object],
+    left: Callable[[TrackedRequest], object],
     said: str,
 ) -> None:
     kept: list[object] = []
-    unseat = Ledger.unseat
+    unseat = OutputTracker.clear_admission
 
-    def leaving(self: Ledger, account: Account) -> None:
+    def leaving(self: OutputTracker, account: TrackedRequest) -> None:
         kept.append(left(account))
         unseat(self, account)
 
-    monkeypatch.setattr(Ledger, "unseat", leaving)
+    monkeypatch.setattr(OutputTracker, "clear_admission", leaving)
     with pytest.raises(AssertionError, match=said):
         soak(seconds, toys, seed=13)

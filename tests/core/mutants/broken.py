@@ -161,13 +161,13 @@ def in_flight(index_full: Any, state: Any) -> None:
     state.limits = limits
 
 
-def unjudged_chunks(news: Any, plan: Any, outcome: Any) -> Any:
+def unjudged_chunks(make_events: Any, plan: Any, outcome: Any) -> Any:
     """Nobody looks at the logits of a chunk that gives no token."""
     if outcome is None:
-        return news(plan, outcome)
+        return make_events(plan, outcome)
     healthy = outcome.healthy.copy()
     healthy[outcome.last_logits[plan.samples == 0]] = True
-    return news(plan, evolve(outcome, healthy=healthy))
+    return make_events(plan, evolve(outcome, healthy=healthy))
 
 
 def without_namespace(
@@ -177,10 +177,10 @@ def without_namespace(
     return match(policy, index, tokens, next(iter(index.roots), namespace))
 
 
-def all_fail(news: Any, plan: Any, outcome: Any) -> Any:
+def all_fail(make_events: Any, plan: Any, outcome: Any) -> Any:
     """One sick row fails its whole step."""
     sick = outcome is not None and not outcome.healthy.all()
-    return [Failed(plan.rows, plan.orders)] if sick else news(plan, outcome)
+    return [Failed(plan.rows, plan.orders)] if sick else make_events(plan, outcome)
 
 
 def table_not_cleared(take_in: Any, self: Any, plan: Any, joined: dict[int, Any]) -> None:
@@ -269,14 +269,16 @@ MUTANTS = {
     "pages in flight indexed": Mutant(
         around(step, "index_full", in_flight), "had yet to be computed"
     ),
-    "chunks not judged": Mutant(around(engine, "news", unjudged_chunks), "NaN of a chunk"),
+    "chunks not judged": Mutant(
+        around(engine, "make_step_events", unjudged_chunks), "NaN of a chunk"
+    ),
     "tenants mixed": Mutant(
         around(RadixCache, "match", without_namespace), r"another tenant|cached\(|== \[\]"
     ),
     "too long not refused": Mutant(
         around(apply, "refusal", lambda *_: None), "still busy|was not refused"
     ),
-    "NaN fails all": Mutant(around(engine, "news", all_fail), "did not fail alone"),
+    "NaN fails all": Mutant(around(engine, "make_step_events", all_fail), "did not fail alone"),
     "table not cleared": Mutant(
         around(buffers.Buffers, "take_in", table_not_cleared), "nothing was wrong with"
     ),

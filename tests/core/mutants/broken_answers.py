@@ -13,7 +13,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from headstock.engine import output_tracker as ledger
+from headstock.engine import output_tracker
 from headstock.execution import logit_rules
 from headstock.nn import decoder_config, penalties, sampler
 from headstock.requests import client, input_processor, prompt_request
@@ -147,8 +147,8 @@ def cached_anew(seat: Any, self: Any, plan: Any, state: Any, limits: Any) -> Non
     seat(self, plan, state, limits)
     for row in plan.joined.tolist():
         entry = state.seats[row]
-        self.accounts[entry.request.id].cached = int(
-            state.row_counters[ledger.RowCounter.NUM_CACHED, row]
+        self.requests[entry.request.id].cached_tokens = int(
+            state.row_counters[output_tracker.RowCounter.NUM_CACHED, row]
         )
 
 
@@ -232,7 +232,7 @@ MISTAKEN = {
         "preemptions",
     ),
     "cached tokens counted anew": Mutant(
-        around(ledger.Ledger, "seat", cached_anew), "cached tokens"
+        around(output_tracker.OutputTracker, "track_admissions", cached_anew), "cached tokens"
     ),
     "largest priority first": Mutant(
         around(input_processor, "check_priority", largest_first), "order"

@@ -156,7 +156,7 @@ class ScriptedLoop:
     closed: int = 0
     abandoned: int = 0
     died: EngineDied | None = None
-    over: bool = False
+    has_ended: bool = False
     # Ctrl-C is tested, and would leave a Condition locked
     lock: Any = field(factory=threading.Lock)
     hold: threading.Event = field(factory=threading.Event)

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from attrs import frozen
 
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
-from headstock.engine.output_tracker import Ledger
-from headstock.engine.stats import EngineStats, count
+from headstock.engine.output_tracker import OutputTracker
+from headstock.engine.stats import EngineStats, collect_stats
 from headstock.errors import (
     CapacityError,
     EngineDied,
@@ -51,19 +52,33 @@ from headstock.startup.summary import EngineSummary, summarize_engine
 
 LOG = logging.getLogger(__name__)
 
-MOST_IDLE = 10_000
-"""Steps in a row that may run nothing though requests are there and nothing is awaited."""
+MAX_IDLE_STEPS = 10_000
+"""Steps in a row that may run nothing while requests wait and no event or result is due."""
 
-Flight = tuple[Plan, Pending | None]
-"""A plan given to the device, and its result to come; None when it could not even be launched."""
+
+@frozen(eq=False)
+class InFlightStep:
+    """A plan given to the device, and its result to come; None when its launch failed."""
+
+    plan: Plan
+    pending: Pending | None
+
+
+@frozen(eq=False)
+class QueuedRequest:
+    """A request on its way to the scheduler; `number` counts all that were ever queued."""
+
+    request: Request
+    stream_tokens: bool
+    number: int
 
 
 class Engine:
-    """The one stateful object: it owns the device through its executor, and the scheduler's state
-    as a value.
+    """Owns the device, through its executor, and the scheduler's state, as a value.
 
-    `submit` and `abort` may be called from any thread, the rest from one
+    Any thread may call `submit`, `abort` and `memory_pressure`; one thread calls the rest
     (`headstock.engine.loop.Loop` does so).
+
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
 
@@ -75,7 +90,8 @@ class Engine:
         self.limits = parts.limits
         self.canary = parts.executor if isinstance(parts.executor, Canary) else None
         self.env = parts.env
-        self.lost = False
+        self.device_lost = False
+        # A GPU's stream runs beside the host by itself; a CPU needs a thread to overlap.
         on_cpu = parts.env.device == "cpu"
         self.executor = (
             WorkerThread(parts.executor) if self.config.overlap and on_cpu else parts.executor
@@ -83,7 +99,7 @@ class Engine:
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize_engine(parts)
         self.state = initial(self.limits)
-        self.ledger = Ledger()
+        self.output_tracker = OutputTracker()
         self.recorder = Recorder(
             describe(self.config, self.limits),
             self.limits,
@@ -91,15 +107,16 @@ class Engine:
             prompts=config.record_prompts,
         )
         self.inbox: deque[Event] = deque()
-        # Whose accounts are still to be opened, `stream_tokens`, and which they are of all that
-        # were queued.
-        self.asked: dict[str, tuple[Request, bool, int]] = {}
+        # Not yet known to the output tracker: the next step takes them out of the inbox.
+        self.queued_requests: dict[str, QueuedRequest] = {}
         self.num_queued = 0
-        self.demand = 0, 0  # pages, and how many of the requests ever queued they are the pages of
+        # Pages, and the number of the last queued request that they include. One tuple, so that
+        # another thread reads both of the same step.
+        self.page_demand = 0, 0
         self.plan: Plan | None = None
-        self.joined: dict[int, Entry | None] = {}
-        self.flights: deque[Flight] = deque()
-        self.idle = 0
+        self.new_rows: dict[int, Entry | None] = {}
+        self.in_flight: deque[InFlightStep] = deque()
+        self.num_idle_steps = 0
 
     @property
     def max_seq_len(self) -> int:
@@ -118,30 +135,33 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        return bool(self.inbox or self.state.waiting or self.state.num_running or self.flights)
+        """Whether a step would have anything to do."""
+        return bool(self.inbox or self.state.waiting or self.state.num_running or self.in_flight)
 
     def submit(self, request: Request, *, stream_tokens: bool = True) -> None:
-        """Queue a request. Without `stream_tokens`, it is told of its first token and then of all
-        others at the end.
+        """Check a request and queue it.
+
+        With `stream_tokens` every token is an update; without it, the first token is one and all
+        others come with the end.
 
         raises: RequestError; CapacityError when it can never fit, or not now under
             `--on-pressure reject`
         """
-        self.check(request)
-        self.accept(request, stream_tokens=stream_tokens)
+        self.check_request(request)
+        self.enqueue(request, stream_tokens=stream_tokens)
 
-    def accept(self, request: Request, *, stream_tokens: bool) -> None:
-        """Queue a request that `check` has passed. If that is interrupted, `abort` leaves nothing
-        of it.
+    def enqueue(self, request: Request, *, stream_tokens: bool) -> None:
+        """Queue a request that `check_request` has passed.
+
+        After an interrupt at any point of this method, `abort` still removes the request.
         """
         self.num_queued += 1
-        self.asked[request.id] = request, stream_tokens, self.num_queued
+        self.queued_requests[request.id] = QueuedRequest(request, stream_tokens, self.num_queued)
         self.inbox.append(Arrived(request))
 
-    def check(self, request: Request) -> None:
-        """Raise RequestError when the request is not for this engine."""
-        if request.id in self.asked or self.ledger.knows(request.id):
+    def check_request(self, request: Request) -> None:
+        """Raise RequestError when this engine cannot serve the request."""
+        if request.id in self.queued_requests or self.output_tracker.has_request(request.id):
             raise RequestError(
                 f"request id {shorten(request.id)} is in use; choose another", "request_id"
             )
@@ -161,119 +181,130 @@ class Engine:
         reason = refusal(request, self.limits)
         if reason is not None:
             raise CapacityError(self.config.spell(reason), "prompt")
-        if self.config.on_pressure == "reject" and self.pressure >= self.config.memory_threshold:
+        if (
+            self.config.on_pressure == "reject"
+            and self.memory_pressure >= self.config.memory_threshold
+        ):
             raise CapacityError(
                 self.config.spell(
-                    f"{self.pressure:.0%} of the KV pool is in use and --memory-threshold is "
-                    f"{self.config.memory_threshold}; try again when running requests have ended"
+                    f"{self.memory_pressure:.0%} of the KV pool is in use and --memory-threshold "
+                    f"is {self.config.memory_threshold}; try again when running requests have ended"
                 ),
                 "prompt",
             )
 
     @property
-    def pressure(self) -> float:
-        """The share of the pool's pages that running requests hold, or that others will need for
-        what they have; may be asked from any thread.
+    def memory_pressure(self) -> float:
+        """The share of the pool's pages that requests hold or, while they wait, need for their
+        tokens.
         """
-        # Whom a step counts meanwhile is met twice, and told by the number: queued ones are read
-        # first.
-        queued = list(self.asked.values())
-        pages, counted = self.demand
+        # The engine's thread may count a queued request in `page_demand` at any moment. The queue
+        # is read first, so that none is missed; a request in both is known by its number.
+        queued = list(self.queued_requests.values())
+        pages, counted = self.page_demand
         pages += sum(
-            self.limits.pages_for(len(r.prompt)) for r, _, number in queued if number > counted
+            self.limits.pages_for(len(entry.request.prompt))
+            for entry in queued
+            if entry.number > counted
         )
         return min(pages / self.limits.num_pages[0], 1.0)
 
     def abort(self, id: str) -> None:
-        """End a request; nothing happens when there is none of that id."""
+        """End a request; unknown ids are ignored."""
         self.inbox.append(Aborted(id))
 
     def reset_prefix_cache(self) -> None:
-        """Free the pages that only the prefix index keeps, before anything submitted later; the
-        peak counts anew.
+        """Free the pages that only the prefix index holds, before later requests are admitted.
+
+        The peak of held pages starts again at 0.
         """
-        self.ledger.peak_held_pages = 0
+        self.output_tracker.peak_held_pages = 0
         self.inbox.append(Cleared())
 
     def step(self) -> tuple[Update, ...]:
-        """Launch the plan that was made last, tell what came of a step that is done, and plan what
-        is next.
+        """Launch the last plan, collect a finished step, and plan the next one.
 
-        Without overlap that is the step just launched. With overlap it is the one before: the
-        device goes from it straight to the plan made last, works on that while the next one is
-        made, and what it samples is read one step late.
+        Without overlap the collected step is the one just launched. With overlap it is the one
+        before: the device goes straight on to the last plan and runs it while the host plans, so
+        every sample is read one step late.
         """
-        launched = self.launch()
-        behind = 1 if self.config.overlap and launched else 0
-        plan, outcome = self.land() if len(self.flights) > behind else (None, None)
-        events = news(plan, outcome) if plan is not None else []
+        # Launch before collecting: the wait below would leave the device idle until the host has
+        # planned the next step.
+        launched = self._launch_step()
+        num_kept = 1 if self.config.overlap and launched else 0
+        plan, outcome = self._collect_step() if len(self.in_flight) > num_kept else (None, None)
+        # Results first: a request that its last token ends has ended, even if an abort is queued.
+        events = make_step_events(plan, outcome) if plan is not None else []
         while self.inbox:
             events.append(self.inbox.popleft())
-            self.enter(events[-1])
-        state, next_plan = self.schedule(events)
-        updates = self.ledger.settle(plan, outcome, state)
+            self._track_arrival(events[-1])
+        state, next_plan = self.run_scheduler(events)
+        # Before `track_admissions`: the results name admissions that the next plan may replace.
+        updates = self.output_tracker.collect(plan, outcome, state)
         self.state, self.plan = state, next_plan
-        self.joined = {row: state.seats[row] for row in next_plan.joined.tolist()}
-        self.ledger.seat(next_plan, state, self.limits)
-        self.publish_demand(events)
+        self.new_rows = {row: state.seats[row] for row in next_plan.joined.tolist()}
+        self.output_tracker.track_admissions(next_plan, state, self.limits)
+        self._update_page_demand(events)
         if self.canary is not None:
             self.canary.expect(next_plan, state)
-        self.idle = 0 if events or self.flights or len(next_plan.rows) else self.idle + 1
+        is_idle = not (events or self.in_flight or len(next_plan.rows))
+        self.num_idle_steps = self.num_idle_steps + 1 if is_idle else 0
         if not self.has_work:
-            self.check_idle()
-        elif self.idle > MOST_IDLE:
-            blame = self.config.spell(BLAME)
-            said = (
+            self._check_idle()
+        elif self.num_idle_steps > MAX_IDLE_STEPS:
+            raise PluginBroken(
                 f"the scheduler {self.limits.scheduler!r} runs nothing, though requests wait; "
-                f"{blame}"
+                f"{self.config.spell(BLAME)}; {self.recorder.report()}"
             )
-            raise PluginBroken(f"{said}; {self.recorder.report()}")
         return updates
 
-    def enter(self, event: Event) -> None:
-        """Open the account of a request that arrives."""
+    def _track_arrival(self, event: Event) -> None:
+        """Let the output tracker know a request that arrives."""
         if isinstance(event, Arrived):
-            request, stream_tokens, _ = self.asked.get(event.request.id, (event.request, True, 0))
-            self.ledger.open(
+            request = event.request
+            queued = self.queued_requests.get(request.id)
+            self.output_tracker.add_request(
                 request,
-                stream_tokens=stream_tokens,
+                stream_tokens=queued is None or queued.stream_tokens,
                 pages=self.limits.pages_for(len(request.prompt)),
             )
-        elif isinstance(
-            event, Aborted
-        ):  # of one that an interrupt kept out of the inbox, or of nobody
-            self.asked.pop(event.id, None)
+        elif isinstance(event, Aborted):
+            # An interrupt inside `enqueue` may leave an entry whose request never arrives.
+            self.queued_requests.pop(event.id, None)
 
-    def publish_demand(self, events: Sequence[Event]) -> None:
-        """Count the pages that requests hold or will need, those that arrived with `events` among
-        them.
-        """
+    def _update_page_demand(self, events: Sequence[Event]) -> None:
+        """Count the pages that requests hold or wait for, arrivals among `events` included."""
         arrived = [event.request.id for event in events if isinstance(event, Arrived)]
         if self.config.on_pressure == "reject":
-            state = self.state
-            held = int(np.count_nonzero(state.refs[0])) + self.ledger.unseated_pages
-            if len(state.waiting) > self.ledger.unseated:
-                held += sum(
+            state, tracker = self.state, self.output_tracker
+            num_pages = int(np.count_nonzero(state.refs[0])) + tracker.unadmitted_pages
+            # Only preempted requests wait with more than their prompt; the walk over the queue is
+            # left out while there are none.
+            if len(state.waiting) > tracker.num_unadmitted:
+                num_pages += sum(
                     self.limits.pages_for(len(entry.tokens))
                     for entry in state.waiting
                     if entry.preemptions
                 )
-            numbers = (self.asked[id][2] for id in arrived if id in self.asked)
-            self.demand = held, max(numbers, default=self.demand[1])
+            numbers = (
+                self.queued_requests[id].number for id in arrived if id in self.queued_requests
+            )
+            self.page_demand = num_pages, max(numbers, default=self.page_demand[1])
+        # After `page_demand`: a reader in between counts a request once, by its number.
         for id in arrived:
-            self.asked.pop(id, None)
+            self.queued_requests.pop(id, None)
 
-    def check_idle(self) -> None:
-        """Raise EngineDied when something is left behind though no request is there: it would be
-        lost for ever.
-        """
+    def _check_idle(self) -> None:
+        """Raise EngineDied when an idle engine still holds rows or pages, which would leak."""
         try:
             check_idle(self.state, self.limits)
         except AssertionError as error:
-            raise EngineDied(f"idle, yet {error}; {self.recorder.died((), error)}") from error
+            raise EngineDied(
+                f"internal error: idle, yet {error}; {self.recorder.died((), error)}"
+            ) from error
 
-    def schedule(self, events: list[Event]) -> tuple[State, Plan]:
-        """The state after `events` and the next plan, recorded.
+    def run_scheduler(self, events: list[Event]) -> tuple[State, Plan]:
+        """Apply `events`, make the next plan, and record both.
 
         raises: EngineDied, PluginBroken
         """
@@ -284,101 +315,104 @@ class Engine:
                 f"{self.config.spell(str(error))}; {self.recorder.died(events, error)}"
             ) from error
         except AssertionError as error:
-            said = self.recorder.died(events, error)
-            raise EngineDied(f"the scheduler contradicts itself: {error}; {said}") from error
-        except Exception as error:
-            said = self.recorder.died(events, error)
+            recording = self.recorder.died(events, error)
             raise EngineDied(
-                f"scheduling failed in {describe_location(error)}: {describe_error(error)}; {said}"
+                f"internal error: the scheduler contradicts itself: {error}; {recording}"
+            ) from error
+        except Exception as error:
+            recording = self.recorder.died(events, error)
+            raise EngineDied(
+                f"internal error: scheduling failed in {describe_location(error)}: "
+                f"{describe_error(error)}; {recording}"
             ) from error
         self.recorder.step(events, state, plan)
         return state, plan
 
-    def launch(self) -> bool:
-        """Give the plan that was made last to the device; whether there was anything to do."""
+    def _launch_step(self) -> bool:
+        """Launch the last plan; return False when it has no rows."""
         if self.plan is None or not len(self.plan.rows):
             return False
         plan, self.plan = self.plan, None
         try:
-            self.flights.append((plan, self.executor.execute(plan, self.joined)))
+            self.in_flight.append(InFlightStep(plan, self.executor.execute(plan, self.new_rows)))
         except Exception as error:
-            self.flights.append((plan, None))
-            self.report(plan, error)
+            # It takes its turn as a step without a result, so that failures keep the plans' order.
+            self.in_flight.append(InFlightStep(plan, None))
+            self._log_failed_step(plan, error)
         return True
 
-    def land(self) -> tuple[Plan, Outcome | None]:
-        """The plan launched first of those in flight, with what it sampled.
+    def _collect_step(self) -> tuple[Plan, Outcome | None]:
+        """Wait for the oldest step in flight; return its plan and what it sampled.
 
-        The outcome is None when the step failed, which fails its requests and leaves the engine
-        alive.
+        A failed step has no output: its requests fail, and the engine goes on.
         """
-        plan, pending = self.flights.popleft()
+        oldest = self.in_flight.popleft()
         try:
-            return plan, pending.wait() if pending is not None else None
+            return oldest.plan, oldest.pending.wait() if oldest.pending is not None else None
         except Exception as error:
-            self.report(plan, error)
-            return plan, None
+            self._log_failed_step(oldest.plan, error)
+            return oldest.plan, None
 
-    def report(self, plan: Plan, error: Exception) -> None:
-        """Log a step that failed, with a recording of how it came to that.
+    def _log_failed_step(self, plan: Plan, error: Exception) -> None:
+        """Log a step that failed, with a recording of the schedule so far.
 
-        raises: the error itself when it says that the engine cannot go on; EngineDied when the
-            device is lost
+        raises: the error itself if it is EngineDied; EngineDied when the device is lost
         """
-        said = self.recorder.report()
         facts = {
             "step": plan.number,
             "rows": len(plan.rows),
             "at": describe_location(error),
-            "recording": said,
+            "recording": self.recorder.report(),
         }
         LOG.error(log_event("step failed", **facts), exc_info=error)
         if isinstance(error, EngineDied):
             raise error
-        self.lost = True  # until it answers
+        # Asked now and not at the next step: a CUDA error is sticky and would fail every later
+        # request one by one. Assume the worst until the device answers.
+        self.device_lost = True
         check_usable(self.env)
-        self.lost = False
+        self.device_lost = False
 
-    def unfinished(self) -> list[Update]:
-        """The last news of every request that has not ended, once this engine takes no more
-        steps.
-        """
+    def final_updates(self) -> list[Update]:
+        """End every live request with reason "abort", after the last step."""
         while self.inbox:
-            self.enter(self.inbox.popleft())
-        return self.ledger.unfinished(self.state)
+            self._track_arrival(self.inbox.popleft())
+        return self.output_tracker.make_final_updates(self.state)
 
     def stats(self) -> EngineStats:
-        """Counts since the start, and what is the case now."""
-        return count(self.state, self.limits, self.ledger)
+        """Counts since the start, and the present state."""
+        return collect_stats(self.state, self.limits, self.output_tracker)
 
     def close(self) -> None:
-        """Free the device, also while this engine is still referred to. It is not used afterwards.
+        """Free the device; the engine must not be used afterwards.
 
-        A device that is lost keeps what it has: torch aborts a process that gives back pinned
-            memory then.
+        References to this engine do not keep device memory. A lost device keeps its memory,
+        because torch aborts a process that frees pinned memory then.
         """
         try:
             self.recorder.close()
         finally:
-            if not self.lost:
+            if not self.device_lost:
                 self.executor.close()
-                self.flights.clear()
+                self.in_flight.clear()
 
 
-def news(plan: Plan, outcome: Outcome | None) -> list[Event]:
-    """Tokens of healthy rows, failure of the others; a step without an outcome failed as a
-    whole.
+def make_step_events(plan: Plan, outcome: Outcome | None) -> list[Event]:
+    """Make events of a step's result: sampled tokens of healthy rows, failure of the others.
+
+    A step without a result failed as a whole.
     """
     if outcome is None:
         return [Failed(plan.rows, plan.orders)]
     healthy = outcome.healthy[outcome.last_logits]
     events: list[Event] = []
     if not healthy.all():
-        sick = ~healthy
-        LOG.error(log_event("logits are not finite", step=plan.number, rows=int(sick.sum())))
-        events.append(Failed(plan.rows[sick], plan.orders[sick]))
-    told = healthy & (plan.samples > 0)
-    if told.any():
-        tokens = outcome.tokens[outcome.last_logits[told]].astype(np.int32)
-        events.append(Sampled(plan.rows[told], plan.orders[told], None, tokens))
+        unhealthy = ~healthy
+        LOG.error(log_event("logits are not finite", step=plan.number, rows=int(unhealthy.sum())))
+        events.append(Failed(plan.rows[unhealthy], plan.orders[unhealthy]))
+    # Rows in the middle of their prompt are scored only for their health; their tokens are dropped.
+    is_sampled = healthy & (plan.samples > 0)
+    if is_sampled.any():
+        tokens = outcome.tokens[outcome.last_logits[is_sampled]].astype(np.int32)
+        events.append(Sampled(plan.rows[is_sampled], plan.orders[is_sampled], None, tokens))
     return events

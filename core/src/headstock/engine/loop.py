@@ -1,4 +1,4 @@
-"""A thread that steps an engine, so that any thread may hand requests in and hear of them."""
+"""A thread that steps an engine, so that any thread may submit requests and get updates."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from headstock.scheduler import Request
 LOG = logging.getLogger(__name__)
 
 Sink = Callable[[Update], None]
+"""Gets the updates of one request, on the loop's thread, up to one with a finish reason."""
 
 
 class Loop:
-    """Owns the thread. A sink is called on it, for one request, until the update with a finish
-    reason; then never again.
+    """Owns the thread that steps the engine, and calls each request's sink on it.
 
-    Ctrl-C may strike whoever calls, at any moment. So nothing is used here that keeps a lock when
-    it does, as a Condition or an Event may (their `with` is written in Python, that of a Lock is
-    not).
+    KeyboardInterrupt may be raised in a caller at any point. So this class uses plain Locks alone:
+    an interrupt within `with` of a Condition or an Event, which is Python code, may leave its lock
+    taken for good; that of a Lock is one C call.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -35,16 +35,18 @@ class Loop:
         self.failure: HeadstockError | None = None
         self.heartbeat = time.monotonic()
         self.closing = False
-        self.over = False
+        self.has_ended = False
         self.is_abandoned = False
-        # of who submits; `close` takes none, as a signal's handler may call it
-        self.lock = threading.Lock()
-        self.running = threading.Lock()  # taken until the thread has told everyone
-        self.running.acquire()
-        # taken, but for the moment between a ring and whoever sleeps hearing it
-        self.bell = threading.Lock()
-        self.bell.acquire()
-        self.thread = threading.Thread(target=self.drive, name="headstock-engine", daemon=True)
+        # Held by `submit`. `close` takes no lock: a signal handler may call it inside `submit`.
+        self.submit_lock = threading.Lock()
+        # Held until the thread has emitted its last update.
+        self.run_lock = threading.Lock()
+        self.run_lock.acquire()
+        # Free only between a wake-up and the moment the thread takes it: a wake-up that comes
+        # before the thread sleeps is not lost.
+        self.wakeup = threading.Lock()
+        self.wakeup.acquire()
+        self.thread = threading.Thread(target=self._run, name="headstock-engine", daemon=True)
         self.thread.start()
 
     def submit(self, request: Request, sink: Sink, *, stream_tokens: bool = True) -> None:
@@ -52,78 +54,83 @@ class Loop:
 
         raises: RequestError, EngineDied
         """
-        with self.lock:
+        with self.submit_lock:
             self.check_alive()
-            # Checked first and known before it is queued: the thread may tell of it at once.
-            self.engine.check(request)
-            if request.id in self.sinks:  # it has ended, and is still to be told so
+            # The sink is registered before the request is queued: its first update may come at
+            # once.
+            self.engine.check_request(request)
+            if request.id in self.sinks:  # it has ended, but its last update is not emitted yet
                 raise RequestError(
                     f"request id {shorten(request.id)} is in use; choose another", "request_id"
                 )
             try:
                 self.sinks[request.id] = sink
-                self.engine.accept(request, stream_tokens=stream_tokens)
-                self.check_alive()  # everyone may have been told before it was queued
-            except BaseException:  # that, or Ctrl-C: it may have been queued or not
+                self.engine.enqueue(request, stream_tokens=stream_tokens)
+                # The thread may have failed all requests before this one was queued.
+                self.check_alive()
+            except BaseException:  # EngineDied or Ctrl-C; the request may be queued or not
                 self.sinks.pop(request.id, None)
                 self.engine.abort(request.id)
                 raise
-        self.ring()
+        self._wake()
 
     def abort(self, id: str) -> None:
-        """End a request; its sink hears of it. Nothing happens when there is none of that id."""
+        """End a request; its sink gets a last update. Unknown ids are ignored."""
         self.engine.abort(id)
-        self.ring()
+        self._wake()
 
     def reset_prefix_cache(self) -> None:
-        """As `Engine.reset_prefix_cache`.   raises: EngineDied"""
+        """Call `Engine.reset_prefix_cache`.
+
+        raises: EngineDied
+        """
         self.check_alive()
         self.engine.reset_prefix_cache()
-        self.ring()
+        self._wake()
 
-    def ring(self) -> None:
+    def _wake(self) -> None:
         """Wake the thread, or keep it from falling asleep."""
-        with contextlib.suppress(RuntimeError):  # it has been rung already
-            self.bell.release()
+        with contextlib.suppress(RuntimeError):  # a wake-up is pending already
+            self.wakeup.release()
 
     def check_alive(self) -> None:
-        """Raise EngineDied when no request can be served any more."""
+        """Raise EngineDied when the engine serves no more requests."""
         if self.failure is not None:
             raise EngineDied(f"the engine stopped: {self.failure}") from self.failure
         if self.closing:
             raise EngineDied("the engine is closed; make a new one")
 
-    def drive(self) -> None:
-        """Step while there is work; sleep otherwise. Who is left at the end is told so here: Ctrl-C
-        may break off whoever closes.
+    def _run(self) -> None:
+        """Step while there is work, and sleep otherwise.
+
+        The thread itself emits the last updates, because Ctrl-C may interrupt `close`.
         """
         try:
-            while self.wait():
-                self.tell(self.engine.step())
+            while self._wait_for_work():
+                self._emit(self.engine.step())
                 self.heartbeat = time.monotonic()
-            self.tell(self.engine.unfinished())
-        except (
-            BaseException
-        ) as error:  # even SystemExit, from a plugin: nobody else would tell those who wait
+            self._emit(self.engine.final_updates())
+        except BaseException as error:
+            # Even SystemExit, from a plugin: the callers wait for updates of this thread alone.
             try:
                 LOG.critical(log_event("engine died"), exc_info=error)
             finally:
-                self.fail(error)
+                self._fail_requests(error)
         finally:
-            self.over = True
-            self.running.release()
+            self.has_ended = True
+            self.run_lock.release()
             if self.is_abandoned:
-                self.close_abandoned()
+                self._close_abandoned()
 
-    def wait(self) -> bool:
-        """Whether there is work; False when the loop is closing."""
+    def _wait_for_work(self) -> bool:
+        """Sleep until there is work; return False when the loop is closing."""
         while not self.closing and not self.engine.has_work:
-            self.bell.acquire(timeout=1.0)
+            self.wakeup.acquire(timeout=1.0)
             self.heartbeat = time.monotonic()
         return not self.closing
 
-    def tell(self, updates: Sequence[Update]) -> None:
-        """Pass updates on; a sink that raises loses its request and disturbs nobody else."""
+    def _emit(self, updates: Sequence[Update]) -> None:
+        """Call the sinks; a sink that raises ends its own request and no other."""
         for update in updates:
             sink = self.sinks.get(update.id)
             if sink is None:
@@ -137,40 +144,40 @@ class Loop:
                 self.sinks.pop(update.id, None)
                 self.engine.abort(update.id)
 
-    def fail(self, error: BaseException) -> None:
-        """Tell everyone that the engine is gone."""
+    def _fail_requests(self, error: BaseException) -> None:
+        """End every request with the error that stopped the engine."""
         self.failure = (
             error if isinstance(error, HeadstockError) else EngineDied(type(error).__name__)
         )
-        said = f"the engine stopped: {self.failure}"
-        self.tell([Update(id=id, finish_reason="error", error=said) for id in list(self.sinks)])
+        message = f"the engine stopped: {self.failure}"
+        self._emit([Update(id=id, finish_reason="error", error=message) for id in list(self.sinks)])
 
     def close(self) -> None:
-        """Stop after the step in flight; requests that are left end with reason "abort"."""
+        """Stop after the step in flight; live requests end with reason "abort"."""
         self.closing = True
-        self.ring()
+        self._wake()
         if threading.current_thread() is not self.thread:
-            # a `join` that Ctrl-C breaks off counts the thread as ended, though it runs
-            with self.running:
+            # Not `join` alone: after Ctrl-C in it, Python takes the thread for ended while it runs.
+            with self.run_lock:
                 pass
             self.thread.join()
 
     def abandon(self) -> None:
-        """Stop after the step in flight and close the engine then, without waiting for that.
+        """Stop after the step in flight and then close the engine, without waiting here.
 
-        Any thread may call it at any moment, this loop's own among them: a garbage collector does.
+        The garbage collector calls this, so from any thread at any point, the loop's own included.
         """
-        # A daemon thread that is within C++ when the interpreter goes would end the process by
-        # SIGABRT.
+        # A daemon thread in C++ code while the interpreter exits would abort the process (SIGABRT).
         atexit.register(self.thread.join)
-        # before `running` is tried: the thread gives that up first and then looks here
+        # Set before `run_lock` is tried, and the thread reads it after it has released that: so
+        # one of the two closes the engine, whatever their order.
         self.is_abandoned = True
         self.closing = True
-        self.ring()
-        self.close_abandoned()
+        self._wake()
+        self._close_abandoned()
 
-    def close_abandoned(self) -> None:
-        """Close the engine, if the thread has told everyone; of two that try, one does."""
-        if self.running.acquire(blocking=False):  # for good
+    def _close_abandoned(self) -> None:
+        """Close the engine if the thread has ended; the lock lets one of two callers do it."""
+        if self.run_lock.acquire(blocking=False):  # never released
             self.engine.close()
             atexit.unregister(self.thread.join)

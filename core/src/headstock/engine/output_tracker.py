@@ -1,4 +1,4 @@
-"""Who is owed which tokens: from rows and admission numbers back to requests."""
+"""From rows and admission ids back to requests: which tokens each request gets next."""
 
 from __future__ import annotations
 
@@ -14,145 +14,145 @@ from headstock.spi.arrays import Ints
 
 
 @define(eq=False)
-class Account:
-    """One live request: the admission number of its last seat, how many of its output tokens have
-    been told, and the scores that have not.
+class TrackedRequest:
+    """One live request and what its updates have carried so far.
 
-    `stream_tokens`: it is told of every token; otherwise of the first one, and of the rest when
-    it ends.
-    `pages`: those that its prompt takes
+    stream_tokens: every token is an update; without it only the first token and the end are
+    prompt_pages: how many pages its prompt takes
+    admission_id: of its last admission, 0 before the first
+    num_emitted: how many output tokens its updates have carried
+    cached_tokens: prompt tokens from the prefix index at the first admission, None before
+    logprobs, prompt_logprobs: those that no update has carried yet; prompt_logprobs by position
     """
 
     request: Request
     stream_tokens: bool
-    pages: int
-    order: int = 0
-    told: int = 0
-    cached: int | None = None
-    scores: list[TokenLogprob] = field(factory=list)
-    prompt_scores: dict[int, TokenLogprob] = field(factory=dict)
+    prompt_pages: int
+    admission_id: int = 0
+    num_emitted: int = 0
+    cached_tokens: int | None = None
+    logprobs: list[TokenLogprob] = field(factory=list)
+    prompt_logprobs: dict[int, TokenLogprob] = field(factory=dict)
 
-    def tell(self, tokens: Ints, **end: Any) -> Update:
-        """News of `tokens`, [n] int32, the next that are untold, and of how the request ended, if
-        it did.
-        """
-        news: dict[str, Any] = {"id": self.request.id, "tokens": tuple(tokens.tolist()), **end}
-        if len(tokens) and not self.told:
-            news["cached_tokens"] = self.cached
+    def make_update(self, tokens: Ints, **end: Any) -> Update:
+        """Make the update with the next `tokens`, [n] int32; `end` has the fields of an end."""
+        changes: dict[str, Any] = {"id": self.request.id, "tokens": tuple(tokens.tolist()), **end}
+        if len(tokens) and not self.num_emitted:
+            changes["cached_tokens"] = self.cached_tokens
             if self.request.prompt_logprobs:
-                news["prompt_logprobs"] = tuple(
-                    map(self.prompt_scores.get, range(len(self.request.prompt)))
+                changes["prompt_logprobs"] = tuple(
+                    map(self.prompt_logprobs.get, range(len(self.request.prompt)))
                 )
-        if self.scores:
-            news["logprobs"], self.scores = tuple(self.scores), []
-        self.told += len(tokens)
-        return Update(**news)
+        if self.logprobs:
+            changes["logprobs"], self.logprobs = tuple(self.logprobs), []
+        self.num_emitted += len(tokens)
+        return Update(**changes)
 
-    def tell_last(self, tokens: Ints, reason: str, **end: Any) -> Update:
-        """The last news, `tokens` being all that the request came to, prompt and output.
+    def make_last_update(self, tokens: Ints, reason: str, **end: Any) -> Update:
+        """Make the last update.
 
-        tokens: [n] int32
+        tokens: [n] int32, the whole prompt and output
         """
-        return self.tell(
-            tokens[len(self.request.prompt) + self.told :], finish_reason=reason, **end
+        return self.make_update(
+            tokens[len(self.request.prompt) + self.num_emitted :], finish_reason=reason, **end
         )
 
 
 @define
-class Ledger:
-    """The live requests, by id and by the admission number of the seat they have, and counts since
-    the start.
+class OutputTracker:
+    """The live requests, by id and by their latest admission id, and counts since the start.
 
-    `awaited` are those of `by_order` whose next token is told as soon as it is known: no other
-    costs anything until it ends. `unseated` requests never had a seat yet, and their prompts will
-    take `unseated_pages`.
+    awaiting_token: those of `by_admission_id` whose next token is an update. All others cost
+        nothing until they end.
+    num_unadmitted: requests that were never admitted; their prompts take `unadmitted_pages`
     """
 
-    accounts: dict[str, Account] = field(factory=dict)
-    by_order: dict[int, Account] = field(factory=dict)
-    awaited: dict[int, Account] = field(factory=dict)
+    requests: dict[str, TrackedRequest] = field(factory=dict)
+    by_admission_id: dict[int, TrackedRequest] = field(factory=dict)
+    awaiting_token: dict[int, TrackedRequest] = field(factory=dict)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     failed: int = 0
     peak_held_pages: int = 0
-    unseated: int = 0
-    unseated_pages: int = 0
+    num_unadmitted: int = 0
+    unadmitted_pages: int = 0
 
-    def open(self, request: Request, *, stream_tokens: bool, pages: int) -> None:
-        """Start an account."""
-        self.accounts[request.id] = Account(request, stream_tokens, pages)
-        self.unseated += 1
-        self.unseated_pages += pages
+    def add_request(self, request: Request, *, stream_tokens: bool, pages: int) -> None:
+        """Track a request that arrived; its prompt takes `pages`."""
+        self.requests[request.id] = TrackedRequest(request, stream_tokens, pages)
+        self.num_unadmitted += 1
+        self.unadmitted_pages += pages
 
-    def knows(self, id: str) -> bool:
+    def has_request(self, id: str) -> bool:
         """Whether a live request has this id."""
-        return id in self.accounts
+        return id in self.requests
 
-    def seat(self, plan: Plan, state: State, limits: Limits) -> None:
-        """Note the admission numbers that the plan gave out, and the pages that are held."""
+    def track_admissions(self, plan: Plan, state: State, limits: Limits) -> None:
+        """Note the admission ids that the plan gave out, and the peak of held pages."""
         self.peak_held_pages = max(self.peak_held_pages, num_held(state, limits))
         for row in plan.joined.tolist():
             entry = state.seats[row]
-            assert entry is not None, f"row {row} joined without a request"
-            account = self.accounts[entry.request.id]
-            self.unseat(account)  # a preempted request had a seat before
-            account.order = int(state.row_counters[RowCounter.ADMISSION_ID, row])
-            self.by_order[account.order] = account
-            if account.stream_tokens or not account.told:
-                self.awaited[account.order] = account
-            if account.cached is None:  # what a preempted request finds later is its own
-                account.cached = int(state.row_counters[RowCounter.NUM_CACHED, row])
-                self.leave(account)
+            assert entry is not None, f"internal error: row {row} was admitted without a request"
+            tracked = self.requests[entry.request.id]
+            self.clear_admission(tracked)  # a preempted request was admitted before
+            tracked.admission_id = int(state.row_counters[RowCounter.ADMISSION_ID, row])
+            self.by_admission_id[tracked.admission_id] = tracked
+            if tracked.stream_tokens or not tracked.num_emitted:
+                self.awaiting_token[tracked.admission_id] = tracked
+            # At the first admission only: later a preempted request finds its own pages again.
+            if tracked.cached_tokens is None:
+                tracked.cached_tokens = int(state.row_counters[RowCounter.NUM_CACHED, row])
+                self._count_admitted(tracked)
 
-    def leave(self, account: Account) -> None:
-        """Count a request no more among those that never had a seat."""
-        self.unseated -= 1
-        self.unseated_pages -= account.pages
+    def _count_admitted(self, tracked: TrackedRequest) -> None:
+        """Remove a request from the counts of those that were never admitted."""
+        self.num_unadmitted -= 1
+        self.unadmitted_pages -= tracked.prompt_pages
 
-    def unseat(self, account: Account) -> None:
-        """Forget the admission number of the account's last seat."""
-        self.by_order.pop(account.order, None)
-        self.awaited.pop(account.order, None)
+    def clear_admission(self, tracked: TrackedRequest) -> None:
+        """Remove the request from the maps by admission id."""
+        self.by_admission_id.pop(tracked.admission_id, None)
+        self.awaiting_token.pop(tracked.admission_id, None)
 
-    def settle(
+    def collect(
         self, plan: Plan | None, outcome: Outcome | None, state: State
     ) -> tuple[Update, ...]:
-        """What is to be told of the step that ran `plan` and led to `state`."""
+        """Collect the updates of the step that ran `plan` and led to `state`."""
         accepted = state.accepted
         self.output_tokens += len(accepted.tokens)
         if plan is not None and outcome is not None and outcome.logprobs is not None:
-            self.note_prompt_scores(plan, outcome)
-            self.note_scores(plan, outcome, accepted)
-        last = [self.close(ended) for ended in state.ended]
-        return (*self.next_tokens(accepted), *last)
+            self._add_prompt_logprobs(plan, outcome)
+            self._add_logprobs(plan, outcome, accepted)
+        last = [self._finish_request(ended) for ended in state.ended]
+        return (*self._emit_tokens(accepted), *last)
 
-    def next_tokens(self, accepted: Accepted) -> list[Update]:
-        """News of requests that go on: of every token, or of the first."""
+    def _emit_tokens(self, accepted: Accepted) -> list[Update]:
+        """Make updates of requests that go on: of every token, or of the first."""
         updates: list[Update] = []
-        if not self.awaited:
+        if not self.awaiting_token:
             return updates
         stop = 0
         for order, count in zip(accepted.orders.tolist(), accepted.counts.tolist(), strict=True):
             start, stop = stop, stop + count
-            account = self.awaited.get(order)
-            if account is None:
+            tracked = self.awaiting_token.get(order)
+            if tracked is None:
                 continue
-            updates.append(account.tell(accepted.tokens[start:stop]))
-            if not account.stream_tokens and account.told:
-                del self.awaited[order]
+            updates.append(tracked.make_update(accepted.tokens[start:stop]))
+            if not tracked.stream_tokens and tracked.num_emitted:
+                del self.awaiting_token[order]
         return updates
 
-    def close(self, ended: Ended) -> Update:
-        """The last of a request's news."""
-        account = self.accounts.pop(ended.id)
-        self.unseat(account)
-        if account.cached is None:
-            self.leave(account)
-        self.prompt_tokens += len(account.request.prompt)
-        self.cached_tokens += account.cached or 0
+    def _finish_request(self, ended: Ended) -> Update:
+        """Stop tracking a request and make its last update."""
+        tracked = self.requests.pop(ended.id)
+        self.clear_admission(tracked)
+        if tracked.cached_tokens is None:
+            self._count_admitted(tracked)
+        self.prompt_tokens += len(tracked.request.prompt)
+        self.cached_tokens += tracked.cached_tokens or 0
         self.failed += ended.reason == "error"
-        return account.tell_last(
+        return tracked.make_last_update(
             ended.tokens,
             ended.reason,
             preemptions=ended.preemptions,
@@ -162,51 +162,50 @@ class Ledger:
             else None,
         )
 
-    def unfinished(self, state: State) -> list[Update]:
-        """The last news of every live request, when the engine goes: what is known of it so far."""
-        known = {entry.request.id: entry.tokens for entry in state.waiting}
+    def make_final_updates(self, state: State) -> list[Update]:
+        """Make the last update of every live request, with the tokens that are known so far."""
+        tokens = {entry.request.id: entry.tokens for entry in state.waiting}
         for row, entry in enumerate(state.seats):
             if entry is not None:
-                known[entry.request.id] = state.tokens[
+                tokens[entry.request.id] = state.tokens[
                     row, : state.row_counters[RowCounter.NUM_KNOWN, row]
                 ]
         return [
-            account.tell_last(known.get(id, account.request.prompt), "abort")
-            for id, account in self.accounts.items()
+            tracked.make_last_update(tokens.get(id, tracked.request.prompt), "abort")
+            for id, tracked in self.requests.items()
         ]
 
-    def note_prompt_scores(self, plan: Plan, outcome: Outcome) -> None:
-        """Keep the log-probabilities of prompt tokens that follow a scored position."""
+    def _add_prompt_logprobs(self, plan: Plan, outcome: Outcome) -> None:
+        """Store the log-probabilities of prompt tokens that follow a scored position."""
         logit_ends = np.cumsum(plan.num_logits)
         for i in np.flatnonzero(plan.num_logits).tolist():
-            account = self.by_order.get(int(plan.orders[i]))
-            if account is None or not account.request.prompt_logprobs:
+            tracked = self.by_admission_id.get(int(plan.orders[i]))
+            if tracked is None or not tracked.request.prompt_logprobs:
                 continue
-            prompt = account.request.prompt
+            prompt = tracked.request.prompt
             for at in range(int(logit_ends[i] - plan.num_logits[i]), int(logit_ends[i])):
                 following = int(outcome.positions[at]) + 1
                 if following < len(prompt):
-                    most = account.request.params.prompt_logprobs
-                    account.prompt_scores[following] = scored(
+                    most = tracked.request.params.prompt_logprobs
+                    tracked.prompt_logprobs[following] = _token_logprob(
                         outcome, at, int(prompt[following]), most
                     )
 
-    def note_scores(self, plan: Plan, outcome: Outcome, accepted: Accepted) -> None:
-        """Keep the log-probabilities of sampled tokens that were asked for, if the scheduler took
-        the token.
-        """
+    def _add_logprobs(self, plan: Plan, outcome: Outcome, accepted: Accepted) -> None:
+        """Store the requested log-probabilities of sampled tokens that the scheduler accepted."""
         logits = dict(zip(plan.orders.tolist(), outcome.last_logits.tolist(), strict=True))
         for order in accepted.orders.tolist():
-            account = self.by_order[order]
-            most = account.request.params.logprobs
+            tracked = self.by_admission_id[order]
+            most = tracked.request.params.logprobs
             if most is not None:
                 at = logits[order]
-                account.scores.append(scored(outcome, at, int(outcome.tokens[at]), most))
+                tracked.logprobs.append(_token_logprob(outcome, at, int(outcome.tokens[at]), most))
 
 
-def scored(outcome: Outcome, at: int, token: int, most: int) -> TokenLogprob:
-    """The score of one logit position, for `token`, with `most` alternatives: a batch computes the
-    most that any row wants.
+def _token_logprob(outcome: Outcome, at: int, token: int, most: int) -> TokenLogprob:
+    """Make the log-probability of one logit position, with `most` alternatives.
+
+    A batch computes the most alternatives that any of its rows asks for.
     """
     assert (
         outcome.logprobs is not None

@@ -1,17 +1,24 @@
-"""Counts of an engine, since its start and at the moment."""
+"""Counts of an engine."""
 
 from __future__ import annotations
 
 import numpy as np
 from attrs import frozen
 
-from headstock.engine.output_tracker import Ledger
+from headstock.engine.output_tracker import OutputTracker
 from headstock.scheduler import Limits, State
 
 
 @frozen(kw_only=True)
 class EngineStats:
-    """Counts since the start, and what is the case now."""
+    """Counts since the start, and the present state.
+
+    running, waiting: requests now
+    free_pages, cached_pages, total_pages: of the first KV group now; cached ones are held by the
+        prefix index alone
+    peak_held_pages: the most that requests held since the start, or since the last reset of the
+        prefix cache
+    """
 
     running: int
     waiting: int
@@ -27,21 +34,21 @@ class EngineStats:
     peak_held_pages: int
 
 
-def count(state: State, limits: Limits, ledger: Ledger) -> EngineStats:
-    """The counts of an engine in this state."""
+def collect_stats(state: State, limits: Limits, output_tracker: OutputTracker) -> EngineStats:
+    """Collect the counts of an engine in this state."""
     total, free = limits.num_pages[0], state.num_free[0]
-    held = int(np.count_nonzero(state.refs[0]))
+    num_held = int(np.count_nonzero(state.refs[0]))
     return EngineStats(
         running=state.num_running,
         waiting=len(state.waiting),
         steps=state.num_steps,
         preemptions=state.num_preempted,
         free_pages=free,
-        cached_pages=total - free - held,
+        cached_pages=total - free - num_held,
         total_pages=total,
-        prompt_tokens=ledger.prompt_tokens,
-        cached_tokens=ledger.cached_tokens,
-        output_tokens=ledger.output_tokens,
-        failed=ledger.failed,
-        peak_held_pages=ledger.peak_held_pages,
+        prompt_tokens=output_tracker.prompt_tokens,
+        cached_tokens=output_tracker.cached_tokens,
+        output_tokens=output_tracker.output_tokens,
+        failed=output_tracker.failed,
+        peak_held_pages=output_tracker.peak_held_pages,
     )

@@ -20,10 +20,10 @@ class EngineLoop(Protocol):
     """Steps an engine on a thread of its own; there, it calls the sink of a request with each
     update of it, until the one with a finish reason.
 
-    `over`: the thread has ended, and no sink is called any more.
+    `has_ended`: the thread has ended, and no sink is called any more.
     """
 
-    over: bool
+    has_ended: bool
 
     def submit(
         self, request: Request, sink: Callable[[Update], None], *, stream_tokens: bool = True
@@ -150,7 +150,7 @@ def _wait_for_update(queue: SimpleQueue[TimedUpdate], loop: EngineLoop) -> Timed
     """The first update in the queue; waits for it.   raises: EngineDied when none will come"""
     while True:
         # Read before the queue: the loop passes its last updates on before it is over.
-        is_over = loop.over
+        is_over = loop.has_ended
         # A wait without a timeout would not be interrupted by a signal that another thread got.
         with contextlib.suppress(Empty):
             return queue.get(timeout=POLL_SECONDS)
