@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,6 +100,14 @@ def test_an_unknown_parameter_like_no_other_is_answered_with_those_there_are() -
         SamplingParams(0.7)  # type: ignore[misc]
 
 
+def test_the_signature_shows_every_parameter_with_its_default() -> None:
+    parameters = inspect.signature(SamplingParams).parameters.values()
+    assert {parameter.name: parameter.default for parameter in parameters} == {
+        field.name: field.default for field in attrs.fields(SamplingParams)
+    }
+    assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
+
+
 def test_parameters_survive_copies_and_pickles() -> None:
     params = SamplingParams(n=2, stop="x", logit_bias={1: 2.0})
     assert (
@@ -178,10 +188,10 @@ def test_min_tokens_is_bounded_by_max_tokens_unless_that_is_open() -> None:
 
 def test_answers_are_seeded_one_after_another_and_stay_int64() -> None:
     params = SamplingParams(n=3, prompt_logprobs=2)
-    assert [params.answer(i, 7).seed for i in range(3)] == [7, 8, 9]
-    assert params.answer(1, INT64 - 1).seed == -INT64
-    assert [params.answer(i, 0).prompt_logprobs for i in range(2)] == [2, None]
-    assert params.answer(2, 0).n == 1
+    assert [params.for_answer(i, 7).seed for i in range(3)] == [7, 8, 9]
+    assert params.for_answer(1, INT64 - 1).seed == -INT64
+    assert [params.for_answer(i, 0).prompt_logprobs for i in range(2)] == [2, None]
+    assert params.for_answer(2, 0).n == 1
 
 
 def test_replace_suggests_the_parameter_that_was_meant() -> None:

@@ -31,12 +31,12 @@ MAX_COUNT: Final = (1 << 31) - 1  # tokens
 MIN_SEED: Final = -(1 << 63)
 MAX_SEED: Final = (1 << 63) - 1
 DEFAULT_MAX_TOKENS: Final = 100
-LARGEST: Final = sys.float_info.max
+MAX_FLOAT: Final = sys.float_info.max
 
 
-def refuse(name: str, wanted: str, value: object) -> RequestError:
+def make_parameter_error(name: str, rule: str, value: object) -> RequestError:
     """The one-line error of parameter `name`."""
-    return RequestError(f"{name} must be {wanted}, got {shorten(value)}", parameter=name)
+    return RequestError(f"{name} must be {rule}, got {shorten(value)}", parameter=name)
 
 
 def is_int(value: Any, low: int, high: int) -> bool:
@@ -53,68 +53,72 @@ def is_real(value: Any) -> bool:
     return (
         not isinstance(value, bool)
         and issubclass(type(value), Real)
-        and bool(-LARGEST <= value <= LARGEST)
+        and bool(-MAX_FLOAT <= value <= MAX_FLOAT)
     )
 
 
 def check_priority(value: Any) -> int:
     """A request's priority, when it is one.   raises: RequestError"""
     if not is_int(value, -MAX_COUNT, MAX_COUNT):
-        raise refuse("priority", "an integer of at most 31 bits", value)
+        raise make_parameter_error("priority", "an integer of at most 31 bits", value)
     return int(value)
 
 
 @frozen
-class Whole:
+class IntegerCheck:
     """A check for integers in low..high; None passes when `optional`."""
 
     low: int
     high: int
-    wanted: str
+    rule: str
     optional: bool = False
 
     def __call__(self, _: object, attribute: Attribute[Any], value: object) -> None:
         if not (self.optional and value is None) and not is_int(value, self.low, self.high):
-            raise refuse(attribute.name, self.wanted, value)
+            raise make_parameter_error(attribute.name, self.rule, value)
 
 
 @frozen
-class Range:
+class NumberCheck:
     """A check for finite numbers in low..high; `above` excludes `low`."""
 
     low: float
     high: float
-    wanted: str
+    rule: str
     above: bool = False
 
     def __call__(self, _: object, attribute: Attribute[Any], value: Any) -> None:
         outside = not is_real(value) or not self.low <= value <= self.high
         if outside or (self.above and value == self.low):
-            raise refuse(attribute.name, self.wanted, value)
+            raise make_parameter_error(attribute.name, self.rule, value)
 
 
-def truth(_: object, attribute: Attribute[Any], value: object) -> None:
+def check_bool(_: object, attribute: Attribute[Any], value: object) -> None:
     """Raises unless `value` is True or False."""
     if not isinstance(value, bool):
-        raise refuse(attribute.name, "true or false", value)
+        raise make_parameter_error(attribute.name, "true or false", value)
 
 
-def stops(_: object, attribute: Attribute[Any], value: object) -> None:
+def check_stop_strings(_: object, attribute: Attribute[Any], value: object) -> None:
     """Raises unless `value` holds at most MAX_STOP_STRINGS non-empty strings of at most
     MAX_STOP_LENGTH characters.
     """
     if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
-        raise refuse(attribute.name, "a string or a list of strings", value)
+        raise make_parameter_error(attribute.name, "a string or a list of strings", value)
     if len(value) > MAX_STOP_STRINGS:
-        raise refuse(attribute.name, f"at most {MAX_STOP_STRINGS} strings", f"{len(value)}")
+        raise make_parameter_error(
+            attribute.name, f"at most {MAX_STOP_STRINGS} strings", f"{len(value)}"
+        )
     for text in value:
         if not 1 <= len(text) <= MAX_STOP_LENGTH:
             got = f"one of {len(text)}" if text else "an empty string"
-            raise refuse(attribute.name, f"strings of 1 to {MAX_STOP_LENGTH} characters", got)
+            raise make_parameter_error(
+                attribute.name, f"strings of 1 to {MAX_STOP_LENGTH} characters", got
+            )
 
 
 @frozen
-class TokenIds:
+class TokenIdsCheck:
     """A check for tuples of at most `most` token ids; None passes where an empty tuple does not."""
 
     most: int
@@ -124,36 +128,44 @@ class TokenIds:
         if value is None and not self.empty:
             return
         if not isinstance(value, tuple):
-            raise refuse(attribute.name, "a list of token ids", value)
+            raise make_parameter_error(attribute.name, "a list of token ids", value)
         if len(value) > self.most or not (value or self.empty):
-            raise refuse(
+            raise make_parameter_error(
                 attribute.name,
                 f"{0 if self.empty else 1} to {self.most} token ids",
                 f"{len(value)}",
             )
         for token in value:
             if not is_int(token, 0, MAX_TOKEN_ID):
-                raise refuse(attribute.name, f"token ids of 0 to {MAX_TOKEN_ID}", token)
+                raise make_parameter_error(
+                    attribute.name, f"token ids of 0 to {MAX_TOKEN_ID}", token
+                )
 
 
-def biases(_: object, attribute: Attribute[Any], value: object) -> None:
+def check_logit_bias(_: object, attribute: Attribute[Any], value: object) -> None:
     """Raises unless `value` is None or maps at most MAX_LOGIT_BIAS token ids to numbers within
     MAX_BIAS of zero.
     """
     if value is None:
         return
     if not isinstance(value, Mapping):
-        raise refuse(attribute.name, "a mapping of token ids to numbers", value)
+        raise make_parameter_error(attribute.name, "a mapping of token ids to numbers", value)
     if len(value) > MAX_LOGIT_BIAS:
-        raise refuse(attribute.name, f"at most {MAX_LOGIT_BIAS} entries", f"{len(value)}")
+        raise make_parameter_error(
+            attribute.name, f"at most {MAX_LOGIT_BIAS} entries", f"{len(value)}"
+        )
     for token, bias in value.items():
         if not is_int(token, 0, MAX_TOKEN_ID):
-            raise refuse(attribute.name, f"keyed by token ids of 0 to {MAX_TOKEN_ID}", token)
+            raise make_parameter_error(
+                attribute.name, f"keyed by token ids of 0 to {MAX_TOKEN_ID}", token
+            )
         if not is_real(bias) or abs(bias) > MAX_BIAS:
-            raise refuse(attribute.name, f"numbers between {-MAX_BIAS:g} and {MAX_BIAS:g}", bias)
+            raise make_parameter_error(
+                attribute.name, f"numbers between {-MAX_BIAS:g} and {MAX_BIAS:g}", bias
+            )
 
 
-def to_texts(value: str | Iterable[str] | None) -> tuple[str, ...]:
+def to_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
     """One string, several or None as a tuple; anything else is left for the check to refuse."""
     if value is None:
         return ()
@@ -169,12 +181,12 @@ def to_ids(value: Iterable[int] | None) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, list | tuple | set | frozenset | range) else value  # type: ignore[return-value]
 
 
-def to_some_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
+def to_optional_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
     """As `to_ids`, but None stays None: no restriction, which an empty list would not mean."""
     return None if value is None else to_ids(value)
 
 
-def to_id(key: Any) -> Any:
+def to_int_key(key: Any) -> Any:
     """An integer where `key` spells one; anything else is left for the check to refuse."""
     return int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,10}", key) else key
 
@@ -185,4 +197,4 @@ def to_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
     """
     if not isinstance(value, Mapping):
         return value
-    return {to_id(key): bias for key, bias in value.items()}
+    return {to_int_key(key): bias for key, bias in value.items()}

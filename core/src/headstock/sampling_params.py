@@ -4,8 +4,9 @@ import.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import evolve, field, fields, frozen
 
@@ -23,21 +24,21 @@ from headstock.sampling_checks import (
     MAX_TEMPERATURE,
     MIN_REPETITION,
     MIN_SEED,
-    Range,
-    TokenIds,
-    Whole,
-    biases,
-    refuse,
-    stops,
+    IntegerCheck,
+    NumberCheck,
+    TokenIdsCheck,
+    check_bool,
+    check_logit_bias,
+    check_stop_strings,
+    make_parameter_error,
     to_bias,
     to_ids,
-    to_some_ids,
-    to_texts,
-    truth,
+    to_optional_ids,
+    to_strings,
 )
 
 
-def flagged(
+def make_flag_metadata(
     text: str, default: str = "", *, flag: str = "", aliases: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Metadata of a field from which its flag, its variable and its key in files are made.
@@ -48,9 +49,13 @@ def flagged(
     return {"help": text, "default_text": default, "flag": flag, "aliases": aliases}
 
 
-PENALTY = Range(-MAX_PENALTY, MAX_PENALTY, f"between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
-ABOVE_ZERO = Whole(1, MAX_COUNT, f"an integer from 1 to {MAX_COUNT}, or none", optional=True)
-LOGPROBS = Whole(0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}, or none", optional=True)
+PENALTY = NumberCheck(-MAX_PENALTY, MAX_PENALTY, f"between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
+POSITIVE_OR_NONE = IntegerCheck(
+    1, MAX_COUNT, f"an integer from 1 to {MAX_COUNT}, or none", optional=True
+)
+LOGPROBS = IntegerCheck(
+    0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}, or none", optional=True
+)
 
 
 @frozen(kw_only=True)
@@ -68,35 +73,37 @@ class SamplingParams:
 
     n: int = field(
         default=1,
-        validator=Whole(1, MAX_N, f"an integer from 1 to {MAX_N}"),
-        metadata=flagged("answers to each prompt", flag="-n", aliases=("--n",)),
+        validator=IntegerCheck(1, MAX_N, f"an integer from 1 to {MAX_N}"),
+        metadata=make_flag_metadata("answers to each prompt", flag="-n", aliases=("--n",)),
     )
     temperature: float = field(
         default=1.0,
-        validator=Range(0, MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"),
-        metadata=flagged(
+        validator=NumberCheck(0, MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"),
+        metadata=make_flag_metadata(
             "spread of the choice of tokens; 0 always takes the likeliest", "the model's, else 1.0"
         ),
     )
     top_p: float = field(
         default=1.0,
-        validator=Range(0, 1, "above 0 and at most 1", above=True),
-        metadata=flagged(
+        validator=NumberCheck(0, 1, "above 0 and at most 1", above=True),
+        metadata=make_flag_metadata(
             "sample from the smallest set of tokens whose probabilities sum to this",
             "the model's, else 1.0",
         ),
     )
     top_k: int = field(
         default=0,
-        validator=Whole(-1, MAX_COUNT, f"an integer from 1 to {MAX_COUNT}, or 0 or -1 for off"),
-        metadata=flagged(
+        validator=IntegerCheck(
+            -1, MAX_COUNT, f"an integer from 1 to {MAX_COUNT}, or 0 or -1 for off"
+        ),
+        metadata=make_flag_metadata(
             "sample from this many likeliest tokens; 0 or -1 for all", "the model's, else off"
         ),
     )
     min_p: float = field(
         default=0.0,
-        validator=Range(0, 1, "between 0 and 1"),
-        metadata=flagged(
+        validator=NumberCheck(0, 1, "between 0 and 1"),
+        metadata=make_flag_metadata(
             "leave out tokens below this share of the likeliest one's probability",
             "the model's, else off",
         ),
@@ -104,49 +111,55 @@ class SamplingParams:
     presence_penalty: float = field(
         default=0.0,
         validator=PENALTY,
-        metadata=flagged("subtract this from the score of each token that the answer has", "off"),
+        metadata=make_flag_metadata(
+            "subtract this from the score of each token that the answer has", "off"
+        ),
     )
     frequency_penalty: float = field(
         default=0.0,
         validator=PENALTY,
-        metadata=flagged("subtract this once for each time that the answer has the token", "off"),
+        metadata=make_flag_metadata(
+            "subtract this once for each time that the answer has the token", "off"
+        ),
     )
     repetition_penalty: float = field(
         default=1.0,
-        validator=Range(MIN_REPETITION, MAX_REPETITION, "between 0.01 and 100.0"),
-        metadata=flagged(
+        validator=NumberCheck(MIN_REPETITION, MAX_REPETITION, "between 0.01 and 100.0"),
+        metadata=make_flag_metadata(
             "divide the score of each token in prompt or answer by this; multiply it if negative",
             "the model's, else 1.0",
         ),
     )
     seed: int | None = field(
         default=None,
-        validator=Whole(MIN_SEED, MAX_SEED, "a 64-bit integer", optional=True),
-        metadata=flagged(
+        validator=IntegerCheck(MIN_SEED, MAX_SEED, "a 64-bit integer", optional=True),
+        metadata=make_flag_metadata(
             "seed of each prompt's sampling; the same seed gives the same text", "unset"
         ),
     )
     stop: tuple[str, ...] = field(
         default=(),
-        converter=to_texts,
-        validator=stops,
-        metadata=flagged("end a text before this string", "none"),
+        converter=to_strings,
+        validator=check_stop_strings,
+        metadata=make_flag_metadata("end a text before this string", "none"),
     )
     stop_token_ids: tuple[int, ...] = field(
         default=(),
         converter=to_ids,
-        validator=TokenIds(MAX_STOP_TOKEN_IDS, empty=True),
-        metadata=flagged("end a text before one of these tokens", "none"),
+        validator=TokenIdsCheck(MAX_STOP_TOKEN_IDS, empty=True),
+        metadata=make_flag_metadata("end a text before one of these tokens", "none"),
     )
     ignore_eos: bool = field(
         default=False,
-        validator=truth,
-        metadata=flagged("go on to the most tokens past the model's end-of-sequence tokens"),
+        validator=check_bool,
+        metadata=make_flag_metadata(
+            "go on to the most tokens past the model's end-of-sequence tokens"
+        ),
     )
     max_tokens: int | None = field(
         default=DEFAULT_MAX_TOKENS,
-        validator=ABOVE_ZERO,
-        metadata=flagged(
+        validator=POSITIVE_OR_NONE,
+        metadata=make_flag_metadata(
             "most tokens to generate for a prompt",
             "the model's, else 100",
             aliases=("--max-new-tokens",),
@@ -154,58 +167,66 @@ class SamplingParams:
     )
     min_tokens: int = field(
         default=0,
-        validator=Whole(0, MAX_COUNT, f"an integer from 0 to {MAX_COUNT}"),
-        metadata=flagged("tokens before which nothing ends a text"),
+        validator=IntegerCheck(0, MAX_COUNT, f"an integer from 0 to {MAX_COUNT}"),
+        metadata=make_flag_metadata("tokens before which nothing ends a text"),
     )
     logprobs: int | None = field(
         default=None,
         validator=LOGPROBS,
-        metadata=flagged(
+        metadata=make_flag_metadata(
             "report each token's log-probability, and those of this many likeliest ones", "none"
         ),
     )
     prompt_logprobs: int | None = field(
         default=None,
         validator=LOGPROBS,
-        metadata=flagged("the same of the prompt's tokens", "none"),
+        metadata=make_flag_metadata("the same of the prompt's tokens", "none"),
     )
     skip_special_tokens: bool = field(
-        default=True, validator=truth, metadata=flagged("leave special tokens out of the text")
+        default=True,
+        validator=check_bool,
+        metadata=make_flag_metadata("leave special tokens out of the text"),
     )
     include_stop_str_in_output: bool = field(
-        default=False, validator=truth, metadata=flagged("end a text behind the stop string")
+        default=False,
+        validator=check_bool,
+        metadata=make_flag_metadata("end a text behind the stop string"),
     )
     logit_bias: dict[int, float] | None = field(
         default=None,
         converter=to_bias,
-        validator=biases,
+        validator=check_logit_bias,
         hash=False,
-        metadata=flagged(
+        metadata=make_flag_metadata(
             "add a number to the score of a token, such as 42=-100 to forbid it", "none"
         ),
     )
     allowed_token_ids: tuple[int, ...] | None = field(
         default=None,
-        converter=to_some_ids,
-        validator=TokenIds(MAX_ALLOWED_TOKEN_IDS, empty=False),
-        metadata=flagged("choose from these tokens alone", "all"),
+        converter=to_optional_ids,
+        validator=TokenIdsCheck(MAX_ALLOWED_TOKEN_IDS, empty=False),
+        metadata=make_flag_metadata("choose from these tokens alone", "all"),
     )
 
+    __signature__: ClassVar[inspect.Signature]
+
     def __new__(cls, *positional: object, **values: object) -> SamplingParams:
-        """An empty value for `__init__`, which would meet an unknown name with a TypeError."""
+        """An empty value for `__init__`, which would answer an unknown name with a TypeError."""
         if positional:
             raise RequestError(
                 "SamplingParams takes keywords, such as max_tokens=20; got "
                 f"{describe_type(positional[0])}"
             )
-        check_names(values)
+        check_parameter_names(values)
         return super().__new__(cls)
 
     def __attrs_post_init__(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+            raise make_parameter_error(
+                "min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens
+            )
 
-    def answer(self, index: int, seed: int) -> SamplingParams:
+    def for_answer(self, index: int, seed: int) -> SamplingParams:
         """These parameters for the answer at `index` alone, seeded with `seed` + index (modulo
         2**64, as int64).
         """
@@ -220,25 +241,31 @@ class SamplingParams:
 
         raises: RequestError
         """
-        check_names(values)
+        check_parameter_names(values)
         return evolve(self, **values)
 
 
-def check_names(names: Iterable[object]) -> None:
+_, *_parameters = inspect.signature(SamplingParams.__init__).parameters.values()
+# Otherwise help() and editors would show the arguments of `__new__`, which takes every name.
+SamplingParams.__signature__ = inspect.Signature(_parameters)
+
+
+def check_parameter_names(names: Iterable[object]) -> None:
     """Raise RequestError for a name that no sampling parameter has, with a suggestion."""
-    known = {each.name: each for each in fields(SamplingParams)}
+    parameters = {parameter.name: parameter for parameter in fields(SamplingParams)}
     aliases = {
-        alias.lstrip("-").replace("-", "_"): each
-        for each in known.values()
-        for alias in each.metadata["aliases"]
+        alias.lstrip("-").replace("-", "_"): parameter
+        for parameter in parameters.values()
+        for alias in parameter.metadata["aliases"]
     }
+    by_name = parameters | aliases
     for name in names:
-        if name not in known:
-            near = find_nearest_name(str(name), known | aliases)
+        if name not in parameters:
+            near = find_nearest_name(str(name), by_name)
             hint = (
-                f"did you mean {(known | aliases)[near].name}?"
+                f"did you mean {by_name[near].name}?"
                 if near
-                else f"known are {', '.join(known)}"
+                else f"known are {', '.join(parameters)}"
             )
             raise RequestError(
                 f"no sampling parameter is called {shorten(name)!r}; {hint}",

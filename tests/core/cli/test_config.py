@@ -93,7 +93,7 @@ def test_the_effective_value_is_printed(
     monkeypatch.setenv("HEADSTOCK_OVERLAP", "perhaps")
     assert (
         said(capsys)
-        == "headstock: HEADSTOCK_OVERLAP=perhaps: overlap must be one of on, 1, true, off, 0, false"
+        == "headstock: HEADSTOCK_OVERLAP=perhaps: overlap must be one of on, off, 1, 0, true, false"
     )
 
 

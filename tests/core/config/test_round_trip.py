@@ -201,7 +201,7 @@ def test_the_defaults_of_sampling_say_when_they_are_the_models() -> None:
         ("--allowed-token-ids ,", "allowed_token_ids must be 1 to 262144 token ids, got 0"),
         (
             "--ignore-eos maybe",
-            "--ignore-eos maybe: ignore_eos must be one of on, 1, true, off, 0, false",
+            "--ignore-eos maybe: ignore_eos must be one of on, off, 1, 0, true, false",
         ),
         (
             "--no-skip-special-token",

@@ -82,7 +82,7 @@ def test_on_and_off_are_words_and_digits_are_decimal_in_yaml(tmp_path: Path) -> 
         ("page_size: 4\nblock_size: 4", "set the same value; keep one of them"),
         ("config: b.toml", "a file cannot name another file"),
         ("memory_threshold: .nan", "memory_threshold must be between 0.0 and 1.0"),
-        ("overlap: no", "overlap must be one of on, 1, true, off, 0, false"),
+        ("overlap: no", "overlap must be one of on, off, 1, 0, true, false"),
     ],
 )
 def test_a_wrong_entry_of_a_yaml_file_is_a_usage_error(

@@ -24,7 +24,14 @@ from headstock.config.value_types import (
     ValueType,
 )
 from headstock.errors import RequestError, shorten
-from headstock.sampling_checks import Range, TokenIds, Whole, biases, stops, truth
+from headstock.sampling_checks import (
+    IntegerCheck,
+    NumberCheck,
+    TokenIdsCheck,
+    check_bool,
+    check_logit_bias,
+    check_stop_strings,
+)
 from headstock.sampling_params import SamplingParams
 
 SEPARATORS = re.compile(r"[\s,]+")
@@ -156,16 +163,16 @@ def make_sampling_setting(field: attrs.Attribute[Any]) -> Setting:
 def choose_value_type(field: attrs.Attribute[Any]) -> ValueType:
     """How values of a field are read, with the limits of its check."""
     match field.validator:
-        case Whole(low=low, high=high):
+        case IntegerCheck(low=low, high=high):
             return Integer(least=low, most=high, word="auto")
-        case Range(low=low, high=high, wanted=wanted, above=above):
-            return Number(least=low, most=high, rule=f"must be {wanted}", above=above, word="auto")
-        case TokenIds():
+        case NumberCheck(low=low, high=high, rule=rule, above=above):
+            return Number(least=low, most=high, rule=f"must be {rule}", above=above, word="auto")
+        case TokenIdsCheck():
             return TokenIdList(name=field.name)
-        case check if check is truth:
+        case check if check is check_bool:
             return Switch()
-        case check if check is stops:
+        case check if check is check_stop_strings:
             return StopStrings(name=field.name)
-        case check if check is biases:
+        case check if check is check_logit_bias:
             return LogitBiases(name=field.name)
     raise TypeError(f"no kind of setting reads {field.name}")

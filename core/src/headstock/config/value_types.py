@@ -18,6 +18,9 @@ from headstock.errors import find_nearest_name
 INT32_MAX = 2**31 - 1
 """The largest count: lengths, pages and slots live in int32 tables."""
 
+SWITCH_WORDS = {"on": True, "off": False, "1": True, "0": False, "true": True, "false": False}
+"""How a switch, of a setting or of a plugin's option, is written."""
+
 Value = bool | int | float | str | tuple[str, ...] | tuple[int, ...] | Mapping[int, float] | None
 
 
@@ -154,14 +157,13 @@ class Switch(ValueType):
     def read(self, raw: object) -> Value:
         if isinstance(raw, bool):
             return raw
-        words = {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}
         text = str(raw).strip().lower()
-        if text not in words:
-            raise InvalidValue(f"must be one of {', '.join(words)}")
-        return words[text]
+        if text not in SWITCH_WORDS:
+            raise InvalidValue(f"must be one of {', '.join(SWITCH_WORDS)}")
+        return SWITCH_WORDS[text]
 
     def describe(self) -> str:
-        return "on, off, 1, 0, true, false"
+        return ", ".join(SWITCH_WORDS)
 
     def show(self, value: Value) -> str:
         return "on" if value else "off"

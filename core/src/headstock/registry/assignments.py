@@ -13,12 +13,11 @@ from typing import Any
 
 import attrs
 
+from headstock.config.value_types import SWITCH_WORDS
 from headstock.errors import PluginBroken, UsageError, shorten
 from headstock.registry.entries import suggestion
 from headstock.registry.loading import SPECS, imported, origin
 from headstock.spi import PluginSpec
-
-WORDS = {"on": True, "1": True, "true": True, "off": False, "0": False, "false": False}
 
 
 def options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
@@ -119,7 +118,7 @@ def as_type(wanted: Any, text: str) -> Any:
     if wanted is types.NoneType:
         return parsed({"none": None}, text, "none")
     if wanted is bool:
-        return parsed(WORDS, text, "one of on, off, 1, 0, true, false")
+        return parsed(SWITCH_WORDS, text, f"one of {', '.join(SWITCH_WORDS)}")
     if origin_type is typing.Literal:
         return parsed(
             {str(each): each for each in members}, text, f"one of {', '.join(map(str, members))}"

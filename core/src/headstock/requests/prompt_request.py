@@ -59,7 +59,7 @@ class PromptRequest:
                 min_tokens=min(params.min_tokens, max_output_tokens),
                 stop_ids=stop_ids,
                 prompt_logprobs=params.prompt_logprobs is not None and index == 0,
-                params=params.answer(index, seed),
+                params=params.for_answer(index, seed),
                 priority=priority,
                 namespace=prompt.cache_salt,
             )
