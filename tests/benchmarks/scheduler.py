@@ -46,7 +46,7 @@ def measure(
     flying, times = plan, []
     for count in range(steps + WARM_UP):
         landed, flying = (flying, plan) if overlap and count else (plan, plan)
-        ending = int(state.ranked[0]) if count % 8 == 4 else None
+        ending = int(state.rows_by_priority[0]) if count % 8 == 4 else None
         events = [sampled(state, landed, ending, rng)] if count or not overlap else []
         if ending is not None:
             events.append(Arrived(request(number, rng, 7000)))

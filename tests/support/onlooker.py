@@ -13,7 +13,7 @@ class Onlooker:
     """Sees every state of an engine, from one on in which nobody is there.
 
     - Who is preempted ranks below all that keep their seats.
-    - A request is preempted at most once for each of higher rank that it met, and once more for
+    - A request is preempted at most once for each of higher priority that it met, and once more for
       each of those that came later, which may take a seat from it before they lack pages. For who
       gave way waits for room for all its tokens and for what the running rows lack. There is less
       than that once its pages are taken, and no more before one of those above it ends: those who
@@ -62,12 +62,14 @@ class Onlooker:
             for other in entries if new.arrival > self.num_arrived else ():
                 if other.arrival < new.arrival:
                     lower, higher, times = (
-                        (new, other, 1) if new.rank > other.rank else (other, new, 2)
+                        (new, other, 1)
+                        if new.priority_key > other.priority_key
+                        else (other, new, 2)
                     )
                     self.most[lower.arrival] += higher.request.max_len if self.guesses else times
 
     def judge_preemptions(self, state: State, entries: list[Entry]) -> None:
-        """Who was preempted is the lowest in rank, and was not preempted too often."""
+        """Who was preempted is the lowest in priority, and was not preempted too often."""
         seats = zip(state.seats, state.row_counters[RowCounter.ADMISSION_ID].tolist(), strict=True)
         stay = [entry for entry, order in seats if entry is not None and order <= self.num_admitted]
         for entry in entries:
@@ -75,7 +77,9 @@ class Onlooker:
             if entry.preemptions == self.preemptions[arrival]:
                 continue
             self.preemptions[arrival] = entry.preemptions
-            younger = [other.request.id for other in stay if other.rank > entry.rank]
+            younger = [
+                other.request.id for other in stay if other.priority_key > entry.priority_key
+            ]
             assert not younger, f"of {name} and {younger[0]} the oldest was preempted"
             assert entry.preemptions <= self.most[arrival], (
                 f"{name} was preempted over and over: {entry.preemptions} times of "
@@ -89,7 +93,7 @@ class Onlooker:
     def judge_tenants(self, state: State) -> None:
         """Whatever was computed of a row before this step was computed for its namespace."""
         before = -(-state.row_counters[RowCounter.NUM_COMPUTED_BEFORE] // self.limits.page_size)
-        for row in state.ranked.tolist():
+        for row in state.rows_by_priority.tolist():
             entry, start = state.seats[row], int(before[row])
             if entry.request.namespace not in self.tenants:
                 self.tenants.append(entry.request.namespace)

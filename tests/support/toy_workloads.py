@@ -90,7 +90,7 @@ def pausing(choose: Choose) -> Choose:
         return (
             choose(view, budget)
             if view.number % 2
-            else Choice(rows=view.ranked[:0], counts=view.ranked[:0])
+            else Choice(rows=view.rows_by_priority[:0], counts=view.rows_by_priority[:0])
         )
 
     return choose_or_not

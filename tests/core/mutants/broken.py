@@ -134,16 +134,18 @@ def stop_at_once(fill: Any, state: Any, entry: Any, row: int, cached: int) -> No
     state.row_counters[RowCounter.MIN_LEN, row] = 0
 
 
-def youngest_first(rank: Any, state: Any) -> None:
-    """Rows rank in the wrong order."""
-    stale = state.reseated
-    rank(state)
-    state.ranked = state.ranked[::-1].copy() if stale else state.ranked
+def youngest_first(sort_rows: Any, state: Any) -> None:
+    """Rows are sorted in the wrong order."""
+    stale = state.rows_unsorted
+    sort_rows(state)
+    state.rows_by_priority = (
+        state.rows_by_priority[::-1].copy() if stale else state.rows_by_priority
+    )
 
 
 def waits_for_pages(squeeze: Any, state: Any, chosen: np.ndarray, needs: np.ndarray) -> np.ndarray:
-    """The lowest rank keeps its pages and waits for more, though nobody else runs."""
-    alone = np.count_nonzero(chosen) == chosen[state.ranked[-1]] > 0
+    """The lowest priority keeps its pages and waits for more, though nobody else runs."""
+    alone = np.count_nonzero(chosen) == chosen[state.rows_by_priority[-1]] > 0
     return np.zeros_like(chosen) if alone else squeeze(state, chosen, needs)
 
 
@@ -257,10 +259,10 @@ MUTANTS = {
     ),
     "stop before min_tokens": Mutant(around(admission, "fill", stop_at_once), "before min_tokens"),
     "youngest first": Mutant(
-        around(step, "rank", youngest_first),
-        "the oldest was preempted|for a younger one|first in rank was preempted",
+        around(step, "sort_rows", youngest_first),
+        "the oldest was preempted|for a younger one|first in priority order was preempted",
     ),
-    "lowest rank never gives way": Mutant(
+    "lowest priority never gives way": Mutant(
         around(selection, "squeeze", waits_for_pages), "still busy|does not end"
     ),
     "ended twice": Mutant(

@@ -82,7 +82,7 @@ def run(
 
 def held(state: State, group: int = 0) -> dict[int, list[int]]:
     """The pages of each taken seat."""
-    return {row: state.pages[group][row].tolist() for row in state.ranked.tolist()}
+    return {row: state.pages[group][row].tolist() for row in state.rows_by_priority.tolist()}
 
 
 def free(state: State, group: int = 0) -> list[int]:

@@ -108,7 +108,7 @@ def test_requests_keep_place_and_caps_and_end_in_time_as_they_would_alone(
     assert drive.outputs == {one.id: alone(one) for one in asked}
     assert set(drive.reasons.values()) <= {"stop", "length"}
     first = max(asked, key=lambda one: one.priority)
-    assert first.id not in preemptions, "the first in rank was preempted"
+    assert first.id not in preemptions, "the first in priority order was preempted"
     # Every step computes a token, but for one that overlap wastes at the start and one at the end
     # of each seat.
     seats = {one.id: 1 + preemptions.get(one.id, 0) for one in asked}

@@ -70,7 +70,7 @@ def test_a_waiting_request_of_higher_priority_takes_a_seat() -> None:
     assert list(drive.reasons) == ["high", "low"] and drive.outputs["low"] == alone(low)
 
 
-def test_victims_are_of_lower_rank_and_the_oldest_is_never_preempted() -> None:
+def test_victims_are_of_lower_priority_and_the_oldest_is_never_preempted() -> None:
     drive = Drive(limits(num_pages=45, max_rows=6))
     requests = [request(str(i), prompt(RNG, 20), 100) for i in range(6)]
     for one in requests:
@@ -79,7 +79,9 @@ def test_victims_are_of_lower_rank_and_the_oldest_is_never_preempted() -> None:
         drive.step()
         for entry in drive.state.waiting:
             older = [
-                seat for seat in drive.state.seats if seat is not None and seat.rank > entry.rank
+                seat
+                for seat in drive.state.seats
+                if seat is not None and seat.priority_key > entry.priority_key
             ]
             assert not older or not entry.preemptions or not drive.state.num_running, (
                 "preempted for a younger one"
@@ -96,15 +98,17 @@ def test_victims_are_of_lower_rank_and_the_oldest_is_never_preempted() -> None:
 
 
 ILLEGAL = {
-    "rows but": lambda view: Choice(rows=view.ranked, counts=np.zeros(0, np.int32)),
+    "rows but": lambda view: Choice(rows=view.rows_by_priority, counts=np.zeros(0, np.int32)),
     "does not exist": lambda view: Choice(rows=np.array([99]), counts=np.array([1])),
     "twice": lambda view: Choice(rows=np.array([0, 0]), counts=np.array([1, 1])),
-    "wants fewer": lambda view: Choice(rows=view.ranked, counts=view.want[view.ranked] + 1),
+    "wants fewer": lambda view: Choice(
+        rows=view.rows_by_priority, counts=view.want[view.rows_by_priority] + 1
+    ),
     "waiting positions": lambda view: Choice(
-        rows=view.ranked[:0], counts=view.want[:0], admit=np.array([5])
+        rows=view.rows_by_priority[:0], counts=view.want[:0], admit=np.array([5])
     ),
     "victim": lambda view: Choice(
-        rows=view.ranked[:0], counts=view.want[:0], victims=np.array([7])
+        rows=view.rows_by_priority[:0], counts=view.want[:0], victims=np.array([7])
     ),
 }
 
@@ -112,9 +116,11 @@ ILLEGAL = {
 @pytest.mark.parametrize("fault", ILLEGAL)
 def test_an_illegal_choice_is_an_error_that_names_the_scheduler(fault: str) -> None:
     def choose(view: View, budget: Budget) -> Choice:
-        if not len(view.ranked):
+        if not len(view.rows_by_priority):
             return Choice(
-                rows=view.ranked, counts=view.ranked, admit=np.arange(len(view.waiting_lengths))
+                rows=view.rows_by_priority,
+                counts=view.rows_by_priority,
+                admit=np.arange(len(view.waiting_lengths)),
             )
         return ILLEGAL[fault](view)
 
@@ -132,7 +138,9 @@ def test_victims_that_a_scheduler_names_are_preempted_and_finish_later() -> None
         calls.append(1)
         if len(calls) == 6:
             return Choice(
-                rows=view.ranked[:1], counts=view.want[view.ranked[:1]], victims=view.ranked[1:]
+                rows=view.rows_by_priority[:1],
+                counts=view.want[view.rows_by_priority[:1]],
+                victims=view.rows_by_priority[1:],
             )
         return SCHEDULERS["mixed"](view, budget)
 
@@ -144,9 +152,13 @@ def test_victims_that_a_scheduler_names_are_preempted_and_finish_later() -> None
     assert drive.outputs == {one.id: alone(one) for one in requests}
 
 
-def test_a_scheduler_that_runs_the_lowest_rank_alone_cannot_stall_a_full_pool() -> None:
+def test_a_scheduler_that_runs_the_lowest_priority_alone_cannot_stall_a_full_pool() -> None:
     def choose(view: View, budget: Budget) -> Choice:
-        rows = view.ranked[-1:] if view.want[view.ranked[-1:]].any() else view.ranked[:0]
+        rows = (
+            view.rows_by_priority[-1:]
+            if view.want[view.rows_by_priority[-1:]].any()
+            else view.rows_by_priority[:0]
+        )
         admit = np.arange(len(view.waiting_lengths))
         return Choice(rows=rows, counts=np.minimum(view.want[rows], budget.tokens), admit=admit)
 

@@ -84,7 +84,7 @@ def test_no_row_waits_longer_than_the_bound(seed: int, count: int, arrivals: boo
     last_run = np.zeros(count, np.int32)
     for number in range(1, 200):
         view = View(
-            ranked=np.arange(count, dtype=np.int32),
+            rows_by_priority=np.arange(count, dtype=np.int32),
             want=np.ones(count, np.int32),
             computed=computed,
             prompt=np.ones(count, np.int32),

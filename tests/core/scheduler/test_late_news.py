@@ -74,7 +74,7 @@ def test_a_step_that_runs_nothing_loses_no_page_table_entry(overlap: bool) -> No
     def choose(view: View, budget: Budget) -> Choice:
         rests = view.number % 2
         return (
-            Choice(rows=view.ranked[:0], counts=view.ranked[:0])
+            Choice(rows=view.rows_by_priority[:0], counts=view.rows_by_priority[:0])
             if rests
             else SCHEDULERS["mixed"](view, budget)
         )

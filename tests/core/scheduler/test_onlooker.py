@@ -16,16 +16,18 @@ from headstock_radix_cache.policy import RadixCache
 
 
 def preempting(last: bool) -> Choose:
-    """A scheduler that in every third step preempts the row of the lowest rank or, when not `last`,
-    each in turn.
+    """A scheduler that in every third step preempts the row of the lowest priority
+    or, when not `last`, each in turn.
     """
 
     def choose(view: View, budget: Budget) -> Choice:
-        count = len(view.ranked)
+        count = len(view.rows_by_priority)
         if view.number % 3 or not count:
             return mixed.choose(view, budget)
-        victim = view.ranked[-1 if last else view.number // 3 % count :][:1]
-        return Choice(rows=view.ranked[:0], counts=view.ranked[:0], victims=victim)
+        victim = view.rows_by_priority[-1 if last else view.number // 3 % count :][:1]
+        return Choice(
+            rows=view.rows_by_priority[:0], counts=view.rows_by_priority[:0], victims=victim
+        )
 
     return choose
 

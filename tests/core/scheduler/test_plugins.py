@@ -95,7 +95,7 @@ def test_a_scheduler_that_fails_is_named(choose: Any, said: str) -> None:
 
 def test_a_scheduler_cannot_write_what_it_sees() -> None:
     def choose(view: View, budget: Budget) -> Choice:
-        for seen in (view.ranked, view.computed, view.prompt, view.last_run):
+        for seen in (view.rows_by_priority, view.computed, view.prompt, view.last_run):
             with pytest.raises(ValueError, match="read-only"):
                 seen[:] = 1
         return mixed.choose(view, budget)

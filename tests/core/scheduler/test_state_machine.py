@@ -72,12 +72,12 @@ class Scheduling(RuleBasedStateMachine):
         self.aborted: set[str] = set()
 
     def choose(self, view: View, budget: Budget) -> Choice:
-        """What the scheduler chooses, but for rows that are to be preempted: the lowest in rank."""
+        """What the scheduler chooses, but for victims: the rows of lowest priority."""
         choice = self.inner(view, budget)
-        count, self.victims = min(self.victims, len(view.ranked)), 0
+        count, self.victims = min(self.victims, len(view.rows_by_priority)), 0
         if not count:
             return choice
-        victims = view.ranked[-count:]
+        victims = view.rows_by_priority[-count:]
         for row in victims.tolist():
             self.drive.onlooker.pardon(self.drive.state.seats[row])
         stay = ~np.isin(choice.rows, victims)

@@ -17,7 +17,7 @@ DONE = st.lists(
 
 
 def entry(arrival: int, priority: int) -> Entry:
-    """An entry with this rank."""
+    """An entry with this priority key."""
     return Entry(
         request=evolve(request("x", PROMPT), priority=priority), tokens=PROMPT, arrival=arrival
     )
@@ -32,14 +32,14 @@ def test_a_queue_is_a_sorted_list_and_old_ones_stay(done: list[int | set[int]]) 
             now = now.put(entry(arrival, each))
             model = sorted([*model, (-each, arrival)])
         else:
-            gone = {rank for place, rank in enumerate(model) if place in each}
+            gone = {key for place, key in enumerate(model) if place in each}
             now = now.without({arrival for _, arrival in gone})
-            model = [rank for rank in model if rank not in gone]
+            model = [key for key in model if key not in gone]
         assert list(before) == kept
-        assert [one.rank for one in now] == model and len(now) == len(model)
-        assert [one.rank for one in now.first(5)] == model[:5]
+        assert [one.priority_key for one in now] == model and len(now) == len(model)
+        assert [one.priority_key for one in now.first(5)] == model[:5]
         assert all(0 < len(part) <= waiting_queue.LONGEST for part in now.parts)
-    assert not model or now.head.rank == model[0]
+    assert not model or now.head.priority_key == model[0]
 
 
 def test_a_preempted_entry_goes_between_those_that_came_before_and_after() -> None:

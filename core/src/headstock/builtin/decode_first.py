@@ -15,7 +15,7 @@ def choose(view: View, budget: Budget) -> Choice:
     """Decoding rows alone while there are any, but in every `PATIENCE`th step prompts get what the
     budget leaves.
     """
-    ready = view.ranked[view.want[view.ranked] > 0]
+    ready = view.rows_by_priority[view.want[view.rows_by_priority] > 0]
     decoding = view.computed[ready] >= view.prompt[ready]
     decode, prompts = ready[decoding], ready[~decoding]
     open_door = not len(decode) or view.number % PATIENCE == 0

@@ -21,7 +21,7 @@ def choose(view: View, budget: Budget) -> Choice:
     A new request starts where a cached prefix ends, which nobody knows before it is seated, so it
     is seated alone. With n rows nobody waits for more than `TURN * (n + 1)` steps.
     """
-    ready = view.ranked[view.want[view.ranked] > 0]
+    ready = view.rows_by_priority[view.want[view.rows_by_priority] > 0]
     waits = view.number - view.last_run[ready]
     turn = view.number % TURN == 0 and len(ready) > 0 and int(waits.max()) > TURN
     if len(view.waiting_lengths) and not turn:

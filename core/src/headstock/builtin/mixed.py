@@ -11,15 +11,18 @@ from headstock.spi.scheduler import Budget, Choice, View
 
 
 def choose(view: View, budget: Budget) -> Choice:
-    """Rows that want one token first, then longer wants by rank, cut to the budget; new requests
-    when tokens are left.
+    """Run rows with one new token first, then rows with several, each by priority.
+
+    The counts are cut to the token budget. New requests are admitted while tokens are left.
     """
     rows = view.want.nonzero()[0]
     counts, total = view.want.take(rows), len(rows)
     if total > budget.tokens or np.count_nonzero(counts > 1):
-        want = view.want.take(view.ranked)
+        want = view.want.take(view.rows_by_priority)
         rows, counts = share_out(
-            view, np.concatenate([view.ranked[want == 1], view.ranked[want > 1]]), budget.tokens
+            view,
+            np.concatenate([view.rows_by_priority[want == 1], view.rows_by_priority[want > 1]]),
+            budget.tokens,
         )
         total = int(counts.sum())
     new = len(view.waiting_lengths)

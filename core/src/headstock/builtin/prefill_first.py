@@ -20,7 +20,7 @@ def choose(view: View, budget: Budget) -> Choice:
     A step of prompts holds no decoding rows, so that it takes no longer than its prompts; bounded
     waiting keeps decoding alive.
     """
-    ready = view.ranked[view.want[view.ranked] > 0]
+    ready = view.rows_by_priority[view.want[view.rows_by_priority] > 0]
     decoding = view.computed[ready] >= view.prompt[ready]
     decode, prompts = ready[decoding], ready[~decoding]
     starved = len(decode) > 0 and view.number - int(view.last_run[decode].min()) > PATIENCE

@@ -15,35 +15,38 @@ from headstock.spi.arrays import Ints
 from headstock.spi.cache import Match
 
 
-def rank(state: WorkingState) -> None:
-    """Bring `ranked` up to date after rows joined."""
-    if not state.reseated:
+def sort_rows(state: WorkingState) -> None:
+    """Bring `rows_by_priority` up to date after new rows."""
+    if not state.rows_unsorted:
         return
-    entries = [state.seats[row] for row in (*state.ranked[-1:].tolist(), *state.joined)]
-    ranks = [entry.rank for entry in entries if entry is not None]
-    rows = np.concatenate((state.ranked, np.array(state.joined, np.int32)))
-    if ranks != sorted(ranks):  # mostly the newcomers rank last; sorting all takes 15 us
+    entries = [state.seats[row] for row in (*state.rows_by_priority[-1:].tolist(), *state.joined)]
+    keys = [entry.priority_key for entry in entries if entry is not None]
+    rows = np.concatenate((state.rows_by_priority, np.array(state.joined, np.int32)))
+    if keys != sorted(keys):  # mostly the new rows sort last; sorting all takes 15 us
         priorities, arrivals = (
             state.row_counters[RowCounter.PRIORITY].take(rows),
             state.row_counters[RowCounter.ARRIVAL].take(rows),
         )
         rows = rows[np.lexsort((arrivals, -priorities))]
-    state.ranked = rows
-    state.reseated = False
+    state.rows_by_priority = rows
+    state.rows_unsorted = False
 
 
 def make_room(state: WorkingState) -> None:
     """Preempt rows of lower priority than the first that waits, while it lacks a seat or pages and
     they would help.
     """
-    while state.waiting and len(state.ranked):
-        entry, lowest = state.waiting.head, int(state.ranked[-1])
+    while state.waiting and len(state.rows_by_priority):
+        entry, lowest = state.waiting.head, int(state.rows_by_priority[-1])
         if state.row_counters[RowCounter.PRIORITY, lowest] >= entry.request.priority:
             return
         head = find(state, entry)
         if soon_cached(state, entry, length_of(state, head), []):
             return
-        seats, length = state.limits.max_rows - len(state.ranked), length_to_seat(state, entry)
+        seats, length = (
+            state.limits.max_rows - len(state.rows_by_priority),
+            length_to_seat(state, entry),
+        )
         if seats and has_room(state, head, length):
             return
         if not has_room(state, head, length, below=entry.request.priority):
@@ -80,7 +83,7 @@ def admit(state: WorkingState, positions: Ints, budget: int, chosen: Ints) -> No
         budget -= count
     if seated:
         state.waiting = state.waiting.without(seated)
-        state.reseated = True
+        state.rows_unsorted = True
 
 
 def seat(

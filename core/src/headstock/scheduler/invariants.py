@@ -14,8 +14,8 @@ def check(state: State, limits: Limits) -> None:
     for group in range(len(limits.groups)):
         check_pages(state, limits, group)
     check_rows(state, limits)
-    ranks = [entry.rank for entry in state.waiting]
-    assert ranks == sorted(ranks), "the queue is not in rank order"
+    keys = [entry.priority_key for entry in state.waiting]
+    assert keys == sorted(keys), "the queue is not in priority order"
     if limits.policy is not None:
         limits.policy.check(state.index)
 
@@ -84,9 +84,9 @@ def check_rows(state: State, limits: Limits) -> None:
     assert state.num_special == special, (
         f"{state.num_special} rows are counted as fenced or scored and not {special}"
     )
-    assert set(state.ranked.tolist()) == set(
+    assert set(state.rows_by_priority.tolist()) == set(
         np.flatnonzero(counters[RowCounter.ACTIVE]).tolist()
-    ), "ranked rows are stale"
+    ), "rows_by_priority rows are stale"
 
 
 def check_idle(state: State, limits: Limits) -> None:

@@ -54,4 +54,4 @@ def unseat(state: WorkingState, row: int) -> None:
     )
     state.row_counters[:, row] = 0
     state.seats[row] = None
-    state.ranked = state.ranked[state.ranked != row]
+    state.rows_by_priority = state.rows_by_priority[state.rows_by_priority != row]

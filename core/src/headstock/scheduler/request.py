@@ -41,8 +41,10 @@ class Request:
 class Entry:
     """A request and how far it came: what waits in the queue, and what sits in a seat.
 
-    tokens: [n] int32, prompt and output known when it was last queued `arrival` numbers requests in
-    the order they came; with the priority it gives the rank, and a preempted request keeps it.
+    tokens: [n] int32, prompt and output known when it was last queued
+
+    `arrival` numbers requests in the order they came. With the priority it gives the place in the
+    queue, which a preempted request keeps.
     """
 
     request: Request
@@ -51,7 +53,7 @@ class Entry:
     preemptions: int = 0
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def priority_key(self) -> tuple[int, int]:
         """Sorts before every entry it goes ahead of."""
         return (-self.request.priority, self.arrival)
 

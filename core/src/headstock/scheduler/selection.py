@@ -26,7 +26,7 @@ def choose(state: WorkingState) -> Ints:
     returns: [rows] int32
     """
     limits = state.limits
-    free_rows = limits.max_rows - len(state.ranked)
+    free_rows = limits.max_rows - len(state.rows_by_priority)
     view = look(state, state.waiting.first(free_rows))
     budget = Budget(
         tokens=limits.max_batch_tokens,
@@ -55,14 +55,14 @@ def look(state: WorkingState, waiting: Sequence[Entry]) -> View:
     """What a scheduler may see, `waiting` of the queue."""
     counters = state.row_counters.view()
     counters.setflags(write=False)
-    state.ranked.setflags(write=False)
+    state.rows_by_priority.setflags(write=False)
     computed = counters[RowCounter.NUM_COMPUTED]
     want = np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])
     want -= computed
     if state.num_special:
         want[(counters[RowCounter.WAIT_FOR_SAMPLE] & counters[RowCounter.NUM_PLACEHOLDERS]) > 0] = 0
     return View(
-        ranked=state.ranked,
+        rows_by_priority=state.rows_by_priority,
         want=want,
         computed=computed,
         prompt=counters[RowCounter.NUM_PROMPT],
@@ -123,7 +123,7 @@ def judge(state: WorkingState, view: View, budget: Budget, choice: Choice) -> In
         fault = "waiting positions that are not in ascending order or do not exist"
     if (
         len(choice.victims)
-        and not np.isin(choice.victims, np.setdiff1d(view.ranked, choice.rows)).all()
+        and not np.isin(choice.victims, np.setdiff1d(view.rows_by_priority, choice.rows)).all()
     ):
         fault = "a victim that is free or chosen to run"
     if fault:
@@ -138,10 +138,9 @@ def legal_positions(positions: Ints, count: int) -> bool:
 
 
 def provide(state: WorkingState, chosen: Ints) -> Ints:
-    """Give the chosen rows the pages they need, preempting from the lowest rank up when the pool is
-    full.
+    """Give the scheduled rows the pages they need, by preemption when the pool is full.
 
-    chosen: [rows]    returns: [rows], what runs after all
+    chosen: [rows]    returns: [rows], the tokens of each row that still runs
     """
     size = state.limits.page_size
     stops = state.row_counters[RowCounter.NUM_COMPUTED] + chosen
@@ -163,15 +162,15 @@ def provide(state: WorkingState, chosen: Ints) -> Ints:
 
 
 def squeeze(state: WorkingState, chosen: Ints, needs: Ints) -> Ints:
-    """As `provide`, when pages are short: rows are served in rank order, and each may preempt rows
-    of lower rank only.
+    """As `provide`, when pages are short: serve rows by priority and preempt from the last one up.
 
-    chosen: [rows]    needs: [groups, rows], negative where there is more than enough The first in
-    rank can take everyone's pages, and every request fits the pool alone, so some row always goes
-    on. A scheduler may have chosen rows of low rank alone: the lowest is preempted then, for those
-    that were not chosen.
+    The first row may take the pages of all others, and every request fits the pool alone, so some
+    row always goes on. When the scheduler ran only rows of low priority, and none fits, the last
+    one is preempted in favour of those that it passed over.
+
+    chosen: [rows]    needs: [groups, rows], negative where a row has pages to spare
     """
-    running = state.ranked.tolist()
+    running = state.rows_by_priority.tolist()
     kept = np.zeros_like(chosen)
     while running:
         row = running.pop(0)
@@ -183,7 +182,7 @@ def squeeze(state: WorkingState, chosen: Ints, needs: Ints) -> Ints:
         if any(count > available(state, group) for group, count in enumerate(need)):
             if not some(kept):
                 preempt(state, row)
-            break  # nobody of lower rank is left, so this was the last row
+            break  # nobody of lower priority is left, so this was the last row
         for group, count in enumerate(need):
             if count > 0:
                 grow_one(state, group, row, count)

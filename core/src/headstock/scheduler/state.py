@@ -41,7 +41,7 @@ class State:
     values.
 
     row_counters: [counters, rows] int32, by `RowCounter`
-    ranked: [active] int32, taken seats in rank order
+    rows_by_priority: [active] int32, taken seats in priority order
     stop_ids: [width, rows] int32, padded with -1
     seats, handles: by row, None where free or not shared
     first_pages, spans: [groups, rows] int32, page table columns that are behind the window, and
@@ -59,7 +59,7 @@ class State:
     """
 
     row_counters: Ints
-    ranked: Ints
+    rows_by_priority: Ints
     stop_ids: Ints
     seats: tuple[Entry | None, ...]
     handles: tuple[Any, ...]
@@ -85,7 +85,7 @@ class State:
     @property
     def num_running(self) -> int:
         """Taken seats."""
-        return len(self.ranked)
+        return len(self.rows_by_priority)
 
     @property
     def pages(self) -> tuple[tuple[Ints, ...], ...]:
@@ -102,7 +102,7 @@ def initial(limits: Limits) -> State:
     rows, groups, columns = limits.max_rows, len(limits.groups), limits.pages_for(limits.max_len)
     return State(
         row_counters=sealed(np.zeros((NUM_COUNTERS, rows), np.int32)),
-        ranked=NONE,
+        rows_by_priority=NONE,
         stop_ids=sealed(np.full((1, rows), -1, np.int32)),
         seats=(None,) * rows,
         handles=(None,) * rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headstock.scheduler.admission import make_room, rank
+from headstock.scheduler.admission import make_room, sort_rows
 from headstock.scheduler.apply import absorb
 from headstock.scheduler.events import Event
 from headstock.scheduler.invariants import check
@@ -33,7 +33,7 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
             drop_behind(working, group, where(working.row_counters[RowCounter.ACTIVE]))
     make_room(working)
     plan = commit(working, choose(working))
-    rank(working)
+    sort_rows(working)
     state = to_state(working)
     if limits.check:
         check(state, limits)

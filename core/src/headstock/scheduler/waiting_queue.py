@@ -17,7 +17,7 @@ Part = tuple[Entry, ...]
 
 @frozen
 class Queue:
-    """Waiting requests in rank order, as parts of up to `LONGEST`.
+    """Waiting requests in priority order, as parts of up to `LONGEST`.
 
     A change copies one part and the tuple of parts. One tuple of 4,096 entries would be copied
     whole, which takes 30 us for an arrival and 300 us for a seating.
@@ -48,18 +48,18 @@ class Queue:
         return taken[:count]
 
     def put(self, entry: Entry) -> Queue:
-        """The queue with the entry where its rank belongs."""
-        parts, rank = self.parts, entry.rank
+        """The queue with the entry where its key belongs."""
+        parts, key = self.parts, entry.priority_key
         if not parts:
             return Queue(((entry,),), 1)
         at = len(parts) - 1
-        if parts[at][0].rank > rank:  # most arrivals rank last
-            at = max(bisect_right(parts, rank, key=lambda part: part[0].rank) - 1, 0)
+        if parts[at][0].priority_key > key:  # most arrivals sort last
+            at = max(bisect_right(parts, key, key=lambda part: part[0].priority_key) - 1, 0)
         part = parts[at]
         inside = (
             len(part)
-            if part[-1].rank < rank
-            else bisect_left(part, rank, key=lambda other: other.rank)
+            if part[-1].priority_key < key
+            else bisect_left(part, key, key=lambda other: other.priority_key)
         )
         part = (*part[:inside], entry, *part[inside:])
         half = len(part) // 2

@@ -26,7 +26,7 @@ class WorkingState:
     limits: Limits
     previous: State
     row_counters: Ints
-    ranked: Ints
+    rows_by_priority: Ints
     stop_ids: Ints
     seats: list[Entry | None]
     handles: list[Any]
@@ -48,7 +48,7 @@ class WorkingState:
     ended: list[Ended] = field(factory=list)
     accepted: list[Accepted] = field(factory=list)
     joined: list[int] = field(factory=list)
-    reseated: bool = False  # rows joined, so `ranked` lacks them
+    rows_unsorted: bool = False  # rows joined, so `rows_by_priority` lacks them
 
 
 def to_working_state(state: State, limits: Limits) -> WorkingState:
@@ -57,7 +57,7 @@ def to_working_state(state: State, limits: Limits) -> WorkingState:
         limits,
         state,
         state.row_counters.copy(),
-        state.ranked,
+        state.rows_by_priority,
         state.stop_ids,
         list(state.seats),
         list(state.handles),
@@ -83,7 +83,7 @@ def to_state(working: WorkingState) -> State:
     """The read-only state that the working copy became."""
     for array in (
         working.row_counters,
-        working.ranked,
+        working.rows_by_priority,
         working.stop_ids,
         working.first_pages,
         working.spans,
@@ -91,7 +91,7 @@ def to_state(working: WorkingState) -> State:
         array.setflags(write=False)
     return State(
         row_counters=working.row_counters,
-        ranked=working.ranked,
+        rows_by_priority=working.rows_by_priority,
         stop_ids=working.stop_ids,
         seats=tuple(working.seats),
         handles=tuple(working.handles),

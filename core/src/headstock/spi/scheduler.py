@@ -21,7 +21,7 @@ def none() -> Ints:
 class View:
     """What `choose` may look at; not to be written.
 
-    ranked: [running] taken rows, highest rank (priority, then arrival) first
+    rows_by_priority: [running] taken rows, highest priority, then earliest arrival, first
     by row, zero where the row is free: want, tokens it would like computed (0: waits for a token in
     flight); computed, tokens already computed; prompt, the prompt's length; last_run, the number of
     the step that the row last ran in
@@ -29,7 +29,7 @@ class View:
     requests, in queue order All are int32. `number` counts steps.
     """
 
-    ranked: Ints
+    rows_by_priority: Ints
     want: Ints
     computed: Ints
     prompt: Ints
