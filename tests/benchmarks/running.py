@@ -46,4 +46,4 @@ def sampled(state: State, plan: Plan, ending: int | None, rng: np.random.Generat
     tokens = rng.integers(10, 50_000, len(rows)).astype(np.int32)
     if ending is not None:
         tokens[rows == ending] = STOP_IDS[0]
-    return Sampled(rows, plan.orders[plan.samples > 0], None, tokens)
+    return Sampled(rows, plan.admission_ids[plan.samples > 0], None, tokens)

@@ -69,7 +69,7 @@ def test_the_name_of_a_step_is_the_one_that_timelines_show(
     seats, ones = np.arange(256, dtype=np.int32), np.ones(256, np.int32)
     told = {
         "rows": seats,
-        "orders": seats,
+        "admission_ids": seats,
         "starts": seats,
         "stops": seats + 1,
         "num_logits": ones,

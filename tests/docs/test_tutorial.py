@@ -124,7 +124,7 @@ def test_the_plugins_choices_are_legal_and_nothing_waits_for_ever() -> None:
         ended += [end.id for end in state.ended]
         rows = plan.samples > 0
         ones = np.ones(int(rows.sum()), np.int32)
-        events = [Sampled(plan.rows[rows], plan.orders[rows], ones, ones)]
+        events = [Sampled(plan.rows[rows], plan.admission_ids[rows], ones, ones)]
         steps += 1
         assert steps < 1000, f"only {len(ended)} of {len(lengths)} requests ended"
     assert sorted(ended) == sorted(map(str, range(len(lengths))))

@@ -71,7 +71,11 @@ class Onlooker:
     def judge_preemptions(self, state: State, entries: list[Entry]) -> None:
         """Who was preempted is the lowest in priority, and was not preempted too often."""
         seats = zip(state.seats, state.row_counters[RowCounter.ADMISSION_ID].tolist(), strict=True)
-        stay = [entry for entry, order in seats if entry is not None and order <= self.num_admitted]
+        stay = [
+            entry
+            for entry, admission_id in seats
+            if entry is not None and admission_id <= self.num_admitted
+        ]
         for entry in entries:
             name, arrival = entry.request.id, entry.arrival
             if entry.preemptions == self.preemptions[arrival]:

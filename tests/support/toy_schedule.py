@@ -108,8 +108,8 @@ class ToyDevice:
             drafts += guesses
         arrays = [np.array(part, np.int32) for part in (counts, tokens, draft_counts, drafts)]
         if rng is None:
-            return Sampled(plan.rows[rows], plan.orders[rows], None, arrays[1])
-        return Sampled(plan.rows[rows], plan.orders[rows], *arrays)
+            return Sampled(plan.rows[rows], plan.admission_ids[rows], None, arrays[1])
+        return Sampled(plan.rows[rows], plan.admission_ids[rows], *arrays)
 
     def take_in(self, plan: Plan, joined: dict[int, Entry]) -> None:
         """Bring the tables up to date."""
@@ -223,8 +223,12 @@ class Drive:
         """Keep what the last step brought."""
         accepted = self.state.accepted
         offset = 0
-        for order, count in zip(accepted.orders.tolist(), accepted.counts.tolist(), strict=True):
-            self.outputs[self.names[order]] += accepted.tokens[offset : offset + count].tolist()
+        for admission_id, count in zip(
+            accepted.admission_ids.tolist(), accepted.counts.tolist(), strict=True
+        ):
+            self.outputs[self.names[admission_id]] += accepted.tokens[
+                offset : offset + count
+            ].tolist()
             offset += count
         for ended in self.state.ended:
             assert ended.id not in self.reasons, f"{ended.id} ended twice"

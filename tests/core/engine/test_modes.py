@@ -130,7 +130,7 @@ def test_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
     reached: dict[int, int] = {}
     for plan in plans:
         for order, start, stop, sampled in zip(
-            *map(list, (plan.orders, plan.starts, plan.stops, plan.samples)), strict=True
+            *map(list, (plan.admission_ids, plan.starts, plan.stops, plan.samples)), strict=True
         ):
             assert start == reached.get(int(order), 0), (
                 "a token was computed from what an earlier one left behind"

@@ -124,8 +124,8 @@ def lost_with_an_empty_plan(commit: Any, state: Any, chosen: np.ndarray) -> Any:
 def for_whoever_sits_there(sampled: Any, state: Any, event: Any) -> None:
     """News of a row goes to the row's present request."""
     taken = state.row_counters[RowCounter.ACTIVE].take(event.rows) > 0
-    orders = state.row_counters[RowCounter.ADMISSION_ID].take(event.rows)
-    sampled(state, evolve(event, orders=np.where(taken, orders, event.orders)))
+    admission_ids = state.row_counters[RowCounter.ADMISSION_ID].take(event.rows)
+    sampled(state, evolve(event, admission_ids=np.where(taken, admission_ids, event.admission_ids)))
 
 
 def stop_at_once(fill: Any, state: Any, entry: Any, row: int, cached: int) -> None:
@@ -149,11 +149,11 @@ def waits_for_pages(squeeze: Any, state: Any, chosen: np.ndarray, needs: np.ndar
     return np.zeros_like(chosen) if alone else squeeze(state, chosen, needs)
 
 
-def order_kept(unseat: Any, state: Any, row: int) -> None:
+def admission_id_kept(unseat: Any, state: Any, row: int) -> None:
     """A released seat still answers to its last request."""
-    order = state.row_counters[RowCounter.ADMISSION_ID, row]
+    admission_id = state.row_counters[RowCounter.ADMISSION_ID, row]
     unseat(state, row)
-    state.row_counters[RowCounter.ADMISSION_ID, row] = order
+    state.row_counters[RowCounter.ADMISSION_ID, row] = admission_id
 
 
 def in_flight(index_full: Any, state: Any) -> None:
@@ -182,7 +182,7 @@ def without_namespace(
 def all_fail(make_events: Any, plan: Any, outcome: Any) -> Any:
     """One sick row fails its whole step."""
     sick = outcome is not None and not outcome.healthy.all()
-    return [Failed(plan.rows, plan.orders)] if sick else make_events(plan, outcome)
+    return [Failed(plan.rows, plan.admission_ids)] if sick else make_events(plan, outcome)
 
 
 def table_not_cleared(take_in: Any, self: Any, plan: Any, joined: dict[int, Any]) -> None:
@@ -266,7 +266,8 @@ MUTANTS = {
         around(selection, "squeeze", waits_for_pages), "still busy|does not end"
     ),
     "ended twice": Mutant(
-        around(lifecycle, "unseat", order_kept), "ended twice|keeps something|took the engine along"
+        around(lifecycle, "unseat", admission_id_kept),
+        "ended twice|keeps something|took the engine along",
     ),
     "pages in flight indexed": Mutant(
         around(step, "index_full", in_flight), "had yet to be computed"

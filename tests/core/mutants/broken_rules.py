@@ -105,7 +105,7 @@ class Overtaking(Executor):
         """Run the step in flight, and the new one before it if it needs nothing of it."""
         new, last = Late(self.inner, plan, joined), self.late
         if last is not None:
-            if set(plan.orders).isdisjoint(last.plan.orders):
+            if set(plan.admission_ids).isdisjoint(last.plan.admission_ids):
                 new.run()
             last.run()
         self.late = new

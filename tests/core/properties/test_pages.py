@@ -12,7 +12,7 @@ from toy_schedule import Drive, alone
 from headstock.scheduler import Aborted, Event, Failed, Limits, Request, RowCounter, State
 
 Sizes = dict[int, tuple[int, int]]
-"""Computed tokens and held pages of requests, by admission number."""
+"""Computed tokens and held pages of requests, by admission id."""
 
 
 def sizes(state: State) -> Sizes:
@@ -55,8 +55,8 @@ def distinct(drive: Drive, last: Sizes) -> None:
 def grown_at_boundaries(drive: Drive, last: Sizes) -> None:
     """I4: a request gets a page when it passes a boundary, and never else."""
     now, size = sizes(drive.state), drive.limits.page_size
-    for order in now.keys() & last.keys():
-        (tokens, pages), (tokens_now, pages_now) = last[order], now[order]
+    for admission_id in now.keys() & last.keys():
+        (tokens, pages), (tokens_now, pages_now) = last[admission_id], now[admission_id]
         boundaries = sum(token % size == 0 for token in range(tokens, tokens_now))
         assert pages_now - pages == boundaries
         assert tokens_now > tokens + 1 or boundaries <= 1
@@ -132,11 +132,11 @@ def treated(
             if at != len(drive.plans):
                 continue
             rows = np.array([which % bounds.max_rows], np.int32)
-            orders = drive.state.row_counters[RowCounter.ADMISSION_ID, rows]
+            admission_ids = drive.state.row_counters[RowCounter.ADMISSION_ID, rows]
             if kind == "abort":
                 news.append(Aborted(str(which)))
-            elif orders[0]:
-                news.append(Failed(rows, orders))
+            elif admission_ids[0]:
+                news.append(Failed(rows, admission_ids))
         drive.events += news * times
         drive.step()
         assert len(drive.plans) < 5_000, "it does not end"

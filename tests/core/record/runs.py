@@ -89,7 +89,9 @@ def run(
         sampled = plan.samples > 0
         tokens = rng.integers(0, VOCAB, int(sampled.sum())).astype(np.int32)
         events = (
-            [Sampled(plan.rows[sampled], plan.orders[sampled], None, tokens)] if len(tokens) else []
+            [Sampled(plan.rows[sampled], plan.admission_ids[sampled], None, tokens)]
+            if len(tokens)
+            else []
         )
 
 

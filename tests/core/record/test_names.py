@@ -47,7 +47,7 @@ def seated(made: PageNames, tokens: list[int], **changes: object) -> None:
     one = request("a", tokens, 50, **changes)
     zeros = np.zeros(1, np.int32)
     ones = zeros + 1
-    plan = Plan(number=0, num_decode=0, rows=zeros, orders=ones, starts=zeros, stops=ones,
+    plan = Plan(number=0, num_decode=0, rows=zeros, admission_ids=ones, starts=zeros, stops=ones,
     num_logits=zeros,
                 samples=zeros, joined=zeros)  # fmt: skip
     made.seat(plan, (Entry(request=one, tokens=one.prompt, arrival=1),))

@@ -253,7 +253,7 @@ def test_every_event_keeps_its_fields() -> None:
         number=3,
         num_decode=1,
         rows=ints,
-        orders=ints,
+        admission_ids=ints,
         starts=ints,
         stops=ints,
         num_logits=ints,

@@ -120,7 +120,7 @@ def test_a_failed_row_leaves_no_region_and_an_aborted_one_what_was_computed() ->
     tokens = prompt(RNG, 40)
     drive.submit(request("a", tokens, 5))
     plan = drive.step()
-    drive.events.append(Failed(plan.rows, plan.orders))
+    drive.events.append(Failed(plan.rows, plan.admission_ids))
     drive.drain()
     assert drive.state.regions == ()
     drive.submit(request("b", tokens, 5))

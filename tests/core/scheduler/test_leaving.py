@@ -89,7 +89,7 @@ def test_failed_rows_end_alone_and_late_news_is_dropped() -> None:
     for one in requests:
         drive.submit(one)
     plan = drive.step()
-    drive.events = [Failed(plan.rows[:1], plan.orders[:1])]
+    drive.events = [Failed(plan.rows[:1], plan.admission_ids[:1])]
     # the plan flies while "c" takes the seat of "a"
     assert drive.step().joined.tolist() == plan.rows[:1].tolist()
     drive.drain()
@@ -105,7 +105,7 @@ def test_what_a_running_step_computes_is_found_only_once_it_is_done() -> None:
     drive.submit(request("a", tokens))
     first = drive.step()
     drive.step()  # the first eight tokens are being computed
-    drive.events = [Failed(first.rows, first.orders)]  # and are no good
+    drive.events = [Failed(first.rows, first.admission_ids)]  # and are no good
     drive.submit(request("b", tokens))
 
     assert drive.step().starts.tolist() == [0], "pages were shared that had yet to be computed"

@@ -85,7 +85,7 @@ def test_a_sibling_whose_first_is_gone_computes_for_itself(end: str) -> None:
     for name in "ab":
         drive.submit(request(name, tokens, 5))
     plan = drive.step()
-    drive.events.append(Aborted("a") if end == "abort" else Failed(plan.rows, plan.orders))
+    drive.events.append(Aborted("a") if end == "abort" else Failed(plan.rows, plan.admission_ids))
     drive.drain()
 
     assert drive.outputs["b"] == alone(request("x", tokens, 5)) and drive.reasons["b"] == "length"

@@ -124,7 +124,7 @@ class Scheduling(RuleBasedStateMachine):
         plan = self.drive.plans[-1] if self.drive.plans else None
         if plan is not None and which < len(plan.rows):
             self.drive.events.insert(
-                0, Failed(plan.rows[which : which + 1], plan.orders[which : which + 1])
+                0, Failed(plan.rows[which : which + 1], plan.admission_ids[which : which + 1])
             )
 
     @invariant()

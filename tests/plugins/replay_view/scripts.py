@@ -37,7 +37,11 @@ def watch_script(engine: Limits, script: Sequence[tuple[float, list[Event]]]) ->
         see(watch, number, int(at * MS), events, state, plan)
         rows = plan.samples > 0
         tokens = np.full(np.count_nonzero(rows), 9, np.int32)
-        told = [Sampled(plan.rows[rows], plan.orders[rows], None, tokens)] if len(tokens) else []
+        told = (
+            [Sampled(plan.rows[rows], plan.admission_ids[rows], None, tokens)]
+            if len(tokens)
+            else []
+        )
     return watch
 
 

@@ -87,11 +87,11 @@ def test_a_trace_tells_what_each_request_did(pressed: Path, tmp_path: Path) -> N
         new = {event.request.id for event in moment.events if isinstance(event, Arrived)}
         at_once |= new & {seat.id for seat in moment.seated}
         for seat in moment.seated:
-            owner[int(plan.orders[plan.rows == seat.row][0])] = seat.id
+            owner[int(plan.admission_ids[plan.rows == seat.row][0])] = seat.id
             preempted[seat.id] += seat.again > 0
-        for i, order in enumerate(plan.orders.tolist()):
+        for i, admission_id in enumerate(plan.admission_ids.tolist()):
             what = "decode" if i < plan.num_decode else "prefill chunk"
-            computed[owner[order]][what] += int(plan.stops[i] - plan.starts[i])
+            computed[owner[admission_id]][what] += int(plan.stops[i] - plan.starts[i])
     assert sum(preempted.values()) > 0 and 0 < len(at_once) < len(slices)
     for id, ours in slices.items():
         assert (ours[0]["name"] == "queued") == (id not in at_once)

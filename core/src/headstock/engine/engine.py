@@ -403,16 +403,16 @@ def make_step_events(plan: Plan, outcome: Outcome | None) -> list[Event]:
     A step without a result failed as a whole.
     """
     if outcome is None:
-        return [Failed(plan.rows, plan.orders)]
+        return [Failed(plan.rows, plan.admission_ids)]
     healthy = outcome.healthy[outcome.last_logits]
     events: list[Event] = []
     if not healthy.all():
         unhealthy = ~healthy
         LOG.error(log_event("logits are not finite", step=plan.number, rows=int(unhealthy.sum())))
-        events.append(Failed(plan.rows[unhealthy], plan.orders[unhealthy]))
+        events.append(Failed(plan.rows[unhealthy], plan.admission_ids[unhealthy]))
     # Rows in the middle of their prompt are scored only for their health; their tokens are dropped.
     is_sampled = healthy & (plan.samples > 0)
     if is_sampled.any():
         tokens = outcome.tokens[outcome.last_logits[is_sampled]].astype(np.int32)
-        events.append(Sampled(plan.rows[is_sampled], plan.orders[is_sampled], None, tokens))
+        events.append(Sampled(plan.rows[is_sampled], plan.admission_ids[is_sampled], None, tokens))
     return events

@@ -133,14 +133,16 @@ class OutputTracker:
         if not self.awaiting_token:
             return updates
         stop = 0
-        for order, count in zip(accepted.orders.tolist(), accepted.counts.tolist(), strict=True):
+        for admission_id, count in zip(
+            accepted.admission_ids.tolist(), accepted.counts.tolist(), strict=True
+        ):
             start, stop = stop, stop + count
-            tracked = self.awaiting_token.get(order)
+            tracked = self.awaiting_token.get(admission_id)
             if tracked is None:
                 continue
             updates.append(tracked.make_update(accepted.tokens[start:stop]))
             if not tracked.stream_tokens and tracked.num_emitted:
-                del self.awaiting_token[order]
+                del self.awaiting_token[admission_id]
         return updates
 
     def _finish_request(self, ended: Ended) -> Update:
@@ -179,7 +181,7 @@ class OutputTracker:
         """Store the log-probabilities of prompt tokens that follow a scored position."""
         logit_ends = np.cumsum(plan.num_logits)
         for i in np.flatnonzero(plan.num_logits).tolist():
-            tracked = self.by_admission_id.get(int(plan.orders[i]))
+            tracked = self.by_admission_id.get(int(plan.admission_ids[i]))
             if tracked is None or not tracked.request.prompt_logprobs:
                 continue
             prompt = tracked.request.prompt
@@ -193,12 +195,12 @@ class OutputTracker:
 
     def _add_logprobs(self, plan: Plan, outcome: Outcome, accepted: Accepted) -> None:
         """Store the requested log-probabilities of sampled tokens that the scheduler accepted."""
-        logits = dict(zip(plan.orders.tolist(), outcome.last_logits.tolist(), strict=True))
-        for order in accepted.orders.tolist():
-            tracked = self.by_admission_id[order]
+        logits = dict(zip(plan.admission_ids.tolist(), outcome.last_logits.tolist(), strict=True))
+        for admission_id in accepted.admission_ids.tolist():
+            tracked = self.by_admission_id[admission_id]
             most = tracked.request.params.logprobs
             if most is not None:
-                at = logits[order]
+                at = logits[admission_id]
                 tracked.logprobs.append(_token_logprob(outcome, at, int(outcome.tokens[at]), most))
 
 

@@ -32,7 +32,7 @@ class PageNames:
     def __init__(self, limits: Limits, secret: bytes) -> None:
         rows, self.unit = limits.max_rows, 1 if limits.most_regions else limits.page_size
         self.secret = secret
-        self.orders = np.zeros(rows, np.int32)
+        self.admission_ids = np.zeros(rows, np.int32)
         self.known = np.zeros(rows, np.int64)
         self.least = np.zeros(rows, np.int64)  # length before which no stop id counts
         self.stops = np.full((rows, 1), -1, np.int64)
@@ -60,10 +60,14 @@ class PageNames:
 
     def seat(self, plan: Plan, joined: tuple[Entry, ...]) -> None:
         """Take note of the requests that the plan seated."""
-        orders = dict(zip(plan.rows.tolist(), plan.orders.tolist(), strict=True)) if joined else {}
+        admission_ids = (
+            dict(zip(plan.rows.tolist(), plan.admission_ids.tolist(), strict=True))
+            if joined
+            else {}
+        )
         for row, entry in zip(plan.joined.tolist(), joined, strict=True):
             request, rest = entry.request, len(entry.tokens) % self.unit
-            self.orders[row], self.known[row] = orders.get(row, 0), len(entry.tokens)
+            self.admission_ids[row], self.known[row] = admission_ids.get(row, 0), len(entry.tokens)
             self.least[row] = len(request.prompt) + request.min_tokens
             self.parents[row] = self.pages(entry.tokens, request.namespace)[1]
             self.tails[row, :rest] = entry.tokens[len(entry.tokens) - rest :]
@@ -81,11 +85,11 @@ class PageNames:
         """
         counts = np.ones_like(event.rows) if event.counts is None else event.counts
         names = np.zeros(len(event.tokens), np.int32)
-        known = (event.rows >= 0) & (event.rows < len(self.orders))
+        known = (event.rows >= 0) & (event.rows < len(self.admission_ids))
         if not known.all() or int(counts.sum()) != len(names):
             return names
         starts = np.cumsum(counts) - counts
-        live = self.orders[event.rows] == event.orders
+        live = self.admission_ids[event.rows] == event.admission_ids
         for turn in range(int(counts.max(initial=0))):
             at = np.flatnonzero(live & (counts > turn))
             names[starts[at] + turn] = self.append(event.rows[at], event.tokens[starts[at] + turn])

@@ -25,7 +25,7 @@ def absorb(state: WorkingState, event: Event) -> None:
         case Aborted(id, reason):
             aborted(state, id, reason)
         case Failed():
-            live = state.row_counters[RowCounter.ADMISSION_ID, event.rows] == event.orders
+            live = state.row_counters[RowCounter.ADMISSION_ID, event.rows] == event.admission_ids
             for row in event.rows[live].tolist():
                 end(state, row, "error")
         case Cleared():
@@ -60,7 +60,7 @@ def unseated(entry: Entry, reason: str) -> Ended:
     return Ended(
         id=entry.request.id,
         row=-1,
-        order=0,
+        admission_id=0,
         reason=reason,
         tokens=entry.tokens,
         cached=0,
@@ -73,7 +73,7 @@ def sampled(state: WorkingState, event: Sampled) -> None:
     drafts.
     """
     rows = event.rows.astype(np.int64)  # numpy would convert 32 bits anew for each use as an index
-    live = state.row_counters[RowCounter.ADMISSION_ID].take(rows) == event.orders
+    live = state.row_counters[RowCounter.ADMISSION_ID].take(rows) == event.admission_ids
     if event.counts is None and every(live):
         one_each(state, event, rows)
     else:
@@ -130,7 +130,7 @@ def one_each(state: WorkingState, event: Sampled, rows: Ints) -> None:
     counters[RowCounter.NUM_PLACEHOLDERS] -= got
     if state.limits.recompute:
         forget(state, rows)
-    state.accepted.append(Accepted(event.orders, got.take(rows), event.tokens))
+    state.accepted.append(Accepted(event.admission_ids, got.take(rows), event.tokens))
     done = known > counters[RowCounter.LAST_POSITION]
     stopped = NONE
     stops = state.stop_ids.take(rows, axis=1) == event.tokens

@@ -21,17 +21,18 @@ class Sampled:
     """Tokens of rows whose plan had logits, ragged: row i got `counts[i]` accepted tokens, laid end
     to end in `tokens`.
 
-    `counts` None: each row got the one token that it was promised.
+    Without `counts`, each row got the one token of its placeholder.
 
-    rows, orders, counts: [n] int32; `orders` are the admission numbers of the plan, so that late
-    news of a released row is dropped
+    rows, admission_ids, counts: [n] int32
     tokens: [sum of counts] int32
-    draft_counts: [n] int32 and drafts: [their sum] int32, guesses to be verified next (none by
-        default)
+    draft_counts: [n] int32, drafts: [sum of draft_counts] int32, tokens to verify next
+
+    The event comes a step late under overlap, when the row may have another request. The plan's
+    `admission_ids` tell, and such samples are dropped.
     """
 
     rows: Ints
-    orders: Ints
+    admission_ids: Ints
     counts: Ints | None
     tokens: Ints
     draft_counts: Ints = NONE
@@ -50,10 +51,10 @@ class Aborted:
 
 @frozen(eq=False)
 class Failed:
-    """Rows whose step went wrong.   rows, orders: [n] int32"""
+    """Rows whose step went wrong.   rows, admission_ids: [n] int32"""
 
     rows: Ints
-    orders: Ints
+    admission_ids: Ints
 
 
 @frozen
@@ -75,7 +76,7 @@ class Ended:
 
     id: str
     row: int
-    order: int
+    admission_id: int
     reason: str
     tokens: Ints = field(repr=False)
     cached: int

@@ -17,7 +17,7 @@ def end(state: WorkingState, row: int, reason: str) -> None:
         Ended(
             id=entry.request.id,
             row=row,
-            order=int(counters[RowCounter.ADMISSION_ID, row]),
+            admission_id=int(counters[RowCounter.ADMISSION_ID, row]),
             reason=reason,
             # the seat may be taken at once
             tokens=state.tokens[row, : counters[RowCounter.NUM_KNOWN, row]].copy(),

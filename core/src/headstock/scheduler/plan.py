@@ -13,7 +13,7 @@ from headstock.spi.arrays import Ints
 class Plan:
     """One step. All arrays are int32; with the token table they are all that a rank needs.
 
-    rows, orders: [n] seats in batch order (decode rows first) and their admission numbers
+    rows, admission_ids: [n] seats in batch order (decode rows first) and their admission ids
     starts, stops: [n] the half-open interval of token positions that each row computes
     num_logits: [n] how many of the last positions are scored, at least 1 (k + 1: k drafts to
         verify)
@@ -29,7 +29,7 @@ class Plan:
     number: int
     num_decode: int
     rows: Ints
-    orders: Ints
+    admission_ids: Ints
     starts: Ints
     stops: Ints
     num_logits: Ints

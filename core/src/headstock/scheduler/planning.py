@@ -31,7 +31,7 @@ def commit(state: WorkingState, chosen: Ints) -> Plan:
         number=state.previous.num_steps,
         num_decode=num_decode,
         rows=rows.astype(np.int32),
-        orders=counters[RowCounter.ADMISSION_ID].take(rows),
+        admission_ids=counters[RowCounter.ADMISSION_ID].take(rows),
         starts=starts,
         stops=starts + counts,
         num_logits=num_logits.take(rows),

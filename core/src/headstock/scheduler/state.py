@@ -18,13 +18,12 @@ from headstock.spi.arrays import Ints
 
 @frozen(eq=False)
 class Accepted:
-    """Output tokens that became known, ragged: the row admitted as `orders[i]` got `counts[i]` of
-    `tokens`.
+    """Output tokens that became known, ragged: `counts[i]` of `tokens` for `admission_ids[i]`.
 
-    orders, counts: [n] int32    tokens: [sum of counts] int32
+    admission_ids, counts: [n] int32    tokens: [sum of counts] int32
     """
 
-    orders: Ints
+    admission_ids: Ints
     counts: Ints
     tokens: Ints
 

@@ -121,7 +121,7 @@ def join_accepted(parts: list[Accepted]) -> Accepted:
     if len(parts) < 2:
         return parts[0] if parts else NOTHING
     return Accepted(
-        np.concatenate([part.orders for part in parts]),
+        np.concatenate([part.admission_ids for part in parts]),
         np.concatenate([part.counts for part in parts]),
         np.concatenate([part.tokens for part in parts]),
     )

@@ -117,7 +117,7 @@ def run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: i
         number=0,
         num_decode=0,
         rows=seats,
-        orders=seats,
+        admission_ids=seats,
         starts=starts,
         stops=starts + counts,
         num_logits=ones,

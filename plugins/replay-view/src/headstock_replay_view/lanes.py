@@ -61,7 +61,7 @@ class Lanes:
     away: int = 0
     table: Ints = field(factory=lambda: np.zeros((LOST + 1, 64), np.int64))
     lane_of: Ints = field(factory=lambda: np.zeros(64, np.int64))
-    orders: Ints = field(init=False)
+    admission_ids: Ints = field(init=False)
     computed: Ints = field(init=False)
     phases: Ints = field(init=False)
     sampled: Ints = field(init=False)
@@ -69,23 +69,26 @@ class Lanes:
 
     def __attrs_post_init__(self) -> None:
         rows = self.limits.max_rows
-        self.orders = np.zeros(rows, np.int32)
+        self.admission_ids = np.zeros(rows, np.int32)
         self.computed = np.zeros(rows, np.int32)
         self.phases = np.full(rows, GONE, np.int8)
         self.sampled = np.zeros(rows, bool)
 
     def see(self, moment: Moment, at: int, state: State, plan: Plan) -> None:
         """Take in a step that began at `at` nanoseconds and led to `state`."""
-        number, orders = moment.number, state.row_counters[RowCounter.ADMISSION_ID]
+        number, admission_ids = moment.number, state.row_counters[RowCounter.ADMISSION_ID]
         for event in moment.events:
             if isinstance(event, Arrived):
                 self.add_lane(event.request, number, at)
         self.count_tokens(state, number, at)
         self.end_lanes(state, number)
-        if not np.array_equal(orders, self.orders):
+        if not np.array_equal(admission_ids, self.admission_ids):
             self.change_seats(state, number)
         self.follow_rows(state, plan, number)
-        self.orders, self.computed = orders, state.row_counters[RowCounter.NUM_COMPUTED]
+        self.admission_ids, self.computed = (
+            admission_ids,
+            state.row_counters[RowCounter.NUM_COMPUTED],
+        )
 
     def add_lane(self, request: Request, number: int, at: int) -> None:
         """Begin the lane of a request that queues."""
@@ -104,7 +107,7 @@ class Lanes:
         """Count the output tokens that the step was told of, and the time that each request waited
         for them.
         """
-        lanes = self.lane_of[state.accepted.orders]
+        lanes = self.lane_of[state.accepted.admission_ids]
         if not len(lanes):
             return
         table = self.table
@@ -121,12 +124,12 @@ class Lanes:
     def end_lanes(self, state: State, number: int) -> None:
         """Close the lanes of the requests that ended."""
         queued: set[int] = set()
-        if any(not ended.order for ended in state.ended):
+        if any(not ended.admission_id for ended in state.ended):
             queued = {entry.arrival for entry in state.waiting}
         for ended in state.ended:
             lane = (
-                int(self.lane_of[ended.order])
-                if ended.order
+                int(self.lane_of[ended.admission_id])
+                if ended.admission_id
                 else self.find_unseated(ended.id, queued)
             )
             if self.segments[lane][-1][1] == PREEMPTED:
@@ -149,10 +152,10 @@ class Lanes:
 
     def change_seats(self, state: State, number: int) -> None:
         """Note who lost a seat without having ended, then who got one."""
-        orders = state.row_counters[RowCounter.ADMISSION_ID]
-        changed = np.flatnonzero(orders != self.orders)
-        for row in changed[self.orders[changed] > 0].tolist():
-            lane = int(self.lane_of[self.orders[row]])
+        admission_ids = state.row_counters[RowCounter.ADMISSION_ID]
+        changed = np.flatnonzero(admission_ids != self.admission_ids)
+        for row in changed[self.admission_ids[changed] > 0].tolist():
+            lane = int(self.lane_of[self.admission_ids[row]])
             if self.table[ENDED, lane] < 0:
                 self.table[PREEMPTIONS, lane] += 1
                 self.table[LOST, lane] = max(self.table[LOST, lane], self.computed[row])
@@ -160,10 +163,13 @@ class Lanes:
                 self.put(lane, number, PREEMPTED)
         self.phases[changed] = GONE
         self.sampled[changed] = False
-        for row in changed[orders[changed] > 0].tolist():
-            lane, order = int(state.row_counters[RowCounter.ARRIVAL, row]) - 1, int(orders[row])
-            self.lane_of = grown(self.lane_of, order)
-            self.lane_of[order] = lane
+        for row in changed[admission_ids[changed] > 0].tolist():
+            lane, admission_id = (
+                int(state.row_counters[RowCounter.ARRIVAL, row]) - 1,
+                int(admission_ids[row]),
+            )
+            self.lane_of = grown(self.lane_of, admission_id)
+            self.lane_of[admission_id] = lane
             if self.table[SEATED, lane] < 0:
                 self.table[SEATED, lane] = number
                 self.table[CACHED, lane] = state.row_counters[RowCounter.NUM_CACHED, row]
@@ -173,7 +179,7 @@ class Lanes:
     def follow_rows(self, state: State, plan: Plan, number: int) -> None:
         """Note what each seated request does in the step."""
         counters, rows = state.row_counters, plan.rows
-        lanes = self.lane_of[plan.orders]
+        lanes = self.lane_of[plan.admission_ids]
         again = np.minimum(plan.stops, self.table[LOST, lanes]) - plan.starts
         self.table[RECOMPUTED, lanes] += np.maximum(again, 0)
         self.table[LOST, lanes[plan.stops >= self.table[LOST, lanes]]] = 0

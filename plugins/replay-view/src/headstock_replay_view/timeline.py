@@ -42,7 +42,7 @@ class Timeline:
     start: int | None = None
     previous: Moment | None = None
     tracks: dict[str, Track] = field(factory=dict)
-    by_order: dict[int, str] = field(factory=dict)
+    by_admission_id: dict[int, str] = field(factory=dict)
     written: int = 0
 
     def see(self, moment: Moment) -> None:
@@ -73,7 +73,9 @@ class Timeline:
             self.put("i", ENGINE, 0, moment.at, f"failed: {moment.error}", s="g")
         if moment.plan is None:
             return
-        orders = dict(zip(moment.plan.rows.tolist(), moment.plan.orders.tolist(), strict=True))
+        admission_ids = dict(
+            zip(moment.plan.rows.tolist(), moment.plan.admission_ids.tolist(), strict=True)
+        )
         for seat in moment.seated:
             track = self.track(seat.id)
             if seat.again:
@@ -81,7 +83,7 @@ class Timeline:
                 track.doing, track.since = "preempted", track.until
             self.slice(track, moment.at)
             track.doing = ""
-            self.by_order[orders.get(seat.row, 0)] = seat.id
+            self.by_admission_id[admission_ids.get(seat.row, 0)] = seat.id
 
     def run(self, moment: Moment, plan: Plan, end: int) -> None:
         """Draw a step that lasted until `end`."""
@@ -112,8 +114,10 @@ class Timeline:
             "rows",
             args={"decode": plan.num_decode, "prefill": len(counts) - plan.num_decode},
         )
-        for i, (order, count) in enumerate(zip(plan.orders.tolist(), counts.tolist(), strict=True)):
-            id = self.by_order.setdefault(order, f"seated earlier, {order}")
+        for i, (admission_id, count) in enumerate(
+            zip(plan.admission_ids.tolist(), counts.tolist(), strict=True)
+        ):
+            id = self.by_admission_id.setdefault(admission_id, f"seated earlier, {admission_id}")
             self.act(
                 self.track(id),
                 "decode" if i < plan.num_decode else "prefill chunk",
