@@ -209,7 +209,6 @@ def context_of(
         device=case.pool.device,
         page_size=page_size,
         pools=dict.fromkeys(range(layers), case.pool),
-        max_tokens=4096,
         options=options,
     )
 

@@ -159,7 +159,7 @@ def config(hf: Mapping[str, Any]) -> ModelConfig:
 
 def params(config: ModelConfig) -> Mapping[str, ParamSpec]:
     """One number that nobody uses: an engine wants some weights."""
-    return {"nothing": ParamSpec(shape=(1,), axes=("hidden",), sources=(("nothing",),), dummy=0.0)}
+    return {"nothing": ParamSpec(shape=(1,), sources=(("nothing",),), dummy=0.0)}
 
 
 TOY = Model(config=config, params=params, forward=forward, logits=logits)

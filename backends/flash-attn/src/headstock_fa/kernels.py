@@ -88,7 +88,7 @@ def load_vllm() -> Kernel:
             f"the installed vllm has no {VLLM_LIBRARY}; install a build of vllm for CUDA, or use "
             "--attn fi"
         )
-    torch.ops.load_library(str(libraries[0]))
+    torch.ops.load_library(str(libraries[0]))  # type: ignore[no-untyped-call]
     return vllm_kernel(torch.ops._vllm_fa3_C.fwd.default)
 
 
@@ -96,7 +96,7 @@ def vllm_kernel(operator: Any) -> Kernel:
     """vLLM's operator, called by the places that its schema gives to the arguments."""
     names = [argument.name for argument in operator._schema.arguments]
     places = {name: place for place, name in enumerate(names)}
-    neutral = [VLLM_NEUTRAL.get(name) for name in names]
+    neutral: list[Any] = [VLLM_NEUTRAL.get(name) for name in names]
 
     def kernel(
         q: Tensor,

@@ -48,7 +48,8 @@ def table_places(page_start: Ints, columns: int) -> Ints:
     """
     counts = np.diff(page_start)
     firsts = np.arange(len(counts), dtype=np.int32) * np.int32(columns) - page_start[:-1]
-    return np.arange(page_start[-1], dtype=np.int32) + np.repeat(firsts, counts)
+    places: Ints = np.arange(page_start[-1], dtype=np.int32) + np.repeat(firsts, counts)
+    return places
 
 
 def padded(lens: Ints, rows: int) -> Ints:

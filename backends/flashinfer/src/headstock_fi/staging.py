@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headstock_fi.arrays import Ints, PageArrays
+from headstock.spi.arrays import Ints
+from headstock_fi.arrays import PageArrays
 
 TURNS = 2
 """Wrappers that take turns: one step computes while the next is planned."""
@@ -41,7 +42,9 @@ class NoFence:
 
 def fence(device: torch.device) -> Fence:
     """A fence for the device."""
-    return torch.cuda.Event() if device.type == "cuda" else NoFence()
+    if device.type != "cuda":
+        return NoFence()
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 class Slot:

@@ -27,7 +27,6 @@ def parameters(config: ModelConfig) -> dict[str, ParamSpec]:
 
 def outer_parameters(config: ModelConfig) -> NamedSpecs:
     """Parameters outside layers."""
-    table = ("vocab", "hidden")
     # Checkpoints with tied embeddings often hold the same matrix twice; older ones the rope
     # frequencies too.
     twin = ("lm_head.weight",) if config.tied_embeddings else ()
@@ -35,7 +34,6 @@ def outer_parameters(config: ModelConfig) -> NamedSpecs:
         "embed",
         ParamSpec(
             shape=(config.vocab, config.hidden),
-            axes=table,
             sources=(("model.embed_tokens.weight",),),
             copies=twin,
         ),
@@ -43,16 +41,13 @@ def outer_parameters(config: ModelConfig) -> NamedSpecs:
     if not config.tied_embeddings:
         yield (
             "lm_head",
-            ParamSpec(
-                shape=(config.vocab, config.hidden), axes=table, sources=(("lm_head.weight",),)
-            ),
+            ParamSpec(shape=(config.vocab, config.hidden), sources=(("lm_head.weight",),)),
         )
     yield "norm", norm_spec(config.hidden, "model.norm.weight")
     yield (
         "rope",
         ParamSpec(
             shape=(config.max_position, 2, config.rope.dim // 2),
-            axes=("positions", "cos_sin", "half_dim"),
             dtype="float32",
             compute=compute_rope,
             ignored=tuple(
@@ -75,13 +70,10 @@ def attention_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
     parts = (width, kv_width, kv_width)
     names = tuple(f"{source}self_attn.{name}_proj" for name in "qkv")
     yield f"{layer.prefix}attn_norm", norm_spec(config.hidden, f"{source}input_layernorm.weight")
-    yield from linear_specs(
-        f"{layer.prefix}qkv", ("heads", "hidden"), config.hidden, names, parts, config.qkv_bias
-    )
+    yield from linear_specs(f"{layer.prefix}qkv", config.hidden, names, parts, config.qkv_bias)
     out = (f"{source}self_attn.o_proj",)
     yield from linear_specs(
         f"{layer.prefix}attn_out",
-        ("hidden", "heads"),
         width,
         out,
         (config.hidden,),
@@ -94,7 +86,6 @@ def attention_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
             f"{layer.prefix}qk_norm",
             ParamSpec(
                 shape=(config.heads + config.kv_heads, config.head_dim),
-                axes=("heads", "head_dim"),
                 sources=(q,) * config.heads + (k,) * config.kv_heads,
                 stacked=True,
                 dummy=1.0,
@@ -109,7 +100,6 @@ def mlp_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
     yield mlp_norm_spec(config, layer)
     yield from linear_specs(
         f"{layer.prefix}gate_up",
-        ("intermediate", "hidden"),
         config.hidden,
         gate_up,
         (inner, inner),
@@ -118,7 +108,6 @@ def mlp_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
     down = (f"{source}down_proj",)
     yield from linear_specs(
         f"{layer.prefix}down",
-        ("hidden", "intermediate"),
         inner,
         down,
         (config.hidden,),
@@ -134,7 +123,6 @@ def moe_parameters(config: ModelConfig, layer: LayerConfig, experts: Experts) ->
     router = (f"{source}gate",)
     yield from linear_specs(
         f"{layer.prefix}router",
-        ("experts", "hidden"),
         config.hidden,
         router,
         (experts.count,),
@@ -144,7 +132,6 @@ def moe_parameters(config: ModelConfig, layer: LayerConfig, experts: Experts) ->
         f"{layer.prefix}experts_gate_up",
         ParamSpec(
             shape=(experts.count, 2 * inner, config.hidden),
-            axes=("experts", "intermediate", "hidden"),
             sources=tuple(
                 (f"{name}gate_proj.weight", f"{name}up_proj.weight") for name in prefixes
             ),
@@ -157,7 +144,6 @@ def moe_parameters(config: ModelConfig, layer: LayerConfig, experts: Experts) ->
         f"{layer.prefix}experts_down",
         ParamSpec(
             shape=(experts.count, config.hidden, inner),
-            axes=("experts", "hidden", "intermediate"),
             sources=tuple((f"{name}down_proj.weight",) for name in prefixes),
             stacked=True,
             whole=f"{source}experts.down_proj",
@@ -173,12 +159,11 @@ def mlp_norm_spec(config: ModelConfig, layer: LayerConfig) -> tuple[str, ParamSp
 
 def norm_spec(width: int, source: str) -> ParamSpec:
     """A norm's weight."""
-    return ParamSpec(shape=(width,), axes=("hidden",), sources=((source,),), dummy=1.0)
+    return ParamSpec(shape=(width,), sources=((source,),), dummy=1.0)
 
 
 def linear_specs(
     name: str,
-    axes: tuple[str, str],
     width: int,
     sources: tuple[str, ...],
     parts: tuple[int, ...],
@@ -189,7 +174,7 @@ def linear_specs(
     """
     rows = sum(parts)
     weights = (tuple(f"{source}.weight" for source in sources),)
-    yield name, ParamSpec(shape=(rows, width), axes=axes, sources=weights, parts=parts)
+    yield name, ParamSpec(shape=(rows, width), sources=weights, parts=parts)
     if bias:
         biases = (tuple(f"{source}.bias" for source in sources),)
-        yield f"{name}.bias", ParamSpec(shape=(rows,), axes=axes[:1], sources=biases, parts=parts)
+        yield f"{name}.bias", ParamSpec(shape=(rows,), sources=biases, parts=parts)

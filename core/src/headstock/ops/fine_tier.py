@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headstock.nn.kv import kv_cells
 from headstock.nn.rope import CosSin
-from headstock.spi import Batch, Experts, LayerConfig, ModelConfig, Ops, Params, Weight
+from headstock.spi import Batch, Experts, LayerConfig, ModelConfig, Ops, Params, Stream, Weight
 
 
 @frozen(eq=False)
@@ -97,7 +97,7 @@ class FineTierOps(Ops):
         returns: [tokens, hidden]
         """
 
-    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> ResidualStream:
+    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
         """The stream at the batch's tokens."""
         hidden = self.lookup(batch.tokens, params["embed"])
         cos_sin = CosSin.at_positions(params["rope"].tensor, batch.positions, hidden.dtype)
@@ -106,7 +106,7 @@ class FineTierOps(Ops):
 
     def qkv_rope_store(
         self,
-        x: ResidualStream,
+        x: Stream,
         params: Params,
         config: ModelConfig,
         layer: LayerConfig,
@@ -133,13 +133,13 @@ class FineTierOps(Ops):
 
     def attn_out(
         self,
-        x: ResidualStream,
+        x: Stream,
         attention: Tensor,
         params: Params,
         config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
-    ) -> ResidualStream:
+    ) -> Stream:
         """The stream with the projected attention added.
 
         attention: [tokens, heads, head_dim]
@@ -152,12 +152,12 @@ class FineTierOps(Ops):
 
     def mlp(
         self,
-        x: ResidualStream,
+        x: Stream,
         params: Params,
         config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
-    ) -> ResidualStream:
+    ) -> Stream:
         """The stream with the layer's feed-forward part added.   writes: x"""
         normed = self.rms_norm(x.hidden, params[f"{layer.prefix}mlp_norm"], config.norm_eps)
         inner = self.silu_and_mul(self.linear(normed, params[f"{layer.prefix}gate_up"]))
@@ -166,12 +166,12 @@ class FineTierOps(Ops):
 
     def moe(
         self,
-        x: ResidualStream,
+        x: Stream,
         params: Params,
         config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
-    ) -> ResidualStream:
+    ) -> Stream:
         """The stream with the layer's mixture of experts added.   writes: x"""
         assert layer.experts is not None
         normed = self.rms_norm(x.hidden, params[f"{layer.prefix}mlp_norm"], config.norm_eps)
@@ -185,9 +185,7 @@ class FineTierOps(Ops):
         )
         return x
 
-    def final_norm(
-        self, x: ResidualStream, params: Params, config: ModelConfig, batch: Batch
-    ) -> Tensor:
+    def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
         """The normalized hidden states.   returns: [tokens, hidden]"""
         return self.rms_norm(x.hidden, params["norm"], config.norm_eps)
 

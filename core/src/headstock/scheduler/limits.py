@@ -6,7 +6,7 @@ from attrs import frozen
 
 from headstock.scheduler.request import Request
 from headstock.spi.cache import CachePolicy
-from headstock.spi.model import KVGroup
+from headstock.spi.model_config import KVGroup
 from headstock.spi.scheduler import Choose
 
 IN_FLIGHT = 16

@@ -27,17 +27,8 @@ from headstock.spi.command import CommandSpec
 from headstock.spi.environment import DeviceEnv, DeviceRange
 from headstock.spi.executor import Executor, ExecutorSpec, Pending
 from headstock.spi.int_set import IntSet
-from headstock.spi.model import (
-    Attend,
-    Experts,
-    KVGroup,
-    LayerConfig,
-    Model,
-    ModelConfig,
-    ModelSpec,
-    ParamSpec,
-    Rope,
-)
+from headstock.spi.model import Attend, Model, ModelSpec, ParamSpec
+from headstock.spi.model_config import Experts, KVGroup, LayerConfig, ModelConfig, Rope
 from headstock.spi.ops import Ops, OpsCapabilities, OpsSpec, Params, Stream, Weight
 from headstock.spi.plugin import PluginSpec, Rejection, Require
 from headstock.spi.runner import (

@@ -37,9 +37,7 @@ class Feature(Enum):
 
     SLIDING_WINDOW = "sliding-window"
     SOFTCAP = "softcap"
-    SINKS = "sinks"
     LSE = "lse"
-    SHARED_PREFIX = "shared-prefix"
 
 
 class GraphSupport(IntEnum):
@@ -137,7 +135,8 @@ class AttentionContext:
     process.
 
     pools: layer -> [pages, 2, page_size, kv_heads, head_dim]; `[:, 0]` holds keys and `[:, 1]`
-    values `max_tokens` is the most query tokens of a step; `options` is the options class of the
+    values
+    `options` is the options class of the
     spec, or None without one.
     """
 
@@ -146,7 +145,6 @@ class AttentionContext:
     device: torch.device
     page_size: int
     pools: Mapping[int, Tensor]
-    max_tokens: int
     options: Any
 
 
@@ -191,8 +189,7 @@ class LayerInfo:
     `index` is its key in `AttentionContext.pools`, `group` its place in
     `AttentionStep.page_tables`. `window` is the number of latest tokens a query sees, itself
     included (None = all); `softcap` is 0 for none. Scores are the products times `scale * k_scale`,
-    the output is times `v_scale`; nothing sets `k_scale`, `v_scale` and `sinks` yet.
-    sinks: [heads] float32 or None
+    the output is times `v_scale`; nothing sets `k_scale` and `v_scale` yet.
     """
 
     index: int
@@ -200,7 +197,6 @@ class LayerInfo:
     scale: float
     window: int | None = None
     softcap: float = 0.0
-    sinks: Tensor | None = None
     k_scale: float = 1.0
     v_scale: float = 1.0
 
@@ -210,7 +206,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def __init__(self, context: AttentionContext) -> None:
-        """Allocate what the backend needs for steps up to `context.max_tokens` tokens.
+        """Allocate what the backend needs between steps.
 
         raises: ValueError when the options or the machine do not suit it, with the next move
         """

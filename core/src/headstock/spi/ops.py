@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headstock.spi.batch import Batch, Sample, Sampling
-    from headstock.spi.model import LayerConfig, ModelConfig
+    from headstock.spi.model_config import LayerConfig, ModelConfig
 
 
 @frozen(kw_only=True, eq=False)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headstock.spi.attention import AttentionBackend, LayerInfo
-    from headstock.spi.model import Attend, Model, ModelConfig
+    from headstock.spi.model import Attend, Model
+    from headstock.spi.model_config import ModelConfig
     from headstock.spi.ops import Ops, Params
 
 CaptureProgress = Callable[[int, int], None]

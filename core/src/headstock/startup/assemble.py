@@ -122,7 +122,6 @@ def make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter:
             device=buffers.device,
             page_size=buffers.page_size,
             pools=dict(enumerate(buffers.pools)),
-            max_tokens=config.max_batch_tokens,
             options=registry.options(choice.spec, config.opt),
         )
         return make_attention_backend(choice.spec, context)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from attrs import frozen
@@ -77,7 +77,9 @@ class CudaGraphCapturer:
         self.pool = torch.cuda.graph_pool_handle()
         # torch's own stream for captures: libraries keep workspaces for every stream they see, 64
         # MiB each.
-        self.stream = torch.cuda.graph(torch.cuda.CUDAGraph()).capture_stream
+        stream = torch.cuda.graph(torch.cuda.CUDAGraph()).capture_stream
+        assert stream is not None, "torch makes it with the first capture"
+        self.stream = stream
 
     def __call__(self, work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
         """A graph of `work`.   raises: what `work` raises"""
@@ -153,14 +155,15 @@ class CudaGraphCapturer:
         with CAPTURING, torch.cuda.stream(self.stream):
             work(skip_attention)  # compiles, and takes what libraries keep
             self.stream.synchronize()
-            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            first: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            last: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             began = time.perf_counter()
             first.record()
             work(skip_attention)
             last.record()
             launched = time.perf_counter() - began
             last.synchronize()
-            return first.elapsed_time(last) < 1e3 * launched * MOST_HIDDEN
+            return bool(first.elapsed_time(last) < 1e3 * launched * MOST_HIDDEN)
 
     def abandon_capture(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture whose work failed. Where that spoilt it, torch's own end stops half way,
@@ -178,8 +181,9 @@ class CudaGraphCapturer:
             device = torch.cuda.current_device()
             # torch's own names, which may change; or it was ended already
             with suppress(AttributeError, RuntimeError):
-                torch.cuda.memory._cuda_endAllocateToPool(device, self.pool)
-                torch.cuda.memory._cuda_releasePool(device, self.pool)
+                memory: Any = torch.cuda.memory
+                memory._cuda_endAllocateToPool(device, self.pool)
+                memory._cuda_releasePool(device, self.pool)
             self.pool = torch.cuda.graph_pool_handle()
             with suppress(RuntimeError):
                 self.capture_nothing()

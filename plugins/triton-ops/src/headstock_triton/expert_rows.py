@@ -4,6 +4,8 @@ memory's speed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -118,38 +120,40 @@ def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: Row
     chosen = routes.ids.shape[1]
     inner = x.new_empty(tokens * chosen, inters)
     out = torch.empty_like(x)
-    block, steps = _cut(width)
-    gate_up_rows_kernel[(triton.cdiv(inters, tile.gate_up), tokens * chosen)](
-        x,
-        routes.ids,
-        gate_up,
-        inner,
-        width,
-        inters,
+    _launch(
+        gate_up_rows_kernel,
+        (x, routes.ids, gate_up, inner, width, inters),
+        (triton.cdiv(inters, tile.gate_up), tokens * chosen),
+        depth=width,
         EXPERTS=count,
         CHOSEN=chosen,
         ROWS=tile.gate_up,
-        BLOCK=block,
-        STEPS=steps,
         num_warps=tile.warps,
     )
-    block, steps = _cut(inters)
-    down_rows_kernel[(triton.cdiv(width, tile.down), tokens)](
-        inner,
-        routes.ids,
-        routes.weights,
-        down,
-        out,
-        width,
-        inters,
+    _launch(
+        down_rows_kernel,
+        (inner, routes.ids, routes.weights, down, out, width, inters),
+        (triton.cdiv(width, tile.down), tokens),
+        depth=inters,
         EXPERTS=count,
         CHOSEN=chosen,
         ROWS=tile.down,
-        BLOCK=block,
-        STEPS=steps,
         num_warps=tile.warps,
     )
     return out
+
+
+def _launch(
+    kernel: Any,
+    arguments: tuple[Any, ...],
+    grid: tuple[int, int],
+    *,
+    depth: int,
+    **constants: int,
+) -> None:
+    """Launch a product whose sums have `depth` numbers each."""
+    block, steps = _cut(depth)
+    kernel[grid](*arguments, BLOCK=block, STEPS=steps, **constants)
 
 
 def _cut(width: int) -> tuple[int, int]:

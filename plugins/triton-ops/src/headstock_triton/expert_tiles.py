@@ -194,7 +194,7 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
     returns: [blocks * rows, intermediate]
     """
     count, double, width = weight.shape
-    inters, total = double // 2, len(blocks.table)
+    inters = double // 2
     inner = x.new_empty(len(blocks.order), inters)
     source: Any = weight
     tma = tile.tma and is_describable(weight)
@@ -203,25 +203,17 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
         source = TensorDescriptor(
             weight, [count, inters, 2, width], strides, [1, tile.n, 2, tile.k]
         )
-    gate_up_tiles_kernel[(total * triton.cdiv(inters, tile.n),)](
-        x,
-        blocks.order,
-        blocks.table,
-        source,
-        inner,
-        total,
+    _launch(
+        gate_up_tiles_kernel,
+        (x, blocks.order, blocks.table, source, inner),
+        blocks,
+        tile,
+        columns=inters,
+        depth=width,
         WIDTH=width,
         INTERS=inters,
         CHOSEN=blocks.routes.ids.shape[1],
-        BM=blocks.rows,
-        BN=tile.n,
-        BK=tile.k,
-        GROUP=tile.group,
-        SWAP=tile.swap,
         TMA=tma,
-        EVEN=width % tile.k == 0,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
     )
     return inner
 
@@ -232,33 +224,54 @@ def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> 
     returns: [tokens * per_token, hidden]
     """
     count, width, inters = weight.shape
-    total, ids = len(blocks.table), blocks.routes.ids
-    terms = inner.new_empty(ids.numel(), width)
+    terms = inner.new_empty(blocks.routes.ids.numel(), width)
     source: Any = weight
     tma = tile.tma and is_describable(weight)
     if tma:
         source = TensorDescriptor(weight, [count * width, inters], [inters, 1], [tile.n, tile.k])
-    down_tiles_kernel[(total * triton.cdiv(width, tile.n),)](
-        inner,
-        blocks.order,
-        blocks.table,
-        blocks.routes.weights,
-        source,
-        terms,
-        total,
+    _launch(
+        down_tiles_kernel,
+        (inner, blocks.order, blocks.table, blocks.routes.weights, source, terms),
+        blocks,
+        tile,
+        columns=width,
+        depth=inters,
         WIDTH=width,
         INTERS=inters,
+        TMA=tma,
+    )
+    return terms
+
+
+def _launch(
+    kernel: Any,
+    pointers: tuple[Any, ...],
+    blocks: Blocks,
+    tile: Tile,
+    *,
+    columns: int,
+    depth: int,
+    **constants: Any,
+) -> None:
+    """Launch a product of all blocks: a program for each block and each `tile.n` of `columns`.
+
+    pointers: the kernel's arguments before the number of blocks
+    depth: how many numbers each sum has, which is cut into steps of `tile.k`
+    """
+    total = len(blocks.table)
+    kernel[(total * triton.cdiv(columns, tile.n),)](
+        *pointers,
+        total,
         BM=blocks.rows,
         BN=tile.n,
         BK=tile.k,
         GROUP=tile.group,
         SWAP=tile.swap,
-        TMA=tma,
-        EVEN=inters % tile.k == 0,
+        EVEN=depth % tile.k == 0,  # the last step needs no mask then
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **constants,
     )
-    return terms
 
 
 def is_describable(weight: Tensor) -> bool:

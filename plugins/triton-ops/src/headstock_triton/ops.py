@@ -6,7 +6,7 @@ from attrs import define
 from torch import Tensor
 
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Batch, LayerConfig, ModelConfig, Params, Sample, Sampling, Weight
+from headstock.spi import Batch, LayerConfig, ModelConfig, Params, Sample, Sampling, Stream, Weight
 from headstock_triton.activation import silu_and_mul
 from headstock_triton.experts import mix_experts
 from headstock_triton.heads import rope_and_store_kv
@@ -17,7 +17,7 @@ from headstock_triton.sampler import sample
 
 
 @define(eq=False)
-class Stream:
+class FusedStream:
     """The residual stream as a sum whose last term the next norm adds, on its way.
 
     total: [tokens, hidden]    pending: [tokens, hidden], not yet in the total, or None
@@ -40,7 +40,7 @@ class Stream:
         self.pending = self.normed = None
         return normed
 
-    def plus(self, term: Tensor) -> Stream:
+    def plus(self, term: Tensor) -> FusedStream:
         """The stream with the term pending.   writes: self, which is the result"""
         assert self.pending is None, "a norm comes before each sum"
         self.pending = term
@@ -67,7 +67,7 @@ class TritonOps(TorchOps):
         """The stream at the batch's tokens, and what the first layer's norm makes of it."""
         weight = params[f"{config.layers[0].prefix}attn_norm"].tensor
         total, normed = embed_norm(batch.tokens, params["embed"].tensor, weight, config.norm_eps)
-        return Stream(total, None, normed)
+        return FusedStream(total, None, normed)
 
     def qkv_rope_store(
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
@@ -146,7 +146,8 @@ class TritonOps(TorchOps):
 
     def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
         """The normalized hidden states.   returns: [tokens, hidden]"""
-        return x.norm(params["norm"], config.norm_eps)
+        normed: Tensor = x.norm(params["norm"], config.norm_eps)
+        return normed
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
         """See `headstock_triton.sampler.sample`."""

@@ -142,7 +142,7 @@ def route_kernel(
         least: tl.constexpr = -(2**31)
         key = (_ordered(score.to(tl.int32, bitcast=True)) & -65536) | (WIDTH - 1 - expert)[None, :]
     else:
-        least: tl.constexpr = -(2**63)
+        least: tl.constexpr = -(2**63)  # type: ignore[no-redef]
         key = (
             _ordered(score.to(tl.int32, bitcast=True)).to(tl.int64) * 4294967296
             + (WIDTH - 1 - expert)[None, :]

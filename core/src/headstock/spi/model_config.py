@@ -1,0 +1,101 @@
+"""A decoder described as data: its shapes, its layers and how they share KV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from headstock.spi.attention import Feature
+
+
+@frozen(kw_only=True)
+class KVGroup:
+    """Layers that share a KV shape and a page table.
+
+    `kind` is "full" (all tokens stay), "window" (only the latest `window` tokens are read) or
+    "state" (a fixed size).
+    """
+
+    layers: tuple[int, ...]
+    kind: str
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+    def page_shape(self, page_size: int) -> tuple[int, int, int, int]:
+        """The shape of one page of one layer: [2, page_size, kv_heads, head_dim]."""
+        return (2, page_size, self.kv_heads, self.head_dim)
+
+
+@frozen(kw_only=True)
+class Rope:
+    """Rotary positions: `theta`, the dimensions turned, and the scaling's name with its own numbers
+    (as in config.json).
+    """
+
+    theta: float
+    dim: int
+    scaling: str = "default"
+    parameters: Mapping[str, Any] = field(factory=dict, hash=False)
+
+
+@frozen(kw_only=True)
+class Experts:
+    """A mixture of experts: how many there are, how many each token uses, their width, and whether
+    weights are renormalized.
+    """
+
+    count: int
+    per_token: int
+    intermediate: int
+    renormalize: bool
+
+
+@frozen(kw_only=True)
+class LayerConfig:
+    """One decoder layer. `prefix` begins its parameters' names; `window` as in `LayerInfo`;
+    `experts` is None for a dense layer.
+    """
+
+    index: int
+    prefix: str
+    group: int
+    scale: float
+    window: int | None = None
+    softcap: float = 0.0
+    experts: Experts | None = None
+
+
+@frozen(kw_only=True)
+class ModelConfig:
+    """A decoder as data: shapes, per-layer differences and KV groups. Sizes count elements, not
+    bytes.
+
+    `ignored_fields` names the fields of config.json that may matter to its author and that the
+    family does not read.
+    """
+
+    architecture: str
+    vocab: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    norm_eps: float
+    max_position: int
+    rope: Rope
+    layers: tuple[LayerConfig, ...]
+    kv_groups: tuple[KVGroup, ...]
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+    activation: str = "silu"
+    dtype: str = "float32"
+    eos_ids: tuple[int, ...] = ()
+    features: frozenset[Feature] = frozenset()
+    ignored_fields: tuple[str, ...] = ()
