@@ -64,7 +64,7 @@ def test_the_install_page_installs_every_member() -> None:
 def test_every_headstock_command_has_a_verb_and_flags_that_exist(
     page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verbs = {*VERBS, *(plugin.name for plugin in registry.installed("command"))}
+    verbs = {*VERBS, *(plugin.name for plugin in registry.list_installed("command"))}
     for command in commands(page, "headstock"):
         words = list(
             itertools.takewhile(lambda word: not word.startswith("-"), command.split()[1:])

@@ -51,14 +51,14 @@ class Contestant:
 
     def make(self, case: Case) -> AttentionBackend:
         """The backend over the case's pool."""
-        spec = registry.spec("attention", self.name)
-        registry.require(spec)
-        options = registry.options(spec, self.options)
+        spec = registry.load_spec("attention", self.name)
+        registry.require_installed(spec)
+        options = registry.make_options(spec, self.options)
         context = cases.context_of(
             case, spec.capabilities, options, max_rows=256, max_seq_len=16_384
         )
         query = evolve(context.query, phases=frozenset(self.phases))
-        return registry.implementation(spec)(evolve(context, query=query))
+        return registry.import_implementation(spec)(evolve(context, query=query))
 
 
 @frozen
@@ -120,7 +120,7 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
         "seconds_until_compiled": round(compiled, 1),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "fa": registry.spec("attention", "fa").summary,
+        "fa": registry.load_spec("attention", "fa").summary,
     }
     return {"ok": not found.failed and not any(codes)} | about | asdict(found)
 
@@ -206,7 +206,7 @@ def eight_bit(
 
 def replay(who: Contestant) -> float:
     """A captured decode step gives the right answer for other lengths, tables and fewer rows."""
-    assert registry.spec("attention", who.name).capabilities.graph >= GraphSupport.DECODE
+    assert registry.load_spec("attention", who.name).capabilities.graph >= GraphSupport.DECODE
     rows = [[1500] * 12] + [
         [1 + (seed * 131 + row * 97) % 1500 for row in range(count)]
         for seed, count in ((1, 12), (2, 12), (3, 5), (4, 1))

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from headstock import LLM, SamplingParams
 from headstock.bench.shapes import SHAPES, write
-from headstock.registry import spec
+from headstock.registry import load_spec
 
 HEROES = (
     "girl Sara",
@@ -64,7 +64,7 @@ def all_stories() -> dict[str, Any]:
     """Stories that float32 tells, and what each backend in bfloat16 would have said at every
     position of them.
     """
-    folder = spec("checkpoint", "demo").directory
+    folder = load_spec("checkpoint", "demo").directory
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).cuda().eval()
     with LLM("demo", device="cuda", num_pages=64, runner="eager", max_running_requests=1) as llm:
         prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]

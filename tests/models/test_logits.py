@@ -16,7 +16,7 @@ from headstock.ops.fbgemm_ops import FbgemmOps
 from headstock.ops.onednn_ops import OneDnnOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Model, ModelConfig, Ops, Params
-from headstock.weights import load, read_config
+from headstock.weights import load_weights, read_config
 from headstock_llama import families as llama
 from headstock_qwen import families as qwen
 
@@ -56,7 +56,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         theirs = save(variant, directory)
     model = MODELS[variant.family]
     config = model.config(read_config(directory))
-    params = load(
+    params = load_weights(
         directory,
         model.params(config),
         config,

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from headstock.ops.torch_ops import TorchOps
 from headstock.startup.checkpoint import read_model, untie_embeddings
-from headstock.weights import load
+from headstock.weights import load_weights
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -109,7 +109,7 @@ def computed(directory: Path, prompt: Sequence[int], chunk: int | None = None) -
     config = untie_embeddings(directory, family, config)
     specs, length = family.params(config), len(prompt)
     assert length <= config.max_position
-    params = load(
+    params = load_weights(
         directory,
         specs,
         config,

@@ -66,7 +66,7 @@ def test_without_the_library_or_a_gpu_the_reason_says_so() -> None:
     with pytest.raises(
         CannotRun, match=r"fi.*flashinfer-python.* is not installed, install with: pip install"
     ):
-        registry.require(absent)
+        registry.require_installed(absent)
 
 
 @pytest.mark.feature("S15")
@@ -96,8 +96,8 @@ def test_the_spec_says_that_it_plans() -> None:
 
 
 def test_options_come_from_the_command_line() -> None:
-    made = registry.options(spec(), ["fi.prefill=fa3", "fi.tensor-cores=off"])
+    made = registry.make_options(spec(), ["fi.prefill=fa3", "fi.tensor-cores=off"])
     assert made == FlashInferOptions(prefill="fa3", tensor_cores="off")
     for wrong in ("fi.prefill=fa4", "fi.workspace_mb=1", "fi.splits=2"):
         with pytest.raises(UsageError, match=r"--opt fi"):
-            registry.options(spec(), [wrong])
+            registry.make_options(spec(), [wrong])

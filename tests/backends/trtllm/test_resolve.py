@@ -123,7 +123,7 @@ def test_without_the_library_the_reason_says_what_to_install() -> None:
     with pytest.raises(
         CannotRun, match=r"trtllm.*flashinfer-python.* is not installed, install with: pip install"
     ):
-        registry.require(absent)
+        registry.require_installed(absent)
 
 
 def test_the_spec_claims_what_either_family_can_do() -> None:

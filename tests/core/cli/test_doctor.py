@@ -15,11 +15,11 @@ from headstock.cli import doctor as verb
 from headstock.cli.doctor import print_findings
 from headstock.cli.main import main
 from headstock.config import EngineConfig
-from headstock.doctor import Finding, Status, examine, examine_parts, machine, software
+from headstock.doctor import Finding, Status, check_parts, machine, run_checks, software
 from headstock.doctor import plugins as plugin_checks
-from headstock.doctor.finding import failed, findings, passed, warned
+from headstock.doctor.finding import fail_finding, pass_finding, run_check, warn_finding
 from headstock.errors import AmbiguousPlugin, PluginBroken
-from headstock.registry import Installed
+from headstock.registry import InstalledPlugin
 from headstock.spi import OpsCapabilities, OpsSpec, Require, SpiRange
 
 
@@ -30,10 +30,10 @@ def statuses(found: list[Finding]) -> dict[str, str]:
 
 def test_a_check_that_breaks_off_keeps_what_it_found() -> None:
     def check() -> Iterator[Finding]:
-        yield passed("first", "fine")
+        yield pass_finding("first", "fine")
         raise SystemExit(3)
 
-    found = findings("second", check)
+    found = run_check("second", check)
     assert statuses(found) == {"first": "PASS", "second": "FAIL"}
     assert "SystemExit" in found[1].text
 
@@ -43,9 +43,9 @@ def test_one_failing_check_does_not_stop_the_others(monkeypatch: pytest.MonkeyPa
         raise OSError("no such thing")
         yield
 
-    monkeypatch.setattr(machine, "memory", broken)
-    monkeypatch.setattr(plugin_checks, "plugins", broken)
-    found = statuses(list(examine(EngineConfig(model="no-such-model"))))
+    monkeypatch.setattr(machine, "check_memory", broken)
+    monkeypatch.setattr(plugin_checks, "check_plugins", broken)
+    found = statuses(list(run_checks(EngineConfig(model="no-such-model"))))
     assert found["memory"] == found["plugins"] == found["model no-such-model"] == "FAIL"
     assert {"python", "torch", "encoding"} <= set(found)
 
@@ -53,9 +53,9 @@ def test_one_failing_check_does_not_stop_the_others(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("found", "code"),
     [
-        ([passed("a", "b")], 0),
-        ([warned("a", "b", "c")], 0),
-        ([passed("a", "b"), failed("a", "b", "")], 5),
+        ([pass_finding("a", "b")], 0),
+        ([warn_finding("a", "b", "c")], 0),
+        ([pass_finding("a", "b"), fail_finding("a", "b", "")], 5),
     ],
 )
 def test_the_exit_code_is_5_when_something_failed(
@@ -64,7 +64,7 @@ def test_the_exit_code_is_5_when_something_failed(
     found: list[Finding],
     code: int,
 ) -> None:
-    monkeypatch.setattr(verb, "examine", lambda config: iter(found))
+    monkeypatch.setattr(verb, "run_checks", lambda config: iter(found))
     assert main(["doctor"]) == code
     assert capsys.readouterr().out.count("\n") == len(found) + 1
     assert main(["doctor", "--json"]) == code
@@ -100,7 +100,7 @@ def test_the_exit_code_is_that_of_run_with_the_same_flags(
 
 
 def test_hints_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [warned("nvcc", "not found", "install it")]
+    found = [warn_finding("nvcc", "not found", "install it")]
     assert print_findings(iter(found)) == found
     assert (
         "WARN  nvcc                       not found  (install it)\n0 PASS, 1 WARN, 0 FAIL"
@@ -120,7 +120,7 @@ def spec(**changes: object) -> OpsSpec:
     return OpsSpec(**(given | changes))  # type: ignore[arg-type]
 
 
-ODD = Installed(
+ODD = InstalledPlugin(
     kind="ops", name="odd", distribution="odd-ops", version="1.0", target="odd:spec", status="ok"
 )
 
@@ -130,7 +130,7 @@ def test_plugins_pass_lack_kernels_or_are_broken() -> None:
     def status(outcome: object) -> list[tuple[str, str]]:
         return [
             (each.status.value, each.hint)
-            for each in plugin_checks.one(ODD, outcome, lambda spec: "")
+            for each in plugin_checks.check_plugin(ODD, outcome, lambda spec: "")
         ]
 
     need = Require(
@@ -148,7 +148,7 @@ def test_plugins_pass_lack_kernels_or_are_broken() -> None:
 
 @pytest.mark.feature("S15")
 def test_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_next_move() -> None:
-    all_found = list(examine_parts(EngineConfig(device="cpu")))
+    all_found = list(check_parts(EngineConfig(device="cpu")))
     found = {each.subject: each for each in all_found}
     assert len(found) == len(all_found) and not any(
         "pip install" in each.hint for each in all_found
@@ -182,7 +182,7 @@ def test_what_was_chosen_and_cannot_run_here_is_a_failure(
 ) -> None:
     (found,) = (
         each
-        for each in examine_parts(EngineConfig(device="cpu", **settings))
+        for each in check_parts(EngineConfig(device="cpu", **settings))
         if each.subject == "choice"
     )
     assert found.status is (Status.PASS if said is None else Status.FAIL)
@@ -191,16 +191,16 @@ def test_what_was_chosen_and_cannot_run_here_is_a_failure(
 
 def test_flags_reach_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(verb, "examine", lambda config: seen.append(config) or iter(()))
+    monkeypatch.setattr(verb, "run_checks", lambda config: seen.append(config) or iter(()))
     assert main(["doctor", "--attn", "fa", "--model", "x"]) == 0
     assert [(config.attn, config.model) for config in seen] == [("fa", "x")]
     assert main(["doctor", "--atn", "fa"]) == 2
 
 
 def test_a_kind_without_any_plugin_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "specs", lambda kind: ())
-    found = list(plugin_checks.plugins(lambda spec: ""))
-    assert statuses(found) == dict.fromkeys(plugin_checks.NEEDED, "FAIL")
+    monkeypatch.setattr(registry, "load_specs", lambda kind: ())
+    found = list(plugin_checks.check_plugins(lambda spec: ""))
+    assert statuses(found) == dict.fromkeys(plugin_checks.REQUIRED_KINDS, "FAIL")
     assert all("pip install" in each.hint for each in found)
 
 
@@ -230,7 +230,7 @@ WHOLE = struct.pack("<Q", len(HEADER)) + HEADER + bytes(8)
 def test_weights_are_read_as_far_as_their_header(
     tmp_path: Path, weights: bytes, status: str
 ) -> None:
-    found = list(examine_parts(EngineConfig(model=str(checkpoint(tmp_path, weights)))))
+    found = list(check_parts(EngineConfig(model=str(checkpoint(tmp_path, weights)))))
     by_subject = statuses(found)
     assert by_subject["config.json"] == "FAIL"  # nobody serves X
     assert by_subject["weights"] == status
@@ -239,12 +239,12 @@ def test_weights_are_read_as_far_as_their_header(
 
 def test_no_weights_and_no_directory(tmp_path: Path) -> None:
     checkpoint(tmp_path, WHOLE).joinpath("model.safetensors").unlink()
-    assert statuses(list(examine_parts(EngineConfig(model=str(tmp_path)))))["weights"] == "FAIL"
-    found = list(examine_parts(EngineConfig(model=str(tmp_path / "none"))))
+    assert statuses(list(check_parts(EngineConfig(model=str(tmp_path)))))["weights"] == "FAIL"
+    found = list(check_parts(EngineConfig(model=str(tmp_path / "none"))))
     assert found[-1].status is Status.FAIL and "no model directory" in found[-1].text
 
 
-DEMO = Path(registry.spec("checkpoint", "demo").directory)
+DEMO = Path(registry.load_spec("checkpoint", "demo").directory)
 
 
 def copy_demo(folder: Path, **changes: Any) -> Path:
@@ -289,7 +289,7 @@ def test_a_model_that_cannot_be_read_is_one_failure_with_the_code_of_run(
 ) -> None:
     changes, subject, code = BROKEN[damage]
     directory = str(copy_demo(tmp_path, **changes))
-    found = list(examine_parts(EngineConfig(model=directory, device="cpu")))
+    found = list(check_parts(EngineConfig(model=directory, device="cpu")))
 
     assert [(each.subject, each.exit_code) for each in found if each.status is Status.FAIL] == [
         (subject, code)
@@ -308,7 +308,7 @@ def test_weights_in_another_format_fail_alone(
 ) -> None:
     directory = copy_demo(tmp_path, model=None)
     (directory / name).write_bytes(b"GGUF")
-    found = list(examine_parts(EngineConfig(model=str(directory), device="cpu")))
+    found = list(check_parts(EngineConfig(model=str(directory), device="cpu")))
 
     (failure,) = [each for each in found if each.status is Status.FAIL]
     assert (failure.subject, failure.exit_code) == ("weights", 6) and said in failure.text
@@ -323,7 +323,7 @@ def test_what_a_plugin_can_do_here_does_not_depend_on_whether_the_model_can_be_r
     model: str, tmp_path: Path
 ) -> None:
     name = str(copy_demo(tmp_path, config="{bad")) if model == "config" else model
-    found = statuses(list(examine_parts(EngineConfig(model=name, device="cpu"))))
+    found = statuses(list(check_parts(EngineConfig(model=name, device="cpu"))))
     cuda = ("attention fa", "attention fi", "attention trtllm", "runner cudagraph", "ops triton")
     assert {subject: found[subject] for subject in cuda} == dict.fromkeys(cuda, "WARN")
     assert found["attention sdpa"] == found["runner eager"] == "PASS"
@@ -332,7 +332,7 @@ def test_what_a_plugin_can_do_here_does_not_depend_on_whether_the_model_can_be_r
 def test_a_device_that_is_not_there_is_its_own_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     found = [
-        each for each in examine_parts(EngineConfig(device="cuda")) if each.status is Status.FAIL
+        each for each in check_parts(EngineConfig(device="cuda")) if each.status is Status.FAIL
     ]
     assert [(each.subject, each.exit_code) for each in found] == [("device", 5)]
 
@@ -342,7 +342,7 @@ def test_a_model_that_is_not_downloaded_yet_is_a_warning(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    found = list(examine_parts(EngineConfig(model="owner/name", device="cpu")))
+    found = list(check_parts(EngineConfig(model="owner/name", device="cpu")))
     assert found[-1].status is Status.WARN and "is not in the cache yet" in found[-1].text
     assert not any(each.status is Status.FAIL for each in found)
 
@@ -357,7 +357,7 @@ def test_a_tokenizer_of_another_model_is_a_warning_and_its_texts_are_refused(
     tokenizer["added_tokens"] += words
     directory = str(copy_demo(tmp_path, tokenizer=json.dumps(tokenizer)))
     found = {
-        each.subject: each for each in examine_parts(EngineConfig(model=directory, device="cpu"))
+        each.subject: each for each in check_parts(EngineConfig(model=directory, device="cpu"))
     }
     assert found["tokenizer"].status is Status.WARN
     assert found["tokenizer"].text == "777 tokens, and the model has scores for 768"
@@ -375,22 +375,22 @@ def test_a_tokenizer_of_another_model_is_a_warning_and_its_texts_are_refused(
 
 def test_tools_memory_encoding_and_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert statuses(list(software.tools())) == {"nvcc": "WARN", "ninja": "WARN"}
+    assert statuses(list(software.check_tools())) == {"nvcc": "WARN", "ninja": "WARN"}
     monkeypatch.setattr(machine, "LITTLE_MEMORY", 2**60)
-    assert statuses(list(machine.memory())) == {"memory": "WARN"}
+    assert statuses(list(machine.check_memory())) == {"memory": "WARN"}
     monkeypatch.setattr(machine, "LITTLE_MEMORY", 0)
-    assert statuses(list(machine.memory())) == {"memory": "PASS"}
+    assert statuses(list(machine.check_memory())) == {"memory": "PASS"}
     monkeypatch.setattr(machine.locale, "getpreferredencoding", lambda change: "ANSI_X3.4-1968")
-    assert statuses(list(machine.encoding())) == {"encoding": "WARN"}
+    assert statuses(list(machine.check_encoding())) == {"encoding": "WARN"}
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "a" / "b"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert statuses(list(machine.hub())) == {"cache": "PASS", "hub": "WARN"}
+    assert statuses(list(machine.check_hub())) == {"cache": "PASS", "hub": "WARN"}
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file" / "b"))
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert statuses(list(machine.hub()))["cache"] == "FAIL"
+    assert statuses(list(machine.check_hub()))["cache"] == "FAIL"
 
 
 def test_python_and_torch() -> None:
-    found = statuses([*software.python(), *software.torch()])
+    found = statuses([*software.check_python(), *software.check_torch()])
     assert found["python"] == found["torch"] == "PASS"

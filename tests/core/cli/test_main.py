@@ -24,7 +24,7 @@ from headstock.errors import (
     SpiMismatch,
     UsageError,
 )
-from headstock.registry import Installed
+from headstock.registry import InstalledPlugin
 from headstock.spi import CommandSpec, SpiRange
 
 
@@ -261,7 +261,7 @@ def test_device_memory_is_extended_unless_the_user_set_the_allocator_up(
 def test_a_verb_of_a_plugin_that_is_no_function_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = Installed(
+    found = InstalledPlugin(
         kind="command",
         name="hum",
         distribution="hum-verb",
@@ -270,8 +270,8 @@ def test_a_verb_of_a_plugin_that_is_no_function_is_named(
         status="ok",
     )
     spec = CommandSpec(name="hum", spi=SpiRange(0, 2), summary="", implementation="math:pi")
-    monkeypatch.setattr(registry, "installed", lambda kind=None: (found,))
-    monkeypatch.setattr(registry, "spec", lambda kind, name: spec)
+    monkeypatch.setattr(registry, "list_installed", lambda kind=None: (found,))
+    monkeypatch.setattr(registry, "load_spec", lambda kind, name: spec)
     assert main(["hum"]) == 3
     assert capsys.readouterr().err == (
         "headstock: verb 'hum': math:pi is 3.141592653589793; wanted main(arguments) -> int\n"

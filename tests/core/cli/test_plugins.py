@@ -23,7 +23,7 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_the_list_is_a_table_with_one_line_a_plugin(capsys: pytest.CaptureFixture[str]) -> None:
     header, *lines = output(capsys, "list").splitlines()
     assert header.split() == ["KIND", "NAME", "DISTRIBUTION", "VERSION", "TARGET", "STATUS"]
-    assert len(lines) == len(registry.installed())
+    assert len(lines) == len(registry.list_installed())
     assert any(line.split()[:3] == ["cache", "radix", "headstock-radix-cache"] for line in lines)
 
 
@@ -171,8 +171,8 @@ def test_a_name_that_nobody_could_ask_for_is_broken(
 ) -> None:
     unpack(tmp_path, (Dist(name="loud", plugin="LOUD", module=scheduler("LOUD")),))
     monkeypatch.syspath_prepend(tmp_path)
-    assert [each.status for each in registry.installed("scheduler") if each.name == "LOUD"] == [
-        "bad name"
-    ]
+    assert [
+        each.status for each in registry.list_installed("scheduler") if each.name == "LOUD"
+    ] == ["bad name"]
     with pytest.raises(PluginBroken, match=r"loud 1\.0.*cannot be used"):
         main(["inspect", "LOUD"])

@@ -61,7 +61,7 @@ def test_options_that_nobody_would_read_are_the_fault_of_the_plugin() -> None:
         "ops": "torch",
         "executor": "inline",
     }
-    parts: dict[str, Any] = {kind: registry.spec(kind, name) for kind, name in kinds.items()}
+    parts: dict[str, Any] = {kind: registry.load_spec(kind, name) for kind, name in kinds.items()}
     check_options(EngineConfig(), SimpleNamespace(attention=(), **parts))
     for kind in ("scheduler", "runner", "executor"):
         greedy = evolve(parts[kind], options=parts["cache"].options)

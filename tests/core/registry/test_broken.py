@@ -47,69 +47,69 @@ def test_a_broken_plugin_is_named_with_its_distribution_and_its_reason(
     broken: Path, name: str, error: type[HeadstockError], said: list[str]
 ) -> None:
     with pytest.raises(error) as caught:
-        registry.spec("scheduler", name)
+        registry.load_spec("scheduler", name)
     assert type(caught.value) is error
     assert [part for part in said if part not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
 
 
 def test_the_others_keep_working(broken: Path) -> None:
-    assert registry.spec("scheduler", "sound").name == "sound"
-    results = {plugin.distribution: result for plugin, result in registry.specs("scheduler")}
+    assert registry.load_spec("scheduler", "sound").name == "sound"
+    results = {plugin.distribution: result for plugin, result in registry.load_specs("scheduler")}
     failed = {name for name, result in results.items() if isinstance(result, HeadstockError)}
     working = {"sound-plugin", "needs-kernels", "needs-either", "breaks-late"}
     assert failed == {dist.name for dist in DISTS if dist.kind == "scheduler"} - working
 
 
 def test_one_of_two_providers_is_chosen_by_its_distribution(broken: Path) -> None:
-    plugins = [each for each in registry.installed("scheduler") if each.name == "twin"]
+    plugins = [each for each in registry.list_installed("scheduler") if each.name == "twin"]
     assert [(each.distribution, each.status) for each in plugins] == [
         ("twin-first", "duplicate"),
         ("twin-second", "duplicate"),
     ]
     for distribution in ("twin-first", "Twin_Second"):
-        registry.spec("scheduler", f"{distribution}:twin")
+        registry.load_spec("scheduler", f"{distribution}:twin")
     assert {"twin_first", "twin_second"} <= sys.modules.keys()
 
 
 def test_a_clash_is_found_before_anything_is_loaded(broken: Path) -> None:
     with pytest.raises(AmbiguousPlugin):
-        registry.spec("scheduler", "twin")
+        registry.load_spec("scheduler", "twin")
     assert not {"twin_first", "twin_second"} & sys.modules.keys()
 
 
 def test_listing_loads_nothing(broken: Path) -> None:
-    found = {each.distribution for each in registry.installed()}
+    found = {each.distribution for each in registry.list_installed()}
     assert {dist.name for dist in DISTS} <= found
     assert not {dist.package for dist in DISTS} & sys.modules.keys()
 
 
 def test_a_missing_requirement_is_found_without_importing(broken: Path) -> None:
-    spec = registry.spec("scheduler", "needy")
-    (reason,) = registry.missing(spec)
+    spec = registry.load_spec("scheduler", "needy")
+    (reason,) = registry.find_missing(spec)
     assert reason.message == "no-such-kernels >=2 is not installed"
     with pytest.raises(CannotRun, match=r"needs-kernels 1\.0.*install with: pip install kernels"):
-        registry.require(spec)
+        registry.require_installed(spec)
 
 
 def test_alternatives_that_are_all_missing_are_all_named(broken: Path) -> None:
-    (reason,) = registry.missing(registry.spec("scheduler", "choosy"))
+    (reason,) = registry.find_missing(registry.load_spec("scheduler", "choosy"))
     assert "no-such-kernels is not installed and attrs is" in reason.message
     assert reason.hint == "pip install 'no-such-kernels'"
 
 
 def test_a_requirement_that_is_met_is_not_mentioned(broken: Path) -> None:
-    registry.require(registry.spec("scheduler", "sound"))
+    registry.require_installed(registry.load_spec("scheduler", "sound"))
 
 
 def test_an_implementation_that_cannot_be_imported_is_broken(broken: Path) -> None:
     with pytest.raises(
         PluginBroken, match=r"breaks-late 1\.0.*breaks_late_inside:choose.*ModuleNotFoundError"
     ):
-        registry.implementation(registry.spec("scheduler", "late"))
+        registry.import_implementation(registry.load_spec("scheduler", "late"))
 
 
 def test_an_implementation_is_what_the_path_names(broken: Path) -> None:
     import json
 
-    assert registry.implementation(registry.spec("scheduler", "sound")) is json.loads
+    assert registry.import_implementation(registry.load_spec("scheduler", "sound")) is json.loads

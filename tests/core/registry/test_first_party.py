@@ -15,8 +15,8 @@ from source_tree import PLUGINS, ROOT
 
 from headstock import registry
 from headstock.errors import CannotRun, ModelError, UnknownPlugin
-from headstock.registry import Installed
-from headstock.registry.first_party import FOLDERS, sources, upgrade_line
+from headstock.registry import InstalledPlugin
+from headstock.registry.first_party import FOLDERS, install_lines, upgrade_line
 from headstock.spi import SPI, PluginSpec, Require
 from headstock.startup.checkpoint import locate_model, read_model
 
@@ -42,7 +42,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_installed")
 def test_an_absent_plugin_of_ours_comes_with_its_pip_line() -> None:
     with pytest.raises(UnknownPlugin) as caught:
-        registry.spec("attention", "spda")
+        registry.load_spec("attention", "spda")
     assert "did you mean 'sdpa'?" in str(caught.value)
     assert "installed: none" in str(caught.value)
     assert "not installed: sdpa: pip install ./backends/sdpa (in a checkout of headstock)" in str(
@@ -53,7 +53,7 @@ def test_an_absent_plugin_of_ours_comes_with_its_pip_line() -> None:
 @pytest.mark.usefixtures("nothing_installed")
 def test_the_name_of_an_absent_plugin_of_ours_is_not_suggested_in_place_of_itself() -> None:
     with pytest.raises(UnknownPlugin) as caught:
-        registry.spec("attention", "sdpa")
+        registry.load_spec("attention", "sdpa")
     line = "pip install ./backends/sdpa (in a checkout of headstock)"
     assert str(caught.value) == (
         f"attention backend 'sdpa' is not installed; install it with: {line}; installed: none"
@@ -104,7 +104,10 @@ def test_an_architecture_that_nobody_serves_is_answered_with_those_served(
 
 
 def test_the_pip_lines_for_plugins_of_ours_can_be_followed_in_a_checkout() -> None:
-    lines = [upgrade_line("headstock"), *(line for kind in SPI for line in sources(kind).values())]
+    lines = [
+        upgrade_line("headstock"),
+        *(line for kind in SPI for line in install_lines(kind).values()),
+    ]
     paths = sorted(
         {
             path
@@ -146,10 +149,10 @@ LIBRARIES = sorted(
     {
         requirement
         for kind in SPI
-        for plugin, spec in registry.specs(kind)
+        for plugin, spec in registry.load_specs(kind)
         if plugin.distribution.startswith("headstock") and isinstance(spec, PluginSpec)
         for need in spec.requires
-        for hint in (*read_hints(need), registry.incomplete(plugin.distribution))
+        for hint in (*read_hints(need), registry.explain_missing_extras(plugin.distribution))
         for requirement in re.findall(r"'([^']+)'", hint)
     }
 )
@@ -176,17 +179,19 @@ def test_another_distribution_is_upgraded_by_its_name() -> None:
     assert upgrade_line("somebody-elses") == "pip install --upgrade somebody-elses"
 
 
-OURS = [each for each in registry.installed() if each.distribution.startswith("headstock")]
+OURS = [each for each in registry.list_installed() if each.distribution.startswith("headstock")]
 
 
 @pytest.mark.parametrize("plugin", OURS, ids=lambda each: f"{each.kind}:{each.name}")
-def test_every_plugin_of_ours_can_be_chosen_or_says_what_to_install(plugin: Installed) -> None:
-    spec = registry.spec(plugin.kind, plugin.name)
+def test_every_plugin_of_ours_can_be_chosen_or_says_what_to_install(
+    plugin: InstalledPlugin,
+) -> None:
+    spec = registry.load_spec(plugin.kind, plugin.name)
     assert spec.summary
     if isinstance(spec, PluginSpec):
-        assert registry.implementation(spec) is not None
-        assert (registry.options(spec) is None) == (spec.options is None)
-        assert all(reason.hint for reason in registry.missing(spec))
+        assert registry.import_implementation(spec) is not None
+        assert (registry.make_options(spec) is None) == (spec.options is None)
+        assert all(reason.hint for reason in registry.find_missing(spec))
     else:
         assert Path(spec.directory).is_absolute()
 

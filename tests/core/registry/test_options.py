@@ -56,8 +56,8 @@ def made(options: str | None) -> SchedulerSpec:
 
 
 def test_nothing_assigned_gives_the_defaults(spec: SchedulerSpec) -> None:
-    assert registry.options(spec) == Options()
-    assert registry.options(spec, ["other.num_splits=7"]) == Options()
+    assert registry.make_options(spec) == Options()
+    assert registry.make_options(spec, ["other.num_splits=7"]) == Options()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_nothing_assigned_gives_the_defaults(spec: SchedulerSpec) -> None:
 def test_an_assignment_is_converted_to_the_type_of_its_field(
     spec: SchedulerSpec, assignment: str, wanted: Options
 ) -> None:
-    assert registry.options(spec, [assignment]) == wanted
+    assert registry.make_options(spec, [assignment]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -98,25 +98,27 @@ def test_an_assignment_is_converted_to_the_type_of_its_field(
 )
 def test_a_bad_assignment_is_a_usage_error(spec: SchedulerSpec, assignment: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        registry.options(spec, [assignment])
+        registry.make_options(spec, [assignment])
     assert said in str(caught.value)
 
 
 def test_the_last_assignment_wins(spec: SchedulerSpec) -> None:
-    assert registry.options(spec, ["fa.num_splits=2", "fa.num_splits=3"]) == Options(num_splits=3)
+    assert registry.make_options(spec, ["fa.num_splits=2", "fa.num_splits=3"]) == Options(
+        num_splits=3
+    )
 
 
 def test_a_plugin_without_options_takes_none() -> None:
-    assert registry.options(made(None)) is None
+    assert registry.make_options(made(None)) is None
     with pytest.raises(UsageError, match="'fa' has no options"):
-        registry.options(made(None), ["fa.x=1"])
+        registry.make_options(made(None), ["fa.x=1"])
 
 
 def test_an_option_class_must_be_an_attrs_class(spec: SchedulerSpec) -> None:
     with pytest.raises(PluginBroken, match="not an attrs class"):
-        registry.options(made("fa_options:Plain"))
+        registry.make_options(made("fa_options:Plain"))
     with pytest.raises(PluginBroken, match="no_such_module"):
-        registry.options(made("no_such_module:Options"))
+        registry.make_options(made("no_such_module:Options"))
 
 
 def test_a_field_that_no_text_can_be_read_for_is_its_authors_mistake_unless_it_reads_it_itself(
@@ -126,8 +128,10 @@ def test_a_field_that_no_text_can_be_read_for_is_its_authors_mistake_unless_it_r
         with pytest.raises(
             PluginBroken, match=f"its option '{name}': it is of type .*, wanted int, float"
         ):
-            registry.options(made("fa_options:Unread"), [f"fa.{name}=3"])
-    assert registry.options(made("fa_options:Unread"), ["fa.read=312"]) == Unread(read=(3, 1, 2))
+            registry.make_options(made("fa_options:Unread"), [f"fa.{name}=3"])
+    assert registry.make_options(made("fa_options:Unread"), ["fa.read=312"]) == Unread(
+        read=(3, 1, 2)
+    )
 
 
 def test_an_assignment_for_nobody_is_found(spec: SchedulerSpec) -> None:
@@ -138,4 +142,8 @@ def test_an_assignment_for_nobody_is_found(spec: SchedulerSpec) -> None:
         "attention:fa.scale=2",
         "nonsense",
     )
-    assert registry.unclaimed(assignments, [spec]) == ("fi.x=2", "attention:fa.scale=2", "nonsense")
+    assert registry.find_unclaimed(assignments, [spec]) == (
+        "fi.x=2",
+        "attention:fa.scale=2",
+        "nonsense",
+    )

@@ -14,7 +14,7 @@ from stevedore.extension import Extension, ExtensionManager
 from stevedore.named import NamedExtensionManager
 
 from headstock import registry
-from headstock.registry.loading import Driver
+from headstock.registry.loading import PluginDriver
 
 
 def test_the_private_methods_are_there_with_the_same_arguments() -> None:
@@ -22,9 +22,9 @@ def test_the_private_methods_are_there_with_the_same_arguments() -> None:
     for manager in (ExtensionManager, NamedExtensionManager):
         parameters = list(inspect.signature(manager._load_one_plugin).parameters)
         assert parameters == ["self", "ep", "invoke_on_load", "invoke_args", "invoke_kwds"]
-    assert "list_entry_points" in vars(Driver)
-    assert "_load_one_plugin" in vars(Driver)
-    assert issubclass(Driver, DriverManager)
+    assert "list_entry_points" in vars(PluginDriver)
+    assert "_load_one_plugin" in vars(PluginDriver)
+    assert issubclass(PluginDriver, DriverManager)
 
 
 def test_the_overrides_are_called_and_the_cache_is_not(
@@ -32,39 +32,42 @@ def test_the_overrides_are_called_and_the_cache_is_not(
 ) -> None:
     listed: list[str] = []
     loaded: list[str] = []
-    list_entry_points, load_one_plugin = Driver.list_entry_points, Driver._load_one_plugin
+    list_entry_points, load_one_plugin = (
+        PluginDriver.list_entry_points,
+        PluginDriver._load_one_plugin,
+    )
 
-    def listing(self: Driver) -> list[EntryPoint]:
+    def listing(self: PluginDriver) -> list[EntryPoint]:
         listed.append(self.namespace)
         return list_entry_points(self)
 
-    def loading(self: Driver, ep: EntryPoint, *arguments: object) -> Extension[object] | None:
+    def loading(self: PluginDriver, ep: EntryPoint, *arguments: object) -> Extension[object] | None:
         loaded.append(ep.name)
         return load_one_plugin(self, ep, *arguments)
 
     def cached(*_: object, **__: object) -> None:
         raise RuntimeError("the cache was asked")
 
-    monkeypatch.setattr(Driver, "list_entry_points", listing)
-    monkeypatch.setattr(Driver, "_load_one_plugin", loading)
+    monkeypatch.setattr(PluginDriver, "list_entry_points", listing)
+    monkeypatch.setattr(PluginDriver, "_load_one_plugin", loading)
     for name in ("get_group_all", "get_group_named", "get_single"):
         monkeypatch.setattr(_cache, name, cached)
-    registry.spec("scheduler", "sound")
+    registry.load_spec("scheduler", "sound")
     assert (listed, loaded) == (["headstock.scheduler"], ["sound"])
 
 
 def test_a_plugin_that_is_removed_is_gone_at_once(broken: Path) -> None:
-    registry.spec("scheduler", "sound")
+    registry.load_spec("scheduler", "sound")
     (broken / "sound_plugin-1.0.dist-info" / "entry_points.txt").unlink()
     (broken / "sound_plugin-1.0.dist-info" / "METADATA").unlink()
     (broken / "sound_plugin-1.0.dist-info").rmdir()
     with pytest.raises(PackageNotFoundError):
         version("sound-plugin")
-    assert "sound" not in {each.name for each in registry.installed("scheduler")}
+    assert "sound" not in {each.name for each in registry.list_installed("scheduler")}
 
 
 def test_an_interrupt_is_not_swallowed(broken: Path) -> None:
     (broken / "sound_plugin.py").write_text("raise KeyboardInterrupt\n")
     sys.modules.pop("sound_plugin", None)
     with pytest.raises(KeyboardInterrupt):
-        registry.spec("scheduler", "sound")
+        registry.load_spec("scheduler", "sound")

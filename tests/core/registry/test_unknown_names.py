@@ -2,7 +2,7 @@
 
 import pytest
 
-from headstock.registry import entries, unknown_name
+from headstock.registry import entries, unknown_name_error
 
 
 def test_a_family_that_is_installed_names_its_architectures() -> None:
@@ -10,13 +10,15 @@ def test_a_family_that_is_installed_names_its_architectures() -> None:
         "no plugin is called 'qwen'; headstock-qwen has Qwen2ForCausalLM, Qwen3ForCausalLM, "
         "Qwen3MoeForCausalLM"
     )
-    assert str(unknown_name("qwen")) == said
+    assert str(unknown_name_error("qwen")) == said
 
 
 def test_a_family_that_is_absent_is_known_by_the_name_of_its_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(entries, "installed", lambda: ())
+    monkeypatch.setattr(entries, "list_installed", lambda: ())
     line = "install it with: pip install ./models/qwen (in a checkout of headstock)"
-    assert line in str(unknown_name("qwen")) and line in str(unknown_name("headstock-qwen"))
-    assert "install it with" not in str(unknown_name("nothing-like-it"))
+    assert line in str(unknown_name_error("qwen")) and line in str(
+        unknown_name_error("headstock-qwen")
+    )
+    assert "install it with" not in str(unknown_name_error("nothing-like-it"))

@@ -140,7 +140,7 @@ def test_a_page_size_asked_for_is_never_replaced_by_another(asked: int) -> None:
 @pytest.mark.parametrize(("asked", "who"), [("auto", "--attn x"), (32, "--page-size 32")])
 def test_the_summary_says_who_decided_the_page_size(asked: Any, who: str) -> None:
     attention = (SimpleNamespace(spec=spec(), capabilities=capabilities()),)
-    parts: Any = SimpleNamespace(attention=attention, cache=registry.spec("cache", "naive"))
+    parts: Any = SimpleNamespace(attention=attention, cache=registry.load_spec("cache", "naive"))
     agreed = negotiate_terms(EngineConfig(page_size=asked), parts, model(), "float32", CPU)
     assert ("page size", str(agreed.page_size), who) in agreed.table
 
@@ -166,7 +166,7 @@ def test_page_sizes_that_are_left_open_are_those_that_everyone_serves() -> None:
 def test_the_first_name_serves_prompts_and_the_second_decode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registry, "spec", lambda kind, name: attrs.evolve(spec(), name=name))
+    monkeypatch.setattr(registry, "load_spec", lambda kind, name: attrs.evolve(spec(), name=name))
     chosen = [
         (each.spec.name, set(each.phases)) for each in select_backends("a,b", CPU, question())
     ]
@@ -176,9 +176,11 @@ def test_the_first_name_serves_prompts_and_the_second_decode(
 @pytest.mark.feature("S15")
 def test_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = (DeviceRange("cuda"),)
-    found = registry.spec
+    found = registry.load_spec
     named = {name: attrs.evolve(spec(devices=gpu), name=name) for name in "ab"}
-    monkeypatch.setattr(registry, "spec", lambda kind, name: named.get(name) or found(kind, name))
+    monkeypatch.setattr(
+        registry, "load_spec", lambda kind, name: named.get(name) or found(kind, name)
+    )
     with pytest.raises(
         CannotRun, match=r"--attn a cannot serve .*; --attn b cannot serve"
     ) as caught:
@@ -197,9 +199,9 @@ def test_a_device_that_is_not_served_is_answered_with_a_backend_that_can_be_had(
     )
     assert reason.hint.startswith("Use --attn sdpa. Where")
 
-    others = tuple(each for each in registry.installed("attention") if each.name != "sdpa")
-    monkeypatch.setattr(registry, "installed", lambda kind: others)
-    monkeypatch.setattr(registry, "spec", Mock(side_effect=UnknownPlugin("not here")))
+    others = tuple(each for each in registry.list_installed("attention") if each.name != "sdpa")
+    monkeypatch.setattr(registry, "list_installed", lambda kind: others)
+    monkeypatch.setattr(registry, "load_spec", Mock(side_effect=UnknownPlugin("not here")))
     (reason,) = find_rejections(
         capabilities(devices=(DeviceRange("cuda"),)), question().make_query(ALL), CPU
     )
@@ -257,7 +259,7 @@ def test_resolve_may_only_narrow(wider: dict[str, Any]) -> None:
 def test_a_resolve_that_answers_with_something_else_is_broken(
     answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "imported", lambda spec, path: lambda query, env: answer)
+    monkeypatch.setattr(registry, "import_object", lambda spec, path: lambda query, env: answer)
     with pytest.raises(PluginBroken, match="attention plugin 'x': its resolve returned"):
         resolve_capabilities(attrs.evolve(spec(), resolve="a:b"), question().make_query(ALL), CPU)
 
@@ -293,7 +295,7 @@ def test_a_field_of_a_spec_that_is_of_another_type_cannot_be_given(wrong: dict[s
         attrs.evolve(spec(), **wrong)
     for kind, name in (("cache", "naive"), ("ops", "torch"), ("runner", "eager")):
         with pytest.raises(TypeError, match="capabilities"):
-            attrs.evolve(registry.spec(kind, name), capabilities=None)
+            attrs.evolve(registry.load_spec(kind, name), capabilities=None)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +330,7 @@ def test_a_backend_that_cannot_be_made_is_named(
             raise error
         return object()
 
-    monkeypatch.setattr(loading, "implementation", lambda spec: make)
+    monkeypatch.setattr(loading, "import_implementation", lambda spec: make)
     with pytest.raises(wanted, match=text):
         make_attention_backend(spec(), Mock())
 
@@ -337,14 +339,16 @@ def test_a_backend_that_cannot_be_made_is_named(
 def test_a_runner_or_executor_that_cannot_be_made_is_named(
     base: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = registry.spec(
+    broken = registry.load_spec(
         "runner" if base is Runner else "executor", "eager" if base is Runner else "inline"
     )
-    monkeypatch.setattr(loading, "implementation", lambda spec: lambda **parts: parts["missing"])
+    monkeypatch.setattr(
+        loading, "import_implementation", lambda spec: lambda **parts: parts["missing"]
+    )
     with pytest.raises(
         PluginBroken, match=rf"{broken.name}.* \(headstock .*\): it could not be made: KeyError"
     ):
-        registry.made(broken, base)
+        registry.make_part(broken, base)
 
 
 @pytest.mark.feature("P7")

@@ -67,7 +67,7 @@ def test_auto_says_so_when_a_gpu_is_left_with_sdpa(
 ) -> None:
     lacking = (Rejection(code="missing", message="its kernels are not installed"),)
     monkeypatch.setattr(
-        requirements, "missing", lambda spec: () if spec.name == "sdpa" else lacking
+        requirements, "find_missing", lambda spec: () if spec.name == "sdpa" else lacking
     )
     (choice,) = select_attention("auto", env, question())
     assert choice.spec.name == "sdpa"

@@ -74,11 +74,11 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def loading() -> Callable[..., Any]:
     """A function that loads a directory in float32 on the CPU."""
-    from headstock.weights import load, read_config
+    from headstock.weights import load_weights, read_config
 
     def run(directory: Path, **changes: Any) -> Any:
         config = QWEN3.config(read_config(directory))
         asked = {"dtype": torch.float32, "device": torch.device("cpu"), "max_seq_len": 20} | changes
-        return load(directory, QWEN3.params(config), config, **asked)
+        return load_weights(directory, QWEN3.params(config), config, **asked)
 
     return run

@@ -45,7 +45,7 @@ def test_dtype_and_progress(write: Any, loading: Any, tensors: Any) -> None:
     params = loading(
         write({name: tensor.bfloat16() for name, tensor in tensors.items()}),
         dtype=torch.float16,
-        report=lambda *news: seen.append(news),
+        on_progress=lambda *event: seen.append(event),
     )
 
     assert params["embed"].tensor.dtype == torch.float16

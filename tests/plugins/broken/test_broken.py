@@ -64,9 +64,9 @@ import sys
 from headstock import registry
 from headstock.errors import HeadstockError
 try:
-    spec = registry.spec("scheduler", sys.argv[1])
-    registry.require(spec)
-    registry.implementation(spec)
+    spec = registry.load_spec("scheduler", sys.argv[1])
+    registry.require_installed(spec)
+    registry.import_implementation(spec)
 except HeadstockError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)

@@ -76,7 +76,7 @@ def make_full_parser() -> argparse.ArgumentParser:
         verbs.add_parser(verb, help=summary, usage="")
         verbs.choices[verb] = importlib.import_module(f"headstock.cli.{verb}").make_parser()
         set_completions(verbs.choices[verb])
-    for plugin in registry.installed("command"):
+    for plugin in registry.list_installed("command"):
         verbs.add_parser(plugin.name, help=f"of {plugin.distribution}", usage="")
     return root
 
@@ -119,6 +119,6 @@ def list_values(setting: Setting) -> Iterable[str]:
         automatic = ("auto",) if setting.default == "auto" else ()
         return (
             *automatic,
-            *sorted({each.name for each in registry.installed(PLUGIN_KINDS[setting.key])}),
+            *sorted({each.name for each in registry.list_installed(PLUGIN_KINDS[setting.key])}),
         )
     return ()

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from headstock.cli.tables import fold_line, terminal_width
 from headstock.config.flags import FlagParser, add_engine_flags, resolve_flags
-from headstock.doctor import Finding, Status, examine
+from headstock.doctor import Finding, Status, run_checks
 from headstock.errors import CannotRun
 
 EPILOG = """
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     raises: UsageError
     """
     asked = make_parser().parse_args(arguments)
-    found = examine(resolve_flags(asked, os.environ).engine)
+    found = run_checks(resolve_flags(asked, os.environ).engine)
     return choose_exit_code(print_json(list(found)) if asked.json else print_findings(found))
 
 

@@ -169,15 +169,15 @@ def load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
     from headstock import registry
     from headstock.config.value_types import suggestion
 
-    plugins = (each.name for each in registry.installed("command"))
-    known = (*VERBS, *plugins, *registry.sources("command"))
+    plugins = (each.name for each in registry.list_installed("command"))
+    known = (*VERBS, *plugins, *registry.install_lines("command"))
     if verb not in known:
         kind = "flag" if verb.startswith("-") else "verb"
         close = suggestion(shorten(verb), known) or "; see 'headstock --help'"
         raise UsageError(f"unknown {kind} '{shorten(verb)}'{close}")
-    spec = registry.spec("command", verb)
-    registry.require(spec)
-    found: Callable[[list[str]], int] = registry.implementation(spec)
+    spec = registry.load_spec("command", verb)
+    registry.require_installed(spec)
+    found: Callable[[list[str]], int] = registry.import_implementation(spec)
     if not callable(found):
         raise PluginBroken(
             f"verb {verb!r}: {spec.implementation} is {shorten(found)}; wanted main(arguments) -> "

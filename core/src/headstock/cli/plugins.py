@@ -17,7 +17,7 @@ from headstock.cli.answers import print_note
 from headstock.cli.tables import fold_line, print_table, terminal_width
 from headstock.config.flags import FlagParser
 from headstock.errors import HeadstockError, UsageError
-from headstock.registry import Installed
+from headstock.registry import InstalledPlugin
 from headstock.spi import SPI, PluginSpec, Require
 
 EPILOG = (
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     """Run `headstock plugins ARGUMENTS` and return the exit code.   raises: HeadstockError"""
     asked = make_parser().parse_args(arguments)
     if asked.verb == "list":
-        show_list(registry.installed(asked.group), as_json=asked.json)
+        show_list(registry.list_installed(asked.group), as_json=asked.json)
     else:
         show_plugin(find_plugin(asked.name), as_json=asked.json)
     return 0
@@ -58,28 +58,31 @@ def make_parser() -> FlagParser:
     return root
 
 
-def find_plugin(name: str) -> Installed:
+def find_plugin(name: str) -> InstalledPlugin:
     """The installed plugin that `NAME`, `KIND:NAME`, `DISTRIBUTION:NAME` or
     `KIND:DISTRIBUTION:NAME` stands for.
     """
     head, _, rest = name.partition(":")
     if rest and head in SPI:
-        return registry.find(head, rest)
+        return registry.find_plugin(head, rest)
     plain = name.rpartition(":")[2]
-    kinds = sorted({each.kind for each in registry.installed() if each.name == plain})
+    kinds = sorted({each.kind for each in registry.list_installed() if each.name == plain})
     if len(kinds) > 1:
         choices = " or ".join(f"{kind}:{name}" for kind in kinds)
         raise UsageError(f"{name!r} is the name of several plugins; ask for {choices}")
     if not kinds:
-        raise registry.unknown_name(name)
-    return registry.find(kinds[0], name)
+        raise registry.unknown_name_error(name)
+    return registry.find_plugin(kinds[0], name)
 
 
-def show_list(plugins: tuple[Installed, ...], *, as_json: bool) -> None:
+def show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
     """Print the installed plugins, and what would complete those whose kernels are not
     installed.
     """
-    hints = {name: registry.incomplete(name) for name in {each.distribution for each in plugins}}
+    hints = {
+        name: registry.explain_missing_extras(name)
+        for name in {each.distribution for each in plugins}
+    }
     rows = [make_row(each, hints[each.distribution]) for each in plugins]
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -105,7 +108,7 @@ def show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
         print(fold_line(f"  {name:{widest}}  {hint}", width, widest + 4))
 
 
-def make_row(plugin: Installed, hint: str) -> dict[str, str]:
+def make_row(plugin: InstalledPlugin, hint: str) -> dict[str, str]:
     """A plugin for JSON; `hint` is the command that completes its distribution."""
     row: dict[str, str] = attrs.asdict(plugin)
     return row | {
@@ -119,7 +122,7 @@ def format_status(row: dict[str, str]) -> str:
     return f"{row['status']}: {row['hint']}" if row["hint"] else row["status"]
 
 
-def show_plugin(plugin: Installed, *, as_json: bool) -> None:
+def show_plugin(plugin: InstalledPlugin, *, as_json: bool) -> None:
     """Print what one plugin says of itself.   raises: PluginBroken, SpiMismatch"""
     facts = describe_plugin(plugin)
     if as_json:
@@ -140,9 +143,9 @@ def show_plugin(plugin: Installed, *, as_json: bool) -> None:
             print(fold_line(f"{title:16}{format_fact(value)}", width, 16))
 
 
-def describe_plugin(plugin: Installed) -> dict[str, Any]:
+def describe_plugin(plugin: InstalledPlugin) -> dict[str, Any]:
     """All that is known of a plugin, as JSON would hold it."""
-    spec = registry.spec(plugin.kind, f"{plugin.distribution}:{plugin.name}")
+    spec = registry.load_spec(plugin.kind, f"{plugin.distribution}:{plugin.name}")
     facts = {
         "name": plugin.name,
         "kind": plugin.kind,
@@ -164,12 +167,12 @@ def describe_plugin(plugin: Installed) -> dict[str, Any]:
     }
 
 
-def list_missing(plugin: Installed, spec: PluginSpec) -> dict[str, str]:
+def list_missing(plugin: InstalledPlugin, spec: PluginSpec) -> dict[str, str]:
     """What is missing -> the commands that give it: what the spec requires, or else what completes
     its distribution.
     """
-    required = {each.message: each.hint for each in registry.missing(spec)}
-    hint = registry.incomplete(plugin.distribution)
+    required = {each.message: each.hint for each in registry.find_missing(spec)}
+    hint = registry.explain_missing_extras(plugin.distribution)
     return required or ({"kernels for its device": hint} if hint else {})
 
 
@@ -218,7 +221,7 @@ def format_requirement(need: Require) -> str:
 def list_option_defaults(spec: PluginSpec) -> dict[str, Any]:
     """The plugin's options with their defaults, or the reason why they cannot be shown."""
     try:
-        record = registry.options(spec)
+        record = registry.make_options(spec)
     except HeadstockError as error:
         return {"cannot be shown": str(error)}
     return {} if record is None else list_fields(record)

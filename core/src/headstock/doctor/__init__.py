@@ -7,64 +7,68 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headstock.config import EngineConfig
-from headstock.doctor.finding import Check, Finding, Status, failed, findings, passed
+from headstock.doctor.finding import Check, Finding, Status, fail_finding, pass_finding, run_check
 
 if TYPE_CHECKING:
-    from headstock.doctor.situation import Model
+    from headstock.doctor.situation import ServedModel
 
-__all__ = ["Finding", "Status", "examine", "examine_parts"]
+__all__ = ["Finding", "Status", "check_parts", "run_checks"]
 
 
-def examine(config: EngineConfig) -> Iterator[Finding]:
+def run_checks(config: EngineConfig) -> Iterator[Finding]:
     """All findings about this machine, the installed plugins and the model of `config`, in the
     order of the checks.
     """
     from headstock.doctor import machine, software
 
     checks: dict[str, Check] = {
-        "python": software.python,
-        "torch": software.torch,
-        "tools": software.tools,
-        "memory": machine.memory,
-        "encoding": machine.encoding,
-        "hub": machine.hub,
+        "python": software.check_python,
+        "torch": software.check_torch,
+        "tools": software.check_tools,
+        "memory": machine.check_memory,
+        "encoding": machine.check_encoding,
+        "hub": machine.check_hub,
     }
     for subject, check in checks.items():
-        yield from findings(subject, check)
-    yield from examine_parts(config)
+        yield from run_check(subject, check)
+    yield from check_parts(config)
 
 
-def examine_parts(config: EngineConfig) -> Iterator[Finding]:
+def check_parts(config: EngineConfig) -> Iterator[Finding]:
     """All findings about plugins, the model, and the plugins that would be chosen, as `run` would
     meet them.
     """
     from headstock.doctor import plugins
 
     try:
-        from headstock.doctor.situation import look  # which needs torch
+        from headstock.doctor.situation import inspect_environment  # which needs torch
     except (ImportError, OSError) as error:
-        yield from findings("plugins", lambda: plugins.plugins(lambda spec: ""))
-        yield failed("choice", str(error), "")
+        yield from run_check("plugins", lambda: plugins.check_plugins(lambda spec: ""))
+        yield fail_finding("choice", str(error), "")
         return
-    situation = look(config)
-    yield from findings("plugins", lambda: plugins.plugins(situation.unfit))
-    yield from situation.problems
-    if situation.model is not None:
-        yield passed("config.json", situation.model.config.architecture)
-        yield from findings("choice", situation.choice)
-    if situation.directory is not None:
-        yield from examine_files(
-            situation.directory, situation.model, dummy=config.load_format == "dummy"
+    environment = inspect_environment(config)
+    yield from run_check("plugins", lambda: plugins.check_plugins(environment.unfit))
+    yield from environment.problems
+    if environment.model is not None:
+        yield pass_finding("config.json", environment.model.config.architecture)
+        yield from run_check("choice", environment.check_selection)
+    if environment.directory is not None:
+        yield from check_model_files(
+            environment.directory, environment.model, dummy=config.load_format == "dummy"
         )
 
 
-def examine_files(directory: Path, model: Model | None, *, dummy: bool) -> Iterator[Finding]:
+def check_model_files(
+    directory: Path, model: ServedModel | None, *, dummy: bool
+) -> Iterator[Finding]:
     """All findings about the files of a model beside its config.json; `model` is None when that
     cannot be read.
     """
     from headstock.doctor import model as checks
 
     if not dummy:
-        yield from findings("weights", lambda: checks.weights(directory, model))
-    yield from findings("tokenizer", lambda: checks.tokenizer(directory, model))
-    yield from findings("generation_config.json", lambda: checks.generation(directory))
+        yield from run_check("weights", lambda: checks.check_weights(directory, model))
+    yield from run_check("tokenizer", lambda: checks.check_tokenizer(directory, model))
+    yield from run_check(
+        "generation_config.json", lambda: checks.check_generation_config(directory)
+    )

@@ -39,34 +39,36 @@ class Finding:
 Check = Callable[[], Iterable[Finding]]
 
 
-def passed(subject: str, text: str) -> Finding:
+def pass_finding(subject: str, text: str) -> Finding:
     """A finding that all is well."""
     return Finding(Status.PASS, subject, text)
 
 
-def warned(subject: str, text: str, hint: str) -> Finding:
+def warn_finding(subject: str, text: str, hint: str) -> Finding:
     """A finding that something is missing or slow."""
     return Finding(Status.WARN, subject, text, hint)
 
 
-def failed(subject: str, text: str, hint: str, exit_code: int | None = None) -> Finding:
+def fail_finding(subject: str, text: str, hint: str, exit_code: int | None = None) -> Finding:
     """A finding that something is broken."""
     return Finding(Status.FAIL, subject, text, hint, exit_code)
 
 
-def findings(subject: str, check: Check) -> list[Finding]:
+def run_check(subject: str, check: Check) -> list[Finding]:
     """What the check found; when it breaks off, what it found so far and a FAIL that says why."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        found.extend(check())
+        findings.extend(check())
     except HeadstockError as error:
-        found.append(failed(subject, str(error), "", error.exit_code))
+        findings.append(fail_finding(subject, str(error), "", error.exit_code))
     except (Exception, SystemExit) as error:
-        found.append(failed(subject, describe_error(error), "the check itself broke off here"))
-    return found
+        findings.append(
+            fail_finding(subject, describe_error(error), "the check itself broke off here")
+        )
+    return findings
 
 
-def attempt(subject: str, function: Callable[[], T], problems: list[Finding]) -> T | None:
+def try_step(subject: str, function: Callable[[], T], problems: list[Finding]) -> T | None:
     """The function's result; None when it raises a HeadstockError.
 
     writes: problems, the FAIL that says why
@@ -74,5 +76,5 @@ def attempt(subject: str, function: Callable[[], T], problems: list[Finding]) ->
     try:
         return function()
     except HeadstockError as error:
-        problems.append(failed(subject, str(error), "", error.exit_code))
+        problems.append(fail_finding(subject, str(error), "", error.exit_code))
         return None

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from headstock.doctor.finding import Finding, failed, passed, warned
+from headstock.doctor.finding import Finding, fail_finding, pass_finding, warn_finding
 
 LITTLE_MEMORY = 2 * 2**30
 """Bytes of free memory below which even a small model may not fit."""
@@ -16,23 +16,23 @@ LITTLE_MEMORY = 2 * 2**30
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def memory() -> Iterator[Finding]:
+def check_memory() -> Iterator[Finding]:
     """Memory that can still be taken on the host, a container's limit included."""
     pairs = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     free, total = (int(pairs[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
-    limit, used = (number(CGROUP / name) for name in ("memory.max", "memory.current"))
+    limit, used = (read_number(CGROUP / name) for name in ("memory.max", "memory.current"))
     if limit is not None and limit < total:
         free, total = min(free, limit - (used or 0)), limit
     text = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     if free < LITTLE_MEMORY:
-        yield warned(
+        yield warn_finding(
             "memory", text, "close other programs, or lower --num-pages and --max-batch-tokens"
         )
     else:
-        yield passed("memory", text)
+        yield pass_finding("memory", text)
 
 
-def number(path: Path) -> int | None:
+def read_number(path: Path) -> int | None:
     """The whole number in a file; None when there is no file or it says "max"."""
     try:
         text = path.read_text().strip()
@@ -41,7 +41,7 @@ def number(path: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def encoding() -> Iterator[Finding]:
+def check_encoding() -> Iterator[Finding]:
     """Whether text goes out as UTF-8."""
     names = {
         "locale": locale.getpreferredencoding(False),
@@ -49,34 +49,36 @@ def encoding() -> Iterator[Finding]:
     }
     text = ", ".join(f"{where} {name}" for where, name in names.items())
     if all(name.lower().replace("-", "") == "utf8" for name in names.values()):
-        yield passed("encoding", text)
+        yield pass_finding("encoding", text)
     else:
-        yield warned(
+        yield warn_finding(
             "encoding", text, "set PYTHONUTF8=1, or LC_ALL=C.UTF-8, to print text of every language"
         )
 
 
-def hub() -> Iterator[Finding]:
+def check_hub() -> Iterator[Finding]:
     """Where models from the Hugging Face hub are kept, and whether they may be downloaded."""
     folder = hub_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield failed("cache", f"{folder} cannot be written", "set HF_HOME to a folder that can")
+        yield fail_finding(
+            "cache", f"{folder} cannot be written", "set HF_HOME to a folder that can"
+        )
     else:
-        yield passed("cache", f"{folder} can be written")
+        yield pass_finding("cache", f"{folder} can be written")
     offline = [
         name
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
         if is_on(os.environ.get(name, ""))
     ]
     if offline:
-        yield warned(
+        yield warn_finding(
             "hub",
             f"{' and '.join(offline)} set: only models already in the cache",
             "unset to download models",
         )
     else:
-        yield passed("hub", "models may be downloaded")
+        yield pass_finding("hub", "models may be downloaded")
 
 
 def hub_folder() -> Path:

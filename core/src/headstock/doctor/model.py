@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headstock.doctor.finding import Finding, failed, passed, warned
+from headstock.doctor.finding import Finding, fail_finding, pass_finding, warn_finding
 from headstock.errors import format_count, shorten
 
 if TYPE_CHECKING:
-    from headstock.doctor.situation import Model
+    from headstock.doctor.situation import ServedModel
 
-SAMPLE = "Once upon a time"
+SAMPLE_TEXT = "Once upon a time"
 
 
-def weights(directory: Path, model: Model | None) -> Iterator[Finding]:
+def check_weights(directory: Path, model: ServedModel | None) -> Iterator[Finding]:
     """Whether the headers of the weights agree with their files and, where that is known, with the
     model.
     """
@@ -24,7 +24,7 @@ def weights(directory: Path, model: Model | None) -> Iterator[Finding]:
     tensors, files, size = check_headers(
         directory, None if model is None else model.family.params(model.config)
     )
-    yield passed(
+    yield pass_finding(
         "weights",
         (
             f"{format_count(tensors, 'tensor')} in {format_count(files, 'file')}, "
@@ -33,31 +33,31 @@ def weights(directory: Path, model: Model | None) -> Iterator[Finding]:
     )
 
 
-def tokenizer(directory: Path, model: Model | None) -> Iterator[Finding]:
+def check_tokenizer(directory: Path, model: ServedModel | None) -> Iterator[Finding]:
     """Whether the tokenizer loads, gives a text back as it was, and makes no tokens that the model
     lacks.
     """
     from headstock.text.tokenizer import Tokenizer
 
     loaded = Tokenizer(directory)
-    text = loaded.decode(loaded.encode(SAMPLE))
-    if text.strip() != SAMPLE:
-        yield failed(
-            "tokenizer", f"{SAMPLE!r} comes back as {shorten(text)!r}", "check tokenizer.json"
+    text = loaded.decode(loaded.encode(SAMPLE_TEXT))
+    if text.strip() != SAMPLE_TEXT:
+        yield fail_finding(
+            "tokenizer", f"{SAMPLE_TEXT!r} comes back as {shorten(text)!r}", "check tokenizer.json"
         )
     elif model is not None and loaded.vocab_size > model.config.vocab:
-        said = f"{loaded.vocab_size} tokens, and the model has scores for {model.config.vocab}"
-        yield warned(
-            "tokenizer", said, "texts with the others are refused: is it the model's own tokenizer?"
+        text = f"{loaded.vocab_size} tokens, and the model has scores for {model.config.vocab}"
+        yield warn_finding(
+            "tokenizer", text, "texts with the others are refused: is it the model's own tokenizer?"
         )
     else:
-        yield passed("tokenizer", f"{loaded.vocab_size} tokens")
+        yield pass_finding("tokenizer", f"{loaded.vocab_size} tokens")
 
 
-def generation(directory: Path) -> Iterator[Finding]:
+def check_generation_config(directory: Path) -> Iterator[Finding]:
     """Whether generation_config.json, where there is one, can be read."""
     from headstock.text.generation_config import read_generation_config
 
     read_generation_config(directory)
     if (directory / "generation_config.json").exists():
-        yield passed("generation_config.json", "can be read")
+        yield pass_finding("generation_config.json", "can be read")

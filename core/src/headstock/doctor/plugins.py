@@ -9,17 +9,17 @@ from functools import partial
 from typing import Any
 
 from headstock import registry
-from headstock.doctor.finding import Finding, failed, findings, passed, warned
+from headstock.doctor.finding import Finding, fail_finding, pass_finding, run_check, warn_finding
 from headstock.errors import AmbiguousPlugin, HeadstockError
-from headstock.registry import Installed
-from headstock.registry.first_party import CHECKOUT, sources
+from headstock.registry import InstalledPlugin
+from headstock.registry.first_party import CHECKOUT, install_lines
 from headstock.spi import SPI, CheckpointSpec
 
-NEEDED = ("attention", "cache", "scheduler", "runner", "ops", "model", "executor")
+REQUIRED_KINDS = ("attention", "cache", "scheduler", "runner", "ops", "model", "executor")
 """Kinds without which nothing can run."""
 
 
-def plugins(unfit: Callable[[Any], str]) -> Iterator[Finding]:
+def check_plugins(unfit: Callable[[Any], str]) -> Iterator[Finding]:
     """Whether every installed plugin loads, fits the contract, has what it needs and can serve; if
     no kind is empty.
 
@@ -27,41 +27,46 @@ def plugins(unfit: Callable[[Any], str]) -> Iterator[Finding]:
     chosen.
     """
     for kind in SPI:
-        found = registry.specs(kind)
-        if not found and kind in NEEDED:
+        plugins = registry.load_specs(kind)
+        if not plugins and kind in REQUIRED_KINDS:
             hint = next(
-                iter(sources(kind).values()), f"pip install --force-reinstall ./core {CHECKOUT}"
+                iter(install_lines(kind).values()),
+                f"pip install --force-reinstall ./core {CHECKOUT}",
             )
-            yield failed(kind, f"no {registry.noun(kind)} is installed", hint)
-        for plugin, spec in found:
-            yield from findings(f"{kind} {plugin.name}", partial(one, plugin, spec, unfit))
+            yield fail_finding(kind, f"no {registry.kind_label(kind)} is installed", hint)
+        for plugin, spec in plugins:
+            yield from run_check(
+                f"{kind} {plugin.name}", partial(check_plugin, plugin, spec, unfit)
+            )
 
 
-def one(plugin: Installed, spec: Any, unfit: Callable[[Any], str]) -> Iterator[Finding]:
+def check_plugin(
+    plugin: InstalledPlugin, spec: Any, unfit: Callable[[Any], str]
+) -> Iterator[Finding]:
     """The findings about one plugin, given its spec or the error that choosing it raises."""
     subject = f"{plugin.kind} {plugin.name}"
     remedy = f"repair it or remove it: pip uninstall {plugin.distribution}"
     provider = f"{plugin.distribution} {plugin.version}"
     if isinstance(spec, HeadstockError):
-        said = "pip " in str(spec) or isinstance(spec, AmbiguousPlugin)
-        yield failed(subject, str(spec), "" if said else remedy)
+        has_remedy = "pip " in str(spec) or isinstance(spec, AmbiguousPlugin)
+        yield fail_finding(subject, str(spec), "" if has_remedy else remedy)
         return
     if isinstance(spec, CheckpointSpec):
-        yield passed(subject, provider)
+        yield pass_finding(subject, provider)
         return
     if reason := unfit(spec):  # no installation would help, or the reason says which one would
-        found = [warned(subject, f"{provider}: {reason}", "")]
+        findings = [warn_finding(subject, f"{provider}: {reason}", "")]
     else:
-        found = [
-            warned(subject, f"{provider}: {each.message}", each.hint)
-            for each in registry.missing(spec)
+        findings = [
+            warn_finding(subject, f"{provider}: {rejection.message}", rejection.hint)
+            for rejection in registry.find_missing(spec)
         ]
-    yield from found
-    if found:
+    yield from findings
+    if findings:
         return
     try:
-        registry.implementation(spec)
+        registry.import_implementation(spec)
     except HeadstockError as error:
-        yield failed(subject, str(error), remedy)
+        yield fail_finding(subject, str(error), remedy)
     else:
-        yield passed(subject, provider)
+        yield pass_finding(subject, provider)

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from headstock import registry, spi
 from headstock.config import EngineConfig
-from headstock.doctor.finding import Finding, attempt, failed, passed, warned
+from headstock.doctor.finding import Finding, fail_finding, pass_finding, try_step, warn_finding
 from headstock.errors import HeadstockError
 from headstock.spi import AttentionSpec, DeviceEnv, ModelConfig
 from headstock.startup.build import check_options, find_attention_needs
@@ -26,7 +26,7 @@ from headstock.weights import NotDownloaded, find_cached
 
 
 @frozen
-class Model:
+class ServedModel:
     """A model family, and the configuration that it read."""
 
     family: spi.Model
@@ -34,7 +34,7 @@ class Model:
 
 
 @frozen(kw_only=True)
-class Situation:
+class Environment:
     """A machine, and what a model asks of it under a configuration.
 
     `problems` are findings about why `directory`, `model` or `question` is None; `dtype` is empty
@@ -44,19 +44,19 @@ class Situation:
     config: EngineConfig
     env: DeviceEnv
     directory: Path | None
-    model: Model | None
+    model: ServedModel | None
     dtype: str
-    question: AttentionNeeds | None
+    needs: AttentionNeeds | None
     problems: tuple[Finding, ...]
 
     def unfit(self, spec: Any) -> str:
         """Why the plugin cannot serve here, and the next move; empty when it can, or as far as no
         model is needed.
         """
-        if isinstance(spec, AttentionSpec) and self.question is not None:
+        if isinstance(spec, AttentionSpec) and self.needs is not None:
             try:
                 resolve_capabilities(
-                    spec, self.question.make_query(spec.capabilities.phases), self.env
+                    spec, self.needs.make_query(spec.capabilities.phases), self.env
                 )
             except HeadstockError as error:
                 return str(error)
@@ -64,17 +64,17 @@ class Situation:
         reason = registry.elsewhere(spec, self.env)
         return reason and f"{reason}; choose another one here, or auto"
 
-    def choice(self) -> Iterator[Finding]:
+    def check_selection(self) -> Iterator[Finding]:
         """Whether the parts that are named, `auto` decided, can serve together.
 
         raises: HeadstockError
         """
-        if self.question is None or self.model is None:
+        if self.needs is None or self.model is None:
             return
-        parts = select_plugins(self.config, self.env, self.question)
+        parts = select_plugins(self.config, self.env, self.needs)
         check_options(self.config, parts)
         terms = negotiate_terms(self.config, parts, self.model.config, self.dtype, self.env)
-        named = {
+        selection = {
             "attention": parts.attention_name,
             "cache": parts.cache.name,
             "scheduler": parts.scheduler.name,
@@ -82,39 +82,45 @@ class Situation:
             "ops": parts.ops.name,
             "dtype": terms.dtype,
         }
-        yield passed("choice", ", ".join(f"{what} {which}" for what, which in named.items()))
+        yield pass_finding(
+            "choice", ", ".join(f"{label} {name}" for label, name in selection.items())
+        )
 
 
-def look(config: EngineConfig) -> Situation:
+def inspect_environment(config: EngineConfig) -> Environment:
     """The situation as far as it can be known; nothing is downloaded."""
     problems: list[Finding] = []
-    env = attempt("device", partial(describe_device, config.device), problems)
+    env = try_step("device", partial(describe_device, config.device), problems)
     directory = model = None
     subject = f"model {config.model}"
     try:
         directory = locate_model(config.model, find_cached, config.revision)
     except NotDownloaded as error:
-        problems.append(warned(subject, str(error), ""))
+        problems.append(warn_finding(subject, str(error), ""))
     except HeadstockError as error:
-        problems.append(failed(subject, str(error), "", error.exit_code))
+        problems.append(fail_finding(subject, str(error), "", error.exit_code))
     if directory is not None:
-        read = attempt("config.json", partial(read_model, directory), problems)
-        model = read and Model(*read)
-    asked = None
+        family_and_config = try_step("config.json", partial(read_model, directory), problems)
+        model = family_and_config and ServedModel(*family_and_config)
+    dtype_and_needs = None
     if env is not None and model is not None:
-        asked = attempt("choice", partial(ask, config, model.config, env), problems)
-    return Situation(
+        dtype_and_needs = try_step(
+            "choice", partial(find_needs, config, model.config, env), problems
+        )
+    return Environment(
         config=config,
         env=env or describe_device("auto"),
         directory=directory,
         model=model,
-        dtype=asked[0] if asked else "",
-        question=asked[1] if asked else None,
+        dtype=dtype_and_needs[0] if dtype_and_needs else "",
+        needs=dtype_and_needs[1] if dtype_and_needs else None,
         problems=tuple(problems),
     )
 
 
-def ask(config: EngineConfig, model: ModelConfig, env: DeviceEnv) -> tuple[str, AttentionNeeds]:
+def find_needs(
+    config: EngineConfig, model: ModelConfig, env: DeviceEnv
+) -> tuple[str, AttentionNeeds]:
     """The dtype, and what the model asks of attention.   raises: HeadstockError"""
     dtype = resolve_model_dtype(config.dtype, model, env)
     return dtype, find_attention_needs(config, model, dtype, resolve_max_seq_len(config, model, []))

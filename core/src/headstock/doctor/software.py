@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from importlib import metadata
 
-from headstock.doctor.finding import Finding, failed, passed, warned
+from headstock.doctor.finding import Finding, fail_finding, pass_finding, warn_finding
 from headstock.errors import format_count
 
 LEAST_PYTHON = (3, 11)
@@ -22,39 +22,41 @@ TOOLS = {
 }
 
 
-def python() -> Iterator[Finding]:
+def check_python() -> Iterator[Finding]:
     """The interpreter's version, and headstock's own."""
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info < LEAST_PYTHON:
-        yield failed(
+        yield fail_finding(
             "python", text, f"headstock needs Python {LEAST_PYTHON[0]}.{LEAST_PYTHON[1]} or later"
         )
     else:
-        yield passed("python", text)
+        yield pass_finding("python", text)
     try:
-        yield passed("headstock", metadata.version("headstock"))
+        yield pass_finding("headstock", metadata.version("headstock"))
     except metadata.PackageNotFoundError:
         hint = "install it (in a checkout: pip install ./core), so that its own plugins are found"
-        yield failed("headstock", "runs from source but is not installed", hint)
+        yield fail_finding("headstock", "runs from source but is not installed", hint)
 
 
-def torch() -> Iterator[Finding]:
+def check_torch() -> Iterator[Finding]:
     """Whether torch can be imported, and whether it and the machine agree about CUDA."""
     try:
         import torch
     except (ImportError, OSError) as error:
-        yield failed("torch", f"cannot be imported: {error}", "pip install torch")
+        yield fail_finding("torch", f"cannot be imported: {error}", "pip install torch")
         return
-    yield passed("torch", f"{torch.__version__}, {format_count(torch.get_num_threads(), 'thread')}")
-    with warnings.catch_warnings(record=True) as said:
+    yield pass_finding(
+        "torch", f"{torch.__version__}, {format_count(torch.get_num_threads(), 'thread')}"
+    )
+    with warnings.catch_warnings(record=True) as driver_warnings:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if torch.version.cuda is None:
-        yield warned("cuda", "torch is a CPU build", GET_CUDA)
+        yield warn_finding("cuda", "torch is a CPU build", GET_CUDA)
     elif not available:
-        reason = f": {' '.join(str(said[0].message).split())}" if said else ""
+        reason = f": {' '.join(str(driver_warnings[0].message).split())}" if driver_warnings else ""
         hint = f"compare the driver (nvidia-smi) with CUDA {torch.version.cuda}"
-        yield warned(
+        yield warn_finding(
             "cuda",
             f"torch is built for CUDA {torch.version.cuda} but finds no usable GPU{reason}",
             hint,
@@ -65,15 +67,15 @@ def torch() -> Iterator[Finding]:
             free, total = torch.cuda.mem_get_info(index)
             memory = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
             name = torch.cuda.get_device_name(index)
-            yield passed(
+            yield pass_finding(
                 f"cuda:{index}", f"{name}, sm_{major}{minor}, {memory}, CUDA {torch.version.cuda}"
             )
 
 
-def tools() -> Iterator[Finding]:
+def check_tools() -> Iterator[Finding]:
     """Whether the compilers that some kernel libraries call at first use can be found."""
     for name, hint in TOOLS.items():
         if shutil.which(name):
-            yield passed(name, "found")
+            yield pass_finding(name, "found")
         else:
-            yield warned(name, "not found", hint)
+            yield warn_finding(name, "not found", hint)

@@ -54,7 +54,9 @@ def limits_of(header: Mapping[str, Any], *, check: bool = False) -> Limits:
         groups = tuple(
             KVGroup(**group | {"layers": tuple(group["layers"])}) for group in header["groups"]
         )
-        choose = registry.implementation(registry.spec("scheduler", header["scheduler"]))
+        choose = registry.import_implementation(
+            registry.load_spec("scheduler", header["scheduler"])
+        )
         return Limits(
             **plain, groups=groups, choose=choose, policy=policy(header, int(plain["page_size"]))
         )
@@ -76,10 +78,10 @@ def policy(header: Mapping[str, Any], page_size: int) -> CachePolicy | None:
     """The cache policy with the options it had."""
     if header["cache"] is None:
         return None
-    spec = registry.spec("cache", header["cache"])
-    registry.require(spec)
-    options = registry.options(spec, header["options"])
+    spec = registry.load_spec("cache", header["cache"])
+    registry.require_installed(spec)
+    options = registry.make_options(spec, header["options"])
     if header["prefix_cache_n"] is not None:
         options = evolve(options, max_prefixes=header["prefix_cache_n"])
-    made: CachePolicy = registry.implementation(spec)(page_size, options)
+    made: CachePolicy = registry.import_implementation(spec)(page_size, options)
     return made

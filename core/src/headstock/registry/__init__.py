@@ -2,41 +2,47 @@
 not import torch.
 """
 
-from headstock.registry.assignments import options, unclaimed
+from headstock.registry.assignments import find_unclaimed, make_options
 from headstock.registry.entries import (
-    Installed,
-    find,
-    group,
-    installed,
-    noun,
+    InstalledPlugin,
+    entry_point_group,
+    find_plugin,
+    kind_label,
+    list_installed,
     suggestion,
-    unknown_architecture,
-    unknown_name,
+    unknown_architecture_error,
+    unknown_name_error,
 )
-from headstock.registry.extras import incomplete
-from headstock.registry.first_party import sources
-from headstock.registry.loading import implementation, imported, made, spec, specs
-from headstock.registry.requirements import elsewhere, missing, require
+from headstock.registry.extras import explain_missing_extras
+from headstock.registry.first_party import install_lines
+from headstock.registry.loading import (
+    import_implementation,
+    import_object,
+    load_spec,
+    load_specs,
+    make_part,
+)
+from headstock.registry.requirements import elsewhere, find_missing, require_installed
 
 __all__ = [
-    "Installed",
+    "InstalledPlugin",
     "elsewhere",
-    "find",
-    "group",
-    "implementation",
-    "imported",
-    "incomplete",
-    "installed",
-    "made",
-    "missing",
-    "noun",
-    "options",
-    "require",
-    "sources",
-    "spec",
-    "specs",
+    "entry_point_group",
+    "explain_missing_extras",
+    "find_missing",
+    "find_plugin",
+    "find_unclaimed",
+    "import_implementation",
+    "import_object",
+    "install_lines",
+    "kind_label",
+    "list_installed",
+    "load_spec",
+    "load_specs",
+    "make_options",
+    "make_part",
+    "require_installed",
     "suggestion",
-    "unclaimed",
-    "unknown_architecture",
-    "unknown_name",
+    "unknown_architecture_error",
+    "unknown_name_error",
 ]

@@ -16,54 +16,58 @@ import attrs
 from headstock.config.value_types import SWITCH_WORDS
 from headstock.errors import PluginBroken, UsageError, shorten
 from headstock.registry.entries import suggestion
-from headstock.registry.loading import SPECS, imported, origin
+from headstock.registry.loading import SPEC_CLASSES, describe_plugin, import_object
 from headstock.spi import PluginSpec
 
 
-def options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
+def make_options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
     """The plugin's options with the assignments meant for it applied, the last one winning; None
     when it has none.
 
     raises: UsageError for an unknown field or a bad value, PluginBroken when the option class is
         not usable
     """
-    mine = [parse(each) for each in assignments if owner(each) in owners(spec)]
+    pairs = [
+        parse_assignment(assignment)
+        for assignment in assignments
+        if assignment_address(assignment) in plugin_addresses(spec)
+    ]
     if spec.options is None:
-        if mine:
+        if pairs:
             raise UsageError(
-                f"--opt {shorten(spec.name)}.{shorten(mine[0][0])}: {spec.name!r} has no options"
+                f"--opt {shorten(spec.name)}.{shorten(pairs[0][0])}: {spec.name!r} has no options"
             )
         return None
     fields = option_fields(spec)
-    values = {name: convert(spec, fields, name, text) for name, text in mine}
+    values = {name: convert_option(spec, fields, name, text) for name, text in pairs}
     try:
-        return imported(spec, spec.options)(**values)
+        return import_object(spec, spec.options)(**values)
     except (TypeError, ValueError) as error:
         raise UsageError(f"--opt {spec.name}: {shorten(error)}") from error
 
 
-def unclaimed(assignments: Iterable[str], specs: Sequence[PluginSpec]) -> tuple[str, ...]:
+def find_unclaimed(assignments: Iterable[str], specs: Sequence[PluginSpec]) -> tuple[str, ...]:
     """The assignments that are for none of these plugins."""
-    known = {each for spec in specs for each in owners(spec)}
-    return tuple(each for each in assignments if owner(each) not in known)
+    addresses = {address for spec in specs for address in plugin_addresses(spec)}
+    return tuple(text for text in assignments if assignment_address(text) not in addresses)
 
 
-def owners(spec: PluginSpec) -> tuple[str, str]:
+def plugin_addresses(spec: PluginSpec) -> tuple[str, str]:
     """The two ways to address a plugin in an assignment: by name, or by kind and name."""
-    kind = next(kind for kind, wanted in SPECS.items() if isinstance(spec, wanted))
+    kind = next(kind for kind, spec_class in SPEC_CLASSES.items() if isinstance(spec, spec_class))
     return spec.name, f"{kind}:{spec.name}"
 
 
-def owner(assignment: str) -> str:
+def assignment_address(assignment: str) -> str:
     """Whom an assignment is for."""
     return assignment.partition("=")[0].rpartition(".")[0]
 
 
-def parse(assignment: str) -> tuple[str, str]:
+def parse_assignment(assignment: str) -> tuple[str, str]:
     """The field and the text of `NAME.FIELD=VALUE`.   raises: UsageError"""
     target, equals, text = assignment.partition("=")
     name = target.rpartition(".")[2].strip().replace("-", "_")
-    if not equals or not name or not owner(assignment):
+    if not equals or not name or not assignment_address(assignment):
         raise UsageError(
             f"--opt {shorten(assignment)!r}: wanted NAME.FIELD=VALUE, such as radix.max_prefixes=4"
         )
@@ -74,32 +78,39 @@ def option_fields(spec: PluginSpec) -> dict[str, attrs.Attribute[Any]]:
     """The fields of the plugin's option class, types resolved.   raises: PluginBroken"""
     if spec.options is None:
         return {}
-    cls = imported(spec, spec.options)
+    cls = import_object(spec, spec.options)
     if not attrs.has(cls):
-        raise PluginBroken(f"{origin(spec)}: its option class {spec.options} is not an attrs class")
-    return {each.name: each for each in attrs.fields(attrs.resolve_types(cls))}
+        raise PluginBroken(
+            f"{describe_plugin(spec)}: its option class {spec.options} is not an attrs class"
+        )
+    return {field.name: field for field in attrs.fields(attrs.resolve_types(cls))}
 
 
-def convert(spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str, text: str) -> Any:
+def convert_option(
+    spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str, text: str
+) -> Any:
     """`text` as the field's type; as it is for a field of another type whose converter will read
     it.
 
     raises: UsageError, PluginBroken when the field takes no text
     """
     if name not in fields:
-        known = ", ".join(fields)
+        known_options = ", ".join(fields)
         raise UsageError(
             f"--opt {spec.name}.{shorten(name)}: no such option{suggestion(name, fields)}; "
-            f"{spec.name!r} has {known}"
+            f"{spec.name!r} has {known_options}"
         )
     try:
-        return as_type(fields[name].type, text)
+        return parse_as_type(fields[name].type, text)
     except TypeError as error:
         if fields[name].converter is not None:
             return text
-        wanted = "int, float, bool, str, Literal, an enum, one of these and None, or a converter"
+        readable_types = (
+            "int, float, bool, str, Literal, an enum, one of these and None, or a converter"
+        )
         raise PluginBroken(
-            f"{origin(spec)}: no text can be read for its option {name!r}: {error} {wanted}"
+            f"{describe_plugin(spec)}: no text can be read for its option {name!r}: {error} "
+            f"{readable_types}"
         ) from error
     except ValueError as error:
         raise UsageError(
@@ -107,60 +118,62 @@ def convert(spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str
         ) from error
 
 
-def as_type(wanted: Any, text: str) -> Any:
+def parse_as_type(option_type: Any, text: str) -> Any:
     """`text` as a bool, int, finite float, str, Literal, Enum or a union of these.
 
     raises: ValueError whose text is what was wanted; TypeError for any other type
     """
-    origin_type, members = typing.get_origin(wanted), typing.get_args(wanted)
+    origin_type, members = typing.get_origin(option_type), typing.get_args(option_type)
     if origin_type in (typing.Union, types.UnionType):
-        return first_that_fits(members, text)
-    if wanted is types.NoneType:
-        return parsed({"none": None}, text, "none")
-    if wanted is bool:
-        return parsed(SWITCH_WORDS, text, f"one of {', '.join(SWITCH_WORDS)}")
+        return parse_as_union(members, text)
+    if option_type is types.NoneType:
+        return look_up_word({"none": None}, text, "none")
+    if option_type is bool:
+        return look_up_word(SWITCH_WORDS, text, f"one of {', '.join(SWITCH_WORDS)}")
     if origin_type is typing.Literal:
-        return parsed(
-            {str(each): each for each in members}, text, f"one of {', '.join(map(str, members))}"
-        )
-    if isinstance(wanted, type) and issubclass(wanted, Enum):
-        return parsed(
-            {str(each.value): each for each in wanted},
+        return look_up_word(
+            {str(member): member for member in members},
             text,
-            f"one of {', '.join(str(e.value) for e in wanted)}",
+            f"one of {', '.join(map(str, members))}",
         )
-    if wanted in (int, float):
-        return number(wanted, text)
-    if wanted is str:
+    if isinstance(option_type, type) and issubclass(option_type, Enum):
+        return look_up_word(
+            {str(member.value): member for member in option_type},
+            text,
+            f"one of {', '.join(str(e.value) for e in option_type)}",
+        )
+    if option_type in (int, float):
+        return parse_number(option_type, text)
+    if option_type is str:
         return text
-    raise TypeError(f"it is of type {wanted}, wanted")
+    raise TypeError(f"it is of type {option_type}, wanted")
 
 
-def first_that_fits(members: Sequence[Any], text: str) -> Any:
+def parse_as_union(members: Sequence[Any], text: str) -> Any:
     """`text` as the first member type that takes it, None before the others and plain text last."""
     reasons = []
-    for member in sorted(members, key=lambda each: (each is str, each is not types.NoneType)):
+    for member in sorted(members, key=lambda option: (option is str, option is not types.NoneType)):
         try:
-            return as_type(member, text)
+            return parse_as_type(member, text)
         except ValueError as error:
             reasons.append(str(error))
     raise ValueError(" or ".join(reasons))
 
 
-def parsed(values: dict[str, Any], text: str, wanted: str) -> Any:
+def look_up_word(values: dict[str, Any], text: str, expected: str) -> Any:
     """The value that `text` names."""
     if text.lower() in values:
         return values[text.lower()]
     if text in values:
         return values[text]
-    raise ValueError(wanted)
+    raise ValueError(expected)
 
 
-def number(wanted: type[int] | type[float], text: str) -> int | float:
+def parse_number(number_type: type[int] | type[float], text: str) -> int | float:
     """`text` as a finite number."""
-    article = "an integer" if wanted is int else "a finite number"
+    article = "an integer" if number_type is int else "a finite number"
     try:
-        value = wanted(text)
+        value = number_type(text)
     except ValueError:
         raise ValueError(article) from None
     if not math.isfinite(value):

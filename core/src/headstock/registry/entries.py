@@ -21,11 +21,11 @@ from headstock.errors import (
     find_nearest_name,
     shorten,
 )
-from headstock.registry.first_party import find_distribution, sources
+from headstock.registry.first_party import find_distribution, install_lines
 from headstock.spi.plugin import NAME
 from headstock.spi.versions import SPI
 
-NOUNS: Mapping[str, str] = MappingProxyType(
+KIND_LABELS: Mapping[str, str] = MappingProxyType(
     {
         "attention": "attention backend",
         "cache": "cache policy",
@@ -36,7 +36,7 @@ NOUNS: Mapping[str, str] = MappingProxyType(
 
 
 @frozen(kw_only=True)
-class Installed:
+class InstalledPlugin:
     """One entry point. `status` is "ok", "duplicate" (several distributions provide the name) or
     "bad name".
     """
@@ -49,17 +49,16 @@ class Installed:
     status: str
 
     def __str__(self) -> str:
-        return (
-            f"{noun(self.kind)} {self.name!r} ({self.distribution} {self.version}, {self.target})"
-        )
+        provider = f"{self.distribution} {self.version}, {self.target}"
+        return f"{kind_label(self.kind)} {self.name!r} ({provider})"
 
 
-def noun(kind: str) -> str:
+def kind_label(kind: str) -> str:
     """What error texts call a plugin of `kind`."""
-    return NOUNS.get(kind, kind)
+    return KIND_LABELS.get(kind, kind)
 
 
-def group(kind: str) -> str:
+def entry_point_group(kind: str) -> str:
     """The entry-point group of `kind`.   raises: UsageError for a kind that does not exist"""
     if kind not in SPI:
         raise UsageError(
@@ -69,94 +68,104 @@ def group(kind: str) -> str:
     return f"headstock.{kind}"
 
 
-def installed(kind: str | None = None) -> tuple[Installed, ...]:
+def list_installed(kind: str | None = None) -> tuple[InstalledPlugin, ...]:
     """The installed plugins of `kind` (None: of every kind), by kind, name and distribution."""
-    groups = {each: group(each) for each in (tuple(SPI) if kind is None else (kind,))}
+    kinds = tuple(SPI) if kind is None else (kind,)
     # one scan of all distributions; asking group by group would scan as often
     everything = entry_points()
     return tuple(
         plugin
-        for each, name in groups.items()
-        for plugin in records(each, everything.select(group=name))
+        for kind in kinds
+        for plugin in make_records(kind, everything.select(group=entry_point_group(kind)))
     )
 
 
-def records(kind: str, entries: Iterable[EntryPoint]) -> list[Installed]:
+def make_records(kind: str, entries: Iterable[EntryPoint]) -> list[InstalledPlugin]:
     """The entry points of one group as records, by name, providing distribution and target."""
-    found = list(entries)
-    providers = Counter(entry.name for entry in found)
-    named = (record(kind, entry, providers[entry.name]) for entry in found)
-    return sorted(named, key=lambda each: (each.name, each.distribution, each.target))
+    listed = list(entries)
+    providers = Counter(entry.name for entry in listed)
+    records = (make_record(kind, entry, providers[entry.name]) for entry in listed)
+    return sorted(records, key=lambda record: (record.name, record.distribution, record.target))
 
 
-def record(kind: str, entry: EntryPoint, providers: int) -> Installed:
+def make_record(kind: str, entry: EntryPoint, providers: int) -> InstalledPlugin:
     """What the metadata says of one entry point."""
     # once: each look parses the whole file
     metadata = entry.dist.metadata if entry.dist is not None else None
-    named_well = kind == "model" or (NAME.fullmatch(entry.name) and entry.name != "auto")
-    return Installed(
+    is_usable = kind == "model" or (NAME.fullmatch(entry.name) and entry.name != "auto")
+    return InstalledPlugin(
         kind=kind,
         name=entry.name,
         distribution=metadata["Name"] if metadata else "",
         version=metadata["Version"] if metadata else "",
         target=entry.value,
-        status="duplicate" if providers > 1 else "ok" if named_well else "bad name",
+        status="duplicate" if providers > 1 else "ok" if is_usable else "bad name",
     )
 
 
-def find(kind: str, name: str) -> Installed:
+def find_plugin(kind: str, name: str) -> InstalledPlugin:
     """The one plugin that `name` stands for; `DISTRIBUTION:NAME` picks among several.
 
     raises: UnknownPlugin, AmbiguousPlugin, PluginBroken (a name that nobody could ask for)
     """
-    distribution, _, plain = name.rpartition(":")
-    available = installed(kind)
-    found = [each for each in available if each.name == plain]
+    distribution, _, plugin_name = name.rpartition(":")
+    installed = list_installed(kind)
+    matches = [plugin for plugin in installed if plugin.name == plugin_name]
     if distribution:
-        found = [each for each in found if normal(each.distribution) == normal(distribution)]
-    if not found:
-        raise UnknownPlugin(unknown(kind, name, available))
-    if len(found) > 1:
-        raise AmbiguousPlugin(ambiguous(found))
-    if found[0].status == "bad name":
+        matches = [
+            plugin
+            for plugin in matches
+            if normalize_name(plugin.distribution) == normalize_name(distribution)
+        ]
+    if not matches:
+        raise UnknownPlugin(explain_unknown(kind, name, installed))
+    if len(matches) > 1:
+        raise AmbiguousPlugin(explain_ambiguous(matches))
+    if matches[0].status == "bad name":
         raise PluginBroken(
-            f"{found[0]} has a name that cannot be used: wanted {NAME.pattern}, and not 'auto'"
+            f"{matches[0]} has a name that cannot be used: wanted {NAME.pattern}, and not 'auto'"
         )
-    return found[0]
+    return matches[0]
 
 
-def normal(distribution: str) -> str:
+def normalize_name(distribution: str) -> str:
     """A distribution's name as package indexes compare it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def unknown(kind: str, name: str, available: Iterable[Installed]) -> str:
+def explain_unknown(kind: str, name: str, installed: Iterable[InstalledPlugin]) -> str:
     """What is said when no plugin has the name: what is near, what is installed, what could be."""
-    present = {each.name: f"{each.name} ({each.distribution} {each.version})" for each in available}
-    absent = {each: line for each, line in sources(kind).items() if each not in present}
+    present = {
+        plugin.name: f"{plugin.name} ({plugin.distribution} {plugin.version})"
+        for plugin in installed
+    }
+    absent = {other: line for other, line in install_lines(kind).items() if other not in present}
     if name in absent:
-        there = ", ".join(present.values()) or "none"
+        installed_text = ", ".join(present.values()) or "none"
         return (
-            f"{noun(kind)} {name!r} is not installed; install it with: {absent[name]}; "
-            f"installed: {there}"
+            f"{kind_label(kind)} {name!r} is not installed; install it with: {absent[name]}; "
+            f"installed: {installed_text}"
         )
-    said = [
-        f"no {noun(kind)} {shorten(name)!r} is installed{suggestion(name, (*present, *absent))}",
+    sentences = [
+        f"no {kind_label(kind)} {shorten(name)!r} is installed"
+        f"{suggestion(name, (*present, *absent))}",
         f"installed: {', '.join(present.values()) or 'none'}",
-        *(f"not installed: {each}: {line}" for each, line in absent.items()),
+        *(f"not installed: {other}: {line}" for other, line in absent.items()),
     ]
-    return "; ".join(said)
+    return "; ".join(sentences)
 
 
-def unknown_name(name: str) -> UnknownPlugin:
+def unknown_name_error(name: str) -> UnknownPlugin:
     """The error for a name that no plugin of any kind has."""
-    plain = name.rpartition(":")[2]
-    absent = [line for kind in SPI for each, line in sources(kind).items() if each == plain]
-    distribution, line = find_distribution(plain)
+    plugin_name = name.rpartition(":")[2]
+    absent = [
+        line for kind in SPI for other, line in install_lines(kind).items() if other == plugin_name
+    ]
+    distribution, line = find_distribution(plugin_name)
     present = [
-        each.name
-        for each in installed()
-        if distribution and normal(each.distribution) == distribution
+        plugin.name
+        for plugin in list_installed()
+        if distribution and normalize_name(plugin.distribution) == distribution
     ]
     if present:
         return UnknownPlugin(
@@ -167,20 +176,20 @@ def unknown_name(name: str) -> UnknownPlugin:
         return UnknownPlugin(
             f"no plugin {shorten(name)!r} is installed; install it with: {absent[0]}"
         )
-    near = suggestion(plain, {each.name for each in installed()})
+    near = suggestion(plugin_name, {plugin.name for plugin in list_installed()})
     return UnknownPlugin(
         f"no plugin {shorten(name)!r} is installed{near}; 'headstock plugins list' shows what is"
     )
 
 
-def unknown_architecture(name: str) -> CannotRun:
+def unknown_architecture_error(name: str) -> CannotRun:
     """The error for an architecture that no installed model family serves."""
-    absent = sources("model").get(name)
+    absent = install_lines("model").get(name)
     if absent:
         return CannotRun(f"the model family of {name} is not installed; install it with: {absent}")
     families: dict[str, list[str]] = {}
-    for each in installed("model"):
-        families.setdefault(each.distribution, []).append(each.name)
+    for plugin in list_installed("model"):
+        families.setdefault(plugin.distribution, []).append(plugin.name)
     served = "; ".join(
         f"{', '.join(names)} ({distribution})" for distribution, names in families.items()
     )
@@ -190,19 +199,20 @@ def unknown_architecture(name: str) -> CannotRun:
     )
 
 
-def ambiguous(found: list[Installed]) -> str:
+def explain_ambiguous(plugins: list[InstalledPlugin]) -> str:
     """What is said when several distributions provide one name, or one distribution provides it
     twice.
     """
-    who = ", ".join(f"{each.distribution} {each.version}" for each in found)
-    choices = sorted({f"{each.distribution}:{each.name}" for each in found})
-    kind, name = noun(found[0].kind), found[0].name
+    providers = ", ".join(f"{plugin.distribution} {plugin.version}" for plugin in plugins)
+    choices = sorted({f"{plugin.distribution}:{plugin.name}" for plugin in plugins})
+    kind, name = kind_label(plugins[0].kind), plugins[0].name
     if len(choices) == 1:
         return (
-            f"{kind} {name!r} is provided twice by {found[0].distribution}; repair or uninstall it"
+            f"{kind} {name!r} is provided twice by {plugins[0].distribution}; repair or uninstall "
+            "it"
         )
     return (
-        f"{kind} {name!r} is provided by {len(choices)} distributions: {who}; choose with "
+        f"{kind} {name!r} is provided by {len(choices)} distributions: {providers}; choose with "
         f"{' or '.join(choices)}"
     )
 

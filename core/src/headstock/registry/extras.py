@@ -7,12 +7,12 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, distribution
 
-from headstock.registry.requirements import met, package
+from headstock.registry.requirements import is_installed, requirement_name
 
 EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
 
-def incomplete(name: str) -> str:
+def explain_missing_extras(name: str) -> str:
     """What gives a distribution one of its extras, any of several ways, when it has none of them;
     else nothing.
 
@@ -20,30 +20,33 @@ def incomplete(name: str) -> str:
     CPUs comes first: its build for GPUs is the smallest step.
     """
     try:
-        extras = offered(distribution(name).requires or [])
+        extras = requirements_by_extra(distribution(name).requires or [])
     except PackageNotFoundError:
         return ""
-    if not extras or any(all(map(met, needs)) for needs in extras.values()):
+    if not extras or any(all(map(is_installed, needs)) for needs in extras.values()):
         return ""
     ways = sorted(
-        extras.values(), key=lambda needs: not all(met(need, any_build=True) for need in needs)
+        extras.values(),
+        key=lambda needs: not all(is_installed(need, any_build=True) for need in needs),
     )
-    return " or ".join(map(way, ways))
+    return " or ".join(map(install_hint, ways))
 
 
-def way(needs: list[str]) -> str:
+def install_hint(needs: list[str]) -> str:
     """What gives the requirements of one extra, none of which is met by a build for GPUs."""
-    if all(met(need, any_build=True) for need in needs):
-        built = ", ".join(sorted({package(need) for need in needs if not met(need)}))
+    if all(is_installed(need, any_build=True) for need in needs):
+        built = ", ".join(
+            sorted({requirement_name(need) for need in needs if not is_installed(need)})
+        )
         return f"a CUDA build of {built} in place of its CPU build"
     return "pip install " + " ".join(f"'{need}'" for need in needs)
 
 
-def offered(requirements: list[str]) -> dict[str, list[str]]:
+def requirements_by_extra(requirements: list[str]) -> dict[str, list[str]]:
     """Extra -> the requirements that it adds, without their markers."""
     extras: dict[str, list[str]] = {}
     for requirement in requirements:
         need, _, marker = requirement.partition(";")
-        if found := EXTRA.search(marker):
-            extras.setdefault(found[1], []).append(need.strip())
+        if match := EXTRA.search(marker):
+            extras.setdefault(match[1], []).append(need.strip())
     return extras

@@ -36,7 +36,7 @@ CHECKOUT = "(in a checkout of headstock)"
 """Where the pip lines of this module work: no package index has these distributions yet."""
 
 
-def sources(kind: str) -> dict[str, str]:
+def install_lines(kind: str) -> dict[str, str]:
     """Name -> the pip line that installs it, for every first-party plugin of `kind` outside
     core.
     """
@@ -54,7 +54,7 @@ def find_distribution(name: str) -> tuple[str, str]:
     for folder, (distribution, names) in FOLDERS.items():
         kind, (first, *_) = next(iter(names.items()))
         if name in (distribution, folder.rpartition("/")[2]):
-            return distribution, sources(kind)[first]
+            return distribution, install_lines(kind)[first]
     return "", ""
 
 

@@ -15,7 +15,13 @@ from stevedore.driver import DriverManager
 from stevedore.extension import Extension
 
 from headstock.errors import HeadstockError, PluginBroken, SpiMismatch, describe_error, shorten
-from headstock.registry.entries import Installed, find, group, installed, noun
+from headstock.registry.entries import (
+    InstalledPlugin,
+    entry_point_group,
+    find_plugin,
+    kind_label,
+    list_installed,
+)
 from headstock.registry.first_party import upgrade_line
 from headstock.spi import (
     SPI,
@@ -31,7 +37,7 @@ from headstock.spi import (
     SchedulerSpec,
 )
 
-SPECS: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
+SPEC_CLASSES: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
     "attention": AttentionSpec,
     "cache": CacheSpec,
     "scheduler": SchedulerSpec,
@@ -44,24 +50,24 @@ SPECS: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
 }
 
 
-class Driver(DriverManager[Any]):
+class PluginDriver(DriverManager[Any]):
     """stevedore's driver of one plugin that was just found: every failure to load it is raised as
     PluginBroken.
     """
 
-    def __init__(self, chosen: Installed) -> None:
-        self.chosen = chosen
-        super().__init__(group(chosen.kind), chosen.name, invoke_on_load=True)
+    def __init__(self, plugin: InstalledPlugin) -> None:
+        self.plugin = plugin
+        super().__init__(entry_point_group(plugin.kind), plugin.name, invoke_on_load=True)
 
     def list_entry_points(self) -> list[EntryPoint]:
         """The chosen entry point alone; stevedore's cache is not asked."""
-        return [EntryPoint(name=self.chosen.name, value=self.chosen.target, group=self.namespace)]
+        return [EntryPoint(name=self.plugin.name, value=self.plugin.target, group=self.namespace)]
 
     def _load_one_plugin(self, ep: EntryPoint, *arguments: Any) -> Extension[Any] | None:
         try:
             return super()._load_one_plugin(ep, *arguments)
         except (Exception, SystemExit) as error:
-            raise PluginBroken(failure(self.chosen, error)) from error
+            raise PluginBroken(explain_load_failure(self.plugin, error)) from error
 
     @property
     def spec(self) -> object:
@@ -69,7 +75,7 @@ class Driver(DriverManager[Any]):
         return self.extensions[0].obj
 
 
-def failure(plugin: Installed, error: BaseException) -> str:
+def explain_load_failure(plugin: InstalledPlugin, error: BaseException) -> str:
     """What is said of a plugin that raised while it was loaded."""
     return (
         f"{plugin} failed to load: {describe_error(error)}; repair it or remove it with: pip "
@@ -77,93 +83,93 @@ def failure(plugin: Installed, error: BaseException) -> str:
     )
 
 
-def spec(kind: str, name: str) -> Any:
+def load_spec(kind: str, name: str) -> Any:
     """The spec of the plugin that `name` stands for, checked against the contract; only its light
     module is imported.
 
     raises: UnknownPlugin, AmbiguousPlugin, PluginBroken, SpiMismatch
     """
-    chosen = find(kind, name)
-    found = Driver(chosen).spec
-    check(chosen, found)
-    return found
+    plugin = find_plugin(kind, name)
+    spec = PluginDriver(plugin).spec
+    check_spec(plugin, spec)
+    return spec
 
 
-def specs(kind: str) -> tuple[tuple[Installed, Any], ...]:
+def load_specs(kind: str) -> tuple[tuple[InstalledPlugin, Any], ...]:
     """Every installed plugin of `kind` with its spec, or with the HeadstockError that choosing it
     would raise.
     """
-    return tuple((each, spec_or_error(each)) for each in installed(kind))
+    return tuple((plugin, load_spec_or_error(plugin)) for plugin in list_installed(kind))
 
 
-def spec_or_error(plugin: Installed) -> Any:
+def load_spec_or_error(plugin: InstalledPlugin) -> Any:
     """The plugin's spec, or the error that choosing it would raise."""
     try:
-        return spec(plugin.kind, plugin.name)
+        return load_spec(plugin.kind, plugin.name)
     except HeadstockError as error:
         return error
 
 
-def check(plugin: Installed, found: Any) -> None:
+def check_spec(plugin: InstalledPlugin, spec: Any) -> None:
     """Raise PluginBroken or SpiMismatch unless `found` is what an entry point of this kind and name
     must return.
     """
-    wanted = SPECS[plugin.kind]
-    if not isinstance(found, wanted):
+    spec_class = SPEC_CLASSES[plugin.kind]
+    if not isinstance(spec, spec_class):
         raise PluginBroken(
-            f"{plugin} returned a {type(found).__name__}; wanted {wanted.__name__} from "
+            f"{plugin} returned a {type(spec).__name__}; wanted {spec_class.__name__} from "
             "headstock.spi"
         )
-    if found.name != plugin.name:
+    if spec.name != plugin.name:
         raise PluginBroken(
-            f"{plugin} calls itself {shorten(found.name)!r} in its spec; the two names must be the "
+            f"{plugin} calls itself {shorten(spec.name)!r} in its spec; the two names must be the "
             "same"
         )
     offered = SPI[plugin.kind]
-    if not found.spi.accepts(offered):
-        newer = (found.spi.major, found.spi.minor) > offered
+    if not spec.spi.accepts(offered):
+        newer = (spec.spi.major, spec.spi.minor) > offered
         side = "headstock" if newer else plugin.distribution
         raise SpiMismatch(
-            f"{plugin} needs version {found.spi} of the {plugin.kind} contract; this headstock "
+            f"{plugin} needs version {spec.spi} of the {plugin.kind} contract; this headstock "
             f"offers {offered[0]}.{offered[1]}; upgrade {side}: {upgrade_line(side)}"
         )
 
 
-def implementation(spec: PluginSpec) -> Any:
+def import_implementation(spec: PluginSpec) -> Any:
     """What the spec's `implementation` names, imported now.   raises: PluginBroken"""
-    return imported(spec, spec.implementation)
+    return import_object(spec, spec.implementation)
 
 
-def made(
+def make_part(
     spec: PluginSpec,
     base: type,
     *parts: Any,
     expected: tuple[type[Exception], ...] = (),
-    **named: Any,
+    **keywords: Any,
 ) -> Any:
     """What the spec's implementation makes of the parts.
 
     raises: PluginBroken when that is no `base`, or for an exception that is neither a
         HeadstockError nor `expected`
     """
-    make = implementation(spec)
+    make = import_implementation(spec)
     try:
-        found = make(*parts, **named)
+        part = make(*parts, **keywords)
     except (Exception, SystemExit) as error:
         if isinstance(error, (HeadstockError, *expected)):
             raise
         raise PluginBroken(
-            f"{origin(spec)}: it could not be made: {describe_error(error)}"
+            f"{describe_plugin(spec)}: it could not be made: {describe_error(error)}"
         ) from error
-    if not isinstance(found, base):
+    if not isinstance(part, base):
         raise PluginBroken(
-            f"{origin(spec)}: {spec.implementation} made {shorten(found)}, which is no "
+            f"{describe_plugin(spec)}: {spec.implementation} made {shorten(part)}, which is no "
             f"{base.__name__}"
         )
-    return found
+    return part
 
 
-def imported(spec: PluginSpec, path: str) -> Any:
+def import_object(spec: PluginSpec, path: str) -> Any:
     """What a dotted path of the spec (`package.module:Name`) names, imported now.
 
     raises: PluginBroken
@@ -173,16 +179,18 @@ def imported(spec: PluginSpec, path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
         raise PluginBroken(
-            f"{origin(spec)}: {path} cannot be imported: {describe_error(error)}"
+            f"{describe_plugin(spec)}: {path} cannot be imported: {describe_error(error)}"
         ) from error
 
 
-def origin(spec: PluginSpec) -> str:
+def describe_plugin(spec: PluginSpec) -> str:
     """The plugin and its distribution as error texts name them."""
-    kind = next(kind for kind, wanted in SPECS.items() if isinstance(spec, wanted))
+    kind = next(kind for kind, spec_class in SPEC_CLASSES.items() if isinstance(spec, spec_class))
     package = spec.implementation.partition(":")[0].partition(".")[0]
-    named = [each for each in installed(kind) if each.name == spec.name]
+    same_name = [plugin for plugin in list_installed(kind) if plugin.name == spec.name]
     same_package = [
-        each for each in named if each.target.partition(":")[0].partition(".")[0] == package
+        plugin
+        for plugin in same_name
+        if plugin.target.partition(":")[0].partition(".")[0] == package
     ]
-    return " or ".join(map(str, same_package or named)) or f"{noun(kind)} {spec.name!r}"
+    return " or ".join(map(str, same_package or same_name)) or f"{kind_label(kind)} {spec.name!r}"

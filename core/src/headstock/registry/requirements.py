@@ -6,24 +6,26 @@ import importlib.metadata
 from importlib.util import find_spec
 
 from headstock.errors import CannotRun
-from headstock.registry.loading import origin
+from headstock.registry.loading import describe_plugin
 from headstock.spi import DeviceEnv, PluginSpec, Rejection, Require
 
 
-def missing(spec: PluginSpec) -> tuple[Rejection, ...]:
+def find_missing(spec: PluginSpec) -> tuple[Rejection, ...]:
     """One rejection for each requirement that is not met; empty when all are."""
-    return tuple(each for each in map(unmet, spec.requires) if each is not None)
+    return tuple(
+        rejection for rejection in map(check_requirement, spec.requires) if rejection is not None
+    )
 
 
-def require(spec: PluginSpec) -> None:
+def require_installed(spec: PluginSpec) -> None:
     """Raise CannotRun, with what to install, unless every requirement of the spec is met."""
-    reasons = missing(spec)
-    if reasons:
-        said = "; ".join(
-            f"{each.message}{f', install with: {each.hint}' if each.hint else ''}"
-            for each in reasons
+    rejections = find_missing(spec)
+    if rejections:
+        text = "; ".join(
+            f"{rejection.message}{f', install with: {rejection.hint}' if rejection.hint else ''}"
+            for rejection in rejections
         )
-        raise CannotRun(f"{origin(spec)} cannot run here: {said}")
+        raise CannotRun(f"{describe_plugin(spec)} cannot run here: {text}")
 
 
 def elsewhere(spec: PluginSpec, env: DeviceEnv) -> str:
@@ -36,50 +38,52 @@ def elsewhere(spec: PluginSpec, env: DeviceEnv) -> str:
     return f"it runs on {', '.join(map(str, devices)) or 'no device'}, and this is {env}"
 
 
-def unmet(need: Require) -> Rejection | None:
+def check_requirement(requirement: Require) -> Rejection | None:
     """Why the requirement is not met, or None when it is."""
-    if need.any_of:
-        reasons = [unmet(each) for each in need.any_of]
-        if None in reasons:
+    if requirement.any_of:
+        outcomes = [check_requirement(alternative) for alternative in requirement.any_of]
+        rejections = [rejection for rejection in outcomes if rejection is not None]
+        if len(rejections) < len(outcomes):
             return None
-        said = " and ".join(each.message for each in reasons if each is not None)
-        hints = (need.hint, *(each.hint for each in reasons if each is not None))
+        text = " and ".join(rejection.message for rejection in rejections)
+        hints = (requirement.hint, *(rejection.hint for rejection in rejections))
         return Rejection(
             code="missing",
-            message=f"needs one of several: {said}",
+            message=f"needs one of several: {text}",
             hint=next(filter(None, hints), ""),
         )
-    hint = need.hint or f"pip install '{need.distribution}{need.version}'"
-    version = found_version(need)
+    hint = requirement.hint or f"pip install '{requirement.distribution}{requirement.version}'"
+    version = installed_version(requirement)
     if version is None:
         return Rejection(
             code="missing",
-            message=f"{need.distribution} {need.version}".strip() + " is not installed",
+            message=f"{requirement.distribution} {requirement.version}".strip()
+            + " is not installed",
             hint=hint,
         )
-    if not allows(need.version, version):
+    if not is_version_allowed(requirement.version, version):
         return Rejection(
             code="version",
-            message=f"{need.distribution} is {version}, wanted {need.version}",
+            message=f"{requirement.distribution} is {version}, wanted {requirement.version}",
             hint=hint,
         )
     return None
 
 
-def found_version(need: Require) -> str | None:
+def installed_version(requirement: Require) -> str | None:
     """The installed version of what is needed; None when the module or its distribution is absent.
 
     Only the top-level package is looked up: `find_spec` of a submodule would import its parents.
     """
     try:
-        if find_spec(need.import_name.partition(".")[0]) is None:
+        if find_spec(requirement.import_name.partition(".")[0]) is None:
             return None
-        return importlib.metadata.version(need.distribution)
+        return importlib.metadata.version(requirement.distribution)
     except (ValueError, importlib.metadata.PackageNotFoundError):
         return None
 
 
-def met(requirement: str, *, any_build: bool = False) -> bool:
+def is_installed(requirement: str, *, any_build: bool = False) -> bool:
     """Whether a PEP 508 requirement is installed; its marker and extras are not looked at.
 
     A build for CPUs, as torch's `2.13.0+cpu`, counts only when `any_build`: it lacks the kernels of
@@ -97,14 +101,14 @@ def met(requirement: str, *, any_build: bool = False) -> bool:
     )
 
 
-def package(requirement: str) -> str:
+def requirement_name(requirement: str) -> str:
     """The distribution that a PEP 508 requirement names."""
     from packaging.requirements import Requirement  # as below
 
     return Requirement(requirement).name
 
 
-def allows(specifier: str, version: str) -> bool:
+def is_version_allowed(specifier: str, version: str) -> bool:
     """Whether a PEP 440 specifier allows the version (pre-releases count)."""
     from packaging.specifiers import SpecifierSet  # 30 ms that few commands need to spend
 

@@ -83,10 +83,12 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
     )
     out_of_memory = (torch.OutOfMemoryError,)
     runner = inputs.faults.around_runner(
-        registry.made(parts.runner, Runner, program, expected=out_of_memory)
+        registry.make_part(parts.runner, Runner, program, expected=out_of_memory)
     )
     executor_parts = {"buffers": buffers, "sampling": sampling, "runner": runner, "router": router}
-    executor = registry.made(parts.executor, Executor, expected=out_of_memory, **executor_parts)
+    executor = registry.make_part(
+        parts.executor, Executor, expected=out_of_memory, **executor_parts
+    )
     return AssembledExecutor(
         executor=executor, runner=runner, sampling=sampling, device=buffers.device
     )
@@ -122,7 +124,7 @@ def make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter:
             device=buffers.device,
             page_size=buffers.page_size,
             pools=dict(enumerate(buffers.pools)),
-            options=registry.options(choice.spec, config.opt),
+            options=registry.make_options(choice.spec, config.opt),
         )
         return make_attention_backend(choice.spec, context)
 
@@ -154,7 +156,7 @@ def make_attention_backend(spec: AttentionSpec, context: AttentionContext) -> At
     """
     expected = (torch.OutOfMemoryError, ValueError, ImportError, OSError)
     try:
-        backend: AttentionBackend = registry.made(
+        backend: AttentionBackend = registry.make_part(
             spec, AttentionBackend, context, expected=expected
         )
     except ValueError as error:  # by contract: the options or the machine do not suit it

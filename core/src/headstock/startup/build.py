@@ -341,7 +341,7 @@ def check_options(config: EngineConfig, parts: SelectedPlugins) -> None:
     """
     specs: list[PluginSpec] = [choice.spec for choice in parts.attention]
     specs += [parts.cache, parts.scheduler, parts.runner, parts.ops, parts.executor]
-    stray = registry.unclaimed(config.opt, specs)
+    stray = registry.find_unclaimed(config.opt, specs)
     if stray:
         names = [spec.name for spec in specs]
         close = registry.suggestion(stray[0].partition(".")[0], names)
@@ -349,7 +349,7 @@ def check_options(config: EngineConfig, parts: SelectedPlugins) -> None:
             f"--opt {stray[0]}: no chosen plugin has that name{close}; chosen: {', '.join(names)}"
         )
     for spec in specs:
-        if registry.options(spec, config.opt) is not None and isinstance(
+        if registry.make_options(spec, config.opt) is not None and isinstance(
             spec, SPECS_WITHOUT_OPTIONS
         ):
             raise PluginBroken(
@@ -374,7 +374,7 @@ def make_limits(
         page_size=memory.page_size,
         num_pages=(memory.num_pages,) * len(model.kv_groups),
         groups=model.kv_groups,
-        choose=registry.implementation(parts.scheduler),
+        choose=registry.import_implementation(parts.scheduler),
         scheduler=parts.scheduler.name,
         policy=make_cache_policy(config, parts, memory.page_size) if terms.reuse else None,
         recompute=not config.kv_cache,
@@ -409,7 +409,7 @@ def make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: i
 
     raises: CannotRun when it cannot be bounded
     """
-    options = registry.options(parts.cache, config.opt)
+    options = registry.make_options(parts.cache, config.opt)
     if config.prefix_cache_n is not None:
         if options is None or "max_prefixes" not in attrs.fields_dict(type(options)):
             raise CannotRun(
@@ -417,7 +417,7 @@ def make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: i
                 "leave it out"
             )
         options = attrs.evolve(options, max_prefixes=config.prefix_cache_n)
-    policy: CachePolicy = registry.implementation(parts.cache)(page_size, options)
+    policy: CachePolicy = registry.import_implementation(parts.cache)(page_size, options)
     return policy
 
 

@@ -114,7 +114,7 @@ def call_resolve(
 
     raises: PluginBroken when it raises, or says something else
     """
-    function = registry.imported(spec, path)
+    function = registry.import_object(spec, path)
     try:
         answer = function(query, env)
     except (Exception, SystemExit) as error:
@@ -224,14 +224,16 @@ def recommend_backend(env: DeviceEnv) -> str:
     ]
     for name in names:
         try:
-            spec = registry.spec("attention", name)
+            spec = registry.load_spec("attention", name)
         except HeadstockError:
             continue
-        if not registry.elsewhere(spec, env) and not registry.missing(spec):
+        if not registry.elsewhere(spec, env) and not registry.find_missing(spec):
             return f"Use --attn {name}."
-    installed = {plugin.name for plugin in registry.installed("attention")}
+    installed = {plugin.name for plugin in registry.list_installed("attention")}
     lines = {
-        name: line for name, line in registry.sources("attention").items() if name not in installed
+        name: line
+        for name, line in registry.install_lines("attention").items()
+        if name not in installed
     }
     return next(
         (f"Install another one: {lines[name]}." for name in names if name in lines), SEE_DOCTOR

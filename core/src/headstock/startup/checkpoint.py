@@ -56,11 +56,11 @@ def find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
 
     raises: ModelError
     """
-    names = [plugin.name for plugin in registry.installed("checkpoint")]
+    names = [plugin.name for plugin in registry.list_installed("checkpoint")]
     if name in names:
-        return Path(registry.spec("checkpoint", name).directory)
+        return Path(registry.load_spec("checkpoint", name).directory)
     path = Path(name).expanduser()
-    source = registry.sources("checkpoint").get(name)
+    source = registry.install_lines("checkpoint").get(name)
     if source and not path.exists():
         raise ModelError(f"the model {name!r} is not installed; install it with: {source}")
     close = suggestion(name, names)
@@ -85,11 +85,11 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
             f"config.json in {directory} names no architecture; wanted a list such as "
             "['Qwen3ForCausalLM']"
         )
-    if architectures[0] not in {plugin.name for plugin in registry.installed("model")}:
-        raise registry.unknown_architecture(architectures[0])
-    spec = registry.spec("model", architectures[0])
-    registry.require(spec)
-    family: Model = registry.implementation(spec)
+    if architectures[0] not in {plugin.name for plugin in registry.list_installed("model")}:
+        raise registry.unknown_architecture_error(architectures[0])
+    spec = registry.load_spec("model", architectures[0])
+    registry.require_installed(spec)
+    family: Model = registry.import_implementation(spec)
     try:
         model = family.config(hf)
     except ValueError as error:
@@ -177,7 +177,7 @@ def load_onto_device(
     if needed > free:
         raise CannotRun(too_large)
     try:
-        return weights.load(
+        return weights.load_weights(
             directory,
             specs,
             model,
@@ -185,7 +185,7 @@ def load_onto_device(
             device=device,
             max_seq_len=max_len,
             dummy=config.load_format == "dummy",
-            report=on_progress,
+            on_progress=on_progress,
             prepare=ops.prepare,
         )
     except (MemoryError, torch.OutOfMemoryError) as error:

@@ -103,8 +103,8 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
             raise CannotRun(
                 f"--ops {name} does not serve {needs.dtype}; use --ops torch or another --dtype"
             )
-        options = () if spec.options is None else (registry.options(spec, config.opt),)
-        return spec, registry.made(spec, Ops, *options)
+        options = () if spec.options is None else (registry.make_options(spec, config.opt),)
+        return spec, registry.make_part(spec, Ops, *options)
 
     ops_spec, operations = select_first_accepted(
         config.ops, auto.OPS, accept_ops, "--ops", config.spell
@@ -134,7 +134,7 @@ def resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
     Graphs cannot be had in contiguous mode, and on a CPU. There a preset may want them; a runner
     that is named and does not serve the device is left for `select` to refuse.
     """
-    spec = None if config.runner == "auto" else registry.spec("runner", config.runner)
+    spec = None if config.runner == "auto" else registry.load_spec("runner", config.runner)
     if spec is not None and not any(env in devices for devices in spec.capabilities.devices):
         return config.runner
     named_graphs = spec is not None and needs_graphs(spec)
@@ -171,9 +171,9 @@ def find_ready_spec(kind: str, name: str, env: DeviceEnv) -> Any:
     device is not asked for
     that: nothing that could be installed would help, and its caller says why.
     """
-    spec = registry.spec(kind, name)
+    spec = registry.load_spec(kind, name)
     if not registry.elsewhere(spec, env):
-        registry.require(spec)
+        registry.require_installed(spec)
     return spec
 
 

@@ -4,7 +4,7 @@ executed.
 
 from headstock.weights.directory import read_config
 from headstock.weights.hub import NotDownloaded, download_model, find_cached, resolve_directory
-from headstock.weights.load import check_headers, find_differing_copies, load, weight_bytes
+from headstock.weights.load import check_headers, find_differing_copies, load_weights, weight_bytes
 
 __all__ = [
     "NotDownloaded",
@@ -12,7 +12,7 @@ __all__ = [
     "download_model",
     "find_cached",
     "find_differing_copies",
-    "load",
+    "load_weights",
     "read_config",
     "resolve_directory",
     "weight_bytes",

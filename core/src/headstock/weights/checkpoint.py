@@ -15,26 +15,26 @@ from torch import Tensor
 from headstock.errors import ModelError, shorten
 from headstock.spi import ParamSpec
 from headstock.weights.directory import weight_files
-from headstock.weights.header import Entry, read_header
+from headstock.weights.header import TensorEntry, read_header
 
-FLOATING = ("F32", "F16", "BF16", "F64")
-NAMED = 5
+FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
+MAX_NAMES_SHOWN = 5
 """How many tensor names an error lists before it only counts the rest."""
 
 
 @frozen(eq=False)
-class Checkpoint:
+class CheckpointReader:
     """The open files of a model directory. Used in a `with` statement."""
 
     directory: Path
-    entries: Mapping[str, tuple[Path, Entry]]
+    entries: Mapping[str, tuple[Path, TensorEntry]]
     _stack: ExitStack = field(factory=ExitStack)
     _files: dict[Path, Any] = field(factory=dict)
 
     @classmethod
-    def open(cls, directory: Path) -> Checkpoint:
+    def open(cls, directory: Path) -> CheckpointReader:
         """The checkpoint in `directory`; ModelError when a file is not what it says."""
-        entries: dict[str, tuple[Path, Entry]] = {}
+        entries: dict[str, tuple[Path, TensorEntry]] = {}
         for path in weight_files(directory):
             for name, entry in read_header(path).items():
                 if name in entries:
@@ -84,7 +84,7 @@ class Piece:
     start: int
 
 
-def pieces(spec: ParamSpec, checkpoint: Checkpoint) -> Iterator[Piece]:
+def list_pieces(spec: ParamSpec, checkpoint: CheckpointReader) -> Iterator[Piece]:
     """The checkpoint tensors that make up a parameter."""
     if spec.whole is not None and spec.whole in checkpoint.entries:
         yield Piece(spec.whole, spec.shape, None, 0)
@@ -99,39 +99,47 @@ def pieces(spec: ParamSpec, checkpoint: Checkpoint) -> Iterator[Piece]:
             start += part
 
 
-def plan(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> dict[str, list[Piece]]:
+def plan_pieces(
+    specs: Mapping[str, ParamSpec], checkpoint: CheckpointReader
+) -> dict[str, list[Piece]]:
     """Each parameter's pieces, once every one is there as declared and nothing else is.
 
     raises: ModelError naming tensors that are missing, unexpected, or of another shape or kind of
         dtype
     """
-    plans = {name: list(pieces(spec, checkpoint)) for name, spec in specs.items() if spec.sources}
-    wanted = {piece.name: piece for parts in plans.values() for piece in parts}
+    pieces_by_parameter = {
+        name: list(list_pieces(spec, checkpoint)) for name, spec in specs.items() if spec.sources
+    }
+    declared = {piece.name: piece for parts in pieces_by_parameter.values() for piece in parts}
     ignored = {name for spec in specs.values() for name in (*spec.ignored, *spec.copies)}
     where = f"the weights in {checkpoint.directory} do not fit the model: "
-    missing = [name for name in wanted if name not in checkpoint.entries]
-    unexpected = [name for name in checkpoint.entries if name not in wanted and name not in ignored]
+    missing = [name for name in declared if name not in checkpoint.entries]
+    unexpected = [
+        name for name in checkpoint.entries if name not in declared and name not in ignored
+    ]
     if missing or unexpected:
-        found = [
-            f"{listed(names)} {how}"
-            for names, how in ((missing, "missing"), (unexpected, "unexpected"))
+        problems = [
+            f"{join_names(names)} {problem}"
+            for names, problem in ((missing, "missing"), (unexpected, "unexpected"))
             if names
         ]
-        raise ModelError(where + "; ".join(found))
-    for name, piece in wanted.items():
+        raise ModelError(where + "; ".join(problems))
+    for name, piece in declared.items():
         entry = checkpoint.entries[name][1]
         if entry.shape != piece.shape:
             raise ModelError(
                 f"{where}{name} has shape {list(entry.shape)}, wanted {list(piece.shape)}"
             )
-        if entry.dtype not in FLOATING:
+        if entry.dtype not in FLOAT_DTYPES:
             raise ModelError(
-                f"{where}{name} has dtype {entry.dtype}, wanted one of {', '.join(FLOATING)}"
+                f"{where}{name} has dtype {entry.dtype}, wanted one of {', '.join(FLOAT_DTYPES)}"
             )
-    return plans
+    return pieces_by_parameter
 
 
-def differing_copies(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> Iterator[str]:
+def list_differing_copies(
+    specs: Mapping[str, ParamSpec], checkpoint: CheckpointReader
+) -> Iterator[str]:
     """The stored tensors that are declared as copies of another stored one and differ from it."""
     for spec in specs.values():
         for name in spec.copies:
@@ -142,7 +150,7 @@ def differing_copies(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> 
                 yield name
 
 
-def listed(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """The first few names and how many more there are."""
-    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(map(shorten, names[:NAMED])) + rest
+    rest = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
+    return ", ".join(map(shorten, names[:MAX_NAMES_SHOWN])) + rest

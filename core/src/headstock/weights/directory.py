@@ -11,10 +11,10 @@ from typing import Any
 from headstock.errors import ModelError, shorten
 from headstock.weights.formats import explain_directory, is_lfs_pointer
 
-ELSEWHERE = ("configuration_files", "transformers_weights")
+REDIRECTING_FIELDS = ("configuration_files", "transformers_weights")
 """Fields by which transformers reads other files in place of config.json and model.safetensors."""
 
-LARGEST_JSON = 64 << 20
+MAX_JSON_BYTES = 64 << 20
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{directory / 'config.json'} has auto_map: the model wants its own code run, which "
             "is never done"
         )
-    for name in ELSEWHERE:
+    for name in REDIRECTING_FIELDS:
         if config.get(name):
             raise ModelError(
                 f"{directory / 'config.json'} has {name}, which points to other files and is not "
@@ -50,7 +50,7 @@ def weight_files(directory: Path) -> list[Path]:
     raises: ModelError when there are none, one is missing, or one lies elsewhere
     """
     if (directory / "model.safetensors").exists():
-        return [file_inside(directory, "model.safetensors")]
+        return [resolve_inside(directory, "model.safetensors")]
     index = "model.safetensors.index.json"
     if not (directory / index).exists():
         absent = (
@@ -64,7 +64,7 @@ def weight_files(directory: Path) -> list[Path]:
         or not all(isinstance(name, str) for name in names.values())
     ):
         raise ModelError(f"{directory / index} has no weight_map from tensor names to file names")
-    return [file_inside(directory, name) for name in sorted(set(names.values()))]
+    return [resolve_inside(directory, name) for name in sorted(set(names.values()))]
 
 
 def explain_weights(directory: Path) -> str:
@@ -103,10 +103,10 @@ def explain_snapshot(directory: Path) -> str:
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
     """The JSON object in a file of the directory."""
-    path = file_inside(directory, name)
-    if path.stat().st_size > LARGEST_JSON:
+    path = resolve_inside(directory, name)
+    if path.stat().st_size > MAX_JSON_BYTES:
         raise ModelError(
-            f"{directory / name} has {path.stat().st_size} bytes, more than the {LARGEST_JSON} "
+            f"{directory / name} has {path.stat().st_size} bytes, more than the {MAX_JSON_BYTES} "
             "allowed"
         )
     try:
@@ -124,7 +124,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def file_inside(directory: Path, name: str) -> Path:
+def resolve_inside(directory: Path, name: str) -> Path:
     """The real path of a file that lies in the directory, also after links are followed."""
     real = Path(os.path.realpath(directory))
     # The hub's own cache keeps files in models--NAME/blobs and links to them from

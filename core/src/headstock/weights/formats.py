@@ -54,7 +54,7 @@ def explain_file(path: Path) -> str:
     if (directory / "config.json").is_file():
         return (
             f"{shorten(path)} is one file of a model; give its directory: --model "
-            f"{quote(directory)}"
+            f"{quote_argument(directory)}"
         )
     return (
         f"{shorten(path)} is a file; --model wants the directory that holds config.json, a "
@@ -80,7 +80,7 @@ def explain_directory(directory: Path) -> str:
     if inside and not (directory / "config.json").exists():
         return (
             f"{shorten(directory)} is no model directory, but {inside[0].name} in it is: --model "
-            f"{quote(inside[0])}"
+            f"{quote_argument(inside[0])}"
         )
     if not any(directory.iterdir()):
         return (
@@ -92,8 +92,8 @@ def explain_directory(directory: Path) -> str:
 
 def explain_adapter(directory: Path) -> str:
     """What to do about an adapter, which is no model by itself."""
-    base = base_of(directory)
-    command = run_python(MERGE_ADAPTER, directory, base, output_of(directory))
+    base = find_adapter_base(directory)
+    command = python_command(MERGE_ADAPTER, directory, base, conversion_directory(directory))
     return (
         f"{shorten(directory)} holds an adapter of {shorten(base)}, and adapters are not served; "
         f"merge it into that model: pip install peft && {command}"
@@ -102,7 +102,7 @@ def explain_adapter(directory: Path) -> str:
 
 def explain_gguf(path: Path) -> str:
     """What to do about a GGUF file."""
-    command = run_python(CONVERT_GGUF, path.parent, path.name, output_of(path))
+    command = python_command(CONVERT_GGUF, path.parent, path.name, conversion_directory(path))
     return (
         f"{shorten(path.name)} is in the GGUF format, and only .safetensors are read; use the "
         f"model it was made from, or convert it: pip install gguf accelerate && {command}"
@@ -111,14 +111,14 @@ def explain_gguf(path: Path) -> str:
 
 def explain_pickles(directory: Path, names: list[str]) -> str:
     """What to do about a directory whose weights are pickles."""
-    said = f"{directory} has weights only as pickles ({shorten(names[0])}), which can run code"
+    problem = f"{directory} has weights only as pickles ({shorten(names[0])}), which can run code"
     if (directory / "config.json").is_file() and any(Path(name).match(WEIGHTS) for name in names):
         return (
-            f"{said}; if you trust them, convert them: "
-            f"{run_python(CONVERT_PICKLE, directory, output_of(directory))}"
+            f"{problem}; if you trust them, convert them: "
+            f"{python_command(CONVERT_PICKLE, directory, conversion_directory(directory))}"
         )
     return (
-        f"{said}; get the model as a directory with config.json and .safetensors, as most on "
+        f"{problem}; get the model as a directory with config.json and .safetensors, as most on "
         "the hub are"
     )
 
@@ -132,7 +132,7 @@ def list_pickles(directory: Path) -> list[str]:
     return sorted(path.name for pattern in PICKLES for path in directory.glob(pattern))
 
 
-def base_of(directory: Path) -> str:
+def find_adapter_base(directory: Path) -> str:
     """The model that the adapter in `directory` was made for; BASE when the file does not say."""
     try:
         name = json.loads((directory / ADAPTER).read_text(encoding="utf-8"))[
@@ -149,7 +149,7 @@ def is_lfs_pointer(path: Path) -> bool:
         return file.read(len(LFS_POINTER)) == LFS_POINTER
 
 
-def output_of(path: Path) -> str:
+def conversion_directory(path: Path) -> str:
     """The directory that a conversion of `path` is written to: a new name in the working
     directory.
     """
@@ -157,11 +157,11 @@ def output_of(path: Path) -> str:
     return f"./{stem or 'model'}-safetensors"
 
 
-def run_python(program: str, *arguments: object) -> str:
+def python_command(program: str, *arguments: object) -> str:
     """The shell command that runs a program of one line."""
-    return f'python -c "{program}" {" ".join(map(quote, arguments))}'
+    return f'python -c "{program}" {" ".join(map(quote_argument, arguments))}'
 
 
-def quote(argument: object) -> str:
+def quote_argument(argument: object) -> str:
     """An argument as a shell reads it."""
     return shlex.quote(str(argument))

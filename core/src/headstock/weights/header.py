@@ -17,14 +17,14 @@ ITEM_BYTES = {
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 
-DAMAGED = "the file is damaged: copy or download it again"
+DAMAGED_HINT = "the file is damaged: copy or download it again"
 
-LONGEST = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 """The most bytes of a header, as the format's own library has it."""
 
 
 @frozen
-class Entry:
+class TensorEntry:
     """One tensor of a file: its dtype as the format calls it, its shape, and where its bytes are
     after the header.
     """
@@ -40,7 +40,7 @@ class Entry:
         return self.stop - self.start
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a safetensors file, by name, in the order of their bytes.
 
     raises: ModelError when the file is truncated, or says of itself what cannot be
@@ -48,8 +48,8 @@ def read_header(path: Path) -> dict[str, Entry]:
     try:
         if is_lfs_pointer(path):
             raise ModelError(f"{path} is a Git LFS pointer: fetch the file with git lfs pull")
-        size, text = read_text(path)
-        header = json.loads(text, object_pairs_hook=no_repeats)
+        size, text = read_header_text(path)
+        header = json.loads(text, object_pairs_hook=reject_repeats)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {shorten(error.strerror)}") from error
     except (ValueError, RecursionError) as error:
@@ -57,25 +57,27 @@ def read_header(path: Path) -> dict[str, Entry]:
     if not isinstance(header, dict):
         raise ModelError(f"{path}: the header is not a JSON object")
     entries = {
-        name: entry(path, name, value) for name, value in header.items() if name != "__metadata__"
+        name: parse_entry(path, name, value)
+        for name, value in header.items()
+        if name != "__metadata__"
     }
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))
-    check_cover(path, ordered, size - 8 - len(text))
+    check_layout(path, ordered, size - 8 - len(text))
     return ordered
 
 
-def read_text(path: Path) -> tuple[int, bytes]:
+def read_header_text(path: Path) -> tuple[int, bytes]:
     """The file's size and the bytes of its header."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, LONGEST):
+        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             damaged = f"a header of {length} bytes cannot be in a file of {size}"
-            raise ModelError(f"{path}: {damaged}; {DAMAGED}")
+            raise ModelError(f"{path}: {damaged}; {DAMAGED_HINT}")
         return size, file.read(length)
 
 
-def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The pairs as a mapping; ValueError when a name comes twice."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
@@ -83,7 +85,7 @@ def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
-def entry(path: Path, name: str, value: Any) -> Entry:
+def parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
     """One tensor's description, once it agrees with itself."""
     match value:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]} if (
@@ -104,10 +106,10 @@ def entry(path: Path, name: str, value: Any) -> Entry:
             f"{path}: {shorten(name)} is {dtype} {shorten(shape)}, but has {stop - start} bytes in "
             "the header"
         )
-    return Entry(dtype, tuple(shape), start, stop)
+    return TensorEntry(dtype, tuple(shape), start, stop)
 
 
-def check_cover(path: Path, entries: dict[str, Entry], data: int) -> None:
+def check_layout(path: Path, entries: dict[str, TensorEntry], data: int) -> None:
     """Raise ModelError unless the tensors lie one after another and fill the file's `data`
     bytes.
     """
@@ -121,5 +123,6 @@ def check_cover(path: Path, entries: dict[str, Entry], data: int) -> None:
         end = tensor.stop
     if end != data:
         raise ModelError(
-            f"{path}: the tensors take {end} bytes, but the file has {data} for them; {DAMAGED}"
+            f"{path}: the tensors take {end} bytes, but the file has {data} for them; "
+            f"{DAMAGED_HINT}"
         )

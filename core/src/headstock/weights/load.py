@@ -13,15 +13,15 @@ from torch import Tensor
 
 from headstock.errors import ModelError, PluginBroken, shorten
 from headstock.spi import ModelConfig, Params, ParamSpec, Weight
-from headstock.weights.checkpoint import Checkpoint, Piece, differing_copies, plan
+from headstock.weights.checkpoint import CheckpointReader, Piece, list_differing_copies, plan_pieces
 
-Report = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 Prepare = Callable[[str, Weight], Weight]
 
 DUMMY_STD = 0.02
 
 
-def load(
+def load_weights(
     directory: Path,
     specs: Mapping[str, ParamSpec],
     config: ModelConfig,
@@ -30,34 +30,37 @@ def load(
     device: torch.device,
     max_seq_len: int,
     dummy: bool = False,
-    report: Report | None = None,
+    on_progress: ProgressCallback | None = None,
     prepare: Prepare | None = None,
 ) -> Params:
     """Every declared parameter, floating tensors in `dtype` unless their declaration says
     otherwise.
 
-    `report("weights", done, total)` is told of bytes. Dummy weights read nothing from `directory`.
+    `on_progress("weights", done, total)` counts bytes. Dummy weights read nothing from `directory`.
     `prepare` is that of the operations that will use the weights; each plain tensor is freed as
     soon as it is prepared.
     raises: ModelError when files are damaged, do not fit the declaration, or hold NaN or infinities
     """
 
-    def target(spec: ParamSpec) -> torch.dtype:
+    def target_dtype(spec: ParamSpec) -> torch.dtype:
         return dtype if spec.dtype is None else getattr(torch, spec.dtype)
 
     tensors = {
-        name: spec.compute(config, max_seq_len).to(device, target(spec))
+        name: spec.compute(config, max_seq_len).to(device, target_dtype(spec))
         for name, spec in specs.items()
         if spec.compute
     }
-    report = report or (lambda stage, done, total: None)
+    on_progress = on_progress or (lambda stage, bytes_done, total: None)
     if dummy:
-        tensors |= noise(
-            {name: spec for name, spec in specs.items() if spec.sources}, target, device, report
+        tensors |= make_dummy_weights(
+            {name: spec for name, spec in specs.items() if spec.sources},
+            target_dtype,
+            device,
+            on_progress,
         )
     else:
-        tensors |= read(directory, specs, target, device, report)
-    return prepared(tensors, prepare or (lambda name, weight: weight))
+        tensors |= read_parameters(directory, specs, target_dtype, device, on_progress)
+    return prepare_weights(tensors, prepare or (lambda name, weight: weight))
 
 
 def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple[str, ...]:
@@ -67,9 +70,9 @@ def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tu
     """
     if not any(spec.copies for spec in specs.values()):
         return ()
-    with Checkpoint.open(directory) as checkpoint:
+    with CheckpointReader.open(directory) as checkpoint:
         try:
-            return tuple(differing_copies(specs, checkpoint))
+            return tuple(list_differing_copies(specs, checkpoint))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"cannot read the weights in {directory}: {shorten(error)}") from error
 
@@ -80,9 +83,9 @@ def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tup
     raises: ModelError when a file is not what its header says, or the tensors are not those of
         `specs` (None: any are)
     """
-    with Checkpoint.open(directory) as checkpoint:
+    with CheckpointReader.open(directory) as checkpoint:
         if specs is not None:
-            plan(specs, checkpoint)
+            plan_pieces(specs, checkpoint)
         files = {path for path, _ in checkpoint.entries.values()}
         return len(checkpoint.entries), len(files), sum(path.stat().st_size for path in files)
 
@@ -96,41 +99,46 @@ def weight_bytes(specs: Mapping[str, ParamSpec], dtype: torch.dtype) -> int:
     )
 
 
-def read(
+def read_parameters(
     directory: Path,
     specs: Mapping[str, ParamSpec],
-    target: Callable[[ParamSpec], torch.dtype],
+    target_dtype: Callable[[ParamSpec], torch.dtype],
     device: torch.device,
-    report: Report,
+    on_progress: ProgressCallback,
 ) -> dict[str, Tensor]:
     """The parameters as the checkpoint has them."""
     tensors: dict[str, Tensor] = {}
-    with Checkpoint.open(directory) as checkpoint:
-        plans = plan(specs, checkpoint)
-        total, done = (
-            sum(checkpoint.nbytes(piece.name) for parts in plans.values() for piece in parts),
-            0,
+    with CheckpointReader.open(directory) as checkpoint:
+        pieces_by_parameter = plan_pieces(specs, checkpoint)
+        bytes_done = 0
+        total = sum(
+            checkpoint.nbytes(piece.name)
+            for parts in pieces_by_parameter.values()
+            for piece in parts
         )
-        report("weights", 0, total)
-        for name, parts in plans.items():
+        on_progress("weights", 0, total)
+        for name, parts in pieces_by_parameter.items():
             try:
-                tensors[name] = assemble(
-                    specs[name], parts, checkpoint, target(specs[name]), device
+                tensors[name] = assemble_parameter(
+                    specs[name], parts, checkpoint, target_dtype(specs[name]), device
                 )
             except (SafetensorError, OSError) as error:
                 raise ModelError(
                     f"cannot read {parts[0].name} in {directory}: {shorten(error)}"
                 ) from error
-            done += sum(checkpoint.nbytes(piece.name) for piece in parts)
-            report("weights", done, total)
-        check_finite({plans[name][0].name: tensor for name, tensor in tensors.items()}, directory)
+            bytes_done += sum(checkpoint.nbytes(piece.name) for piece in parts)
+            on_progress("weights", bytes_done, total)
+        check_finite(
+            {pieces_by_parameter[name][0].name: tensor for name, tensor in tensors.items()},
+            directory,
+        )
     return tensors
 
 
-def assemble(
+def assemble_parameter(
     spec: ParamSpec,
     parts: list[Piece],
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointReader,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
@@ -158,20 +166,22 @@ def check_finite(tensors: Mapping[str, Tensor], directory: Path) -> None:
         )
 
 
-def noise(
+def make_dummy_weights(
     specs: Mapping[str, ParamSpec],
-    target: Callable[[ParamSpec], torch.dtype],
+    target_dtype: Callable[[ParamSpec], torch.dtype],
     device: torch.device,
-    report: Report,
+    on_progress: ProgressCallback,
 ) -> dict[str, Tensor]:
     """Parameters as their `dummy` says, else normal noise that depends on the parameter's name
     alone.
     """
-    sizes = {name: math.prod(spec.shape) * target(spec).itemsize for name, spec in specs.items()}
-    total, done = sum(sizes.values()), 0
+    sizes = {
+        name: math.prod(spec.shape) * target_dtype(spec).itemsize for name, spec in specs.items()
+    }
+    total, bytes_done = sum(sizes.values()), 0
     tensors: dict[str, Tensor] = {}
     for name, spec in specs.items():
-        tensor = torch.empty(spec.shape, dtype=target(spec), device=device)
+        tensor = torch.empty(spec.shape, dtype=target_dtype(spec), device=device)
         if spec.dummy is None:
             tensor.normal_(
                 0.0,
@@ -181,12 +191,12 @@ def noise(
         else:
             tensor.fill_(spec.dummy)
         tensors[name] = tensor
-        done += sizes[name]
-        report("weights", done, total)
+        bytes_done += sizes[name]
+        on_progress("weights", bytes_done, total)
     return tensors
 
 
-def prepared(tensors: dict[str, Tensor], prepare: Prepare) -> dict[str, Weight]:
+def prepare_weights(tensors: dict[str, Tensor], prepare: Prepare) -> dict[str, Weight]:
     """The tensors as weights, each `NAME.bias` inside that of NAME, prepared.
 
     writes: tensors, emptied
@@ -199,8 +209,10 @@ def prepared(tensors: dict[str, Tensor], prepare: Prepare) -> dict[str, Weight]:
             name, Weight(tensor=tensors.pop(name), bias=biases.get(f"{name}.bias"))
         )
         if not isinstance(weights[name], Weight):
-            who, made = getattr(prepare, "__qualname__", "prepare"), type(weights[name]).__name__
+            function = getattr(prepare, "__qualname__", "prepare")
+            type_name = type(weights[name]).__name__
             raise PluginBroken(
-                f"operations: {who}({name!r}) returned a {made}; wanted a headstock.spi.Weight"
+                f"operations: {function}({name!r}) returned a {type_name}; wanted a "
+                "headstock.spi.Weight"
             )
     return weights
