@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -22,7 +23,6 @@ from source_tree import (
     ROOT,
     Import,
     command_packages,
-    core_packages,
     exports,
     files,
     imports,
@@ -39,10 +39,6 @@ START_SECONDS = 0.3
 LIGHT_SECONDS = 0.05
 MOST_LINES = 400
 OPEN_TO_PLUGINS = ("headstock.spi", "headstock.nn", "headstock.ops", "headstock.conformance")
-OPEN_TO_COMMANDS = ("headstock.errors", "headstock.logs")
-"""Modules that a plugin with a verb may import beside what each package of core but `registry`
-has in its `__all__`.
-"""
 
 
 LOADING = f"""
@@ -69,31 +65,47 @@ def offenders(folder: Path, wrong: Callable[[Import], bool]) -> list[str]:
     ]
 
 
+def is_exported(name: str) -> bool:
+    """Whether `headstock.ROOM.NAME` or `headstock.NAME` is in the `__all__` of its room."""
+    room, _, attribute = name.rpartition(".")
+    rooms = room.split(".")[1:]
+    place = CORE.joinpath(*rooms)
+    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    return name == "headstock" or (
+        len(rooms) <= 1 and "registry" not in rooms and path.exists() and attribute in exports(path)
+    )
+
+
 @pytest.mark.parametrize("package", sorted(packages()))
-def test_a_plugin_imports_only_the_contract_nn_and_the_kit_and_no_other_plugin(
-    package: str,
-) -> None:
+def test_a_plugin_imports_only_the_contract_or_what_core_exports_to_a_command(package: str) -> None:
     others = [each for each in packages() if each != package]
-    open_to_it = list(OPEN_TO_PLUGINS)
-    if package in command_packages():
-        open_to_it += OPEN_TO_COMMANDS
-        open_to_it += [
-            f"headstock.{part}.{name}"
-            for part in core_packages()
-            if part != "registry"
-            for name in exports(CORE / part / "__init__.py")
-        ]
+    allowed = is_exported if package in command_packages() else lambda name: False
 
     def wrong(each: Import) -> bool:
-        return each.inside(*others) or (each.inside("headstock") and not each.inside(*open_to_it))
+        of_core = each.inside("headstock") and not each.inside(*OPEN_TO_PLUGINS)
+        return (of_core and not allowed(each.name)) or each.inside(*others)
 
     assert offenders(packages()[package], wrong) == []
 
 
-def test_a_command_plugin_imports_what_packages_of_core_export() -> None:
-    assert "headstock_replay_view" in command_packages()
-    assert {"FlagParser", "EngineConfig"} <= exports(CORE / "config" / "__init__.py")
-    assert exports(CORE / "errors.py") == set()
+def test_a_command_imports_what_core_exports_and_no_more() -> None:
+    assert is_exported("headstock") and is_exported("headstock.LLM")
+    assert is_exported("headstock.config.FlagParser") and is_exported("headstock.errors.shorten")
+    for name in (
+        "headstock.config.flags.FlagParser",
+        "headstock.cli.tables",
+        "headstock.cli.main.main",
+        "headstock.registry.installed",
+        "headstock.llm",
+        "headstock.nothing.here",
+    ):
+        assert not is_exported(name), name
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_every_exported_name_exists(room: str) -> None:
+    module = import_module(f"headstock.{room}")
+    assert [name for name in exports(Path(module.__file__)) if not hasattr(module, name)] == []
 
 
 def test_core_imports_no_plugin() -> None:

@@ -19,8 +19,8 @@ from benchmarks import arrivals, columns
 from benchmarks.running import ROWS, limits, request, sampled
 
 import headstock
-from headstock.bench.machine import commit, processor
 from headstock.scheduler import Arrived, Event, RowCounter, initial, step
+from headstock_bench.machine import commit, processor
 
 WARM_UP = 100
 """Steps that are not timed."""

@@ -11,10 +11,10 @@ import pytest
 import torch
 from source_tree import ROOT
 
-from headstock.bench.workloads import WORKLOADS
 from headstock.cli.main import main
 from headstock.execution.executor import InlineExecutor
 from headstock.scheduler import Plan
+from headstock_bench.workloads import WORKLOADS
 
 PAGE = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
 KINDS = ("offline batch", "one stream", "shared prefixes", "long prompts", "little memory")

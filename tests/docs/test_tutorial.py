@@ -4,27 +4,19 @@ builds and serves.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from sample_plugins import FENCE, install_sample, run_headstock, sample_files
 from source_tree import ROOT
 
 from headstock.scheduler import Arrived, Limits, Request, Sampled, initial, step
 from headstock.spi import KVGroup
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
-FENCE = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def files(page: Path) -> dict[str, str]:
-    """The files that a page tells to write, by path."""
-    return {name: text for _, name, text in FENCE.findall(page.read_text()) if name}
 
 
 def examples(page: Path) -> list[str]:
@@ -41,28 +33,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which the tutorial's plugin is installed, from the wheel that its files
     make.
     """
-    folder = tmp_path_factory.mktemp("plugin")
-    for name, text in files(TUTORIAL).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
-    subprocess.run(build, cwd=folder, check=True, timeout=150, capture_output=True)
-    (wheel,) = folder.glob("dist/*.whl")
-    subprocess.run(
-        [sys.executable, "-m", "zipfile", "-e", str(wheel), str(folder / "site")],
-        check=True,
-        timeout=150,
-    )
-    return {**os.environ, "PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1"}
+    return install_sample(TUTORIAL, tmp_path_factory.mktemp("plugin"))
 
 
 def headstock(environment: dict[str, str], *arguments: str) -> str:
     """What the command line prints."""
-    script = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=150
-    )
+    done = run_headstock(environment, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -100,7 +76,7 @@ def module(text: str) -> ModuleType:
 
 
 def test_the_plugins_choices_are_legal_and_nothing_waits_for_ever() -> None:
-    choose = module(files(TUTORIAL)["src/headstock_shortest_first/choice.py"]).choose
+    choose = module(sample_files(TUTORIAL)["src/headstock_shortest_first/choice.py"]).choose
     group = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)
     shape = {
         "max_rows": 4,

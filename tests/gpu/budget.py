@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from headstock import SamplingParams
-from headstock.bench.shapes import SHAPES, write
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.scheduler import Request
 from headstock.startup.build import build_engine
+from headstock_bench.shapes import SHAPES, write
 
 MOST = {
     "temperature": 0.7,

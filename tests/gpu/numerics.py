@@ -19,8 +19,8 @@ from gpu.tokens import BACKENDS, REPLAYED
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headstock import LLM, SamplingParams
-from headstock.bench.shapes import SHAPES, write
 from headstock.registry import load_spec
+from headstock_bench.shapes import SHAPES, write
 
 HEROES = (
     "girl Sara",

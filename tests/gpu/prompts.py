@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from headstock import LLM, SamplingParams
-from headstock.bench.shapes import SHAPES, write
 from headstock.spi import AttendInto, PromptStep
+from headstock_bench.shapes import SHAPES, write
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 LENGTHS = (16, 128, 512, 2048)

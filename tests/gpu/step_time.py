@@ -15,10 +15,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from headstock import SamplingParams
-from headstock.bench.shapes import SHAPES, write
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.scheduler import Request
+from headstock_bench.shapes import SHAPES, write
 
 CLASSES = {
     "attention": (

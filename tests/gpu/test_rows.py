@@ -20,12 +20,12 @@ from gpu import graphs
 from gpu.tokens import command, questions
 
 from headstock import LLM, SamplingParams
-from headstock.bench.shapes import SHAPES, write
 from headstock.cli.process import EXPANDABLE
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun
 from headstock.scheduler import Request
+from headstock_bench.shapes import SHAPES, write
 from headstock_fa.backend import FlashAttentionBackend
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

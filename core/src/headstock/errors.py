@@ -20,6 +20,27 @@ import traceback
 from collections.abc import Iterable
 from typing import ClassVar
 
+__all__ = [
+    "AmbiguousPlugin",
+    "CannotRun",
+    "CapacityError",
+    "EngineDied",
+    "HeadstockError",
+    "ModelError",
+    "PluginBroken",
+    "RequestError",
+    "SpiMismatch",
+    "UnknownPlugin",
+    "UsageError",
+    "describe_error",
+    "describe_location",
+    "describe_type",
+    "find_nearest_name",
+    "format_count",
+    "join_reasons",
+    "shorten",
+]
+
 MIN_SIMILARITY = 0.66
 """A name less like a word is not near it: two letters in the wrong order of a word of three still
 are.

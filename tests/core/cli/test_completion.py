@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pexpect
 import pytest
 
+from headstock import registry
 from headstock.cli.completion import SHELLS, main
 from headstock.cli.main import VERBS
 from headstock.config.catalog import engine_settings, sampling_settings
 from headstock.config.source_settings import CONFIG, PRESET
-from headstock.errors import UsageError
+from headstock.errors import PluginBroken, UsageError
+from headstock.spi import CommandSpec, SpiRange
 
 READY = "ready-for-more> "
 
@@ -29,6 +32,8 @@ def test_a_script_has_every_verb_and_flag_and_the_names_of_plugins(
     words = set(re.findall(r"[\w-]+", script))
     for each in (
         *VERBS,
+        "bench",
+        "--compare",
         *flags,
         "--partial",
         "--input",
@@ -38,6 +43,26 @@ def test_a_script_has_every_verb_and_flag_and_the_names_of_plugins(
         "low-latency",
     ):
         assert each in words or each.lstrip("-") in words, each
+
+
+def test_a_broken_command_leaves_the_others_their_completion(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = CommandSpec(
+        name="hum",
+        spi=SpiRange(0, 2),
+        summary="hum a tune",
+        implementation="hum:main",
+        parser="hum:no_such_module",
+    )
+    specs = [(SimpleNamespace(name="hum", distribution="hum-verb"), spec)]
+    specs += [(SimpleNamespace(name="sob", distribution="hum-verb"), PluginBroken("x"))]
+    monkeypatch.setattr(registry, "load_specs", lambda kind: specs)
+    assert main(["bash"]) == 0
+    script = capsys.readouterr().out
+    verbs = re.search(r"^_shtab_headstock_subparsers=\((.*)\)", script, re.MULTILINE)
+    assert verbs is not None and {"hum", "sob"} <= set(re.findall(r"\w+", verbs[1]))
+    assert "--max-tokens" in script
 
 
 @pytest.mark.parametrize("arguments", [[], ["tcsh"], ["bash", "zsh"]])
@@ -81,6 +106,9 @@ def completed(shell: pexpect.spawn, line: str) -> str:
         ("headstock run --overlap of", "headstock run --overlap off "),
         ("headstock config sho", "headstock config show "),
         ("headstock run --preset low", "headstock run --preset low-latency "),
+        ("headstock bench --comp", "headstock bench --compare "),
+        ("headstock bench --scheduler pref", "headstock bench --scheduler prefill-first "),
+        ("headstock bench --output promp", "headstock bench --output prompts.jsonl "),
         ("headstock run --input promp", "headstock run --input prompts.jsonl "),
     ],
 )

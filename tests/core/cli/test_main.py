@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import EntryPoints
 from types import ModuleType
 
 import pytest
@@ -24,7 +25,7 @@ from headstock.errors import (
     SpiMismatch,
     UsageError,
 )
-from headstock.registry import InstalledPlugin
+from headstock.registry import InstalledPlugin, entries
 from headstock.spi import CommandSpec, SpiRange
 
 
@@ -49,7 +50,9 @@ def failing(module: ModuleType, error: BaseException) -> None:
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(f"  {verb}" in text and summary in text for verb, summary in VERBS.items())
+    verbs = {**VERBS, **entry.list_plugin_commands()}
+    assert "bench" in verbs
+    assert all(f"  {verb}" in text and summary in text for verb, summary in verbs.items())
     assert main([]) == 2
     assert capsys.readouterr().err == text
     assert main(["--version"]) == 0
@@ -276,6 +279,31 @@ def test_a_verb_of_a_plugin_that_is_no_function_is_named(
     assert capsys.readouterr().err == (
         "headstock: verb 'hum': math:pi is 3.141592653589793; wanted main(arguments) -> int\n"
     )
+
+
+def test_a_command_that_returns_no_exit_code_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = CommandSpec(name="bench", spi=SpiRange(0, 2), summary="", implementation="hum:main")
+    monkeypatch.setattr(registry, "load_spec", lambda kind, name: spec)
+    monkeypatch.setattr(registry, "import_implementation", lambda spec: lambda arguments: None)
+    assert main(["bench"]) == 3
+    assert capsys.readouterr().err == (
+        "headstock: verb 'bench': hum:main returned None; wanted an exit code\n"
+    )
+
+
+def test_a_command_of_ours_that_is_not_installed_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(entries, "entry_points", lambda: EntryPoints())
+    assert main(["bench", "cpu1"]) == 2
+    assert capsys.readouterr().err == (
+        "headstock: command 'bench' is not installed; install it with: pip install "
+        "./plugins/bench (in a checkout of headstock); installed: none\n"
+    )
+    assert main(["bnech"]) == 2
+    assert capsys.readouterr().err == "headstock: unknown verb 'bnech'; did you mean bench?\n"
 
 
 def test_unknown_verbs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:

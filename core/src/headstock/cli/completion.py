@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -15,6 +16,8 @@ from headstock.config.presets import PRESETS
 from headstock.config.setting import Setting
 from headstock.config.source_settings import CONFIG, PRESET
 from headstock.config.value_types import Choice, Switch
+from headstock.errors import HeadstockError
+from headstock.spi import CommandSpec
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -41,8 +44,11 @@ PLUGIN_KINDS: Mapping[str, str] = MappingProxyType(
 )
 """Setting -> the kind of plugin that its values name."""
 
-FILE_DESTS = ("file", "input", "output", "history", DEST_PREFIX + "config", DEST_PREFIX + "record")
-"""What names a file, as a parser calls it."""
+FILE_SETTINGS = (DEST_PREFIX + "config", DEST_PREFIX + "record")
+"""Settings that name a file, as a parser calls them."""
+
+FILE_METAVARS = ("FILE", "OUT.")
+"""How the metavar of every other argument begins that names a file."""
 
 
 def main(arguments: list[str]) -> int:
@@ -76,9 +82,27 @@ def make_full_parser() -> argparse.ArgumentParser:
         verbs.add_parser(verb, help=summary, usage="")
         verbs.choices[verb] = importlib.import_module(f"headstock.cli.{verb}").make_parser()
         set_completions(verbs.choices[verb])
-    for plugin in registry.list_installed("command"):
-        verbs.add_parser(plugin.name, help=f"of {plugin.distribution}", usage="")
+    for plugin, spec in registry.load_specs("command"):
+        if plugin.name not in verbs.choices:
+            parser = make_plugin_parser(spec)
+            summary = getattr(spec, "summary", f"of {plugin.distribution}")
+            verbs.add_parser(plugin.name, help=summary, usage="")
+            verbs.choices[plugin.name] = parser
+            set_completions(parser)
     return root
+
+
+def make_plugin_parser(spec: CommandSpec | HeadstockError) -> FlagParser:
+    """The parser of a plugin's command.
+
+    Where the plugin names none, or is broken, a parser without flags: the other commands complete.
+    """
+    if isinstance(spec, CommandSpec) and spec.parser is not None:
+        with contextlib.suppress(Exception, SystemExit):
+            parser = registry.import_object(spec, spec.parser)()
+            if isinstance(parser, FlagParser):
+                return parser
+    return FlagParser()
 
 
 def set_completions(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +120,7 @@ def set_completions(parser: argparse.ArgumentParser) -> None:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
                 set_completions(inner)
-        elif action.dest in FILE_DESTS:
+        elif action.dest in FILE_SETTINGS or str(action.metavar).startswith(FILE_METAVARS):
             action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads it
         elif (
             action.dest in settings

@@ -27,7 +27,6 @@ from headstock.errors import HeadstockError, PluginBroken, UsageError, describe_
 VERBS: Mapping[str, str] = MappingProxyType(
     {
         "run": "generate text: one prompt, a file of prompts, or a chat",
-        "bench": "measure speed, with everything that a figure depends on beside it",
         "replay": "run a recorded schedule again, without a device",
         "plugins": "what is installed, and what one plugin says of itself",
         "config": "the settings in effect and where each came from; the presets",
@@ -35,7 +34,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "completion": "a script with which bash, zsh or fish completes verbs and flags",
     }
 )
-"""Verb -> summary; its module is `headstock.cli.VERB`."""
+"""Core's own verbs, with their summaries; the module of one is `headstock.cli.VERB`."""
 
 INTERRUPTED, UNREAD, TERMINATED, DIED, UNWRITTEN = 130, 141, 143, 70, 1
 TRACEBACK = "HEADSTOCK_TRACEBACK"
@@ -134,8 +133,9 @@ def dispatch_verb(arguments: list[str]) -> int:
 
 def format_usage() -> str:
     """What `headstock --help` prints."""
-    width = max(map(len, VERBS))
-    lines = [f"  {verb:{width}}  {summary}" for verb, summary in VERBS.items()]
+    verbs = {**list_plugin_commands(), **VERBS}
+    width = max(map(len, verbs))
+    lines = [f"  {verb:{width}}  {verbs[verb]}" for verb in (*VERBS, *sorted(verbs.keys() - VERBS))]
     return "\n".join(
         [
             "usage: headstock [-v] VERB [options]",
@@ -144,11 +144,22 @@ def format_usage() -> str:
             "",
             *lines,
             "",
-            "Installed plugins can add verbs: 'headstock plugins list command' names them.",
+            "Plugins add verbs: 'headstock plugins list command' says which plugin adds which.",
             "'headstock VERB --help' shows a verb's options, -v where an error came from,",
             "--version the version.",
         ]
     )
+
+
+def list_plugin_commands() -> dict[str, str]:
+    """Installed commands of plugins -> the summaries of their distributions."""
+    from importlib import metadata
+
+    # `--help` shows what metadata says: a broken plugin cannot stop it, a slow one not slow it
+    return {
+        entry.name: entry.dist.metadata["Summary"] or "" if entry.dist is not None else ""
+        for entry in metadata.entry_points(group="headstock.command")
+    }
 
 
 def read_version() -> str:
@@ -162,25 +173,34 @@ def read_version() -> str:
 
 
 def load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
-    """The function behind a verb that a plugin provides.
+    """The function behind a verb that a plugin provides; `DISTRIBUTION:VERB` picks one of several.
 
-    raises: UsageError with a suggestion when there is none
+    raises: UsageError with a suggestion when there is none, PluginBroken, SpiMismatch, CannotRun
     """
     from headstock import registry
-    from headstock.config.value_types import suggestion
+    from headstock.config import suggestion
 
-    plugins = (each.name for each in registry.list_installed("command"))
-    known = (*VERBS, *plugins, *registry.install_lines("command"))
-    if verb not in known:
+    installed = (plugin.name for plugin in registry.list_installed("command"))
+    known = (*VERBS, *installed, *registry.install_lines("command"))
+    if verb.rpartition(":")[2] not in known:
         kind = "flag" if verb.startswith("-") else "verb"
         close = suggestion(shorten(verb), known) or "; see 'headstock --help'"
         raise UsageError(f"unknown {kind} '{shorten(verb)}'{close}")
     spec = registry.load_spec("command", verb)
     registry.require_installed(spec)
-    found: Callable[[list[str]], int] = registry.import_implementation(spec)
-    if not callable(found):
+    run: Callable[[list[str]], object] = registry.import_implementation(spec)
+    if not callable(run):
         raise PluginBroken(
-            f"verb {verb!r}: {spec.implementation} is {shorten(found)}; wanted main(arguments) -> "
-            "int"
+            f"verb {verb!r}: {spec.implementation} is {shorten(run)}; wanted main(arguments) -> int"
         )
-    return found
+
+    def run_checked(arguments: list[str]) -> int:
+        code = run(arguments)
+        if not isinstance(code, int):
+            raise PluginBroken(
+                f"verb {verb!r}: {spec.implementation} returned {shorten(code)}; "
+                "wanted an exit code"
+            )
+        return code
+
+    return run_checked

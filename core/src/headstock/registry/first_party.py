@@ -13,6 +13,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "backends/flashinfer": ("headstock-flashinfer", {"attention": ("fi",)}),
         "backends/trtllm": ("headstock-trtllm", {"attention": ("trtllm",)}),
         "backends/sdpa": ("headstock-sdpa", {"attention": ("sdpa",)}),
+        "plugins/bench": ("headstock-bench", {"command": ("bench",)}),
         "plugins/cuda-graph": ("headstock-cuda-graph", {"runner": ("cudagraph",)}),
         "plugins/naive-cache": ("headstock-naive-cache", {"cache": ("naive",)}),
         "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),

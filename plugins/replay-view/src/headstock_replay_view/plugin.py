@@ -12,4 +12,5 @@ def spec() -> CommandSpec:
         spi=SpiRange(0, 2),
         summary="draw a recorded schedule: a page for a browser, or a trace",
         implementation="headstock_replay_view.command:main",
+        parser="headstock_replay_view.command:make_parser",
     )

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-import headstock.cli.bench as bench
+import headstock_bench.command as bench
 from headstock import LLM
-from headstock.bench.latency_workloads import FORMS, LatencyWorkload
-from headstock.bench.measure import Bench
-from headstock.bench.workloads import WORKLOADS, Workload, lengths, tokens
 from headstock.cli.main import main
+from headstock_bench.latency_workloads import FORMS, LatencyWorkload
+from headstock_bench.measure import Bench
+from headstock_bench.workloads import WORKLOADS, Workload, lengths, tokens
 
 FORMAT = (
     "engine version commit date gpu torch shape workload attn cache runner page_size kv_dtype "

@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from headstock.bench.latency import summarize_streams
-from headstock.bench.latency_workloads import LatencyWorkload
-from headstock.bench.streams import stream_requests
-from headstock.bench.timing import Run
-from headstock.bench.workloads import Workload
-from headstock.errors import EngineDied, UsageError
-from headstock.llm import LLM
-from headstock.outputs import RequestMetrics
-from headstock.sampling_params import SamplingParams
+from headstock import LLM, EngineDied, RequestMetrics, SamplingParams, UsageError
+from headstock_bench.latency import summarize_streams
+from headstock_bench.latency_workloads import LatencyWorkload
+from headstock_bench.streams import stream_requests
+from headstock_bench.timing import Run
+from headstock_bench.workloads import Workload
 
 
 class Ours:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from headstock.outputs import RequestMetrics
+from headstock import RequestMetrics
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from attrs import asdict, evolve, field, frozen
 
-from headstock.bench.latency import collect_percentiles
-from headstock.bench.timing import Difference, Timing
-from headstock.bench.workloads import Workload
 from headstock.errors import format_count
+from headstock_bench.latency import collect_percentiles
+from headstock_bench.timing import Difference, Timing
+from headstock_bench.workloads import Workload
 
 
 @frozen(kw_only=True)

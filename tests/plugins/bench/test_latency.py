@@ -11,14 +11,14 @@ import pytest
 from attrs import define, field
 
 from headstock import SamplingParams
-from headstock.bench.engine import Ours
-from headstock.bench.figure import Figure, Setting
-from headstock.bench.latency import Latency, StreamTimes, summarize_streams
-from headstock.bench.latency_workloads import LatencyWorkload
-from headstock.bench.streams import stream_requests
-from headstock.bench.timing import Timing, alternate
 from headstock.errors import EngineDied
 from headstock.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from headstock_bench.engine import Ours
+from headstock_bench.figure import Figure, Setting
+from headstock_bench.latency import Latency, StreamTimes, summarize_streams
+from headstock_bench.latency_workloads import LatencyWorkload
+from headstock_bench.streams import stream_requests
+from headstock_bench.timing import Timing, alternate
 
 
 def piece(*token_ids: int, error: str | None = None) -> RequestOutput:

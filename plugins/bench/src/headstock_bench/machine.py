@@ -5,21 +5,20 @@ from __future__ import annotations
 import platform
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from headstock.bench.figure import Setting
-
-if TYPE_CHECKING:
-    from headstock.startup.summary import EngineSummary
+import headstock
+from headstock import LLM
+from headstock_bench.figure import Setting
 
 
-def setting(summary: EngineSummary, *, version: str, shape: str, weights: str) -> Setting:
-    """The setting of an engine that summarizes itself so, in this process."""
+def setting(llm: LLM, *, version: str, shape: str, weights: str) -> Setting:
+    """The setting of an engine in this process."""
     import torch
 
+    summary = llm.engine.summary
     return Setting(
         version=version,
-        commit=commit(Path(__file__)),
+        commit=commit(Path(headstock.__file__)),
         gpu=None if summary.device == "cpu" else summary.device_name,
         cpu=processor(),
         threads=torch.get_num_threads(),

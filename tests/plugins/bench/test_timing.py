@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from attrs import define, field
 
-from headstock.bench.figure import peer_of
-from headstock.bench.timing import Difference, Run, Timing, alternate, difference
-from headstock.bench.workloads import Workload
+from headstock_bench.figure import peer_of
+from headstock_bench.timing import Difference, Run, Timing, alternate, difference
+from headstock_bench.workloads import Workload
 
 WORK = Workload(name="work", prompts=((1, 2), (3,)), outputs=(2, 1), temperature=0.0)
 

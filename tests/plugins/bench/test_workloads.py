@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headstock.bench.shapes import SHAPES, write
-from headstock.bench.workloads import USUAL, WORKLOADS
 from headstock.spi import Experts
+from headstock_bench.shapes import SHAPES, write
+from headstock_bench.workloads import USUAL, WORKLOADS
 
 KNOWN = {
     "offline256": (256, 142_827, 133_966),

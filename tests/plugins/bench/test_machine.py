@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from headstock.bench.machine import commit, processor
+from headstock_bench.machine import commit, processor
 
 
 def git(folder: Path, *arguments: str) -> str:

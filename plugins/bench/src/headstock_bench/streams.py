@@ -8,10 +8,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from headstock.bench.latency import StreamTimes
-from headstock.bench.latency_workloads import LatencyWorkload
-from headstock.llm import LLM
-from headstock.sampling_params import SamplingParams
+from headstock import LLM, SamplingParams
+from headstock_bench.latency import StreamTimes
+from headstock_bench.latency_workloads import LatencyWorkload
 
 IDLE_POLL = 0.001
 """Seconds."""

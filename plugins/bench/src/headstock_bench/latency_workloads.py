@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 from attrs import evolve, field, frozen
 
-from headstock.bench.workloads import SEED, Workload, tokens
-from headstock.errors import UsageError, shorten
+from headstock import UsageError
+from headstock.errors import shorten
+from headstock_bench.workloads import SEED, Workload, tokens
 
 FORMS: Mapping[str, str] = MappingProxyType(
     {"online": "online:RATE:COUNT", "first-token": "first-token:LENGTH[:COUNT]"}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from headstock.bench.engine import Ours
-from headstock.bench.figure import Figure, peer_of
-from headstock.bench.machine import setting
-from headstock.bench.timing import Contestant, Difference, Report, Timing, alternate, difference
-from headstock.bench.workloads import Workload
-from headstock.llm import LLM
+from headstock import LLM
+from headstock_bench.engine import Ours
+from headstock_bench.figure import Figure, peer_of
+from headstock_bench.machine import setting
+from headstock_bench.timing import Contestant, Difference, Report, Timing, alternate, difference
+from headstock_bench.workloads import Workload
 
 
 class Bench:
@@ -21,7 +21,7 @@ class Bench:
         self.ours = Ours(llm, version)
         self.dummy = llm.config.load_format == "dummy"
         self.setting = setting(
-            llm.engine.summary,
+            llm,
             version=version,
             shape=shape,
             weights="dummy" if self.dummy else "checkpoint",
@@ -32,7 +32,7 @@ class Bench:
 
     def compare(self) -> None:
         """From now on, transformers does the same work in turns with us."""
-        from headstock.bench.peers import Continuous, Generate, load
+        from headstock_bench.peers import Continuous, Generate, load
 
         engine = self.ours.llm.engine
         model = load(engine.directory, self.setting.dtype, engine.summary.device, dummy=self.dummy)
@@ -45,7 +45,7 @@ class Bench:
         """
         self.ours.check(workload)
         if self.peers:
-            from headstock.bench.peers import check_greedy
+            from headstock_bench.peers import check_greedy
 
             check_greedy(workload)
         vocab = self.ours.llm.engine.model.vocab

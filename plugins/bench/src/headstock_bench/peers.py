@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import transformers
 
-from headstock.bench.timing import Run, Tokens
-from headstock.bench.workloads import Workload
-from headstock.errors import UsageError
+from headstock import UsageError
+from headstock_bench.timing import Run, Tokens
+from headstock_bench.workloads import Workload
 
 
 def load(directory: Path, dtype: str, device: str, *, dummy: bool) -> Any:

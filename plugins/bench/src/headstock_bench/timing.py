@@ -8,9 +8,9 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-from headstock.bench.latency import Latency
-from headstock.bench.workloads import Workload
 from headstock.errors import describe_error
+from headstock_bench.latency import Latency
+from headstock_bench.workloads import Workload
 
 Tokens = tuple[tuple[int, ...], ...]
 """The requested output tokens of every request, in order."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headstock.bench.latency_workloads import (
+from headstock.errors import UsageError
+from headstock_bench.latency_workloads import (
     check_latency_workload,
     draw_latency_workload,
     is_latency_workload,
 )
-from headstock.errors import UsageError
 
 
 def test_online_draws_the_arrivals_prompts_and_lengths_that_peers_are_measured_on() -> None:

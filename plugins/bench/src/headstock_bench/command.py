@@ -13,31 +13,22 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from headstock.bench.latency_workloads import (
+import headstock
+from headstock import EngineConfig, ModelError, UsageError
+from headstock.cli import ProgressBars, check_distinct_files, print_note, print_summary, start_logs
+from headstock.config import FlagParser, ResolvedConfig, add_engine_flags, resolve_flags, suggestion
+from headstock.errors import shorten
+from headstock_bench.latency_workloads import (
     FORMS,
     check_latency_workload,
     draw_latency_workload,
     is_latency_workload,
 )
-from headstock.bench.shapes import SHAPES, write
-from headstock.bench.workloads import USUAL, WORKLOADS, Workload
-from headstock.cli.answers import print_note, start_logs
-from headstock.cli.main import read_version
-from headstock.cli.process import check_distinct_files
-from headstock.cli.tables import print_summary
-from headstock.config import (
-    EngineConfig,
-    FlagParser,
-    ResolvedConfig,
-    add_engine_flags,
-    resolve_flags,
-)
-from headstock.config.value_types import suggestion
-from headstock.errors import ModelError, UsageError, shorten
-from headstock.requests.progress import ProgressBars
+from headstock_bench.shapes import SHAPES, write
+from headstock_bench.workloads import USUAL, WORKLOADS, Workload
 
 if TYPE_CHECKING:
-    from headstock.bench.figure import Figure
+    from headstock_bench.figure import Figure
 
 PEERS = ("transformers",)
 
@@ -176,11 +167,10 @@ def open_output(path: str | None) -> Iterator[None]:
 
 def figures(asked: Namespace, config: EngineConfig) -> Iterator[Figure]:
     """A figure for each workload asked for, or usual on the device."""
-    from headstock.bench.measure import Bench
-    from headstock.llm import LLM
+    from headstock_bench.measure import Bench
 
     with ProgressBars(shown=not asked.quiet) as bars:
-        llm = LLM(config=config, on_progress=bars.update)
+        llm = headstock.LLM(config=config, on_progress=bars.update)
     with llm:
         if not asked.quiet:
             print_summary(llm.engine.summary.lines())
@@ -188,7 +178,7 @@ def figures(asked: Namespace, config: EngineConfig) -> Iterator[Figure]:
         shape = asked.shape or Path(config.model).name
         bench = Bench(
             llm,
-            version=read_version(),
+            version=headstock.__version__,
             shape=shape,
             runs=asked.runs,
             report=None if asked.quiet else progress,
