@@ -20,7 +20,7 @@ from headstock_fa.backend import FlashAttentionBackend
 from headstock_fa.options import FlashOptions
 from headstock_fa.plugin import CAPABILITIES
 from headstock_fa.providers import PROVIDERS, Provider
-from headstock_fa.step import splits
+from headstock_fa.step import choose_num_splits
 
 PHASES = list(Phase)
 LAYER = LayerInfo(index=0, group=0, scale=0.25)
@@ -194,8 +194,15 @@ def test_the_number_of_splits_depends_on_rows_alone_and_an_option_fixes_it(
 
 
 def test_splits_fill_the_processors() -> None:
-    assert [splits(rows, 8, 132) for rows in (1, 2, 8, 16, 17, 256)] == [32, 17, 5, 3, 1, 1]
-    assert splits(1, 1, 132) == 32
+    assert [choose_num_splits(rows, 8, 132) for rows in (1, 2, 8, 16, 17, 256)] == [
+        32,
+        17,
+        5,
+        3,
+        1,
+        1,
+    ]
+    assert choose_num_splits(1, 1, 132) == 32
 
 
 def test_vllms_library_is_found_without_importing_vllm(

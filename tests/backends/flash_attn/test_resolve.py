@@ -22,7 +22,7 @@ from headstock.spi import (
 )
 from headstock.startup.capabilities import resolve_capabilities as resolved
 from headstock_fa.plugin import EIGHT_BIT_KV, resolve, spec
-from headstock_fa.providers import PROVIDERS, choose, installed, leading
+from headstock_fa.providers import PROVIDERS, choose_provider, installed_versions, major_minor
 
 A100, H200, B200, T4 = (
     DeviceEnv(device="cuda", capability=capability)
@@ -57,7 +57,7 @@ def test_the_first_provider_that_serves_is_used(
     env: DeviceEnv, distributions: dict[str, str], name: str | None
 ) -> None:
     env = evolve(env, distributions=distributions)
-    provider, passed = choose(env)
+    provider, passed = choose_provider(env)
     assert (provider and provider.name) == name
     answer = resolve(QUERY, env)
     if provider is None:
@@ -150,13 +150,15 @@ def test_8_bit_kv_needs_heads_of_multiples_of_16(head_dim: int, served: bool) ->
 
 def test_what_was_found_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = VLLM | {"torch": "2.13.0"}
-    monkeypatch.setattr("headstock_fa.plugin.installed", lambda: versions)
+    monkeypatch.setattr("headstock_fa.plugin.installed_versions", lambda: versions)
     assert spec().summary.endswith("found here: vllm 0.24.0 (FA3), torch 2.13.0 (FA2)")
-    monkeypatch.setattr("headstock_fa.plugin.installed", lambda: VLLM | {"torch": "2.11.0"})
+    monkeypatch.setattr(
+        "headstock_fa.plugin.installed_versions", lambda: VLLM | {"torch": "2.11.0"}
+    )
     assert spec().summary.endswith("found here: vllm 0.24.0 (FA3)"), (
         "torch 2.11 has no FA2 over pages"
     )
-    monkeypatch.setattr("headstock_fa.plugin.installed", dict)
+    monkeypatch.setattr("headstock_fa.plugin.installed_versions", dict)
     assert spec().summary.endswith("found here: none")
 
 
@@ -172,11 +174,11 @@ def test_installed_names_distributions_with_kernels(
         return build
 
     monkeypatch.setattr("headstock_fa.providers.version", version)
-    assert installed() == found
+    assert installed_versions() == found
 
 
 def test_versions_are_compared_by_their_first_two_numbers() -> None:
-    assert [leading(each) for each in ("2.13.0+cu130", "3.0.0b1", "10", "0.24rc1")] == [
+    assert [major_minor(each) for each in ("2.13.0+cu130", "3.0.0b1", "10", "0.24rc1")] == [
         (2, 13),
         (3, 0),
         (10, 0),

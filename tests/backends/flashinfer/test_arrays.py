@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock_fi.arrays import padded, page_arrays, table_places
+from headstock_fi.arrays import pad_lens, page_arrays, table_places
 
 ROWS = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 300)), min_size=1, max_size=12)
 
@@ -41,4 +41,4 @@ def test_the_arrays_are_those_counted_row_by_row(
 
 
 def test_padding_rows_have_one_token() -> None:
-    assert padded(np.array([5, 9], np.int32), 4).tolist() == [5, 9, 1, 1]
+    assert pad_lens(np.array([5, 9], np.int32), 4).tolist() == [5, 9, 1, 1]

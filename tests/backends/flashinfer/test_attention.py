@@ -18,7 +18,7 @@ from headstock_fi.backend import INT_WORKSPACE, FlashInferBackend
 from headstock_fi.library import Shape, partial_bytes
 from headstock_fi.options import FlashInferOptions
 from headstock_fi.plugin import CAPABILITIES
-from headstock_fi.staging import TURNS, Slot
+from headstock_fi.staging import TURNS, StagedWrapper
 
 PHASES = list(Phase)
 LAYER = LayerInfo(index=0, group=0, scale=0.25)
@@ -129,10 +129,12 @@ def test_host_buffers_are_written_only_after_their_last_upload(
     library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
-    monkeypatch.setattr("headstock_fi.staging.fence", lambda device: Recorded(notes))
-    stage = Slot.stage
+    monkeypatch.setattr("headstock_fi.staging.make_fence", lambda device: Recorded(notes))
+    stage = StagedWrapper.stage
     monkeypatch.setattr(
-        Slot, "stage", lambda slot, arrays: notes.append("write") or stage(slot, arrays)
+        StagedWrapper,
+        "stage",
+        lambda staged, arrays: notes.append("write") or stage(staged, arrays),
     )
     case = decode([20, 9])
     one = backend(case)
@@ -148,7 +150,9 @@ def test_host_buffers_are_written_only_after_their_last_upload(
 def test_a_replayed_plan_reads_the_new_step_at_the_old_addresses(library: SimpleNamespace) -> None:
     made = [decode(lens, seed=9) for lens in ([5, 90, 33, 70], [17, 1], [16, 17, 15, 2])]
     one = backend(made[0])
-    cases.check_replays(one, made, LAYER, bucket=4, held=lambda plan: plan.slots[0].wrapper.static)
+    cases.check_replays(
+        one, made, LAYER, bucket=4, held=lambda plan: plan.wrappers[0].wrapper.static
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,13 +170,13 @@ def test_tensor_cores_by_ratio_or_option(
     library: SimpleNamespace, ratio: int, option: str, used: bool
 ) -> None:
     one = backend(decode([3], heads=ratio, kv_heads=1), tensor_cores=option)
-    assert {slot.wrapper.use_tensor_cores for slot in one.rings[True, 0].slots} == {used}
+    assert {staged.wrapper.use_tensor_cores for staged in one.rings[True, 0].wrappers} == {used}
 
 
 @pytest.mark.parametrize("name", ["auto", "fa2", "fa3"])
 def test_the_templates_for_prompts_by_option(library: SimpleNamespace, name: str) -> None:
     one = backend(decode([3]), prefill=name)
-    assert {slot.wrapper.backend for slot in one.rings[False, 0].slots} == {name}
+    assert {staged.wrapper.backend for staged in one.rings[False, 0].wrappers} == {name}
 
 
 def test_templates_that_cannot_read_the_kv_are_refused_by_the_option_s_name(
@@ -200,7 +204,7 @@ def test_only_what_serves_the_phases_is_made(library: SimpleNamespace) -> None:
 def test_building_it_runs_every_kind_of_step_once(library: SimpleNamespace) -> None:
     one = backend(decode([3]))
     assert [
-        [getattr(slot.wrapper, "plans", 0) for slot in one.rings[kind, 0].slots]
+        [getattr(staged.wrapper, "plans", 0) for staged in one.rings[kind, 0].wrappers]
         for kind in (True, False)
     ] == [
         [1, 0],

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headstock.spi import GraphSupport
 from headstock_sdpa.plugin import spec
-from headstock_sdpa.slots import bounds
+from headstock_sdpa.slots import bucket_bounds
 
 
 @given(
@@ -18,16 +18,16 @@ from headstock_sdpa.slots import bounds
     most=st.integers(1, 500),
 )
 def test_buckets_cover_all_rows_within_the_bound(lens: list[int], least: int, most: int) -> None:
-    cuts = list(bounds(lens, least, most))
+    cuts = list(bucket_bounds(lens, least, most))
     assert [row for first, last in cuts for row in range(first, last)] == list(range(len(lens)))
     assert all(first < last for first, last in cuts)
     assert all(last - first == 1 or (last - first) * lens[first] <= most for first, last in cuts)
 
 
 def test_a_cut_must_be_worth_its_cost() -> None:
-    assert list(bounds([100, 100, 10, 10], 180, 10**6)) == [(0, 2), (2, 4)]
-    assert list(bounds([100, 100, 10, 10], 181, 10**6)) == [(0, 4)]
-    assert list(bounds([100, 80, 80, 80], 1, 10**6)) == [(0, 4)]
+    assert list(bucket_bounds([100, 100, 10, 10], 180, 10**6)) == [(0, 2), (2, 4)]
+    assert list(bucket_bounds([100, 100, 10, 10], 181, 10**6)) == [(0, 4)]
+    assert list(bucket_bounds([100, 80, 80, 80], 1, 10**6)) == [(0, 4)]
 
 
 def test_the_spec_claims_no_graphs_and_every_shape() -> None:

@@ -21,7 +21,7 @@ from backends.trtllm import fakes
 from headstock.nn.attention.paged_plan import PagedPlan
 from headstock.spi import DeviceEnv, LayerInfo, Phase
 from headstock_trtllm import modules
-from headstock_trtllm.backend import TrtllmBackend, found
+from headstock_trtllm.backend import TrtllmBackend, load_kernels
 from headstock_trtllm.kernels import DECODE_WORKSPACE, PREFILL_WORKSPACE, Blackwell, Hopper, Kernels
 from headstock_trtllm.plugin import CAPABILITIES
 
@@ -185,10 +185,10 @@ def test_building_it_runs_each_kernel_once_on_the_dummy_page(
 def test_the_device_says_whose_functions_serve_and_only_hopper_compiles(
     capability: tuple[int, int], kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs: list[modules.Need] = []
-    monkeypatch.setattr(modules, "ensure", needs.append)
+    needs: list[modules.KernelNeed] = []
+    monkeypatch.setattr(modules, "ensure_compiled", needs.append)
     context = cases.context_of(decode(3), CAPABILITIES, None)
-    assert type(found(context, DeviceEnv(device="cuda", capability=capability))) is kind
+    assert type(load_kernels(context, DeviceEnv(device="cuda", capability=capability))) is kind
     asked = [(need.head_dims, need.page_sizes, need.ratios, need.phases) for need in needs]
     assert asked == [((16,), (16,), (2,), frozenset(Phase))] * (kind is Hopper)
 
@@ -198,7 +198,7 @@ def test_other_devices_are_refused_with_a_reason(capability: tuple[int, int]) ->
     context = cases.context_of(decode(3), CAPABILITIES, None)
     said = rf"serve cuda sm_90.* sm_100.* this is cuda sm_{capability[0]}.*--attn fi"
     with pytest.raises(ValueError, match=said):
-        found(context, DeviceEnv(device="cuda", capability=capability))
+        load_kernels(context, DeviceEnv(device="cuda", capability=capability))
     with pytest.raises(ValueError, match="this is cpu; use --attn fi"):
         TrtllmBackend(context)
 

@@ -21,14 +21,14 @@ from headstock_trtllm import build, modules
 from headstock_trtllm.modules import (
     HEAD_DIMS,
     MADE_WITH,
-    Need,
-    ensure,
+    KernelNeed,
+    ensure_compiled,
     has_prefill,
-    missing,
+    missing_modules,
     prefill_name,
 )
 
-NEED = Need(
+NEED = KernelNeed(
     head_dims=(128,),
     page_sizes=(64,),
     ratios=(2,),
@@ -139,33 +139,33 @@ def test_what_is_there_is_not_compiled_again_and_head_sizes_add_up(tools: Toolch
     build.build(NEED)
     build.build(NEED)
     xqa = "xqa_torch.bfloat16_64_128_2"
-    assert tools.compiled == [NAME, xqa] and missing(NEED) == []
+    assert tools.compiled == [NAME, xqa] and missing_modules(NEED) == []
     wider = evolve(
         NEED, head_dims=(64,), page_sizes=(16, 64), ratios=(1, 2), phases=frozenset({Phase.EXTEND})
     )
-    assert missing(wider) == [NAME]
+    assert missing_modules(wider) == [NAME]
     build.build(wider)
     folder = tools.root / "aot" / NAME
     assert (folder / HEAD_DIMS).read_text() == "64 128\n" and tools.compiled == [NAME, xqa, NAME]
     assert "_kv_64_output" in (folder / f"{NAME}.so").read_text()
     decode = evolve(wider, phases=frozenset({Phase.DECODE}))
-    assert len(missing(decode)) == 4
+    assert len(missing_modules(decode)) == 4
     build.build(decode)
-    assert len(tools.compiled) == 7 and missing(decode) == []
+    assert len(tools.compiled) == 7 and missing_modules(decode) == []
 
 
 def test_what_another_version_of_the_library_made_is_compiled_again(
     tools: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build.build(NEED)
-    assert missing(NEED) == []
+    assert missing_modules(NEED) == []
     monkeypatch.setattr(sys.modules["flashinfer"], "__version__", "0.7.2")
-    assert missing(NEED) == tools.compiled
+    assert missing_modules(NEED) == tools.compiled
     build.build(NEED)
-    assert missing(NEED) == [] and len(tools.compiled) == 4
+    assert missing_modules(NEED) == [] and len(tools.compiled) == 4
     for mark in tools.root.glob(f"aot/*/{MADE_WITH}"):
         mark.unlink()  # as the library's own modules come
-    assert missing(NEED) == []
+    assert missing_modules(NEED) == []
 
 
 def test_a_module_without_a_list_is_the_library_s_own_and_has_all_head_sizes(
@@ -220,7 +220,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_one_line(
 
 
 def test_the_process_is_asked_for_what_the_shape_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Need] = []
+    asked: list[KernelNeed] = []
     monkeypatch.setattr(build, "build", asked.append)
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
     need = evolve(
@@ -243,7 +243,7 @@ def test_a_start_compiles_in_another_process_says_so_and_passes_its_words_on(
 
     monkeypatch.setattr(modules.subprocess, "run", run)
     with caplog.at_level("WARNING"):
-        ensure(NEED)
+        ensure_compiled(NEED)
     assert commands == [[sys.executable, "-m", "headstock_trtllm.build", *NEED.arguments]]
     assert f"compiling {NAME}, xqa_torch.bfloat16_64_128_2, once" in caplog.text
     code = 1
@@ -251,10 +251,10 @@ def test_a_start_compiles_in_another_process_says_so_and_passes_its_words_on(
         ValueError,
         match=r"nvcc: not found; to see all of it: python -m headstock_trtllm.build --head",
     ):
-        ensure(NEED)
+        ensure_compiled(NEED)
     build.build(NEED)
     commands.clear()
-    ensure(NEED)
+    ensure_compiled(NEED)
     assert commands == []
 
 

@@ -8,6 +8,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from headstock.nn.attention.device import count_processors
 from headstock.nn.attention.static_rows import StaticRows
 from headstock.spi import (
     AttentionBackend,
@@ -18,8 +19,8 @@ from headstock.spi import (
     Phase,
 )
 from headstock_fa import kernels
-from headstock_fa.providers import REQUIRE, Provider, choose, installed
-from headstock_fa.step import FlashPlan, splits
+from headstock_fa.providers import REQUIRE, Provider, choose_provider, installed_versions
+from headstock_fa.step import FlashPlan, choose_num_splits
 
 EIGHT_BIT = "float8_e4m3fn"
 
@@ -34,7 +35,7 @@ class FlashAttentionBackend(AttentionBackend):
 
         raises: ValueError when none does
         """
-        provider = provider or found(context.device)
+        provider = provider or find_provider(context.device)
         self.kernel: kernels.Kernel = getattr(kernels, provider.loader)()
         self.device = context.device
         self.page_size = context.page_size
@@ -43,18 +44,18 @@ class FlashAttentionBackend(AttentionBackend):
         self.eight_bit = context.query.kv_dtype == EIGHT_BIT
         self.kv_heads = context.query.kv_heads
         self.num_splits = context.options.num_splits
-        self.processors = processors(context.device)
+        self.processors = count_processors(context.device)
         self.static: StaticRows | None = None
 
     def plan(self, step: AttentionStep) -> FlashPlan:
         """The step's own tensors."""
         return FlashPlan.of(
-            step, num_splits=self.splits(step.num_rows) if step.phase is Phase.DECODE else 0
+            step, num_splits=self.num_splits_for(step.num_rows) if step.phase is Phase.DECODE else 0
         )
 
-    def splits(self, rows: int) -> int:
+    def num_splits_for(self, rows: int) -> int:
         """In how many parts a decode step of so many rows reads its keys."""
-        return self.num_splits or splits(rows, self.kv_heads, self.processors)
+        return self.num_splits or choose_num_splits(rows, self.kv_heads, self.processors)
 
     def forward(
         self, q: Tensor, layer: LayerInfo, plan: FlashPlan, out: Tensor, lse: Tensor | None = None
@@ -65,7 +66,7 @@ class FlashAttentionBackend(AttentionBackend):
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
         """
         if self.eight_bit:
-            q, layer = narrowed(q), evolve(layer, scale=layer.scale * layer.k_scale)
+            q, layer = quantize_queries(q), evolve(layer, scale=layer.scale * layer.k_scale)
         self.kernel(q, self.keys[layer.index], self.values[layer.index], plan, layer, out, lse)
         if self.eight_bit and layer.v_scale != 1.0:
             out.mul_(layer.v_scale)
@@ -103,7 +104,7 @@ class FlashAttentionBackend(AttentionBackend):
         self.keys, self.values, self.static = {}, {}, None
 
 
-def narrowed(q: Tensor) -> Tensor:
+def quantize_queries(q: Tensor) -> Tensor:
     """The queries in the 8-bit type of keys and values, as the library wants them; what is too
     large saturates.
     """
@@ -111,26 +112,18 @@ def narrowed(q: Tensor) -> Tensor:
     return q.clamp(-most, most).to(torch.float8_e4m3fn)
 
 
-def found(device: torch.device) -> Provider:
+def find_provider(device: torch.device) -> Provider:
     """The provider that is used on a device.
 
     raises: ValueError with why there is none and what helps
     """
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    provider, passed = choose(
-        DeviceEnv(device=device.type, capability=capability, distributions=installed())
+    provider, rejections = choose_provider(
+        DeviceEnv(device=device.type, capability=capability, distributions=installed_versions())
     )
     if provider is None:
         raise ValueError(
-            f"no FlashAttention serves here: {'; '.join(passed)}; {REQUIRE.hint}, or use --attn fi"
+            f"no FlashAttention serves here: {'; '.join(rejections)}; {REQUIRE.hint}, or use "
+            "--attn fi"
         )
     return provider
-
-
-def processors(device: torch.device) -> int:
-    """How many blocks the device works on at the same time."""
-    return (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 1
-    )

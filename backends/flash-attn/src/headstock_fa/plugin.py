@@ -24,9 +24,9 @@ from headstock_fa.providers import (
     PROVIDERS,
     REQUIRE,
     Provider,
-    choose,
-    installed,
-    leading,
+    choose_provider,
+    installed_versions,
+    major_minor,
 )
 
 
@@ -35,7 +35,7 @@ def spec() -> AttentionSpec:
     return AttentionSpec(
         name="fa",
         spi=SpiRange(0, 2),
-        summary=f"FlashAttention, for CUDA; found here: {found()}",
+        summary=f"FlashAttention, for CUDA; found here: {describe_installed()}",
         implementation="headstock_fa.backend:FlashAttentionBackend",
         requires=(REQUIRE,),
         options="headstock_fa.options:FlashOptions",
@@ -62,31 +62,34 @@ CAPABILITIES = AttentionCapabilities(
 )
 
 
-def found() -> str:
+def describe_installed() -> str:
     """The installed providers in order of preference; the first one that serves the device is
     used.
     """
-    here = installed()
-    named = [(each, here.get(each.require.distribution)) for each in PROVIDERS]
-    fit = [(each, number) for each, number in named if number and leading(number) >= each.least]
-    said = [f"{each.require.distribution} {number} (FA{each.generation})" for each, number in fit]
-    return ", ".join(said) or "none"
+    versions = installed_versions()
+    descriptions = [
+        f"{provider.require.distribution} {number} (FA{provider.generation})"
+        for provider in PROVIDERS
+        if (number := versions.get(provider.require.distribution))
+        and major_minor(number) >= provider.least
+    ]
+    return ", ".join(descriptions) or "none"
 
 
 def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]:
     """The capabilities of the first provider that serves this machine, or why none meets the
     query.
     """
-    provider, passed = choose(env)
+    provider, rejections = choose_provider(env)
     if provider is None:
         return (
             Rejection(
                 code="provider",
-                message=f"no FlashAttention serves here: {'; '.join(passed)}",
+                message=f"no FlashAttention serves here: {'; '.join(rejections)}",
                 hint=REQUIRE.hint,
             ),
         )
-    capabilities = narrowed(provider, query)
+    capabilities = narrow_capabilities(provider, query)
     label = f"{provider.require.distribution} (FlashAttention-{provider.generation})"
     reasons = []
     if (
@@ -114,7 +117,7 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
     return tuple(reasons) or capabilities
 
 
-def narrowed(provider: Provider, query: AttentionQuery) -> AttentionCapabilities:
+def narrow_capabilities(provider: Provider, query: AttentionQuery) -> AttentionCapabilities:
     """What `fa` can do with this provider for such types: keys of 8 bits are read 16 at a time."""
     return evolve(
         CAPABILITIES,

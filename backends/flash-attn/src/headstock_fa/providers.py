@@ -94,41 +94,41 @@ REQUIRE = Require(
 )
 
 
-def installed() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Distribution -> version, of those that provide FlashAttention here; torch's builds for CPUs
     have none.
     """
-    found = {}
+    versions = {}
     for provider in PROVIDERS:
         try:
-            found[provider.require.distribution] = version(provider.require.distribution)
+            versions[provider.require.distribution] = version(provider.require.distribution)
         except PackageNotFoundError:
             continue
-    return {name: number for name, number in found.items() if not number.endswith("+cpu")}
+    return {name: number for name, number in versions.items() if not number.endswith("+cpu")}
 
 
-def choose(env: DeviceEnv) -> tuple[Provider | None, tuple[str, ...]]:
+def choose_provider(env: DeviceEnv) -> tuple[Provider | None, tuple[str, ...]]:
     """The provider to use out of what is installed, and why each one before it is passed over."""
-    passed = []
+    rejections = []
     for provider in PROVIDERS:
-        found = env.distributions.get(provider.require.distribution)
-        if found is None:
-            passed.append(f"{provider.require.distribution} is not installed")
-        elif leading(found) < provider.least:
-            passed.append(
-                f"{provider.require.distribution} is {found}, wanted {provider.require.version}"
+        number = env.distributions.get(provider.require.distribution)
+        if number is None:
+            rejections.append(f"{provider.require.distribution} is not installed")
+        elif major_minor(number) < provider.least:
+            rejections.append(
+                f"{provider.require.distribution} is {number}, wanted {provider.require.version}"
             )
         elif env not in provider.devices:
-            passed.append(
-                f"{provider.require.distribution} {found} serves {provider.devices}, and this is "
+            rejections.append(
+                f"{provider.require.distribution} {number} serves {provider.devices}, and this is "
                 f"{env}"
             )
         else:
-            return provider, tuple(passed)
-    return None, tuple(passed)
+            return provider, tuple(rejections)
+    return None, tuple(rejections)
 
 
-def leading(number: str) -> tuple[int, int]:
+def major_minor(number: str) -> tuple[int, int]:
     """The first two numbers of a version: (2, 13) of "2.13.0+cu130"."""
     major, minor, *_ = [*map(int, re.findall(r"\d+", number)), 0, 0]
     return major, minor

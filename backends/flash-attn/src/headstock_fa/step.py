@@ -16,7 +16,7 @@ class FlashPlan(PagedPlan):
     num_splits: int
 
 
-def splits(rows: int, kv_heads: int, processors: int) -> int:
+def choose_num_splits(rows: int, kv_heads: int, processors: int) -> int:
     """In how many parts to read each row's keys so that `rows` decode rows fill the processors.
 
     One block serves all query heads of a KV head. The library takes the number as an upper bound

@@ -31,15 +31,17 @@ def page_arrays(query_lens: Ints, context_lens: Ints, page_size: int) -> PageArr
     """The arrays of rows with these lengths.   query_lens, context_lens: [rows] int32"""
     pages = -(-context_lens // page_size)
     return PageArrays(
-        starts(query_lens), starts(pages), (context_lens - (pages - 1) * page_size).astype(np.int32)
+        prefix_sums(query_lens),
+        prefix_sums(pages),
+        (context_lens - (pages - 1) * page_size).astype(np.int32),
     )
 
 
-def starts(lens: Ints) -> Ints:
+def prefix_sums(lens: Ints) -> Ints:
     """0 and the running sum. [n + 1] int32"""
-    found = np.zeros(len(lens) + 1, np.int32)
-    np.cumsum(lens, out=found[1:])
-    return found
+    sums = np.zeros(len(lens) + 1, np.int32)
+    np.cumsum(lens, out=sums[1:])
+    return sums
 
 
 def table_places(page_start: Ints, columns: int) -> Ints:
@@ -52,8 +54,8 @@ def table_places(page_start: Ints, columns: int) -> Ints:
     return places
 
 
-def padded(lens: Ints, rows: int) -> Ints:
+def pad_lens(lens: Ints, rows: int) -> Ints:
     """The lengths, with rows of one token after them up to `rows`. [rows] int32"""
-    found = np.ones(rows, np.int32)
-    found[: len(lens)] = lens
-    return found
+    rows_lens = np.ones(rows, np.int32)
+    rows_lens[: len(lens)] = lens
+    return rows_lens

@@ -9,6 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from headstock.nn.attention.device import count_processors
 from headstock.spi import (
     AttentionBackend,
     AttentionContext,
@@ -17,9 +18,9 @@ from headstock.spi import (
     LayerInfo,
     Phase,
 )
-from headstock_fi.arrays import PageArrays, padded, page_arrays, table_places
+from headstock_fi.arrays import PageArrays, pad_lens, page_arrays, table_places
 from headstock_fi.library import Library, Shape, partial_bytes
-from headstock_fi.staging import TURNS, Ring, Slot
+from headstock_fi.staging import TURNS, Ring, StagedWrapper
 
 INT_WORKSPACE = 8 << 20
 """Bytes that each wrapper takes for its schedule, on the device and pinned on the host."""
@@ -31,9 +32,9 @@ COMPILER = (
 
 @frozen(eq=False)
 class FlashInferPlan:
-    """A planned step: one slot a KV group, with the turn in which it was planned."""
+    """A planned step: one wrapper a KV group, with the turn in which it was planned."""
 
-    slots: tuple[Slot, ...]
+    wrappers: tuple[StagedWrapper, ...]
     turns: tuple[int, ...]
 
 
@@ -54,7 +55,7 @@ class FlashInferBackend(AttentionBackend):
         self.page_size = context.page_size
         self.max_rows = query.max_rows
         self.columns = -(-query.max_seq_len // context.page_size)
-        self.prefill_backend = checked(options.prefill, query, context.device)
+        self.prefill_backend = check_prefill_backend(options.prefill, query, context.device)
         self.tensor_cores = options.use_tensor_cores(query.heads // query.kv_heads)
         self.shape = Shape(
             heads=query.heads,
@@ -67,11 +68,11 @@ class FlashInferBackend(AttentionBackend):
         self.library = Library.load()
         room = max(
             options.workspace_mb << 20,
-            partial_bytes(self.shape, query.max_rows, processors(context.device)),
+            partial_bytes(self.shape, query.max_rows, count_processors(context.device)),
         )
         self.workspace = torch.zeros(room, dtype=torch.uint8, device=context.device)
         self.rings: dict[tuple[bool, int], Ring] = {}
-        self.buckets: dict[tuple[int, int], Slot] = {}
+        self.buckets: dict[tuple[int, int], StagedWrapper] = {}
         self.static_pages: dict[int, Tensor] = {}
         self.warm_up(query.phases)
 
@@ -100,11 +101,13 @@ class FlashInferBackend(AttentionBackend):
             (1, self.shape.heads, self.shape.head_dim), dtype=self.shape.q_dtype, device=self.device
         )
         for is_decode in sorted({phase is Phase.DECODE for phase in phases}):
-            slot = self.ring(is_decode, 0).next()
+            staged = self.ring(is_decode, 0).next_wrapper()
             self.bind(
-                slot, page_table, page_arrays(one, one, self.page_size), 0 if is_decode else 1
+                staged, page_table, page_arrays(one, one, self.page_size), 0 if is_decode else 1
             )
-            self.library.run(slot.wrapper, q, next(iter(self.pools.values())), torch.empty_like(q))
+            self.library.run(
+                staged.wrapper, q, next(iter(self.pools.values())), torch.empty_like(q)
+            )
 
     def ring(self, is_decode: bool, group: int) -> Ring:
         """The wrappers for a kind of step and a KV group, made when first asked for."""
@@ -115,34 +118,38 @@ class FlashInferBackend(AttentionBackend):
                 else self.library.prefill(self.workspace, self.prefill_backend)
                 for _ in range(TURNS)
             ]
-            self.rings[is_decode, group] = Ring([self.slot(wrapper) for wrapper in wrappers])
+            self.rings[is_decode, group] = Ring(
+                [self.stage_wrapper(wrapper) for wrapper in wrappers]
+            )
         return self.rings[is_decode, group]
 
-    def slot(self, wrapper: object) -> Slot:
-        """A slot with room for as many rows as may run."""
-        return Slot(wrapper, self.max_rows, self.columns, self.device)
+    def stage_wrapper(self, wrapper: object) -> StagedWrapper:
+        """A wrapper with staging buffers and room for as many rows as may run."""
+        return StagedWrapper(wrapper, self.max_rows, self.columns, self.device)
 
     def plan(self, step: AttentionStep) -> FlashInferPlan:
         """The step planned for each KV group, from the lengths that the host knows."""
         is_decode = step.phase is Phase.DECODE
         arrays = page_arrays(step.host_query_lens, step.host_context_lens, self.page_size)
-        slots = []
+        wrappers = []
         for group, page_table in enumerate(step.page_tables):
-            slot = self.ring(is_decode, group).next()
-            self.bind(slot, page_table, arrays, 0 if is_decode else step.max_query_len)
-            slots.append(slot)
-        return FlashInferPlan(tuple(slots), tuple(slot.turn for slot in slots))
+            staged = self.ring(is_decode, group).next_wrapper()
+            self.bind(staged, page_table, arrays, 0 if is_decode else step.max_query_len)
+            wrappers.append(staged)
+        return FlashInferPlan(tuple(wrappers), tuple(staged.turn for staged in wrappers))
 
-    def bind(self, slot: Slot, page_table: Tensor, arrays: PageArrays, max_query_len: int) -> None:
-        """Plan a step in a slot; `max_query_len` is 0 for decode."""
-        slot.begin()
-        query_start, page_start, last_page_lens = slot.stage(arrays)
-        pages = slot.pages(page_table, table_places(arrays.page_start, page_table.shape[1]))
+    def bind(
+        self, staged: StagedWrapper, page_table: Tensor, arrays: PageArrays, max_query_len: int
+    ) -> None:
+        """Plan a step in a wrapper; `max_query_len` is 0 for decode."""
+        staged.begin()
+        query_start, page_start, last_page_lens = staged.stage(arrays)
+        pages = staged.pages(page_table, table_places(arrays.page_start, page_table.shape[1]))
         if max_query_len == 0:
             lists = (page_start, pages, last_page_lens)
-            slot.wrapper.plan(*lists, head_dim=self.shape.head_dim, **self.shape.arguments)
+            staged.wrapper.plan(*lists, head_dim=self.shape.head_dim, **self.shape.arguments)
         else:
-            slot.wrapper.plan(
+            staged.wrapper.plan(
                 query_start,
                 page_start,
                 pages,
@@ -152,7 +159,7 @@ class FlashInferBackend(AttentionBackend):
                 max_token_per_sequence=max_query_len,
                 **self.shape.arguments,
             )
-        slot.end()
+        staged.end()
 
     def forward(
         self,
@@ -168,13 +175,13 @@ class FlashInferBackend(AttentionBackend):
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
         raises: RuntimeError when as many later steps have been planned as there are turns
         """
-        slot = plan.slots[layer.group]
-        if slot.turn != plan.turns[layer.group]:
+        staged = plan.wrappers[layer.group]
+        if staged.turn != plan.turns[layer.group]:
             raise RuntimeError(
                 f"this plan was overwritten: only the last {TURNS} plans of a kind are kept"
             )
         self.library.run(
-            slot.wrapper,
+            staged.wrapper,
             q,
             self.pools[layer.index],
             out,
@@ -192,13 +199,13 @@ class FlashInferBackend(AttentionBackend):
 
     def graph_plan(self, bucket: int, step: AttentionStep) -> FlashInferPlan:
         """The step planned in the static buffers of a bucket; its rows may be fewer."""
-        slots = tuple(self.bucket(bucket, group) for group in range(len(step.page_tables)))
-        plan = FlashInferPlan(slots, tuple(slot.turn for slot in slots))
+        wrappers = tuple(self.bucket(bucket, group) for group in range(len(step.page_tables)))
+        plan = FlashInferPlan(wrappers, tuple(staged.turn for staged in wrappers))
         self.graph_update(plan, step)
         return plan
 
-    def bucket(self, rows: int, group: int) -> Slot:
-        """The slot whose wrapper serves graphs of so many rows. Buckets of a group share the list
+    def bucket(self, rows: int, group: int) -> StagedWrapper:
+        """The wrapper that serves graphs of so many rows. Buckets of a group share the list
         of pages.
         """
         if (rows, group) not in self.buckets:
@@ -210,12 +217,12 @@ class FlashInferBackend(AttentionBackend):
                 self.zeros(rows),
             )
             wrapper = self.library.decode(self.workspace, self.tensor_cores, static)
-            slot = self.buckets[rows, group] = Slot(
+            staged = self.buckets[rows, group] = StagedWrapper(
                 wrapper, rows, self.columns, self.device, static
             )
             ones = np.ones(rows, np.int32)
             self.bind(
-                slot, self.zeros(rows).view(rows, 1), page_arrays(ones, ones, self.page_size), 0
+                staged, self.zeros(rows).view(rows, 1), page_arrays(ones, ones, self.page_size), 0
             )
         return self.buckets[rows, group]
 
@@ -227,19 +234,19 @@ class FlashInferBackend(AttentionBackend):
         """Plan the step anew in the same buffers; rows that it lacks become one token in the dummy
         page.
         """
-        for slot, page_table in zip(plan.slots, step.page_tables, strict=True):
-            lens = padded(step.host_context_lens, slot.rows)
+        for staged, page_table in zip(plan.wrappers, step.page_tables, strict=True):
+            lens = pad_lens(step.host_context_lens, staged.rows)
             arrays = page_arrays(np.ones_like(lens), lens, self.page_size)
-            slot.begin()
-            _, page_start, last_page_lens = slot.stage(arrays)
+            staged.begin()
+            _, page_start, last_page_lens = staged.stage(arrays)
             places = table_places(arrays.page_start[: step.num_rows + 1], page_table.shape[1])
-            pages = slot.upload(page_table, places, slot.rows - step.num_rows)
-            self.library.replan(slot.wrapper, page_start, pages, last_page_lens, self.shape)
-            slot.end()
+            pages = staged.upload(page_table, places, staged.rows - step.num_rows)
+            self.library.replan(staged.wrapper, page_start, pages, last_page_lens, self.shape)
+            staged.end()
 
     def memory_bytes(self) -> int:
         """The workspaces and the static buffers."""
-        wrappers = len(self.buckets) + sum(len(ring.slots) for ring in self.rings.values())
+        wrappers = len(self.buckets) + sum(len(ring.wrappers) for ring in self.rings.values())
         static = sum(pages.nbytes for pages in self.static_pages.values()) + sum(
             8 * rows + 4 for rows, _ in self.buckets
         )
@@ -251,7 +258,7 @@ class FlashInferBackend(AttentionBackend):
         self.workspace = self.workspace.new_empty(0)
 
 
-def checked(backend: str, query: AttentionQuery, device: torch.device) -> str:
+def check_prefill_backend(backend: str, query: AttentionQuery, device: torch.device) -> str:
     """The library's name for the prompt kernels.
 
     raises: ValueError for fa3 on another GPU than Hopper, or with 8-bit KV, which fa3 reads with
@@ -266,12 +273,3 @@ def checked(backend: str, query: AttentionQuery, device: torch.device) -> str:
     if backend == "fa3" and query.q_dtype != query.kv_dtype:
         raise ValueError(f"fi.prefill=fa3 does not read {query.kv_dtype} KV; use fi.prefill=auto")
     return backend
-
-
-def processors(device: torch.device) -> int:
-    """How many blocks the device works on at the same time, of which a plan makes two for each."""
-    return (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 1
-    )

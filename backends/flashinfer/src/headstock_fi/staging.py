@@ -40,14 +40,14 @@ class NoFence:
         """Nothing to wait for."""
 
 
-def fence(device: torch.device) -> Fence:
+def make_fence(device: torch.device) -> Fence:
     """A fence for the device."""
     if device.type != "cuda":
         return NoFence()
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
-class Slot:
+class StagedWrapper:
     """A wrapper with staging buffers for up to `rows` rows of `columns` pages.
 
     `static` are the buffers on the device that a graph's wrapper reads: page_start, pages,
@@ -67,7 +67,7 @@ class Slot:
         self.static = static
         self.rows = rows
         self.device = device
-        self.fence = fence(device)
+        self.fence = make_fence(device)
         self.turn = 0
         self.query_start, self.page_start, self.last_page_lens, self.places = (
             torch.empty(size, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -83,16 +83,16 @@ class Slot:
         self.fence.record()
 
     def stage(self, arrays: PageArrays) -> tuple[Tensor, Tensor, Tensor]:
-        """The arrays in this slot's host memory: query_start, page_start, last_page_lens."""
+        """The arrays in this wrapper's host memory: query_start, page_start, last_page_lens."""
         return (
-            put(self.query_start, arrays.query_start),
-            put(self.page_start, arrays.page_start),
-            put(self.last_page_lens, arrays.last_page_lens),
+            copy_into(self.query_start, arrays.query_start),
+            copy_into(self.page_start, arrays.page_start),
+            copy_into(self.last_page_lens, arrays.last_page_lens),
         )
 
     def pages(self, table: Tensor, places: Ints) -> Tensor:
         """The pages at these places of the table, row after row. [pages] int32, on the device"""
-        index = put(self.places, places).to(self.device, non_blocking=True)
+        index = copy_into(self.places, places).to(self.device, non_blocking=True)
         return table.reshape(-1).index_select(0, index)
 
     def upload(self, table: Tensor, places: Ints, padding: int) -> Tensor:
@@ -104,7 +104,7 @@ class Slot:
         page_start, pages, last_page_lens = self.static
         page_start.copy_(self.page_start, non_blocking=True)
         last_page_lens.copy_(self.last_page_lens, non_blocking=True)
-        index = put(self.places, places).to(self.device, non_blocking=True)
+        index = copy_into(self.places, places).to(self.device, non_blocking=True)
         owned = len(places)
         torch.index_select(table.reshape(-1), 0, index, out=pages[:owned])
         pages[owned : owned + padding].zero_()
@@ -112,21 +112,21 @@ class Slot:
 
 
 class Ring:
-    """Slots that take turns."""
+    """Wrappers that take turns."""
 
-    def __init__(self, slots: list[Slot]) -> None:
-        self.slots = slots
+    def __init__(self, wrappers: list[StagedWrapper]) -> None:
+        self.wrappers = wrappers
         self.turns = 0
 
-    def next(self) -> Slot:
-        """The slot that was planned longest ago."""
-        slot = self.slots[self.turns % len(self.slots)]
+    def next_wrapper(self) -> StagedWrapper:
+        """The wrapper that was planned longest ago."""
+        staged = self.wrappers[self.turns % len(self.wrappers)]
         self.turns += 1
-        slot.turn += 1
-        return slot
+        staged.turn += 1
+        return staged
 
 
-def put(buffer: Tensor, array: Ints) -> Tensor:
+def copy_into(buffer: Tensor, array: Ints) -> Tensor:
     """The array in the first part of a host buffer.   writes: buffer"""
     part = buffer[: len(array)]
     part.numpy()[:] = array

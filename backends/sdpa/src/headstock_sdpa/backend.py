@@ -14,7 +14,7 @@ from headstock.spi.attention import (
 )
 from headstock_sdpa.decode import GatherIndex, gather_decode, gather_index
 from headstock_sdpa.rows import RowsIndex, attend_rows, rows_index
-from headstock_sdpa.slots import visible
+from headstock_sdpa.slots import visible_positions
 from headstock_sdpa.sparse import SparseIndex, allow_csr, sparse_decode, sparse_index
 
 Index = RowsIndex | GatherIndex | SparseIndex
@@ -56,7 +56,7 @@ class SdpaBackend(AttentionBackend):
         place = (layer.group, layer.window)
         index = plan.indexes.get(place)
         if index is None:
-            index = plan.indexes[place] = self.index(plan.step, pool, layer, q.shape[1])
+            index = plan.indexes[place] = self.make_index(plan.step, pool, layer, q.shape[1])
         match index:
             case SparseIndex():
                 sparse_decode(q, pool, index, layer, out, lse)
@@ -65,7 +65,7 @@ class SdpaBackend(AttentionBackend):
             case RowsIndex():
                 attend_rows(q, pool, index, layer, out, lse)
 
-    def index(self, step: AttentionStep, pool: Tensor, layer: LayerInfo, heads: int) -> Index:
+    def make_index(self, step: AttentionStep, pool: Tensor, layer: LayerInfo, heads: int) -> Index:
         """Where the step's rows find their tokens in the pools of the layer's group, through the
         layer's window.
         """
@@ -73,7 +73,7 @@ class SdpaBackend(AttentionBackend):
         page_size = pool.shape[2]
         if step.phase is not Phase.DECODE:
             return rows_index(step, page_table, page_size, layer.window)
-        seen = visible(step, layer.window)
+        seen = visible_positions(step, layer.window)
         if self.is_sparse:
             return sparse_index(page_table, seen, pool, heads)
         return gather_index(page_table, seen, page_size)

@@ -6,12 +6,12 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi.attention import LayerInfo
-from headstock_sdpa.dense import attention, put, written_out
+from headstock_sdpa.dense import sdpa_attention, softmax_in_float32, write_rows
 from headstock_sdpa.slots import Bucket, Visible, decode_buckets
 
-LEAST = 4096
+MIN_SAVED_PADDING = 4096
 """Tokens of padding that are worth one more gather."""
-MOST = 1 << 17
+MAX_GATHERED_TOKENS = 1 << 17
 """Tokens gathered at once, which bounds the memory taken."""
 
 
@@ -27,7 +27,9 @@ class GatherIndex:
 
 def gather_index(page_table: Tensor, seen: Visible, page_size: int) -> GatherIndex:
     """The index of a decode step's rows for one group and window."""
-    return GatherIndex(*decode_buckets(page_table, seen, page_size, LEAST, MOST))
+    return GatherIndex(
+        *decode_buckets(page_table, seen, page_size, MIN_SAVED_PADDING, MAX_GATHERED_TOKENS)
+    )
 
 
 def gather_decode(
@@ -50,9 +52,9 @@ def gather_decode(
         rows = None if index.order is None else index.order[bucket.first : bucket.last]
         args = ((q if rows is None else q.index_select(0, rows))[:, :, None], k, v, mask)
         if lse is None and not layer.softcap:
-            answer = attention(*args, scale=layer.scale)
+            answer = sdpa_attention(*args, scale=layer.scale)
         else:
-            answer, sums = written_out(*args, scale=layer.scale, softcap=layer.softcap)
+            answer, sums = softmax_in_float32(*args, scale=layer.scale, softcap=layer.softcap)
             if lse is not None:
-                put(lse, rows, sums[:, :, 0])
-        put(out, rows, answer[:, :, 0])
+                write_rows(lse, rows, sums[:, :, 0])
+        write_rows(out, rows, answer[:, :, 0])

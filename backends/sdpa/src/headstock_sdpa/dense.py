@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def attention(
+def sdpa_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool = False
 ) -> Tensor:
     """Attention where each KV head serves `heads / kv_heads` query heads. `mask` is True where a
@@ -23,7 +23,7 @@ def attention(
     )
 
 
-def written_out(
+def softmax_in_float32(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """The same with scores bounded by `softcap` (0: not), computed in float32, and the logarithm of
@@ -43,7 +43,7 @@ def written_out(
     return (probs @ v.float()).view(q.shape).to(q.dtype), torch.logsumexp(scores, -1)
 
 
-def put(target: Tensor, order: Tensor | None, rows: Tensor) -> None:
+def write_rows(target: Tensor, order: Tensor | None, rows: Tensor) -> None:
     """Write `rows` to the rows of `target` that `order` names (None: all, as they stand).
 
     writes: target

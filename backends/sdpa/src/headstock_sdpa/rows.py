@@ -11,8 +11,8 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi.attention import AttentionStep, LayerInfo
-from headstock_sdpa.dense import attention, written_out
-from headstock_sdpa.slots import ragged_slots, visible
+from headstock_sdpa.dense import sdpa_attention, softmax_in_float32
+from headstock_sdpa.slots import ragged_slots, visible_positions
 
 BLOCK = 256
 """Queries that share one mask; bounds its size, and no key that only later blocks see is read."""
@@ -44,7 +44,7 @@ def rows_index(
     step: AttentionStep, page_table: Tensor, page_size: int, window: int | None
 ) -> RowsIndex:
     """The index of a step's rows for one group and window."""
-    seen = visible(step, window)
+    seen = visible_positions(step, window)
     query_stops = step.host_query_lens.cumsum()
     slot_stops = seen.lens.cumsum()
     columns = (
@@ -72,18 +72,18 @@ def attend_rows(
     for row in index.rows:
         slots = index.slots[row.slot_start : row.slot_stop]
         k, v = (rows.index_select(0, slots).transpose(0, 1)[None] for rows in (table, values))
-        for queries, keys, mask in blocks(row, layer, lse is not None, q.device):
+        for queries, keys, mask in query_blocks(row, layer, lse is not None, q.device):
             args = (q[queries].transpose(0, 1)[None], k[:, :, keys], v[:, :, keys], mask)
             if lse is None and not layer.softcap:
-                answer = attention(*args, scale=layer.scale, causal=mask is None)
+                answer = sdpa_attention(*args, scale=layer.scale, causal=mask is None)
             else:
-                answer, sums = written_out(*args, scale=layer.scale, softcap=layer.softcap)
+                answer, sums = softmax_in_float32(*args, scale=layer.scale, softcap=layer.softcap)
                 if lse is not None:
                     lse[queries] = sums[0].transpose(0, 1)
             out[queries] = answer[0].transpose(0, 1)
 
 
-def blocks(
+def query_blocks(
     row: Row, layer: LayerInfo, with_lse: bool, device: torch.device
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
     """The row in blocks of queries: their places in the batch, their keys among the row's, and who

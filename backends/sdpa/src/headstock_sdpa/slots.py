@@ -31,7 +31,7 @@ class Visible:
     lens: np.ndarray
 
 
-def visible(step: AttentionStep, window: int | None) -> Visible:
+def visible_positions(step: AttentionStep, window: int | None) -> Visible:
     """What the rows of a step see through a window of latest tokens, counted from each row's first
     query.
     """
@@ -100,7 +100,7 @@ def padded_slots(page_table: Tensor, seen: Visible, page_size: int) -> tuple[Ten
     return (slots if valid is None else slots * valid), valid
 
 
-def bounds(lens: list[int], least: int, most: int) -> Iterator[tuple[int, int]]:
+def bucket_bounds(lens: list[int], least: int, most: int) -> Iterator[tuple[int, int]]:
     """Where to cut rows of descending lengths: where it saves `least` tokens of padding, or before
     `most` tokens.
     """
@@ -116,13 +116,15 @@ def bounds(lens: list[int], least: int, most: int) -> Iterator[tuple[int, int]]:
     yield first, len(lens)
 
 
-def cut(lens: np.ndarray, least: int, most: int) -> tuple[np.ndarray | None, list[np.ndarray]]:
-    """Rows longest first, and the same in buckets as `bounds` cuts them.
+def sort_into_buckets(
+    lens: np.ndarray, least: int, most: int
+) -> tuple[np.ndarray | None, list[np.ndarray]]:
+    """Rows longest first, and the same in buckets as `bucket_bounds` cuts them.
 
     The order is None, and the bucket in the batch's own order, when one takes them all.
     """
     longest_first = np.argsort(-lens, kind="stable")
-    cuts = tuple(bounds(lens[longest_first].tolist(), least, most))
+    cuts = tuple(bucket_bounds(lens[longest_first].tolist(), least, most))
     if len(cuts) == 1:
         return None, [np.arange(len(lens))]
     return longest_first, [longest_first[first:last] for first, last in cuts]
@@ -136,7 +138,7 @@ def decode_buckets(
 
     returns: order [rows], buckets
     """
-    longest_first, cuts = cut(seen.lens, least, most)
+    longest_first, cuts = sort_into_buckets(seen.lens, least, most)
     if longest_first is None:
         return None, (Bucket(0, len(seen.lens), *padded_slots(page_table, seen, page_size)),)
     order = to_device(longest_first, page_table.device)

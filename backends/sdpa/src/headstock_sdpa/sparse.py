@@ -17,12 +17,12 @@ from torch import Tensor
 
 from headstock.spi.arrays import Ints
 from headstock.spi.attention import LayerInfo
-from headstock_sdpa.dense import put
-from headstock_sdpa.slots import Visible, cut
+from headstock_sdpa.dense import write_rows
+from headstock_sdpa.slots import Visible, sort_into_buckets
 
-ENTRIES = 2048
+MIN_SAVED_ENTRIES = 2048
 """Padded entries (tokens times heads) that are worth one more softmax."""
-MOST = 1 << 62
+NO_LIMIT = 1 << 62
 """Buckets need no bound on their tokens here: nothing is gathered."""
 ZERO, INF = np.float32(0), np.float32("inf")
 
@@ -75,8 +75,8 @@ def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) ->
     takes longer.
     """
     page_size, kv_heads, head_dim = pool.shape[2:]
-    order, cuts = cut(seen.lens, max(ENTRIES // heads, 1), MOST)
-    buckets = [slots(page_table.numpy(), rows, seen, page_size) for rows in cuts]
+    order, cuts = sort_into_buckets(seen.lens, max(MIN_SAVED_ENTRIES // heads, 1), NO_LIMIT)
+    buckets = [bucket_slots(page_table.numpy(), rows, seen, page_size) for rows in cuts]
     sizes = np.array([places.shape for places, _ in buckets])
     counts = np.repeat(sizes[:, 1], sizes[:, 0] * heads)
     vectors = pool.numel() // head_dim
@@ -84,7 +84,9 @@ def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) ->
     dtype = np.int32 if max(vectors, int(counts.sum())) < 1 << 31 else np.int64
     starts = np.zeros(len(counts) + 1, dtype)
     counts.cumsum(out=starts[1:])
-    columns = [entries(places.astype(dtype, copy=False), heads, kv_heads) for places, _ in buckets]
+    columns = [
+        key_vectors(places.astype(dtype, copy=False), heads, kv_heads) for places, _ in buckets
+    ]
     first, second = torch.from_numpy(starts), torch.from_numpy(np.concatenate(columns))
     zeros = torch.zeros(len(second))
     pattern = torch.sparse_csr_tensor(
@@ -95,11 +97,13 @@ def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) ->
         pattern=pattern,
         starts=first,
         columns=second,
-        parts=tuple(parts(buckets, heads)),
+        parts=tuple(make_parts(buckets, heads)),
     )
 
 
-def slots(page_table: Ints, rows: Ints, seen: Visible, page_size: int) -> tuple[Ints, Ints | None]:
+def bucket_slots(
+    page_table: Ints, rows: Ints, seen: Visible, page_size: int
+) -> tuple[Ints, Ints | None]:
     """The key slots of what some rows see, 0 where padded, and what is not padding (None: all).
 
     returns: [rows, longest] int32, [rows, longest] bool
@@ -117,7 +121,7 @@ def slots(page_table: Ints, rows: Ints, seen: Visible, page_size: int) -> tuple[
     return (places if valid is None else places * valid), valid
 
 
-def entries(slots: Ints, heads: int, kv_heads: int) -> Ints:
+def key_vectors(slots: Ints, heads: int, kv_heads: int) -> Ints:
     """The key vectors that each query sees, padding included. [rows * heads * longest]
 
     slots: [rows, longest]
@@ -126,7 +130,7 @@ def entries(slots: Ints, heads: int, kv_heads: int) -> Ints:
     return vectors.repeat(heads // kv_heads, axis=1).ravel()
 
 
-def parts(buckets: list[tuple[Ints, Ints | None]], heads: int) -> Iterator[Part]:
+def make_parts(buckets: list[tuple[Ints, Ints | None]], heads: int) -> Iterator[Part]:
     """Where each bucket's entries are, and what is padding among them."""
     start = 0
     for places, valid in buckets:
@@ -148,13 +152,13 @@ def sparse_decode(
     table = pool.view(-1, head_dim)
     values = table[page_size * kv_heads :]  # so that a key's number is its value's too
     queries = (q if index.order is None else q.index_select(0, index.order)).reshape(-1, head_dim)
-    found = torch.sparse.sampled_addmm(
+    products = torch.sparse.sampled_addmm(
         index.pattern, queries, table.t(), beta=0.0, alpha=layer.scale
     )
-    scores = found.values()
+    scores = products.values()
     if layer.softcap:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
-    rows = [masked(scores, part, q.shape[1]) for part in index.parts]
+    rows = [masked_scores(scores, part, q.shape[1]) for part in index.parts]
     probs = (
         torch.cat([part.softmax(-1).view(-1) for part in rows])
         if len(rows) > 1
@@ -163,12 +167,14 @@ def sparse_decode(
     answer = torch.embedding_bag(values, index.columns, index.starts, False, 0, False, probs, True)[
         0
     ]
-    put(out, index.order, answer.view(q.shape))
+    write_rows(out, index.order, answer.view(q.shape))
     if lse is not None:
-        put(lse, index.order, torch.cat([part.logsumexp(-1) for part in rows]).view(lse.shape))
+        write_rows(
+            lse, index.order, torch.cat([part.logsumexp(-1) for part in rows]).view(lse.shape)
+        )
 
 
-def masked(scores: Tensor, part: Part, heads: int) -> Tensor:
+def masked_scores(scores: Tensor, part: Part, heads: int) -> Tensor:
     """A part's scores with -inf at padding. [rows * heads, longest]   writes: scores"""
     rows = scores[part.start : part.stop]
     if part.mask is not None:

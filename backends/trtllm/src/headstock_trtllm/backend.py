@@ -31,7 +31,7 @@ class TrtllmBackend(AttentionBackend):
 
         raises: ValueError when the device has no kernels or they cannot be compiled
         """
-        self.kernels: Kernels | None = kernels or found(context, machine(context.device))
+        self.kernels: Kernels | None = kernels or load_kernels(context, device_env(context.device))
         self.device = context.device
         self.page_size = context.page_size
         self.pools = dict(context.pools)
@@ -86,15 +86,15 @@ class TrtllmBackend(AttentionBackend):
 
     def memory_bytes(self) -> int:
         """The workspaces and the static buffers of graphs."""
-        held = (self.kernels, self.static)
-        return sum(each.memory_bytes() for each in held if each is not None)
+        owners = (self.kernels, self.static)
+        return sum(owner.memory_bytes() for owner in owners if owner is not None)
 
     def close(self) -> None:
         """Forget the pools, the buffers and the workspaces."""
         self.pools, self.static, self.kernels = {}, None, None
 
 
-def found(context: AttentionContext, env: DeviceEnv) -> Kernels:
+def load_kernels(context: AttentionContext, env: DeviceEnv) -> Kernels:
     """The kernels for a machine, compiled.   raises: ValueError when there are none"""
     if env in BLACKWELL:
         return Blackwell(context.device, context.query.max_seq_len)
@@ -103,11 +103,11 @@ def found(context: AttentionContext, env: DeviceEnv) -> Kernels:
             f"TensorRT-LLM's kernels serve {HOPPER} and {BLACKWELL}, and this is {env}; use "
             "--attn fi"
         )
-    modules.ensure(modules.Need.of(context.query, context.page_size))
+    modules.ensure_compiled(modules.KernelNeed.of(context.query, context.page_size))
     return Hopper(context.device)
 
 
-def machine(device: torch.device) -> DeviceEnv:
-    """What `found` must know of the device."""
+def device_env(device: torch.device) -> DeviceEnv:
+    """What `load_kernels` must know of the device."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return DeviceEnv(device=device.type, capability=capability)

@@ -27,7 +27,7 @@ import torch
 
 from headstock.spi import Phase
 from headstock_trtllm import modules
-from headstock_trtllm.modules import HEAD_DIMS, MADE_WITH, SHORT, Need
+from headstock_trtllm.modules import HEAD_DIMS, MADE_WITH, SHORT, KernelNeed
 
 LAUNCHER = re.compile(
     r"^void (run_fmha_v2_\w+)\((Params_v2 &params, const Launch_params &launch_params, .*?)\);",
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     asked = parser.parse_args(arguments)
     os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")  # read when flashinfer is imported
-    need = Need(
+    need = KernelNeed(
         head_dims=tuple(asked.head_dim),
         page_sizes=tuple(asked.page_size),
         ratios=tuple(asked.ratio),
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build(need: Need) -> None:
+def build(need: KernelNeed) -> None:
     """Compile and keep what is missing.
 
     raises: OSError when FlashInfer's folder cannot be written; RuntimeError with the compiler's
@@ -87,33 +87,33 @@ def build(need: Need) -> None:
     env.FLASHINFER_JIT_DIR.mkdir(parents=True, exist_ok=True)
     with (env.FLASHINFER_JIT_DIR / "headstock-trtllm.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        names = modules.missing(need)  # another process may have made them in the meantime
+        names = modules.missing_modules(need)  # another process may have made them in the meantime
         specs = [each for each in modules.decode_specs(need) if each.name in names]
         head_dims = need.head_dims
         if modules.prefill_name(need.q_dtype) in names:
-            head_dims = together(
+            head_dims = merge_head_dims(
                 env.FLASHINFER_AOT_DIR / modules.prefill_name(need.q_dtype) / HEAD_DIMS, head_dims
             )
             specs.insert(0, prefill_spec(need.q_dtype, head_dims))
         for each in specs:
-            say(f"compiling {each.name} ({len(each.sources)} files)")
+            print_line(f"compiling {each.name} ({len(each.sources)} files)")
         began = time.monotonic()
         jit.build_jit_specs(specs, skip_prebuilt=False)
         for each in specs:
-            keep(each, head_dims)
-        say(
+            install_module(each, head_dims)
+        print_line(
             f"{len(specs)} modules after {time.monotonic() - began:.1f} s in "
             f"{env.FLASHINFER_AOT_DIR}"
         )
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Write a line at once, also to a pipe."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def together(listed: Path, head_dims: tuple[int, ...]) -> tuple[int, ...]:
+def merge_head_dims(listed: Path, head_dims: tuple[int, ...]) -> tuple[int, ...]:
     """The head sizes, and those that the module had before."""
     before = map(int, listed.read_text().split()) if listed.exists() else ()
     return tuple(sorted({*before, *head_dims}))
@@ -156,7 +156,7 @@ def missing_kernels(api: str, kernels: Sequence[Path], folder: Path) -> str:
     return "\n".join(['#include <stdexcept>\n#include "fmha_v2_api.h"', *stubs])
 
 
-def keep(spec: Any, head_dims: tuple[int, ...]) -> None:
+def install_module(spec: Any, head_dims: tuple[int, ...]) -> None:
     """Copy a compiled module to where FlashInfer loads it without a compiler.
 
     writes: AOT/NAME/

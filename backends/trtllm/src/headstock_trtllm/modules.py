@@ -34,7 +34,7 @@ they are.
 
 
 @frozen(kw_only=True)
-class Need:
+class KernelNeed:
     """The shapes to compile for: one module of FMHA v2 with all head sizes, one of XQA for each
     other combination.
     """
@@ -47,7 +47,7 @@ class Need:
     phases: frozenset[Phase]
 
     @classmethod
-    def of(cls, query: AttentionQuery, page_size: int) -> Need:
+    def of(cls, query: AttentionQuery, page_size: int) -> KernelNeed:
         """What a query needs."""
         return cls(
             head_dims=(query.head_dim,),
@@ -100,7 +100,7 @@ def has_prefill(folder: Path, name: str, head_dims: tuple[int, ...]) -> bool:
     return not listed.exists() or set(head_dims) <= set(map(int, listed.read_text().split()))
 
 
-def decode_specs(need: Need) -> list[Any]:
+def decode_specs(need: KernelNeed) -> list[Any]:
     """FlashInfer's descriptions of the modules of XQA."""
     gen_xqa_module: Any = import_module("flashinfer.jit.xqa").gen_xqa_module
     q, kv = getattr(torch, need.q_dtype), getattr(torch, need.kv_dtype)
@@ -112,30 +112,30 @@ def decode_specs(need: Need) -> list[Any]:
     ]
 
 
-def missing(need: Need) -> list[str]:
+def missing_modules(need: KernelNeed) -> list[str]:
     """The names of modules that are not compiled yet."""
-    kept: Path = import_module("flashinfer.jit").env.FLASHINFER_AOT_DIR
+    folder: Path = import_module("flashinfer.jit").env.FLASHINFER_AOT_DIR
     names = []
-    if need.prompts and not has_prefill(kept, prefill_name(need.q_dtype), need.head_dims):
+    if need.prompts and not has_prefill(folder, prefill_name(need.q_dtype), need.head_dims):
         names.append(prefill_name(need.q_dtype))
     if Phase.DECODE in need.phases:
         names += [each.name for each in decode_specs(need) if not is_fresh(each.aot_path)]
     return names
 
 
-def ensure(need: Need) -> None:
+def ensure_compiled(need: KernelNeed) -> None:
     """Compile what is missing, in a process of its own, and say so.
 
     raises: ValueError when that fails
     """
-    names = missing(need)
+    names = missing_modules(need)
     if not names:
         return
     command = [sys.executable, "-m", "headstock_trtllm.build", *need.arguments]
-    LOG.warning("compiling %s, once: they are kept beside flashinfer", ", ".join(names))
+    LOG.warning("compiling %s, once: they are folder beside flashinfer", ", ".join(names))
     began = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[-600:]
-        raise ValueError(f"{said}; to see all of it: {' '.join(['python', *command[1:]])}")
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        output = " ".join((result.stderr or result.stdout).split())[-600:]
+        raise ValueError(f"{output}; to see all of it: {' '.join(['python', *command[1:]])}")
     LOG.warning("compiled after %.1f s", time.monotonic() - began)
