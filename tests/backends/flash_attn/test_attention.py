@@ -178,7 +178,7 @@ def test_a_replayed_plan_reads_the_new_step_at_the_old_addresses(provider: Provi
         held=lambda plan: (plan.query_start, plan.context_lens, *plan.page_tables),
     )
     plan = one.graph_plan(4, made[1].step)
-    assert plan.num_splits == one.splits(4) and plan.max_context_len == cases.MAX_SEQ_LEN
+    assert plan.num_splits == one.num_splits_for(4) and plan.max_context_len == cases.MAX_SEQ_LEN
     assert one.memory_bytes() == one.static.memory_bytes() > 0
     one.close()
     assert one.memory_bytes() == 0
