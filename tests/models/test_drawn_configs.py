@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from parity import ARCHITECTURES, add_tensors, computed, expected, shape, tokens, write
 
 from headstock.errors import ModelError
-from headstock.startup.checkpoint import read_model
+from headstock.startup.model_loading import read_model
 
 ORIGINAL = "original_max_position_embeddings"
 

@@ -13,7 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from parity import add_tensors, assert_parity, computed, expected, shape, tokens, write
 
 from headstock.errors import ModelError
-from headstock.startup.checkpoint import read_model
+from headstock.startup.model_loading import read_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 PROMPT = tokens(40)

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headstock.ops.torch_ops import TorchOps
-from headstock.startup.checkpoint import read_model, untie_embeddings
+from headstock.startup.model_loading import read_model, untie_embeddings
 from headstock.weights import load_weights
 
 ARCHITECTURES = {

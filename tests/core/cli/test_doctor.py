@@ -15,8 +15,15 @@ from headstock.cli import doctor as verb
 from headstock.cli.doctor import print_findings
 from headstock.cli.main import main
 from headstock.config import EngineConfig
-from headstock.doctor import Finding, Status, check_parts, machine, run_checks, software
-from headstock.doctor import plugins as plugin_checks
+from headstock.doctor import (
+    Finding,
+    Status,
+    check_parts,
+    machine_checks,
+    plugin_checks,
+    run_checks,
+    software_checks,
+)
 from headstock.doctor.finding import fail_finding, pass_finding, run_check, warn_finding
 from headstock.errors import AmbiguousPlugin, PluginBroken
 from headstock.registry import InstalledPlugin
@@ -43,7 +50,7 @@ def test_one_failing_check_does_not_stop_the_others(monkeypatch: pytest.MonkeyPa
         raise OSError("no such thing")
         yield
 
-    monkeypatch.setattr(machine, "check_memory", broken)
+    monkeypatch.setattr(machine_checks, "check_memory", broken)
     monkeypatch.setattr(plugin_checks, "check_plugins", broken)
     found = statuses(list(run_checks(EngineConfig(model="no-such-model"))))
     assert found["memory"] == found["plugins"] == found["model no-such-model"] == "FAIL"
@@ -375,22 +382,24 @@ def test_a_tokenizer_of_another_model_is_a_warning_and_its_texts_are_refused(
 
 def test_tools_memory_encoding_and_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert statuses(list(software.check_tools())) == {"nvcc": "WARN", "ninja": "WARN"}
-    monkeypatch.setattr(machine, "LITTLE_MEMORY", 2**60)
-    assert statuses(list(machine.check_memory())) == {"memory": "WARN"}
-    monkeypatch.setattr(machine, "LITTLE_MEMORY", 0)
-    assert statuses(list(machine.check_memory())) == {"memory": "PASS"}
-    monkeypatch.setattr(machine.locale, "getpreferredencoding", lambda change: "ANSI_X3.4-1968")
-    assert statuses(list(machine.check_encoding())) == {"encoding": "WARN"}
+    assert statuses(list(software_checks.check_tools())) == {"nvcc": "WARN", "ninja": "WARN"}
+    monkeypatch.setattr(machine_checks, "LITTLE_MEMORY", 2**60)
+    assert statuses(list(machine_checks.check_memory())) == {"memory": "WARN"}
+    monkeypatch.setattr(machine_checks, "LITTLE_MEMORY", 0)
+    assert statuses(list(machine_checks.check_memory())) == {"memory": "PASS"}
+    monkeypatch.setattr(
+        machine_checks.locale, "getpreferredencoding", lambda change: "ANSI_X3.4-1968"
+    )
+    assert statuses(list(machine_checks.check_encoding())) == {"encoding": "WARN"}
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "a" / "b"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert statuses(list(machine.check_hub())) == {"cache": "PASS", "hub": "WARN"}
+    assert statuses(list(machine_checks.check_hub())) == {"cache": "PASS", "hub": "WARN"}
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "file" / "b"))
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert statuses(list(machine.check_hub()))["cache"] == "FAIL"
+    assert statuses(list(machine_checks.check_hub()))["cache"] == "FAIL"
 
 
 def test_python_and_torch() -> None:
-    found = statuses([*software.check_python(), *software.check_torch()])
+    found = statuses([*software_checks.check_python(), *software_checks.check_torch()])
     assert found["python"] == found["torch"] == "PASS"

@@ -17,7 +17,7 @@ from headstock.errors import ModelError
 from headstock.nn.config_keys import HARMLESS, QUANTIZED, UNSERVED
 from headstock.nn.decoder_config import FIELDS
 from headstock.spi import ModelConfig
-from headstock.startup.checkpoint import read_model
+from headstock.startup.model_loading import read_model
 from headstock_llama.families import LLAMA, MISTRAL
 from headstock_qwen.families import QWEN2, QWEN3, QWEN3_MOE
 

@@ -18,7 +18,7 @@ from headstock.errors import CannotRun, ModelError, UnknownPlugin
 from headstock.registry import InstalledPlugin
 from headstock.registry.first_party import FOLDERS, install_lines, upgrade_line
 from headstock.spi import SPI, PluginSpec, Require
-from headstock.startup.checkpoint import locate_model, read_model
+from headstock.startup.model_loading import locate_model, read_model
 
 
 def test_the_table_is_what_the_members_declare() -> None:

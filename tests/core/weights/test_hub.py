@@ -12,7 +12,7 @@ from huggingface_hub import errors
 
 from headstock.config import EngineConfig
 from headstock.errors import ModelError, UsageError
-from headstock.startup.checkpoint import locate_model
+from headstock.startup.model_loading import locate_model
 from headstock.weights import NotDownloaded, download_model, find_cached, resolve_directory
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headstock.errors import ModelError
 from headstock.weights import read_config, resolve_directory
 from headstock.weights.directory import weight_files
-from headstock.weights.header import read_header
+from headstock.weights.safetensors_header import read_header
 
 GOOD = {
     "a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},

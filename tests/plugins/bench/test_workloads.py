@@ -57,7 +57,7 @@ def test_a_small_vocabulary_changes_ids_and_no_length() -> None:
 
 
 def test_the_shape_with_experts_has_them_in_every_layer(tmp_path: Path) -> None:
-    from headstock.startup.checkpoint import read_model
+    from headstock.startup.model_loading import read_model
 
     write(SHAPES["qwen3-30b-a3b"], tmp_path)
     _, model = read_model(tmp_path)
@@ -68,7 +68,7 @@ def test_the_shape_with_experts_has_them_in_every_layer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_is_a_directory_that_the_engine_can_read(name: str, tmp_path: Path) -> None:
-    from headstock.startup.checkpoint import read_model
+    from headstock.startup.model_loading import read_model
     from headstock.text.tokenizer import Tokenizer
 
     write(SHAPES[name], tmp_path)
@@ -86,7 +86,7 @@ def test_a_shape_is_a_directory_that_the_engine_can_read(name: str, tmp_path: Pa
 
 
 def test_the_demo_shape_is_that_of_the_demo_checkpoint(tmp_path: Path) -> None:
-    from headstock.startup.checkpoint import locate_model
+    from headstock.startup.model_loading import locate_model
 
     write(SHAPES["demo"], tmp_path)
     mine, theirs = (

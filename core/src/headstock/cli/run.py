@@ -209,7 +209,7 @@ def check_tokenizer(resolved: ResolvedConfig) -> None:
 
     Whatever else is wrong with the model is left to loading it.
     """
-    from headstock.startup.checkpoint import locate_model
+    from headstock.startup.model_loading import locate_model
     from headstock.weights import find_cached
 
     try:

@@ -10,7 +10,7 @@ from headstock.config import EngineConfig
 from headstock.doctor.finding import Check, Finding, Status, fail_finding, pass_finding, run_check
 
 if TYPE_CHECKING:
-    from headstock.doctor.situation import ServedModel
+    from headstock.doctor.environment import ServedModel
 
 __all__ = ["Finding", "Status", "check_parts", "run_checks"]
 
@@ -19,15 +19,15 @@ def run_checks(config: EngineConfig) -> Iterator[Finding]:
     """All findings about this machine, the installed plugins and the model of `config`, in the
     order of the checks.
     """
-    from headstock.doctor import machine, software
+    from headstock.doctor import machine_checks, software_checks
 
     checks: dict[str, Check] = {
-        "python": software.check_python,
-        "torch": software.check_torch,
-        "tools": software.check_tools,
-        "memory": machine.check_memory,
-        "encoding": machine.check_encoding,
-        "hub": machine.check_hub,
+        "python": software_checks.check_python,
+        "torch": software_checks.check_torch,
+        "tools": software_checks.check_tools,
+        "memory": machine_checks.check_memory,
+        "encoding": machine_checks.check_encoding,
+        "hub": machine_checks.check_hub,
     }
     for subject, check in checks.items():
         yield from run_check(subject, check)
@@ -38,16 +38,16 @@ def check_parts(config: EngineConfig) -> Iterator[Finding]:
     """All findings about plugins, the model, and the plugins that would be chosen, as `run` would
     meet them.
     """
-    from headstock.doctor import plugins
+    from headstock.doctor import plugin_checks
 
     try:
-        from headstock.doctor.situation import inspect_environment  # which needs torch
+        from headstock.doctor.environment import inspect_environment  # which needs torch
     except (ImportError, OSError) as error:
-        yield from run_check("plugins", lambda: plugins.check_plugins(lambda spec: ""))
+        yield from run_check("plugins", lambda: plugin_checks.check_plugins(lambda spec: ""))
         yield fail_finding("choice", str(error), "")
         return
     environment = inspect_environment(config)
-    yield from run_check("plugins", lambda: plugins.check_plugins(environment.unfit))
+    yield from run_check("plugins", lambda: plugin_checks.check_plugins(environment.unfit))
     yield from environment.problems
     if environment.model is not None:
         yield pass_finding("config.json", environment.model.config.architecture)
@@ -64,11 +64,11 @@ def check_model_files(
     """All findings about the files of a model beside its config.json; `model` is None when that
     cannot be read.
     """
-    from headstock.doctor import model as checks
+    from headstock.doctor import model_checks
 
     if not dummy:
-        yield from run_check("weights", lambda: checks.check_weights(directory, model))
-    yield from run_check("tokenizer", lambda: checks.check_tokenizer(directory, model))
+        yield from run_check("weights", lambda: model_checks.check_weights(directory, model))
+    yield from run_check("tokenizer", lambda: model_checks.check_tokenizer(directory, model))
     yield from run_check(
-        "generation_config.json", lambda: checks.check_generation_config(directory)
+        "generation_config.json", lambda: model_checks.check_generation_config(directory)
     )

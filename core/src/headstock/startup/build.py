@@ -34,14 +34,6 @@ from headstock.spi import (
 )
 from headstock.startup.assemble import AssembledExecutor, BuildInputs, assemble_executor
 from headstock.startup.capabilities import AttentionNeeds
-from headstock.startup.checkpoint import (
-    load_onto_device,
-    locate_model,
-    read_model,
-    resolve_max_seq_len,
-    tensor_bytes,
-    untie_embeddings,
-)
 from headstock.startup.device import describe_device, free_bytes
 from headstock.startup.memory_plan import (
     MemoryPlan,
@@ -49,6 +41,14 @@ from headstock.startup.memory_plan import (
     estimate_memory_use,
     format_bytes,
     plan_memory,
+)
+from headstock.startup.model_loading import (
+    load_onto_device,
+    locate_model,
+    read_model,
+    resolve_max_seq_len,
+    tensor_bytes,
+    untie_embeddings,
 )
 from headstock.startup.negotiate import (
     Terms,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headstock.errors import ModelError, PluginBroken, shorten
 from headstock.spi import ModelConfig, Params, ParamSpec, Weight
-from headstock.weights.checkpoint import CheckpointReader, Piece, list_differing_copies, plan_pieces
+from headstock.weights.reader import CheckpointReader, Piece, list_differing_copies, plan_pieces
 
 ProgressCallback = Callable[[str, int, int], None]
 Prepare = Callable[[str, Weight], Weight]

@@ -10,7 +10,7 @@ from headstock.doctor.finding import Finding, fail_finding, pass_finding, warn_f
 from headstock.errors import format_count, shorten
 
 if TYPE_CHECKING:
-    from headstock.doctor.situation import ServedModel
+    from headstock.doctor.environment import ServedModel
 
 SAMPLE_TEXT = "Once upon a time"
 

@@ -18,8 +18,8 @@ from headstock.errors import HeadstockError
 from headstock.spi import AttentionSpec, DeviceEnv, ModelConfig
 from headstock.startup.build import check_options, find_attention_needs
 from headstock.startup.capabilities import AttentionNeeds, resolve_capabilities
-from headstock.startup.checkpoint import locate_model, read_model, resolve_max_seq_len
 from headstock.startup.device import describe_device
+from headstock.startup.model_loading import locate_model, read_model, resolve_max_seq_len
 from headstock.startup.negotiate import negotiate_terms, resolve_model_dtype
 from headstock.startup.select import select_plugins
 from headstock.weights import NotDownloaded, find_cached

@@ -15,7 +15,7 @@ from torch import Tensor
 from headstock.errors import ModelError, shorten
 from headstock.spi import ParamSpec
 from headstock.weights.directory import weight_files
-from headstock.weights.header import TensorEntry, read_header
+from headstock.weights.safetensors_header import TensorEntry, read_header
 
 FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
 MAX_NAMES_SHOWN = 5
