@@ -95,7 +95,7 @@ def test_inspect_shows_spec_capabilities_contract_and_options(
 ) -> None:
     facts = json.loads(output(capsys, "inspect", "radix", "--json"))
     assert facts["provided by"].startswith("headstock-radix-cache ")
-    assert facts["contract"] == "cache 0.1, offered 0.1: ok"
+    assert facts["contract"] == "cache 0.2, offered 0.2: ok"
     assert facts["capabilities"] == {"page_sizes": "any", "kinds": ["full"], "reuse": True}
     assert facts["options"]["max_prefixes"] is None
     text = output(capsys, "inspect", "radix")

@@ -59,11 +59,11 @@ def show_logprobs(output: RequestOutput, answer: CompletionOutput) -> bool:
 def make_logprob_row(place: str, token: int, entries: dict[int, Logprob]) -> tuple[str, ...]:
     """One token, its log-probability and the likeliest ones in its place."""
     ranked = sorted(
-        (each for each in entries.values() if each.rank is not None),
-        key=lambda each: each.rank or 0,
+        (entry for entry in entries.values() if entry.rank is not None),
+        key=lambda entry: entry.rank or 0,
     )
     likeliest = ", ".join(
-        f"{quote_token(each.decoded_token)} {each.logprob:z.4f}" for each in ranked
+        f"{quote_token(entry.decoded_token)} {entry.logprob:z.4f}" for entry in ranked
     )
     return (
         place,
@@ -119,7 +119,8 @@ def answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str,
         values["logprobs"] = [logprobs_to_json(entries) for entries in answer.logprobs]
     if output.prompt_logprobs is not None:
         values["prompt_logprobs"] = [
-            None if each is None else logprobs_to_json(each) for each in output.prompt_logprobs
+            None if entries is None else logprobs_to_json(entries)
+            for entries in output.prompt_logprobs
         ]
     if answer.error is not None:
         values["error"] = answer.error
@@ -163,24 +164,24 @@ def format_footer(output: RequestOutput, tokens: int) -> str:
     )
 
 
-def format_totals(outputs: Sequence[RequestOutput], asked: int) -> str:
-    """One line about the results of a batch of which `asked` prompts were to be answered."""
+def format_totals(outputs: Sequence[RequestOutput], num_prompts: int) -> str:
+    """One line about the results of a batch of which `num_prompts` prompts were to be answered."""
     tokens = sum(output.num_output_tokens for output in outputs)
     metrics = [output.metrics for output in outputs]
-    seconds = max(each.end or 0.0 for each in metrics) - min(each.arrival for each in metrics)
-    preemptions = sum(each.preemptions or 0 for each in metrics)
-    failed = asked - sum(output.sound for output in outputs)
+    seconds = max(times.end or 0.0 for times in metrics) - min(times.arrival for times in metrics)
+    preemptions = sum(times.preemptions or 0 for times in metrics)
+    failed = num_prompts - sum(output.sound for output in outputs)
     rate = f"{format_count(tokens, 'token')} in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s"
     preempted = f", {format_count(preemptions, 'preemption')}" if preemptions else ""
-    return f"{format_count(asked, 'prompt')}, {failed} failed; {rate}{preempted}"
+    return f"{format_count(num_prompts, 'prompt')}, {failed} failed; {rate}{preempted}"
 
 
 def start_logs(resolved: ResolvedConfig, *, quiet: bool) -> None:
     """Show log lines from the level in effect; under `--quiet` from WARNING, unless `--log-level`
     is beside it.
     """
-    named = resolved.origins["log_level"] == "flag --log-level"
-    show_logs(resolved.engine.log_level, least="NOTSET" if named or not quiet else "WARNING")
+    is_from_flag = resolved.origins["log_level"] == "flag --log-level"
+    show_logs(resolved.engine.log_level, least="NOTSET" if is_from_flag or not quiet else "WARNING")
 
 
 def print_note(text: str) -> None:

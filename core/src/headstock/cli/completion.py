@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> int:
     """Run `headstock completion ARGUMENTS` and return the exit code.   raises: UsageError"""
     import shtab
 
-    asked = make_parser().parse_args(arguments)
-    print(shtab.complete(make_full_parser(), asked.shell))
+    args = make_parser().parse_args(arguments)
+    print(shtab.complete(make_full_parser(), args.shell))
     return 0
 
 
@@ -113,9 +113,10 @@ def set_completions(parser: argparse.ArgumentParser) -> None:
     import shtab
 
     settings = {
-        DEST_PREFIX + each.key: each for each in (CONFIG, PRESET, *engine_settings().values())
+        DEST_PREFIX + setting.key: setting
+        for setting in (CONFIG, PRESET, *engine_settings().values())
     }
-    settings |= {DEST_PREFIX + each.key: each for each in sampling_settings().values()}
+    settings |= {DEST_PREFIX + setting.key: setting for setting in sampling_settings().values()}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
@@ -143,6 +144,6 @@ def list_values(setting: Setting) -> Iterable[str]:
         automatic = ("auto",) if setting.default == "auto" else ()
         return (
             *automatic,
-            *sorted({each.name for each in registry.list_installed(PLUGIN_KINDS[setting.key])}),
+            *sorted({plugin.name for plugin in registry.list_installed(PLUGIN_KINDS[setting.key])}),
         )
     return ()

@@ -21,12 +21,12 @@ def main(arguments: list[str]) -> int:
 
     raises: UsageError, ModelError
     """
-    asked = make_parser().parse_args(arguments)
-    match asked.verb:
+    args = make_parser().parse_args(arguments)
+    match args.verb:
         case "show":
-            show_settings(resolve_flags(asked, os.environ), as_json=asked.json)
+            show_settings(resolve_flags(args, os.environ), as_json=args.json)
         case "presets":
-            show_presets(as_json=asked.json)
+            show_presets(as_json=args.json)
         case "reference":
             print(render_page(), end="")
     return 0

@@ -28,9 +28,9 @@ def main(arguments: list[str]) -> int:
 
     raises: UsageError
     """
-    asked = make_parser().parse_args(arguments)
-    found = run_checks(resolve_flags(asked, os.environ).engine)
-    return choose_exit_code(print_json(list(found)) if asked.json else print_findings(found))
+    args = make_parser().parse_args(arguments)
+    findings = run_checks(resolve_flags(args, os.environ).engine)
+    return choose_exit_code(print_json(list(findings)) if args.json else print_findings(findings))
 
 
 def make_parser() -> FlagParser:
@@ -45,30 +45,30 @@ def make_parser() -> FlagParser:
     return root
 
 
-def choose_exit_code(found: Iterable[Finding]) -> int:
+def choose_exit_code(findings: Iterable[Finding]) -> int:
     """0 when nothing failed; else the code that `run` would end with, the first of them, or 5."""
-    codes = [each.exit_code for each in found if each.status is Status.FAIL]
+    codes = [finding.exit_code for finding in findings if finding.status is Status.FAIL]
     return next((code for code in codes if code is not None), CannotRun.exit_code if codes else 0)
 
 
-def print_json(found: list[Finding]) -> list[Finding]:
+def print_json(findings: list[Finding]) -> list[Finding]:
     """Print the findings for programs; the same findings."""
-    print(json.dumps([finding_to_json(each) for each in found], indent=2))
-    return found
+    print(json.dumps([finding_to_json(finding) for finding in findings], indent=2))
+    return findings
 
 
-def print_findings(found: Iterable[Finding]) -> list[Finding]:
+def print_findings(findings: Iterable[Finding]) -> list[Finding]:
     """Print the findings, each at once, and how many there are of each status; the same
     findings.
     """
     printed = []
     width = terminal_width(sys.stdout)
-    for each in found:
-        hint = f"  ({each.hint})" if each.hint else ""
-        line = f"{each.status.value}  {each.subject:{SUBJECT_WIDTH}}  {each.text}{hint}"
+    for finding in findings:
+        hint = f"  ({finding.hint})" if finding.hint else ""
+        line = f"{finding.status.value}  {finding.subject:{SUBJECT_WIDTH}}  {finding.text}{hint}"
         print(fold_line(line, width, SUBJECT_WIDTH + 8), flush=True)
-        printed.append(each)
-    counts = Counter(each.status for each in printed)
+        printed.append(finding)
+    counts = Counter(finding.status for finding in printed)
     print(", ".join(f"{counts[status]} {status.value}" for status in Status))
     return printed
 

@@ -1,6 +1,4 @@
-"""What `headstock run` was asked for: prompts from flags, a file or standard input, each with where
-it came from.
-"""
+"""The prompts of `headstock run`: from flags, a file or standard input, each with its place."""
 
 from __future__ import annotations
 
@@ -30,10 +28,10 @@ EXAMPLE = '{"prompt": "Hello"}'
 
 @frozen(kw_only=True)
 class PromptInput:
-    """One prompt that is sound as far as no model is needed to say so: text or ids, or else the
-    turns of `messages`.
+    """One prompt, checked as far as that needs no model.
 
-    `where` names its place; `sampling` are parameters of its own.
+    It is `content`, text or token ids, or else the turns of `messages`. `where` is its place for
+    errors; `sampling` are its own parameters.
     """
 
     where: str
@@ -46,7 +44,7 @@ class PromptInput:
 
 @frozen
 class InvalidPrompt:
-    """What is no prompt, and why."""
+    """An input that cannot be a prompt, with its place and the reason."""
 
     where: str
     reason: str
@@ -89,10 +87,9 @@ def read_stdin_bytes() -> bytes:
 
 
 def read_lines(path: str) -> list[PromptInput | InvalidPrompt]:
-    """What each line of a JSON-lines file, or of standard input (`-`), asks for; empty lines ask
-    for nothing.
+    """The prompts of a JSON-lines file, or of standard input (`-`); empty lines are left out.
 
-    raises: ModelError when it cannot be read, UsageError when there is nothing in it
+    raises: ModelError when it cannot be read, UsageError when it holds no line
     """
     name = "standard input" if path == STDIN else shorten(path)
     try:
@@ -102,14 +99,14 @@ def read_lines(path: str) -> list[PromptInput | InvalidPrompt]:
         raise ModelError(
             f"cannot read {name}: {reason}; give --input a file of JSON lines"
         ) from error
-    asks = list(parse_lines(name if path == STDIN else Path(path).name, content.split(b"\n")))
-    if not asks:
+    inputs = list(parse_lines(name if path == STDIN else Path(path).name, content.split(b"\n")))
+    if not inputs:
         raise UsageError(f"{name} holds no prompts; give one JSON object a line, such as {EXAMPLE}")
-    return asks
+    return inputs
 
 
 def parse_lines(name: str, lines: Sequence[bytes]) -> Iterator[PromptInput | InvalidPrompt]:
-    """What each line asks for, with its number (from 1) as its place."""
+    """The prompt of each line that is not empty; its place is the number of the line, from 1."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{name}:{number}"
@@ -120,9 +117,9 @@ def parse_lines(name: str, lines: Sequence[bytes]) -> Iterator[PromptInput | Inv
 
 
 def parse_line(where: str, line: bytes) -> PromptInput:
-    """What one line asks for.   raises: RequestError"""
+    """The prompt of one line.   raises: RequestError"""
     try:
-        # editors of some systems begin files with a byte-order mark
+        # utf-8-sig: editors of some systems begin files with a byte-order mark
         values = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise RequestError(f"not valid JSON: {shorten(error)}") from error
@@ -131,34 +128,38 @@ def parse_line(where: str, line: bytes) -> PromptInput:
             f"must be a JSON object with prompt or messages, got {describe_type(values)}"
         )
     rest = dict(values)
-    given = {
+    contents = {
         key: rest.pop(key) for key in ("prompt", "prompt_token_ids", "messages") if key in rest
     }
-    if len(given) != 1:
+    if len(contents) != 1:
         raise RequestError("must have one of prompt, prompt_token_ids and messages")
     priority, salt = check_priority(rest.pop("priority", 0)), rest.pop("cache_salt", None)
     SamplingParams(max_tokens=None).replace(rest)
-    if "messages" in given:
-        turns, salt = check_messages(given["messages"]), check_salt(salt)
+    if "messages" in contents:
+        turns, salt = check_messages(contents["messages"]), check_salt(salt)
         return PromptInput(
             where=where, messages=turns, sampling=rest, priority=priority, cache_salt=salt
         )
-    content, salt = split_prompt({**given, "cache_salt": salt})
+    content, salt = split_prompt({**contents, "cache_salt": salt})
     return PromptInput(
         where=where, content=content, sampling=rest, priority=priority, cache_salt=salt
     )
 
 
 def as_conversation(
-    ask: PromptInput | InvalidPrompt, system: str | None
+    prompt_input: PromptInput | InvalidPrompt, system: str | None
 ) -> PromptInput | InvalidPrompt:
-    """The same as a conversation, for the chat template."""
-    if isinstance(ask, InvalidPrompt):
-        return ask
-    if ask.messages is None and not isinstance(ask.content, str):
+    """`prompt_input` as a conversation for the chat template, after the `system` message."""
+    if isinstance(prompt_input, InvalidPrompt):
+        return prompt_input
+    if prompt_input.messages is None and not isinstance(prompt_input.content, str):
         return InvalidPrompt(
-            ask.where, "prompt must be text to go through the chat template, got token ids"
+            prompt_input.where, "prompt must be text to go through the chat template, got token ids"
         )
-    turns = ask.messages if ask.messages is not None else [{"role": "user", "content": ask.content}]
+    turns = (
+        prompt_input.messages
+        if prompt_input.messages is not None
+        else [{"role": "user", "content": prompt_input.content}]
+    )
     opening = [] if system is None else [{"role": "system", "content": system}]
-    return evolve(ask, messages=[*opening, *turns])
+    return evolve(prompt_input, messages=[*opening, *turns])

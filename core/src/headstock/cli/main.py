@@ -122,10 +122,10 @@ def dispatch_verb(arguments: list[str]) -> int:
             print(f"headstock {read_version()}")
             return 0
         case [verb, *rest] if verb in VERBS:
-            found: Callable[[list[str]], int] = importlib.import_module(
+            main_function: Callable[[list[str]], int] = importlib.import_module(
                 f"headstock.cli.{verb}"
             ).main
-            return found(rest)
+            return main_function(rest)
         case [verb, *rest]:
             return load_plugin_verb(verb)(rest)
     raise AssertionError("a list is empty or has a first element")
@@ -181,10 +181,10 @@ def load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
     from headstock.config import suggestion
 
     installed = (plugin.name for plugin in registry.list_installed("command"))
-    known = (*VERBS, *installed, *registry.install_lines("command"))
-    if verb.rpartition(":")[2] not in known:
+    verbs = (*VERBS, *installed, *registry.install_lines("command"))
+    if verb.rpartition(":")[2] not in verbs:
         kind = "flag" if verb.startswith("-") else "verb"
-        close = suggestion(shorten(verb), known) or "; see 'headstock --help'"
+        close = suggestion(shorten(verb), verbs) or "; see 'headstock --help'"
         raise UsageError(f"unknown {kind} '{shorten(verb)}'{close}")
     spec = registry.load_spec("command", verb)
     registry.require_installed(spec)

@@ -27,11 +27,11 @@ EPILOG = (
 
 def main(arguments: list[str]) -> int:
     """Run `headstock plugins ARGUMENTS` and return the exit code.   raises: HeadstockError"""
-    asked = make_parser().parse_args(arguments)
-    if asked.verb == "list":
-        show_list(registry.list_installed(asked.group), as_json=asked.json)
+    args = make_parser().parse_args(arguments)
+    if args.verb == "list":
+        show_list(registry.list_installed(args.group), as_json=args.json)
     else:
-        show_plugin(find_plugin(asked.name), as_json=asked.json)
+        show_plugin(find_plugin(args.name), as_json=args.json)
     return 0
 
 
@@ -66,7 +66,7 @@ def find_plugin(name: str) -> InstalledPlugin:
     if rest and head in SPI:
         return registry.find_plugin(head, rest)
     plain = name.rpartition(":")[2]
-    kinds = sorted({each.kind for each in registry.list_installed() if each.name == plain})
+    kinds = sorted({plugin.kind for plugin in registry.list_installed() if plugin.name == plain})
     if len(kinds) > 1:
         choices = " or ".join(f"{kind}:{name}" for kind in kinds)
         raise UsageError(f"{name!r} is the name of several plugins; ask for {choices}")
@@ -81,9 +81,9 @@ def show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
     """
     hints = {
         name: registry.explain_missing_extras(name)
-        for name in {each.distribution for each in plugins}
+        for name in {plugin.distribution for plugin in plugins}
     }
-    rows = [make_row(each, hints[each.distribution]) for each in plugins]
+    rows = [make_row(plugin, hints[plugin.distribution]) for plugin in plugins]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -133,9 +133,9 @@ def show_plugin(plugin: InstalledPlugin, *, as_json: bool) -> None:
         if isinstance(value, dict):
             print(f"\n{title}")
             widest = max(map(len, value), default=0)
-            for name, each in value.items():
+            for name, fact in value.items():
                 print(
-                    fold_line(f"  {name:{widest}}  {format_fact(each)}", width, widest + 4).rstrip()
+                    fold_line(f"  {name:{widest}}  {format_fact(fact)}", width, widest + 4).rstrip()
                 )
             if not value:
                 print("  none")
@@ -171,7 +171,7 @@ def list_missing(plugin: InstalledPlugin, spec: PluginSpec) -> dict[str, str]:
     """What is missing -> the commands that give it: what the spec requires, or else what completes
     its distribution.
     """
-    required = {each.message: each.hint for each in registry.find_missing(spec)}
+    required = {problem.message: problem.hint for problem in registry.find_missing(spec)}
     hint = registry.explain_missing_extras(plugin.distribution)
     return required or ({"kernels for its device": hint} if hint else {})
 
@@ -189,7 +189,9 @@ def describe_support(spec: PluginSpec) -> str:
 
 def list_fields(record: Any) -> dict[str, Any]:
     """The fields of an attrs record as plain values."""
-    return {each.name: to_plain(getattr(record, each.name)) for each in attrs.fields(type(record))}
+    return {
+        field.name: to_plain(getattr(record, field.name)) for field in attrs.fields(type(record))
+    }
 
 
 def to_plain(value: Any) -> Any:
@@ -197,9 +199,9 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name.lower() if isinstance(value, int) else value.value
     if isinstance(value, frozenset):
-        return sorted((to_plain(each) for each in value), key=str)
+        return sorted((to_plain(item) for item in value), key=str)
     if isinstance(value, tuple):
-        return [to_plain(each) for each in value]
+        return [to_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
@@ -209,13 +211,14 @@ def format_requirement(need: Require) -> str:
     """What is needed and what was found."""
     if need.any_of:
         return "one of: " + "; ".join(
-            f"{each.distribution} {format_requirement(each)}" for each in need.any_of
+            f"{alternative.distribution} {format_requirement(alternative)}"
+            for alternative in need.any_of
         )
     try:
-        found = version(need.distribution)
+        installed = version(need.distribution)
     except PackageNotFoundError:
-        found = "nothing"
-    return f"wanted {need.version or 'any version'}, found {found}"
+        installed = "nothing"
+    return f"wanted {need.version or 'any version'}, found {installed}"
 
 
 def list_option_defaults(spec: PluginSpec) -> dict[str, Any]:
@@ -232,7 +235,7 @@ def format_fact(value: Any) -> str:
     if isinstance(value, list):
         return (
             ", ".join(
-                "/".join(map(str, each)) if isinstance(each, list) else str(each) for each in value
+                "/".join(map(str, item)) if isinstance(item, list) else str(item) for item in value
             )
             or "none"
         )

@@ -98,11 +98,11 @@ def check_distinct_files(files: Mapping[str, str | None]) -> None:
     """Raise UsageError when two of the paths, by what names them, lead to one file, before it is
     written over.
     """
-    named: dict[str, str] = {}
+    first_names: dict[str, str] = {}
     for name, path in files.items():
         if path is None or (which := identify_file(path)) is None:
             continue
-        first = named.setdefault(which, name)
+        first = first_names.setdefault(which, name)
         if first != name:
             raise UsageError(
                 f"{first} and {name} are both {shorten(path)}, which would be written over; name "
@@ -115,7 +115,7 @@ def identify_file(path: str) -> str | None:
     a pipe.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):  # it is yet to be written, or to be refused
         return os.path.realpath(path)
-    return f"{found.st_dev}:{found.st_ino}" if stat.S_ISREG(found.st_mode) else None
+    return f"{status.st_dev}:{status.st_ino}" if stat.S_ISREG(status.st_mode) else None

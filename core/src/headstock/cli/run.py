@@ -59,40 +59,43 @@ def main(arguments: list[str]) -> int:
 
     raises: HeadstockError, KeyboardInterrupt
     """
-    asked = make_parser().parse_args(arguments)
-    resolved = resolve_flags(asked, os.environ)
+    args = make_parser().parse_args(arguments)
+    resolved = resolve_flags(args, os.environ)
     for line in resolved.notes:
         print_note(f"note: {line}")
-    check_flags(asked, resolved)
-    start_logs(resolved, quiet=asked.quiet)
-    asks = collect_prompts(asked, is_chat=is_chat(asked, resolved))
-    if asks is None:
+    check_flags(args, resolved)
+    start_logs(resolved, quiet=args.quiet)
+    inputs = collect_prompts(args, is_chat=is_chat(args, resolved))
+    if inputs is None:
         from headstock.cli.chat import converse
         from headstock.cli.turns import history_path, open_reader
 
         check_chat(resolved)
         check_tokenizer(resolved)
-        read = open_reader(history_path(asked.history, os.environ))
-        with open_model(resolved, quiet=asked.quiet, alone=True) as llm:
+        read = open_reader(history_path(args.history, os.environ))
+        with open_model(resolved, quiet=args.quiet, alone=True) as llm:
             return converse(
                 llm,
                 llm.get_default_sampling_params().replace(resolved.sampling),
-                asked.system,
+                args.system,
                 read,
             )
-    good = list(select_valid(asks, as_json=asked.json))
+    good = list(select_valid(inputs, as_json=args.json))
     if not good:
         return RequestError.exit_code
-    if any(ask.messages is not None or isinstance(ask.content, str) for _, ask in good):
+    if any(
+        prompt_input.messages is not None or isinstance(prompt_input.content, str)
+        for _, prompt_input in good
+    ):
         check_tokenizer(resolved)
-    with open_model(resolved, quiet=asked.quiet) as llm:
+    with open_model(resolved, quiet=args.quiet) as llm:
         batch = PromptBatch(
             llm=llm,
-            as_json=asked.json,
-            quiet=asked.quiet,
+            as_json=args.json,
+            quiet=args.quiet,
             sampling=resolved.sampling,
             names=resolved.parameter_names,
-            total=len(asks),
+            total=len(inputs),
         )
         return batch.run(good)
 
@@ -140,48 +143,52 @@ def make_parser() -> FlagParser:
     return root
 
 
-def check_flags(asked: Namespace, resolved: ResolvedConfig) -> None:
+def check_flags(args: Namespace, resolved: ResolvedConfig) -> None:
     """Refuse values that no model could take, before one is loaded, and files that would be lost.
 
     raises: UsageError
     """
-    source = None if asked.input == STDIN else asked.input
+    source = None if args.input == STDIN else args.input
     check_distinct_files(
         {"--config": resolved.file, "--input": source, "--record": resolved.engine.record}
     )
     try:
-        check_unicode(asked.system or "", "--system")
+        check_unicode(args.system or "", "--system")
         SamplingParams(max_tokens=None).replace(resolved.sampling)
     except RequestError as error:
         raise UsageError(name_parameters(str(error), resolved.parameter_names)) from error
 
 
-def is_chat(asked: Namespace, resolved: ResolvedConfig) -> bool:
+def is_chat(args: Namespace, resolved: ResolvedConfig) -> bool:
     """Whether prompts go through the chat template."""
     return (
-        asked.chat
-        or asked.system is not None
+        args.chat
+        or args.system is not None
         or resolved.origins["chat_template"].startswith("flag ")
     )
 
 
-def collect_prompts(asked: Namespace, *, is_chat: bool) -> list[PromptInput | InvalidPrompt] | None:
+def collect_prompts(args: Namespace, *, is_chat: bool) -> list[PromptInput | InvalidPrompt] | None:
     """The prompts in their order; None when there are none and a terminal waits.
 
     raises: UsageError, ModelError
     """
-    asks = read_flags(asked.prompt)
-    if asked.input is not None:
-        if asked.input == STDIN and has_terminal():
+    inputs = read_flags(args.prompt)
+    if args.input is not None:
+        if args.input == STDIN and has_terminal():
             print_note("reading JSON lines from the terminal; Ctrl-D on an empty line ends them")
-        asks += read_lines(asked.input)
-    if not asks:
+        inputs += read_lines(args.input)
+    if not inputs:
         if has_terminal():
-            if asked.json:
+            if args.json:
                 raise UsageError(f"--json needs a prompt: give {PROMPT_SOURCES}")
             return None
-        asks = [read_stdin()]
-    return [as_conversation(ask, asked.system) for ask in asks] if is_chat else asks
+        inputs = [read_stdin()]
+    return (
+        [as_conversation(prompt_input, args.system) for prompt_input in inputs]
+        if is_chat
+        else inputs
+    )
 
 
 def has_terminal() -> bool:
@@ -220,16 +227,16 @@ def check_tokenizer(resolved: ResolvedConfig) -> None:
 
 
 def select_valid(
-    asks: Sequence[PromptInput | InvalidPrompt], *, as_json: bool
+    inputs: Sequence[PromptInput | InvalidPrompt], *, as_json: bool
 ) -> Iterator[tuple[int, PromptInput]]:
     """The prompts that are prompts, with their numbers from 1; a line about each of the others is
     printed.
     """
-    for number, ask in enumerate(asks, start=1):
-        if isinstance(ask, PromptInput):
-            yield number, ask
+    for number, prompt_input in enumerate(inputs, start=1):
+        if isinstance(prompt_input, PromptInput):
+            yield number, prompt_input
         else:
-            show_error(ask.where, number, ask.reason, as_json=as_json)
+            show_error(prompt_input.where, number, prompt_input.reason, as_json=as_json)
 
 
 def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) -> LLM:

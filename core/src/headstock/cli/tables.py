@@ -52,13 +52,15 @@ def fold_line(line: str, width: int | None, indent: int) -> str:
         return line
     program = PROGRAM_COMMAND.search(line)
     if program:
-        said = line[: program.start()].rstrip()
-        return "\n".join(filter(None, (fold_line(said, width, indent), line[program.start() :])))
+        sentence = line[: program.start()].rstrip()
+        return "\n".join(
+            filter(None, (fold_line(sentence, width, indent), line[program.start() :]))
+        )
     wrapper = textwrap.TextWrapper(
         width=width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
     )
-    kept = QUOTED_COMMAND.sub(lambda command: command[0].replace(" ", UNBROKEN_SPACE), line)
-    return "\n".join(wrapper.wrap(kept)).replace(UNBROKEN_SPACE, " ")
+    unbroken = QUOTED_COMMAND.sub(lambda command: command[0].replace(" ", UNBROKEN_SPACE), line)
+    return "\n".join(wrapper.wrap(unbroken)).replace(UNBROKEN_SPACE, " ")
 
 
 def print_summary(lines: Iterable[str]) -> None:

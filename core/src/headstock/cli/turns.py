@@ -37,11 +37,11 @@ def history_path(flag: str | None, environ: Mapping[str, str]) -> Path | None:
 
     None where either says `off`.
     """
-    named = flag or environ.get(HISTORY_VARIABLE)
-    if named == OFF:
+    path = flag or environ.get(HISTORY_VARIABLE)
+    if path == OFF:
         return None
-    if named:
-        return Path(named).expanduser()
+    if path:
+        return Path(path).expanduser()
     folder = environ.get("XDG_STATE_HOME", "")
     state = Path(folder) if Path(folder).is_absolute() else Path("~/.local/state").expanduser()
     return state / "headstock" / "history"
@@ -97,8 +97,8 @@ def open_output(stream: TextIO) -> Output:
 
     def size() -> Size:
         """The terminal's size, or a usual one where it knows none."""
-        found = os.get_terminal_size(stream.fileno())
-        return Size(rows=found.lines or 24, columns=found.columns or 80)
+        terminal = os.get_terminal_size(stream.fileno())
+        return Size(rows=terminal.lines or 24, columns=terminal.columns or 80)
 
     return Vt100_Output(stream, size, term=os.environ.get("TERM"), enable_cpr=False)
 

@@ -134,7 +134,7 @@ class EngineConfig:
     )
     opt: tuple[str, ...] = setting_field(
         "--opt",
-        Texts(each=OPTION, spaced=True),
+        Texts(item=OPTION, spaced=True),
         (),
         "an option of one plugin, such as fa.num_splits=4",
         default_text="none",
@@ -328,7 +328,7 @@ class EngineConfig:
     )
     faults: tuple[str, ...] = setting_field(
         "--faults",
-        Texts(each=FAULT, spaced=True),
+        Texts(item=FAULT, spaced=True),
         (),
         "for tests: what is to go wrong, such as nan@7:2",
         default_text="none",

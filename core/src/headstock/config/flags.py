@@ -165,9 +165,9 @@ def resolve_flags(namespace: argparse.Namespace, environ: Mapping[str, str]) -> 
 
     raises: UsageError; ModelError when the file cannot be read
     """
-    given = {
-        dest.removeprefix(DEST_PREFIX): one
-        for dest, one in vars(namespace).items()
+    flags = {
+        dest.removeprefix(DEST_PREFIX): value
+        for dest, value in vars(namespace).items()
         if dest.startswith(DEST_PREFIX)
     }
-    return merge_sources(given, environ)
+    return merge_sources(flags, environ)

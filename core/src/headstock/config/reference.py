@@ -61,7 +61,7 @@ def render_page() -> str:
     sizes = ", ".join(f"`{engine_settings()[name].flag}`" for name in POOL_SIZES)
     settings = (CONFIG, PRESET, *engine_settings().values())
     groups = {
-        title: [each for each in settings if each.group == group]
+        title: [setting for setting in settings if setting.group == group]
         for group, title in GROUP_TITLES.items()
     }
     groups["sampling"] = list(sampling_settings().values())
@@ -73,16 +73,16 @@ def render_page() -> str:
 
 def render_table(settings: Iterable[Setting]) -> str:
     """A table of settings, and the notes on their other names."""
-    chosen = list(settings)
+    settings = tuple(settings)
     rows = [
         ("flag", "other names", "values", "default", "meaning"),
         ("---",) * 5,
-        *map(render_row, chosen),
+        *map(render_row, settings),
     ]
     notes = [
-        f"`{alias}`: taken as `{each.flag}`, {note}.\n"
-        for each in chosen
-        for alias, note in each.aliases.items()
+        f"`{alias}`: taken as `{setting.flag}`, {note}.\n"
+        for setting in settings
+        for alias, note in setting.aliases.items()
         if note
     ]
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", *notes])
@@ -105,7 +105,11 @@ def render_row(setting: Setting) -> tuple[str, ...]:
 def list_choices(choice: Choice) -> str:
     """The names to choose from, each with its other spellings."""
     others = {
-        name: [f"`{each}`" for each, meant in choice.spellings.items() if meant == name]
+        name: [
+            f"`{spelling}`"
+            for spelling, choice_name in choice.spellings.items()
+            if choice_name == name
+        ]
         for name in choice.names
     }
     return ", ".join(

@@ -44,7 +44,7 @@ class CheckedEntries(Repeated):
 
     name: str
 
-    def check(self, value: Value) -> Value:
+    def check_value(self, value: Value) -> Value:
         """The value as SamplingParams holds it.   raises: Invalid"""
         try:
             return getattr(SamplingParams(**{self.name: value}), self.name)  # type: ignore[no-any-return,arg-type]
@@ -59,8 +59,8 @@ class StopStrings(CheckedEntries):
     form: str = "TEXT"
 
     def read(self, raw: object) -> Value:
-        return self.check(
-            Texts(each=Text(pattern=r"(?s).+", form=self.form), spaced=False).read(raw)
+        return self.check_value(
+            Texts(item=Text(pattern=r"(?s).+", form=self.form), spaced=False).read(raw)
         )
 
     def show(self, value: Value) -> str:
@@ -78,9 +78,9 @@ class TokenIdList(CheckedEntries):
     def read(self, raw: object) -> Value:
         if raw is None or raw == "auto":
             return None
-        return self.check(tuple(self.number(each) for each in split_entries(raw)))
+        return self.check_value(tuple(self.parse_number(entry) for entry in split_entries(raw)))
 
-    def number(self, raw: object) -> Any:
+    def parse_number(self, raw: object) -> Any:
         """The id that a text spells; any other value is left for the check to refuse."""
         return int(raw) if isinstance(raw, str) and re.fullmatch(r"-?[0-9]{1,20}", raw) else raw
 
@@ -106,17 +106,17 @@ class LogitBiases(CheckedEntries):
         if raw is None or raw == "auto":
             return None
         if isinstance(raw, Mapping):
-            return self.check({key: self.number(bias) for key, bias in raw.items()})
-        return self.check(dict(self.pair(each) for each in split_entries(raw)))
+            return self.check_value({key: self.parse_number(bias) for key, bias in raw.items()})
+        return self.check_value(dict(self.parse_pair(entry) for entry in split_entries(raw)))
 
-    def pair(self, raw: object) -> tuple[Any, Any]:
+    def parse_pair(self, raw: object) -> tuple[Any, Any]:
         """The id and the bias that a text spells.   raises: Invalid"""
         token, equals, bias = str(raw).partition("=")
         if not equals:
             raise InvalidValue(f"must read {self.form}, got {shorten(raw)}")
-        return token, self.number(bias)
+        return token, self.parse_number(bias)
 
-    def number(self, raw: object) -> Any:
+    def parse_number(self, raw: object) -> Any:
         """The number that a text spells; any other value is left for the check to refuse."""
         try:
             return float(raw) if isinstance(raw, str) else raw
@@ -133,8 +133,8 @@ def split_entries(raw: object) -> Iterable[object]:
     """The single entries of a text, or of a list of texts and numbers.   raises: Invalid"""
     if not isinstance(raw, str | list | tuple):
         raise InvalidValue("must be a text or a list")
-    for each in [raw] if isinstance(raw, str) else raw:
-        yield from filter(None, SEPARATORS.split(each)) if isinstance(each, str) else [each]
+    for entry in [raw] if isinstance(raw, str) else raw:
+        yield from filter(None, SEPARATORS.split(entry)) if isinstance(entry, str) else [entry]
 
 
 def collect_sampling_settings() -> dict[str, Setting]:

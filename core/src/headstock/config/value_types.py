@@ -62,7 +62,7 @@ class Integer(ValueType):
             raw == self.unset or (isinstance(raw, str) and raw.strip().lower() == self.word)
         ):
             return self.unset
-        value = self.number(raw)
+        value = self.parse_number(raw)
         if value < self.least:
             raise InvalidValue(
                 "must be greater than 0" if self.least == 1 else f"must be at least {self.least}"
@@ -71,7 +71,7 @@ class Integer(ValueType):
             raise InvalidValue(f"must be at most {self.most}")
         return value
 
-    def number(self, raw: object) -> int:
+    def parse_number(self, raw: object) -> int:
         """`raw` as an integer.   raises: Invalid"""
         if not isinstance(raw, bool) and hasattr(raw, "__index__"):
             return operator.index(raw)
@@ -219,13 +219,13 @@ class Texts(Repeated):
     separated by spaces.
     """
 
-    each: Text
+    item: Text
     spaced: bool
 
     def read(self, raw: object) -> Value:
-        return tuple(str(self.each.read(part)) for part in self.parts(raw))
+        return tuple(str(self.item.read(part)) for part in self.split_texts(raw))
 
-    def parts(self, raw: object) -> Iterable[object]:
+    def split_texts(self, raw: object) -> Iterable[object]:
         """The single texts in `raw`.   raises: Invalid"""
         if isinstance(raw, str):
             return raw.split() if self.spaced else [raw]
@@ -241,7 +241,7 @@ class Texts(Repeated):
 
     @property
     def form(self) -> str:
-        return self.each.form
+        return self.item.form
 
     def show(self, value: Value) -> str:
         return " ".join(map(str, value)) if isinstance(value, tuple) else ""

@@ -39,8 +39,8 @@ class SettingsLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
-            said = f"an alias (*{shorten(event.anchor)}) is not supported; write the value out"
-            raise yaml.composer.ComposerError(None, None, said, event.start_mark)
+            message = f"an alias (*{shorten(event.anchor)}) is not supported; write the value out"
+            raise yaml.composer.ComposerError(None, None, message, event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_table(self, node: yaml.MappingNode) -> Iterator[dict[str, Any]]:
@@ -55,9 +55,9 @@ class SettingsLoader(yaml.SafeLoader):
                 self.refuse(f"key {shorten(key)} comes twice", key_node)
             table[key] = self.construct_object(value_node, deep=True)
 
-    def refuse(self, said: str, node: yaml.Node) -> None:
+    def refuse(self, message: str, node: yaml.Node) -> None:
         """Raise the error of a node."""
-        raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+        raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
 
 
 for _name, (_words, _first) in SCALARS.items():
