@@ -211,7 +211,7 @@ def test_tenants_never_hold_the_same_page_at_the_same_time() -> None:
         def watched(events: Any) -> Any:
             state, plan = schedule(events)
             held: dict[str, set[int]] = {}
-            for row, entry in enumerate(state.seats):
+            for row, entry in enumerate(state.requests_by_row):
                 if entry is not None:
                     held.setdefault(entry.request.namespace, set()).update(
                         state.pages[0][row].tolist()

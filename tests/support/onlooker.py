@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import define, field
 
-from headstock.scheduler import Entry, Limits, RowCounter, State
+from headstock.scheduler import Limits, RequestState, RowCounter, State
 
 
 @define
@@ -39,7 +39,7 @@ class Onlooker:
 
     def see(self, state: State) -> None:
         """Raise AssertionError when the state is not as it must be after those seen before."""
-        entries = [entry for entry in (*state.seats, *state.waiting) if entry is not None]
+        entries = [entry for entry in (*state.requests_by_row, *state.waiting) if entry is not None]
         if state.num_arrived != self.num_arrived:
             self.meet(entries)
         if state.num_preempted != self.num_preempted:
@@ -50,7 +50,7 @@ class Onlooker:
         self.num_arrived, self.num_admitted = state.num_arrived, state.num_admitted
         self.num_preempted = state.num_preempted
 
-    def meet(self, entries: list[Entry]) -> None:
+    def meet(self, entries: list[RequestState]) -> None:
         """Count for each live request, by its arrival, how often those that were there with it may
         preempt it.
         """
@@ -68,12 +68,14 @@ class Onlooker:
                     )
                     self.most[lower.arrival] += higher.request.max_len if self.guesses else times
 
-    def judge_preemptions(self, state: State, entries: list[Entry]) -> None:
+    def judge_preemptions(self, state: State, entries: list[RequestState]) -> None:
         """Who was preempted is the lowest in priority, and was not preempted too often."""
-        seats = zip(state.seats, state.row_counters[RowCounter.ADMISSION_ID].tolist(), strict=True)
+        rows = zip(
+            state.requests_by_row, state.row_counters[RowCounter.ADMISSION_ID].tolist(), strict=True
+        )
         stay = [
             entry
-            for entry, admission_id in seats
+            for entry, admission_id in rows
             if entry is not None and admission_id <= self.num_admitted
         ]
         for entry in entries:
@@ -90,7 +92,7 @@ class Onlooker:
                 f"{self.most[arrival]}"
             )
 
-    def pardon(self, entry: Entry) -> None:
+    def pardon(self, entry: RequestState) -> None:
         """Do not count that the entry is preempted next: its scheduler has reasons of its own."""
         self.most[entry.arrival] += 1
 
@@ -98,7 +100,7 @@ class Onlooker:
         """Whatever was computed of a row before this step was computed for its namespace."""
         before = -(-state.row_counters[RowCounter.NUM_COMPUTED_BEFORE] // self.limits.page_size)
         for row in state.rows_by_priority.tolist():
-            entry, start = state.seats[row], int(before[row])
+            entry, start = state.requests_by_row[row], int(before[row])
             if entry.request.namespace not in self.tenants:
                 self.tenants.append(entry.request.namespace)
             tenant = self.tenants.index(entry.request.namespace)
@@ -117,7 +119,7 @@ def judge_beginnings(state: State, size: int) -> None:
     rows = np.flatnonzero(indexed).tolist()
     for at, row in enumerate(rows):
         for other in rows[:at]:
-            one, two = state.seats[row].request, state.seats[other].request
+            one, two = state.requests_by_row[row].request, state.requests_by_row[other].request
             if one.namespace != two.namespace:
                 continue
             count = int(min(indexed[row], indexed[other]))

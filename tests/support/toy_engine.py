@@ -148,7 +148,7 @@ class Trial:
             for name in self.requests.keys() - self.reasons.keys()
         }
         lengths |= {entry.request.id: len(entry.tokens) for entry in state.waiting}
-        seated = {entry.request.id for entry in state.seats if entry is not None}
+        seated = {entry.request.id for entry in state.requests_by_row if entry is not None}
         needed = sum(
             limits.pages_for(length) for name, length in lengths.items() if name not in seated
         )

@@ -12,11 +12,11 @@ from onlooker import Onlooker
 
 from headstock.scheduler import (
     Arrived,
-    Entry,
     Event,
     Limits,
     Plan,
     Request,
+    RequestState,
     RowCounter,
     Sampled,
     State,
@@ -78,7 +78,7 @@ class ToyDevice:
         self.tokens = np.zeros((self.limits.max_rows, self.limits.max_len + 8), np.int32)
 
     def run(
-        self, plan: Plan, joined: dict[int, Entry], rng: np.random.Generator | None = None
+        self, plan: Plan, joined: dict[int, RequestState], rng: np.random.Generator | None = None
     ) -> Sampled:
         """The tokens that the plan samples; with `rng`, drafts of up to three tokens, right and
         wrong at random.
@@ -111,7 +111,7 @@ class ToyDevice:
             return Sampled(plan.rows[rows], plan.admission_ids[rows], None, arrays[1])
         return Sampled(plan.rows[rows], plan.admission_ids[rows], *arrays)
 
-    def take_in(self, plan: Plan, joined: dict[int, Entry]) -> None:
+    def take_in(self, plan: Plan, joined: dict[int, RequestState]) -> None:
         """Bring the tables up to date."""
         for row, entry in joined.items():
             self.requests[row] = entry.request
@@ -188,7 +188,7 @@ class Drive:
     reasons: dict[str, str] = field(factory=dict)
     names: dict[int, str] = field(factory=dict)
     plans: list[Plan] = field(factory=list)
-    made: tuple[Plan, dict[int, Entry]] | None = None
+    made: tuple[Plan, dict[int, RequestState]] | None = None
     flying: Sampled | None = None
     onlooker: Onlooker = field(init=False)
 
@@ -215,7 +215,7 @@ class Drive:
         self.plans.append(plan)
         self.note()
         self.onlooker.see(self.state)
-        joined = {row: self.state.seats[row] for row in plan.joined.tolist()}
+        joined = {row: self.state.requests_by_row[row] for row in plan.new_row_ids.tolist()}
         self.made = plan, {row: entry for row, entry in joined.items() if entry is not None}
         return plan
 
@@ -233,7 +233,7 @@ class Drive:
         for ended in self.state.ended:
             assert ended.id not in self.reasons, f"{ended.id} ended twice"
             self.reasons[ended.id] = ended.reason
-        for row, entry in enumerate(self.state.seats):
+        for row, entry in enumerate(self.state.requests_by_row):
             if entry is not None:
                 self.names[int(self.state.row_counters[RowCounter.ADMISSION_ID, row])] = (
                     entry.request.id

@@ -147,7 +147,9 @@ class Serving(RuleBasedStateMachine):
             state, limits = self.trial.engine.state, self.trial.engine.limits
             assert state.num_running <= limits.max_rows
             ids = [
-                entry.request.id for entry in (*state.seats, *state.waiting) if entry is not None
+                entry.request.id
+                for entry in (*state.requests_by_row, *state.waiting)
+                if entry is not None
             ]
             assert len(ids) == len(set(ids)) and not set(ids) & set(self.trial.reasons)
 

@@ -149,10 +149,10 @@ def waits_for_pages(squeeze: Any, state: Any, chosen: np.ndarray, needs: np.ndar
     return np.zeros_like(chosen) if alone else squeeze(state, chosen, needs)
 
 
-def admission_id_kept(unseat: Any, state: Any, row: int) -> None:
+def admission_id_kept(vacate_row: Any, state: Any, row: int) -> None:
     """A released seat still answers to its last request."""
     admission_id = state.row_counters[RowCounter.ADMISSION_ID, row]
-    unseat(state, row)
+    vacate_row(state, row)
     state.row_counters[RowCounter.ADMISSION_ID, row] = admission_id
 
 
@@ -266,7 +266,7 @@ MUTANTS = {
         around(selection, "squeeze", waits_for_pages), "still busy|does not end"
     ),
     "ended twice": Mutant(
-        around(lifecycle, "unseat", admission_id_kept),
+        around(lifecycle, "vacate_row", admission_id_kept),
         "ended twice|keeps something|took the engine along",
     ),
     "pages in flight indexed": Mutant(

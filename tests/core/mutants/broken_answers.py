@@ -145,8 +145,8 @@ def only_the_last_preempted(update_metrics: Any, self: Any, update: Any, seconds
 def cached_anew(seat: Any, self: Any, plan: Any, state: Any, limits: Any) -> None:
     """What a preempted request finds of its own counts as cached."""
     seat(self, plan, state, limits)
-    for row in plan.joined.tolist():
-        entry = state.seats[row]
+    for row in plan.new_row_ids.tolist():
+        entry = state.requests_by_row[row]
         self.requests[entry.request.id].cached_tokens = int(
             state.row_counters[output_tracker.RowCounter.NUM_CACHED, row]
         )

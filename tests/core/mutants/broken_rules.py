@@ -22,7 +22,7 @@ from .broken import DIFFERS, Mutant, around
 
 def by_prefix(aborted: Any, state: Any, id: str, reason: str) -> None:
     """An abort takes every request whose id begins so."""
-    entries = [*state.waiting, *(entry for entry in state.seats if entry is not None)]
+    entries = [*state.waiting, *(entry for entry in state.requests_by_row if entry is not None)]
     for name in [entry.request.id for entry in entries if entry.request.id.startswith(id)]:
         aborted(state, name, reason)
 
@@ -41,7 +41,7 @@ def but_for_the_preempted(aborted: Any, state: Any, id: str, reason: str) -> Non
 
 def as_if_it_were_there(aborted: Any, state: Any, id: str, reason: str) -> None:
     """An abort of who is not there is a mistake."""
-    entries = [*state.waiting, *(entry for entry in state.seats if entry is not None)]
+    entries = [*state.waiting, *(entry for entry in state.requests_by_row if entry is not None)]
     aborted(state, {entry.request.id: id for entry in entries}[id], reason)
 
 

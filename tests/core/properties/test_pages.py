@@ -39,7 +39,7 @@ def distinct(drive: Drive, last: Sizes) -> None:
     owners: dict[int, tuple[int, str, bytes]] = {}
     for row, pages in held(state).items():
         assert len(set(pages)) == len(pages)
-        entry = state.seats[row]
+        entry = state.requests_by_row[row]
         assert entry is not None
         for place, page in enumerate(pages):
             owner = (

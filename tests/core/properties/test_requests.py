@@ -71,7 +71,7 @@ def test_all_that_is_asked_of_an_llm_has_ids_of_its_own(
 def in_one_place(drive: Drive) -> None:
     """I6: a live request waits or sits, and is never in two places."""
     waiting = [entry.request.id for entry in drive.state.waiting]
-    seated = [entry.request.id for entry in drive.state.seats if entry is not None]
+    seated = [entry.request.id for entry in drive.state.requests_by_row if entry is not None]
     assert sorted([*waiting, *seated, *drive.reasons]) == sorted(drive.outputs)
 
 

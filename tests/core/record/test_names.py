@@ -13,7 +13,7 @@ from toy_workloads import request
 
 from headstock.record.file import read
 from headstock.record.names import STOP, PageNames
-from headstock.scheduler import Arrived, Entry, Plan, Sampled
+from headstock.scheduler import Arrived, Plan, RequestState, Sampled
 
 SECRET = b"s" * 32
 TOKENS = st.lists(st.integers(0, 3), min_size=0, max_size=24)
@@ -49,8 +49,8 @@ def seated(made: PageNames, tokens: list[int], **changes: object) -> None:
     ones = zeros + 1
     plan = Plan(number=0, num_decode=0, rows=zeros, admission_ids=ones, starts=zeros, stops=ones,
     num_logits=zeros,
-                samples=zeros, joined=zeros)  # fmt: skip
-    made.seat(plan, (Entry(request=one, tokens=one.prompt, arrival=1),))
+                samples=zeros, new_row_ids=zeros)  # fmt: skip
+    made.seat(plan, (RequestState(request=one, tokens=one.prompt, arrival=1),))
 
 
 @given(

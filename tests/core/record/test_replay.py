@@ -58,7 +58,7 @@ class Recorded(Drive):
         self.recorder.step(events, self.state, plan)
         self.plans.append(plan)
         self.note()
-        joined = {row: self.state.seats[row] for row in plan.joined.tolist()}
+        joined = {row: self.state.requests_by_row[row] for row in plan.new_row_ids.tolist()}
         self.made = plan, {row: entry for row, entry in joined.items() if entry is not None}
         return plan
 
@@ -151,7 +151,7 @@ def test_regions_that_are_taken_over_replay(overlap: bool, tmp_path: Path) -> No
         ]
     driven.recorder.close()
     taken = sum(
-        int((plan.starts[np.isin(plan.rows, plan.joined)] > 0).sum()) for plan in driven.plans
+        int((plan.starts[np.isin(plan.rows, plan.new_row_ids)] > 0).sum()) for plan in driven.plans
     )
 
     assert taken == 12 and replayed(path)[1] is None

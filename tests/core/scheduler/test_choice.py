@@ -79,15 +79,17 @@ def test_victims_are_of_lower_priority_and_the_oldest_is_never_preempted() -> No
         drive.step()
         for entry in drive.state.waiting:
             older = [
-                seat
-                for seat in drive.state.seats
-                if seat is not None and seat.priority_key > entry.priority_key
+                running
+                for running in drive.state.requests_by_row
+                if running is not None and running.priority_key > entry.priority_key
             ]
             assert not older or not entry.preemptions or not drive.state.num_running, (
                 "preempted for a younger one"
             )
         entries = [
-            entry for entry in (*drive.state.waiting, *drive.state.seats) if entry is not None
+            entry
+            for entry in (*drive.state.waiting, *drive.state.requests_by_row)
+            if entry is not None
         ]
         assert not any(entry.preemptions for entry in entries if entry.request.id == "0"), (
             "the oldest was preempted"

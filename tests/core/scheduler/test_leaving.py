@@ -91,7 +91,7 @@ def test_failed_rows_end_alone_and_late_news_is_dropped() -> None:
     plan = drive.step()
     drive.events = [Failed(plan.rows[:1], plan.admission_ids[:1])]
     # the plan flies while "c" takes the seat of "a"
-    assert drive.step().joined.tolist() == plan.rows[:1].tolist()
+    assert drive.step().new_row_ids.tolist() == plan.rows[:1].tolist()
     drive.drain()
 
     assert drive.reasons == {"a": "error", "b": "length", "c": "length"}

@@ -55,7 +55,10 @@ def test_a_request_that_shares_only_the_beginning_waits_for_no_more_than_that() 
     drive.submit(request("c", prompt(RNG, 4), 5))
     first, second = drive.step(), drive.step()
 
-    assert first.starts.tolist() == [0] and (second.starts.tolist(), second.joined.tolist()) == (
+    assert first.starts.tolist() == [0] and (
+        second.starts.tolist(),
+        second.new_row_ids.tolist(),
+    ) == (
         [20],
         [],
     )
@@ -73,9 +76,9 @@ def test_others_go_ahead_of_those_that_wait_for_a_sibling() -> None:
         drive.submit(request(name, tokens, 5))
     drive.submit(request("c", prompt(RNG, 9), 5))
     plan = drive.step()
-    seated = [drive.state.seats[row].request.id for row in plan.joined.tolist()]
+    admitted = [drive.state.requests_by_row[row].request.id for row in plan.new_row_ids.tolist()]
 
-    assert seated == ["a", "c"] and [entry.request.id for entry in drive.state.waiting] == ["b"]
+    assert admitted == ["a", "c"] and [entry.request.id for entry in drive.state.waiting] == ["b"]
 
 
 @pytest.mark.parametrize("end", ["abort", "fail"])

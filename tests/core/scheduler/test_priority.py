@@ -11,7 +11,7 @@ RNG = np.random.default_rng(31)
 
 def running(drive: Drive) -> set[str]:
     """The requests that have a seat."""
-    return {entry.request.id for entry in drive.state.seats if entry is not None}
+    return {entry.request.id for entry in drive.state.requests_by_row if entry is not None}
 
 
 def test_a_higher_priority_takes_pages_from_lower_ones_when_the_pool_is_full() -> None:

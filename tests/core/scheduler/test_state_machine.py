@@ -79,7 +79,7 @@ class Scheduling(RuleBasedStateMachine):
             return choice
         victims = view.rows_by_priority[-count:]
         for row in victims.tolist():
-            self.drive.onlooker.pardon(self.drive.state.seats[row])
+            self.drive.onlooker.pardon(self.drive.state.requests_by_row[row])
         stay = ~np.isin(choice.rows, victims)
         return Choice(rows=choice.rows[stay], counts=choice.counts[stay], victims=victims)
 
@@ -134,7 +134,9 @@ class Scheduling(RuleBasedStateMachine):
             assert state.num_running <= bounds.max_rows
             assert all(plan.num_tokens <= bounds.max_batch_tokens for plan in self.drive.plans[-4:])
             ids = [
-                entry.request.id for entry in (*state.seats, *state.waiting) if entry is not None
+                entry.request.id
+                for entry in (*state.requests_by_row, *state.waiting)
+                if entry is not None
             ]
             assert len(ids) == len(set(ids)) and not set(ids) & set(self.drive.reasons)
             waiting = {event.id for event in self.drive.events if isinstance(event, Aborted)}

@@ -89,12 +89,16 @@ def test_a_step_leaves_the_state_it_was_given_as_it_was() -> None:
     for _ in range(30):
         old = drive.state
         copies = (old.row_counters.copy(), old.stop_ids.copy(), old.spans.copy(), old.free)
-        free, seats, waiting = [part.copy() for part in old.free[0]], old.seats, old.waiting
+        free, seats, waiting = (
+            [part.copy() for part in old.free[0]],
+            old.requests_by_row,
+            old.waiting,
+        )
         drive.step()
         assert (old.row_counters == copies[0]).all() and (old.stop_ids == copies[1]).all()
         assert (old.spans == copies[2]).all() and old.free is copies[3]
         assert all((a == b).all() for a, b in zip(old.free[0], free, strict=True))
-        assert old.seats is seats and old.waiting is waiting
+        assert old.requests_by_row is seats and old.waiting is waiting
         with pytest.raises(ValueError, match="read-only"):
             drive.state.row_counters[RowCounter.NUM_KNOWN, 0] = 1
 
@@ -105,7 +109,7 @@ def test_plans_survive_encoding_and_nonsense_does_not_decode() -> None:
     plan = drive.step()
     again = Plan.decode(plan.encode())
 
-    assert again.encode() == plan.encode() and again.joined.tolist() == [0]
+    assert again.encode() == plan.encode() and again.new_row_ids.tolist() == [0]
     with pytest.raises(ValueError, match="not an encoded plan"):
         Plan.decode(plan.encode()[:-4])
 

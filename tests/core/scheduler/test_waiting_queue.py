@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_workloads import request
 
-from headstock.scheduler import Entry, waiting_queue
+from headstock.scheduler import RequestState, waiting_queue
 
 PROMPT = np.ones(1, np.int32)
 DONE = st.lists(
@@ -16,9 +16,9 @@ DONE = st.lists(
 )
 
 
-def entry(arrival: int, priority: int) -> Entry:
+def entry(arrival: int, priority: int) -> RequestState:
     """An entry with this priority key."""
-    return Entry(
+    return RequestState(
         request=evolve(request("x", PROMPT), priority=priority), tokens=PROMPT, arrival=arrival
     )
 

@@ -37,7 +37,9 @@ def test_a_trace_is_what_every_viewer_takes(overlap: bool, pages: int, tmp_path:
     for events, state, plan in run(limits, requests(150), 900):
         at += int(rng.choice(PAUSES))
         joined = tuple(
-            entry for row in plan.joined.tolist() if (entry := state.seats[row]) is not None
+            entry
+            for row in plan.new_row_ids.tolist()
+            if (entry := state.requests_by_row[row]) is not None
         )
         kept.note(Noted(at, events, plan, joined))
     kept.close()

@@ -32,11 +32,11 @@ from headstock.scheduler import (
     Aborted,
     Arrived,
     Cleared,
-    Entry,
     Event,
     Failed,
     Plan,
     Request,
+    RequestState,
     Sampled,
     State,
     initial,
@@ -114,7 +114,7 @@ class Engine:
         # another thread reads both of the same step.
         self.page_demand = 0, 0
         self.plan: Plan | None = None
-        self.new_rows: dict[int, Entry | None] = {}
+        self.new_rows: dict[int, RequestState | None] = {}
         self.in_flight: deque[InFlightStep] = deque()
         self.num_idle_steps = 0
 
@@ -242,7 +242,7 @@ class Engine:
         # Before `track_admissions`: the results name admissions that the next plan may replace.
         updates = self.output_tracker.collect(plan, outcome, state)
         self.state, self.plan = state, next_plan
-        self.new_rows = {row: state.seats[row] for row in next_plan.joined.tolist()}
+        self.new_rows = {row: state.requests_by_row[row] for row in next_plan.new_row_ids.tolist()}
         self.output_tracker.track_admissions(next_plan, state, self.limits)
         self._update_page_demand(events)
         if self.canary is not None:

@@ -91,8 +91,8 @@ class OutputTracker:
     def track_admissions(self, plan: Plan, state: State, limits: Limits) -> None:
         """Note the admission ids that the plan gave out, and the peak of held pages."""
         self.peak_held_pages = max(self.peak_held_pages, num_held(state, limits))
-        for row in plan.joined.tolist():
-            entry = state.seats[row]
+        for row in plan.new_row_ids.tolist():
+            entry = state.requests_by_row[row]
             assert entry is not None, f"internal error: row {row} was admitted without a request"
             tracked = self.requests[entry.request.id]
             self.clear_admission(tracked)  # a preempted request was admitted before
@@ -167,7 +167,7 @@ class OutputTracker:
     def make_final_updates(self, state: State) -> list[Update]:
         """Make the last update of every live request, with the tokens that are known so far."""
         tokens = {entry.request.id: entry.tokens for entry in state.waiting}
-        for row, entry in enumerate(state.seats):
+        for row, entry in enumerate(state.requests_by_row):
             if entry is not None:
                 tokens[entry.request.id] = state.tokens[
                     row, : state.row_counters[RowCounter.NUM_KNOWN, row]

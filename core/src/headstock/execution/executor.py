@@ -15,7 +15,7 @@ from headstock.execution.batch import decode_step, make_step, prompt_step
 from headstock.execution.buffers import Buffers
 from headstock.execution.readback import Readback
 from headstock.execution.sampling_inputs import SamplingTable
-from headstock.scheduler import Entry, Plan
+from headstock.scheduler import Plan, RequestState
 from headstock.spi import Executor, Pending, Runner, Sample
 from headstock.spi.arrays import Ints
 
@@ -87,7 +87,7 @@ class InlineExecutor(Executor):
         self.owed: list[tuple[Plan, dict[int, Ints]]] = []  # what the tables have yet to take in
 
     @torch.inference_mode()
-    def execute(self, plan: Plan, joined: Mapping[int, Entry]) -> Launched:
+    def execute(self, plan: Plan, joined: Mapping[int, RequestState]) -> Launched:
         """Launch `plan`; `joined` holds the requests that it seats, by row."""
         with self.range(plan):
             self.owed.append((plan, {row: entry.tokens for row, entry in joined.items()}))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from attrs import frozen
 
-from headstock.scheduler import Entry, Event, Plan
+from headstock.scheduler import Event, Plan, RequestState
 
 
 class Noted(NamedTuple):
@@ -22,7 +22,7 @@ class Noted(NamedTuple):
     at: int
     events: Sequence[Event]
     plan: Plan | None
-    joined: tuple[Entry, ...] = ()
+    joined: tuple[RequestState, ...] = ()
     error: str = ""
 
 

@@ -9,7 +9,7 @@ import hashlib
 import numpy as np
 from attrs import evolve
 
-from headstock.scheduler import Arrived, Entry, Event, Limits, Plan, Request, Sampled
+from headstock.scheduler import Arrived, Event, Limits, Plan, Request, RequestState, Sampled
 from headstock.spi.arrays import Ints
 
 STOP = 1 << 30
@@ -58,14 +58,14 @@ class PageNames:
             namespace=space and self.hash(b"namespace", space.encode()).hex()[:8],
         )
 
-    def seat(self, plan: Plan, joined: tuple[Entry, ...]) -> None:
+    def seat(self, plan: Plan, joined: tuple[RequestState, ...]) -> None:
         """Take note of the requests that the plan seated."""
         admission_ids = (
             dict(zip(plan.rows.tolist(), plan.admission_ids.tolist(), strict=True))
             if joined
             else {}
         )
-        for row, entry in zip(plan.joined.tolist(), joined, strict=True):
+        for row, entry in zip(plan.new_row_ids.tolist(), joined, strict=True):
             request, rest = entry.request, len(entry.tokens) % self.unit
             self.admission_ids[row], self.known[row] = admission_ids.get(row, 0), len(entry.tokens)
             self.least[row] = len(request.prompt) + request.min_tokens

@@ -22,7 +22,7 @@ from headstock.record.file import FIRST, opened, write_all, write_end, write_sta
 from headstock.record.moment import Noted
 from headstock.record.names import PageNames
 from headstock.record.steps import put_step
-from headstock.scheduler import Entry, Event, Limits, Plan, State
+from headstock.scheduler import Event, Limits, Plan, RequestState, State
 
 LOG = logging.getLogger(__name__)
 
@@ -71,10 +71,14 @@ class Recorder:
         """Remember what the scheduler was told and what it planned; `state` is the one that came
         with the plan.
         """
-        joined: tuple[Entry, ...] = ()
-        if len(plan.joined):
+        joined: tuple[RequestState, ...] = ()
+        if len(plan.new_row_ids):
             joined = tuple(
-                [entry for row in plan.joined.tolist() if (entry := state.seats[row]) is not None]
+                [
+                    entry
+                    for row in plan.new_row_ids.tolist()
+                    if (entry := state.requests_by_row[row]) is not None
+                ]
             )
         self.note(Noted(time.perf_counter_ns(), events, plan, joined))
 

@@ -105,6 +105,6 @@ def get_step(block: BlockReader, number: int) -> Moment:
         events.append(get_record(block, KINDS[kind]))
     error = block.json()
     plan = None if error else get_record(block, Plan)
-    pairs = [] if plan is None else zip(plan.joined.tolist(), block.json(), strict=True)
+    pairs = [] if plan is None else zip(plan.new_row_ids.tolist(), block.json(), strict=True)
     seated = tuple(Seated(id=id, row=row, again=again) for row, (id, again) in pairs)
     return Moment(number=number, at=at, events=tuple(events), plan=plan, seated=seated, error=error)

@@ -6,7 +6,7 @@ from headstock.scheduler.events import Aborted, Arrived, Cleared, Ended, Event, 
 from headstock.scheduler.limits import Limits, refusal
 from headstock.scheduler.page_pool import num_held
 from headstock.scheduler.plan import Plan
-from headstock.scheduler.request import Entry, Request
+from headstock.scheduler.request import Request, RequestState
 from headstock.scheduler.row_counters import RowCounter
 from headstock.scheduler.state import Accepted, State, initial
 from headstock.scheduler.step import step
@@ -17,12 +17,12 @@ __all__ = [
     "Arrived",
     "Cleared",
     "Ended",
-    "Entry",
     "Event",
     "Failed",
     "Limits",
     "Plan",
     "Request",
+    "RequestState",
     "RowCounter",
     "Sampled",
     "State",

@@ -8,7 +8,7 @@ from headstock.scheduler.contiguous import Region, longest
 from headstock.scheduler.lifecycle import preempt
 from headstock.scheduler.page_pool import available, grow_one, held, share, take_over
 from headstock.scheduler.prefix_wait import Beginning, begins_alike, soon_cached
-from headstock.scheduler.request import Entry
+from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import NONE, NUM_COUNTERS, RowCounter, where, writeable
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
@@ -19,9 +19,12 @@ def sort_rows(state: WorkingState) -> None:
     """Bring `rows_by_priority` up to date after new rows."""
     if not state.rows_unsorted:
         return
-    entries = [state.seats[row] for row in (*state.rows_by_priority[-1:].tolist(), *state.joined)]
+    entries = [
+        state.requests_by_row[row]
+        for row in (*state.rows_by_priority[-1:].tolist(), *state.new_row_ids)
+    ]
     keys = [entry.priority_key for entry in entries if entry is not None]
-    rows = np.concatenate((state.rows_by_priority, np.array(state.joined, np.int32)))
+    rows = np.concatenate((state.rows_by_priority, np.array(state.new_row_ids, np.int32)))
     if keys != sorted(keys):  # mostly the new rows sort last; sorting all takes 15 us
         priorities, arrivals = (
             state.row_counters[RowCounter.PRIORITY].take(rows),
@@ -43,11 +46,11 @@ def make_room(state: WorkingState) -> None:
         head = find(state, entry)
         if soon_cached(state, entry, length_of(state, head), []):
             return
-        seats, length = (
+        free_rows, length = (
             state.limits.max_rows - len(state.rows_by_priority),
-            length_to_seat(state, entry),
+            length_to_admit(state, entry),
         )
-        if seats and has_room(state, head, length):
+        if free_rows and has_room(state, head, length):
             return
         if not has_room(state, head, length, below=entry.request.priority):
             return
@@ -63,7 +66,7 @@ def admit(state: WorkingState, positions: Ints, budget: int, chosen: Ints) -> No
     """
     waiting = state.waiting.first(int(positions[-1]) + 1)
     entries = [waiting[i] for i in positions.tolist()]
-    seated: set[int] = set()
+    admitted: set[int] = set()
     siblings: list[Beginning] = []
     free_rows = where(state.row_counters[RowCounter.ACTIVE] == 0).tolist()
     for entry in entries:
@@ -74,20 +77,20 @@ def admit(state: WorkingState, positions: Ints, budget: int, chosen: Ints) -> No
         head = find(state, entry)
         if soon_cached(state, entry, length_of(state, head), siblings):
             continue
-        if not has_room(state, head, length_to_seat(state, entry)):
+        if not has_room(state, head, length_to_admit(state, entry)):
             break
         row = free_rows.pop(0)
-        chosen[row] = count = seat(state, entry, row, head, budget)
-        state.joined.append(row)
-        seated.add(entry.arrival)
+        chosen[row] = count = place_in_row(state, entry, row, head, budget)
+        state.new_row_ids.append(row)
+        admitted.add(entry.arrival)
         budget -= count
-    if seated:
-        state.waiting = state.waiting.without(seated)
+    if admitted:
+        state.waiting = state.waiting.without(admitted)
         state.rows_unsorted = True
 
 
-def seat(
-    state: WorkingState, entry: Entry, row: int, head: Match | Region | None, budget: int
+def place_in_row(
+    state: WorkingState, entry: RequestState, row: int, head: Match | Region | None, budget: int
 ) -> int:
     """Give the entry the row, what was found of its tokens, and pages for the next ones; how many
     those are.
@@ -106,7 +109,7 @@ def seat(
     return count
 
 
-def find(state: WorkingState, entry: Entry) -> Match | Region | None:
+def find(state: WorkingState, entry: RequestState) -> Match | Region | None:
     """The longest beginning that need not be computed; never the last token, which must be, to be
     scored.
     """
@@ -124,7 +127,7 @@ def length_of(state: WorkingState, head: Match | Region | None) -> int:
     return len(head.pages) * state.limits.page_size if head is not None else 0
 
 
-def length_to_seat(state: WorkingState, entry: Entry) -> int:
+def length_to_admit(state: WorkingState, entry: RequestState) -> int:
     """For how many tokens there must be room before the entry is seated: those it has and a page
     more, if it grows.
     """
@@ -143,7 +146,10 @@ def has_room(
     wanted = int(counters[RowCounter.NUM_TOKENS].sum() - counters[RowCounter.NUM_COMPUTED].sum())
     for group in range(len(state.refs)):
         need, left = state.limits.most_pages(group, length), available(state, group)
-        if below is None and need + len(state.seats) + wanted // state.limits.page_size <= left:
+        if (
+            below is None
+            and need + len(state.requests_by_row) + wanted // state.limits.page_size <= left
+        ):
             continue  # there is plenty: no need to look what each row lacks
         if isinstance(head, Region):
             need, left = need - 1, left - 1
@@ -184,7 +190,7 @@ def freed(state: WorkingState, group: int, rows: Ints, head: Match | Region | No
     return int(np.count_nonzero(alone))
 
 
-def fill(state: WorkingState, entry: Entry, row: int, cached: int) -> None:
+def fill(state: WorkingState, entry: RequestState, row: int, cached: int) -> None:
     """Write the entry's counters and tokens to the row."""
     request, length = entry.request, len(entry.tokens)
     prompt = len(request.prompt)
@@ -205,7 +211,7 @@ def fill(state: WorkingState, entry: Entry, row: int, cached: int) -> None:
     values[RowCounter.ARRIVAL] = entry.arrival
     state.row_counters[:, row] = values
     state.tokens[row, :length] = entry.tokens
-    state.seats[row] = entry
+    state.requests_by_row[row] = entry
     state.num_special += int(
         values[RowCounter.WAIT_FOR_SAMPLE] | values[RowCounter.PROMPT_LOGPROBS]
     )

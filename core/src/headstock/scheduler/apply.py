@@ -8,7 +8,7 @@ from headstock.scheduler.events import Aborted, Arrived, Cleared, Ended, Event, 
 from headstock.scheduler.lifecycle import end
 from headstock.scheduler.limits import refusal
 from headstock.scheduler.page_pool import clear_index, forget
-from headstock.scheduler.request import Entry, Request
+from headstock.scheduler.request import Request, RequestState
 from headstock.scheduler.row_counters import NONE, RowCounter, every, some, where
 from headstock.scheduler.state import Accepted
 from headstock.scheduler.working_state import WorkingState
@@ -35,27 +35,27 @@ def absorb(state: WorkingState, event: Event) -> None:
 def arrived(state: WorkingState, request: Request) -> None:
     """Queue the request, or end it at once when it can never fit."""
     state.num_arrived += 1
-    entry = Entry(request=request, tokens=request.prompt, arrival=state.num_arrived)
+    entry = RequestState(request=request, tokens=request.prompt, arrival=state.num_arrived)
     if refusal(request, state.limits) is not None:
-        state.ended.append(unseated(entry, "error"))
+        state.ended.append(ended_while_waiting(entry, "error"))
     else:
         state.waiting = state.waiting.put(entry)
 
 
 def aborted(state: WorkingState, id: str, reason: str) -> None:
     """End the request wherever it is; an unknown id changes nothing."""
-    for row, entry in enumerate(state.seats):
+    for row, entry in enumerate(state.requests_by_row):
         if entry is not None and entry.request.id == id:
             end(state, row, reason)
             return
     for entry in state.waiting:
         if entry.request.id == id:
             state.waiting = state.waiting.without({entry.arrival})
-            state.ended.append(unseated(entry, reason))
+            state.ended.append(ended_while_waiting(entry, reason))
             return
 
 
-def unseated(entry: Entry, reason: str) -> Ended:
+def ended_while_waiting(entry: RequestState, reason: str) -> Ended:
     """The end of a request that has no seat."""
     return Ended(
         id=entry.request.id,

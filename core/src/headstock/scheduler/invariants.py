@@ -55,7 +55,7 @@ def check_pages(state: State, limits: Limits, group: int) -> None:
 def check_rows(state: State, limits: Limits) -> None:
     """Counters agree with each other and with the pages held."""
     counters, live = state.row_counters, state.pages
-    for row, entry in enumerate(state.seats):
+    for row, entry in enumerate(state.requests_by_row):
         values = counters[:, row]
         if entry is None:
             assert not values.any() and state.handles[row] is None, (
@@ -93,8 +93,8 @@ def check_idle(state: State, limits: Limits) -> None:
     """Raise AssertionError with a reason unless nothing is held while no request is there; no loop
     over the index.
     """
-    seats = [row for row, entry in enumerate(state.seats) if entry is not None]
-    assert not seats, f"row {seats[0]} still has a seat"
+    occupied = [row for row, entry in enumerate(state.requests_by_row) if entry is not None]
+    assert not occupied, f"row {occupied[0]} still has a seat"
     assert not state.row_counters.any(), (
         f"row {int(np.nonzero(state.row_counters)[1][0])} still counts something"
     )

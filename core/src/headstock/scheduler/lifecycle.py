@@ -10,7 +10,7 @@ from headstock.scheduler.working_state import WorkingState
 
 def end(state: WorkingState, row: int, reason: str) -> None:
     """The row's request has ended: give everything back and say so."""
-    entry = state.seats[row]
+    entry = state.requests_by_row[row]
     assert entry is not None, f"row {row} ended twice"
     counters = state.row_counters
     state.ended.append(
@@ -27,21 +27,21 @@ def end(state: WorkingState, row: int, reason: str) -> None:
     )
     if reason != "error":
         keep_region(state, row)
-    unseat(state, row)
+    vacate_row(state, row)
 
 
 def preempt(state: WorkingState, row: int) -> None:
     """Send the row's request back to the queue; its tokens stay and are computed again later."""
-    entry = state.seats[row]
+    entry = state.requests_by_row[row]
     assert entry is not None, f"row {row} is free and cannot be preempted"
     known = int(state.row_counters[RowCounter.NUM_KNOWN, row])
     state.waiting = state.waiting.put(entry.preempted(state.tokens[row, :known].copy()))
     keep_region(state, row)
-    unseat(state, row)
+    vacate_row(state, row)
     state.num_preempted += 1
 
 
-def unseat(state: WorkingState, row: int) -> None:
+def vacate_row(state: WorkingState, row: int) -> None:
     """Free the row's pages and its seat."""
     release(state, row)
     state.writes = [
@@ -53,5 +53,5 @@ def unseat(state: WorkingState, row: int) -> None:
         | state.row_counters[RowCounter.PROMPT_LOGPROBS, row]
     )
     state.row_counters[:, row] = 0
-    state.seats[row] = None
+    state.requests_by_row[row] = None
     state.rows_by_priority = state.rows_by_priority[state.rows_by_priority != row]

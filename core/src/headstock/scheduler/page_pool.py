@@ -251,7 +251,7 @@ def keep_region(state: WorkingState, row: int) -> None:
     count = int(shareable(state)[row])
     if not count:
         return
-    entry = state.seats[row]
+    entry = state.requests_by_row[row]
     assert entry is not None, f"row {row} has a region but no request"
     pages = tuple(state.table[:, row, 0].tolist())
     for refs, page in zip(state.refs, pages, strict=True):

@@ -20,7 +20,7 @@ class Plan:
     samples: [n] 1 where the row gets a token from its last scored position
     page_groups, page_rows, page_columns, page_numbers: [m] entries to write to the page tables, in
     order
-    joined: rows seated by this step
+    new_row_ids: rows that got a request in this step
     copies: [m, 2] pages to copy before the step (source, destination); none so far, since rows
     share whole pages only `num_decode` rows at the front have one position each after earlier ones.
     `number` counts steps.
@@ -38,7 +38,7 @@ class Plan:
     page_rows: Ints = NONE
     page_columns: Ints = NONE
     page_numbers: Ints = NONE
-    joined: Ints = NONE
+    new_row_ids: Ints = NONE
     copies: Ints = NONE
 
     @property

@@ -40,7 +40,7 @@ def commit(state: WorkingState, chosen: Ints) -> Plan:
         page_rows=page_rows,
         page_columns=page_columns,
         page_numbers=numbers,
-        joined=np.array(state.joined, np.int32) if state.joined else NONE,
+        new_row_ids=np.array(state.new_row_ids, np.int32) if state.new_row_ids else NONE,
     )
 
 

@@ -31,7 +31,7 @@ def insert(
     state: WorkingState, policy: CachePolicy, rows: Ints, starts: Ints, counts: Ints
 ) -> None:
     """Insert `counts` pages of each of the rows, from table columns `starts` on.   each: [n]"""
-    numbers, handles, seats = rows.tolist(), state.handles, state.seats
+    numbers, handles, requests = rows.tolist(), state.handles, state.requests_by_row
     columns = starts
     if some(counts > 1):
         rows, columns = spread(rows, starts, counts)
@@ -43,7 +43,10 @@ def insert(
         counts.tolist(),
         tokens,
         own,
-        [entry.request.namespace if (entry := seats[row]) is not None else "" for row in numbers],
+        [
+            entry.request.namespace if (entry := requests[row]) is not None else ""
+            for row in numbers
+        ],
     )
     for row, end in zip(numbers, ends, strict=True):
         handles[row] = end

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.scheduler.request import Entry
+from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import RowCounter, where
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 
-Beginning = tuple[Entry, int, int]
+Beginning = tuple[RequestState, int, int]
 """A request that was found to wait in this step, for how many tokens, and the priority of the row
 at work on them.
 """
 
 
-def begins_alike(entry: Entry, waiting: list[Beginning]) -> bool:
+def begins_alike(entry: RequestState, waiting: list[Beginning]) -> bool:
     """Whether the entry waits as another does that begins alike: 1 us in place of 20 for each of
     many siblings.
     """
@@ -40,7 +40,9 @@ def same(one: Ints, other: Ints) -> bool:
     return not np.count_nonzero(one != other)
 
 
-def soon_cached(state: WorkingState, entry: Entry, found: int, waiting: list[Beginning]) -> bool:
+def soon_cached(
+    state: WorkingState, entry: RequestState, found: int, waiting: list[Beginning]
+) -> bool:
     """Whether a running request of no lower priority is computing the page that follows the `found`
     tokens.
 
@@ -61,7 +63,7 @@ def soon_cached(state: WorkingState, entry: Entry, found: int, waiting: list[Beg
     if not len(rows):  # few requests are that near to their beginning
         return False
     for row in rows[state.tokens[rows, stop - 1] == entry.tokens[stop - 1]].tolist():
-        other = state.seats[row]
+        other = state.requests_by_row[row]
         together = other is not None and other.request.namespace == request.namespace
         if together and same(state.tokens[row, :stop], entry.tokens[:stop]):
             waiting.append((entry, stop, int(counters[RowCounter.PRIORITY, row])))

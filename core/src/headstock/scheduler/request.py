@@ -38,7 +38,7 @@ class Request:
 
 
 @frozen(kw_only=True, eq=False)
-class Entry:
+class RequestState:
     """A request and how far it came: what waits in the queue, and what sits in a seat.
 
     tokens: [n] int32, prompt and output known when it was last queued
@@ -57,6 +57,6 @@ class Entry:
         """Sorts before every entry it goes ahead of."""
         return (-self.request.priority, self.arrival)
 
-    def preempted(self, tokens: Ints) -> Entry:
+    def preempted(self, tokens: Ints) -> RequestState:
         """The entry as it goes back to the queue with `tokens` known."""
         return evolve(self, tokens=tokens, preemptions=self.preemptions + 1)

@@ -10,7 +10,7 @@ from headstock.errors import PluginBroken, describe_error, shorten
 from headstock.scheduler.admission import admit
 from headstock.scheduler.lifecycle import preempt
 from headstock.scheduler.page_pool import available, grow, grow_one
-from headstock.scheduler.request import Entry
+from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import NONE, RowCounter, some, where
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
@@ -51,7 +51,7 @@ def choose(state: WorkingState) -> Ints:
     return provide(state, judge(state, view, budget, choice))
 
 
-def look(state: WorkingState, waiting: Sequence[Entry]) -> View:
+def look(state: WorkingState, waiting: Sequence[RequestState]) -> View:
     """What a scheduler may see, `waiting` of the queue."""
     counters = state.row_counters.view()
     counters.setflags(write=False)

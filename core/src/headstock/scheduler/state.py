@@ -10,7 +10,7 @@ from attrs import frozen
 from headstock.scheduler.contiguous import Region
 from headstock.scheduler.events import Ended
 from headstock.scheduler.limits import Limits
-from headstock.scheduler.request import Entry
+from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import NONE, NUM_COUNTERS, sealed
 from headstock.scheduler.waiting_queue import Queue
 from headstock.spi.arrays import Ints
@@ -60,7 +60,7 @@ class State:
     row_counters: Ints
     rows_by_priority: Ints
     stop_ids: Ints
-    seats: tuple[Entry | None, ...]
+    requests_by_row: tuple[RequestState | None, ...]
     handles: tuple[Any, ...]
     first_pages: Ints
     spans: Ints
@@ -103,7 +103,7 @@ def initial(limits: Limits) -> State:
         row_counters=sealed(np.zeros((NUM_COUNTERS, rows), np.int32)),
         rows_by_priority=NONE,
         stop_ids=sealed(np.full((1, rows), -1, np.int32)),
-        seats=(None,) * rows,
+        requests_by_row=(None,) * rows,
         handles=(None,) * rows,
         first_pages=sealed(np.zeros((groups, rows), np.int32)),
         spans=sealed(np.zeros((groups, rows), np.int32)),

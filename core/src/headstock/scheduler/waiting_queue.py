@@ -7,12 +7,12 @@ from collections.abc import Iterator, Set
 
 from attrs import frozen
 
-from headstock.scheduler.request import Entry
+from headstock.scheduler.request import RequestState
 
 LONGEST = 128
 """Entries of a part; a longer one is halved."""
 
-Part = tuple[Entry, ...]
+Part = tuple[RequestState, ...]
 
 
 @frozen
@@ -29,12 +29,12 @@ class Queue:
     def __len__(self) -> int:
         return self.length
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[RequestState]:
         for part in self.parts:
             yield from part
 
     @property
-    def head(self) -> Entry:
+    def head(self) -> RequestState:
         """The entry that goes first; there must be one."""
         return self.parts[0][0]
 
@@ -47,7 +47,7 @@ class Queue:
             taken += part
         return taken[:count]
 
-    def put(self, entry: Entry) -> Queue:
+    def put(self, entry: RequestState) -> Queue:
         """The queue with the entry where its key belongs."""
         parts, key = self.parts, entry.priority_key
         if not parts:

@@ -10,7 +10,7 @@ from attrs import define, field
 from headstock.scheduler.contiguous import Region
 from headstock.scheduler.events import Ended
 from headstock.scheduler.limits import Limits
-from headstock.scheduler.request import Entry
+from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import RowCounter
 from headstock.scheduler.state import NOTHING, Accepted, State, Write
 from headstock.scheduler.waiting_queue import Queue
@@ -28,7 +28,7 @@ class WorkingState:
     row_counters: Ints
     rows_by_priority: Ints
     stop_ids: Ints
-    seats: list[Entry | None]
+    requests_by_row: list[RequestState | None]
     handles: list[Any]
     first_pages: Ints
     spans: Ints
@@ -47,7 +47,7 @@ class WorkingState:
     writes: list[Write]
     ended: list[Ended] = field(factory=list)
     accepted: list[Accepted] = field(factory=list)
-    joined: list[int] = field(factory=list)
+    new_row_ids: list[int] = field(factory=list)
     rows_unsorted: bool = False  # rows joined, so `rows_by_priority` lacks them
 
 
@@ -59,7 +59,7 @@ def to_working_state(state: State, limits: Limits) -> WorkingState:
         state.row_counters.copy(),
         state.rows_by_priority,
         state.stop_ids,
-        list(state.seats),
+        list(state.requests_by_row),
         list(state.handles),
         state.first_pages,
         state.spans.copy(),
@@ -93,7 +93,7 @@ def to_state(working: WorkingState) -> State:
         row_counters=working.row_counters,
         rows_by_priority=working.rows_by_priority,
         stop_ids=working.stop_ids,
-        seats=tuple(working.seats),
+        requests_by_row=tuple(working.requests_by_row),
         handles=tuple(working.handles),
         first_pages=working.first_pages,
         spans=working.spans,
