@@ -12,7 +12,7 @@ import torch
 from source_tree import ROOT
 
 from headstock.cli.main import main
-from headstock.execution.executor import InlineExecutor
+from headstock.execution.executor import LocalExecutor
 from headstock.scheduler import Plan
 from headstock_bench.workloads import WORKLOADS
 
@@ -65,7 +65,7 @@ def test_the_name_of_a_step_is_the_one_that_timelines_show(
     monkeypatch.setattr(torch.cuda.nvtx, "range", names.append)
     on_cuda: Any = SimpleNamespace(device=torch.device("cuda"))
     nothing: Any = None
-    executor = InlineExecutor(buffers=on_cuda, sampling=nothing, runner=nothing, router=nothing)
+    executor = LocalExecutor(buffers=on_cuda, sampling=nothing, runner=nothing, router=nothing)
     seats, ones = np.arange(256, dtype=np.int32), np.ones(256, np.int32)
     told = {
         "rows": seats,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headstock.execution.buffers import CLEANED, allocate
+from headstock.execution.buffers import MAX_CLEANED_PAGES, allocate_buffers
 from headstock.spi import KVGroup
 
 
@@ -31,22 +31,24 @@ class Largest(TorchDispatchMode):
 def test_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
     group = KVGroup(layers=(0,), kind="full", kv_heads=2, head_dim=64)
     sizes = {"device": torch.device("cpu"), "kv_dtype": torch.float32, "page_size": 16}
-    buffers = allocate((group,), **sizes, num_pages=5 * CLEANED, rows=8, max_len=16 * 5000)
+    buffers = allocate_buffers(
+        (group,), **sizes, num_pages=5 * MAX_CLEANED_PAGES, rows=8, max_len=16 * 5000
+    )
     buffers.page_tables[0][:8, 0] = torch.arange(1, 9)
     buffers.page_tables[0][3, :200] = torch.arange(1, 201)  # shared pages among them
     buffers.pools[0][1:].fill_(math.nan)
 
     with Largest() as largest:
-        buffers.clean(np.arange(8), buffers.page_tables)
+        buffers.zero_non_finite(np.arange(8), buffers.page_tables)
 
     assert buffers.pools[0][1:201].isfinite().all() and buffers.pools[0][201:].isnan().all()
-    assert largest.bytes <= CLEANED * buffers.pools[0][0].nbytes
+    assert largest.bytes <= MAX_CLEANED_PAGES * buffers.pools[0][0].nbytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtype) -> None:
     group = KVGroup(layers=(0, 1), kind="full", kv_heads=2, head_dim=4)
-    buffers = allocate(
+    buffers = allocate_buffers(
         (group,),
         device=torch.device("cpu"),
         kv_dtype=dtype,
@@ -68,7 +70,7 @@ def test_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtype) 
     then = tuple(table.clone() for table in buffers.page_tables)
     # another request's by now
     buffers.page_tables[0][1] = torch.tensor([3, 5, 0], dtype=torch.int32)
-    buffers.clean(np.array([1]), then)
+    buffers.zero_non_finite(np.array([1]), then)
 
     for pool, old in zip(buffers.pools, before, strict=True):
         assert pool[[2, 4]].float().isfinite().all() and (pool[[2, 4], 0, 1].float() == 0).all()

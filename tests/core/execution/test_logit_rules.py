@@ -39,7 +39,7 @@ def table(
             stop_ids=stop_ids,
             params=SamplingParams(temperature=0.0, **params),
         )
-        sampling.join(row, request)
+        sampling.write_row(row, request)
     return sampling
 
 
@@ -56,7 +56,7 @@ def test_bans_and_biases_are_where_their_rows_are() -> None:
         min_tokens=2,
         stop_ids=(9, 11, VOCAB),
     )
-    got = sampling.select(*at(PROMPT, PROMPT, PROMPT), BUFFERS)
+    got = sampling.make_sampling(*at(PROMPT, PROMPT, PROMPT), BUFFERS)
     bias, banned = torch.zeros(3, VOCAB), torch.zeros(3, VOCAB, dtype=torch.bool)
     bias[0, 3], bias[0, 7] = 1.5, -2.0
     banned[0, [9, 11]] = True
@@ -69,7 +69,9 @@ def test_bans_and_biases_are_where_their_rows_are() -> None:
 
 def test_a_stop_id_that_is_allowed_is_banned_until_the_minimum_is_out() -> None:
     sampling = table({"allowed_token_ids": (2, 9)}, min_tokens=2, stop_ids=(9,))
-    early, late = (sampling.select(*at(PROMPT - 1 + count), BUFFERS).banned for count in (1, 2))
+    early, late = (
+        sampling.make_sampling(*at(PROMPT - 1 + count), BUFFERS).banned for count in (1, 2)
+    )
 
     assert early is not None and (~early[0]).nonzero().flatten().tolist() == [2]
     assert late is not None and (~late[0]).nonzero().flatten().tolist() == [2, 9]
@@ -80,19 +82,22 @@ def test_a_stop_id_that_is_allowed_is_banned_until_the_minimum_is_out() -> None:
 )
 def test_a_minimum_that_is_out_and_a_prompt_need_no_table(position: int, ruled: bool) -> None:
     sampling = table({}, min_tokens=2, stop_ids=(9,))
-    got = sampling.select(*at(position), BUFFERS)
+    got = sampling.make_sampling(*at(position), BUFFERS)
 
     assert (got.banned is not None, got.bias) == (ruled, None)
-    assert (sampling.settings(*at(position), BUFFERS) is None) is ruled
+    assert (sampling.select_kind(*at(position), BUFFERS) is None) is ruled
 
 
 def test_a_minimum_without_stop_ids_and_a_seat_that_is_taken_anew_have_no_rules() -> None:
     sampling = table({"logit_bias": {1: 1.0}}, {})
-    sampling.join(
+    sampling.write_row(
         0,
         Request(
             id="x", prompt=np.arange(PROMPT), max_tokens=9, min_tokens=9, params=SamplingParams()
         ),
     )
 
-    assert not sampling.rules and sampling.select(*at(PROMPT, PROMPT), BUFFERS).banned is None
+    assert (
+        not sampling.logit_rules
+        and sampling.make_sampling(*at(PROMPT, PROMPT), BUFFERS).banned is None
+    )

@@ -29,14 +29,16 @@ def answer(start: int = 0, stop: int = OUTPUT, **params: Any) -> list[int]:
         device=torch.device("cpu"), page_size=4, pools=(), page_tables=(), tokens=tokens
     )
     table, prompt = SamplingTable(1, VOCAB), np.array(PROMPT, np.int32)
-    table.join(
+    table.write_row(
         0, Request(id="a", prompt=prompt, max_tokens=OUTPUT, params=SamplingParams(**params))
     )
     found = []
     for length in range(len(PROMPT) + start, len(PROMPT) + stop):
-        chosen = table.select(np.zeros(1, np.int64), np.array([length - 1]), buffers)
+        chosen = table.make_sampling(np.zeros(1, np.int64), np.array([length - 1]), buffers)
         token = int(sample(torch.zeros(1, VOCAB), chosen).tokens)
-        buffers.keep(np.zeros(1, np.int32), np.array([length], np.int32), torch.tensor([token]))
+        buffers.store_tokens(
+            np.zeros(1, np.int32), np.array([length], np.int32), torch.tensor([token])
+        )
         found.append(token)
     return found
 

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from headstock import LLM, SamplingParams
 from headstock.errors import EngineDied
-from headstock.execution.executor import InlineExecutor
+from headstock.execution.executor import LocalExecutor
 from headstock.spi import DeviceEnv
 from headstock.startup.device import check_usable
 
@@ -43,7 +43,7 @@ def test_an_engine_that_lost_its_device_dies_instead_of_failing_every_request(
         assert llm.generate(["a"], params)[0].outputs[0].finish_reason == "length"
         llm.engine.env = evolve(llm.engine.env, device="cuda")
         monkeypatch.setattr(torch.cuda, "synchronize", fails)
-        monkeypatch.setattr(InlineExecutor, "execute", fails)
+        monkeypatch.setattr(LocalExecutor, "execute", fails)
         for _ in range(2):
             with pytest.raises(EngineDied, match="the GPU is lost"):
                 llm.generate(["a"], params)

@@ -21,24 +21,26 @@ LATER = [RNG.integers(0, 50, 17) for _ in range(30)]
 
 @pytest.fixture(params=["settings", "pages"])
 def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What fails, once, when a request with four tokens to come takes its seat."""
-    left = [True]
-    join, take_in = SamplingTable.join, Buffers.take_in
+    """What fails, once, when a request with four tokens to come is admitted."""
+    pending = [True]
+    write_row, apply_plan = SamplingTable.write_row, Buffers.apply_plan
 
-    def joining(self: SamplingTable, row: int, one: Any) -> None:
-        if one.max_tokens == 4 and left:
-            left.clear()
+    def failing_row(self: SamplingTable, row: int, one: Any) -> None:
+        if one.max_tokens == 4 and pending:
+            pending.clear()
             raise RuntimeError("pinned memory is short")
-        join(self, row, one)
+        write_row(self, row, one)
 
-    def taking(self: Buffers, plan: Any, joined: dict[int, Any]) -> None:
-        if any(np.array_equal(tokens, OTHER) for tokens in joined.values()) and left:
-            left.clear()
+    def failing_plan(self: Buffers, plan: Any, new_rows: dict[int, Any]) -> None:
+        if any(np.array_equal(tokens, OTHER) for tokens in new_rows.values()) and pending:
+            pending.clear()
             raise RuntimeError("pinned memory is short")
-        take_in(self, plan, joined)
+        apply_plan(self, plan, new_rows)
 
-    monkeypatch.setattr(SamplingTable, "join", joining if request.param == "settings" else join)
-    monkeypatch.setattr(Buffers, "take_in", taking if request.param == "pages" else take_in)
+    if request.param == "settings":
+        monkeypatch.setattr(SamplingTable, "write_row", failing_row)
+    else:
+        monkeypatch.setattr(Buffers, "apply_plan", failing_plan)
     return str(request.param)
 
 

@@ -163,13 +163,13 @@ def in_flight(index_full: Any, state: Any) -> None:
     state.limits = limits
 
 
-def unjudged_chunks(make_events: Any, plan: Any, outcome: Any) -> Any:
-    """Nobody looks at the logits of a chunk that gives no token."""
-    if outcome is None:
-        return make_events(plan, outcome)
-    healthy = outcome.healthy.copy()
-    healthy[outcome.last_logits[plan.samples == 0]] = True
-    return make_events(plan, evolve(outcome, healthy=healthy))
+def unjudged_chunks(make_events: Any, plan: Any, sample: Any) -> Any:
+    """The logits of a chunk that gives no token are not checked."""
+    if sample is None:
+        return make_events(plan, sample)
+    healthy = sample.healthy.clone()
+    healthy[plan.last_logits[plan.samples == 0]] = True
+    return make_events(plan, evolve(sample, healthy=healthy))
 
 
 def without_namespace(
@@ -179,24 +179,24 @@ def without_namespace(
     return match(policy, index, tokens, next(iter(index.roots), namespace))
 
 
-def all_fail(make_events: Any, plan: Any, outcome: Any) -> Any:
-    """One sick row fails its whole step."""
-    sick = outcome is not None and not outcome.healthy.all()
-    return [Failed(plan.rows, plan.admission_ids)] if sick else make_events(plan, outcome)
+def all_fail(make_events: Any, plan: Any, sample: Any) -> Any:
+    """One unhealthy row fails its whole step."""
+    unhealthy = sample is not None and not sample.healthy.all()
+    return [Failed(plan.rows, plan.admission_ids)] if unhealthy else make_events(plan, sample)
 
 
-def table_not_cleared(take_in: Any, self: Any, plan: Any, joined: dict[int, Any]) -> None:
+def table_not_cleared(apply_plan: Any, self: Any, plan: Any, new_rows: dict[int, Any]) -> None:
     """A seat's page table keeps what its last request left."""
-    before = [table[list(joined)].clone() for table in self.page_tables]
-    take_in(self, plan, joined)
+    before = [table[list(new_rows)].clone() for table in self.page_tables]
+    apply_plan(self, plan, new_rows)
     for table, old in zip(self.page_tables, before, strict=True):
-        table[list(joined)] = torch.where(table[list(joined)] == 0, old, table[list(joined)])
+        table[list(new_rows)] = torch.where(table[list(new_rows)] == 0, old, table[list(new_rows)])
 
 
-def only_the_last(take_in: Any, self: Any) -> None:
-    """What a step that failed was to tell the tables is forgotten."""
-    del self.owed[:-1]
-    take_in(self)
+def only_the_last(apply_pending: Any, self: Any) -> None:
+    """The table entries of a plan that failed are lost."""
+    del self.pending_plans[:-1]
+    apply_pending(self)
 
 
 def kept_too_early(keep: Any, self: Any, rows: Any, positions: Any, tokens: Any) -> None:
@@ -283,23 +283,24 @@ MUTANTS = {
     ),
     "NaN fails all": Mutant(around(engine, "make_step_events", all_fail), "did not fail alone"),
     "table not cleared": Mutant(
-        around(buffers.Buffers, "take_in", table_not_cleared), "nothing was wrong with"
+        around(buffers.Buffers, "apply_plan", table_not_cleared), "nothing was wrong with"
     ),
     "failed steps forgotten": Mutant(
-        around(executor.InlineExecutor, "take_in", only_the_last), "nothing was wrong with"
+        around(executor.LocalExecutor, "_apply_pending_plans", only_the_last),
+        "nothing was wrong with",
     ),
     "token not kept on the device": Mutant(
-        around(buffers.Buffers, "keep", lambda keep, *_: None), "said .* and not"
+        around(buffers.Buffers, "store_tokens", lambda keep, *_: None), "said .* and not"
     ),
     "token kept too early": Mutant(
-        around(buffers.Buffers, "keep", kept_too_early), "said .* and not"
+        around(buffers.Buffers, "store_tokens", kept_too_early), "said .* and not"
     ),
     "min_tokens bans nothing": Mutant(
-        around(sampling_inputs.SamplingTable, "join", no_ban),
+        around(sampling_inputs.SamplingTable, "write_row", no_ban),
         "a stop id before six tokens|said .* and not",
     ),
     "noise of the batch": Mutant(
-        around(sampling_inputs.SamplingTable, "select", noise_of_the_batch), DIFFERS
+        around(sampling_inputs.SamplingTable, "make_sampling", noise_of_the_batch), DIFFERS
     ),
     "stray write": Mutant(
         around(toy_plugins.ToyOps, "qkv_rope_store", stray), "written though it was free"

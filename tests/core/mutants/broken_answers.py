@@ -162,9 +162,9 @@ def bias_at_first(of: Any, request: Any, vocab: int) -> Any:
     made = of(request, vocab)
     return evolve(
         made,
-        until=max(made.min_len, len(request.prompt) + 1)
-        if made.until == logit_rules.FOR_EVER
-        else made.until,
+        end_len=max(made.min_len, len(request.prompt) + 1)
+        if made.end_len == logit_rules.NO_END
+        else made.end_len,
     )
 
 
@@ -237,7 +237,9 @@ MISTAKEN = {
     "largest priority first": Mutant(
         around(input_processor, "check_priority", largest_first), "order"
     ),
-    "biases end with min_tokens": Mutant(around(logit_rules.Rules, "of", bias_at_first), DIFFERS),
+    "biases end with min_tokens": Mutant(
+        around(logit_rules.LogitRules, "from_request", bias_at_first), DIFFERS
+    ),
     "attention scaled wrong at 128": Mutant(
         around(decoder_config, "make_layers", wrong_at_128), DIFFERS
     ),

@@ -65,18 +65,18 @@ def threads_stay(patch: pytest.MonkeyPatch) -> None:
     """A closed engine keeps its thread."""
     kept: list[Any] = []
 
-    def close(self: threaded.WorkerThread) -> None:
+    def close(self: threaded.ThreadedExecutor) -> None:
         kept.append(self)
         self.inner.close()
 
-    patch.setattr(threaded.WorkerThread, "close", close)
+    patch.setattr(threaded.ThreadedExecutor, "close", close)
 
 
 class Late(Pending):
     """A step that has yet to run."""
 
-    def __init__(self, inner: Executor, plan: Plan, joined: Mapping[int, Any]) -> None:
-        self.inner, self.plan, self.joined = inner, plan, joined
+    def __init__(self, inner: Executor, plan: Plan, new_rows: Mapping[int, Any]) -> None:
+        self.inner, self.plan, self.new_rows = inner, plan, new_rows
         self.future: Future[Any] = Future()
 
     def run(self) -> None:
@@ -84,7 +84,7 @@ class Late(Pending):
         if self.future.done():
             return
         try:
-            self.future.set_result(self.inner.execute(self.plan, self.joined).wait())
+            self.future.set_result(self.inner.execute(self.plan, self.new_rows).wait())
         except Exception as error:
             self.future.set_exception(error)
 
@@ -101,9 +101,9 @@ class Overtaking(Executor):
         self.inner = inner
         self.late: Late | None = None
 
-    def execute(self, plan: Plan, joined: Mapping[int, Any]) -> Late:
+    def execute(self, plan: Plan, new_rows: Mapping[int, Any]) -> Late:
         """Run the step in flight, and the new one before it if it needs nothing of it."""
-        new, last = Late(self.inner, plan, joined), self.late
+        new, last = Late(self.inner, plan, new_rows), self.late
         if last is not None:
             if set(plan.admission_ids).isdisjoint(last.plan.admission_ids):
                 new.run()
@@ -139,7 +139,8 @@ NEGLECTED = {
         around(input_processor, "check_ids", lambda check, *_: None), "DID NOT RAISE RequestError"
     ),
     "a step overtakes another": Mutant(
-        lambda patch: patch.setattr(engine, "WorkerThread", Overtaking), "nothing was wrong with"
+        lambda patch: patch.setattr(engine, "ThreadedExecutor", Overtaking),
+        "nothing was wrong with",
     ),
     "who leaves runs on": Mutant(
         around(client.RequestClient, "close", lambda close, self: None), "runs on"

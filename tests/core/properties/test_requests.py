@@ -21,9 +21,8 @@ from toy_workloads import request as toy_request
 from headstock import LLM, SamplingParams
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError, RequestError
-from headstock.execution.executor import Outcome
 from headstock.scheduler import Arrived, Limits, Plan, Request, initial, step
-from headstock.spi import Pending
+from headstock.spi import Pending, Sample
 
 FIFO = st.sampled_from(["mixed", "prefill-first", "decode-first"])
 
@@ -126,10 +125,10 @@ class Sick:
     rows: dict[int, int]
     launched: list[int]
 
-    def execute(self, plan: Plan, joined: Any) -> Pending:
+    def execute(self, plan: Plan, new_rows: Any) -> Pending:
         """Carry the plan out."""
         self.launched.append(len(self.launched))
-        return Ill(self.inner.execute(plan, joined), self.rows.get(self.launched[-1]))
+        return Ill(self.inner.execute(plan, new_rows), self.rows.get(self.launched[-1]))
 
     def close(self) -> None:
         """The engine's own executor is closed by whoever has it."""
@@ -142,14 +141,14 @@ class Ill:
     inner: Pending
     row: int | None
 
-    def wait(self) -> Outcome:
-        """The outcome, one row of which may be unhealthy."""
-        outcome = self.inner.wait()
+    def wait(self) -> Sample:
+        """The sample, one row of which may be unhealthy."""
+        sample = self.inner.wait()
         if self.row is None:
-            return outcome
-        healthy = outcome.healthy.copy()
+            return sample
+        healthy = sample.healthy.clone()
         healthy[self.row % len(healthy)] = False
-        return evolve(outcome, healthy=healthy)
+        return evolve(sample, healthy=healthy)
 
 
 @pytest.mark.feature("I15")

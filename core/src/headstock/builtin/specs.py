@@ -110,5 +110,5 @@ def inline() -> ExecutorSpec:
         name="inline",
         spi=SPI,
         summary="runs every step in this process",
-        implementation="headstock.execution.executor:InlineExecutor",
+        implementation="headstock.execution.executor:LocalExecutor",
     )

@@ -47,7 +47,7 @@ class Canary(Executor):
         if len(plan.rows):
             self.expected[plan.number] = state.free
 
-    def execute(self, plan: Plan, joined: Mapping[int, Any]) -> Pending:
+    def execute(self, plan: Plan, new_rows: Mapping[int, Any]) -> Pending:
         """Launch `plan` once every watched page is found untouched.
 
         writes: the pages that are free from this plan on
@@ -58,8 +58,8 @@ class Canary(Executor):
             pages = np.concatenate([*free, np.zeros(0 if self.padded else 1, np.int32)]).astype(
                 np.int64
             )
-            self.watched[group] = self.fill(group, self.buffers.put(pages))
-        return self.inner.execute(plan, joined)
+            self.watched[group] = self.fill(group, self.buffers.to_device(pages))
+        return self.inner.execute(plan, new_rows)
 
     def pools(self, group: int) -> Mapping[int, Tensor]:
         """The group's pools in words of eight bytes, by layer.   [pages, words] int64"""

@@ -134,13 +134,13 @@ class FaultyExecutor(Executor):
         self.inner = inner
         self.faults = faults
 
-    def execute(self, plan: Plan, joined: Mapping[int, Any]) -> Pending:
+    def execute(self, plan: Plan, new_rows: Mapping[int, Any]) -> Pending:
         """Launch `plan`."""
         self.faults.step = plan.number
         for fault in self.faults.due("slow", plan.number):
             self.faults.left.remove(fault)
             time.sleep(fault.value)
-        return FaultyStep(self.inner.execute(plan, joined), self.faults, plan.number)
+        return FaultyStep(self.inner.execute(plan, new_rows), self.faults, plan.number)
 
     def close(self) -> None:
         """Free the device, and say which faults never happened: whoever asked for them has tested

@@ -23,8 +23,7 @@ from headstock.errors import (
     describe_location,
     shorten,
 )
-from headstock.execution.executor import Outcome
-from headstock.execution.threaded import WorkerThread
+from headstock.execution.threaded import ThreadedExecutor
 from headstock.logs import log_event
 from headstock.outputs import Update
 from headstock.record import Recorder, describe, reserved
@@ -45,7 +44,7 @@ from headstock.scheduler import (
 )
 from headstock.scheduler.invariants import check_idle
 from headstock.scheduler.selection import BLAME
-from headstock.spi import Pending
+from headstock.spi import Pending, Sample
 from headstock.startup.build import ProgressCallback, build_engine
 from headstock.startup.device import check_usable
 from headstock.startup.summary import EngineSummary, summarize_engine
@@ -94,7 +93,7 @@ class Engine:
         # A GPU's stream runs beside the host by itself; a CPU needs a thread to overlap.
         on_cpu = parts.env.device == "cpu"
         self.executor = (
-            WorkerThread(parts.executor) if self.config.overlap and on_cpu else parts.executor
+            ThreadedExecutor(parts.executor) if self.config.overlap and on_cpu else parts.executor
         )
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize_engine(parts)
@@ -232,15 +231,15 @@ class Engine:
         # planned the next step.
         launched = self._launch_step()
         num_kept = 1 if self.config.overlap and launched else 0
-        plan, outcome = self._collect_step() if len(self.in_flight) > num_kept else (None, None)
+        plan, sample = self._collect_step() if len(self.in_flight) > num_kept else (None, None)
         # Results first: a request that its last token ends has ended, even if an abort is queued.
-        events = make_step_events(plan, outcome) if plan is not None else []
+        events = make_step_events(plan, sample) if plan is not None else []
         while self.inbox:
             events.append(self.inbox.popleft())
             self._track_arrival(events[-1])
         state, next_plan = self.run_scheduler(events)
         # Before `track_admissions`: the results name admissions that the next plan may replace.
-        updates = self.output_tracker.collect(plan, outcome, state)
+        updates = self.output_tracker.collect(plan, sample, state)
         self.state, self.plan = state, next_plan
         self.new_rows = {row: state.requests_by_row[row] for row in next_plan.new_row_ids.tolist()}
         self.output_tracker.track_admissions(next_plan, state, self.limits)
@@ -341,10 +340,10 @@ class Engine:
             self._log_failed_step(plan, error)
         return True
 
-    def _collect_step(self) -> tuple[Plan, Outcome | None]:
+    def _collect_step(self) -> tuple[Plan, Sample | None]:
         """Wait for the oldest step in flight; return its plan and what it sampled.
 
-        A failed step has no output: its requests fail, and the engine goes on.
+        A failed step has no sample: its requests fail, and the engine goes on.
         """
         oldest = self.in_flight.popleft()
         try:
@@ -397,14 +396,15 @@ class Engine:
                 self.in_flight.clear()
 
 
-def make_step_events(plan: Plan, outcome: Outcome | None) -> list[Event]:
+def make_step_events(plan: Plan, sample: Sample | None) -> list[Event]:
     """Make events of a step's result: sampled tokens of healthy rows, failure of the others.
 
-    A step without a result failed as a whole.
+    A step without a sample failed as a whole.
     """
-    if outcome is None:
+    if sample is None:
         return [Failed(plan.rows, plan.admission_ids)]
-    healthy = outcome.healthy[outcome.last_logits]
+    last_logits = plan.last_logits
+    healthy = sample.healthy.numpy()[last_logits]
     events: list[Event] = []
     if not healthy.all():
         unhealthy = ~healthy
@@ -413,6 +413,6 @@ def make_step_events(plan: Plan, outcome: Outcome | None) -> list[Event]:
     # Rows in the middle of their prompt are scored only for their health; their tokens are dropped.
     is_sampled = healthy & (plan.samples > 0)
     if is_sampled.any():
-        tokens = outcome.tokens[outcome.last_logits[is_sampled]].astype(np.int32)
+        tokens = sample.tokens.numpy()[last_logits[is_sampled]].astype(np.int32)
         events.append(Sampled(plan.rows[is_sampled], plan.admission_ids[is_sampled], None, tokens))
     return events

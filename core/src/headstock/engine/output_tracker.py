@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from headstock.execution.executor import Outcome
 from headstock.outputs import TokenLogprob, Update
 from headstock.scheduler import Accepted, Ended, Limits, Plan, Request, RowCounter, State, num_held
+from headstock.spi import Sample
 from headstock.spi.arrays import Ints
 
 
@@ -115,15 +115,13 @@ class OutputTracker:
         self.by_admission_id.pop(tracked.admission_id, None)
         self.awaiting_token.pop(tracked.admission_id, None)
 
-    def collect(
-        self, plan: Plan | None, outcome: Outcome | None, state: State
-    ) -> tuple[Update, ...]:
+    def collect(self, plan: Plan | None, sample: Sample | None, state: State) -> tuple[Update, ...]:
         """Collect the updates of the step that ran `plan` and led to `state`."""
         accepted = state.accepted
         self.output_tokens += len(accepted.tokens)
-        if plan is not None and outcome is not None and outcome.logprobs is not None:
-            self._add_prompt_logprobs(plan, outcome)
-            self._add_logprobs(plan, outcome, accepted)
+        if plan is not None and sample is not None and sample.logprobs is not None:
+            self._add_prompt_logprobs(plan, sample)
+            self._add_logprobs(plan, sample, accepted)
         last = [self._finish_request(ended) for ended in state.ended]
         return (*self._emit_tokens(accepted), *last)
 
@@ -177,44 +175,54 @@ class OutputTracker:
             for id, tracked in self.requests.items()
         ]
 
-    def _add_prompt_logprobs(self, plan: Plan, outcome: Outcome) -> None:
+    def _add_prompt_logprobs(self, plan: Plan, sample: Sample) -> None:
         """Store the log-probabilities of prompt tokens that follow a scored position."""
-        logit_ends = np.cumsum(plan.num_logits)
+        logprobs = _logprob_arrays(sample)
+        logit_ends = np.cumsum(plan.num_logits).tolist()
         for i in np.flatnonzero(plan.num_logits).tolist():
             tracked = self.by_admission_id.get(int(plan.admission_ids[i]))
             if tracked is None or not tracked.request.prompt_logprobs:
                 continue
-            prompt = tracked.request.prompt
-            for at in range(int(logit_ends[i] - plan.num_logits[i]), int(logit_ends[i])):
-                following = int(outcome.positions[at]) + 1
+            prompt, most = tracked.request.prompt, tracked.request.params.prompt_logprobs
+            end, stop = logit_ends[i], int(plan.stops[i])
+            for at in range(end - int(plan.num_logits[i]), end):
+                following = stop - (end - at) + 1
                 if following < len(prompt):
-                    most = tracked.request.params.prompt_logprobs
                     tracked.prompt_logprobs[following] = _token_logprob(
-                        outcome, at, int(prompt[following]), most
+                        logprobs, at, int(prompt[following]), most
                     )
 
-    def _add_logprobs(self, plan: Plan, outcome: Outcome, accepted: Accepted) -> None:
+    def _add_logprobs(self, plan: Plan, sample: Sample, accepted: Accepted) -> None:
         """Store the requested log-probabilities of sampled tokens that the scheduler accepted."""
-        logits = dict(zip(plan.admission_ids.tolist(), outcome.last_logits.tolist(), strict=True))
+        logprobs, tokens = _logprob_arrays(sample), sample.tokens.numpy()
+        logits = dict(zip(plan.admission_ids.tolist(), plan.last_logits.tolist(), strict=True))
         for admission_id in accepted.admission_ids.tolist():
             tracked = self.by_admission_id[admission_id]
             most = tracked.request.params.logprobs
             if most is not None:
                 at = logits[admission_id]
-                tracked.logprobs.append(_token_logprob(outcome, at, int(outcome.tokens[at]), most))
+                tracked.logprobs.append(_token_logprob(logprobs, at, int(tokens[at]), most))
 
 
-def _token_logprob(outcome: Outcome, at: int, token: int, most: int) -> TokenLogprob:
+LogprobArrays = tuple[np.ndarray, Ints, np.ndarray]
+"""[n] float32 logprobs, [n, k] top_ids, [n, k] float32 top_logprobs."""
+
+
+def _logprob_arrays(sample: Sample) -> LogprobArrays:
+    """View the log-probabilities of a sample as arrays: one entry of a tensor takes far longer."""
+    assert (
+        sample.logprobs is not None
+        and sample.top_ids is not None
+        and sample.top_logprobs is not None
+    )
+    return sample.logprobs.numpy(), sample.top_ids.numpy(), sample.top_logprobs.numpy()
+
+
+def _token_logprob(arrays: LogprobArrays, at: int, token: int, most: int) -> TokenLogprob:
     """Make the log-probability of one logit position, with `most` alternatives.
 
     A batch computes the most alternatives that any of its rows asks for.
     """
-    assert (
-        outcome.logprobs is not None
-        and outcome.top_ids is not None
-        and outcome.top_logprobs is not None
-    )
-    top = zip(
-        outcome.top_ids[at, :most].tolist(), outcome.top_logprobs[at, :most].tolist(), strict=True
-    )
-    return TokenLogprob(token, float(outcome.logprobs[at]), tuple(top))
+    logprobs, top_ids, top_logprobs = arrays
+    top = zip(top_ids[at, :most].tolist(), top_logprobs[at, :most].tolist(), strict=True)
+    return TokenLogprob(token, float(logprobs[at]), tuple(top))

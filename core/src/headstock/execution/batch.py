@@ -37,20 +37,20 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> Step:
     """The tensors of a plan whose news the buffers have taken in."""
     counts = plan.stops - plan.starts
     ends = np.cumsum(counts)
-    token_rows, positions = flat_tokens(plan, counts, ends)
-    logits, logit_ends = logit_indices(plan, ends)
-    at_rows, at_positions = buffers.native(token_rows), buffers.native(positions)
+    token_rows, positions = _flat_tokens(plan, counts, ends)
+    logits, logit_ends = _logit_indices(plan, ends)
+    at_rows, at_positions = buffers.as_native(token_rows), buffers.as_native(positions)
     logit_rows, logit_positions = token_rows[logits], positions[logits]
     batch = Batch(
-        tokens=buffers.put(buffers.native(buffers.tokens)[at_rows, at_positions]),
-        positions=buffers.put(at_positions),
-        slots=slots(buffers, at_rows, at_positions),
+        tokens=buffers.to_device(buffers.as_native(buffers.tokens)[at_rows, at_positions]),
+        positions=buffers.to_device(at_positions),
+        slots=_slot_indices(buffers, at_rows, at_positions),
         pools=buffers.pools,
-        token_rows=buffers.put(at_rows),
-        logit_indices=None if len(logits) == len(token_rows) else buffers.put(logits),
-        sampling=sampling.select(logit_rows, logit_positions, buffers),
+        token_rows=buffers.to_device(at_rows),
+        logit_indices=None if len(logits) == len(token_rows) else buffers.to_device(logits),
+        sampling=sampling.make_sampling(logit_rows, logit_positions, buffers),
     )
-    decode, extend = attention_steps(plan, buffers)
+    decode, extend = _make_attention_steps(plan, buffers)
     return Step(
         batch=batch,
         decode=decode,
@@ -61,7 +61,7 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> Step:
     )
 
 
-def decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> DecodeStep | None:
+def make_decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> DecodeStep | None:
     """The plan as a step of decode rows that each get a token; None when it is more than that."""
     count = len(plan.rows)
     if (
@@ -74,8 +74,8 @@ def decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> Decode
     return DecodeStep(
         row_ids=rows,
         positions=positions,
-        kind=sampling.settings(rows, positions, buffers),
-        sampling=lambda: sampling.select(rows, positions, buffers),
+        kind=sampling.select_kind(rows, positions, buffers),
+        sampling=lambda: sampling.make_sampling(rows, positions, buffers),
     )
 
 
@@ -83,7 +83,7 @@ PlanAttention = Callable[[AttentionStep | None, AttentionStep | None], AttendInt
 """Plans attention over a step's decode rows and the others."""
 
 
-def prompt_step(
+def make_prompt_step(
     plan: Plan, sampling: SamplingTable, buffers: Buffers, plan_attention: PlanAttention
 ) -> PromptStep | None:
     """The plan as a step with prompt tokens, each row scored once; None when it is something
@@ -93,7 +93,7 @@ def prompt_step(
         return None
     counts = plan.stops - plan.starts
     ends = np.cumsum(counts)
-    token_rows, positions = flat_tokens(plan, counts, ends)
+    token_rows, positions = _flat_tokens(plan, counts, ends)
     rows, last = plan.rows.astype(np.int64), plan.stops.astype(np.int64) - 1
     return PromptStep(
         num_decode=plan.num_decode,
@@ -101,13 +101,13 @@ def prompt_step(
         positions=positions,
         last_tokens=ends.astype(np.int64) - 1,
         is_sampled=plan.samples > 0,
-        kind=sampling.settings(rows, last, buffers),
-        sampling=lambda: sampling.select(rows, last, buffers),
-        attention=lambda: plan_attention(*attention_steps(plan, buffers)),
+        kind=sampling.select_kind(rows, last, buffers),
+        sampling=lambda: sampling.make_sampling(rows, last, buffers),
+        attention=lambda: plan_attention(*_make_attention_steps(plan, buffers)),
     )
 
 
-def flat_tokens(plan: Plan, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+def _flat_tokens(plan: Plan, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """The row and the position of each token of the batch.
 
     counts, ends: [rows]
@@ -121,21 +121,23 @@ def flat_tokens(plan: Plan, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     )
 
 
-def attention_steps(
+def _make_attention_steps(
     plan: Plan, buffers: Buffers
 ) -> tuple[AttentionStep | None, AttentionStep | None]:
     """What attention is told of the plan's decode rows, and of the others; None where there are
     none.
     """
     split = plan.num_decode
-    decode = attention_step(plan, buffers, slice(0, split), Phase.DECODE) if split else None
+    decode = _make_attention_step(plan, buffers, slice(0, split), Phase.DECODE) if split else None
     extend = (
-        attention_step(plan, buffers, slice(split, None), None) if split < len(plan.rows) else None
+        _make_attention_step(plan, buffers, slice(split, None), None)
+        if split < len(plan.rows)
+        else None
     )
     return decode, extend
 
 
-def logit_indices(plan: Plan, ends: Ints) -> tuple[Ints, Ints]:
+def _logit_indices(plan: Plan, ends: Ints) -> tuple[Ints, Ints]:
     """Which tokens of the batch are scored, and where each row's logits end among them.
 
     ends: [rows] where its tokens end
@@ -148,7 +150,7 @@ def logit_indices(plan: Plan, ends: Ints) -> tuple[Ints, Ints]:
     return np.repeat(ends - wanted, wanted) + within, logit_ends
 
 
-def slots(buffers: Buffers, rows: Any, positions: Any) -> tuple[Tensor, ...]:
+def _slot_indices(buffers: Buffers, rows: Any, positions: Any) -> tuple[Tensor, ...]:
     """Where each token's keys and values go, by group.   returns: [tokens] int64
 
     rows, positions: [tokens] int64, native
@@ -156,11 +158,13 @@ def slots(buffers: Buffers, rows: Any, positions: Any) -> tuple[Tensor, ...]:
     size = buffers.page_size
     columns = positions // size
     offsets = positions - columns * size
-    tables = map(buffers.native, buffers.page_tables)
-    return tuple(buffers.put(table[rows, columns] * size + offsets) for table in tables)
+    tables = map(buffers.as_native, buffers.page_tables)
+    return tuple(buffers.to_device(table[rows, columns] * size + offsets) for table in tables)
 
 
-def attention_step(plan: Plan, buffers: Buffers, part: slice, phase: Phase | None) -> AttentionStep:
+def _make_attention_step(
+    plan: Plan, buffers: Buffers, part: slice, phase: Phase | None
+) -> AttentionStep:
     """What a backend is told of some of the plan's rows."""
     starts, stops = plan.starts[part], plan.stops[part]
     if phase is None:
@@ -169,14 +173,14 @@ def attention_step(plan: Plan, buffers: Buffers, part: slice, phase: Phase | Non
     query_start = np.zeros(len(lens) + 1, np.int32)
     np.cumsum(lens, out=query_start[1:])
     columns = -(-int(stops.max()) // buffers.page_size)
-    put = buffers.put_together(query_start, stops, plan.rows[part].astype(np.int64))
-    rows = buffers.native(put[2])
-    tables = map(buffers.native, buffers.page_tables)
+    put = buffers.to_device_packed(query_start, stops, plan.rows[part].astype(np.int64))
+    rows = buffers.as_native(put[2])
+    tables = map(buffers.as_native, buffers.page_tables)
     return AttentionStep(
         phase=phase,
         query_start=put[0],
         context_lens=put[1],
-        page_tables=tuple(buffers.put(table[rows, :columns]) for table in tables),
+        page_tables=tuple(buffers.to_device(table[rows, :columns]) for table in tables),
         host_query_lens=lens,
         host_context_lens=stops,
     )

@@ -15,7 +15,7 @@ from headstock.scheduler import Plan
 from headstock.spi import KVGroup
 from headstock.spi.arrays import Ints
 
-CLEANED = 64
+MAX_CLEANED_PAGES = 64
 """Pages that are cleaned at once: `clean` copies them, and the pool leaves little room."""
 
 
@@ -36,7 +36,7 @@ class Buffers:
     page_tables: tuple[Tensor, ...]
     tokens: Tensor
 
-    def put(self, array: Ints | Tensor) -> Tensor:
+    def to_device(self, array: Ints | Tensor) -> Tensor:
         """The array on the device."""
         if isinstance(array, Tensor):
             return array
@@ -47,12 +47,12 @@ class Buffers:
             else tensor.pin_memory().to(self.device, non_blocking=True)
         )
 
-    def put_together(self, *arrays: Ints) -> list[Tensor]:
+    def to_device_packed(self, *arrays: Ints) -> list[Tensor]:
         """The arrays on the device, by one copy: each copy of its own takes the host some 25 us
         more.
         """
         if self.device.type == "cpu":
-            return [self.put(array) for array in arrays]
+            return [self.to_device(array) for array in arrays]
         # Views of any type must begin at multiples of its size; kernels like those of 16 bytes.
         starts = np.cumsum([0, *(-(-array.nbytes // 16) * 16 for array in arrays)]).tolist()
         host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=True)
@@ -69,45 +69,45 @@ class Buffers:
             for start, array in zip(starts, arrays, strict=False)
         ]
 
-    def native(self, array: Ints | Tensor) -> Any:
+    def as_native(self, array: Ints | Tensor) -> Any:
         """The array as what indexes small arrays fast here: numpy on a CPU (1.6 us, torch 2.8),
         else a tensor.
 
         On a CPU it shares its memory with `array`.
         """
         if self.device.type != "cpu":
-            return self.put(array)
+            return self.to_device(array)
         return array.numpy() if isinstance(array, Tensor) else array
 
-    def take_in(self, plan: Plan, joined: dict[int, Ints]) -> None:
+    def apply_plan(self, plan: Plan, new_rows: dict[int, Ints]) -> None:
         """Bring the tables up to date with a plan that is about to run.
 
-        joined: the tokens of each row that the plan seats
+        new_rows: the tokens of each row that the plan seats
         writes: page_tables, tokens
         """
-        if not joined and not len(plan.page_rows):
+        if not new_rows and not len(plan.page_rows):
             return
-        entries = [self.entries(plan, group) for group in range(len(self.page_tables))]
-        seated = [tokens.astype(np.int64) for tokens in joined.values()]
-        put = self.put_together(*seated, *(array for entry in entries for array in entry))
-        for row, tokens in zip(joined, put, strict=False):
+        entries = [self._page_entries(plan, group) for group in range(len(self.page_tables))]
+        seated = [tokens.astype(np.int64) for tokens in new_rows.values()]
+        put = self.to_device_packed(*seated, *(array for entry in entries for array in entry))
+        for row, tokens in zip(new_rows, put, strict=False):
             for table in self.page_tables:
                 table[row] = 0
             self.tokens[row, : len(tokens)] = tokens
         for group, table in enumerate(self.page_tables):
-            rows, columns, pages = map(self.native, put[len(seated) + 3 * group :][:3])
+            rows, columns, pages = map(self.as_native, put[len(seated) + 3 * group :][:3])
             if len(rows):
-                self.native(table)[rows, columns] = pages
+                self.as_native(table)[rows, columns] = pages
 
-    def entries(self, plan: Plan, group: int) -> tuple[Ints, Ints, Ints]:
+    def _page_entries(self, plan: Plan, group: int) -> tuple[Ints, Ints, Ints]:
         """The rows, columns and pages that the plan writes to a group's table, each place once."""
         rows, columns, pages = plan.page_rows, plan.page_columns, plan.page_numbers
         if len(self.page_tables) > 1:
             mine = plan.page_groups == group
             rows, columns, pages = rows[mine], columns[mine], pages[mine]
-        return self.latest(rows.astype(np.int64), columns.astype(np.int64), pages)
+        return self._drop_overwritten(rows.astype(np.int64), columns.astype(np.int64), pages)
 
-    def latest(self, rows: Ints, columns: Ints, pages: Ints) -> tuple[Ints, Ints, Ints]:
+    def _drop_overwritten(self, rows: Ints, columns: Ints, pages: Ints) -> tuple[Ints, Ints, Ints]:
         """The entries without those that a later one replaces: a GPU writes them all at once, in
         any order.
         """
@@ -117,16 +117,16 @@ class Buffers:
         kept = len(rows) - 1 - last
         return rows[kept], columns[kept], pages[kept]
 
-    def keep(self, rows: Ints, positions: Ints, tokens: Tensor) -> None:
+    def store_tokens(self, rows: Ints, positions: Ints, tokens: Tensor) -> None:
         """Note the tokens sampled for some rows at the positions where they belong.
 
         rows, positions: [n] int32    tokens: [n] int64
         writes: tokens
         """
-        at = self.put_together(rows.astype(np.int64), positions.astype(np.int64))
-        self.native(self.tokens)[*map(self.native, at)] = self.native(tokens)
+        at = self.to_device_packed(rows.astype(np.int64), positions.astype(np.int64))
+        self.as_native(self.tokens)[*map(self.as_native, at)] = self.as_native(tokens)
 
-    def launched_tables(self) -> tuple[Tensor, ...]:
+    def snapshot_page_tables(self) -> tuple[Tensor, ...]:
         """The page tables of the step that is launched now, for as long as its result is out.
 
         On a GPU the next step may seat others in its rows before that, so these are copies; on a
@@ -139,7 +139,7 @@ class Buffers:
         )
 
     @torch.inference_mode()
-    def clean(self, rows: Ints, page_tables: tuple[Tensor, ...]) -> None:
+    def zero_non_finite(self, rows: Ints, page_tables: tuple[Tensor, ...]) -> None:
         """Put 0 for every number that is not finite in the pages that these rows have in
         `page_tables`.
 
@@ -148,10 +148,10 @@ class Buffers:
         rows: [n] int64
         writes: pools
         """
-        device_rows = self.put(rows)
+        device_rows = self.to_device(rows)
         owned = torch.cat([table[device_rows].flatten() for table in page_tables])
         pages = torch.bincount(owned).nonzero().flatten()
-        for pool, some in product(self.pools, torch.split(pages, CLEANED)):
+        for pool, some in product(self.pools, torch.split(pages, MAX_CLEANED_PAGES)):
             # torch indexes 8-bit floats as bytes only; NaN is 0x7F with either sign
             if pool.dtype.itemsize == 1:
                 held = pool.view(torch.uint8)
@@ -161,7 +161,7 @@ class Buffers:
                 pool[some] = pool[some].nan_to_num_(0.0, 0.0, 0.0)
 
 
-def allocate(
+def allocate_buffers(
     groups: tuple[KVGroup, ...],
     *,
     device: torch.device,
@@ -173,7 +173,7 @@ def allocate(
 ) -> Buffers:
     """Buffers for `num_pages` usable pages of each group, all zero."""
     layers = {
-        layer: zeros((num_pages + 1, *group.page_shape(page_size)), kv_dtype, device)
+        layer: _zeros((num_pages + 1, *group.page_shape(page_size)), kv_dtype, device)
         for group in groups
         for layer in group.layers
     }
@@ -189,7 +189,7 @@ def allocate(
     )
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of zeros. On a CPU its memory is taken only as it is first written: a pool is large
     and seldom full.
     """

@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.execution.attention_router import PhaseRouter
-from headstock.execution.batch import decode_step, make_step, prompt_step
+from headstock.execution.batch import make_decode_step, make_prompt_step, make_step
 from headstock.execution.buffers import Buffers
 from headstock.execution.readback import Readback
 from headstock.execution.sampling_inputs import SamplingTable
@@ -21,28 +21,8 @@ from headstock.spi.arrays import Ints
 
 
 @frozen(kw_only=True, eq=False)
-class Outcome:
-    """What a step sampled, on the host.
-
-    tokens, healthy, logprobs: [n], one entry a logit position; logprobs, top_ids and top_logprobs
-    [n, k] are None when nobody asked
-    rows, positions: [n] int64, where each logit was
-    last_logits: [rows of the plan], as in `Step`
-    """
-
-    tokens: Ints
-    healthy: Ints
-    logprobs: Ints | None
-    top_ids: Ints | None
-    top_logprobs: Ints | None
-    rows: Ints
-    positions: Ints
-    last_logits: Ints
-
-
-@frozen(kw_only=True, eq=False)
-class Launched(Pending):
-    """A step whose kernels have been launched, and where its logits are; fields as in `Outcome`.
+class LaunchedStep(Pending):
+    """A step whose kernels have been launched.
 
     page_tables: as they were for this step
     """
@@ -50,32 +30,23 @@ class Launched(Pending):
     readback: Readback
     buffers: Buffers
     page_tables: tuple[Tensor, ...]
-    rows: Ints
-    positions: Ints
-    last_logits: Ints
+    plan: Plan
 
-    def wait(self) -> Outcome:
-        """What was sampled; blocks until the device is done. The pages of rows that failed are
-        finite afterwards.
-        """
-        told = self.readback.wait()
-        healthy = told["healthy"]
-        if not healthy.all():
-            self.buffers.clean(np.unique(self.rows[~healthy]), self.page_tables)
-        return Outcome(
-            tokens=told["tokens"],
-            healthy=healthy,
-            logprobs=told.get("logprobs"),
-            top_ids=told.get("top_ids"),
-            top_logprobs=told.get("top_logprobs"),
-            rows=self.rows,
-            positions=self.positions,
-            last_logits=self.last_logits,
-        )
+    def wait(self) -> Sample:
+        """Wait for the sample; afterwards the pages of unhealthy rows are finite."""
+        sample = self.readback.wait()
+        # Health is known here first, because a check on the device's side of the step would make
+        # the host wait for it. So the pages are cleaned when the result is read, and with the
+        # tables of this step: the next one may have given them to other rows.
+        if not sample.healthy.all():
+            logit_rows = np.repeat(self.plan.rows.astype(np.int64), self.plan.num_logits)
+            unhealthy = ~sample.healthy.numpy()
+            self.buffers.zero_non_finite(np.unique(logit_rows[unhealthy]), self.page_tables)
+        return sample
 
 
-class InlineExecutor(Executor):
-    """Plans are carried out one after the other by `runner` over `buffers`."""
+class LocalExecutor(Executor):
+    """Runs plans one after the other with `runner` over `buffers`, in this process."""
 
     def __init__(
         self, *, buffers: Buffers, sampling: SamplingTable, runner: Runner, router: PhaseRouter
@@ -84,29 +55,32 @@ class InlineExecutor(Executor):
         self.sampling = sampling
         self.runner = runner
         self.router = router
-        self.owed: list[tuple[Plan, dict[int, Ints]]] = []  # what the tables have yet to take in
+        # Plans that the tables do not contain yet, with the tokens of their new rows.
+        self.pending_plans: list[tuple[Plan, dict[int, Ints]]] = []
 
     @torch.inference_mode()
-    def execute(self, plan: Plan, joined: Mapping[int, RequestState]) -> Launched:
-        """Launch `plan`; `joined` holds the requests that it seats, by row."""
-        with self.range(plan):
-            self.owed.append((plan, {row: entry.tokens for row, entry in joined.items()}))
-            self.take_in()
-            for row, entry in joined.items():
-                self.sampling.join(row, entry.request)
-            return self.replay(plan) or self.replay_prompt(plan) or self.run(plan)
+    def execute(self, plan: Plan, new_rows: Mapping[int, RequestState]) -> LaunchedStep:
+        """Launch `plan`; `new_rows` are the requests that it admits, by row."""
+        with self._nvtx_range(plan):
+            tokens = {row: entry.tokens for row, entry in new_rows.items()}
+            self.pending_plans.append((plan, tokens))
+            self._apply_pending_plans()
+            for row, entry in new_rows.items():
+                self.sampling.write_row(row, entry.request)
+            return self._replay_decode(plan) or self._replay_prompt(plan) or self._run_batch(plan)
 
-    def take_in(self) -> None:
-        """Bring the tables up to date with this plan, and with those before it that failed here:
-        the news of a plan concern rows that are not in it too, and a page that a table names
-        wrongly is written to.
+    def _apply_pending_plans(self) -> None:
+        """Bring the tables up to date with this plan and with earlier ones that failed here.
+
+        A failed plan's table entries still count: they also concern rows that are not in it, and a
+        stale entry would make a later step write to another row's page.
         """
-        while self.owed:
-            self.buffers.take_in(*self.owed[0])
-            del self.owed[0]
+        while self.pending_plans:
+            self.buffers.apply_plan(*self.pending_plans[0])
+            del self.pending_plans[0]  # only now: an exception above leaves it for the next step
 
-    def range(self, plan: Plan) -> AbstractContextManager[None]:
-        """A name for the step in the timelines of Nsight Systems and Nsight Compute."""
+    def _nvtx_range(self, plan: Plan) -> AbstractContextManager[None]:
+        """Name the step in the timelines of Nsight Systems and Nsight Compute."""
         if self.buffers.device.type != "cuda":
             return nullcontext()
         others = len(plan.rows) - plan.num_decode
@@ -114,53 +88,44 @@ class InlineExecutor(Executor):
             f"step {plan.number}: {plan.num_decode} decode, {others} prefill"
         )
 
-    def replay(self, plan: Plan) -> Launched | None:
-        """The plan as a step that the runner has captured; None when it has not."""
-        step = decode_step(plan, self.sampling, self.buffers)
+    def _replay_decode(self, plan: Plan) -> LaunchedStep | None:
+        """Replay the plan as a captured decode step; None when the runner has none for it."""
+        step = make_decode_step(plan, self.sampling, self.buffers)
         sample = None if step is None else self.runner.decode(step)
-        if step is None or sample is None:
-            return None
-        return self.launched(sample, step.row_ids, step.positions, np.arange(len(step.row_ids)))
+        return None if sample is None else self._launch_readback(sample, plan)
 
-    def replay_prompt(self, plan: Plan) -> Launched | None:
-        """The plan as a step with prompt tokens that the runner has captured; None when it has
-        not.
-        """
-        step = prompt_step(plan, self.sampling, self.buffers, self.router.plan)
+    def _replay_prompt(self, plan: Plan) -> LaunchedStep | None:
+        """Replay the plan as a captured prompt step; None when the runner has none for it."""
+        step = make_prompt_step(plan, self.sampling, self.buffers, self.router.plan)
         sample = None if step is None else self.runner.prompt(step)
-        if sample is None:
-            return None
-        rows, last = plan.rows.astype(np.int64), plan.stops.astype(np.int64) - 1
-        return self.launched(sample, rows, last, np.arange(len(rows)))
+        return None if sample is None else self._launch_readback(sample, plan)
 
-    def run(self, plan: Plan) -> Launched:
-        """The plan as a batch of its own."""
+    def _run_batch(self, plan: Plan) -> LaunchedStep:
+        """Run the plan as a batch of its own."""
         step = make_step(plan, self.buffers, self.sampling)
         sample = self.runner.run(step.batch, self.router.attend(step))
-        samples = plan.samples > 0
-        if samples.any():
+        is_sampled = plan.samples > 0
+        if is_sampled.any():
             tokens = sample.tokens
-            if len(step.logit_rows) != int(samples.sum()):
-                tokens = tokens[self.buffers.put(step.last_logits[samples])]
-            self.buffers.keep(plan.rows[samples], plan.stops[samples], tokens)
-        return self.launched(sample, step.logit_rows, step.logit_positions, step.last_logits)
+            if len(tokens) != int(is_sampled.sum()):
+                tokens = tokens[self.buffers.to_device(plan.last_logits[is_sampled])]
+            self.buffers.store_tokens(plan.rows[is_sampled], plan.stops[is_sampled], tokens)
+        return self._launch_readback(sample, plan)
 
-    def launched(self, sample: Sample, rows: Ints, positions: Ints, last_logits: Ints) -> Launched:
-        """The step whose sample is on its way to the host."""
-        return Launched(
+    def _launch_readback(self, sample: Sample, plan: Plan) -> LaunchedStep:
+        """Queue the sample's copies to the host right behind the step."""
+        return LaunchedStep(
             readback=Readback(sample, self.buffers.device),
             buffers=self.buffers,
-            page_tables=self.buffers.launched_tables(),
-            rows=rows,
-            positions=positions,
-            last_logits=last_logits,
+            page_tables=self.buffers.snapshot_page_tables(),
+            plan=plan,
         )
 
     def close(self) -> None:
         """Free the device; a second call frees what an interrupted one left."""
-        held = vars(self)
+        attributes = vars(self)
         for name in ("runner", "router"):
-            if name in held:
-                held.pop(name).close()
+            if name in attributes:
+                attributes.pop(name).close()
         for name in ("buffers", "sampling"):
-            held.pop(name, None)
+            attributes.pop(name, None)

@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.execution.logit_rules import Rules, tables
+from headstock.execution.logit_rules import LogitRules, make_logit_tables
 from headstock.scheduler import Request
 from headstock.spi import Sampling
 from headstock.spi.arrays import Ints
@@ -57,16 +57,16 @@ class SamplingTable:
         self.floats = self.neutral[:, None].repeat(rows, 1)
         self.active = np.zeros(self.floats.shape, bool)
         self.columns = DeviceColumns.new(rows, vocab, torch.device(device))
-        self.unsent: set[int] = set()
+        self.stale_rows: set[int] = set()
         self.top_k = np.full(rows, vocab, np.int64)
         self.seeds = np.zeros(rows, np.int64)
         self.logprobs = np.full(rows, -1, np.int64)
         self.prompt_lens = np.zeros(rows, np.int64)
-        self.scored = np.zeros(rows, bool)
-        self.rules: dict[int, Rules] = {}
-        self.ruled_until = np.zeros(rows, np.int64)
+        self.has_prompt_logprobs = np.zeros(rows, bool)
+        self.logit_rules: dict[int, LogitRules] = {}
+        self.rules_end = np.zeros(rows, np.int64)
 
-    def join(self, row: int, request: Request) -> None:
+    def write_row(self, row: int, request: Request) -> None:
         """Write the request's settings to its seat."""
         params: Any = request.params
         given = {
@@ -84,65 +84,67 @@ class SamplingTable:
         asked = [count for count in (params.logprobs, params.prompt_logprobs) if count is not None]
         self.logprobs[row] = max(asked, default=-1)
         self.prompt_lens[row] = len(request.prompt)
-        self.scored[row] = request.prompt_logprobs
-        rules = Rules.of(request, self.vocab)
-        self.ruled_until[row] = rules.until
-        if rules.until:
-            self.rules[row] = rules
+        self.has_prompt_logprobs[row] = request.prompt_logprobs
+        rules = LogitRules.from_request(request, self.vocab)
+        self.rules_end[row] = rules.end_len
+        if rules.end_len:
+            self.logit_rules[row] = rules
         else:
-            self.rules.pop(row, None)
-        self.unsent.add(row)
+            self.logit_rules.pop(row, None)
+        self.stale_rows.add(row)
 
-    def settings(self, rows: Ints, positions: Ints, buffers: Buffers) -> frozenset[str] | None:
+    def select_kind(self, rows: Ints, positions: Ints, buffers: Buffers) -> frozenset[str] | None:
         """Which of the device's columns matter for these rows, brought up to date; None when these
         are not all.
 
         rows, positions: [n] int64
         writes: columns
         """
-        used = {name for name, is_used in zip(FLOATS, self.used(rows), strict=True) if is_used}
+        used = {
+            name for name, is_used in zip(FLOATS, self._used_columns(rows), strict=True) if is_used
+        }
         if used & PENALTIES or self.logprobs[rows].max(initial=-1) >= 0:
             return None
-        if self.ruled(rows, positions):
+        if self._active_rules(rows, positions):
             return None
-        if self.unsent:
-            new = np.fromiter(self.unsent, np.int64, len(self.unsent))
+        if self.stale_rows:
+            new = np.fromiter(self.stale_rows, np.int64, len(self.stale_rows))
             values = self.floats[:3, new], np.stack((self.top_k[new], self.seeds[new]))
-            at, floats, integers = buffers.put_together(new, *values)
+            at, floats, integers = buffers.to_device_packed(new, *values)
             self.columns.floats[:, at] = floats
             self.columns.integers[:, at] = integers
-            self.unsent.clear()
+            self.stale_rows.clear()
         if "temperature" not in used:
             return frozenset()
         return frozenset(used | ({"top_k"} if (self.top_k[rows] < self.vocab).any() else set()))
 
-    def ruled(self, rows: Ints, positions: Ints) -> list[tuple[int, int, Rules]]:
+    def _active_rules(self, rows: Ints, positions: Ints) -> list[tuple[int, int, LogitRules]]:
         """The logits whose bans and biases matter, with the length that the row has then, and its
         rules.
 
         Within the prompt no token is chosen.   rows, positions: [n] int64
         """
-        if not self.rules:
+        if not self.logit_rules:
             return []
         lengths = positions + 1
-        at = ((lengths >= self.prompt_lens[rows]) & (lengths < self.ruled_until[rows])).nonzero()[0]
+        at = ((lengths >= self.prompt_lens[rows]) & (lengths < self.rules_end[rows])).nonzero()[0]
         told = zip(at.tolist(), lengths[at].tolist(), rows[at].tolist(), strict=True)
-        return [(i, length, self.rules[row]) for i, length, row in told]
+        return [(i, length, self.logit_rules[row]) for i, length, row in told]
 
-    def used(self, rows: Ints) -> list[bool]:
+    def _used_columns(self, rows: Ints) -> list[bool]:
         """Whether each of `FLOATS` does something in one of these rows."""
         used: list[bool] = np.logical_or.reduce(self.active.take(rows, axis=1), axis=1).tolist()
         return used
 
-    def select(self, rows: Ints, positions: Ints, buffers: Buffers) -> Sampling:
+    def make_sampling(self, rows: Ints, positions: Ints, buffers: Buffers) -> Sampling:
         """The settings for logits of `rows` at token `positions`; what no row needs is left out.
 
         rows, positions: [n] int64
         """
         floats = self.floats[:, rows]
-        told = zip(FLOATS, self.used(rows), floats, strict=True)
+        told = zip(FLOATS, self._used_columns(rows), floats, strict=True)
         used: dict[str, Any] = {
-            name: buffers.put(values) for name, is_used, values in told if is_used
+            name: buffers.to_device(values) for name, is_used, values in told if is_used
         }
         top_k = self.top_k[rows]
         if "temperature" not in used:
@@ -150,40 +152,45 @@ class SamplingTable:
         else:
             # The token to come sits one past the position that is scored.
             used |= {
-                "seeds": buffers.put(self.seeds[rows]),
-                "positions": buffers.put(positions + 1),
+                "seeds": buffers.to_device(self.seeds[rows]),
+                "positions": buffers.to_device(positions + 1),
             }
             if (top_k < self.vocab).any():
-                used["top_k"] = buffers.put(top_k)
+                used["top_k"] = buffers.to_device(top_k)
         if used.keys() & PENALTIES:
-            used |= self.history(rows, positions, buffers, dict(zip(FLOATS, floats, strict=True)))
-        if ruled := self.ruled(rows, positions):
-            used |= tables(ruled, (len(rows), self.vocab), buffers)
-        if self.scored[rows].any():
-            used["targets"] = self.targets(rows, positions, buffers)
+            used |= self._penalty_inputs(
+                rows, positions, buffers, dict(zip(FLOATS, floats, strict=True))
+            )
+        if ruled := self._active_rules(rows, positions):
+            used |= make_logit_tables(ruled, (len(rows), self.vocab), buffers)
+        if self.has_prompt_logprobs[rows].any():
+            used["targets"] = self._logprob_targets(rows, positions, buffers)
         return Sampling(**used, top_logprobs=int(self.logprobs[rows].max(initial=-1)))
 
-    def history(
+    def _penalty_inputs(
         self, rows: Ints, positions: Ints, buffers: Buffers, floats: dict[str, Any]
     ) -> dict[str, Tensor]:
         """What penalties look at: each row's tokens up to its position."""
         longest = int(positions.max()) + 1
         penalties = {
-            name: buffers.put(floats[name]) for name in ("repetition", "presence", "frequency")
+            name: buffers.to_device(floats[name])
+            for name in ("repetition", "presence", "frequency")
         }
         return penalties | {
-            "history": buffers.tokens[buffers.put(rows), :longest],
-            "history_lens": buffers.put(positions + 1),
-            "prompt_lens": buffers.put(self.prompt_lens[rows]),
+            "history": buffers.tokens[buffers.to_device(rows), :longest],
+            "history_lens": buffers.to_device(positions + 1),
+            "prompt_lens": buffers.to_device(self.prompt_lens[rows]),
         }
 
-    def targets(self, rows: Ints, positions: Ints, buffers: Buffers) -> Tensor:
+    def _logprob_targets(self, rows: Ints, positions: Ints, buffers: Buffers) -> Tensor:
         """The prompt token that follows each scored position, -1 where that is the token to be
         sampled.
 
         returns: [n] int64
         """
-        inside = self.scored[rows] & (positions + 1 < self.prompt_lens[rows])
-        device_rows = buffers.put(rows)
-        following = buffers.tokens[device_rows, buffers.put(np.where(inside, positions + 1, 0))]
-        return following.masked_fill(buffers.put(~inside), -1)
+        inside = self.has_prompt_logprobs[rows] & (positions + 1 < self.prompt_lens[rows])
+        device_rows = buffers.to_device(rows)
+        following = buffers.tokens[
+            device_rows, buffers.to_device(np.where(inside, positions + 1, 0))
+        ]
+        return following.masked_fill(buffers.to_device(~inside), -1)

@@ -1,6 +1,4 @@
-"""An executor on a thread of its own, so that the next step is planned while this one runs on a
-CPU.
-"""
+"""An executor on its own thread, so that the host plans the next step while a CPU runs this one."""
 
 from __future__ import annotations
 
@@ -8,38 +6,40 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from headstock.spi import Executor, Pending
+from headstock.spi import Executor, Pending, Sample
 
 
-class Promised(Pending):
-    """A step handed to the thread."""
+class QueuedStep(Pending):
+    """A step that was handed to the thread."""
 
-    def __init__(self, future: Future[Any]) -> None:
+    def __init__(self, future: Future[Sample]) -> None:
         self.future = future
 
-    def wait(self) -> Any:
-        """What the step sampled; raises what the step raised."""
+    def wait(self) -> Sample:
+        """Wait for the sample; raises what the step raised."""
         return self.future.result()
 
 
-class WorkerThread(Executor):
-    """Carries out plans with `inner` on one thread, in the order given: what a device's stream does
-    by itself.
+class ThreadedExecutor(Executor):
+    """Runs plans with `inner` on one thread, in order, as a GPU's stream does.
+
+    One thread and not more: pages that are freed are given to later steps at once, which is safe
+    only if steps run in the order of their launch.
     """
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="headstock-device")
 
-    def execute(self, plan: Any, joined: Mapping[int, Any]) -> Promised:
-        """Queue `plan` behind those given before."""
-        return Promised(self.thread.submit(self.run, plan, joined))
+    def execute(self, plan: Any, new_rows: Mapping[int, Any]) -> QueuedStep:
+        """Queue `plan` behind the earlier ones."""
+        return QueuedStep(self.thread.submit(self._run, plan, new_rows))
 
-    def run(self, plan: Any, joined: Mapping[int, Any]) -> Any:
-        """Carry out one plan; runs on the thread."""
-        return self.inner.execute(plan, joined).wait()
+    def _run(self, plan: Any, new_rows: Mapping[int, Any]) -> Sample:
+        """Run one plan to its end, on the thread."""
+        return self.inner.execute(plan, new_rows).wait()
 
     def close(self) -> None:
-        """Finish what is queued and free the device."""
+        """Finish the queue and free the device."""
         self.thread.shutdown(wait=True)
         self.inner.close()

@@ -46,6 +46,11 @@ class Plan:
         """How many tokens the step computes."""
         return int((self.stops - self.starts).sum())
 
+    @property
+    def last_logits(self) -> Ints:
+        """Where each row's last logit is among the step's logits.   returns: [n] int64"""
+        return np.cumsum(self.num_logits, dtype=np.int64) - 1
+
     def encode(self) -> bytes:
         """The plan as bytes, with no code in them: two numbers, the length of each array, then the
         arrays.

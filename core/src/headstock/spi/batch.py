@@ -49,6 +49,8 @@ class Sampling:
 class Sample:
     """The runner's result: what was sampled at each logit position.
 
+    On the device when a runner or ops return it, in host memory after `Pending.wait`.
+
     tokens: [n] int64
     healthy: [n] bool, False where the logits held NaN or only infinities
     logprobs: [n] float32 of the tokens

@@ -1,4 +1,4 @@
-"""Executors: where plans are carried out (this process, or several)."""
+"""Executors: where plans run, in this process or in several."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from headstock.spi.batch import Sample
 from headstock.spi.plugin import PluginSpec
 
 
@@ -15,33 +16,32 @@ class Pending(ABC):
     """A step that has been launched."""
 
     @abstractmethod
-    def wait(self) -> Any:
-        """What the step sampled, on the host, as a `headstock.execution.executor.Outcome`;
-        blocks until the device is done.
+    def wait(self) -> Sample:
+        """Wait for the device; return the step's sample, its tensors in host memory.
 
-        Whatever it raises fails the step's requests, and the engine goes on; EngineDied ends the
+        Any exception fails the step's requests, and the engine goes on; EngineDied ends the
         engine.
         """
 
 
 class Executor(ABC):
-    """Carries out plans in the order given; owns the device's buffers.
+    """Runs plans in the order of its calls; owns the device's buffers.
 
-    It is made as `(buffers=, sampling=, runner=, router=)`, parts of core that the contract does
-    not describe yet: an executor goes with the core that it was written for.
+    It is made as `(buffers=, sampling=, runner=, router=)`. The contract does not describe these
+    parts of core yet, so an executor fits only the core that it was written for.
     """
 
     @abstractmethod
-    def execute(self, plan: Any, joined: Mapping[int, Any]) -> Pending:
-        """Launch `plan`, a `headstock.scheduler.Plan`; `joined` holds the `Entry` of each row that
-        it seats.
+    def execute(self, plan: Any, new_rows: Mapping[int, Any]) -> Pending:
+        """Launch `plan`, a `headstock.scheduler.Plan`.
 
-        What it raises counts as in `Pending.wait`.
+        new_rows: the `RequestState` of each row that the plan admits
+        raises: as `Pending.wait`
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Free the device. Nothing is executed afterwards."""
+        """Free the device; no call follows."""
 
 
 @frozen(kw_only=True)

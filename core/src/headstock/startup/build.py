@@ -17,7 +17,7 @@ from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.debug.fault_injection import Faults
 from headstock.errors import CannotRun, PluginBroken, UsageError, format_count
-from headstock.execution.buffers import Buffers, allocate
+from headstock.execution.buffers import Buffers, allocate_buffers
 from headstock.logs import log_event
 from headstock.ops.onednn_ops import kernel_bytes
 from headstock.scheduler import Limits
@@ -160,7 +160,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         max_len = memory.kv_tokens
     buffers = reserve_buffers(
         memory,
-        faults.around_allocation(allocate),
+        faults.around_allocation(allocate_buffers),
         **sizes,
         num_pages=memory.num_pages,
         max_len=max_len,
@@ -220,7 +220,7 @@ def profile_memory_use(inputs: BuildInputs, sizes: Mapping[str, Any], max_len: i
     try:
         with slow_notice("measuring the largest step", reason):
             return measure_memory_use(
-                inputs, lambda: allocate(**sizes, num_pages=1, max_len=max_len), max_len
+                inputs, lambda: allocate_buffers(**sizes, num_pages=1, max_len=max_len), max_len
             )
     except torch.OutOfMemoryError as error:
         raise CannotRun(
