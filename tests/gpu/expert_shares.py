@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headstock.spi import Experts
 from headstock_triton.expert_tiles import multiply_down, multiply_gate_up
-from headstock_triton.routing import Blocks, route
+from headstock_triton.routing import Blocks, route_tokens
 from headstock_triton.tiles import RowTile, Tile, Tiles
 
 EXPERTS = Experts(count=128, per_token=8, intermediate=768, renormalize=True)
@@ -153,7 +153,7 @@ def compile_tiles(index: int, count: int) -> None:
     )
     inner = x.new_ones(8 * 128, EXPERTS.intermediate)
     for rows, name, tile in list(list_kernels())[index::count]:
-        _, blocks = route(scores, case.experts, rows=rows)
+        _, blocks = route_tokens(scores, case.experts, rows=rows)
         assert blocks is not None
         try:
             multiply(name, x, inner, blocks, gate_up, down, tile)

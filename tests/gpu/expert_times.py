@@ -42,9 +42,9 @@ from torch import Tensor
 
 from headstock.nn import moe
 from headstock_triton.expert_rows import mix_rows
-from headstock_triton.expert_tiles import combine
+from headstock_triton.expert_tiles import combine_terms
 from headstock_triton.experts import mix_experts
-from headstock_triton.routing import Blocks, route
+from headstock_triton.routing import Blocks, route_tokens
 from headstock_triton.tiles import RowTile, Tile, Tiles
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
@@ -93,7 +93,7 @@ class Sweep:
 
     def time_rows(self, steps: list[Step], tile: RowTile) -> float:
         """Microseconds of both products of pairs one by one."""
-        routed = [(x, route(scores, EXPERTS)[0]) for x, scores in steps]
+        routed = [(x, route_tokens(scores, EXPERTS)[0]) for x, scores in steps]
         return time_us(
             [lambda x=x, r=r: mix_rows(x, r, self.gate_up, self.down, tile) for x, r in routed]
         )
@@ -130,7 +130,9 @@ class Sweep:
         writes: found, all of them
         """
         routed = [
-            (x, blocks) for x, s in steps if (blocks := route(s, EXPERTS, rows=rows)[1]) is not None
+            (x, blocks)
+            for x, s in steps
+            if (blocks := route_tokens(s, EXPERTS, rows=rows)[1]) is not None
         ]
         best: dict[str, tuple[float, Tile]] = {}
         for name, tiles in list_tiles(rows).items():
@@ -145,7 +147,7 @@ class Sweep:
             )
             best[name] = min(zip(times.values(), tiles, strict=True), key=lambda each: each[0])
         terms = noise(len(steps[0][0]) * EXPERTS.per_token, HIDDEN, dtype=DTYPE, device=DEVICE)
-        summed = time_us([lambda b=b: combine(terms, b) for _, b in routed])
+        summed = time_us([lambda b=b: combine_terms(terms, b) for _, b in routed])
         found[f"combine, {rows} rows"] = summed
         total = best["gate_up"][0] + best["down"][0] + summed
         return total, Tiles(rows=rows, gate_up=best["gate_up"][1], down=best["down"][1])
@@ -160,7 +162,9 @@ class Sweep:
             )
             for seed in seeds
         ]
-        distinct = sum(route(s, EXPERTS)[0].ids.unique().numel() for _, s in steps) / len(steps)
+        distinct = sum(route_tokens(s, EXPERTS)[0].ids.unique().numel() for _, s in steps) / len(
+            steps
+        )
         found: dict[str, Any] = {"tokens": tokens, "experts": round(distinct, 1)}
         found["torch"] = self.attempt(f"torch, {tokens} tokens", lambda: self.time_torch(steps))
         ways: list[tuple[float, RowTile | Tiles]] = [
@@ -177,7 +181,9 @@ class Sweep:
         found["whole"] = us = self.attempt(
             f"whole, {tokens} tokens", lambda: self.time_whole(steps, best)
         )
-        found["route"] = time_us([lambda s=s: route(s, EXPERTS, rows=rows) for _, s in steps])
+        found["route"] = time_us(
+            [lambda s=s: route_tokens(s, EXPERTS, rows=rows) for _, s in steps]
+        )
         found["gb_s"] = round(distinct * EXPERT_SIZE * 2 / us / 1e3, 1)
         found["tflop_s"] = round(tokens * EXPERTS.per_token * EXPERT_SIZE * 2 / us / 1e6, 1)
         return found | {"tiles": asdict(best)}

@@ -26,17 +26,22 @@ def test_the_spec_says_that_nothing_is_shared() -> None:
 )
 def test_naive_never_hits(page_size: int, tokens: list[int], namespace: str) -> None:
     policy = NaiveCache(page_size)
-    index = policy.new()
+    index = policy.new_index()
     count = len(tokens) // page_size
     whole = np.array(tokens[: count * page_size], np.int32)
     pages = np.arange(1, count + 1, dtype=np.int32)
     inserted = policy.insert(index, None, whole, pages, namespace)
     policy.hold(index, inserted.handle)
     assert inserted.canonical.tolist() == pages.tolist()
-    assert len(policy.match(index, whole, namespace).pages) == 0
+    assert len(policy.match_prefix(index, whole, namespace).pages) == 0
     policy.release(index, inserted.handle)
-    policy.check(index)
-    assert policy.match(index, whole, namespace).handle is None
-    assert policy.evictable(index) == len(policy.evict(index, 5)) == len(policy.reset(index)) == 0
-    assert len(policy.pages(index)) == 0
+    policy.check_index(index)
+    assert policy.match_prefix(index, whole, namespace).handle is None
+    assert (
+        policy.count_evictable(index)
+        == len(policy.evict(index, 5))
+        == len(policy.evict_all(index))
+        == 0
+    )
+    assert len(policy.indexed_pages(index)) == 0
     assert policy.stats(index) == CacheStats(pages=0, held=0)

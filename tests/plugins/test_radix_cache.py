@@ -103,7 +103,7 @@ class Rows(RuleBasedStateMachine):
     @initialize(page_size=st.integers(1, 3))
     def start(self, page_size: int) -> None:
         self.policy = RadixCache(page_size, RadixOptions(debug=True))
-        self.index = self.policy.new()
+        self.index = self.policy.new_index()
         self.model = Model(page_size)
         self.rows: list[tuple[Path, Any]] = []
         self.free = list(range(1, PAGES + 1))
@@ -111,7 +111,7 @@ class Rows(RuleBasedStateMachine):
     @rule(tokens=TOKENS, namespace=NAMESPACES)
     def arrive(self, tokens: tuple[int, ...], namespace: str) -> None:
         version = self.index.version
-        match = self.policy.match(self.index, ints(tokens), namespace)
+        match = self.policy.match_prefix(self.index, ints(tokens), namespace)
         assert match.pages.dtype == np.int32
         assert match.pages.tolist() == self.model.match((namespace, tokens))
         assert self.index.version == version
@@ -189,20 +189,20 @@ class Rows(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         expected = self.model.evict(PAGES)
-        assert sorted(self.policy.reset(self.index).tolist()) == sorted(expected)
+        assert sorted(self.policy.evict_all(self.index).tolist()) == sorted(expected)
         self.free += expected
 
     @invariant()
     def agrees(self) -> None:
-        self.policy.check(self.index)
-        pages = self.policy.pages(self.index).tolist()
+        self.policy.check_index(self.index)
+        pages = self.policy.indexed_pages(self.index).tolist()
         held = self.model.held()
         stats = self.policy.stats(self.index)
         assert sorted(pages + self.free) == list(range(1, PAGES + 1))
         assert sorted(pages) == sorted(self.model.page.values())
         assert {self.model.page[path] for path in held} <= set(pages)
         assert (stats.pages, stats.held) == (len(pages), len(held))
-        assert self.policy.evictable(self.index) == len(pages) - len(held)
+        assert self.policy.count_evictable(self.index) == len(pages) - len(held)
 
 
 @pytest.mark.feature("I24")

@@ -25,7 +25,7 @@ def finished(policy: RadixCache, index: Any, tokens: tuple[int, ...], first_page
     """Run one request of these whole pages from match to release, its new pages numbered from
     `first_page`.
     """
-    match = policy.match(index, ints(tokens), "")
+    match = policy.match_prefix(index, ints(tokens), "")
     policy.hold(index, match.handle)
     rest = ints(tokens[len(match.pages) * policy.page_size :])
     pages = first_page + np.arange(len(rest) // policy.page_size, dtype=np.int32)
@@ -42,20 +42,20 @@ def test_at_most_max_prefixes_finished_prefixes_are_found(
     limit: int, requests: list[tuple[int, ...]]
 ) -> None:
     policy = RadixCache(1, RadixOptions(max_prefixes=limit, debug=True))
-    index = policy.new()
+    index = policy.new_index()
     ends: list[tuple[int, ...]] = []
     for number, tokens in enumerate(requests):
         finished(policy, index, tokens, 1 + number * 4)
-        policy.check(index)
+        policy.check_index(index)
         ends = [end for end in ends if end != tokens] + [tokens] * bool(tokens)
         ends = ends[max(len(ends) - limit, 0) :]
         for asked in requests:
             stops = range(1, len(asked) + 1)
             kept = [stop for stop in stops if any(end[:stop] == asked[:stop] for end in ends)]
-            assert len(policy.match(index, ints(asked), "").pages) == len(kept)
-    pages = policy.pages(index).tolist()
+            assert len(policy.match_prefix(index, ints(asked), "").pages) == len(kept)
+    pages = policy.indexed_pages(index).tolist()
     assert sorted(policy.evict(index, 1000).tolist()) == sorted(pages)
-    assert policy.evictable(index) == 0
+    assert policy.count_evictable(index) == 0
 
 
 @pytest.mark.feature("T17")
@@ -67,20 +67,20 @@ def test_the_limit_holds_between_evictions(
     limit: int, requests: list[tuple[tuple[int, ...], int]]
 ) -> None:
     policy = RadixCache(1, RadixOptions(max_prefixes=limit, debug=True))
-    index = policy.new()
+    index = policy.new_index()
     for number, (tokens, count) in enumerate(requests):
         finished(policy, index, tokens, 1 + number * 8)
-        room = policy.evictable(index)
-        assert room == len(policy.pages(index))
+        room = policy.count_evictable(index)
+        assert room == len(policy.indexed_pages(index))
         assert len(policy.evict(index, count)) == min(count, room)
-        policy.check(index)
+        policy.check_index(index)
         leaves = [node for node in index.nodes() if not node.children]
         assert len(leaves) <= limit
 
 
 def test_the_least_recently_used_prefix_goes_first_and_its_end_before_its_beginning() -> None:
     policy = RadixCache(2)
-    index = policy.new()
+    index = policy.new_index()
     finished(policy, index, (1, 1, 2, 2), 1)
     finished(policy, index, (1, 1, 3, 3), 5)
     finished(policy, index, (1, 1, 2, 2), 9)
@@ -90,7 +90,7 @@ def test_the_least_recently_used_prefix_goes_first_and_its_end_before_its_beginn
 
 def test_hits_are_counted_in_tokens_when_held() -> None:
     policy = RadixCache(2)
-    index = policy.new()
+    index = policy.new_index()
     finished(policy, index, (1, 1, 2, 2), 1)
     assert policy.stats(index).hit_tokens == 0
     finished(policy, index, (1, 1, 2, 2), 3)
@@ -100,9 +100,9 @@ def test_hits_are_counted_in_tokens_when_held() -> None:
 
 def test_a_match_that_was_evicted_before_it_was_held_is_refused() -> None:
     policy = RadixCache(1)
-    index = policy.new()
+    index = policy.new_index()
     finished(policy, index, (1,), 1)
-    match = policy.match(index, ints([1]), "")
+    match = policy.match_prefix(index, ints([1]), "")
     policy.evict(index, 1)
     with pytest.raises(AssertionError, match="page 1 was evicted"):
         policy.hold(index, match.handle)
@@ -121,12 +121,12 @@ def test_debug_refuses_what_the_contract_forbids(
 ) -> None:
     policy = RadixCache(1, RadixOptions(debug=True))
     with pytest.raises(AssertionError, match=reason):
-        policy.insert(policy.new(), None, ints(tokens), ints(pages), "")
+        policy.insert(policy.new_index(), None, ints(tokens), ints(pages), "")
 
 
 def test_debug_notices_a_hold_released_twice() -> None:
     policy = RadixCache(1, RadixOptions(debug=True))
-    index = policy.new()
+    index = policy.new_index()
     handle = policy.insert(index, None, ints([1]), ints([1]), "").handle
     policy.release(index, handle)
     with pytest.raises(AssertionError, match="nobody holds"):
@@ -135,10 +135,10 @@ def test_debug_notices_a_hold_released_twice() -> None:
 
 def test_check_notices_a_page_indexed_twice() -> None:
     policy = RadixCache(1)
-    index = policy.new()
+    index = policy.new_index()
     policy.insert(index, None, ints([1, 2]), ints([7, 7]), "")
     with pytest.raises(AssertionError, match="indexed twice"):
-        policy.check(index)
+        policy.check_index(index)
 
 
 def test_the_spec_names_the_policy_and_its_options() -> None:
@@ -150,21 +150,22 @@ def test_the_spec_names_the_policy_and_its_options() -> None:
 
 def test_a_prefix_that_was_partly_evicted_is_still_the_oldest_one() -> None:
     policy = RadixCache(1, RadixOptions(max_prefixes=2))
-    index = policy.new()
+    index = policy.new_index()
     finished(policy, index, (0, 0), 1)
     finished(policy, index, (1, 1), 3)
     assert policy.evict(index, 1).tolist() == [2]
     finished(policy, index, (2, 2), 5)
     assert [
-        len(policy.match(index, ints(tokens), "").pages) for tokens in ((0, 0), (1, 1), (2, 2))
+        len(policy.match_prefix(index, ints(tokens), "").pages)
+        for tokens in ((0, 0), (1, 1), (2, 2))
     ] == [0, 2, 2]
 
 
 def test_namespaces_that_nobody_comes_back_to_leave_nothing_behind() -> None:
     policy = RadixCache(1)
-    index = policy.new()
+    index = policy.new_index()
     for tenant in ("a", "b", "\ud800", ""):
-        match = policy.match(index, ints([1, 2]), tenant)
+        match = policy.match_prefix(index, ints([1, 2]), tenant)
         policy.release(
             index,
             policy.insert(
@@ -174,9 +175,9 @@ def test_namespaces_that_nobody_comes_back_to_leave_nothing_behind() -> None:
     assert len(index.roots) == 4
 
     policy.evict(index, 2)
-    assert "a" not in index.roots and len(policy.match(index, ints([1, 2]), "b").pages) == 2
-    policy.reset(index)
-    policy.check(index)
+    assert "a" not in index.roots and len(policy.match_prefix(index, ints([1, 2]), "b").pages) == 2
+    policy.evict_all(index)
+    policy.check_index(index)
     assert not index.roots
 
     limited = RadixCache(1, RadixOptions(max_prefixes=1))

@@ -12,7 +12,7 @@ from torch import Tensor
 from headstock.nn import sampler as torch_sampler
 from headstock.spi import Sample, Sampling
 from headstock_triton import sampler
-from headstock_triton.truncation import bracket, sort
+from headstock_triton.truncation import cut_by_search, cut_by_sorting
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -111,7 +111,7 @@ def compare_cut(logits: Tensor, asked: Sampling) -> float:
     at = torch.arange(scores.shape[-1], device=scores.device)
     kept = torch_cut(scores, asked) > -math.inf
     rows = (asked.temperature > 0) & ~scores.isnan().any(-1)
-    for way in (bracket, sort):
+    for way in (cut_by_search, cut_by_sorting):
         found = way(logits, asked)
         edges, last = found.edges[:, None], found.last_ids[:, None]
         stays = ((scores > edges) | ((scores == edges) & (at <= last))) & (scores > -math.inf)

@@ -101,7 +101,7 @@ def test_a_cache_policy_that_raises_ends_the_engine_and_is_named(
     def lost(self: RadixCache, *arguments: Any, **named: Any) -> None:
         raise RuntimeError("no such prefix")
 
-    monkeypatch.setattr(RadixCache, "match", lost)
+    monkeypatch.setattr(RadixCache, "match_prefix", lost)
     said = rf"scheduling failed in .*lost \({__file__}:\d+\): RuntimeError: no such prefix"
     with pytest.raises(EngineDied, match=said):
         drain(engine, request("a"))

@@ -95,7 +95,7 @@ def with_part(
 
 def whole_prompt(find: Any, state: Any, entry: Any) -> Any:
     """The last token of a prompt may be cached too."""
-    return state.limits.policy.match(state.index, entry.tokens, entry.request.namespace)
+    return state.limits.policy.match_prefix(state.index, entry.tokens, entry.request.namespace)
 
 
 def without_promise(score: Any, state: Any, chosen: np.ndarray) -> Any:
@@ -234,7 +234,7 @@ MUTANTS = {
         around(prefix_insert, "change_over", without_writing), "not its own"
     ),
     "part of a page shared": Mutant(
-        around(RadixCache, "match", with_part),
+        around(RadixCache, "match_prefix", with_part),
         "part of a page|not the same to both|a hit changes what is said",
     ),
     "last token not computed": Mutant(
@@ -276,7 +276,7 @@ MUTANTS = {
         around(engine, "make_step_events", unjudged_chunks), "NaN of a chunk"
     ),
     "tenants mixed": Mutant(
-        around(RadixCache, "match", without_namespace), r"another tenant|cached\(|== \[\]"
+        around(RadixCache, "match_prefix", without_namespace), r"another tenant|cached\(|== \[\]"
     ),
     "too long not refused": Mutant(
         around(apply, "refusal", lambda *_: None), "still busy|was not refused"

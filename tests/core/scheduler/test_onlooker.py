@@ -72,11 +72,11 @@ def test_without_a_cache_requests_wait_for_what_the_others_take_in_every_step(
 def test_a_tenant_that_reads_what_another_computed_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    match = RadixCache.match
+    match_prefix = RadixCache.match_prefix
     monkeypatch.setattr(
         RadixCache,
-        "match",
-        lambda self, index, tokens, namespace: match(self, index, tokens, "one"),
+        "match_prefix",
+        lambda self, index, tokens, namespace: match_prefix(self, index, tokens, "one"),
     )
     drive, tokens = Drive(limits()), prompt(np.random.default_rng(0), 20)
     drive.submit(request("a", tokens, 3, namespace="one"))

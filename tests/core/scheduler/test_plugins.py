@@ -21,11 +21,11 @@ class Stranger(CachePolicy):
     def __init__(self, page_size: int, options: Any = None) -> None:
         self.inner = RadixCache(page_size)
 
-    def new(self) -> Any:
-        return self.inner.new()
+    def new_index(self) -> Any:
+        return self.inner.new_index()
 
-    def match(self, index: Any, tokens: np.ndarray, namespace: str) -> Match:
-        return self.inner.match(index, tokens, namespace)
+    def match_prefix(self, index: Any, tokens: np.ndarray, namespace: str) -> Match:
+        return self.inner.match_prefix(index, tokens, namespace)
 
     def hold(self, index: Any, handle: Any) -> None:
         self.inner.hold(index, handle)
@@ -42,20 +42,20 @@ class Stranger(CachePolicy):
     def evict(self, index: Any, count: int) -> np.ndarray:
         return self.inner.evict(index, count)
 
-    def evictable(self, index: Any) -> int:
-        return self.inner.evictable(index)
+    def count_evictable(self, index: Any) -> int:
+        return self.inner.count_evictable(index)
 
-    def reset(self, index: Any) -> np.ndarray:
-        return self.inner.reset(index)
+    def evict_all(self, index: Any) -> np.ndarray:
+        return self.inner.evict_all(index)
 
     def stats(self, index: Any) -> CacheStats:
         return self.inner.stats(index)
 
-    def check(self, index: Any) -> None:
-        self.inner.check(index)
+    def check_index(self, index: Any) -> None:
+        self.inner.check_index(index)
 
-    def pages(self, index: Any) -> np.ndarray:
-        return self.inner.pages(index)
+    def indexed_pages(self, index: Any) -> np.ndarray:
+        return self.inner.indexed_pages(index)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -86,9 +86,9 @@ class FlashInferBackend(AttentionBackend):
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, OSError) as error:
-            said = " ".join(str(error).split())[-600:]
+            output = " ".join(str(error).split())[-600:]
             raise ValueError(
-                f"FlashInfer cannot compile or load its kernels: {said}; {COMPILER}"
+                f"FlashInfer cannot compile or load its kernels: {output}; {COMPILER}"
             ) from error
 
     def run_once(self, phases: frozenset[Phase]) -> None:

@@ -43,7 +43,7 @@ STUB = """void {name}(Params_v2 &, const Launch_params &, cudaStream_t) {{
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile what is missing of what is asked for.   returns: the exit code"""
+    """Compile those of the requested modules that are missing.   returns: the exit code"""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -53,17 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--q-dtype", choices=sorted(SHORT), default="bfloat16")
     parser.add_argument("--kv-dtype", choices=[*sorted(SHORT), "float8_e4m3fn"], default="bfloat16")
     parser.add_argument(
-        "--phase", nargs="+", choices=[each.value for each in Phase], default=["prefill", "decode"]
+        "--phase",
+        nargs="+",
+        choices=[phase.value for phase in Phase],
+        default=["prefill", "decode"],
     )
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")  # read when flashinfer is imported
     need = KernelNeed(
-        head_dims=tuple(asked.head_dim),
-        page_sizes=tuple(asked.page_size),
-        ratios=tuple(asked.ratio),
-        q_dtype=asked.q_dtype,
-        kv_dtype=asked.kv_dtype,
-        phases=frozenset(map(Phase, asked.phase)),
+        head_dims=tuple(options.head_dim),
+        page_sizes=tuple(options.page_size),
+        ratios=tuple(options.ratio),
+        q_dtype=options.q_dtype,
+        kv_dtype=options.kv_dtype,
+        phases=frozenset(map(Phase, options.phase)),
     )
     try:
         build(need)
@@ -88,19 +91,19 @@ def build(need: KernelNeed) -> None:
     with (env.FLASHINFER_JIT_DIR / "headstock-trtllm.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         names = modules.missing_modules(need)  # another process may have made them in the meantime
-        specs = [each for each in modules.decode_specs(need) if each.name in names]
+        specs = [module for module in modules.decode_specs(need) if module.name in names]
         head_dims = need.head_dims
         if modules.prefill_name(need.q_dtype) in names:
             head_dims = merge_head_dims(
                 env.FLASHINFER_AOT_DIR / modules.prefill_name(need.q_dtype) / HEAD_DIMS, head_dims
             )
             specs.insert(0, prefill_spec(need.q_dtype, head_dims))
-        for each in specs:
-            print_line(f"compiling {each.name} ({len(each.sources)} files)")
+        for module in specs:
+            print_line(f"compiling {module.name} ({len(module.sources)} files)")
         began = time.monotonic()
         jit.build_jit_specs(specs, skip_prebuilt=False)
-        for each in specs:
-            install_module(each, head_dims)
+        for module in specs:
+            install_module(module, head_dims)
         print_line(
             f"{len(specs)} modules after {time.monotonic() - began:.1f} s in "
             f"{env.FLASHINFER_AOT_DIR}"

@@ -61,7 +61,7 @@ class KernelNeed:
     @property
     def arguments(self) -> list[str]:
         """As arguments of `python -m headstock_trtllm.build`."""
-        named: dict[str, tuple[object, ...]] = {
+        options: dict[str, tuple[object, ...]] = {
             "--head-dim": self.head_dims,
             "--page-size": self.page_sizes,
             "--ratio": self.ratios,
@@ -69,7 +69,7 @@ class KernelNeed:
             "--kv-dtype": (self.kv_dtype,),
             "--phase": tuple(sorted(phase.value for phase in self.phases)),
         }
-        return [word for name, values in named.items() for word in (name, *map(str, values))]
+        return [word for name, values in options.items() for word in (name, *map(str, values))]
 
     @property
     def prompts(self) -> bool:
@@ -119,7 +119,7 @@ def missing_modules(need: KernelNeed) -> list[str]:
     if need.prompts and not has_prefill(folder, prefill_name(need.q_dtype), need.head_dims):
         names.append(prefill_name(need.q_dtype))
     if Phase.DECODE in need.phases:
-        names += [each.name for each in decode_specs(need) if not is_fresh(each.aot_path)]
+        names += [module.name for module in decode_specs(need) if not is_fresh(module.aot_path)]
     return names
 
 

@@ -102,6 +102,6 @@ def blackwell(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection,
         page_sizes=IntSet.of(16, 32, 64),
     )
     if query.page_size is not None and query.page_size not in capabilities.page_sizes:
-        found = f"trtllm-gen reads pages of {capabilities.page_sizes}, not {query.page_size}"
-        return (Rejection(code="page_size", message=found, hint="Use --page-size 64."),)
+        message = f"trtllm-gen reads pages of {capabilities.page_sizes}, not {query.page_size}"
+        return (Rejection(code="page_size", message=message, hint="Use --page-size 64."),)
     return capabilities

@@ -123,10 +123,10 @@ def check_model_type(hf: Json, architecture: str, model_types: Collection[str]) 
     """
     model_type = hf.get("model_type")
     if model_types and model_type is not None and model_type not in model_types:
-        wanted = " or ".join(model_types)
+        expected = " or ".join(model_types)
         raise ValueError(
             f"model_type is {quoted(model_type)}, but the architecture is {architecture}; wanted "
-            f"{wanted}"
+            f"{expected}"
         )
 
 
@@ -180,17 +180,17 @@ def read_layer_types(hf: Json) -> list[str] | None:
     types = hf.get("layer_types")
     if types is None:
         return None
-    count, known = read_layer_count(hf), (*LAYER_TYPES, *RENAMED_TYPES)
+    count, allowed = read_layer_count(hf), (*LAYER_TYPES, *RENAMED_TYPES)
     if (
         not isinstance(types, list)
         or len(types) != count
-        or not all(type(t) is str and t in known for t in types)
+        or not all(type(t) is str and t in allowed for t in types)
     ):
         raise ValueError(
             f"layer_types is {quoted(types)}, wanted {count} entries out of "
             f"{', '.join(LAYER_TYPES)}"
         )
-    return [RENAMED_TYPES.get(each, each) for each in types]
+    return [RENAMED_TYPES.get(name, name) for name in types]
 
 
 def windows_by_type(types: Sequence[str], window: int | None) -> list[int | None]:
@@ -203,18 +203,18 @@ def windows_by_type(types: Sequence[str], window: int | None) -> list[int | None
             "layer_types has 'sliding_attention', but there is no window; wanted a "
             "sliding_window, and use_sliding_window where the family has it"
         )
-    return [window if each == "sliding_attention" else None for each in types]
+    return [window if name == "sliding_attention" else None for name in types]
 
 
 def uniform_windows(hf: Json, window: int | None) -> list[int | None]:
     """`window` for every layer. `layer_types`, which such families do not have, may only repeat
     that.
     """
-    wanted = "full_attention" if window is None else "sliding_attention"
-    if any(each != wanted for each in read_layer_types(hf) or ()):
+    layer_type = "full_attention" if window is None else "sliding_attention"
+    if any(name != layer_type for name in read_layer_types(hf) or ()):
         raise ValueError(
-            f"layer_types is {quoted(hf['layer_types'])}, but every layer is of type {wanted!r} "
-            "here"
+            f"layer_types is {quoted(hf['layer_types'])}, but every layer is of "
+            f"type {layer_type!r} here"
         )
     return [window] * read_layer_count(hf)
 
@@ -229,8 +229,8 @@ def read_dtype(hf: Json) -> str:
 
 def read_eos(hf: Json) -> tuple[int, ...]:
     """The tokens that end a text, without repetition."""
-    found = hf.get("eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    value = hf.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and i >= 0 for i in ids):
-        raise ValueError(f"eos_token_id is {shorten(found)!r}, wanted a token id or a list of them")
+        raise ValueError(f"eos_token_id is {shorten(value)!r}, wanted a token id or a list of them")
     return tuple(dict.fromkeys(ids))

@@ -42,10 +42,10 @@ def token_counts(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     assert sampling.history is not None
     assert sampling.history_lens is not None
     assert sampling.prompt_lens is not None
-    place = torch.arange(sampling.history.shape[1], device=logits.device)
-    known = place < sampling.history_lens[:, None]
-    output = known & (place >= sampling.prompt_lens[:, None])
-    tokens = sampling.history.masked_fill(~known, 0)
-    seen = torch.zeros_like(logits).scatter_add_(1, tokens, known.to(logits.dtype)) > 0
+    position = torch.arange(sampling.history.shape[1], device=logits.device)
+    is_token = position < sampling.history_lens[:, None]
+    output = is_token & (position >= sampling.prompt_lens[:, None])
+    tokens = sampling.history.masked_fill(~is_token, 0)
+    seen = torch.zeros_like(logits).scatter_add_(1, tokens, is_token.to(logits.dtype)) > 0
     counts = torch.zeros_like(logits).scatter_add_(1, tokens, output.to(logits.dtype))
     return seen, counts

@@ -70,7 +70,7 @@ def attach_logprobs(
 
     tokens: [n] int64    healthy: [n] bool    logprobs: [n, vocab] float32
     """
-    wanted = (
+    targets = (
         tokens
         if sampling.targets is None
         else torch.where(sampling.targets < 0, tokens, sampling.targets)
@@ -79,7 +79,7 @@ def attach_logprobs(
     return Sample(
         tokens=tokens,
         healthy=healthy,
-        logprobs=logprobs.gather(-1, wanted[:, None]).squeeze(-1),
+        logprobs=logprobs.gather(-1, targets[:, None]).squeeze(-1),
         top_ids=top_ids,
         top_logprobs=top_logprobs,
     )

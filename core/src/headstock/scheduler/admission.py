@@ -116,7 +116,7 @@ def find(state: WorkingState, entry: RequestState) -> Match | Region | None:
     limits = state.limits
     searched = entry.tokens[:0] if entry.request.prompt_logprobs else entry.tokens[:-1]
     if limits.policy is not None:
-        return limits.policy.match(state.index, searched, entry.request.namespace)
+        return limits.policy.match_prefix(state.index, searched, entry.request.namespace)
     return longest(state.regions, searched, entry.request.namespace)
 
 

@@ -17,7 +17,7 @@ def check(state: State, limits: Limits) -> None:
     keys = [entry.priority_key for entry in state.waiting]
     assert keys == sorted(keys), "the queue is not in priority order"
     if limits.policy is not None:
-        limits.policy.check(state.index)
+        limits.policy.check_index(state.index)
 
 
 def check_pages(state: State, limits: Limits, group: int) -> None:
@@ -33,7 +33,7 @@ def check_pages(state: State, limits: Limits, group: int) -> None:
     assert free.sum() == state.num_free[group], f"group {group}: the free pages are miscounted"
     indexed = np.zeros(total + 1, np.int64)
     if limits.policy is not None and group == 0:
-        indexed = np.bincount(limits.policy.pages(state.index), minlength=total + 1)
+        indexed = np.bincount(limits.policy.indexed_pages(state.index), minlength=total + 1)
     kept = np.array([region.pages[group] for region in state.regions], np.int64)
     assert not refs[kept].any(), f"group {group}: a row holds a region that is kept for another"
     indexed += np.bincount(kept, minlength=total + 1)
@@ -113,7 +113,7 @@ def check_idle(state: State, limits: Limits) -> None:
         if limits.policy is not None and group == 0:
             indexed, evictable = (
                 limits.policy.stats(state.index).pages,
-                limits.policy.evictable(state.index),
+                limits.policy.count_evictable(state.index),
             )
             assert indexed == evictable, (
                 f"{indexed - evictable} of {indexed} indexed pages cannot be evicted"

@@ -27,14 +27,14 @@ def available(state: WorkingState, group: int) -> int:
     """Pages of `group` that could be handed out now: free ones, evictable ones and kept regions."""
     count = state.num_free[group] + len(state.regions)
     if state.limits.policy is not None and group == 0:
-        count += state.limits.policy.evictable(state.index)
+        count += state.limits.policy.count_evictable(state.index)
     return count
 
 
 def num_held(state: State, limits: Limits) -> int:
     """Pages of the first group that rows hold: those that are neither free nor cached."""
     cached = len(state.regions) + (
-        0 if limits.policy is None else limits.policy.evictable(state.index)
+        0 if limits.policy is None else limits.policy.count_evictable(state.index)
     )
     return limits.num_pages[0] - state.num_free[0] - cached
 
@@ -95,7 +95,7 @@ def clear_index(state: WorkingState) -> None:
     policy = state.limits.policy
     if policy is None:
         return
-    pages = policy.reset(state.index)
+    pages = policy.evict_all(state.index)
     check_unheld(state, policy, pages)
     give_back(state, 0, pages)
 

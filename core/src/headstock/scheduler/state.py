@@ -113,7 +113,7 @@ def initial(limits: Limits) -> State:
         ),
         num_free=limits.num_pages,
         waiting=Queue(),
-        index=limits.policy.new() if limits.policy else None,
+        index=limits.policy.new_index() if limits.policy else None,
         tokens=np.zeros((rows, columns * limits.page_size), np.int32),
         table=np.zeros((groups, rows, columns), np.int32),
         refs=tuple(np.zeros(count + 1, np.uint16) for count in limits.num_pages),

@@ -62,7 +62,7 @@ class Planning(Enum):
 
 def check_triples(instance: object, attribute: object, value: frozenset[tuple[str, ...]]) -> None:
     """Raise ValueError unless all are (query, KV, output)."""
-    if any(not isinstance(each, tuple) or len(each) != 3 for each in value):
+    if any(not isinstance(triple, tuple) or len(triple) != 3 for triple in value):
         raise ValueError(f"dtypes are triples (query, KV, output), got {sorted(value, key=str)}")
 
 

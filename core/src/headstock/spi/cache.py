@@ -81,11 +81,11 @@ class CachePolicy(ABC):
         """A policy for pages of `page_size` tokens."""
 
     @abstractmethod
-    def new(self) -> Any:
+    def new_index(self) -> Any:
         """An empty index."""
 
     @abstractmethod
-    def match(self, index: Any, tokens: Ints, namespace: str) -> Match:
+    def match_prefix(self, index: Any, tokens: Ints, namespace: str) -> Match:
         """The longest indexed page-aligned true prefix of `tokens`; changes nothing that a caller
         can see.
 
@@ -149,11 +149,11 @@ class CachePolicy(ABC):
         """
 
     @abstractmethod
-    def evictable(self, index: Any) -> int:
+    def count_evictable(self, index: Any) -> int:
         """How many pages `evict` could return now; O(1)."""
 
     @abstractmethod
-    def reset(self, index: Any) -> Ints:
+    def evict_all(self, index: Any) -> Ints:
         """Drop every unheld page and return them all.   returns: [n] int32"""
 
     @abstractmethod
@@ -161,13 +161,13 @@ class CachePolicy(ABC):
         """The counts of the index."""
 
     @abstractmethod
-    def check(self, index: Any) -> None:
+    def check_index(self, index: Any) -> None:
         """Raise AssertionError with a reason when the index contradicts itself. For tests and
         --debug-invariants.
         """
 
     @abstractmethod
-    def pages(self, index: Any) -> Ints:
+    def indexed_pages(self, index: Any) -> Ints:
         """Every page the index holds, in no order. For invariants and pictures; O(pages).
 
         returns: [n] int32

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from attrs import field, frozen
 
 
-def normalized(distributions: Mapping[str, str]) -> dict[str, str]:
+def normalize_names(distributions: Mapping[str, str]) -> dict[str, str]:
     """The same with names as package indexes compare them (PEP 503): "flash_attn_3" is
     "flash-attn-3".
     """
@@ -34,7 +34,7 @@ class DeviceEnv:
     memory_bytes: int = 0
     torch: str = ""
     cuda: str | None = None
-    distributions: Mapping[str, str] = field(factory=dict, converter=normalized)
+    distributions: Mapping[str, str] = field(factory=dict, converter=normalize_names)
 
     def __str__(self) -> str:
         if self.capability is None:

@@ -110,7 +110,7 @@ class PromptGraphs:
         padding = (tokens[0] == program.row_tables.padding_row)[:, None, None]
 
         def attend(q: Tensor, index: int) -> Tensor:
-            out = self.output(q)
+            out = self.attention_output(q)
             if index == program.attention.layers[0].index:
                 # The layers share it, and an earlier step may have left NaN here, which would reach
                 # the dummy page.
@@ -121,7 +121,7 @@ class PromptGraphs:
         batch = program.row_tables.batch(tokens[0], tokens[1])
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
-    def output(self, q: Tensor) -> Tensor:
+    def attention_output(self, q: Tensor) -> Tensor:
         """Where attention of such queries is written: one place for all layers and buckets.
 
         q, returns: [tokens, heads, head_dim]

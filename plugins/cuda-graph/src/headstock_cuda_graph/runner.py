@@ -107,16 +107,16 @@ class CudaGraphRunner(Runner):
         device = self.program.row_tables.tokens.device
         # A pool of memory ends with its last graph, so each capture begins one of its own.
         self.capturer = self.injected_capturer or CudaGraphCapturer()
-        done, total = count(1), len(buckets) + len(prompt_buckets)
+        captures, total = count(1), len(buckets) + len(prompt_buckets)
         prompts = PromptGraphs(self.program, self.capturer)
-        prompts.capture(prompt_buckets, lambda: report(next(done), total))
+        prompts.capture(prompt_buckets, lambda: report(next(captures), total))
         self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
         lines = torch.empty(3 * max(buckets), dtype=torch.int64, device=device)
         self.query_start = torch.arange(max(buckets) + 1, dtype=torch.int32, device=device)
         captured = {}
         for size in buckets:
             captured[size] = self.capture_bucket(lines[: 3 * size].view(3, size))
-            report(next(done), total)
+            report(next(captures), total)
         self.captured, self.prompts = dict(sorted(captured.items())), prompts
         return sorted(prompts.captured, reverse=True)
 

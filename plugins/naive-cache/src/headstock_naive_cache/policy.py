@@ -21,10 +21,10 @@ class NaiveCache(CachePolicy):
     def __init__(self, page_size: int, options: Any = None) -> None:
         """A policy for pages of any size."""
 
-    def new(self) -> None:
+    def new_index(self) -> None:
         """None: there is nothing to remember."""
 
-    def match(self, index: None, tokens: Ints, namespace: str) -> Match:
+    def match_prefix(self, index: None, tokens: Ints, namespace: str) -> Match:
         """No pages, for any tokens."""
         return Match(NOTHING, None)
 
@@ -46,11 +46,11 @@ class NaiveCache(CachePolicy):
         """No pages: none is kept."""
         return NOTHING
 
-    def evictable(self, index: None) -> int:
+    def count_evictable(self, index: None) -> int:
         """0."""
         return 0
 
-    def reset(self, index: None) -> Ints:
+    def evict_all(self, index: None) -> Ints:
         """No pages: none is kept."""
         return NOTHING
 
@@ -58,9 +58,9 @@ class NaiveCache(CachePolicy):
         """All zero."""
         return CacheStats(pages=0, held=0)
 
-    def check(self, index: None) -> None:
+    def check_index(self, index: None) -> None:
         """Nothing can contradict itself here."""
 
-    def pages(self, index: None) -> Ints:
+    def indexed_pages(self, index: None) -> Ints:
         """No pages."""
         return NOTHING

@@ -11,38 +11,38 @@ def locked_children(node: Node) -> int:
     return sum(child.refs > 0 for child in node.children.values())
 
 
-def check_handle(handle: Node, held: bool) -> None:
+def assert_handle(handle: Node, must_be_held: bool) -> None:
     """Raise AssertionError unless the handle is indexed and, when asked, someone holds it."""
     assert handle.parent is not None, (
         f"the handle's page {handle.page} was evicted: hold a match before evicting"
     )
-    assert not held or handle.refs > locked_children(handle), (
+    assert not must_be_held or handle.refs > locked_children(handle), (
         f"nobody holds the handle of page {handle.page}"
     )
 
 
-def check_insert(
+def assert_insert(
     index: Index, handle: Node | None, tokens: Ints, pages: Ints, page_size: int
 ) -> None:
     """Raise AssertionError unless the pages are whole, new or already in their place, and the
     handle is held.
     """
     if handle is not None:
-        check_handle(handle, held=True)
+        assert_handle(handle, must_be_held=True)
     assert tokens.dtype == "int32", f"wanted int32 tokens, got {tokens.dtype}"
     assert len(tokens) == len(pages) * page_size, (
         f"{len(pages)} pages of {page_size} do not take {len(tokens)} tokens"
     )
-    given = pages.tolist()
-    assert len(set(given)) == len(given), f"a page is given twice: {given}"
-    assert min(given, default=1) > 0, f"page {min(given)} is not a page of the pool"
-    dropped = set(given).intersection(index.dropped)
+    page_list = pages.tolist()
+    assert len(set(page_list)) == len(page_list), f"a page is given twice: {page_list}"
+    assert min(page_list, default=1) > 0, f"page {min(page_list)} is not a page of the pool"
+    dropped = set(page_list).intersection(index.dropped)
     assert not dropped, f"pages {sorted(dropped)} are in the index already, waiting to be evicted"
 
 
-def check_index(index: Index, page_size: int) -> None:
+def assert_index(index: Index, page_size: int) -> None:
     """Raise AssertionError with a reason when the index contradicts itself; O(pages)."""
-    nodes = list(index.nodes())
+    nodes = list(index.iter_nodes())
     pages = [node.page for node in nodes] + index.dropped
     assert len(nodes) == index.size, f"{len(nodes)} nodes but size {index.size}"
     assert len(set(pages)) == len(pages), "a page is indexed twice"
@@ -68,10 +68,10 @@ def check_index(index: Index, page_size: int) -> None:
         assert (node in index.idle) == (node.refs == 0), (
             f"{node!r} is idle exactly when nothing refers to it"
         )
-    check_order(index, set(nodes))
+    assert_order(index, set(nodes))
 
 
-def check_order(index: Index, nodes: set[Node]) -> None:
+def assert_order(index: Index, nodes: set[Node]) -> None:
     """Raise AssertionError unless eviction in order takes leaves only, and every noted end is
     indexed.
     """

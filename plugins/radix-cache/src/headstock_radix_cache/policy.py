@@ -10,7 +10,7 @@ import numpy as np
 
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Match
-from headstock_radix_cache.check import check_handle, check_index, check_insert
+from headstock_radix_cache.check import assert_handle, assert_index, assert_insert
 from headstock_radix_cache.options import RadixOptions
 from headstock_radix_cache.tree import Index, Node
 
@@ -29,11 +29,11 @@ class RadixCache(CachePolicy):
         self.max_prefixes = options.max_prefixes
         self.debug = options.debug
 
-    def new(self) -> Index:
+    def new_index(self) -> Index:
         """An empty index."""
         return Index()
 
-    def match(self, index: Index, tokens: Ints, namespace: str) -> Match:
+    def match_prefix(self, index: Index, tokens: Ints, namespace: str) -> Match:
         """The longest indexed page-aligned true prefix of `tokens`; O(pages found).
 
         tokens: [n] int32
@@ -55,7 +55,7 @@ class RadixCache(CachePolicy):
         """Keep the pages up to `handle` from eviction; O(1), or O(pages that become held)."""
         if handle is None:
             return
-        check_handle(handle, held=False)
+        assert_handle(handle, must_be_held=False)
         index.version += 1
         index.hit_pages += handle.depth
         index.lock(handle)
@@ -67,11 +67,11 @@ class RadixCache(CachePolicy):
         if handle is None:
             return
         if self.debug:
-            check_handle(handle, held=True)
+            assert_handle(handle, must_be_held=True)
         index.version += 1
         index.unlock(handle)
         if self.max_prefixes is not None:
-            index.end(handle, self.max_prefixes)
+            index.note_end(handle, self.max_prefixes)
 
     def insert(
         self, index: Index, handle: Node | None, tokens: Ints, pages: Ints, namespace: str
@@ -81,7 +81,7 @@ class RadixCache(CachePolicy):
         tokens: [n * page_size] int32    pages: [n] int32
         """
         if self.debug:
-            check_insert(index, handle, tokens, pages, self.page_size)
+            assert_insert(index, handle, tokens, pages, self.page_size)
         whole = tokens.reshape(-1, self.page_size)
         canonical, (end,) = self.insert_each(
             index, (handle,), (len(pages),), whole, pages, (namespace,)
@@ -103,25 +103,27 @@ class RadixCache(CachePolicy):
         tokens: [sum of counts, page_size] int32    pages: [sum of counts] int32
         """
         data, width = tokens.tobytes(), self.page_size * tokens.itemsize
-        given = pages.tolist()
+        page_list = pages.tolist()
         canonical: list[int] = []
         ends: list[Node | None] = []
         stop = 0
         for handle, count, namespace in zip(handles, counts, namespaces, strict=True):
             start, stop = stop, stop + count
             if self.debug:
-                check_insert(
+                assert_insert(
                     index, handle, tokens[start:stop].ravel(), pages[start:stop], self.page_size
                 )
             node = handle
             if node is None and count:
-                node = index.root(namespace)
+                node = index.get_root(namespace)
                 node.refs += 1
             if node is not None:
-                node = index.extend(node, data, width, start * width, given[start:stop], canonical)
+                node = index.append_pages(
+                    node, data, width, start * width, page_list[start:stop], canonical
+                )
             ends.append(node)
         index.version += 1
-        return pages if canonical == given else np.array(canonical, np.int32), ends
+        return pages if canonical == page_list else np.array(canonical, np.int32), ends
 
     def evict(self, index: Index, count: int) -> Ints:
         """Drop up to `count` unheld pages, least recently used first, deepest first; O(count).
@@ -129,20 +131,20 @@ class RadixCache(CachePolicy):
         returns: [at most count] int32
         """
         index.version += 1
-        count = min(max(count, 0), self.evictable(index))
+        count = min(max(count, 0), self.count_evictable(index))
         pages = index.dropped[:count]
         del index.dropped[:count]
         pages += [index.pop_oldest() for _ in range(count - len(pages))]
         index.evicted += count
         return np.array(pages, np.int32)
 
-    def evictable(self, index: Index) -> int:
+    def count_evictable(self, index: Index) -> int:
         """How many pages nobody holds; O(1)."""
         return len(index.idle) + len(index.dropped)
 
-    def reset(self, index: Index) -> Ints:
+    def evict_all(self, index: Index) -> Ints:
         """Drop every unheld page and return them all."""
-        return self.evict(index, self.evictable(index))
+        return self.evict(index, self.count_evictable(index))
 
     def stats(self, index: Index) -> CacheStats:
         """The counts of the index; `hit_tokens` are those of every hold on a match."""
@@ -153,10 +155,10 @@ class RadixCache(CachePolicy):
             evicted_pages=index.evicted,
         )
 
-    def check(self, index: Index) -> None:
+    def check_index(self, index: Index) -> None:
         """Raise AssertionError with a reason when the index contradicts itself; O(pages)."""
-        check_index(index, self.page_size)
+        assert_index(index, self.page_size)
 
-    def pages(self, index: Index) -> Ints:
+    def indexed_pages(self, index: Index) -> Ints:
         """Every page the index holds, in no order; O(pages)."""
-        return np.array([node.page for node in index.nodes()] + index.dropped, np.int32)
+        return np.array([node.page for node in index.iter_nodes()] + index.dropped, np.int32)

@@ -54,7 +54,7 @@ class Index:
         self.hit_pages = 0
         self.version = 0
 
-    def root(self, namespace: str) -> Node:
+    def get_root(self, namespace: str) -> Node:
         """The root of a namespace, made when missing and gone with its last page. It stands for no
         page and is always locked.
         """
@@ -82,7 +82,7 @@ class Index:
             node = node.parent
             node.refs -= 1
 
-    def extend(
+    def append_pages(
         self,
         node: Node,
         data: bytes,
@@ -113,7 +113,7 @@ class Index:
             node = child
         return node
 
-    def remove(self, node: Node) -> int:
+    def cut_leaf(self, node: Node) -> int:
         """Cut an unlocked leaf off and return its page."""
         parent = node.parent
         assert parent is not None and not node.children and node.refs == 0, node
@@ -134,9 +134,9 @@ class Index:
             if parent is not None and parent.depth and parent not in self.ends:
                 self.ends[parent] = None
                 self.ends.move_to_end(parent, last=False)
-        return self.remove(node)
+        return self.cut_leaf(node)
 
-    def end(self, node: Node, limit: int) -> None:
+    def note_end(self, node: Node, limit: int) -> None:
         """Note that a prefix ended at `node`, and drop the oldest beyond `limit`, up to where
         others share them.
         """
@@ -152,10 +152,10 @@ class Index:
             ):
                 parent = oldest.parent
                 del self.idle[oldest]
-                self.dropped.append(self.remove(oldest))
+                self.dropped.append(self.cut_leaf(oldest))
                 oldest = parent
 
-    def nodes(self) -> Iterator[Node]:
+    def iter_nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents before their children."""
         stack = [child for root in self.roots.values() for child in root.children.values()]
         while stack:

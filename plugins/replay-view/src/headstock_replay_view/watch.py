@@ -138,7 +138,7 @@ class Watch:
         return (
             np.zeros(0, np.int32)
             if self.limits.policy is None
-            else self.limits.policy.pages(state.index)
+            else self.limits.policy.indexed_pages(state.index)
         )
 
     def page_map(self, state: State, indexed: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstock_triton.portable import narrow
+from headstock_triton.portable import round_to
 
 BLOCK = 1024
 
@@ -20,8 +20,8 @@ def silu_and_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
     gate = tl.load(gate_up + row * 2 * width + at, mask, other=0.0)
     up = tl.load(gate_up + row * 2 * width + width + at, mask, other=0.0)
     x = gate.to(tl.float32)
-    silu = narrow(x / (1.0 + tl.exp(-x)), gate.dtype).to(tl.float32)
-    tl.store(out + row * width + at, narrow(silu * up.to(tl.float32), gate.dtype), mask)
+    silu = round_to(x / (1.0 + tl.exp(-x)), gate.dtype).to(tl.float32)
+    tl.store(out + row * width + at, round_to(silu * up.to(tl.float32), gate.dtype), mask)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstock_triton.portable import narrow
+from headstock_triton.portable import round_to
 from headstock_triton.routing import Routes
 from headstock_triton.tiles import RowTile
 
@@ -62,7 +62,7 @@ def gate_up_rows_kernel(
         result = gated / (1.0 + tl.exp(-gated)) * tl.sum(up, 1)
         tl.store(
             inner + pair.to(tl.int64) * inters + row,
-            narrow(result, inner.dtype.element_ty),
+            round_to(result, inner.dtype.element_ty),
             row < inters,
         )
 
@@ -104,7 +104,7 @@ def down_rows_kernel(
                 tl.load(source + at, mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
                 * value
             )
-    total = narrow(tl.sum(sums, 1), out.dtype.element_ty)
+    total = round_to(tl.sum(sums, 1), out.dtype.element_ty)
     tl.store(out + token.to(tl.int64) * width + row, total, row < width)
 
 
@@ -117,16 +117,16 @@ def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: Row
     """
     tokens, width = x.shape
     count, _, inters = down.shape
-    chosen = routes.ids.shape[1]
-    inner = x.new_empty(tokens * chosen, inters)
+    per_token = routes.ids.shape[1]
+    inner = x.new_empty(tokens * per_token, inters)
     out = torch.empty_like(x)
     _launch(
         gate_up_rows_kernel,
         (x, routes.ids, gate_up, inner, width, inters),
-        (triton.cdiv(inters, tile.gate_up), tokens * chosen),
+        (triton.cdiv(inters, tile.gate_up), tokens * per_token),
         depth=width,
         EXPERTS=count,
-        CHOSEN=chosen,
+        CHOSEN=per_token,
         ROWS=tile.gate_up,
         num_warps=tile.warps,
     )
@@ -136,7 +136,7 @@ def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: Row
         (triton.cdiv(width, tile.down), tokens),
         depth=inters,
         EXPERTS=count,
-        CHOSEN=chosen,
+        CHOSEN=per_token,
         ROWS=tile.down,
         num_warps=tile.warps,
     )
@@ -152,11 +152,11 @@ def _launch(
     **constants: int,
 ) -> None:
     """Launch a product whose sums have `depth` numbers each."""
-    block, steps = _cut(depth)
+    block, steps = _cut_row(depth)
     kernel[grid](*arguments, BLOCK=block, STEPS=steps, **constants)
 
 
-def _cut(width: int) -> tuple[int, int]:
+def _cut_row(width: int) -> tuple[int, int]:
     """Numbers of a row that are read at once, and how often: 256 are 16 bytes a lane of one warp,
     in 16 bits.
     """

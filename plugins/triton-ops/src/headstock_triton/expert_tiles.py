@@ -9,23 +9,23 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headstock_triton.portable import INTERPRETED, narrow
+from headstock_triton.portable import INTERPRETED, round_to
 from headstock_triton.routing import Blocks
 from headstock_triton.tiles import Tile, Tiles
 
 
 @triton.jit
-def _dot(left, right, sums):
-    """sums + left @ right in float32; float32 factors are not shortened."""
+def _add_product(lhs, rhs, sums):
+    """sums + lhs @ rhs in float32; float32 factors are not shortened."""
     if INTERPRETED:
-        return tl.dot(left.to(tl.float32), right.to(tl.float32), sums)
-    if left.dtype == tl.float32:
-        return tl.dot(left, right, sums, input_precision="ieee")
-    return tl.dot(left, right, sums)
+        return tl.dot(lhs.to(tl.float32), rhs.to(tl.float32), sums)
+    if lhs.dtype == tl.float32:
+        return tl.dot(lhs, rhs, sums, input_precision="ieee")
+    return tl.dot(lhs, rhs, sums)
 
 
 @triton.jit
-def _locate(blocks, columns, GROUP: tl.constexpr):
+def _locate_block(blocks, columns, GROUP: tl.constexpr):
     """The block and the column of a program: those that run together share weights and tokens in
     the cache.
     """
@@ -60,18 +60,18 @@ def gate_up_tiles_kernel(
     Rows of gate and up alternate in the tile of weights, so that both halves of a column end in the
     same thread.
     """
-    block, column = _locate(blocks, tl.cdiv(INTERS, BN), GROUP)
+    block, column = _locate_block(blocks, tl.cdiv(INTERS, BN), GROUP)
     rows = tl.load(table + 2 * block + 1)
     if rows > 0:
         expert = tl.load(table + 2 * block)
         row = tl.arange(0, BM)
         pair = tl.load(order + block * BM + row, row < rows, other=0)
         k = tl.arange(0, BK)
-        left = x + (pair // CHOSEN).to(tl.int64)[:, None] * WIDTH + k[None, :]
+        lhs = x + (pair // CHOSEN).to(tl.int64)[:, None] * WIDTH + k[None, :]
         both = tl.arange(0, 2 * BN)
         source = tl.minimum(column * BN + both // 2, INTERS - 1) + (both % 2) * INTERS
         if not TMA:
-            right = (
+            rhs = (
                 weight
                 + expert.to(tl.int64) * 2 * INTERS * WIDTH
                 + source[:, None] * WIDTH
@@ -80,22 +80,22 @@ def gate_up_tiles_kernel(
         sums = tl.zeros((2 * BN, BM), tl.float32) if SWAP else tl.zeros((BM, 2 * BN), tl.float32)
         for start in range(0, WIDTH, BK):
             if EVEN:
-                a = tl.load(left + start, (row < rows)[:, None], other=0.0)
+                a = tl.load(lhs + start, (row < rows)[:, None], other=0.0)
             else:
                 a = tl.load(
-                    left + start, (row < rows)[:, None] & (k < WIDTH - start)[None, :], other=0.0
+                    lhs + start, (row < rows)[:, None] & (k < WIDTH - start)[None, :], other=0.0
                 )
             if TMA:
                 w = weight.load([expert, column * BN, 0, start]).reshape(2 * BN, BK)
             elif EVEN:
-                w = tl.load(right + start)
+                w = tl.load(rhs + start)
             else:
-                w = tl.load(right + start, (k < WIDTH - start)[None, :], other=0.0)
-            sums = _dot(w, a.T, sums) if SWAP else _dot(a, w.T, sums)
+                w = tl.load(rhs + start, (k < WIDTH - start)[None, :], other=0.0)
+            sums = _add_product(w, a.T, sums) if SWAP else _add_product(a, w.T, sums)
         if SWAP:
             sums = sums.T
         gate, up = tl.split(sums.reshape(BM, BN, 2))
-        result = narrow(gate / (1.0 + tl.exp(-gate)) * up, inner.dtype.element_ty)
+        result = round_to(gate / (1.0 + tl.exp(-gate)) * up, inner.dtype.element_ty)
         out = column * BN + tl.arange(0, BN)
         place = (block * BM + row).to(tl.int64)[:, None] * INTERS + out[None, :]
         tl.store(inner + place, result, (row < rows)[:, None] & (out < INTERS)[None, :])
@@ -121,15 +121,15 @@ def down_tiles_kernel(
     EVEN: tl.constexpr,
 ):
     """A block's rows times down and the pairs' weights, BN columns, each pair to its own row."""
-    block, column = _locate(blocks, tl.cdiv(WIDTH, BN), GROUP)
+    block, column = _locate_block(blocks, tl.cdiv(WIDTH, BN), GROUP)
     rows = tl.load(table + 2 * block + 1)
     if rows > 0:
         expert = tl.load(table + 2 * block)
         row, k = tl.arange(0, BM), tl.arange(0, BK)
-        left = inner + (block * BM + row).to(tl.int64)[:, None] * INTERS + k[None, :]
+        lhs = inner + (block * BM + row).to(tl.int64)[:, None] * INTERS + k[None, :]
         source = tl.minimum(column * BN + tl.arange(0, BN), WIDTH - 1)
         if not TMA:
-            right = (
+            rhs = (
                 weight
                 + expert.to(tl.int64) * WIDTH * INTERS
                 + source[:, None] * INTERS
@@ -138,18 +138,18 @@ def down_tiles_kernel(
         sums = tl.zeros((BN, BM), tl.float32) if SWAP else tl.zeros((BM, BN), tl.float32)
         for start in range(0, INTERS, BK):
             if EVEN:
-                a = tl.load(left + start, (row < rows)[:, None], other=0.0)
+                a = tl.load(lhs + start, (row < rows)[:, None], other=0.0)
             else:
                 a = tl.load(
-                    left + start, (row < rows)[:, None] & (k < INTERS - start)[None, :], other=0.0
+                    lhs + start, (row < rows)[:, None] & (k < INTERS - start)[None, :], other=0.0
                 )
             if TMA:
                 w = weight.load([expert * WIDTH + column * BN, start])
             elif EVEN:
-                w = tl.load(right + start)
+                w = tl.load(rhs + start)
             else:
-                w = tl.load(right + start, (k < INTERS - start)[None, :], other=0.0)
-            sums = _dot(w, a.T, sums) if SWAP else _dot(a, w.T, sums)
+                w = tl.load(rhs + start, (k < INTERS - start)[None, :], other=0.0)
+            sums = _add_product(w, a.T, sums) if SWAP else _add_product(a, w.T, sums)
         if SWAP:
             sums = sums.T
         pair = tl.load(order + block * BM + row, row < rows, other=0)
@@ -157,7 +157,7 @@ def down_tiles_kernel(
         to = column * BN + tl.arange(0, BN)
         place = pair.to(tl.int64)[:, None] * WIDTH + to[None, :]
         mask = (row < rows)[:, None] & (to < WIDTH)[None, :]
-        tl.store(out + place, narrow(sums * share[:, None], out.dtype.element_ty), mask)
+        tl.store(out + place, round_to(sums * share[:, None], out.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -174,7 +174,9 @@ def combine_kernel(
     for slot in tl.static_range(CHOSEN):
         place = (token * CHOSEN + slot).to(tl.int64) * width + at
         sums += tl.load(terms + place, routed & (at < width), other=0.0).to(tl.float32)
-    tl.store(out + token.to(tl.int64) * width + at, narrow(sums, out.dtype.element_ty), at < width)
+    tl.store(
+        out + token.to(tl.int64) * width + at, round_to(sums, out.dtype.element_ty), at < width
+    )
 
 
 def mix_tiles(x: Tensor, blocks: Blocks, gate_up: Tensor, down: Tensor, tiles: Tiles) -> Tensor:
@@ -185,7 +187,7 @@ def mix_tiles(x: Tensor, blocks: Blocks, gate_up: Tensor, down: Tensor, tiles: T
     down: [experts, hidden, intermediate]
     """
     inner = multiply_gate_up(x, blocks, gate_up, tiles.gate_up)
-    return combine(multiply_down(inner, blocks, down, tiles.down), blocks)
+    return combine_terms(multiply_down(inner, blocks, down, tiles.down), blocks)
 
 
 def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> Tensor:
@@ -281,13 +283,13 @@ def is_describable(weight: Tensor) -> bool:
     return weight.shape[-1] * weight.element_size() % 16 == 0
 
 
-def combine(terms: Tensor, blocks: Blocks) -> Tensor:
+def combine_terms(terms: Tensor, blocks: Blocks) -> Tensor:
     """Each token's terms summed.
 
     terms: [tokens * per_token, hidden]
     returns: [tokens, hidden]
     """
-    tokens, chosen = blocks.routes.ids.shape
+    tokens, per_token = blocks.routes.ids.shape
     out = terms.new_empty(tokens, terms.shape[1])
     block = min(triton.next_power_of_2(out.shape[1]), 1024)
     combine_kernel[(tokens, triton.cdiv(out.shape[1], block))](
@@ -296,7 +298,7 @@ def combine(terms: Tensor, blocks: Blocks) -> Tensor:
         out,
         out.shape[1],
         EXPERTS=blocks.routes.count,
-        CHOSEN=chosen,
+        CHOSEN=per_token,
         BLOCK=block,
         num_warps=4,
     )

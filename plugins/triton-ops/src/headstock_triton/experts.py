@@ -10,7 +10,7 @@ from torch import Tensor
 from headstock.spi import Experts
 from headstock_triton.expert_rows import mix_rows
 from headstock_triton.expert_tiles import mix_tiles
-from headstock_triton.routing import route
+from headstock_triton.routing import route_tokens
 from headstock_triton.tiles import RowTile, Tiles, choose_tiles
 
 
@@ -41,7 +41,7 @@ def mix_experts(
         shape = (experts.count, experts.per_token, hidden, experts.intermediate)
         tiles = choose_tiles(tokens, shape, x.device)
     rows = tiles.rows if isinstance(tiles, Tiles) else 0
-    routes, blocks = route(scores, experts, slots, page_size, rows)
+    routes, blocks = route_tokens(scores, experts, slots, page_size, rows)
     if isinstance(tiles, RowTile):
         return mix_rows(x, routes, gate_up, down, tiles)
     assert blocks is not None, "rows were given"

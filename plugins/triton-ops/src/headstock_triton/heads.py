@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstock_triton.portable import narrow
+from headstock_triton.portable import round_to
 
 FEW_TOKENS = 64
 """Up to here more and smaller programs make use of the device."""
 
 
 @triton.jit
-def put(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
+def store_q_and_kv(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
     """Store queries to `q` and keys and values to the pool; 8-bit floats saturate, and keep NaN.
 
     x: [heads, n]
@@ -24,7 +24,7 @@ def put(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
     if LIMIT > 0:
         kv = x.to(tl.float32)
         kv = tl.where(kv > LIMIT, LIMIT, tl.where(kv < -LIMIT, -LIMIT, kv))
-    tl.store(pool[:, None] + at, narrow(kv, pool.dtype.element_ty), kv_mask)
+    tl.store(pool[:, None] + at, round_to(kv, pool.dtype.element_ty), kv_mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=("positions", "slots"))
@@ -73,34 +73,38 @@ def heads_kernel(
         in_rest = exists[:, None] & (rest < HEAD_DIM)
         third = tl.load(source[:, None] + rest, in_rest, other=0.0).to(tl.float32)
 
-    turns, straight = (~is_value)[:, None], is_value[:, None]
+    is_turned, is_passed = (~is_value)[:, None], is_value[:, None]
     if NORM:
         square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         if REST_BLOCK:
             square += tl.sum(third * third, 1)
         scale = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
         row = weight + head[:, None] * HEAD_DIM
-        by = tl.load(row + half, in_half & turns, other=0.0).to(tl.float32)
+        gain = tl.load(row + half, in_half & is_turned, other=0.0).to(tl.float32)
         first = tl.where(
-            straight, first, narrow(narrow(first * scale, dtype).to(tl.float32) * by, dtype)
+            is_passed, first, round_to(round_to(first * scale, dtype).to(tl.float32) * gain, dtype)
         )
-        by = tl.load(row + HALF + half, in_half & turns, other=0.0).to(tl.float32)
+        gain = tl.load(row + HALF + half, in_half & is_turned, other=0.0).to(tl.float32)
         second = tl.where(
-            straight, second, narrow(narrow(second * scale, dtype).to(tl.float32) * by, dtype)
+            is_passed,
+            second,
+            round_to(round_to(second * scale, dtype).to(tl.float32) * gain, dtype),
         )
         if REST_BLOCK:
-            by = tl.load(row + rest, in_rest & turns, other=0.0).to(tl.float32)
+            gain = tl.load(row + rest, in_rest & is_turned, other=0.0).to(tl.float32)
             third = tl.where(
-                straight, third, narrow(narrow(third * scale, dtype).to(tl.float32) * by, dtype)
+                is_passed,
+                third,
+                round_to(round_to(third * scale, dtype).to(tl.float32) * gain, dtype),
             )
 
     angle = table + tl.load(positions + token) * (2 * HALF) + half
-    cos = narrow(tl.load(angle, half < HALF, other=0.0), dtype).to(tl.float32)
-    sin = narrow(tl.load(angle + HALF, half < HALF, other=0.0), dtype).to(tl.float32)
-    left = narrow(narrow(first * cos, dtype).to(tl.float32) - second * sin, dtype)
-    right = narrow(narrow(second * cos, dtype).to(tl.float32) + first * sin, dtype)
-    left = tl.where(straight, narrow(first, dtype), left)
-    right = tl.where(straight, narrow(second, dtype), right)
+    cos = round_to(tl.load(angle, half < HALF, other=0.0), dtype).to(tl.float32)
+    sin = round_to(tl.load(angle + HALF, half < HALF, other=0.0), dtype).to(tl.float32)
+    turned_first = round_to(round_to(first * cos, dtype).to(tl.float32) - second * sin, dtype)
+    turned_second = round_to(round_to(second * cos, dtype).to(tl.float32) + first * sin, dtype)
+    turned_first = tl.where(is_passed, round_to(first, dtype), turned_first)
+    turned_second = tl.where(is_passed, round_to(second, dtype), turned_second)
 
     slot = tl.load(slots + token)
     cell = pool + (slot // PAGE_SIZE) * page_stride + (slot % PAGE_SIZE) * slot_stride
@@ -108,10 +112,14 @@ def heads_kernel(
     cell = cell + (head - HEADS - is_value.to(tl.int32) * KV_HEADS) * head_stride
     query = q_out + (token * HEADS + head) * HEAD_DIM
     to_q, to_pool = is_query[:, None], (~is_query)[:, None]
-    put(left, half, query, cell, in_half & to_q, in_half & to_pool, LIMIT)
-    put(right, HALF + half, query, cell, in_half & to_q, in_half & to_pool, LIMIT)
+    store_q_and_kv(turned_first, half, query, cell, in_half & to_q, in_half & to_pool, LIMIT)
+    store_q_and_kv(
+        turned_second, HALF + half, query, cell, in_half & to_q, in_half & to_pool, LIMIT
+    )
     if REST_BLOCK:
-        put(narrow(third, dtype), rest, query, cell, in_rest & to_q, in_rest & to_pool, LIMIT)
+        store_q_and_kv(
+            round_to(third, dtype), rest, query, cell, in_rest & to_q, in_rest & to_pool, LIMIT
+        )
 
 
 def rope_and_store_kv(

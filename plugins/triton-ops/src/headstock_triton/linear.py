@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstock_triton.options import MOST_TOKENS
-from headstock_triton.portable import dot, narrow
+from headstock_triton.portable import add_product, round_to
 
 SINGLE = 4
 """Tokens up to which products are summed by threads; more go through tensor cores, which take 16 at
@@ -51,7 +51,7 @@ def single_kernel(
     if BIAS:
         sums += tl.load(bias + row, row < outs, other=0.0).to(tl.float32)[None, :]
     there = (token < TOKENS) & (row < outs)[None, :]
-    tl.store(out + token * outs + row[None, :], narrow(sums, out.dtype.element_ty), there)
+    tl.store(out + token * outs + row[None, :], round_to(sums, out.dtype.element_ty), there)
 
 
 @triton.jit
@@ -75,17 +75,17 @@ def few_kernel(
     sums = tl.zeros((MOST, ROWS), tl.float32)
     for start in range(0, WIDTH, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        left = tl.load(
+        lhs = tl.load(
             x + token * WIDTH + at[None, :], (token < tokens) & (at < WIDTH)[None, :], other=0.0
         )
-        right = tl.load(
+        rhs = tl.load(
             source + at[:, None], (row < outs)[None, :] & (at < WIDTH)[:, None], other=0.0
         )
-        sums = dot(left, right, sums)
+        sums = add_product(lhs, rhs, sums)
     if BIAS:
         sums += tl.load(bias + row, row < outs, other=0.0).to(tl.float32)[None, :]
     there = (token < tokens) & (row < outs)[None, :]
-    tl.store(out + token * outs + row[None, :], narrow(sums, out.dtype.element_ty), there)
+    tl.store(out + token * outs + row[None, :], round_to(sums, out.dtype.element_ty), there)
 
 
 def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -95,14 +95,14 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     (tokens, width), outs = x.shape, weight.shape[0]
     out = x.new_empty(tokens, outs)
-    x, held = x.contiguous(), weight if bias is None else bias
+    x, bias_or_weight = x.contiguous(), weight if bias is None else bias
     if tokens <= SINGLE:
         block = min(4096, triton.next_power_of_2(width))
         rows = max(TILE // block, 1)
         single_kernel[(triton.cdiv(outs, rows),)](
             x,
             weight,
-            held,
+            bias_or_weight,
             out,
             outs,
             WIDTH=width,
@@ -119,7 +119,7 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     few_kernel[(triton.cdiv(outs, rows),)](
         x,
         weight,
-        held,
+        bias_or_weight,
         out,
         tokens,
         outs,

@@ -19,12 +19,12 @@ ROUNDS = tl.constexpr(noise.ROUNDS)
 def philox(c0, c1, c2, c3, k0, k1):
     """The four random words of each counter; all are uint32."""
     for _ in tl.static_range(ROUNDS):
-        left = c2.to(tl.uint64) * MULTIPLIER_1
-        right = c0.to(tl.uint64) * MULTIPLIER_0
-        c0 = (left >> 32).to(tl.uint32) ^ c1 ^ k0
-        c2 = (right >> 32).to(tl.uint32) ^ c3 ^ k1
-        c1 = left.to(tl.uint32)
-        c3 = right.to(tl.uint32)
+        product_1 = c2.to(tl.uint64) * MULTIPLIER_1
+        product_0 = c0.to(tl.uint64) * MULTIPLIER_0
+        c0 = (product_1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c2 = (product_0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1 = product_1.to(tl.uint32)
+        c3 = product_0.to(tl.uint32)
         # In 64 bits, because the interpreter warns of additions that wrap.
         k0 = (k0.to(tl.uint64) + WEYL_0).to(tl.uint32)
         k1 = (k1.to(tl.uint64) + WEYL_1).to(tl.uint32)

@@ -7,17 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstock_triton.portable import narrow
+from headstock_triton.portable import round_to
 
 
 @triton.jit
-def normalized(x, weight, at, mask, width, eps, dtype: tl.constexpr):
+def rms_normalize(x, weight, at, mask, width, eps, dtype: tl.constexpr):
     """One row over the root of its mean square, times the weight.
 
     x: [block] float32, 0 outside the mask
     """
     scale = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
-    return narrow(x * scale * tl.load(weight + at, mask, other=0.0).to(tl.float32), dtype)
+    return round_to(x * scale * tl.load(weight + at, mask, other=0.0).to(tl.float32), dtype)
 
 
 @triton.jit
@@ -33,12 +33,12 @@ def add_norm_kernel(
     x = tl.load(total + row + at, mask, other=0.0)
     dtype: tl.constexpr = x.dtype
     if ADD:
-        x = narrow(
+        x = round_to(
             x.to(tl.float32) + tl.load(pending + row + at, mask, other=0.0).to(tl.float32), dtype
         )
         tl.store(total + row + at, x, mask)
     tl.store(
-        out + row + at, normalized(x.to(tl.float32), weight, at, mask, width, eps, dtype), mask
+        out + row + at, rms_normalize(x.to(tl.float32), weight, at, mask, width, eps, dtype), mask
     )
 
 
@@ -52,7 +52,7 @@ def embed_norm_kernel(tokens, table, weight, total, out, width, eps, BLOCK: tl.c
     tl.store(total + row * width + at, x, mask)
     tl.store(
         out + row * width + at,
-        normalized(x.to(tl.float32), weight, at, mask, width, eps, x.dtype),
+        rms_normalize(x.to(tl.float32), weight, at, mask, width, eps, x.dtype),
         mask,
     )
 
@@ -77,7 +77,7 @@ def add_norm(total: Tensor, pending: Tensor | None, weight: Tensor, eps: float) 
             eps,
             ADD=pending is not None,
             BLOCK=block,
-            num_warps=warps(block),
+            num_warps=count_warps(block),
         )
     return out
 
@@ -96,11 +96,11 @@ def embed_norm(tokens: Tensor, table: Tensor, weight: Tensor, eps: float) -> tup
     if len(tokens):
         block = triton.next_power_of_2(width)
         embed_norm_kernel[(len(tokens),)](
-            tokens, table, weight, total, out, width, eps, BLOCK=block, num_warps=warps(block)
+            tokens, table, weight, total, out, width, eps, BLOCK=block, num_warps=count_warps(block)
         )
     return total, out
 
 
-def warps(block: int) -> int:
+def count_warps(block: int) -> int:
     """Warps for a row: eight numbers a thread, which 16-bit types load at once."""
     return min(max(block // 256, 1), 16)

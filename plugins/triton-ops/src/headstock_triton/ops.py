@@ -28,7 +28,7 @@ class FusedStream:
     pending: Tensor | None = None
     normed: Tensor | None = None
 
-    def norm(self, weight: Weight, eps: float) -> Tensor:
+    def normalize(self, weight: Weight, eps: float) -> Tensor:
         """The stream normalized.
 
         returns: [tokens, hidden]
@@ -40,7 +40,7 @@ class FusedStream:
         self.pending = self.normed = None
         return normed
 
-    def plus(self, term: Tensor) -> FusedStream:
+    def add_pending(self, term: Tensor) -> FusedStream:
         """The stream with the term pending.   writes: self, which is the result"""
         assert self.pending is None, "a norm comes before each sum"
         self.pending = term
@@ -77,7 +77,7 @@ class TritonOps(TorchOps):
         returns: [tokens, heads, head_dim]
         writes: batch.pools[layer.index]
         """
-        normed = x.norm(params[f"{layer.prefix}attn_norm"], config.norm_eps)
+        normed = x.normalize(params[f"{layer.prefix}attn_norm"], config.norm_eps)
         return rope_and_store_kv(
             self.linear(normed, params[f"{layer.prefix}qkv"]),
             params[f"{layer.prefix}qk_norm"].tensor if config.qk_norm else None,
@@ -103,7 +103,7 @@ class TritonOps(TorchOps):
         attention: [tokens, heads, head_dim]
         writes: x
         """
-        return x.plus(
+        return x.add_pending(
             self.all_reduce(self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"]))
         )
 
@@ -111,16 +111,16 @@ class TritonOps(TorchOps):
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Stream:
         """The stream with the layer's feed-forward part pending.   writes: x"""
-        normed = x.norm(params[f"{layer.prefix}mlp_norm"], config.norm_eps)
+        normed = x.normalize(params[f"{layer.prefix}mlp_norm"], config.norm_eps)
         inner = silu_and_mul(self.linear(normed, params[f"{layer.prefix}gate_up"]))
-        return x.plus(self.all_reduce(self.linear(inner, params[f"{layer.prefix}down"])))
+        return x.add_pending(self.all_reduce(self.linear(inner, params[f"{layer.prefix}down"])))
 
     def moe(
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Stream:
         """The stream with the layer's mixture of experts pending.   writes: x"""
         assert layer.experts is not None
-        normed = x.norm(params[f"{layer.prefix}mlp_norm"], config.norm_eps)
+        normed = x.normalize(params[f"{layer.prefix}mlp_norm"], config.norm_eps)
         scores = self.linear(normed, params[f"{layer.prefix}router"])
         gate_up, down = (
             params[f"{layer.prefix}experts_gate_up"],
@@ -142,11 +142,11 @@ class TritonOps(TorchOps):
             )
         else:
             mixed = self.mix_experts(normed, scores, layer.experts, gate_up, down)
-        return x.plus(self.all_reduce(mixed))
+        return x.add_pending(self.all_reduce(mixed))
 
     def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
         """The normalized hidden states.   returns: [tokens, hidden]"""
-        normed: Tensor = x.norm(params["norm"], config.norm_eps)
+        normed: Tensor = x.normalize(params["norm"], config.norm_eps)
         return normed
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:

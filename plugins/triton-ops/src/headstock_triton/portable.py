@@ -10,7 +10,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def narrow(x, dtype: tl.constexpr):
+def round_to(x, dtype: tl.constexpr):
     """`x` in the dtype, rounded to nearest even; the interpreter by itself cuts off, mistakes
     carries and loses NaN.
     """
@@ -48,8 +48,8 @@ def log1p(x):
 
 
 @triton.jit
-def dot(left, right, sums):
-    """sums + left @ right, in float32; the interpreter takes bfloat16 for whole numbers there."""
+def add_product(lhs, rhs, sums):
+    """sums + lhs @ rhs, in float32; the interpreter takes bfloat16 for whole numbers there."""
     if INTERPRETED:
-        return tl.dot(left.to(tl.float32), right.to(tl.float32), sums)
-    return tl.dot(left, right, sums)
+        return tl.dot(lhs.to(tl.float32), rhs.to(tl.float32), sums)
+    return tl.dot(lhs, rhs, sums)

@@ -1,4 +1,4 @@
-"""Which experts take each token, and the tokens in the order in which the experts multiply them."""
+"""The experts of each token, and the tokens in the order in which experts multiply them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Blocks:
     """Pairs (token, slot) in blocks of `rows` that share an expert; an expert's last block may have
     fewer.
 
-    order: [blocks * rows] int32, the pair `token * per_token + slot` at each place; undefined where
-        a block has fewer
+    order: [blocks * rows] int32, the pair `token * per_token + slot` at each place;
+        undefined where a block has fewer
     table: [blocks, 2] int32, each block's expert and how many pairs it has; 0 for blocks past the
         last
     """
@@ -51,13 +51,13 @@ class Blocks:
 
 
 @triton.jit
-def _ordered(bits):
+def _sortable_bits(bits):
     """float32 bits as integers that sort as the numbers do, and such integers as bits again."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _place(
+def _place_pairs(
     chosen,
     slot,
     token,
@@ -89,11 +89,11 @@ def _place(
     for step in range(STEPS):
         block = first_block + step * TABLE + tl.arange(0, TABLE)
         owner = tl.sum((end[None, :] <= block[:, None]).to(tl.int32), 1)
-        left = total[None, :] - (block[:, None] - begin[None, :]) * ROWS
-        left = tl.sum(tl.where(expert[None, :] == owner[:, None], left, 0), 1)
+        remaining = total[None, :] - (block[:, None] - begin[None, :]) * ROWS
+        remaining = tl.sum(tl.where(expert[None, :] == owner[:, None], remaining, 0), 1)
         there = block < blocks
         tl.store(table + 2 * block, tl.minimum(owner, WIDTH - 1), there)
-        tl.store(table + 2 * block + 1, tl.minimum(left, ROWS), there)
+        tl.store(table + 2 * block + 1, tl.minimum(remaining, ROWS), there)
 
 
 @triton.jit(do_not_specialize=("tokens", "blocks"))
@@ -140,11 +140,13 @@ def route_kernel(
     mass = tl.sum(tl.exp(score - top[:, None]), 1)
     if SHORT:  # the lower half of a bfloat16's bits is free for the expert
         least: tl.constexpr = -(2**31)
-        key = (_ordered(score.to(tl.int32, bitcast=True)) & -65536) | (WIDTH - 1 - expert)[None, :]
+        key = (_sortable_bits(score.to(tl.int32, bitcast=True)) & -65536) | (WIDTH - 1 - expert)[
+            None, :
+        ]
     else:
         least: tl.constexpr = -(2**63)  # type: ignore[no-redef]
         key = (
-            _ordered(score.to(tl.int32, bitcast=True)).to(tl.int64) * 4294967296
+            _sortable_bits(score.to(tl.int32, bitcast=True)).to(tl.int64) * 4294967296
             + (WIDTH - 1 - expert)[None, :]
         )
     key = tl.where(mask, key, least)
@@ -156,10 +158,10 @@ def route_kernel(
         largest = tl.max(key, 1)
         if SHORT:
             chosen_id = WIDTH - 1 - (largest & 65535)
-            value = (_ordered(largest & -65536) & -65536).to(tl.float32, bitcast=True)
+            value = (_sortable_bits(largest & -65536) & -65536).to(tl.float32, bitcast=True)
         else:
             chosen_id = (WIDTH - 1 - (largest & 4294967295)).to(tl.int32)
-            value = _ordered((largest >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+            value = _sortable_bits((largest >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
         hit = expert[None, :] == chosen_id[:, None]
         key = tl.where(hit, least, key)
         slot = tl.where(hit, index, slot)
@@ -179,7 +181,7 @@ def route_kernel(
     count = tl.sum(chosen, 0)
     if PLACE:
         none = tl.zeros((WIDTH,), tl.int32)
-        _place(
+        _place_pairs(
             chosen,
             slot,
             token,
@@ -222,11 +224,11 @@ def place_kernel(
     total = tl.zeros((WIDTH,), tl.int32)
     before = tl.zeros((WIDTH,), tl.int32)
     for step in range(COUNTS):
-        each = step * TABLE + tl.arange(0, TABLE)
-        there = (each < programs)[:, None]
-        count = tl.load(counts + each[:, None] * WIDTH + expert[None, :], there, other=0)
+        counter = step * TABLE + tl.arange(0, TABLE)
+        there = (counter < programs)[:, None]
+        count = tl.load(counts + counter[:, None] * WIDTH + expert[None, :], there, other=0)
         total += tl.sum(count, 0)
-        before += tl.sum(tl.where((each < program)[:, None], count, 0), 0)
+        before += tl.sum(tl.where((counter < program)[:, None], count, 0), 0)
     slot = tl.zeros((TOKENS, WIDTH), tl.int32) - 1
     for index in tl.static_range(CHOSEN):
         chosen_id = tl.load(ids + token * CHOSEN + index, token < tokens, other=WIDTH)
@@ -235,7 +237,7 @@ def place_kernel(
         slot = tl.where(expert[None, :] == chosen_id[:, None], index, slot)
     real = (tl.load(counts + program * WIDTH + expert, program < programs, other=0) > 0)[None, :]
     chosen = (real & (slot >= 0)).to(tl.int32)
-    _place(
+    _place_pairs(
         chosen,
         slot,
         token,
@@ -253,7 +255,7 @@ def place_kernel(
     )
 
 
-def route(
+def route_tokens(
     scores: Tensor, experts: Experts, slots: Tensor | None = None, page_size: int = 0, rows: int = 0
 ) -> tuple[Routes, Blocks | None]:
     """Each token's experts, and its pairs in blocks of `rows` if that is not 0; nothing is read on
@@ -325,7 +327,7 @@ def route(
 
 
 def count_blocks(pairs: int, experts: int, rows: int) -> int:
-    """The most blocks of `rows` that so many pairs can fill: each expert that is used may leave one
+    """The most blocks of `rows` that so many pairs can fill; each expert that is used may leave one
     unfinished.
     """
     return (pairs + min(pairs, experts) * (rows - 1)) // rows

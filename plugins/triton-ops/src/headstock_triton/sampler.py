@@ -16,7 +16,7 @@ from headstock.nn.penalties import apply_logit_rules_
 from headstock.nn.sampler import attach_logprobs
 from headstock.spi import Sample, Sampling
 from headstock_triton.noise import gumbel
-from headstock_triton.truncation import Cut, cut, scaled
+from headstock_triton.truncation import Cut, apply_temperature, find_cut
 
 FEW_ROWS = 16
 """Up to here a row is shared out among more programs."""
@@ -75,13 +75,13 @@ def part_kernel(
     if WARM:
         heat = tl.load(temperature + row)
         if CUT:
-            scores = scaled(x, tl.load(cut_peaks + row), heat)
+            scores = apply_temperature(x, tl.load(cut_peaks + row), heat)
             edge, last = tl.load(edges + row), tl.load(last_ids + row)
             scores = tl.where(
                 (scores > edge) | ((scores == edge) & (at <= last)), scores, -INFINITY
             )
         else:
-            scores = scaled(x, level, heat)
+            scores = apply_temperature(x, level, heat)
         if heat > 0:
             scores += gumbel(tl.load(seeds + row), tl.load(positions + row), part * BLOCK, BLOCK)
     value, place = tl.max(scores, 0, return_indices=True)
@@ -124,7 +124,7 @@ def join_kernel(
     level = tl.where(sound, peak, 0.0)
     if not CUT:
         if WARM:
-            values += scaled(tops, level, tl.load(temperature + row))
+            values += apply_temperature(tops, level, tl.load(temperature + row))
         else:
             values += tops - level
     _, place = tl.max(values, 0, return_indices=True)
@@ -142,7 +142,7 @@ def join_kernel(
         )
 
 
-def draw(
+def sample_tokens(
     logits: Tensor, sampling: Sampling, with_logprob: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A token a row, which rows are healthy, and the log-probabilities of the tokens or targets.
@@ -165,15 +165,15 @@ def draw(
     numbers = torch.empty(4, rows, count, dtype=torch.float32, device=logits.device)
     best, peaks, sums, ids = numbers[0], numbers[1], numbers[2], numbers[3].view(torch.int32)
     warm = sampling.temperature is not None
-    edges = cut(logits, sampling) if warm else None
+    edges = find_cut(logits, sampling) if warm else None
     # A pointer that the kernel, as it is compiled, does not read stands in for each that is
     # missing.
     where = edges or Cut(peaks=best, edges=best, last_ids=ids)
     part_kernel[(rows, count)](
         logits,
         *(
-            best if each is None else each
-            for each in (sampling.temperature, sampling.seeds, sampling.positions)
+            best if column is None else column
+            for column in (sampling.temperature, sampling.seeds, sampling.positions)
         ),
         where.peaks,
         where.edges,
@@ -192,7 +192,10 @@ def draw(
     )
     join_kernel[(rows,)](
         logits,
-        *(best if each is None else each for each in (sampling.temperature, sampling.targets)),
+        *(
+            best if column is None else column
+            for column in (sampling.temperature, sampling.targets)
+        ),
         best,
         peaks,
         sums,
@@ -227,7 +230,7 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
         sampling.frequency,
     )
     if all(rule is None for rule in rules) and sampling.top_logprobs <= 0:
-        tokens, healthy, logprobs = draw(logits, sampling, sampling.top_logprobs == 0)
+        tokens, healthy, logprobs = sample_tokens(logits, sampling, sampling.top_logprobs == 0)
         if logprobs is None:
             return Sample(tokens=tokens, healthy=healthy)
         nothing = logprobs.new_empty(len(tokens), 0)
@@ -241,7 +244,7 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
     logits = logits.to(torch.float32)
     likely = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
     apply_logit_rules_(logits, sampling)
-    tokens, healthy, _ = draw(logits, evolve(sampling, targets=None), with_logprob=False)
+    tokens, healthy, _ = sample_tokens(logits, evolve(sampling, targets=None), with_logprob=False)
     return (
         Sample(tokens=tokens, healthy=healthy)
         if likely is None

@@ -46,7 +46,7 @@ class Cut:
 
 
 @triton.jit
-def scaled(x, level, heat):
+def apply_temperature(x, level, heat):
     """(x - level) / temperature, rounded as torch rounds; temperature 0 divides by 1."""
     return tl.div_rn(x - level, tl.where(heat > 0, tl.maximum(heat, LOWEST_HEAT), 1.0))
 
@@ -54,7 +54,9 @@ def scaled(x, level, heat):
 @triton.jit
 def scores_at(row, at, peak, heat, VOCAB: tl.constexpr):
     """Scores of the tokens `at`; minus infinity past the vocabulary."""
-    return scaled(tl.load(row + at, at < VOCAB, other=-INFINITY).to(tl.float32), peak, heat)
+    return apply_temperature(
+        tl.load(row + at, at < VOCAB, other=-INFINITY).to(tl.float32), peak, heat
+    )
 
 
 @triton.jit
@@ -93,7 +95,7 @@ def mass_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def search(
+def search_edge(
     row, peak, heat, lowest, target, VOCAB: tl.constexpr, WEIGH: tl.constexpr, BLOCK: tl.constexpr
 ):
     """The lowest score, from `lowest` up, whose better ones weigh less than the target: 1 or
@@ -146,15 +148,15 @@ def search(
 def nth_at(row, peak, heat, edge, n, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """The id of the n-th token, from 1, whose score is the edge."""
     seen, start = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
-    found = tl.full((), VOCAB, tl.int32)
-    while found == VOCAB and start < VOCAB:
+    edge_id = tl.full((), VOCAB, tl.int32)
+    while edge_id == VOCAB and start < VOCAB:
         at = start + tl.arange(0, BLOCK)
         equal = (scores_at(row, at, peak, heat, VOCAB) == edge).to(tl.int32)
         order = seen + tl.cumsum(equal, 0)
-        found = tl.min(tl.where((equal > 0) & (order == n), at, VOCAB), 0)
+        edge_id = tl.min(tl.where((equal > 0) & (order == n), at, VOCAB), 0)
         seen += tl.sum(equal, 0)
         start += BLOCK
-    return found
+    return edge_id
 
 
 @triton.jit(
@@ -184,9 +186,9 @@ def cut_kernel(
     tl.store(peaks + index, peak)
     edge = tl.full((), -INFINITY, tl.float32)
     last = tl.full((), VOCAB, tl.int32)
-    kept, count = last, last
+    num_kept, count = last, last
     if (heat > 0) & (peak < INFINITY) & (peak > -INFINITY):
-        lowest = scaled(least, peak, heat)
+        lowest = apply_temperature(least, peak, heat)
         if MIN_P:
             edge = tl.load(floors + index)
         if (lowest < edge) | (lowest == -INFINITY):
@@ -194,37 +196,43 @@ def cut_kernel(
         if TOP_K:
             k = tl.load(top_k + index).to(tl.int32)
             if k < VOCAB:
-                edge, above, count = search(row, peak, heat, lowest, k, VOCAB, False, BLOCK)
-                lowest, kept = edge, tl.minimum(k - above, count)
+                edge, above, count = search_edge(row, peak, heat, lowest, k, VOCAB, False, BLOCK)
+                lowest, num_kept = edge, tl.minimum(k - above, count)
         if TOP_P:
             p = tl.load(top_p + index)
             if p < 1:
                 mass = mass_of(row, peak, heat, lowest, VOCAB, BLOCK)
                 # Of the tokens at the edge of top_k, those that it drops have no part in the mass.
-                mass -= tl.exp(lowest.to(tl.float64)) * (count - kept)
+                mass -= tl.exp(lowest.to(tl.float64)) * (count - num_kept)
                 target = tl.maximum(p.to(tl.float64) * mass, LEAST_MASS)
-                edge, before, ties = search(row, peak, heat, lowest, target, VOCAB, True, BLOCK)
+                edge, before, ties = search_edge(
+                    row, peak, heat, lowest, target, VOCAB, True, BLOCK
+                )
                 fit = tl.ceil((target - before) / tl.exp(edge.to(tl.float64)))
-                most = tl.where((edge == lowest) & (kept < count), kept, ties)
-                kept, count = tl.minimum(fit, most.to(tl.float64)).to(tl.int32), ties
-        if kept < count:
-            last = nth_at(row, peak, heat, edge, kept, VOCAB, BLOCK)
+                most = tl.where((edge == lowest) & (num_kept < count), num_kept, ties)
+                num_kept, count = tl.minimum(fit, most.to(tl.float64)).to(tl.int32), ties
+        if num_kept < count:
+            last = nth_at(row, peak, heat, edge, num_kept, VOCAB, BLOCK)
     tl.store(edges + index, edge)
     tl.store(last_ids + index, last)
 
 
-def cut(logits: Tensor, sampling: Sampling) -> Cut | None:
+def find_cut(logits: Tensor, sampling: Sampling) -> Cut | None:
     """Where the rows are cut off; None where no row asks for it.
 
     logits: [n, vocab] of any float type
     """
-    asked = (sampling.top_k, sampling.top_p, sampling.min_p)
-    if all(each is None for each in asked):
+    limits = (sampling.top_k, sampling.top_p, sampling.min_p)
+    if all(limit is None for limit in limits):
         return None
-    return sort(logits, sampling) if len(logits) <= SORTED_ROWS else bracket(logits, sampling)
+    return (
+        cut_by_sorting(logits, sampling)
+        if len(logits) <= SORTED_ROWS
+        else cut_by_search(logits, sampling)
+    )
 
 
-def sort(logits: Tensor, sampling: Sampling) -> Cut:
+def cut_by_sorting(logits: Tensor, sampling: Sampling) -> Cut:
     """The cut by torch's own functions, which sort each row with the whole device."""
     assert sampling.temperature is not None
     wide = logits.to(torch.float32)
@@ -232,33 +240,33 @@ def sort(logits: Tensor, sampling: Sampling) -> Cut:
     warm = sampling.temperature > 0
     divisor = sampling.temperature.clamp(min=COLDEST).masked_fill(~warm, 1.0)
     scores = (wide - peaks[:, None]).div_(divisor[:, None])
-    left = scores if sampling.min_p is None else apply_min_p(scores, sampling.min_p)
+    remaining = scores if sampling.min_p is None else apply_min_p(scores, sampling.min_p)
     if sampling.top_k is not None or sampling.top_p is not None:
-        left = apply_top_k_top_p(left, sampling.top_k, sampling.top_p)
-    edges = left.masked_fill(left == -math.inf, math.inf).amin(-1)
+        remaining = apply_top_k_top_p(remaining, sampling.top_k, sampling.top_p)
+    edges = remaining.masked_fill(remaining == -math.inf, math.inf).amin(-1)
     ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
-    last = ids.where(left == edges[:, None], -1).amax(-1)
+    last = ids.where(remaining == edges[:, None], -1).amax(-1)
     return Cut(peaks=peaks, edges=edges, last_ids=last)
 
 
-def bracket(logits: Tensor, sampling: Sampling) -> Cut:
+def cut_by_search(logits: Tensor, sampling: Sampling) -> Cut:
     """The cut by a search, for each row with one program."""
     rows, vocab = logits.shape
     numbers = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
-    found = Cut(peaks=numbers[0], edges=numbers[1], last_ids=numbers[2].view(torch.int32))
+    where = Cut(peaks=numbers[0], edges=numbers[1], last_ids=numbers[2].view(torch.int32))
     # By torch, so that a token just likely enough stays here if it stays there.
     floors = None if sampling.min_p is None else sampling.min_p.log()
     block = min(2048, triton.next_power_of_2(max(vocab, 16)))
     pointers = (
-        logits if each is None else each for each in (sampling.top_k, sampling.top_p, floors)
+        logits if column is None else column for column in (sampling.top_k, sampling.top_p, floors)
     )
     cut_kernel[(rows,)](
         logits,
         sampling.temperature,
         *pointers,
-        found.peaks,
-        found.edges,
-        found.last_ids,
+        where.peaks,
+        where.edges,
+        where.last_ids,
         logits.stride(0),
         VOCAB=vocab,
         TOP_K=sampling.top_k is not None,
@@ -267,4 +275,4 @@ def bracket(logits: Tensor, sampling: Sampling) -> Cut:
         BLOCK=block,
         num_warps=max(block // 128, 1),
     )
-    return found
+    return where

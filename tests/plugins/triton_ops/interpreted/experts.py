@@ -18,7 +18,7 @@ from headstock.nn.moe import route as torch_route
 from headstock.spi import Experts
 from headstock_triton.ops import TritonOps
 from headstock_triton.options import TritonOptions
-from headstock_triton.routing import count_blocks, route
+from headstock_triton.routing import count_blocks, route_tokens
 from headstock_triton.tiles import RowTile, Tiles, choose_tiles
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -94,7 +94,7 @@ def test_blocks_hold_each_pair_once_in_order_with_its_expert(
     scores = torch.randn(tokens, count, generator=torch.Generator().manual_seed(seed)).bfloat16()
     slots = torch.arange(tokens) if padded else None  # the first 16 lie in the dummy page
 
-    routes, blocks = route(scores, experts, slots, 16, rows)
+    routes, blocks = route_tokens(scores, experts, slots, 16, rows)
 
     assert blocks is not None
     held: list[list[int]] = [[] for _ in range(count)]
@@ -118,7 +118,7 @@ def test_routes_are_torchs(renormalize: bool, dtype: torch.dtype) -> None:
     experts = Experts(count=12, per_token=3, intermediate=8, renormalize=renormalize)
     _, scores = cases.draw_tokens(Mixture(tokens=70, count=12, chosen=3), dtype, "cpu")
 
-    routes, none = route(scores, experts)
+    routes, none = route_tokens(scores, experts)
 
     weights, ids = torch_route(scores.float(), experts)
     assert none is None
@@ -132,7 +132,7 @@ def test_of_equal_scores_the_lower_expert_is_better(dtype: torch.dtype) -> None:
         [[0.0, 1.0, -0.0, 1.0, 1.0], [-2.0, -2.0, -2.0, -3.0, -2.0], [0.0, -0.0, 0.0, -0.0, -1.0]]
     )
 
-    routes, _ = route(
+    routes, _ = route_tokens(
         scores.to(dtype), Experts(count=5, per_token=4, intermediate=8, renormalize=True)
     )
 

@@ -72,4 +72,6 @@ class StaticRows:
 
     def memory_bytes(self) -> int:
         """Bytes of device memory."""
-        return sum(each.nbytes for each in (self.query_start, self.context_lens, *self.page_tables))
+        return sum(
+            tensor.nbytes for tensor in (self.query_start, self.context_lens, *self.page_tables)
+        )
