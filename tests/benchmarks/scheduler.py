@@ -20,7 +20,7 @@ from benchmarks.running import ROWS, limits, request, sampled
 
 import headstock
 from headstock.scheduler import Arrived, Event, RowCounter, initial, step
-from headstock_bench.machine import commit, processor
+from headstock_bench.conditions import read_commit, read_cpu_name
 
 WARM_UP = 100
 """Steps that are not timed."""
@@ -63,8 +63,8 @@ def record(what: str, page_size: int, times: list[float], overlap: bool = False)
     return {
         "what": what,
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(Path(headstock.__file__)),
-        "cpu": processor(),
+        "commit": read_commit(Path(headstock.__file__)),
+        "cpu": read_cpu_name(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "rows": ROWS,

@@ -18,7 +18,7 @@ from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.scheduler import Request
 from headstock.startup.build import build_engine
-from headstock_bench.shapes import SHAPES, write
+from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 
 MOST = {
     "temperature": 0.7,
@@ -35,7 +35,7 @@ def main(tokens: int, rows: int) -> None:
     worst step, of an engine that may have half of it.
     """
     with tempfile.TemporaryDirectory() as name:
-        write(SHAPES["qwen3-0.6b"], Path(name))
+        write_model_directory(MODEL_SHAPES["qwen3-0.6b"], Path(name))
         sizes = {"max_batch_tokens": tokens, "max_running_requests": rows, "max_seq_len": 4096}
         config = EngineConfig(
             model=name, device="cuda", load_format="dummy", memory_ratio=0.5, **sizes

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from headstock import LLM, SamplingParams
 from headstock.registry import load_spec
-from headstock_bench.shapes import SHAPES, write
+from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 
 HEROES = (
     "girl Sara",
@@ -142,7 +142,7 @@ def all_logits() -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write(SHAPES["qwen3-0.6b"], folder)
+        write_model_directory(MODEL_SHAPES["qwen3-0.6b"], folder)
         torch.manual_seed(0)
         model = (
             AutoModelForCausalLM.from_config(

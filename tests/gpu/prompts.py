@@ -21,7 +21,7 @@ import torch
 
 from headstock import LLM, SamplingParams
 from headstock.spi import AttendInto, PromptStep
-from headstock_bench.shapes import SHAPES, write
+from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 LENGTHS = (16, 128, 512, 2048)
@@ -45,7 +45,7 @@ def attempt(shape: str, attn: str) -> dict[str, Any]:
     """Bits and times of a shape with random weights."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        write(SHAPES[shape], Path(folder))
+        write_model_directory(MODEL_SHAPES[shape], Path(folder))
         settings = {"load_format": "dummy", "device": "cuda", "attn": attn, "max_seq_len": 5120}
         for most in (None, 0):
             with LLM(folder, cuda_graph_max_tokens=most, **settings) as llm:

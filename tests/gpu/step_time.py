@@ -18,7 +18,7 @@ from headstock import SamplingParams
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.scheduler import Request
-from headstock_bench.shapes import SHAPES, write
+from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 
 CLASSES = {
     "attention": (
@@ -60,7 +60,7 @@ def attempt(shape: str, attn: str, rows: str, context: str, ops: str = "auto") -
     """The split, or what it failed of."""
     try:
         with tempfile.TemporaryDirectory() as folder:
-            write(SHAPES[shape], Path(folder))
+            write_model_directory(MODEL_SHAPES[shape], Path(folder))
             config = EngineConfig(
                 model=folder,
                 device="cuda",

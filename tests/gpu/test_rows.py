@@ -25,7 +25,7 @@ from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun
 from headstock.scheduler import Request
-from headstock_bench.shapes import SHAPES, write
+from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 from headstock_fa.backend import FlashAttentionBackend
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -290,7 +290,7 @@ def test_one_stream_is_faster_with_graphs() -> None:
 @pytest.mark.feature("S18")
 def test_one_stream_is_faster_with_overlap_where_steps_are_planned(tmp_path: Path) -> None:
     # steps of the demo model are too short to hide anything behind them
-    write(SHAPES["qwen3-0.6b"], tmp_path)
+    write_model_directory(MODEL_SHAPES["qwen3-0.6b"], tmp_path)
     seconds: dict[bool, list[float]] = {}
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     for overlap in (True, False, True, False):

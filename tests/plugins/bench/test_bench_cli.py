@@ -14,9 +14,9 @@ import pytest
 import headstock_bench.command as bench
 from headstock import LLM
 from headstock.cli.main import main
-from headstock_bench.latency_workloads import FORMS, LatencyWorkload
-from headstock_bench.measure import Bench
-from headstock_bench.workloads import WORKLOADS, Workload, lengths, tokens
+from headstock_bench.benchmark import Benchmark
+from headstock_bench.latency_workloads import NAME_FORMS, LatencyWorkload
+from headstock_bench.workloads import WORKLOADS, Workload, draw_lengths, draw_tokens
 
 FORMAT = (
     "engine version commit date gpu torch shape workload attn cache runner page_size kv_dtype "
@@ -28,9 +28,13 @@ FORMAT = (
 def small(count: int, shared: int, own: int, out: int, name: str = "small") -> Workload:
     """Requests with a shared prefix and ids of the demo model."""
     rng = Random(0)
-    prefix = tokens(rng, shared)
-    prompts = tuple(prefix + tokens(rng, length) for length in lengths(rng, count, own, own + 8))
-    return Workload(name=name, prompts=prompts, outputs=(out,) * count, temperature=0.0).within(768)
+    prefix = draw_tokens(rng, shared)
+    prompts = tuple(
+        prefix + draw_tokens(rng, length) for length in draw_lengths(rng, count, own, own + 8)
+    )
+    return Workload(name=name, prompts=prompts, outputs=(out,) * count, temperature=0.0).fit_vocab(
+        768
+    )
 
 
 SMALL: Mapping[str, Callable[[], Workload]] = {"small": lambda: small(3, 0, 20, 6)}
@@ -144,7 +148,7 @@ def test_two_benches_do_the_same_work() -> None:
     for _ in range(2):
         with LLM("demo", num_pages=256) as llm:
             work = small(3, 0, 20, 6)
-            found.append(figure(llm, work).timing.tokens)
+            found.append(measure(llm, work).timing.tokens)
     assert found[0] == found[1]
 
 
@@ -212,7 +216,7 @@ def test_a_shape_is_measured_with_random_weights(run: Callable[..., Any]) -> Non
 def test_the_help_has_every_workload_and_every_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--help"]) == 0
     words = re.split(r"[\s,]+", capsys.readouterr().out.split("\nworkloads:\n")[1])
-    assert [name for name in (*WORKLOADS, *FORMS.values()) if name not in words] == []
+    assert [name for name in (*WORKLOADS, *NAME_FORMS.values()) if name not in words] == []
 
 
 @pytest.mark.parametrize(
@@ -243,9 +247,9 @@ def test_each_error_is_one_clear_line(
     assert said in err and len(err.splitlines()) == 1
 
 
-def figure(llm: LLM, work: Workload) -> Any:
+def measure(llm: LLM, work: Workload) -> Any:
     """The figure of one run."""
-    return Bench(llm, version="0", shape="demo", runs=1).figure(work)
+    return Benchmark(llm, version="0", shape="demo", runs=1).measure(work)
 
 
 @pytest.mark.feature("T3")
@@ -255,7 +259,7 @@ def test_more_at_once_is_more_throughput_and_more_pages() -> None:
     found = {}
     for cap in (1, 64):
         with LLM("demo", num_pages=1024, max_running_requests=cap) as llm:
-            found[cap] = figure(llm, work)
+            found[cap] = measure(llm, work)
     assert found[64].timing.tokens == found[1].timing.tokens
     assert found[64].out_tok_s > 2 * found[1].out_tok_s
     assert found[64].peak_kv_pages > 16 * found[1].peak_kv_pages
@@ -267,7 +271,7 @@ def test_radix_reuses_a_shared_prefix_and_naive_never_does() -> None:
     found = {}
     for cache in ("radix", "naive"):
         with LLM("demo", num_pages=512, cache_type=cache, max_batch_tokens=256) as llm:
-            found[cache] = figure(llm, work)
+            found[cache] = measure(llm, work)
     assert found["naive"].cached_tokens == 0
     # Two prompts fill a step, and a page is in the index once its step is known to be done: later
     # ones find the prefix.

@@ -13,12 +13,12 @@ from attrs import define, field
 from headstock import SamplingParams
 from headstock.errors import EngineDied
 from headstock.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from headstock_bench.engine import Ours
-from headstock_bench.figure import Figure, Setting
+from headstock_bench.headstock_engine import HeadstockEngine
 from headstock_bench.latency import Latency, StreamTimes, summarize_streams
 from headstock_bench.latency_workloads import LatencyWorkload
+from headstock_bench.result import BenchmarkResult, Conditions
 from headstock_bench.streams import stream_requests
-from headstock_bench.timing import Timing, alternate
+from headstock_bench.turns import EngineTiming, run_in_turns
 
 
 def piece(*token_ids: int, error: str | None = None) -> RequestOutput:
@@ -186,13 +186,13 @@ def test_some_failed_requests_leave_a_figure_and_all_of_them_none() -> None:
 
     llm: Any = ScriptedLLM(answer)
     failing = {1}
-    (timing,) = alternate([Ours(llm, "1")], work((0.0, 0.0)), 1)
+    (timing,) = run_in_turns([HeadstockEngine(llm, "1")], work((0.0, 0.0)), 1)
     (latency,) = timing.latencies
     assert (latency.finished, latency.num_tokens, latency.error) == (1, 2, "refused")
     assert timing.tokens == ((1, 2), ())
     failing = {0, 1}
     with pytest.raises(EngineDied, match=r"work: every request failed, so .* no figure: refused"):
-        alternate([Ours(llm, "1")], work((0.0, 0.0)), 1)
+        run_in_turns([HeadstockEngine(llm, "1")], work((0.0, 0.0)), 1)
 
 
 def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() -> None:
@@ -208,13 +208,15 @@ def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() ->
         )
 
     runs = (latency(30, 2), latency(10, 1), latency(20, 2))
-    timing = Timing(engine="e", mode="m", version="1", seconds=(1.0, 4.0, 2.0), latencies=runs)
+    timing = EngineTiming(
+        engine="e", mode="m", version="1", seconds=(1.0, 4.0, 2.0), latencies=runs
+    )
     names = "version cpu torch python shape weights dtype attn cache scheduler runner ops kv_dtype"
-    setting = Setting(
+    conditions = Conditions(
         **dict.fromkeys(names.split(), "x"), commit=None, gpu=None, threads=1, batch=8, page_size=16
     )
-    figure = Figure(
-        setting=setting,
+    result = BenchmarkResult(
+        conditions=conditions,
         workload=work((0.0, 0.0)),
         timing=timing,
         peak_kv_pages=1,
@@ -222,7 +224,7 @@ def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() ->
         preemptions=0,
         seed=1,
     )
-    record = figure.record()
+    record = result.to_json()
     assert [
         record[f"{kind}_{percent}_ms"] for kind in ("ttft", "itl") for percent in ("p50", "p99")
     ] == [
@@ -234,7 +236,7 @@ def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() ->
     assert record["runs_ttft_p99_ms"] == [32, 12, 22]
     # The medians: 4 tokens, of 4, 2 and 4, and 2 seconds.
     assert (record["finished"], record["requests"], record["out_tok_s"]) == (1, 2, 2.0)
-    text = "\n".join(figure.lines())
+    text = "\n".join(result.format_lines())
     assert "TTFT      p50 21.00 ms (11.00 to 31.00), p99 22.00 ms (12.00 to 32.00)" in text
     assert "ITL       p50 23.00 ms (13.00 to 33.00), p99 24.00 ms (14.00 to 34.00)" in text
     assert "requests  1 of 2 finished" in text and "failed    refused" in text
@@ -245,5 +247,5 @@ def test_the_first_sixteen_requests_warm_up_and_then_all_are_measured() -> None:
         yield piece(1)
 
     llm: Any = ScriptedLLM(answer)
-    alternate([Ours(llm, "1")], work(None, 18), 1)
+    run_in_turns([HeadstockEngine(llm, "1")], work(None, 18), 1)
     assert [number for number in llm.log if number >= 0] == [*range(16), *range(18)]

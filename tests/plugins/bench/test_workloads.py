@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headstock.spi import Experts
-from headstock_bench.shapes import SHAPES, write
-from headstock_bench.workloads import USUAL, WORKLOADS
+from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
+from headstock_bench.workloads import DEFAULT_WORKLOADS, WORKLOADS
 
 KNOWN = {
     "offline256": (256, 142_827, 133_966),
@@ -30,7 +30,7 @@ def test_the_work_of_published_figures_is_unchanged(name: str) -> None:
 
 def test_work_is_seeded_and_named_as_it_is_listed() -> None:
     assert all(make() == make() and make().name == name for name, make in WORKLOADS.items())
-    assert all(name in WORKLOADS for names in USUAL.values() for name in names)
+    assert all(name in WORKLOADS for names in DEFAULT_WORKLOADS.values() for name in names)
 
 
 def test_prefix256_shares_exactly_its_prefix() -> None:
@@ -47,33 +47,33 @@ def test_the_cpu_batch_has_the_lengths_it_is_measured_by() -> None:
 
 def test_a_small_vocabulary_changes_ids_and_no_length() -> None:
     work = WORKLOADS["cpu32"]()
-    small = work.within(768)
+    small = work.fit_vocab(768)
     assert (
         max(max(prompt) for prompt in small.prompts)
         < 768
         <= max(max(prompt) for prompt in work.prompts)
     )
-    assert small.lengths == work.lengths
+    assert small.length_summary == work.length_summary
 
 
 def test_the_shape_with_experts_has_them_in_every_layer(tmp_path: Path) -> None:
     from headstock.startup.model_loading import read_model
 
-    write(SHAPES["qwen3-30b-a3b"], tmp_path)
+    write_model_directory(MODEL_SHAPES["qwen3-30b-a3b"], tmp_path)
     _, model = read_model(tmp_path)
 
     wanted = Experts(count=128, per_token=8, intermediate=768, renormalize=True)
     assert [layer.experts for layer in model.layers] == [wanted] * 48
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", MODEL_SHAPES)
 def test_a_shape_is_a_directory_that_the_engine_can_read(name: str, tmp_path: Path) -> None:
     from headstock.startup.model_loading import read_model
     from headstock.text.tokenizer import Tokenizer
 
-    write(SHAPES[name], tmp_path)
+    write_model_directory(MODEL_SHAPES[name], tmp_path)
     _, model = read_model(tmp_path)
-    shape = SHAPES[name]
+    shape = MODEL_SHAPES[name]
     assert (model.hidden, len(model.layers), model.heads, model.kv_heads) == (
         shape.hidden,
         shape.layers,
@@ -88,7 +88,7 @@ def test_a_shape_is_a_directory_that_the_engine_can_read(name: str, tmp_path: Pa
 def test_the_demo_shape_is_that_of_the_demo_checkpoint(tmp_path: Path) -> None:
     from headstock.startup.model_loading import locate_model
 
-    write(SHAPES["demo"], tmp_path)
+    write_model_directory(MODEL_SHAPES["demo"], tmp_path)
     mine, theirs = (
         json.loads((folder / "config.json").read_text())
         for folder in (tmp_path, locate_model("demo"))

@@ -19,16 +19,16 @@ from headstock.cli import ProgressBars, check_distinct_files, print_note, print_
 from headstock.config import FlagParser, ResolvedConfig, add_engine_flags, resolve_flags, suggestion
 from headstock.errors import shorten
 from headstock_bench.latency_workloads import (
-    FORMS,
+    NAME_FORMS,
     check_latency_workload,
     draw_latency_workload,
     is_latency_workload,
 )
-from headstock_bench.shapes import SHAPES, write
-from headstock_bench.workloads import USUAL, WORKLOADS, Workload
+from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
+from headstock_bench.workloads import DEFAULT_WORKLOADS, WORKLOADS, Workload
 
 if TYPE_CHECKING:
-    from headstock_bench.figure import Figure
+    from headstock_bench.result import BenchmarkResult
 
 PEERS = ("transformers",)
 
@@ -52,20 +52,20 @@ figure is the median.
 
 def main(arguments: list[str]) -> int:
     """Run `headstock bench ARGUMENTS`; 0, or 1 when requests failed.   raises: HeadstockError"""
-    asked = make_parser().parse_args(arguments)
-    check(asked)
-    resolved = resolve_flags(asked, os.environ)
+    options = make_parser().parse_args(arguments)
+    check_options(options)
+    resolved = resolve_flags(options, os.environ)
     check_distinct_files(
-        {"--config": resolved.file, "--output": asked.output, "--record": resolved.engine.record}
+        {"--config": resolved.file, "--output": options.output, "--record": resolved.engine.record}
     )
     for line in resolved.notes:
         print_note(f"note: {line}")
-    start_logs(resolved, quiet=asked.quiet)
+    start_logs(resolved, quiet=options.quiet)
     unfinished = False
-    with configured(asked.shape, resolved) as config, open_output(asked.output):
-        for figure in figures(asked, config):
-            show(figure, asked)
-            unfinished |= figure.finished < len(figure.workload.prompts)
+    with open_config(options.shape, resolved) as config, open_output(options.output):
+        for result in run_benchmark(options, config):
+            print_result(result, options)
+            unfinished |= result.num_finished < len(result.workload.prompts)
     return int(unfinished)
 
 
@@ -87,7 +87,7 @@ def make_parser() -> FlagParser:
     section = root.add_argument_group("measuring and output")
     section.add_argument(
         "--shape",
-        metavar="|".join(SHAPES),
+        metavar="|".join(MODEL_SHAPES),
         help="measure this architecture with random weights, without a download",
     )
     section.add_argument(
@@ -115,27 +115,27 @@ def make_parser() -> FlagParser:
     return root
 
 
-def check(asked: Namespace) -> None:
+def check_options(options: Namespace) -> None:
     """Raise UsageError for a name or a number that cannot be meant."""
-    latency = [name for name in asked.workloads if is_latency_workload(name)]
+    latency = [name for name in options.workloads if is_latency_workload(name)]
     for name in latency:
         check_latency_workload(name)
-    at_once = [name for name in asked.workloads if name not in latency]
+    at_once = [name for name in options.workloads if name not in latency]
     for what, given, known in (
-        ("workload", at_once, (*WORKLOADS, *FORMS.values())),
-        ("--shape", [asked.shape], SHAPES),
-        ("--compare", [asked.compare], PEERS),
+        ("workload", at_once, (*WORKLOADS, *NAME_FORMS.values())),
+        ("--shape", [options.shape], MODEL_SHAPES),
+        ("--compare", [options.compare], PEERS),
     ):
         for name in given:
             if name is not None and name not in known:
                 close = suggestion(name, known) or f"; known are {', '.join(known)}"
                 raise UsageError(f"unknown {what} {shorten(name)}{close}")
-    if asked.runs < 1:
-        raise UsageError(f"--runs must be at least 1, got {asked.runs}")
+    if options.runs < 1:
+        raise UsageError(f"--runs must be at least 1, got {options.runs}")
 
 
 @contextlib.contextmanager
-def configured(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineConfig]:
+def open_config(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineConfig]:
     """The configuration to measure; a shape's model directory is there as long as the context
     lasts.
     """
@@ -147,7 +147,7 @@ def configured(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineCo
             f"--shape {shape} and a model by {resolved.origins['model']} name two models; keep one"
         )
     with tempfile.TemporaryDirectory(prefix="headstock-") as folder:
-        write(SHAPES[shape], Path(folder))
+        write_model_directory(MODEL_SHAPES[shape], Path(folder))
         yield evolve(resolved.engine, model=folder, load_format="dummy")
 
 
@@ -165,29 +165,29 @@ def open_output(path: str | None) -> Iterator[None]:
     yield
 
 
-def figures(asked: Namespace, config: EngineConfig) -> Iterator[Figure]:
+def run_benchmark(options: Namespace, config: EngineConfig) -> Iterator[BenchmarkResult]:
     """A figure for each workload asked for, or usual on the device."""
-    from headstock_bench.measure import Bench
+    from headstock_bench.benchmark import Benchmark
 
-    with ProgressBars(shown=not asked.quiet) as bars:
+    with ProgressBars(shown=not options.quiet) as bars:
         llm = headstock.LLM(config=config, on_progress=bars.update)
     with llm:
-        if not asked.quiet:
+        if not options.quiet:
             print_summary(llm.engine.summary.lines())
-        names: Sequence[str] = asked.workloads or USUAL[llm.engine.summary.device]
-        shape = asked.shape or Path(config.model).name
-        bench = Bench(
+        names: Sequence[str] = options.workloads or DEFAULT_WORKLOADS[llm.engine.summary.device]
+        shape = options.shape or Path(config.model).name
+        bench = Benchmark(
             llm,
             version=headstock.__version__,
             shape=shape,
-            runs=asked.runs,
-            report=None if asked.quiet else progress,
+            runs=options.runs,
+            report=None if options.quiet else print_progress,
         )
-        if asked.compare is not None:
-            bench.compare()
-        works = [bench.fitted(draw_workload(name)) for name in names]
+        if options.compare is not None:
+            bench.add_transformers()
+        works = [bench.fit_workload(draw_workload(name)) for name in names]
         for work, notes in works:
-            yield bench.figure(work, notes)
+            yield bench.measure(work, notes)
 
 
 def draw_workload(name: str) -> Workload:
@@ -195,15 +195,15 @@ def draw_workload(name: str) -> Workload:
     return draw_latency_workload(name) if is_latency_workload(name) else WORKLOADS[name]()
 
 
-def progress(stage: str, done: int, total: int) -> None:
+def print_progress(stage: str, done: int, total: int) -> None:
     """Say how far it is, between two runs: a bar would draw itself while the clock runs."""
     print_note(f"{stage}: {done} of {total}")
 
 
-def show(figure: Figure, asked: Namespace) -> None:
-    """Print the figure, and append it to `--output`."""
-    line = json.dumps(figure.record(), ensure_ascii=False)
-    print(line if asked.json else "\n".join(figure.lines()), flush=True)
-    if asked.output is not None:
-        with open(asked.output, "a") as file:
+def print_result(result: BenchmarkResult, options: Namespace) -> None:
+    """Print a result, and append it to `--output`."""
+    line = json.dumps(result.to_json(), ensure_ascii=False)
+    print(line if options.json else "\n".join(result.format_lines()), flush=True)
+    if options.output is not None:
+        with open(options.output, "a") as file:
             file.write(line + "\n")

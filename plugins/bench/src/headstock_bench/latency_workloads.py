@@ -11,9 +11,9 @@ from attrs import evolve, field, frozen
 
 from headstock import UsageError
 from headstock.errors import shorten
-from headstock_bench.workloads import SEED, Workload, tokens
+from headstock_bench.workloads import SEED, Workload, draw_tokens
 
-FORMS: Mapping[str, str] = MappingProxyType(
+NAME_FORMS: Mapping[str, str] = MappingProxyType(
     {"online": "online:RATE:COUNT", "first-token": "first-token:LENGTH[:COUNT]"}
 )
 """What a latency workload's name begins with -> the form of the name."""
@@ -54,17 +54,17 @@ class LatencyWorkload(Workload):
 
 def is_latency_workload(name: str) -> bool:
     """Whether the name begins as a latency workload's does; the rest may be malformed."""
-    return name.partition(":")[0] in FORMS
+    return name.partition(":")[0] in NAME_FORMS
 
 
 def check_latency_workload(name: str) -> None:
     """Raise UsageError when `name` is not of its form or a number in it is out of range."""
-    _parse(name)
+    _parse_name(name)
 
 
 def draw_latency_workload(name: str) -> LatencyWorkload:
     """The workload of that name.   raises: UsageError as `check_latency_workload`"""
-    family, first, count = _parse(name)
+    family, first, count = _parse_name(name)
     if family == "online":
         return _draw_online(name, first, count)
     return _draw_first_token(name, int(first), count)
@@ -80,7 +80,7 @@ def _draw_online(name: str, rate: float, count: int) -> LatencyWorkload:
     for _ in range(count):
         at += rng.expovariate(rate)
         arrivals.append(at)
-        prompts.append(tokens(rng, rng.randint(128, 1024)))
+        prompts.append(draw_tokens(rng, rng.randint(128, 1024)))
         outputs.append(rng.randint(64, 256))
     return LatencyWorkload(
         name=name,
@@ -97,7 +97,7 @@ def _draw_first_token(name: str, length: int, count: int) -> LatencyWorkload:
     rng = Random(SEED)
     return LatencyWorkload(
         name=name,
-        prompts=tuple(tokens(rng, length) for _ in range(count)),
+        prompts=tuple(draw_tokens(rng, length) for _ in range(count)),
         # Two, because a stream goes on: with one, no next step would compete with the first token.
         outputs=(2,) * count,
         temperature=TEMPERATURE,
@@ -105,7 +105,7 @@ def _draw_first_token(name: str, length: int, count: int) -> LatencyWorkload:
     )
 
 
-def _parse(name: str) -> tuple[str, float, int]:
+def _parse_name(name: str) -> tuple[str, float, int]:
     """What the name begins with, its rate or length, and its count.   raises: UsageError"""
     family, *parts = name.split(":")
     if family == "online" and len(parts) == 2:
@@ -120,7 +120,7 @@ def _parse(name: str) -> tuple[str, float, int]:
                 f"but at most {MAX_PROMPT_TOKENS:,} are possible; lower one of the two"
             )
         return family, length, count
-    form, example = FORMS[family], _EXAMPLES[family]
+    form, example = NAME_FORMS[family], _EXAMPLES[family]
     raise UsageError(f"workload {shorten(name)} is not of the form {form}, as in {example}")
 
 
@@ -137,7 +137,7 @@ def _read_number(
         number = float(text)
         if low <= number <= high:
             return number
-    form = FORMS[name.partition(":")[0]]
+    form = NAME_FORMS[name.partition(":")[0]]
     raise UsageError(
         f"workload {shorten(name)}: {what} must be a {'whole ' * whole}number from {low:g} to "
         f"{high:,.0f}, got {shorten(text)!r}; the form is {form}"

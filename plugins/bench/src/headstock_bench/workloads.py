@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 from headstock.errors import format_count
 
 SEED = 0
-WORDS = 10_000
+MAX_TOKEN_ID = 10_000
 """The largest token id that is drawn."""
 
 
@@ -47,22 +47,25 @@ class Workload:
         return sum(self.outputs)
 
     @property
-    def longest(self) -> int:
+    def max_request_tokens(self) -> int:
         """The most tokens of one request, prompt and output together."""
         return max(
             len(prompt) + output for prompt, output in zip(self.prompts, self.outputs, strict=True)
         )
 
     @property
-    def lengths(self) -> str:
+    def length_summary(self) -> str:
         """How long prompts and outputs are, for people."""
-        spans = [span(list(map(len, self.prompts)), "in"), span(list(self.outputs), "out")]
+        spans = [
+            format_span(list(map(len, self.prompts)), "in"),
+            format_span(list(self.outputs), "out"),
+        ]
         return (
             f"{format_count(len(self.prompts), 'request')}, {spans[0]} ({self.tokens_in}), "
             f"{spans[1]} ({self.tokens_out})"
         )
 
-    def within(self, vocab: int) -> Workload:
+    def fit_vocab(self, vocab: int) -> Workload:
         """The same work with ids taken modulo the vocabulary, which changes no length and so no
         speed.
         """
@@ -71,35 +74,35 @@ class Workload:
         )
 
 
-def span(counts: list[int], way: str) -> str:
+def format_span(counts: list[int], way: str) -> str:
     """The least and the most of `counts`."""
     low, high = min(counts), max(counts)
     return f"{low} {way}" if low == high else f"{low}-{high} {way}"
 
 
-def tokens(rng: Random, count: int) -> tuple[int, ...]:
+def draw_tokens(rng: Random, count: int) -> tuple[int, ...]:
     """So many random ids."""
-    return tuple(rng.randint(0, WORDS) for _ in range(count))
+    return tuple(rng.randint(0, MAX_TOKEN_ID) for _ in range(count))
 
 
-def lengths(rng: Random, count: int, low: int, high: int) -> list[int]:
+def draw_lengths(rng: Random, count: int, low: int, high: int) -> list[int]:
     """So many lengths, uniform from `low` to `high`."""
     return [rng.randint(low, high) for _ in range(count)]
 
 
-def for_gpu() -> dict[str, Workload]:
+def draw_gpu_workloads() -> dict[str, Workload]:
     """Those that engines are compared by on a GPU; one generator draws them all, in this order."""
     rng = Random(SEED)
     varied = (
-        tuple(tokens(rng, rng.randint(100, 1024)) for _ in range(256)),
-        lengths(rng, 256, 100, 1024),
+        tuple(draw_tokens(rng, rng.randint(100, 1024)) for _ in range(256)),
+        draw_lengths(rng, 256, 100, 1024),
     )
-    single = (tokens(rng, 128),), [512]
-    shared = tokens(rng, 2048)
-    prefix = tuple(shared + tokens(rng, 128) for _ in range(256)), [64] * 256
-    prefill = tuple(tokens(rng, 4000) for _ in range(32)), [1] * 32
-    eight = tuple(tokens(rng, 256) for _ in range(8)), [256] * 8
-    thirty_two = tuple(tokens(rng, 512) for _ in range(32)), [256] * 32
+    single = (draw_tokens(rng, 128),), [512]
+    shared = draw_tokens(rng, 2048)
+    prefix = tuple(shared + draw_tokens(rng, 128) for _ in range(256)), [64] * 256
+    prefill = tuple(draw_tokens(rng, 4000) for _ in range(32)), [1] * 32
+    eight = tuple(draw_tokens(rng, 256) for _ in range(8)), [256] * 8
+    thirty_two = tuple(draw_tokens(rng, 512) for _ in range(32)), [256] * 32
     drawn = {
         "offline256": varied,
         "single": single,
@@ -114,46 +117,49 @@ def for_gpu() -> dict[str, Workload]:
     }
 
 
-def cpu32() -> Workload:
+def draw_cpu32() -> Workload:
     """A batch of the size that a small model on a CPU can bear."""
     rng = Random(SEED)
-    prompts = tuple(tokens(rng, length) for length in lengths(rng, 32, 16, 512))
+    prompts = tuple(draw_tokens(rng, length) for length in draw_lengths(rng, 32, 16, 512))
     return Workload(
-        name="cpu32", prompts=prompts, outputs=tuple(lengths(rng, 32, 16, 256)), temperature=0.0
+        name="cpu32",
+        prompts=prompts,
+        outputs=tuple(draw_lengths(rng, 32, 16, 256)),
+        temperature=0.0,
     )
 
 
-def cpu1() -> Workload:
+def draw_cpu1() -> Workload:
     """One stream."""
     return Workload(
-        name="cpu1", prompts=(tokens(Random(SEED), 128),), outputs=(200,), temperature=0.0
+        name="cpu1", prompts=(draw_tokens(Random(SEED), 128),), outputs=(200,), temperature=0.0
     )
 
 
-def shared_prefix() -> Workload:
+def draw_shared_prefix() -> Workload:
     """Requests that begin alike: what a prefix index is for. More than one step admits, so that
     later ones can hit.
     """
     rng = Random(SEED)
-    shared = tokens(rng, 512)
-    prompts = tuple(shared + tokens(rng, 16) for _ in range(64))
+    shared = draw_tokens(rng, 512)
+    prompts = tuple(shared + draw_tokens(rng, 16) for _ in range(64))
     return Workload(name="shared-prefix", prompts=prompts, outputs=(8,) * 64, temperature=0.0)
 
 
-def of_gpu(name: str) -> Callable[[], Workload]:
-    """Draws the one of `for_gpu` that is called `name`."""
-    return lambda: for_gpu()[name]
+def make_gpu_drawer(name: str) -> Callable[[], Workload]:
+    """Draws the one of `draw_gpu_workloads` that is called `name`."""
+    return lambda: draw_gpu_workloads()[name]
 
 
 WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
     {
-        name: of_gpu(name)
+        name: make_gpu_drawer(name)
         for name in ("offline256", "single", "prefix256", "prefill32x4k", "batch8", "batch32")
     }
-    | {"cpu32": cpu32, "cpu1": cpu1, "shared-prefix": shared_prefix}
+    | {"cpu32": draw_cpu32, "cpu1": draw_cpu1, "shared-prefix": draw_shared_prefix}
 )
 
-USUAL: Mapping[str, tuple[str, ...]] = MappingProxyType(
+DEFAULT_WORKLOADS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cpu": ("cpu32", "cpu1"), "cuda": ("offline256", "single", "prefix256", "prefill32x4k")}
 )
 """Device -> what is measured when no workload is named."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from headstock_bench.machine import commit, processor
+from headstock_bench.conditions import read_commit, read_cpu_name
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -27,16 +27,16 @@ def test_a_tracked_file_has_a_commit_and_changes_show(tmp_path: Path) -> None:
     git(tmp_path, "add", "source.py")
     git(tmp_path, "commit", "-q", "-m", "one")
     head = git(tmp_path, "rev-parse", "HEAD")
-    assert commit(file) == head[:12]
+    assert read_commit(file) == head[:12]
     other.write_text("not part of the repository around it")
-    assert commit(other) is None
+    assert read_commit(other) is None
     file.write_text("2")
-    assert commit(file) == f"{head[:12]}-dirty"
+    assert read_commit(file) == f"{head[:12]}-dirty"
 
 
 def test_a_file_outside_any_repository_has_no_commit(tmp_path: Path) -> None:
-    assert commit(tmp_path / "source.py") is None
+    assert read_commit(tmp_path / "source.py") is None
 
 
 def test_the_processor_has_a_name() -> None:
-    assert processor()
+    assert read_cpu_name()

@@ -12,12 +12,12 @@ from headstock.errors import describe_error
 from headstock_bench.latency import Latency
 from headstock_bench.workloads import Workload
 
-Tokens = tuple[tuple[int, ...], ...]
+OutputTokens = tuple[tuple[int, ...], ...]
 """The requested output tokens of every request, in order."""
 
 
 @frozen
-class Run:
+class TimedRun:
     """One contestant at one workload once: wall seconds from the first request handed over to the
     last token.
 
@@ -25,25 +25,25 @@ class Run:
     """
 
     seconds: float
-    tokens: Tokens = field(repr=False)
+    tokens: OutputTokens = field(repr=False)
     latency: Latency | None = None
 
 
-class Contestant(Protocol):
+class BenchmarkEngine(Protocol):
     """Somebody who can do the work."""
 
     engine: str
     mode: str
     version: str
 
-    def run(self, workload: Workload) -> Run:
+    def run(self, workload: Workload) -> TimedRun:
         """Do it once. Whatever makes a second run easier than the first is undone before the clock
         starts.
         """
 
 
 @frozen(kw_only=True)
-class Timing:
+class EngineTiming:
     """What a contestant needed; `error` says why it could not do the work at all, and then there
     are no runs.
 
@@ -55,7 +55,7 @@ class Timing:
     mode: str
     version: str
     seconds: tuple[float, ...] = ()
-    tokens: Tokens = field(default=(), repr=False)
+    tokens: OutputTokens = field(default=(), repr=False)
     latencies: tuple[Latency, ...] = ()
     error: str | None = None
 
@@ -65,12 +65,15 @@ class Timing:
         return median(self.seconds)
 
 
-Report = Callable[[str, int, int], None]
+RunCallback = Callable[[str, int, int], None]
 
 
-def alternate(
-    contestants: Sequence[Contestant], workload: Workload, runs: int, report: Report | None = None
-) -> list[Timing]:
+def run_in_turns(
+    contestants: Sequence[BenchmarkEngine],
+    workload: Workload,
+    runs: int,
+    report: RunCallback | None = None,
+) -> list[EngineTiming]:
     """The timings, in the contestants' order: one warm-up each, then `runs` rounds in which
     everyone runs once.
 
@@ -79,17 +82,17 @@ def alternate(
     """
     errors = [None, *(warm_up(each, workload) for each in contestants[1:])]
     contestants[0].run(workload.warm_up)
-    done: list[list[Run]] = [[] for _ in contestants]
+    done: list[list[TimedRun]] = [[] for _ in contestants]
     for count in range(runs):
         for each, error, mine in zip(contestants, errors, done, strict=True):
             if error is None:
                 mine.append(each.run(workload))
         if report is not None:
             report(f"runs of {workload.name}", count + 1, runs)
-    return [timing(*one) for one in zip(contestants, errors, done, strict=True)]
+    return [summarize_runs(*one) for one in zip(contestants, errors, done, strict=True)]
 
 
-def warm_up(contestant: Contestant, workload: Workload) -> str | None:
+def warm_up(contestant: BenchmarkEngine, workload: Workload) -> str | None:
     """Let it run once; why it cannot, if it cannot."""
     try:
         contestant.run(workload.warm_up)
@@ -98,9 +101,11 @@ def warm_up(contestant: Contestant, workload: Workload) -> str | None:
     return None
 
 
-def timing(contestant: Contestant, error: str | None, runs: Sequence[Run]) -> Timing:
+def summarize_runs(
+    contestant: BenchmarkEngine, error: str | None, runs: Sequence[TimedRun]
+) -> EngineTiming:
     """What the contestant's runs come to."""
-    return Timing(
+    return EngineTiming(
         engine=contestant.engine,
         mode=contestant.mode,
         version=contestant.version,
@@ -112,7 +117,7 @@ def timing(contestant: Contestant, error: str | None, runs: Sequence[Run]) -> Ti
 
 
 @frozen
-class Difference:
+class TokenDifference:
     """Where two contestants' tokens part: how many requests differ, and the earliest output
     position of all.
     """
@@ -121,7 +126,7 @@ class Difference:
     first: int | None
 
 
-def difference(ours: Tokens, theirs: Tokens) -> Difference:
+def find_difference(ours: OutputTokens, theirs: OutputTokens) -> TokenDifference:
     """Where the tokens part.
 
     raises: ValueError when the numbers of requests or of their tokens differ
@@ -132,4 +137,4 @@ def difference(ours: Tokens, theirs: Tokens) -> Difference:
             position for position, (a, b) in enumerate(zip(left, right, strict=True)) if a != b
         ]
         firsts += unequal[:1]
-    return Difference(len(firsts), min(firsts, default=None))
+    return TokenDifference(len(firsts), min(firsts, default=None))

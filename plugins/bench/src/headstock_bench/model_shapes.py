@@ -23,7 +23,7 @@ class Experts:
 
 
 @frozen(kw_only=True)
-class Shape:
+class ModelShape:
     """The sizes of a Qwen3 model, as its publisher's config.json has them."""
 
     hidden: int
@@ -40,9 +40,9 @@ class Shape:
     rope_theta: float = 1_000_000
 
 
-SHAPES: Mapping[str, Shape] = MappingProxyType(
+MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
     {
-        "demo": Shape(
+        "demo": ModelShape(
             hidden=256,
             layers=6,
             heads=4,
@@ -54,16 +54,16 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
             max_position=4096,
             rope_theta=10_000,
         ),
-        "qwen3-0.6b": Shape(
+        "qwen3-0.6b": ModelShape(
             hidden=1024, layers=28, heads=16, kv_heads=8, intermediate=3072, tied=True
         ),
-        "qwen3-8b": Shape(
+        "qwen3-8b": ModelShape(
             hidden=4096, layers=36, heads=32, kv_heads=8, intermediate=12_288, tied=False
         ),
-        "qwen3-14b": Shape(
+        "qwen3-14b": ModelShape(
             hidden=5120, layers=40, heads=40, kv_heads=8, intermediate=17_408, tied=False
         ),
-        "qwen3-30b-a3b": Shape(
+        "qwen3-30b-a3b": ModelShape(
             hidden=2048,
             layers=48,
             heads=32,
@@ -76,17 +76,17 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
 )
 
 
-def write(shape: Shape, folder: Path) -> None:
+def write_model_directory(shape: ModelShape, folder: Path) -> None:
     """Put a config.json and a byte-level tokenizer of the shape into the folder; it has no weights.
 
     writes: config.json, tokenizer.json, tokenizer_config.json
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config(shape)))
+    (folder / "config.json").write_text(json.dumps(make_config(shape)))
     write_tokenizer(shape.words, folder)
 
 
-def config(shape: Shape) -> dict[str, Any]:
+def make_config(shape: ModelShape) -> dict[str, Any]:
     """The shape as a Hugging Face configuration."""
     dense = {
         "architectures": ["Qwen3ForCausalLM"],

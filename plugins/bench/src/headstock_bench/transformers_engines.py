@@ -13,11 +13,11 @@ import torch
 import transformers
 
 from headstock import UsageError
-from headstock_bench.timing import Run, Tokens
+from headstock_bench.turns import OutputTokens, TimedRun
 from headstock_bench.workloads import Workload
 
 
-def load(directory: Path, dtype: str, device: str, *, dummy: bool) -> Any:
+def load_model(directory: Path, dtype: str, device: str, *, dummy: bool) -> Any:
     """The model; `dummy` gives it random weights. No token ends its sequences: the workload says
     how long they are.
     """
@@ -47,7 +47,7 @@ def check_greedy(workload: Workload) -> None:
         )
 
 
-class Generate:
+class TransformersGenerate:
     """`generate` with all prompts in one left-padded batch, until the longest output; only
     requested tokens count.
     """
@@ -59,7 +59,7 @@ class Generate:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def run(self, workload: Workload) -> Run:
+    def run(self, workload: Workload) -> TimedRun:
         """Do the work once."""
         longest = max(map(len, workload.prompts))
         most = max(workload.outputs)
@@ -76,13 +76,13 @@ class Generate:
         )
         rows = found[:, longest:].tolist()
         seconds = time.perf_counter() - begin
-        return Run(
+        return TimedRun(
             seconds,
             tuple(tuple(row[:count]) for row, count in zip(rows, workload.outputs, strict=True)),
         )
 
 
-class Continuous:
+class TransformersContinuous:
     """Continuous batching through its manager, each request with its own length, in a cache that
     holds them all.
 
@@ -97,7 +97,7 @@ class Continuous:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def run(self, workload: Workload) -> Run:
+    def run(self, workload: Workload) -> TimedRun:
         """Do the work once.
 
         raises: RuntimeError when a request fails or the manager ends early
@@ -106,17 +106,17 @@ class Continuous:
         try:
             with self.model.continuous_batching_context_manager(
                 generation_config=self.model.generation_config,
-                continuous_batching_config=room(workload),
+                continuous_batching_config=make_batching_config(workload),
                 timeout=5,
             ) as manager:
                 begin = time.perf_counter()
-                tokens = served(manager, workload)
-                return Run(time.perf_counter() - begin, tokens)
+                tokens = collect_tokens(manager, workload)
+                return TimedRun(time.perf_counter() - begin, tokens)
         finally:
             self.model.set_attn_implementation(attention)
 
 
-def room(workload: Workload) -> transformers.ContinuousBatchingConfig:
+def make_batching_config(workload: Workload) -> transformers.ContinuousBatchingConfig:
     """Settings under which every request of the workload can run at once.
 
     Left to itself, the manager takes most of the memory, and half a minute to fill it.
@@ -130,7 +130,7 @@ def room(workload: Workload) -> transformers.ContinuousBatchingConfig:
     return settings
 
 
-def served(manager: Any, workload: Workload) -> Tokens:
+def collect_tokens(manager: Any, workload: Workload) -> OutputTokens:
     """What the manager generates for every request.   raises: RuntimeError"""
     for number, (prompt, count) in enumerate(zip(workload.prompts, workload.outputs, strict=True)):
         manager.add_request(

@@ -9,11 +9,11 @@ from headstock import LLM, EngineDied, RequestMetrics, SamplingParams, UsageErro
 from headstock_bench.latency import summarize_streams
 from headstock_bench.latency_workloads import LatencyWorkload
 from headstock_bench.streams import stream_requests
-from headstock_bench.timing import Run
+from headstock_bench.turns import TimedRun
 from headstock_bench.workloads import Workload
 
 
-class Ours:
+class HeadstockEngine:
     """An LLM at the work; the prefix index is empty when a run begins.
 
     After a run, `cached_tokens` counts the prompt tokens that came from the index, `peak_pages` the
@@ -31,9 +31,9 @@ class Ours:
         self.peak_pages = 0
         self.preemptions = 0
 
-    def run(self, workload: Workload) -> Run:
+    def run(self, workload: Workload) -> TimedRun:
         """Do the work once.   raises: UsageError when it does not fit the engine, EngineDied"""
-        self.check(workload)
+        self.check_length(workload)
         params = [
             SamplingParams(
                 temperature=workload.temperature,
@@ -56,10 +56,10 @@ class Ours:
                     f"{workload.name}: request {number} failed, so there is no figure: "
                     f"{answer.error}"
                 )
-        self._count([output.metrics for output in outputs])
-        return Run(seconds, tuple(answer.token_ids for answer in answers))
+        self._store_counts([output.metrics for output in outputs])
+        return TimedRun(seconds, tuple(answer.token_ids for answer in answers))
 
-    def _run_streams(self, workload: LatencyWorkload, params: Sequence[SamplingParams]) -> Run:
+    def _run_streams(self, workload: LatencyWorkload, params: Sequence[SamplingParams]) -> TimedRun:
         """The run of requests that come one by one; some may fail.   raises: EngineDied"""
         streams, seconds = stream_requests(self.llm, workload, params)
         errors = [stream.error for stream in streams if stream.error is not None]
@@ -67,24 +67,24 @@ class Ours:
             raise EngineDied(
                 f"{workload.name}: every request failed, so there is no figure: {errors[0]}"
             )
-        self._count([stream.metrics for stream in streams if stream.metrics is not None])
+        self._store_counts([stream.metrics for stream in streams if stream.metrics is not None])
         tokens = tuple(stream.token_ids for stream in streams)
-        return Run(seconds, tokens, summarize_streams(streams))
+        return TimedRun(seconds, tokens, summarize_streams(streams))
 
-    def _count(self, metrics: Sequence[RequestMetrics]) -> None:
+    def _store_counts(self, metrics: Sequence[RequestMetrics]) -> None:
         """Set what figures say of the run that has just ended."""
         self.cached_tokens = sum(request.cached_tokens or 0 for request in metrics)
         self.preemptions = sum(request.preemptions or 0 for request in metrics)
         self.peak_pages = self.llm.engine.stats().peak_held_pages
 
-    def check(self, workload: Workload) -> None:
+    def check_length(self, workload: Workload) -> None:
         """Raise UsageError when a request is too long: cut to what fits, it would be another
         workload.
         """
-        longest = self.llm.engine.max_seq_len
-        if workload.longest > longest:
+        max_seq_len = self.llm.engine.max_seq_len
+        if workload.max_request_tokens > max_seq_len:
             raise UsageError(
-                f"{workload.name} has requests of {workload.longest} tokens, but sequences may "
-                f"have {longest} here; raise --max-seq-len or the pool, or choose another "
-                "workload or model"
+                f"{workload.name} has requests of {workload.max_request_tokens} tokens, but "
+                f"sequences may have {max_seq_len} here; raise --max-seq-len or the pool, or "
+                "choose another workload or model"
             )

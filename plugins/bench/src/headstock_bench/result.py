@@ -11,12 +11,12 @@ from attrs import asdict, evolve, field, frozen
 
 from headstock.errors import format_count
 from headstock_bench.latency import collect_percentiles
-from headstock_bench.timing import Difference, Timing
+from headstock_bench.turns import EngineTiming, TokenDifference
 from headstock_bench.workloads import Workload
 
 
 @frozen(kw_only=True)
-class Setting:
+class Conditions:
     """What all figures of one engine have in common.
 
     `shape` is the architecture's name (the model's, where a checkpoint was loaded), `weights`
@@ -46,7 +46,7 @@ class Setting:
 
 
 @frozen(kw_only=True)
-class Peer:
+class PeerResult:
     """Another engine at the same work in the same process; `ratio` is our tokens a second over its
     own.
 
@@ -61,11 +61,11 @@ class Peer:
     median_s: float | None = None
     out_tok_s: float | None = None
     ratio: float | None = None
-    difference: Difference | None = None
+    difference: TokenDifference | None = None
 
 
 @frozen(kw_only=True)
-class Figure:
+class BenchmarkResult:
     """One workload on one engine. Times are in seconds, rates in tokens a second over the median
     run.
 
@@ -74,15 +74,15 @@ class Figure:
     lost its pages and was computed again.
     """
 
-    setting: Setting
+    conditions: Conditions
     workload: Workload
     date: str = field(factory=lambda: datetime.now(UTC).date().isoformat())
-    timing: Timing
+    timing: EngineTiming
     peak_kv_pages: int
     cached_tokens: int
     preemptions: int
     seed: int
-    peers: tuple[Peer, ...] = ()
+    peers: tuple[PeerResult, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -99,24 +99,24 @@ class Figure:
         return self.workload.tokens_out / self.timing.median
 
     @property
-    def finished(self) -> int:
+    def num_finished(self) -> int:
         """Requests that finished, in the run in which the fewest did."""
         return min(
             (latency.finished for latency in self.timing.latencies),
             default=len(self.workload.prompts),
         )
 
-    def record(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The figure as one JSON object."""
         work = self.workload
         return {
-            **asdict(self.setting),
+            **asdict(self.conditions),
             "date": self.date,
             "workload": work.name,
             "requests": len(work.prompts),
             "tokens_in": work.tokens_in,
             "tokens_out": work.tokens_out,
-            "lengths": work.lengths,
+            "lengths": work.length_summary,
             "temperature": work.temperature,
             "seed": self.seed,
             "runs_s": [round(seconds, 4) for seconds in self.timing.seconds],
@@ -126,20 +126,20 @@ class Figure:
             "peak_kv_pages": self.peak_kv_pages,
             "cached_tokens": self.cached_tokens,
             "preemptions": self.preemptions,
-            **self._record_latency(),
+            **self._latency_to_json(),
             "notes": list(self.notes),
             **{f"ratio_{peer.mode}": peer.ratio for peer in self.peers},
             **({"peers": [asdict(peer) for peer in self.peers]} if self.peers else {}),
         }
 
-    def _record_latency(self) -> dict[str, Any]:
+    def _latency_to_json(self) -> dict[str, Any]:
         """What only figures of latency have."""
         runs = self.timing.latencies
         if not runs:
             return {}
         percentiles = collect_percentiles(runs)
         return {
-            "finished": self.finished,
+            "finished": self.num_finished,
             **{
                 name: round(median(each), 3) if each else None for name, each in percentiles.items()
             },
@@ -149,9 +149,9 @@ class Figure:
             },
         }
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """The figure for people."""
-        s, work, times = self.setting, self.workload, self.timing.seconds
+        s, work, times = self.conditions, self.workload, self.timing.seconds
         commit = f" ({s.commit})" if s.commit else ""
         counts = (
             f"{format_count(self.cached_tokens, 'cached token')}, "
@@ -161,10 +161,10 @@ class Figure:
             f"{work.name}: {self.out_tok_s:,.1f} output tok/s, {self.in_tok_s:,.1f} input tok/s, "
             f"median {self.timing.median:.3f} s of {format_count(len(times), 'run')} "
             f"({min(times):.3f} to {max(times):.3f})",
-            *self._latency_lines(),
+            *self._format_latency(),
             (
-                f"  work      {work.lengths}, temperature {work.temperature:g}, EOS ignored, seed "
-                f"{self.seed}"
+                f"  work      {work.length_summary}, temperature {work.temperature:g}, "
+                f"EOS ignored, seed {self.seed}"
             ),
             (
                 f"  model     {s.shape}, {s.weights} weights, {s.dtype}, KV {s.kv_dtype}, batch "
@@ -180,36 +180,36 @@ class Figure:
                 f"{self.date}"
             ),
             f"  machine   {s.gpu or s.cpu}, {format_count(s.threads, 'thread')}",
-            *(f"  peer      {peer_line(peer)}" for peer in self.peers),
+            *(f"  peer      {format_peer(peer)}" for peer in self.peers),
             *(f"  note      {note}" for note in self.notes),
         ]
 
-    def _latency_lines(self) -> list[str]:
+    def _format_latency(self) -> list[str]:
         """Latencies for people; none where requests are handed over all at once."""
         runs = self.timing.latencies
         if not runs:
             return []
         spans = {
-            name: _span_ms(name.split("_")[1], each)
+            name: _format_span_ms(name.split("_")[1], each)
             for name, each in collect_percentiles(runs).items()
         }
         errors = [latency.error for latency in runs if latency.error is not None]
         return [
             f"  TTFT      {spans['ttft_p50_ms']}, {spans['ttft_p99_ms']}",
             f"  ITL       {spans['itl_p50_ms']}, {spans['itl_p99_ms']}",
-            f"  requests  {self.finished} of {len(self.workload.prompts)} finished",
+            f"  requests  {self.num_finished} of {len(self.workload.prompts)} finished",
             *(f"  failed    {error}" for error in errors[:1]),
         ]
 
 
-def _span_ms(percentile: str, runs: Sequence[float]) -> str:
+def _format_span_ms(percentile: str, runs: Sequence[float]) -> str:
     """The median of the runs, and their span, for people."""
     if not runs:
         return f"{percentile} unknown (no stream has two pieces)"
     return f"{percentile} {median(runs):.2f} ms ({min(runs):.2f} to {max(runs):.2f})"
 
 
-def peer_line(peer: Peer) -> str:
+def format_peer(peer: PeerResult) -> str:
     """A peer's result for people."""
     name = f"{peer.engine} {peer.version}, {peer.mode}:"
     if peer.error is not None or peer.out_tok_s is None:
@@ -226,9 +226,13 @@ def peer_line(peer: Peer) -> str:
     return f"{text}; {format_count(peer.difference.requests, 'request')} with other tokens{where}"
 
 
-def peer_of(ours: Timing, theirs: Timing, workload: Workload, found: Difference | None) -> Peer:
+def make_peer_result(
+    ours: EngineTiming, theirs: EngineTiming, workload: Workload, found: TokenDifference | None
+) -> PeerResult:
     """What a peer's timing comes to beside ours."""
-    peer = Peer(engine=theirs.engine, mode=theirs.mode, version=theirs.version, error=theirs.error)
+    peer = PeerResult(
+        engine=theirs.engine, mode=theirs.mode, version=theirs.version, error=theirs.error
+    )
     if theirs.error is not None:
         return peer
     return evolve(

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import headstock
 from headstock import LLM
-from headstock_bench.figure import Setting
+from headstock_bench.result import Conditions
 
 
-def setting(llm: LLM, *, version: str, shape: str, weights: str) -> Setting:
+def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Conditions:
     """The setting of an engine in this process."""
     import torch
 
     summary = llm.engine.summary
-    return Setting(
+    return Conditions(
         version=version,
-        commit=commit(Path(headstock.__file__)),
+        commit=read_commit(Path(headstock.__file__)),
         gpu=None if summary.device == "cpu" else summary.device_name,
-        cpu=processor(),
+        cpu=read_cpu_name(),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         python=platform.python_version(),
@@ -38,7 +38,7 @@ def setting(llm: LLM, *, version: str, shape: str, weights: str) -> Setting:
     )
 
 
-def processor() -> str:
+def read_cpu_name() -> str:
     """The processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -48,18 +48,18 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def commit(file: Path) -> str | None:
+def read_commit(file: Path) -> str | None:
     """The commit that `file` is at, with "-dirty" where the checkout has changes; None where git
     does not track it.
 
     A package installed into an environment inside some checkout is not tracked by it.
     """
-    if git(file, "ls-files", "--error-unmatch", file.name) is None:
+    if run_git(file, "ls-files", "--error-unmatch", file.name) is None:
         return None
-    return git(file, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    return run_git(file, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
 
-def git(file: Path, *arguments: str) -> str | None:
+def run_git(file: Path, *arguments: str) -> str | None:
     """What git says in the folder of `file`; None when it fails or is not there."""
     try:
         done = subprocess.run(

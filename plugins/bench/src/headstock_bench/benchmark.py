@@ -1,0 +1,94 @@
+"""One engine, and those it is compared with, at one workload after another."""
+
+from __future__ import annotations
+
+from headstock import LLM
+from headstock_bench.conditions import read_conditions
+from headstock_bench.headstock_engine import HeadstockEngine
+from headstock_bench.result import BenchmarkResult, make_peer_result
+from headstock_bench.turns import (
+    BenchmarkEngine,
+    EngineTiming,
+    RunCallback,
+    TokenDifference,
+    find_difference,
+    run_in_turns,
+)
+from headstock_bench.workloads import Workload
+
+
+class Benchmark:
+    """Measures `llm`, `runs` times a workload after a run that warms up; `shape` is what figures
+    call the model.
+    """
+
+    def __init__(
+        self, llm: LLM, *, version: str, shape: str, runs: int, report: RunCallback | None = None
+    ) -> None:
+        self.ours = HeadstockEngine(llm, version)
+        self.dummy = llm.config.load_format == "dummy"
+        self.conditions = read_conditions(
+            llm,
+            version=version,
+            shape=shape,
+            weights="dummy" if self.dummy else "checkpoint",
+        )
+        self.runs = runs
+        self.report = report
+        self.peers: tuple[BenchmarkEngine, ...] = ()
+
+    def add_transformers(self) -> None:
+        """From now on, transformers does the same work in turns with us."""
+        from headstock_bench.transformers_engines import (
+            TransformersContinuous,
+            TransformersGenerate,
+            load_model,
+        )
+
+        engine = self.ours.llm.engine
+        model = load_model(
+            engine.directory, self.conditions.dtype, engine.summary.device, dummy=self.dummy
+        )
+        self.peers = (TransformersGenerate(model), TransformersContinuous(model))
+
+    def fit_workload(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
+        """The workload for this model's vocabulary, and what is to be said of it.
+
+        raises: UsageError
+        """
+        self.ours.check_length(workload)
+        if self.peers:
+            from headstock_bench.transformers_engines import check_greedy
+
+            check_greedy(workload)
+        vocab = self.ours.llm.engine.model.vocab
+        if max(map(max, workload.prompts)) < vocab:
+            return workload, ()
+        return workload.fit_vocab(vocab), (f"token ids taken modulo the vocabulary of {vocab}",)
+
+    def measure(self, workload: Workload, notes: tuple[str, ...] = ()) -> BenchmarkResult:
+        """The figure of one workload.   raises: UsageError, EngineDied"""
+        timings = run_in_turns([self.ours, *self.peers], workload, self.runs, self.report)
+        ours, *found = timings
+        return BenchmarkResult(
+            conditions=self.conditions,
+            workload=workload,
+            timing=ours,
+            peak_kv_pages=self.ours.peak_pages,
+            cached_tokens=self.ours.cached_tokens,
+            preemptions=self.ours.preemptions,
+            seed=workload.seed,
+            peers=tuple(
+                make_peer_result(ours, theirs, workload, self._compare_tokens(ours, theirs))
+                for theirs in found
+            ),
+            notes=notes,
+        )
+
+    def _compare_tokens(self, ours: EngineTiming, theirs: EngineTiming) -> TokenDifference | None:
+        """Where the tokens part; None with random weights, which no two engines draw alike."""
+        return (
+            None
+            if self.dummy or theirs.error is not None
+            else find_difference(ours.tokens, theirs.tokens)
+        )
