@@ -119,7 +119,7 @@ def test_inspect_says_what_is_missing_and_that_the_device_is_another(
         assert json.loads(output(capsys, "inspect", "radix", "--json"))["this machine"] == "can"
     monkeypatch.setitem(sys.modules, "headstock.startup.device", None)
     assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"].startswith(
-        "not known, for torch"
+        "unknown: torch"
     )
 
 

@@ -120,7 +120,7 @@ def test_ctrl_c_before_an_answer_begins_forgets_the_turn(
         raise KeyboardInterrupt
 
     llm.chat_prompt = interrupted
-    chat.say("hi")
+    chat.answer_turn("hi")
     assert chat.turns == [] and loop.seen == []
     assert capsys.readouterr().err == "stopped; the turn is forgotten\n"
 

@@ -230,6 +230,6 @@ def test_a_revision_of_a_directory_or_an_installed_model_is_refused(tmp_path: Pa
     for name in (str(tmp_path), "demo"):
         with pytest.raises(
             UsageError,
-            match=r"^revision v1: .* is a directory here, and only models on the hub have",
+            match=r"^--revision v1: .* is installed here, and only models on the hub have",
         ):
             locate_model(name, revision="v1")

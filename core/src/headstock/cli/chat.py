@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headstock.cli.answers import format_footer, print_note
+from headstock.cli.tables import fold_line, terminal_width
 from headstock.cli.turns import LineDropped
 from headstock.errors import RequestError, format_count
 from headstock.outputs import RequestOutput
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from headstock.llm import LLM
 
 COMMANDS = ("/reset", "/system", "/stats", "/save", "/exit", "/quit", "/help")
+
+HELP_INDENT = 14
+"""Characters before what a line of HELP says of a command."""
 
 HELP = """/reset        forget what was said
 /system TEXT  begin anew with TEXT as the system message; without TEXT, with none
@@ -28,11 +32,12 @@ Ctrl-C stops an answer, and drops the line at the prompt."""
 
 
 def converse(llm: LLM, params: SamplingParams, system: str | None, read: Callable[[], str]) -> int:
-    """Talk until the user leaves; the exit code. `read` gives a turn, and raises EOFError and
-    LineDropped.
+    """Answer turns until the user leaves; the exit code.
 
+    `read` returns a turn, or raises EOFError or LineDropped.
     raises: UsageError without a chat template
     """
+    # A model without a chat template is refused here, before the user has typed a turn.
     llm.chat_prompt([{"role": "user", "content": "hello"}])
     print_note("/help lists the commands; /exit leaves")
     chat = Chat(llm, params, system)
@@ -50,21 +55,29 @@ def converse(llm: LLM, params: SamplingParams, system: str | None, read: Callabl
             continue
         has_dropped = False
         if is_command(turn):
-            if not chat.command(turn):
+            if not chat.run_command(turn):
                 return 0
         elif turn:
-            chat.say(turn)
+            chat.answer_turn(turn)
 
 
 def is_command(turn: str) -> bool:
-    """Whether a turn is for the chat: one line behind a slash, or more behind the name of a
-    command.
+    """Whether a turn is for the chat and not for the model.
+
+    Text of several lines that only begins with a slash, such as a pasted path, is for the model.
     """
     return turn.startswith("/") and ("\n" not in turn or turn.split()[0] in COMMANDS)
 
 
+def print_help() -> None:
+    """Print the commands on standard error, folded to a terminal's width."""
+    width = terminal_width(sys.stderr)
+    for line in HELP.splitlines():
+        print(fold_line(line, width, HELP_INDENT if line.startswith("/") else 0), file=sys.stderr)
+
+
 class Chat:
-    """A conversation and what it cost."""
+    """A conversation, and how many answers and tokens it has had."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
         self.llm = llm
@@ -81,35 +94,32 @@ class Chat:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
     def leave(self) -> int:
-        """Say that the chat has ended, and give its exit code."""
+        """Print that the chat has ended; its exit code."""
         print_note(f"chat ended: {self.summary}")
         return 0
 
     @property
     def summary(self) -> str:
-        """What was said, in numbers."""
+        """How many answers and tokens the chat has had."""
         return f"{format_count(self.answers, 'answer')}, {format_count(self.tokens, 'token')}"
 
-    def say(self, text: str) -> None:
-        """Print the answer to `text` as it comes and remember both; a turn that fails is
-        forgotten.
-        """
+    def answer_turn(self, text: str) -> None:
+        """Print the answer to `text` as it comes and remember both, unless the turn fails."""
         self.turns.append({"role": "user", "content": text})
         try:
-            answer = self.answer()
+            answer = self.stream_answer()
         except RequestError as error:
             self.turns.pop()
             print_note(f"headstock: {error}; /reset begins anew")
-        except (
-            KeyboardInterrupt
-        ):  # before the answer began, or a second Ctrl-C while it was being stopped
+        except KeyboardInterrupt:
+            # Ctrl-C came before the answer began, or a second time while it was being stopped.
             self.turns.pop()
             print_note("stopped; the turn is forgotten")
         else:
             self.turns.append({"role": "assistant", "content": answer})
 
-    def answer(self) -> str:
-        """The answer to the conversation, or as much of it as came before Ctrl-C.
+    def stream_answer(self) -> str:
+        """Print and return the answer, or as much of it as came before Ctrl-C.
 
         raises: RequestError, EngineDied
         """
@@ -125,10 +135,10 @@ class Chat:
             print(flush=True)
         if pieces and pieces[-1].outputs[0].error is not None:
             raise RequestError(pieces[-1].outputs[0].error)
-        self.count(pieces)
+        self.count_answer(pieces)
         return "".join(piece.outputs[0].text for piece in pieces).strip()
 
-    def count(self, pieces: list[RequestOutput]) -> None:
+    def count_answer(self, pieces: list[RequestOutput]) -> None:
         """Add an answer to the statistics."""
         tokens = sum(len(piece.outputs[0].token_ids) for piece in pieces)
         self.tokens += tokens
@@ -136,14 +146,14 @@ class Chat:
         if pieces:
             self.last = format_footer(pieces[-1], tokens)
 
-    def command(self, line: str) -> bool:
-        """Do what a line beginning with a slash says; False when that is to leave."""
+    def run_command(self, line: str) -> bool:
+        """Carry out a line that begins with a slash; False when the chat ends."""
         word, _, rest = line.partition(" ")
         match word:
             case "/exit" | "/quit":
                 return False
             case "/help":
-                print(HELP, file=sys.stderr)
+                print_help()
             case "/reset":
                 self.turns.clear()
                 print_note("forgotten")
@@ -155,13 +165,13 @@ class Chat:
                 print_note(f"last answer: {self.last}")
                 print_note(f"chat: {self.summary}")
             case "/save":
-                self.save(rest.strip())
+                self.save_conversation(rest.strip())
             case _:
                 print_note(f"no command {word}; /help lists them")
         return True
 
-    def save(self, path: str) -> None:
-        """Write the conversation to a new file; say what came of it."""
+    def save_conversation(self, path: str) -> None:
+        """Write the conversation to a new file, and print whether that worked."""
         if not path:
             print_note("/save needs the name of a file")
             return

@@ -144,7 +144,7 @@ def format_usage() -> str:
             "",
             *lines,
             "",
-            "Plugins add verbs: 'headstock plugins list command' says which plugin adds which.",
+            "Plugins add verbs: 'headstock plugins list command' shows which.",
             "'headstock VERB --help' shows a verb's options, -v where an error came from,",
             "--version the version.",
         ]

@@ -59,8 +59,9 @@ def make_parser() -> FlagParser:
 
 
 def find_plugin(name: str) -> InstalledPlugin:
-    """The installed plugin that `NAME`, `KIND:NAME`, `DISTRIBUTION:NAME` or
-    `KIND:DISTRIBUTION:NAME` stands for.
+    """The installed plugin of that name, `[KIND:][DISTRIBUTION:]NAME`.
+
+    raises: UsageError for a name of none, or of several kinds
     """
     head, _, rest = name.partition(":")
     if rest and head in SPI:
@@ -76,9 +77,7 @@ def find_plugin(name: str) -> InstalledPlugin:
 
 
 def show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
-    """Print the installed plugins, and what would complete those whose kernels are not
-    installed.
-    """
+    """Print the installed plugins, and what installs the kernels that some of them lack."""
     hints = {
         name: registry.explain_missing_extras(name)
         for name in {plugin.distribution for plugin in plugins}
@@ -89,7 +88,7 @@ def show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
         return
     header = ("KIND", "NAME", "DISTRIBUTION", "VERSION", "TARGET", "STATUS")
     width = terminal_width(sys.stdout)
-    # hints are long: a terminal has them below
+    # Hints are long. A terminal shows them below the table; a pipe gets one line a plugin.
     state = format_status if width is None else itemgetter("status")
     cells = [(*(row[title.lower()] for title in header[:-1]), state(row)) for row in rows]
     print_table(header, cells, sys.stdout, spare="TARGET")
@@ -103,7 +102,7 @@ def show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
     hints = {f"{row['kind']} {row['name']}": row["hint"] for row in rows if row["hint"]}
     widest = max(map(len, hints), default=0)
     if hints:
-        print("\nto complete them:")
+        print("\nto complete them, on a machine with the device that they are for:")
     for name, hint in hints.items():
         print(fold_line(f"  {name:{widest}}  {hint}", width, widest + 4))
 
@@ -144,7 +143,7 @@ def show_plugin(plugin: InstalledPlugin, *, as_json: bool) -> None:
 
 
 def describe_plugin(plugin: InstalledPlugin) -> dict[str, Any]:
-    """All that is known of a plugin, as JSON would hold it."""
+    """The facts about a plugin: its metadata, its spec, and what it lacks here, as plain values."""
     spec = registry.load_spec(plugin.kind, f"{plugin.distribution}:{plugin.name}")
     facts = {
         "name": plugin.name,
@@ -168,22 +167,21 @@ def describe_plugin(plugin: InstalledPlugin) -> dict[str, Any]:
 
 
 def list_missing(plugin: InstalledPlugin, spec: PluginSpec) -> dict[str, str]:
-    """What is missing -> the commands that give it: what the spec requires, or else what completes
-    its distribution.
-    """
+    """Missing requirement -> what installs it; without one, what installs the missing kernels."""
     required = {problem.message: problem.hint for problem in registry.find_missing(spec)}
     hint = registry.explain_missing_extras(plugin.distribution)
     return required or ({"kernels for its device": hint} if hint else {})
 
 
 def describe_support(spec: PluginSpec) -> str:
-    """Whether the plugin serves the device of this machine, as far as its spec alone says."""
+    """Whether the plugin serves this machine's device, as far as its spec says."""
     try:
-        from headstock.startup.device import describe_device as device  # which needs torch
+        # deferred for start-up time: it imports torch, which may not even be importable here
+        from headstock.startup.device import describe_device
 
-        reason = registry.elsewhere(spec, device("auto"))
+        reason = registry.elsewhere(spec, describe_device("auto"))
     except (ImportError, OSError):
-        return "not known, for torch cannot be imported"
+        return "unknown: torch cannot be imported"
     return f"cannot: {reason}; 'headstock doctor' says what can" if reason else "can"
 
 
@@ -208,7 +206,7 @@ def to_plain(value: Any) -> Any:
 
 
 def format_requirement(need: Require) -> str:
-    """What is needed and what was found."""
+    """A requirement, and the version that is installed."""
     if need.any_of:
         return "one of: " + "; ".join(
             f"{alternative.distribution} {format_requirement(alternative)}"

@@ -45,8 +45,8 @@ def locate_model(
     directory = find_model_directory(name, fetch_revision)
     if revision is not None and not fetched:
         raise UsageError(
-            f"revision {shorten(revision)}: {shorten(name)} is a directory here, and only models "
-            "on the hub have revisions; leave revision out, or give a name such as owner/name"
+            f"--revision {shorten(revision)}: {shorten(name)} is installed here, and only models "
+            "on the hub have revisions; leave the revision out, or give --model owner/name"
         )
     return directory
 
