@@ -35,7 +35,7 @@ class FlashAttentionBackend(AttentionBackend):
 
         raises: ValueError when none does
         """
-        provider = provider or find_provider(context.device)
+        provider = provider or _find_provider(context.device)
         self.kernel: kernels.Kernel = getattr(kernels, provider.loader)()
         self.device = context.device
         self.page_size = context.page_size
@@ -66,7 +66,7 @@ class FlashAttentionBackend(AttentionBackend):
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
         """
         if self.eight_bit:
-            q, layer = quantize_queries(q), evolve(layer, scale=layer.scale * layer.k_scale)
+            q, layer = _quantize_queries(q), evolve(layer, scale=layer.scale * layer.k_scale)
         self.kernel(q, self.keys[layer.index], self.values[layer.index], plan, layer, out, lse)
         if self.eight_bit and layer.v_scale != 1.0:
             out.mul_(layer.v_scale)
@@ -104,7 +104,7 @@ class FlashAttentionBackend(AttentionBackend):
         self.keys, self.values, self.static = {}, {}, None
 
 
-def quantize_queries(q: Tensor) -> Tensor:
+def _quantize_queries(q: Tensor) -> Tensor:
     """The queries in the 8-bit type of keys and values, as the library wants them; what is too
     large saturates.
     """
@@ -112,7 +112,7 @@ def quantize_queries(q: Tensor) -> Tensor:
     return q.clamp(-most, most).to(torch.float8_e4m3fn)
 
 
-def find_provider(device: torch.device) -> Provider:
+def _find_provider(device: torch.device) -> Provider:
     """The provider that is used on a device.
 
     raises: ValueError with why there is none and what helps

@@ -35,7 +35,7 @@ VLLM_NEUTRAL = {
 """Arguments of vLLM's operator that are neither None nor set by a call."""
 
 
-def window_left(layer: LayerInfo) -> int:
+def _window_left(layer: LayerInfo) -> int:
     """How many tokens before itself a query sees, -1 for all."""
     return -1 if layer.window is None else layer.window - 1
 
@@ -63,7 +63,7 @@ def load_interface() -> Kernel:
             max_seqlen_q=plan.max_query_len,
             softmax_scale=layer.scale,
             causal=True,
-            window_size=(window_left(layer), 0),
+            window_size=(_window_left(layer), 0),
             softcap=layer.softcap,
             num_splits=plan.num_splits,
             return_softmax_lse=lse is not None,
@@ -119,7 +119,7 @@ def vllm_kernel(operator: Any) -> Kernel:
             "max_seqlen_k": plan.max_context_len,
             "page_table": plan.page_tables[layer.group],
             "softmax_scale": layer.scale,
-            "window_size_left": window_left(layer),
+            "window_size_left": _window_left(layer),
             "softcap": layer.softcap,
             "num_splits": plan.num_splits,
         }
@@ -152,7 +152,7 @@ def load_flash_attn() -> Kernel:
         shared: dict[str, Any] = {
             "softmax_scale": layer.scale,
             "causal": True,
-            "window_size": (window_left(layer), 0),
+            "window_size": (_window_left(layer), 0),
             "softcap": layer.softcap,
             "block_table": page_table,
         }
@@ -206,7 +206,7 @@ def load_torch() -> Kernel:
             plan.max_context_len,
             return_aux=None if lse is None else aux,
             scale=layer.scale,
-            window_size=(window_left(layer), 0),
+            window_size=(_window_left(layer), 0),
             enable_gqa=q.shape[1] != k.shape[2],
             seqused_k=plan.context_lens,
             block_table=plan.page_tables[layer.group],

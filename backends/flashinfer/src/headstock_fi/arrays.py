@@ -31,13 +31,13 @@ def page_arrays(query_lens: Ints, context_lens: Ints, page_size: int) -> PageArr
     """The arrays of rows with these lengths.   query_lens, context_lens: [rows] int32"""
     pages = -(-context_lens // page_size)
     return PageArrays(
-        prefix_sums(query_lens),
-        prefix_sums(pages),
+        _prefix_sums(query_lens),
+        _prefix_sums(pages),
         (context_lens - (pages - 1) * page_size).astype(np.int32),
     )
 
 
-def prefix_sums(lens: Ints) -> Ints:
+def _prefix_sums(lens: Ints) -> Ints:
     """0 and the running sum. [n + 1] int32"""
     sums = np.zeros(len(lens) + 1, np.int32)
     np.cumsum(lens, out=sums[1:])

@@ -55,7 +55,7 @@ class FlashInferBackend(AttentionBackend):
         self.page_size = context.page_size
         self.max_rows = query.max_rows
         self.columns = -(-query.max_seq_len // context.page_size)
-        self.prefill_backend = check_prefill_backend(options.prefill, query, context.device)
+        self.prefill_backend = _check_prefill_backend(options.prefill, query, context.device)
         self.tensor_cores = options.use_tensor_cores(query.heads // query.kv_heads)
         self.shape = Shape(
             heads=query.heads,
@@ -258,7 +258,7 @@ class FlashInferBackend(AttentionBackend):
         self.workspace = self.workspace.new_empty(0)
 
 
-def check_prefill_backend(backend: str, query: AttentionQuery, device: torch.device) -> str:
+def _check_prefill_backend(backend: str, query: AttentionQuery, device: torch.device) -> str:
     """The library's name for the prompt kernels.
 
     raises: ValueError for fa3 on another GPU than Hopper, or with 8-bit KV, which fa3 reads with

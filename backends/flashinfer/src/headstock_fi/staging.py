@@ -85,14 +85,14 @@ class StagedWrapper:
     def stage(self, arrays: PageArrays) -> tuple[Tensor, Tensor, Tensor]:
         """The arrays in this wrapper's host memory: query_start, page_start, last_page_lens."""
         return (
-            copy_into(self.query_start, arrays.query_start),
-            copy_into(self.page_start, arrays.page_start),
-            copy_into(self.last_page_lens, arrays.last_page_lens),
+            _copy_into(self.query_start, arrays.query_start),
+            _copy_into(self.page_start, arrays.page_start),
+            _copy_into(self.last_page_lens, arrays.last_page_lens),
         )
 
     def pages(self, table: Tensor, places: Ints) -> Tensor:
         """The pages at these places of the table, row after row. [pages] int32, on the device"""
-        index = copy_into(self.places, places).to(self.device, non_blocking=True)
+        index = _copy_into(self.places, places).to(self.device, non_blocking=True)
         return table.reshape(-1).index_select(0, index)
 
     def upload(self, table: Tensor, places: Ints, padding: int) -> Tensor:
@@ -104,7 +104,7 @@ class StagedWrapper:
         page_start, pages, last_page_lens = self.static
         page_start.copy_(self.page_start, non_blocking=True)
         last_page_lens.copy_(self.last_page_lens, non_blocking=True)
-        index = copy_into(self.places, places).to(self.device, non_blocking=True)
+        index = _copy_into(self.places, places).to(self.device, non_blocking=True)
         owned = len(places)
         torch.index_select(table.reshape(-1), 0, index, out=pages[:owned])
         pages[owned : owned + padding].zero_()
@@ -126,7 +126,7 @@ class Ring:
         return staged
 
 
-def copy_into(buffer: Tensor, array: Ints) -> Tensor:
+def _copy_into(buffer: Tensor, array: Ints) -> Tensor:
     """The array in the first part of a host buffer.   writes: buffer"""
     part = buffer[: len(array)]
     part.numpy()[:] = array

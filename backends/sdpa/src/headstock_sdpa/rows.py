@@ -72,7 +72,7 @@ def attend_rows(
     for row in index.rows:
         slots = index.slots[row.slot_start : row.slot_stop]
         k, v = (rows.index_select(0, slots).transpose(0, 1)[None] for rows in (table, values))
-        for queries, keys, mask in query_blocks(row, layer, lse is not None, q.device):
+        for queries, keys, mask in _query_blocks(row, layer, lse is not None, q.device):
             args = (q[queries].transpose(0, 1)[None], k[:, :, keys], v[:, :, keys], mask)
             if lse is None and not layer.softcap:
                 answer = sdpa_attention(*args, scale=layer.scale, causal=mask is None)
@@ -83,7 +83,7 @@ def attend_rows(
             out[queries] = answer[0].transpose(0, 1)
 
 
-def query_blocks(
+def _query_blocks(
     row: Row, layer: LayerInfo, with_lse: bool, device: torch.device
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
     """The row in blocks of queries: their places in the batch, their keys among the row's, and who

@@ -42,12 +42,12 @@ def visible_positions(step: AttentionStep, window: int | None) -> Visible:
     return Visible(start, stop, stop - start)
 
 
-def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
+def _to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     """The numbers on the device, without waiting for it."""
     return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 
-def key_slots(page_table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
+def _key_slots(page_table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
     """The key slot of each position of each row; `rows` and `positions` broadcast together.
 
     page_table: [rows, max_pages] int32
@@ -62,7 +62,9 @@ def ragged_slots(page_table: Tensor, seen: Visible, page_size: int) -> Tensor:
     rows = np.repeat(np.arange(len(ends)), seen.lens)
     positions = np.arange(len(rows)) + np.repeat(seen.stop - ends, seen.lens)
     device = page_table.device
-    return key_slots(page_table, to_device(rows, device), to_device(positions, device), page_size)
+    return _key_slots(
+        page_table, _to_device(rows, device), _to_device(positions, device), page_size
+    )
 
 
 @frozen(eq=False)
@@ -77,7 +79,9 @@ class Bucket:
     valid: Tensor | None  # [rows, longest] bool; None when nothing is padded
 
 
-def padded_slots(page_table: Tensor, seen: Visible, page_size: int) -> tuple[Tensor, Tensor | None]:
+def _padded_slots(
+    page_table: Tensor, seen: Visible, page_size: int
+) -> tuple[Tensor, Tensor | None]:
     """The key slots of the rows' visible tokens, and which are not padding (None: all).
 
     returns: [rows, longest] slots, [rows, longest] bool
@@ -87,13 +91,13 @@ def padded_slots(page_table: Tensor, seen: Visible, page_size: int) -> tuple[Ten
     counts = torch.arange(longest, dtype=torch.int32, device=device)
     valid = None
     if longest > seen.lens.min():
-        valid = counts < to_device(seen.lens, device)[:, None]
+        valid = counts < _to_device(seen.lens, device)[:, None]
     if seen.start.any():
-        positions = to_device(seen.start, device)[:, None] + counts
+        positions = _to_device(seen.start, device)[:, None] + counts
         if valid is not None:
             positions *= valid
         rows = torch.arange(len(seen.lens), device=device)[:, None]
-        slots = key_slots(page_table, rows, positions, page_size)
+        slots = _key_slots(page_table, rows, positions, page_size)
     else:
         pages = page_table[:, : -(-longest // page_size), None]
         slots = (pages * (2 * page_size) + counts[:page_size]).flatten(1)[:, :longest]
@@ -140,13 +144,13 @@ def decode_buckets(
     """
     longest_first, cuts = sort_into_buckets(seen.lens, least, most)
     if longest_first is None:
-        return None, (Bucket(0, len(seen.lens), *padded_slots(page_table, seen, page_size)),)
-    order = to_device(longest_first, page_table.device)
+        return None, (Bucket(0, len(seen.lens), *_padded_slots(page_table, seen, page_size)),)
+    order = _to_device(longest_first, page_table.device)
     buckets, first = [], 0
     for rows in cuts:
         last = first + len(rows)
         some = Visible(seen.start[rows], seen.stop[rows], seen.lens[rows])
         table = page_table.index_select(0, order[first:last])
-        buckets.append(Bucket(first, last, *padded_slots(table, some, page_size)))
+        buckets.append(Bucket(first, last, *_padded_slots(table, some, page_size)))
         first = last
     return order, tuple(buckets)

@@ -76,7 +76,7 @@ def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) ->
     """
     page_size, kv_heads, head_dim = pool.shape[2:]
     order, cuts = sort_into_buckets(seen.lens, max(MIN_SAVED_ENTRIES // heads, 1), NO_LIMIT)
-    buckets = [bucket_slots(page_table.numpy(), rows, seen, page_size) for rows in cuts]
+    buckets = [_bucket_slots(page_table.numpy(), rows, seen, page_size) for rows in cuts]
     sizes = np.array([places.shape for places, _ in buckets])
     counts = np.repeat(sizes[:, 1], sizes[:, 0] * heads)
     vectors = pool.numel() // head_dim
@@ -85,7 +85,7 @@ def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) ->
     starts = np.zeros(len(counts) + 1, dtype)
     counts.cumsum(out=starts[1:])
     columns = [
-        key_vectors(places.astype(dtype, copy=False), heads, kv_heads) for places, _ in buckets
+        _key_vectors(places.astype(dtype, copy=False), heads, kv_heads) for places, _ in buckets
     ]
     first, second = torch.from_numpy(starts), torch.from_numpy(np.concatenate(columns))
     zeros = torch.zeros(len(second))
@@ -97,11 +97,11 @@ def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) ->
         pattern=pattern,
         starts=first,
         columns=second,
-        parts=tuple(make_parts(buckets, heads)),
+        parts=tuple(_make_parts(buckets, heads)),
     )
 
 
-def bucket_slots(
+def _bucket_slots(
     page_table: Ints, rows: Ints, seen: Visible, page_size: int
 ) -> tuple[Ints, Ints | None]:
     """The key slots of what some rows see, 0 where padded, and what is not padding (None: all).
@@ -121,7 +121,7 @@ def bucket_slots(
     return (places if valid is None else places * valid), valid
 
 
-def key_vectors(slots: Ints, heads: int, kv_heads: int) -> Ints:
+def _key_vectors(slots: Ints, heads: int, kv_heads: int) -> Ints:
     """The key vectors that each query sees, padding included. [rows * heads * longest]
 
     slots: [rows, longest]
@@ -130,7 +130,7 @@ def key_vectors(slots: Ints, heads: int, kv_heads: int) -> Ints:
     return vectors.repeat(heads // kv_heads, axis=1).ravel()
 
 
-def make_parts(buckets: list[tuple[Ints, Ints | None]], heads: int) -> Iterator[Part]:
+def _make_parts(buckets: list[tuple[Ints, Ints | None]], heads: int) -> Iterator[Part]:
     """Where each bucket's entries are, and what is padding among them."""
     start = 0
     for places, valid in buckets:
@@ -158,7 +158,7 @@ def sparse_decode(
     scores = products.values()
     if layer.softcap:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
-    rows = [masked_scores(scores, part, q.shape[1]) for part in index.parts]
+    rows = [_masked_scores(scores, part, q.shape[1]) for part in index.parts]
     probs = (
         torch.cat([part.softmax(-1).view(-1) for part in rows])
         if len(rows) > 1
@@ -174,7 +174,7 @@ def sparse_decode(
         )
 
 
-def masked_scores(scores: Tensor, part: Part, heads: int) -> Tensor:
+def _masked_scores(scores: Tensor, part: Part, heads: int) -> Tensor:
     """A part's scores with -inf at padding. [rows * heads, longest]   writes: scores"""
     rows = scores[part.start : part.stop]
     if part.mask is not None:

@@ -31,7 +31,7 @@ class TrtllmBackend(AttentionBackend):
 
         raises: ValueError when the device has no kernels or they cannot be compiled
         """
-        self.kernels: Kernels | None = kernels or load_kernels(context, device_env(context.device))
+        self.kernels: Kernels | None = kernels or load_kernels(context, _device_env(context.device))
         self.device = context.device
         self.page_size = context.page_size
         self.pools = dict(context.pools)
@@ -107,7 +107,7 @@ def load_kernels(context: AttentionContext, env: DeviceEnv) -> Kernels:
     return Hopper(context.device)
 
 
-def device_env(device: torch.device) -> DeviceEnv:
+def _device_env(device: torch.device) -> DeviceEnv:
     """What `load_kernels` must know of the device."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return DeviceEnv(device=device.type, capability=capability)

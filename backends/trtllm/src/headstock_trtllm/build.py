@@ -94,35 +94,35 @@ def build(need: KernelNeed) -> None:
         specs = [module for module in modules.decode_specs(need) if module.name in names]
         head_dims = need.head_dims
         if modules.prefill_name(need.q_dtype) in names:
-            head_dims = merge_head_dims(
+            head_dims = _merge_head_dims(
                 env.FLASHINFER_AOT_DIR / modules.prefill_name(need.q_dtype) / HEAD_DIMS, head_dims
             )
-            specs.insert(0, prefill_spec(need.q_dtype, head_dims))
+            specs.insert(0, _prefill_spec(need.q_dtype, head_dims))
         for module in specs:
-            print_line(f"compiling {module.name} ({len(module.sources)} files)")
+            _print_line(f"compiling {module.name} ({len(module.sources)} files)")
         began = time.monotonic()
         jit.build_jit_specs(specs, skip_prebuilt=False)
         for module in specs:
-            install_module(module, head_dims)
-        print_line(
+            _install_module(module, head_dims)
+        _print_line(
             f"{len(specs)} modules after {time.monotonic() - began:.1f} s in "
             f"{env.FLASHINFER_AOT_DIR}"
         )
 
 
-def print_line(line: str) -> None:
+def _print_line(line: str) -> None:
     """Write a line at once, also to a pipe."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def merge_head_dims(listed: Path, head_dims: tuple[int, ...]) -> tuple[int, ...]:
+def _merge_head_dims(listed: Path, head_dims: tuple[int, ...]) -> tuple[int, ...]:
     """The head sizes, and those that the module had before."""
     before = map(int, listed.read_text().split()) if listed.exists() else ()
     return tuple(sorted({*before, *head_dims}))
 
 
-def prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
+def _prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
     """FlashInfer's module of FMHA v2 with only the kernels that this backend calls: causal, without
     soft-cap, ALiBi or softmax statistics, for these head sizes. The other launchers, which its
     table names, raise.
@@ -159,7 +159,7 @@ def missing_kernels(api: str, kernels: Sequence[Path], folder: Path) -> str:
     return "\n".join(['#include <stdexcept>\n#include "fmha_v2_api.h"', *stubs])
 
 
-def install_module(spec: Any, head_dims: tuple[int, ...]) -> None:
+def _install_module(spec: Any, head_dims: tuple[int, ...]) -> None:
     """Copy a compiled module to where FlashInfer loads it without a compiler.
 
     writes: AOT/NAME/

@@ -52,8 +52,8 @@ class Hopper:
     def __init__(self, device: torch.device) -> None:
         self.fmha: Any = import_module("flashinfer.prefill").trtllm_fmha_v2_prefill
         self.xqa: Any = import_module("flashinfer.decode").xqa_batch_decode_with_kv_cache
-        self.prefill_workspace = make_workspace(PREFILL_WORKSPACE, device)
-        self.decode_workspace = make_workspace(DECODE_WORKSPACE, device)
+        self.prefill_workspace = _make_workspace(PREFILL_WORKSPACE, device)
+        self.decode_workspace = _make_workspace(DECODE_WORKSPACE, device)
 
     def prefill(
         self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
@@ -63,7 +63,7 @@ class Hopper:
             (q, pool),
             f"Q_PAGED_KV_{LAYOUT}",
             self.prefill_workspace,
-            *prompt_arguments(plan, layer.scale),
+            *_prompt_arguments(plan, layer.scale),
             block_tables=plan.page_tables[layer.group],
             out=out,
             mask_mode="causal",
@@ -104,7 +104,7 @@ class Blackwell:
         self.context: Any = import_module("flashinfer.prefill").trtllm_batch_context_with_kv_cache
         self.generation: Any = import_module("flashinfer.decode").trtllm_batch_decode_with_kv_cache
         self.max_seq_len = max_seq_len
-        self.workspace = make_workspace(BLACKWELL_WORKSPACE, device)
+        self.workspace = _make_workspace(BLACKWELL_WORKSPACE, device)
 
     def prefill(
         self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
@@ -115,7 +115,7 @@ class Blackwell:
             pool,
             self.workspace,
             plan.page_tables[layer.group],
-            *prompt_arguments(plan, layer.scale),
+            *_prompt_arguments(plan, layer.scale),
             out=out,
             kv_layout=LAYOUT,
         )
@@ -143,7 +143,7 @@ class Blackwell:
         return self.workspace.nbytes
 
 
-def prompt_arguments(plan: PagedPlan, scale: float) -> tuple[Any, ...]:
+def _prompt_arguments(plan: PagedPlan, scale: float) -> tuple[Any, ...]:
     """What both functions for prompts are told of a step, in their order: lengths, the scales of
     scores and of results, and where queries and contexts start.
     """
@@ -159,6 +159,6 @@ def prompt_arguments(plan: PagedPlan, scale: float) -> tuple[Any, ...]:
     )
 
 
-def make_workspace(size: int, device: torch.device) -> Tensor:
+def _make_workspace(size: int, device: torch.device) -> Tensor:
     """A workspace. [size] uint8"""
     return torch.zeros(size, dtype=torch.uint8, device=device)

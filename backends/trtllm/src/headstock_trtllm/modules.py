@@ -82,7 +82,7 @@ def prefill_name(dtype: str) -> str:
     return f"trtllm_fmha_v2_q_paged_kv_nhd_{SHORT[dtype]}_{SHORT[dtype]}"
 
 
-def is_fresh(module: Path) -> bool:
+def _is_fresh(module: Path) -> bool:
     """Whether the module is there, and was not made with another version of FlashInfer."""
     mark = module.parent / MADE_WITH
     return module.exists() and (
@@ -95,7 +95,7 @@ def has_prefill(folder: Path, name: str, head_dims: tuple[int, ...]) -> bool:
     FlashInfer's own: all sizes.
     """
     listed = folder / name / HEAD_DIMS
-    if not is_fresh(folder / name / f"{name}.so"):
+    if not _is_fresh(folder / name / f"{name}.so"):
         return False
     return not listed.exists() or set(head_dims) <= set(map(int, listed.read_text().split()))
 
@@ -119,7 +119,7 @@ def missing_modules(need: KernelNeed) -> list[str]:
     if need.prompts and not has_prefill(folder, prefill_name(need.q_dtype), need.head_dims):
         names.append(prefill_name(need.q_dtype))
     if Phase.DECODE in need.phases:
-        names += [module.name for module in decode_specs(need) if not is_fresh(module.aot_path)]
+        names += [module.name for module in decode_specs(need) if not _is_fresh(module.aot_path)]
     return names
 
 

@@ -3,3 +3,25 @@ share.
 
 Functions whose names end in `_` write in place.
 """
+
+from __future__ import annotations
+
+__all__ = [
+    "attention",
+    "config_fields",
+    "config_keys",
+    "decoder",
+    "decoder_config",
+    "eager_step",
+    "kv",
+    "mlp",
+    "moe",
+    "noise",
+    "norm",
+    "parameters",
+    "penalties",
+    "rope",
+    "rope_config",
+    "sampler",
+    "truncation",
+]

@@ -233,7 +233,7 @@ METHODS = ("quant_method", "quant_algo", "format")
 QUANTIZED = ("quantization_config", "compression_config", "quantization", "quant_config")
 
 
-def describe_method(quantization: object) -> str:
+def _describe_method(quantization: object) -> str:
     """How the weights are quantized, as " by METHOD"; empty where the field does not say."""
     if not isinstance(quantization, Mapping):
         return ""
@@ -251,7 +251,7 @@ def check_served(hf: Json, keys: Collection[str] = ()) -> None:
     """
     for name in QUANTIZED:
         if hf.get(name) is not None:
-            by = describe_method(hf[name])
+            by = _describe_method(hf[name])
             raise ValueError(
                 f"{name} says that the weights are quantized{by}, and only unquantized "
                 "checkpoints are served; use the full-precision model"

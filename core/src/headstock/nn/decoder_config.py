@@ -70,7 +70,7 @@ def decoder_config(
         `heads`
     raises: ValueError with the field, what was found and what was wanted
     """
-    check_model_type(hf, architecture, model_types)
+    _check_model_type(hf, architecture, model_types)
     check_served(hf, fields)
     hidden, heads = read_positive(hf, "hidden_size"), read_positive(hf, "num_attention_heads")
     kv_heads = read_positive(hf, "num_key_value_heads", default_kv_heads or heads)
@@ -91,7 +91,7 @@ def decoder_config(
         w if w is not None and w < max_position else None
         for w in windows or uniform_windows(hf, None)
     ]
-    groups = make_kv_groups(windows, kv_heads, head_dim)
+    groups = _make_kv_groups(windows, kv_heads, head_dim)
     return ModelConfig(
         architecture=architecture,
         vocab=read_positive(hf, "vocab_size"),
@@ -110,14 +110,14 @@ def decoder_config(
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
         tied_embeddings=read_flag(hf, "tie_word_embeddings", False),
-        dtype=read_dtype(hf),
-        eos_ids=read_eos(hf),
+        dtype=_read_dtype(hf),
+        eos_ids=_read_eos(hf),
         features=frozenset({Feature.SLIDING_WINDOW} if any(windows) else ()),
         ignored_fields=(*ignored_fields(hf, (*FIELDS, *fields)), *ignored_rope_fields(hf)),
     )
 
 
-def check_model_type(hf: Json, architecture: str, model_types: Collection[str]) -> None:
+def _check_model_type(hf: Json, architecture: str, model_types: Collection[str]) -> None:
     """Raise ValueError when `model_type`, by which transformers chooses, is that of another
     family.
     """
@@ -159,7 +159,7 @@ def make_layers(
     )
 
 
-def make_kv_groups(
+def _make_kv_groups(
     windows: Sequence[int | None], kv_heads: int, head_dim: int
 ) -> tuple[KVGroup, ...]:
     """One group for each different window, full attention first."""
@@ -219,7 +219,7 @@ def uniform_windows(hf: Json, window: int | None) -> list[int | None]:
     return [window] * read_layer_count(hf)
 
 
-def read_dtype(hf: Json) -> str:
+def _read_dtype(hf: Json) -> str:
     """The checkpoint's torch dtype, by name."""
     dtype = hf.get("dtype") or hf.get("torch_dtype") or "float32"
     if dtype not in DTYPES:
@@ -227,7 +227,7 @@ def read_dtype(hf: Json) -> str:
     return str(dtype)
 
 
-def read_eos(hf: Json) -> tuple[int, ...]:
+def _read_eos(hf: Json) -> tuple[int, ...]:
     """The tokens that end a text, without repetition."""
     value = hf.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]

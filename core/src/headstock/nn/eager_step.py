@@ -29,20 +29,20 @@ def score_and_sample(program: Program, hidden: Tensor, sampling: Sampling) -> Sa
     if len(hidden) <= most:
         return program.ops.lm_head_sample(program.params, program.config, hidden, sampling)
     starts = range(0, len(hidden), most)
-    return concat_samples(
+    return _concat_samples(
         [
             program.ops.lm_head_sample(
                 program.params,
                 program.config,
                 hidden[start : start + most],
-                slice_sampling(sampling, start, start + most),
+                _slice_sampling(sampling, start, start + most),
             )
             for start in starts
         ]
     )
 
 
-def slice_sampling(sampling: Sampling, start: int, stop: int) -> Sampling:
+def _slice_sampling(sampling: Sampling, start: int, stop: int) -> Sampling:
     """The settings of some of the positions."""
     fields: dict[str, Any] = {name: getattr(sampling, name) for name in attrs.fields_dict(Sampling)}
     fields |= {
@@ -51,7 +51,7 @@ def slice_sampling(sampling: Sampling, start: int, stop: int) -> Sampling:
     return Sampling(**fields)
 
 
-def concat_samples(samples: list[Sample]) -> Sample:
+def _concat_samples(samples: list[Sample]) -> Sample:
     """The samples end to end."""
 
     columns = {

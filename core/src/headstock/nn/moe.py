@@ -59,7 +59,7 @@ def run_experts_one_by_one(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: 
     raises: RuntimeError in a capture
     """
     # asked for first: a number that is read inside a capture spoils more than the graph
-    if is_capturing(grouped):
+    if _is_capturing(grouped):
         raise RuntimeError(
             "how many tokens each expert gets is counted on the host, so no graph holds these "
             "experts"
@@ -88,6 +88,6 @@ def has_grouped_mm(x: Tensor, gate_up: Tensor) -> bool:
     )
 
 
-def is_capturing(x: Tensor) -> bool:
+def _is_capturing(x: Tensor) -> bool:
     """Whether a graph of the work on the tensor's device is being captured."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

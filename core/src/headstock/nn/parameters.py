@@ -14,18 +14,18 @@ NamedSpecs = Iterator[tuple[str, ParamSpec]]
 
 def parameters(config: ModelConfig) -> dict[str, ParamSpec]:
     """Every parameter of the decoder, by name."""
-    specs = dict(outer_parameters(config))
+    specs = dict(_outer_parameters(config))
     for layer in config.layers:
-        specs |= attention_parameters(config, layer)
+        specs |= _attention_parameters(config, layer)
         specs |= (
-            mlp_parameters(config, layer)
+            _mlp_parameters(config, layer)
             if layer.experts is None
-            else moe_parameters(config, layer, layer.experts)
+            else _moe_parameters(config, layer, layer.experts)
         )
     return specs
 
 
-def outer_parameters(config: ModelConfig) -> NamedSpecs:
+def _outer_parameters(config: ModelConfig) -> NamedSpecs:
     """Parameters outside layers."""
     # Checkpoints with tied embeddings often hold the same matrix twice; older ones the rope
     # frequencies too.
@@ -43,13 +43,13 @@ def outer_parameters(config: ModelConfig) -> NamedSpecs:
             "lm_head",
             ParamSpec(shape=(config.vocab, config.hidden), sources=(("lm_head.weight",),)),
         )
-    yield "norm", norm_spec(config.hidden, "model.norm.weight")
+    yield "norm", _norm_spec(config.hidden, "model.norm.weight")
     yield (
         "rope",
         ParamSpec(
             shape=(config.max_position, 2, config.rope.dim // 2),
             dtype="float32",
-            compute=compute_rope,
+            compute=_compute_rope,
             ignored=tuple(
                 f"model.layers.{layer.index}.self_attn.rotary_emb.inv_freq"
                 for layer in config.layers
@@ -58,21 +58,21 @@ def outer_parameters(config: ModelConfig) -> NamedSpecs:
     )
 
 
-def compute_rope(config: ModelConfig, max_seq_len: int) -> Tensor:
+def _compute_rope(config: ModelConfig, max_seq_len: int) -> Tensor:
     """The rope table for `max_seq_len` positions.   returns: [max_seq_len, 2, dim / 2] float32"""
     return rope_table(config.rope, max_seq_len, config.max_position)
 
 
-def attention_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
+def _attention_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
     """Parameters of a layer's attention: q, k and v merged in this order."""
     source = f"model.layers.{layer.index}."
     width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
     parts = (width, kv_width, kv_width)
     names = tuple(f"{source}self_attn.{name}_proj" for name in "qkv")
-    yield f"{layer.prefix}attn_norm", norm_spec(config.hidden, f"{source}input_layernorm.weight")
-    yield from linear_specs(f"{layer.prefix}qkv", config.hidden, names, parts, config.qkv_bias)
+    yield f"{layer.prefix}attn_norm", _norm_spec(config.hidden, f"{source}input_layernorm.weight")
+    yield from _linear_specs(f"{layer.prefix}qkv", config.hidden, names, parts, config.qkv_bias)
     out = (f"{source}self_attn.o_proj",)
-    yield from linear_specs(
+    yield from _linear_specs(
         f"{layer.prefix}attn_out",
         width,
         out,
@@ -93,12 +93,12 @@ def attention_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
         )
 
 
-def mlp_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
+def _mlp_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
     """Parameters of a dense feed-forward part: gate and up merged in this order."""
     source, inner = f"model.layers.{layer.index}.mlp.", config.intermediate
     gate_up = (f"{source}gate_proj", f"{source}up_proj")
-    yield mlp_norm_spec(config, layer)
-    yield from linear_specs(
+    yield _mlp_norm_spec(config, layer)
+    yield from _linear_specs(
         f"{layer.prefix}gate_up",
         config.hidden,
         gate_up,
@@ -106,7 +106,7 @@ def mlp_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
         config.mlp_bias,
     )
     down = (f"{source}down_proj",)
-    yield from linear_specs(
+    yield from _linear_specs(
         f"{layer.prefix}down",
         inner,
         down,
@@ -115,13 +115,13 @@ def mlp_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
     )
 
 
-def moe_parameters(config: ModelConfig, layer: LayerConfig, experts: Experts) -> NamedSpecs:
+def _moe_parameters(config: ModelConfig, layer: LayerConfig, experts: Experts) -> NamedSpecs:
     """Parameters of a mixture of experts, from one tensor an expert or from one for all."""
     source, inner = f"model.layers.{layer.index}.mlp.", experts.intermediate
     prefixes = [f"{source}experts.{expert}." for expert in range(experts.count)]
-    yield mlp_norm_spec(config, layer)
+    yield _mlp_norm_spec(config, layer)
     router = (f"{source}gate",)
-    yield from linear_specs(
+    yield from _linear_specs(
         f"{layer.prefix}router",
         config.hidden,
         router,
@@ -151,18 +151,18 @@ def moe_parameters(config: ModelConfig, layer: LayerConfig, experts: Experts) ->
     )
 
 
-def mlp_norm_spec(config: ModelConfig, layer: LayerConfig) -> tuple[str, ParamSpec]:
+def _mlp_norm_spec(config: ModelConfig, layer: LayerConfig) -> tuple[str, ParamSpec]:
     """The norm before a layer's feed-forward part."""
     source = f"model.layers.{layer.index}.post_attention_layernorm.weight"
-    return f"{layer.prefix}mlp_norm", norm_spec(config.hidden, source)
+    return f"{layer.prefix}mlp_norm", _norm_spec(config.hidden, source)
 
 
-def norm_spec(width: int, source: str) -> ParamSpec:
+def _norm_spec(width: int, source: str) -> ParamSpec:
     """A norm's weight."""
     return ParamSpec(shape=(width,), sources=((source,),), dummy=1.0)
 
 
-def linear_specs(
+def _linear_specs(
     name: str,
     width: int,
     sources: tuple[str, ...],

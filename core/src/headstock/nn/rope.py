@@ -61,7 +61,7 @@ def rope_table(rope: Rope, positions: int, max_position: int) -> Tensor:
     return torch.stack((angles.cos(), angles.sin()), 1).mul_(factor)
 
 
-def default_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def _default_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     """Frequencies falling geometrically from 1 to nearly 1 / theta, and a factor of 1.
 
     frequencies: [dim / 2]
@@ -70,18 +70,18 @@ def default_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     return 1.0 / rope.theta**exponents, 1.0
 
 
-def linear_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def _linear_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     """All frequencies divided by `factor` (position interpolation, arXiv 2306.15595)."""
-    frequencies, _ = default_frequencies(rope, max_position)
+    frequencies, _ = _default_frequencies(rope, max_position)
     return frequencies / rope.parameters["factor"], 1.0
 
 
-def llama3_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def _llama3_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     """Slow frequencies divided by `factor`, fast ones kept, those between blended by wavelength
     (Llama 3.1).
     """
     numbers = rope.parameters
-    frequencies, _ = default_frequencies(rope, max_position)
+    frequencies, _ = _default_frequencies(rope, max_position)
     original = numbers.get("original_max_position_embeddings") or max_position
     turns = original * frequencies / (2 * math.pi)
     low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
@@ -89,22 +89,22 @@ def llama3_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     return frequencies * (unscaled + (1 - unscaled) / numbers["factor"]), 1.0
 
 
-def yarn_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def _yarn_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     """Frequencies of rare turns divided by `factor`, others kept, and an attention factor (YaRN,
     arXiv 2309.00071).
     """
     numbers = rope.parameters
     original = numbers.get("original_max_position_embeddings") or max_position
     factor = numbers["factor"]
-    low, high = yarn_range(rope, numbers, original)
+    low, high = _yarn_range(rope, numbers, original)
     ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    frequencies, _ = default_frequencies(rope, max_position)
-    return frequencies * (1 - ramp) + frequencies / factor * ramp, yarn_attention_factor(
+    frequencies, _ = _default_frequencies(rope, max_position)
+    return frequencies * (1 - ramp) + frequencies / factor * ramp, _yarn_attention_factor(
         numbers, factor
     )
 
 
-def yarn_range(rope: Rope, numbers: Mapping[str, Any], original: int) -> tuple[float, float]:
+def _yarn_range(rope: Rope, numbers: Mapping[str, Any], original: int) -> tuple[float, float]:
     """The pairs between which YaRN blends: those that turn `beta_fast` and `beta_slow` times in the
     original length.
     """
@@ -124,7 +124,7 @@ def yarn_range(rope: Rope, numbers: Mapping[str, Any], original: int) -> tuple[f
     return low, high if high != low else high + 0.001  # no division by zero in the ramp
 
 
-def yarn_attention_factor(numbers: Mapping[str, Any], factor: float) -> float:
+def _yarn_attention_factor(numbers: Mapping[str, Any], factor: float) -> float:
     """What YaRN multiplies queries and keys by, as configured or by the paper's 0.1 ln(factor) +
     1.
     """
@@ -140,11 +140,11 @@ def yarn_attention_factor(numbers: Mapping[str, Any], factor: float) -> float:
 
 
 SCALINGS: Mapping[str, Callable[[Rope, int], tuple[Tensor, float]]] = {
-    "default": default_frequencies,
-    "dynamic": default_frequencies,
-    "linear": linear_frequencies,
-    "llama3": llama3_frequencies,
-    "yarn": yarn_frequencies,
+    "default": _default_frequencies,
+    "dynamic": _default_frequencies,
+    "linear": _linear_frequencies,
+    "llama3": _llama3_frequencies,
+    "yarn": _yarn_frequencies,
 }
 """Type of scaling in config.json -> `(rope, max_position) -> (frequencies, attention factor)`.
 

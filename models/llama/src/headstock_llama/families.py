@@ -39,26 +39,26 @@ def mistral(hf: Json) -> ModelConfig:
     A configuration with `layer_types`, be they null, is Ministral, as transformers has it.
     """
     hf = without_nulls(hf, "head_dim")
-    return read_mistral(hf, "MistralForCausalLM", by_layer=hf.get("model_type") == "ministral")
+    return _read_mistral(hf, "MistralForCausalLM", by_layer=hf.get("model_type") == "ministral")
 
 
 def ministral(hf: Json) -> ModelConfig:
     """Ministral under its own name, as transformers 5 saves it: as `mistral`, but for what its
     `model_type` implies.
     """
-    return read_mistral(
+    return _read_mistral(
         without_nulls(hf, "head_dim"),
         "MinistralForCausalLM",
         by_layer=hf.get("model_type") != "mistral",
     )
 
 
-def read_mistral(hf: Json, architecture: str, *, by_layer: bool) -> ModelConfig:
+def _read_mistral(hf: Json, architecture: str, *, by_layer: bool) -> ModelConfig:
     """Mistral under either name; `by_layer`: it has windows by layer even where no `layer_types`
     say which.
     """
     if by_layer or "layer_types" in hf:
-        windows = ministral_windows(hf)
+        windows = _ministral_windows(hf)
     else:
         window = (
             None
@@ -76,7 +76,7 @@ def read_mistral(hf: Json, architecture: str, *, by_layer: bool) -> ModelConfig:
     )
 
 
-def ministral_windows(hf: Json) -> list[int | None]:
+def _ministral_windows(hf: Json) -> list[int | None]:
     """Each layer's window. Ministral cannot do without a window and `head_dim`, even where no layer
     slides.
     """

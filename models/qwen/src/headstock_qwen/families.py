@@ -34,7 +34,7 @@ def qwen2(hf: Json) -> ModelConfig:
         "Qwen2ForCausalLM",
         model_types=("qwen2",),
         fields=WINDOW_FIELDS,
-        windows=read_windows(hf),
+        windows=_read_windows(hf),
         default_kv_heads=32,
         qkv_bias=True,
     )
@@ -48,7 +48,7 @@ def qwen3(hf: Json) -> ModelConfig:
         "Qwen3ForCausalLM",
         model_types=("qwen3",),
         fields=QWEN3_FIELDS,
-        windows=read_windows(hf),
+        windows=_read_windows(hf),
         default_head_dim=128,
         default_kv_heads=32,
         qkv_bias=bias,
@@ -65,8 +65,8 @@ def qwen3_moe(hf: Json) -> ModelConfig:
         "Qwen3MoeForCausalLM",
         model_types=("qwen3_moe",),
         fields=(*QWEN3_FIELDS, *EXPERT_FIELDS),
-        windows=uniform_windows(hf, read_window(hf)),
-        experts=layer_experts(hf),
+        windows=uniform_windows(hf, _read_window(hf)),
+        experts=_layer_experts(hf),
         default_kv_heads=4,
         qkv_bias=bias,
         out_bias=bias,
@@ -74,7 +74,7 @@ def qwen3_moe(hf: Json) -> ModelConfig:
     )
 
 
-def read_window(hf: Json) -> int | None:
+def _read_window(hf: Json) -> int | None:
     """The window of sliding layers: `sliding_window`, 4096 where it is absent, if
     `use_sliding_window` is true.
     """
@@ -83,16 +83,16 @@ def read_window(hf: Json) -> int | None:
     return read_positive(hf, "sliding_window", 4096)
 
 
-def read_windows(hf: Json) -> list[int | None]:
+def _read_windows(hf: Json) -> list[int | None]:
     """Each layer's window: as `layer_types` says, or else from layer `max_window_layers` on."""
-    window, types = read_window(hf), read_layer_types(hf)
+    window, types = _read_window(hf), read_layer_types(hf)
     if types is not None:
         return windows_by_type(types, window)
     first = read_whole(hf, "max_window_layers", 28)
     return [window if index >= first else None for index in range(read_layer_count(hf))]
 
 
-def layer_experts(hf: Json) -> list[Experts | None]:
+def _layer_experts(hf: Json) -> list[Experts | None]:
     """Each layer's experts: every `decoder_sparse_step`-th layer has some, unless `mlp_only_layers`
     names it.
     """

@@ -136,7 +136,7 @@ class CudaGraphCapturer:
 
         def interrupt(q: Tensor, index: int, out: Tensor) -> None:
             graphs[-1].capture_end()
-            calls.append((unowned_view(q), index, out))
+            calls.append((_unowned_view(q), index, out))
             begin()
 
         begin()
@@ -146,7 +146,7 @@ class CudaGraphCapturer:
             self.abandon_capture(graphs[-1])
             raise
         graphs[-1].capture_end()
-        return graphs, calls, unowned_view(result)
+        return graphs, calls, _unowned_view(result)
 
     def is_worthwhile(self, work: PiecewiseWork) -> bool:
         """Whether launching `work` takes longer than doing it: where it does not, launches hide
@@ -212,7 +212,7 @@ class UnownedMemory:
         }
 
 
-def unowned_view(tensor: Tensor) -> Tensor:
+def _unowned_view(tensor: Tensor) -> Tensor:
     """The same memory as a tensor that does not keep it.
 
     What a graph makes lives in its pool as long as the graph does. A reference would keep later

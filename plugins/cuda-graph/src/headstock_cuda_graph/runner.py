@@ -42,7 +42,7 @@ SAMPLING_KINDS = (
 """Kinds of sampling that are captured, each by the columns it looks at."""
 
 
-def smallest_kind(settings: frozenset[str]) -> frozenset[str]:
+def _smallest_kind(settings: frozenset[str]) -> frozenset[str]:
     """The least of `SAMPLING_KINDS` that has these columns."""
     return next(kind for kind in SAMPLING_KINDS if settings <= kind)
 
@@ -236,13 +236,13 @@ class CudaGraphRunner(Runner):
         """
         if settings is None:
             return self.sample_eagerly(bucket, count, sampling())
-        kind = smallest_kind(settings)
+        kind = _smallest_kind(settings)
         if kind in bucket.samplers:
             bucket.samplers[kind].replay()
-            return first_rows(bucket.samplers[kind].result, count)
+            return _first_rows(bucket.samplers[kind].result, count)
         sample = self.sample(bucket.inputs, bucket.forward.result, kind)
         self.capture_sampler_late(bucket, kind)
-        return first_rows(sample, count)
+        return _first_rows(sample, count)
 
     def capture_sampler_late(self, bucket: Bucket, kind: frozenset[str]) -> None:
         """Capture a kind of sampling that was just answered; one that cannot be captured is never
@@ -274,7 +274,7 @@ class CudaGraphRunner(Runner):
         del self.program, self.attention
 
 
-def first_rows(sample: Sample, count: int) -> Sample:
+def _first_rows(sample: Sample, count: int) -> Sample:
     """The first rows of a sample."""
     fields = {name: getattr(sample, name) for name in attrs.fields_dict(Sample)}
     return Sample(**{name: tensor[:count] for name, tensor in fields.items() if tensor is not None})

@@ -6,7 +6,7 @@ from headstock.spi.arrays import Ints
 from headstock_radix_cache.tree import Index, Node
 
 
-def locked_children(node: Node) -> int:
+def _locked_children(node: Node) -> int:
     """How many of a node's children are locked."""
     return sum(child.refs > 0 for child in node.children.values())
 
@@ -16,7 +16,7 @@ def assert_handle(handle: Node, must_be_held: bool) -> None:
     assert handle.parent is not None, (
         f"the handle's page {handle.page} was evicted: hold a match before evicting"
     )
-    assert not must_be_held or handle.refs > locked_children(handle), (
+    assert not must_be_held or handle.refs > _locked_children(handle), (
         f"nobody holds the handle of page {handle.page}"
     )
 
@@ -49,8 +49,8 @@ def assert_index(index: Index, page_size: int) -> None:
     assert min(pages, default=1) > 0, "the dummy page is indexed"
     for root in index.roots.values():
         assert root.children, f"root {root!r} is of a namespace without pages"
-        assert root.refs == 1 + locked_children(root), (
-            f"root {root!r} has {locked_children(root)} locked children"
+        assert root.refs == 1 + _locked_children(root), (
+            f"root {root!r} has {_locked_children(root)} locked children"
         )
     for node in nodes:
         assert node.parent is not None and node.parent.children[node.key] is node, (
@@ -62,16 +62,16 @@ def assert_index(index: Index, page_size: int) -> None:
         assert len(node.key) == page_size * 4, (
             f"{node!r} stands for {len(node.key) // 4} tokens, not {page_size}"
         )
-        assert node.refs >= locked_children(node), (
-            f"{node!r} has {locked_children(node)} locked children"
+        assert node.refs >= _locked_children(node), (
+            f"{node!r} has {_locked_children(node)} locked children"
         )
         assert (node in index.idle) == (node.refs == 0), (
             f"{node!r} is idle exactly when nothing refers to it"
         )
-    assert_order(index, set(nodes))
+    _assert_order(index, set(nodes))
 
 
-def assert_order(index: Index, nodes: set[Node]) -> None:
+def _assert_order(index: Index, nodes: set[Node]) -> None:
     """Raise AssertionError unless eviction in order takes leaves only, and every noted end is
     indexed.
     """

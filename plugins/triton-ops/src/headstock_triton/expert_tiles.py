@@ -199,7 +199,7 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
     inters = double // 2
     inner = x.new_empty(len(blocks.order), inters)
     source: Any = weight
-    tma = tile.tma and is_describable(weight)
+    tma = tile.tma and _is_describable(weight)
     if tma:
         strides = [double * width, width, inters * width, 1]
         source = TensorDescriptor(
@@ -228,7 +228,7 @@ def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> 
     count, width, inters = weight.shape
     terms = inner.new_empty(blocks.routes.ids.numel(), width)
     source: Any = weight
-    tma = tile.tma and is_describable(weight)
+    tma = tile.tma and _is_describable(weight)
     if tma:
         source = TensorDescriptor(weight, [count * width, inters], [inters, 1], [tile.n, tile.k])
     _launch(
@@ -276,7 +276,7 @@ def _launch(
     )
 
 
-def is_describable(weight: Tensor) -> bool:
+def _is_describable(weight: Tensor) -> bool:
     """Whether the tensor memory accelerator can load from `weight`: its rows begin at multiples of
     16 bytes.
     """

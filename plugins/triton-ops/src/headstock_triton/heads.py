@@ -14,7 +14,7 @@ FEW_TOKENS = 64
 
 
 @triton.jit
-def store_q_and_kv(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
+def _store_q_and_kv(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
     """Store queries to `q` and keys and values to the pool; 8-bit floats saturate, and keep NaN.
 
     x: [heads, n]
@@ -112,12 +112,12 @@ def heads_kernel(
     cell = cell + (head - HEADS - is_value.to(tl.int32) * KV_HEADS) * head_stride
     query = q_out + (token * HEADS + head) * HEAD_DIM
     to_q, to_pool = is_query[:, None], (~is_query)[:, None]
-    store_q_and_kv(turned_first, half, query, cell, in_half & to_q, in_half & to_pool, LIMIT)
-    store_q_and_kv(
+    _store_q_and_kv(turned_first, half, query, cell, in_half & to_q, in_half & to_pool, LIMIT)
+    _store_q_and_kv(
         turned_second, HALF + half, query, cell, in_half & to_q, in_half & to_pool, LIMIT
     )
     if REST_BLOCK:
-        store_q_and_kv(
+        _store_q_and_kv(
             round_to(third, dtype), rest, query, cell, in_rest & to_q, in_rest & to_pool, LIMIT
         )
 

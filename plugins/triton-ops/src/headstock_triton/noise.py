@@ -16,7 +16,7 @@ ROUNDS = tl.constexpr(noise.ROUNDS)
 
 
 @triton.jit
-def philox(c0, c1, c2, c3, k0, k1):
+def _philox(c0, c1, c2, c3, k0, k1):
     """The four random words of each counter; all are uint32."""
     for _ in tl.static_range(ROUNDS):
         product_1 = c2.to(tl.uint64) * MULTIPLIER_1
@@ -40,7 +40,7 @@ def random_words(seed, position, start, BLOCK: tl.constexpr):
     counter = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     zero = tl.zeros_like(counter)
     place = zero + position.to(tl.uint32)
-    w0, w1, w2, w3 = philox(
+    w0, w1, w2, w3 = _philox(
         counter, place, zero, zero, seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     )
     return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (BLOCK,))

@@ -11,7 +11,7 @@ from headstock_triton.portable import round_to
 
 
 @triton.jit
-def rms_normalize(x, weight, at, mask, width, eps, dtype: tl.constexpr):
+def _rms_normalize(x, weight, at, mask, width, eps, dtype: tl.constexpr):
     """One row over the root of its mean square, times the weight.
 
     x: [block] float32, 0 outside the mask
@@ -38,7 +38,7 @@ def add_norm_kernel(
         )
         tl.store(total + row + at, x, mask)
     tl.store(
-        out + row + at, rms_normalize(x.to(tl.float32), weight, at, mask, width, eps, dtype), mask
+        out + row + at, _rms_normalize(x.to(tl.float32), weight, at, mask, width, eps, dtype), mask
     )
 
 
@@ -52,7 +52,7 @@ def embed_norm_kernel(tokens, table, weight, total, out, width, eps, BLOCK: tl.c
     tl.store(total + row * width + at, x, mask)
     tl.store(
         out + row * width + at,
-        rms_normalize(x.to(tl.float32), weight, at, mask, width, eps, x.dtype),
+        _rms_normalize(x.to(tl.float32), weight, at, mask, width, eps, x.dtype),
         mask,
     )
 
@@ -77,7 +77,7 @@ def add_norm(total: Tensor, pending: Tensor | None, weight: Tensor, eps: float) 
             eps,
             ADD=pending is not None,
             BLOCK=block,
-            num_warps=count_warps(block),
+            num_warps=_count_warps(block),
         )
     return out
 
@@ -96,11 +96,19 @@ def embed_norm(tokens: Tensor, table: Tensor, weight: Tensor, eps: float) -> tup
     if len(tokens):
         block = triton.next_power_of_2(width)
         embed_norm_kernel[(len(tokens),)](
-            tokens, table, weight, total, out, width, eps, BLOCK=block, num_warps=count_warps(block)
+            tokens,
+            table,
+            weight,
+            total,
+            out,
+            width,
+            eps,
+            BLOCK=block,
+            num_warps=_count_warps(block),
         )
     return total, out
 
 
-def count_warps(block: int) -> int:
+def _count_warps(block: int) -> int:
     """Warps for a row: eight numbers a thread, which 16-bit types load at once."""
     return min(max(block // 256, 1), 16)

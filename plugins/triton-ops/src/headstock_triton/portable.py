@@ -20,12 +20,12 @@ def round_to(x, dtype: tl.constexpr):
             bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), 0x7FC00000)
             return (bits >> 16).to(tl.uint16).to(dtype, bitcast=True)
         if dtype == tl.float8e4nv:
-            return eight_bits(x).to(dtype, bitcast=True)
+            return _eight_bits(x).to(dtype, bitcast=True)
     return x.to(dtype)
 
 
 @triton.jit
-def eight_bits(x):
+def _eight_bits(x):
     """float32 up to 448 as e4m3: four bits of exponent (bias 7), three of fraction.
 
     returns: uint8

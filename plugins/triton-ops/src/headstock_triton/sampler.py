@@ -142,7 +142,7 @@ def join_kernel(
         )
 
 
-def sample_tokens(
+def _sample_tokens(
     logits: Tensor, sampling: Sampling, with_logprob: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A token a row, which rows are healthy, and the log-probabilities of the tokens or targets.
@@ -230,7 +230,7 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
         sampling.frequency,
     )
     if all(rule is None for rule in rules) and sampling.top_logprobs <= 0:
-        tokens, healthy, logprobs = sample_tokens(logits, sampling, sampling.top_logprobs == 0)
+        tokens, healthy, logprobs = _sample_tokens(logits, sampling, sampling.top_logprobs == 0)
         if logprobs is None:
             return Sample(tokens=tokens, healthy=healthy)
         nothing = logprobs.new_empty(len(tokens), 0)
@@ -244,7 +244,7 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
     logits = logits.to(torch.float32)
     likely = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
     apply_logit_rules_(logits, sampling)
-    tokens, healthy, _ = sample_tokens(logits, evolve(sampling, targets=None), with_logprob=False)
+    tokens, healthy, _ = _sample_tokens(logits, evolve(sampling, targets=None), with_logprob=False)
     return (
         Sample(tokens=tokens, healthy=healthy)
         if likely is None

@@ -105,10 +105,10 @@ def _read_table(
     if not gpu or not path.is_file():
         return ()
     entries = json.loads(path.read_text())["tiles"]
-    return tuple((int(most), read_tiles(each)) for most, each in entries.items())
+    return tuple((int(most), _read_tiles(each)) for most, each in entries.items())
 
 
-def read_tiles(entry: Mapping[str, Any]) -> RowTile | Tiles:
+def _read_tiles(entry: Mapping[str, Any]) -> RowTile | Tiles:
     """An entry of a table as a record."""
     if "rows" not in entry:
         return RowTile(**entry)

@@ -52,7 +52,7 @@ def apply_temperature(x, level, heat):
 
 
 @triton.jit
-def scores_at(row, at, peak, heat, VOCAB: tl.constexpr):
+def _scores_at(row, at, peak, heat, VOCAB: tl.constexpr):
     """Scores of the tokens `at`; minus infinity past the vocabulary."""
     return apply_temperature(
         tl.load(row + at, at < VOCAB, other=-INFINITY).to(tl.float32), peak, heat
@@ -60,7 +60,7 @@ def scores_at(row, at, peak, heat, VOCAB: tl.constexpr):
 
 
 @triton.jit
-def ends_of(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def _ends_of(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """The lowest finite logit and the highest logit, which is infinity where there is NaN."""
     least = tl.full((BLOCK,), INFINITY, tl.float32)
     peak = tl.full((BLOCK,), -INFINITY, tl.float32)
@@ -73,21 +73,21 @@ def ends_of(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def lowest_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def _lowest_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """The lowest finite score from the floor up."""
     lowest = tl.full((BLOCK,), INFINITY, tl.float32)
     for start in range(0, VOCAB, BLOCK):
-        s = scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
+        s = _scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
         lowest = tl.minimum(lowest, tl.where((s >= floor) & (s > -INFINITY), s, INFINITY))
     return tl.min(lowest, 0)
 
 
 @triton.jit
-def mass_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def _mass_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """The sum of exp(score) from the floor up."""
     mass = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, VOCAB, BLOCK):
-        s = scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
+        s = _scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
         inside = s >= floor
         if tl.max(inside.to(tl.int32), 0) > 0:
             mass += tl.where(inside, tl.exp(s.to(tl.float64)), 0.0)
@@ -95,7 +95,7 @@ def mass_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def search_edge(
+def _search_edge(
     row, peak, heat, lowest, target, VOCAB: tl.constexpr, WEIGH: tl.constexpr, BLOCK: tl.constexpr
 ):
     """The lowest score, from `lowest` up, whose better ones weigh less than the target: 1 or
@@ -120,7 +120,7 @@ def search_edge(
         smallest = tl.full((BLOCK,), INFINITY, tl.float32)
         largest = tl.full((BLOCK,), -INFINITY, tl.float32)
         for start in range(0, VOCAB, BLOCK):
-            s = scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
+            s = _scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
             inside = (s > low) & (s >= lowest) & (s <= top)
             # after top_k most blocks hold nothing of interest
             if tl.max(inside.to(tl.int32), 0) > 0:
@@ -145,13 +145,13 @@ def search_edge(
 
 
 @triton.jit
-def nth_at(row, peak, heat, edge, n, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def _nth_at(row, peak, heat, edge, n, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """The id of the n-th token, from 1, whose score is the edge."""
     seen, start = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
     edge_id = tl.full((), VOCAB, tl.int32)
     while edge_id == VOCAB and start < VOCAB:
         at = start + tl.arange(0, BLOCK)
-        equal = (scores_at(row, at, peak, heat, VOCAB) == edge).to(tl.int32)
+        equal = (_scores_at(row, at, peak, heat, VOCAB) == edge).to(tl.int32)
         order = seen + tl.cumsum(equal, 0)
         edge_id = tl.min(tl.where((equal > 0) & (order == n), at, VOCAB), 0)
         seen += tl.sum(equal, 0)
@@ -182,7 +182,7 @@ def cut_kernel(
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * stride
     heat = tl.load(temperature + index)
-    least, peak = ends_of(row, VOCAB, BLOCK)
+    least, peak = _ends_of(row, VOCAB, BLOCK)
     tl.store(peaks + index, peak)
     edge = tl.full((), -INFINITY, tl.float32)
     last = tl.full((), VOCAB, tl.int32)
@@ -192,27 +192,27 @@ def cut_kernel(
         if MIN_P:
             edge = tl.load(floors + index)
         if (lowest < edge) | (lowest == -INFINITY):
-            lowest = lowest_of(row, peak, heat, edge, VOCAB, BLOCK)
+            lowest = _lowest_of(row, peak, heat, edge, VOCAB, BLOCK)
         if TOP_K:
             k = tl.load(top_k + index).to(tl.int32)
             if k < VOCAB:
-                edge, above, count = search_edge(row, peak, heat, lowest, k, VOCAB, False, BLOCK)
+                edge, above, count = _search_edge(row, peak, heat, lowest, k, VOCAB, False, BLOCK)
                 lowest, num_kept = edge, tl.minimum(k - above, count)
         if TOP_P:
             p = tl.load(top_p + index)
             if p < 1:
-                mass = mass_of(row, peak, heat, lowest, VOCAB, BLOCK)
+                mass = _mass_of(row, peak, heat, lowest, VOCAB, BLOCK)
                 # Of the tokens at the edge of top_k, those that it drops have no part in the mass.
                 mass -= tl.exp(lowest.to(tl.float64)) * (count - num_kept)
                 target = tl.maximum(p.to(tl.float64) * mass, LEAST_MASS)
-                edge, before, ties = search_edge(
+                edge, before, ties = _search_edge(
                     row, peak, heat, lowest, target, VOCAB, True, BLOCK
                 )
                 fit = tl.ceil((target - before) / tl.exp(edge.to(tl.float64)))
                 most = tl.where((edge == lowest) & (num_kept < count), num_kept, ties)
                 num_kept, count = tl.minimum(fit, most.to(tl.float64)).to(tl.int32), ties
         if num_kept < count:
-            last = nth_at(row, peak, heat, edge, num_kept, VOCAB, BLOCK)
+            last = _nth_at(row, peak, heat, edge, num_kept, VOCAB, BLOCK)
     tl.store(edges + index, edge)
     tl.store(last_ids + index, last)
 
