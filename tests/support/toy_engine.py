@@ -96,9 +96,10 @@ def expected(request: Request) -> list[int]:
 
 
 @define
-class Trial:
-    """An engine and all that it was asked and has told. What a finished request said is judged at
-    once.
+class EngineHarness:
+    """Drives an engine and records its updates; checks the output of each request as it ends.
+
+    sampled: the longest output by prompt and settings, for requests that are not greedy
     """
 
     engine: Engine
@@ -115,47 +116,43 @@ class Trial:
         self.onlooker.see(self.engine.state)
 
     def submit(self, one: Request) -> None:
-        """Hand a request in."""
+        """Submit a request."""
         self.engine.submit(one)
         self.requests[one.id], self.outputs[one.id] = one, []
 
-    def offer(self, one: Request) -> bool:
-        """Hand a request in that fits the engine; False when it was refused, as
-        `--on-pressure reject` asks for.
-        """
+    def try_submit(self, one: Request) -> bool:
+        """Submit a request that fits the engine; False when `--on-pressure reject` refused it."""
         config = self.engine.config
-        full = config.on_pressure == "reject" and self.pressure >= config.memory_threshold
+        full = config.on_pressure == "reject" and self.memory_pressure >= config.memory_threshold
         try:
             self.submit(one)
         except CapacityError:
-            taken = False
+            is_accepted = False
         else:
-            taken = True
-        assert taken != full, (
-            f"{one.id} was {'taken' if taken else 'refused'} though full is {full}"
+            is_accepted = True
+        assert is_accepted != full, (
+            f"{one.id} was {'accepted' if is_accepted else 'refused'} though full is {full}"
         )
-        return taken
+        return is_accepted
 
     @property
-    def pressure(self) -> float:
-        """The share of the pool that requests hold or, those without a seat, need for the tokens
-        that they have.
-        """
+    def memory_pressure(self) -> float:
+        """The share of the pool that running requests hold and waiting ones need."""
         state, limits = self.engine.state, self.engine.limits
-        held = {page for pages in state.pages[0] for page in pages.tolist()}
+        used_pages = {page for pages in state.pages[0] for page in pages.tolist()}
         lengths = {
             name: len(self.requests[name].prompt)
             for name in self.requests.keys() - self.reasons.keys()
         }
         lengths |= {entry.request.id: len(entry.tokens) for entry in state.waiting}
-        seated = {entry.request.id for entry in state.requests_by_row if entry is not None}
+        running = {entry.request.id for entry in state.requests_by_row if entry is not None}
         needed = sum(
-            limits.pages_for(length) for name, length in lengths.items() if name not in seated
+            limits.pages_for(length) for name, length in lengths.items() if name not in running
         )
-        return min((len(held) + needed) / limits.num_pages[0], 1.0)
+        return min((len(used_pages) + needed) / limits.num_pages[0], 1.0)
 
     def step(self) -> None:
-        """Step the engine and note its news."""
+        """Step the engine and record its updates."""
         self.steps += 1
         for update in self.engine.step():
             self.outputs[update.id] += update.tokens
@@ -165,29 +162,30 @@ class Trial:
                     update.finish_reason,
                     update.preemptions,
                 )
-                self.judge(self.requests[update.id])
+                self.check_output(self.requests[update.id])
         self.onlooker.see(self.engine.state)
 
-    def judge(self, one: Request) -> None:
-        """Raise AssertionError unless what the request said is what it says alone; sampled tokens,
-        what another said that asked for the same.
+    def check_output(self, one: Request) -> None:
+        """Raise AssertionError unless a request has the output that it has alone.
+
+        Outputs with the same prompt and settings must be prefixes of one another.
         """
-        said = self.outputs[one.id]
+        output = self.outputs[one.id]
         if one.params != GREEDY:
-            asked = (one.prompt.tobytes(), repr(one.params), one.stop_ids, one.min_tokens)
-            longest = self.sampled[asked] = max(self.sampled.get(asked, []), said, key=len)
-            assert said == longest[: len(said)], (
-                f"{one.id} said {said} and not {longest}, as one that asked the same"
+            key = (one.prompt.tobytes(), repr(one.params), one.stop_ids, one.min_tokens)
+            longest = self.sampled[key] = max(self.sampled.get(key, []), output, key=len)
+            assert output == longest[: len(output)], (
+                f"{one.id} said {output} and not {longest}, as one that asked the same"
             )
             return
         wanted = expected(one)
         if self.reasons[one.id] in ("stop", "length"):
-            assert said == wanted, f"{one.id} said {said} and not {wanted}"
+            assert output == wanted, f"{one.id} said {output} and not {wanted}"
         else:
-            assert said == wanted[: len(said)], f"{one.id} had said {said} of {wanted}"
+            assert output == wanted[: len(output)], f"{one.id} had said {output} of {wanted}"
 
-    def drain(self, most: int = 20_000) -> Trial:
-        """Step to the end, where nothing may be left behind."""
+    def drain(self, most: int = 20_000) -> EngineHarness:
+        """Step until all requests have ended; the engine must hold no pages then."""
         for _ in range(most):
             if not self.engine.has_work:
                 break
@@ -201,7 +199,7 @@ class Trial:
         assert stats.free_pages + stats.cached_pages == stats.total_pages
         return self
 
-    def run(self, requests: Iterable[Request]) -> Trial:
+    def run(self, requests: Iterable[Request]) -> EngineHarness:
         """Submit all at once and drain."""
         for one in requests:
             self.submit(one)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_engine import Toys, Trial, expected, installed, request
+from toy_engine import EngineHarness, Toys, expected, installed, request
 
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
@@ -36,31 +36,31 @@ def tokens(length: int) -> np.ndarray:
     return RNG.integers(0, 50, length).astype(np.int32)
 
 
-def hits(trial: Trial, prompt: np.ndarray) -> int:
+def hits(harness: EngineHarness, prompt: np.ndarray) -> int:
     """Run the prompt to its end: how many of its tokens were cached."""
-    output_tracker = trial.engine.output_tracker
+    output_tracker = harness.engine.output_tracker
     before = output_tracker.cached_tokens
-    trial.run([request(next(NAMES), prompt, 5)])
+    harness.run([request(next(NAMES), prompt, 5)])
     return output_tracker.cached_tokens - before
 
 
 @pytest.mark.feature("T13", "T17")
 def test_prefix_cache_n_0_never_hits(toys: Toys) -> None:
-    trial = Trial(toys.engine(prefix_cache_n=0))
+    harness = EngineHarness(toys.engine(prefix_cache_n=0))
     prompt = tokens(40)
 
-    assert [hits(trial, prompt) for _ in range(3)] == [0, 0, 0]
-    trial.run(request(next(NAMES), prompt) for _ in range(4))
-    assert trial.engine.output_tracker.cached_tokens == trial.engine.stats().cached_pages == 0
-    assert ("prefix reuse", "off", "prefix_cache_n=0") in trial.engine.summary.table
+    assert [hits(harness, prompt) for _ in range(3)] == [0, 0, 0]
+    harness.run(request(next(NAMES), prompt) for _ in range(4))
+    assert harness.engine.output_tracker.cached_tokens == harness.engine.stats().cached_pages == 0
+    assert ("prefix reuse", "off", "prefix_cache_n=0") in harness.engine.summary.table
 
 
 @pytest.mark.feature("T13", "T17")
 def test_prefix_cache_n_1_drops_the_oldest_which_is_computed_in_full(toys: Toys) -> None:
-    trial = Trial(toys.engine(prefix_cache_n=1))
+    harness = EngineHarness(toys.engine(prefix_cache_n=1))
     first, second = tokens(40), tokens(40)
 
-    assert [hits(trial, prompt) for prompt in (first, first, second, second, first, first)] == [
+    assert [hits(harness, prompt) for prompt in (first, first, second, second, first, first)] == [
         0,
         36,
         0,
@@ -72,24 +72,24 @@ def test_prefix_cache_n_1_drops_the_oldest_which_is_computed_in_full(toys: Toys)
 
 @pytest.mark.feature("T17")
 def test_an_unlimited_cache_keeps_both(toys: Toys) -> None:
-    trial = Trial(toys.engine())
+    harness = EngineHarness(toys.engine())
     first, second = tokens(40), tokens(40)
 
-    assert [hits(trial, prompt) for prompt in (first, second, first, second)] == [0, 0, 36, 36]
+    assert [hits(harness, prompt) for prompt in (first, second, first, second)] == [0, 0, 36, 36]
 
 
 @pytest.mark.feature("T13", "T17")
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_the_limit_changes_no_token_whatever_comes_together(toys: Toys, n: int) -> None:
-    trial = Trial(toys.engine(prefix_cache_n=n, num_pages=45, max_batch_tokens=20))
+    harness = EngineHarness(toys.engine(prefix_cache_n=n, num_pages=45, max_batch_tokens=20))
     shared = tokens(30)
     for count in (1, 6, 3):
-        trial.run(
+        harness.run(
             request(next(NAMES), np.concatenate([shared, tokens(int(RNG.integers(0, 9)))]), 30)
             for _ in "x" * count
         )
 
-    assert set(trial.reasons.values()) == {"length"}
+    assert set(harness.reasons.values()) == {"length"}
 
 
 @pytest.mark.feature("T14")
@@ -113,17 +113,17 @@ def test_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
         return state, plan
 
     engine.run_scheduler = watched  # type: ignore[method-assign]
-    trial = Trial(engine)
+    harness = EngineHarness(engine)
     prompts = [tokens(length) for length in (3, 16, 17, 45, 60, 33)]
     requests = [request(next(NAMES), prompt, 12) for prompt in prompts]
     stops = [request(next(NAMES), one.prompt, 12, stop_ids=(expected(one)[4],)) for one in requests]
     for one in (*requests, *stops):
-        trial.submit(one)
+        harness.submit(one)
     while engine.stats().running < 2:
-        trial.step()
-    trial.run([request("high", tokens(20), 12, priority=1)])
+        harness.step()
+    harness.run([request("high", tokens(20), 12, priority=1)])
 
-    assert {trial.reasons[one.id] for one in stops} == {"stop"}
+    assert {harness.reasons[one.id] for one in stops} == {"stop"}
     stats = engine.stats()
     assert stats.cached_tokens == stats.cached_pages == 0 and stats.preemptions > 0
     assert ("prefix reuse", "off", "kv_cache=False") in engine.summary.table
@@ -148,48 +148,57 @@ def test_a_request_that_extends_an_ended_one_computes_only_the_rest(
         ({"paged_attn": "off"}, 46),
         ({"paged_attn": "off", "cache_type": "naive"}, 0),
     ):
-        trial = Trial(
+        harness = EngineHarness(
             toys.engine(
                 overlap=overlap, num_pages=None if "paged_attn" in settings else 100, **settings
             )
         )
         prompt = tokens(40)
-        trial.run([request("a", prompt, 7)])
-        whole = np.concatenate([prompt, trial.outputs["a"]])
+        harness.run([request("a", prompt, 7)])
+        whole = np.concatenate([prompt, harness.outputs["a"]])
 
-        assert hits(trial, np.concatenate([whole, tokens(9)])) == reused
+        assert hits(harness, np.concatenate([whole, tokens(9)])) == reused
 
 
 @pytest.mark.feature("T16")
 def test_without_pages_a_mere_common_prefix_is_computed_again(toys: Toys) -> None:
-    trial = Trial(toys.engine(paged_attn="off", num_pages=None))
+    harness = EngineHarness(toys.engine(paged_attn="off", num_pages=None))
     prompt = tokens(40)
 
-    assert [hits(trial, prompt), hits(trial, np.concatenate([prompt[:30], tokens(20)]))] == [0, 0]
-    assert ("page size", "one region each", 'paged_attn="off"') in trial.engine.summary.table
-    assert ("prefix reuse", "of whole sequences", 'paged_attn="off"') in trial.engine.summary.table
+    assert [hits(harness, prompt), hits(harness, np.concatenate([prompt[:30], tokens(20)]))] == [
+        0,
+        0,
+    ]
+    assert ("page size", "one region each", 'paged_attn="off"') in harness.engine.summary.table
+    assert (
+        "prefix reuse",
+        "of whole sequences",
+        'paged_attn="off"',
+    ) in harness.engine.summary.table
 
 
 @pytest.mark.feature("T17")
 def test_in_contiguous_mode_prefix_cache_n_bounds_the_regions_kept(toys: Toys) -> None:
-    trial = Trial(toys.engine(paged_attn="off", num_pages=None, prefix_cache_n=1))
+    harness = EngineHarness(toys.engine(paged_attn="off", num_pages=None, prefix_cache_n=1))
     talks = []
     for name in "ab":
         prompt = tokens(20)
-        trial.run([request(name, prompt, 5)])
-        talks.append(np.concatenate([prompt, trial.outputs[name], [1]]))
+        harness.run([request(name, prompt, 5)])
+        talks.append(np.concatenate([prompt, harness.outputs[name], [1]]))
 
-    assert [hits(trial, talk) for talk in talks] == [0, 0]
-    assert trial.engine.stats().cached_pages == 1
+    assert [hits(harness, talk) for talk in talks] == [0, 0]
+    assert harness.engine.stats().cached_pages == 1
 
 
 @pytest.mark.feature("T8")
 def test_the_pool_is_a_region_a_row_or_what_was_asked_for(toys: Toys) -> None:
     for settings, pages in (({}, 8), ({"num_pages": 3}, 3), ({"kv_context_len": 320}, 2)):
-        trial = Trial(toys.engine(paged_attn="off", **({"num_pages": None} | settings)))
-        trial.run(request(next(NAMES), tokens(9)) for _ in range(12))
+        harness = EngineHarness(toys.engine(paged_attn="off", **({"num_pages": None} | settings)))
+        harness.run(request(next(NAMES), tokens(9)) for _ in range(12))
 
-        assert trial.engine.limits.num_pages == (pages,) and trial.engine.limits.page_size == 160
+        assert (
+            harness.engine.limits.num_pages == (pages,) and harness.engine.limits.page_size == 160
+        )
 
 
 @pytest.mark.feature("H16")
@@ -249,36 +258,36 @@ def test_a_request_counts_once_at_every_moment_of_the_step_that_seats_it(toys: T
 
 @pytest.mark.feature("H16")
 def test_decoding_goes_on_above_the_threshold(toys: Toys) -> None:
-    trial = Trial(toys.engine(num_pages=30, on_pressure="reject", memory_threshold=0.3))
-    trial.submit(request("a", tokens(30), 60))
+    harness = EngineHarness(toys.engine(num_pages=30, on_pressure="reject", memory_threshold=0.3))
+    harness.submit(request("a", tokens(30), 60))
     refused = 0
-    while trial.engine.has_work:
-        trial.step()
-        if trial.engine.memory_pressure >= 0.3:
+    while harness.engine.has_work:
+        harness.step()
+        if harness.engine.memory_pressure >= 0.3:
             with pytest.raises(CapacityError):
-                trial.engine.submit(request("b", tokens(4)))
+                harness.engine.submit(request("b", tokens(4)))
             refused += 1
 
-    assert refused > 40 and trial.reasons == {"a": "length"}
+    assert refused > 40 and harness.reasons == {"a": "length"}
 
 
 @pytest.mark.feature("H16")
 def test_a_preempted_request_counts_with_the_pages_that_it_will_take_again(toys: Toys) -> None:
-    trial = Trial(
+    harness = EngineHarness(
         toys.engine(
             num_pages=12, page_size=4, on_pressure="reject", cache_type="naive", overlap=False
         )
     )
     for name in "ab":
-        trial.submit(request(name, tokens(18), 20))
-    while not trial.engine.state.num_preempted:
-        trial.step()
+        harness.submit(request(name, tokens(18), 20))
+    while not harness.engine.state.num_preempted:
+        harness.step()
 
-    assert trial.engine.memory_pressure == 1.0
+    assert harness.engine.memory_pressure == 1.0
     with pytest.raises(CapacityError, match="100% of the KV pool"):
-        trial.engine.submit(request("c", tokens(4)))
-    trial.run([])
-    assert trial.reasons == {"a": "length", "b": "length"}
+        harness.engine.submit(request("c", tokens(4)))
+    harness.run([])
+    assert harness.reasons == {"a": "length", "b": "length"}
 
 
 RUNNER = """
@@ -335,7 +344,7 @@ def test_graphs_asked_for_on_a_cpu_run_eagerly_with_one_info_line(
         "no graphs on a CPU" in line.getMessage() and str(ignored) in line.getMessage()
         for line in lines
     )
-    Trial(engine).run([request("a", tokens(9))])
+    EngineHarness(engine).run([request("a", tokens(9))])
     engine.close()
 
 
@@ -361,17 +370,17 @@ class Unread(dict[str, Any]):
 
 @pytest.mark.feature("H16")
 def test_what_those_who_wait_will_need_is_known_without_a_look_at_each(toys: Toys) -> None:
-    trial = Trial(
+    harness = EngineHarness(
         toys.engine(num_pages=400, on_pressure="reject", max_running_requests=2, overlap=False)
     )
     for number in range(40):
-        trial.submit(request(str(number), range(number % 30, number % 30 + 20), 4))
-    trial.step()
-    trial.engine.output_tracker.requests = Unread(trial.engine.output_tracker.requests)
-    wanted = trial.pressure
+        harness.submit(request(str(number), range(number % 30, number % 30 + 20), 4))
+    harness.step()
+    harness.engine.output_tracker.requests = Unread(harness.engine.output_tracker.requests)
+    wanted = harness.memory_pressure
 
-    assert trial.engine.memory_pressure == wanted > 0.4
-    trial.engine.submit(request("new", range(20), 4))
+    assert harness.engine.memory_pressure == wanted > 0.4
+    harness.engine.submit(request("new", range(20), 4))
 
 
 @pytest.mark.feature("G4")
@@ -426,6 +435,6 @@ def test_graphs_asked_for_in_contiguous_mode_run_eagerly_with_one_warning(
         r'event="no graphs in contiguous mode" because="paged_attn=\"off\"" '
         r'ignored="runner=\"replaying\""'
     )
-    Trial(engine).run([request("a", tokens(9))])
+    EngineHarness(engine).run([request("a", tokens(9))])
     engine.close()
     quiet.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from often import often
-from toy_engine import GREEDY, Toys, Trial, expected, installed, random_requests, request
+from toy_engine import GREEDY, EngineHarness, Toys, expected, installed, random_requests, request
 
 from headstock import SamplingParams
 from headstock.engine.engine import Engine
@@ -112,16 +112,16 @@ def test_news_at_the_end_says_what_news_of_each_token_says(
 
 @pytest.mark.feature("T12")
 def test_held_pages_are_counted_without_a_look_at_each(toys: Toys) -> None:
-    trial = Trial(toys.engine(**SCARCE))
+    harness = EngineHarness(toys.engine(**SCARCE))
     most = 0
     for one in random_requests(np.random.default_rng(8), 30, greedy=True):
-        trial.submit(one)
-    while trial.engine.has_work:
-        trial.step()
-        most = max(most, int(np.count_nonzero(trial.engine.state.refs[0])))
+        harness.submit(one)
+    while harness.engine.has_work:
+        harness.step()
+        most = max(most, int(np.count_nonzero(harness.engine.state.refs[0])))
 
-    assert most == trial.engine.stats().peak_held_pages
-    trial.engine.close()
+    assert most == harness.engine.stats().peak_held_pages
+    harness.engine.close()
 
 
 def test_what_a_preempted_request_finds_of_its_own_is_not_counted_as_cached(toys: Toys) -> None:
@@ -217,15 +217,15 @@ def test_only_asked_for_alternatives_are_told(toys: Toys) -> None:
 
 
 def test_an_abort_of_nobody_does_not_concern_who_takes_that_name_later(toys: Toys) -> None:
-    trial = Trial(toys.engine(on_pressure="reject", memory_threshold=0.02, num_pages=40))
-    trial.engine.abort("a")
+    harness = EngineHarness(toys.engine(on_pressure="reject", memory_threshold=0.02, num_pages=40))
+    harness.engine.abort("a")
     ask = request("a", PROMPT, 5)
-    trial.submit(ask)
+    harness.submit(ask)
     with pytest.raises(RequestError, match="in use"):
-        trial.engine.submit(ask)
+        harness.engine.submit(ask)
     with pytest.raises(CapacityError, match="memory_threshold"):  # of pages that "a" will need
-        trial.engine.submit(evolve(ask, id="b"))
-    trial.drain()
-    trial.engine.close()
+        harness.engine.submit(evolve(ask, id="b"))
+    harness.drain()
+    harness.engine.close()
 
-    assert trial.reasons == {"a": "length"} and trial.outputs["a"] == expected(ask)
+    assert harness.reasons == {"a": "length"} and harness.outputs["a"] == expected(ask)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from attrs import define, evolve, field
-from toy_engine import GREEDY, LONGEST, Trial, request
+from toy_engine import GREEDY, LONGEST, EngineHarness, request
 
 from headstock.errors import RequestError
 from headstock.scheduler import Request
@@ -22,7 +22,7 @@ class Round:
     `name` begins the ids of its requests.
     """
 
-    trial: Trial
+    harness: EngineHarness
     rng: np.random.Generator
     name: str
     todo: list[Request]
@@ -32,55 +32,57 @@ class Round:
 
     def run(self) -> None:
         """Work until nobody is left.   raises: AssertionError"""
-        trial, often = self.trial, float(self.rng.choice([0.2, 0.5, 1.0]))
-        while self.todo or trial.engine.has_work:
+        harness, often = self.harness, float(self.rng.choice([0.2, 0.5, 1.0]))
+        while self.todo or harness.engine.has_work:
             while self.todo and self.rng.random() < often:
                 self.come(self.todo.pop())
                 often = min(often, 0.9)
             self.leave()
-            trial.step()
-            late = self.aborted - trial.reasons.keys()
+            harness.step()
+            late = self.aborted - harness.reasons.keys()
             assert not late, f"{late} were aborted and run on"
-            assert trial.steps < 20_000, f"{trial.engine.config} does not end"
-        trial.drain()
+            assert harness.steps < 20_000, f"{harness.engine.config} does not end"
+        harness.drain()
         self.judge()
 
     def come(self, one: Request) -> None:
         """A request, and now and then a bad one before it, one that was there before, or the next
         turn of a talk.
         """
-        rng, reasons = self.rng, self.trial.reasons
+        rng, reasons = self.rng, self.harness.reasons
         if rng.random() < 0.1:
             self.offer_bad(one)
         self.offer(one)
         if reasons and rng.random() < 0.15:
             failed = [name for name, reason in reasons.items() if reason == "error"]
-            self.offer(self.trial.requests[str(rng.choice(failed or list(reasons)))])
+            self.offer(self.harness.requests[str(rng.choice(failed or list(reasons)))])
         if reasons and rng.random() < 0.1:
             self.offer(self.follow_up(str(rng.choice(list(reasons)))))
 
     def leave(self) -> None:
         """Now and then someone is aborted, who may have ended, or all prefixes are forgotten."""
-        if self.trial.requests and self.rng.random() < 0.05:
-            name = str(self.rng.choice(list(self.trial.requests)))
-            self.trial.engine.abort(name)
-            self.aborted |= {name} - self.trial.reasons.keys()
+        if self.harness.requests and self.rng.random() < 0.05:
+            name = str(self.rng.choice(list(self.harness.requests)))
+            self.harness.engine.abort(name)
+            self.aborted |= {name} - self.harness.reasons.keys()
         if self.rng.random() < 0.01:
-            self.trial.engine.reset_prefix_cache()
+            self.harness.engine.reset_prefix_cache()
 
     def offer(self, one: Request) -> None:
         """Submit a request under a new id, which an engine may refuse when it is told to refuse
         under pressure.
         """
         self.offered += 1
-        self.refused += not self.trial.offer(evolve(one, id=f"{self.name}{self.offered}"))
+        self.refused += not self.harness.try_submit(evolve(one, id=f"{self.name}{self.offered}"))
 
     def follow_up(self, name: str) -> Request:
         """A request that goes on from one that has ended, as the next turn of a talk does."""
-        last = self.trial.requests[name]
-        tokens = [*last.prompt.tolist(), *self.trial.outputs[name], int(self.rng.integers(0, 50))][
-            : LONGEST - 10
-        ]
+        last = self.harness.requests[name]
+        tokens = [
+            *last.prompt.tolist(),
+            *self.harness.outputs[name],
+            int(self.rng.integers(0, 50)),
+        ][: LONGEST - 10]
         return request("next", tokens, 10, params=GREEDY, namespace=last.namespace)
 
     def offer_bad(self, one: Request) -> None:
@@ -93,7 +95,7 @@ class Round:
             request("nothing", [1], 0),
         ]
         try:
-            self.trial.engine.submit(bad[int(self.rng.integers(len(bad)))])
+            self.harness.engine.submit(bad[int(self.rng.integers(len(bad)))])
         except RequestError:
             self.refused += 1
             return
@@ -101,7 +103,7 @@ class Round:
 
     def judge(self) -> None:
         """Who was not aborted was not ended so, and no more failed than the faults can have hit."""
-        engine, reasons = self.trial.engine, self.trial.reasons
+        engine, reasons = self.harness.engine, self.harness.reasons
         ended = {name for name, reason in reasons.items() if reason == "abort"}
         assert ended <= self.aborted, f"{ended - self.aborted} ended as if aborted"
         rows = engine.limits.max_rows

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from attrs import define, field
-from toy_engine import Toys, Trial, installed, random_requests, random_settings, request
+from toy_engine import EngineHarness, Toys, installed, random_requests, random_settings, request
 from toy_workloads import simulate
 
 from headstock.engine.engine import Engine
@@ -60,15 +60,15 @@ class Tally:
 
     def add(self, done: Round) -> None:
         """Count what came of a round."""
-        trial = done.trial
-        reasons = list(trial.reasons.values())
-        self.steps += trial.steps
+        harness = done.harness
+        reasons = list(harness.reasons.values())
+        self.steps += harness.steps
         self.requests += len(reasons)
         self.aborted += reasons.count("abort")
         self.failed += reasons.count("error")
         self.refused += done.refused
-        self.preempted += sum(trial.preemptions.values())
-        self.most_preemptions = max(self.most_preemptions, *trial.preemptions.values(), 0)
+        self.preempted += sum(harness.preemptions.values())
+        self.most_preemptions = max(self.most_preemptions, *harness.preemptions.values(), 0)
 
     def weigh(self, engine: Engine) -> None:
         """Note what is in use while the engine has nothing to do.
@@ -108,7 +108,7 @@ def soak(
     rng, tally, started = np.random.default_rng(seed), Tally(), time.monotonic()
     baseline = threads_and_files()
     lasting = toys.engine(**LASTING)
-    Trial(lasting).run(everywhere())
+    EngineHarness(lasting).run(everywhere())
     tally.weigh(lasting)
     while time.monotonic() - started < seconds or tally.rounds < LEAST:
         if tally.rounds in (2, WARM):
@@ -148,13 +148,13 @@ def one_round(
         return
     requests = random_requests(rng, int(rng.integers(5, 40)))
     if number % 3 == 1:
-        done = Round(Trial(lasting), rng, f"{number}/", requests)
+        done = Round(EngineHarness(lasting), rng, f"{number}/", requests)
         done.run()
         tally.add(done)
         return
     settings = random_settings(rng) | random_modes(rng)
     engine = toys.engine(**settings)
-    done = Round(Trial(engine), rng, f"{number}/", requests)
+    done = Round(EngineHarness(engine), rng, f"{number}/", requests)
     done.run()
     tally.add(done)
     tally.faults += len(engine.config.faults)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_engine import Toys, Trial, random_requests, request
+from toy_engine import EngineHarness, Toys, random_requests, request
 
 from headstock import SamplingParams
 from headstock.config import EngineConfig, make_engine_config
@@ -29,35 +29,35 @@ def overlap(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def faulty(toys: Toys, *faults: str, **settings: Any) -> Trial:
+def faulty(toys: Toys, *faults: str, **settings: Any) -> EngineHarness:
     """Four requests on an engine with these faults, drained; whoever ends well has said what it
     says alone.
     """
-    trial = Trial(toys.engine(faults=faults, **settings))
-    trial.run(request(str(i), prompt, 12) for i, prompt in enumerate(PROMPTS))
-    again = Trial(trial.engine).run([request("after", PROMPTS[0], 12)])
-    trial.engine.close()
+    harness = EngineHarness(toys.engine(faults=faults, **settings))
+    harness.run(request(str(i), prompt, 12) for i, prompt in enumerate(PROMPTS))
+    again = EngineHarness(harness.engine).run([request("after", PROMPTS[0], 12)])
+    harness.engine.close()
     assert again.reasons == {"after": "length"}, "the engine did not live on"
-    return trial
+    return harness
 
 
 def test_a_row_of_nan_fails_alone_and_is_counted(toys: Toys, overlap: bool) -> None:
-    trial = faulty(toys, "nan@4:2", overlap=overlap)
+    harness = faulty(toys, "nan@4:2", overlap=overlap)
 
-    assert trial.reasons == {"0": "length", "1": "length", "2": "error", "3": "length"}, (
+    assert harness.reasons == {"0": "length", "1": "length", "2": "error", "3": "length"}, (
         "a row did not fail alone"
     )
-    assert 0 < len(trial.outputs["2"]) < 12 and trial.engine.stats().failed == 1
+    assert 0 < len(harness.outputs["2"]) < 12 and harness.engine.stats().failed == 1
 
 
 @pytest.mark.parametrize("stage", ["execute", "wait"])
 def test_a_step_that_raises_fails_its_rows_and_nobody_who_waits(
     toys: Toys, overlap: bool, stage: str
 ) -> None:
-    trial = faulty(toys, f"{stage}@5", overlap=overlap, max_running_requests=2)
+    harness = faulty(toys, f"{stage}@5", overlap=overlap, max_running_requests=2)
 
-    assert trial.reasons == {"0": "error", "1": "error", "2": "length", "3": "length"}
-    assert trial.engine.stats().failed == 2
+    assert harness.reasons == {"0": "error", "1": "error", "2": "length", "3": "length"}
+    assert harness.engine.stats().failed == 2
 
 
 def test_a_scheduler_that_raises_ends_the_engine_and_everyone_is_told(
@@ -83,9 +83,9 @@ def test_a_scheduler_that_raises_ends_the_engine_and_everyone_is_told(
 
 def test_a_slow_step_delays_and_changes_nothing(toys: Toys, overlap: bool) -> None:
     started = time.perf_counter()
-    trial = faulty(toys, "slow@3:0.3", overlap=overlap)
+    harness = faulty(toys, "slow@3:0.3", overlap=overlap)
 
-    assert time.perf_counter() - started > 0.3 and set(trial.reasons.values()) == {"length"}
+    assert time.perf_counter() - started > 0.3 and set(harness.reasons.values()) == {"length"}
 
 
 def test_no_memory_for_the_pool_says_how_much_was_wanted(toys: Toys) -> None:
@@ -156,18 +156,18 @@ def test_many_faults_in_a_random_mix_hurt_only_whom_they_hit(
     faults = [
         str(rng.choice(kinds)).format(rng.integers(1, 60), rng.integers(0, 6)) for _ in range(6)
     ]
-    trial = Trial(
+    harness = EngineHarness(
         toys.engine(faults=faults, num_pages=70, max_running_requests=6, debug_canary=True)
     )
-    trial.run(random_requests(rng, 40, greedy=True))
-    trial.engine.close()
-    failed = sum(reason == "error" for reason in trial.reasons.values())
+    harness.run(random_requests(rng, 40, greedy=True))
+    harness.engine.close()
+    failed = sum(reason == "error" for reason in harness.reasons.values())
 
-    assert 0 < failed == trial.engine.stats().failed
+    assert 0 < failed == harness.engine.stats().failed
     assert failed <= sum(1 if fault.startswith("nan") else 6 for fault in faults), (
         "a row did not fail alone"
     )
-    assert set(trial.reasons.values()) == {"stop", "length", "error"}
+    assert set(harness.reasons.values()) == {"stop", "length", "error"}
 
 
 def test_a_prefix_computed_with_nan_is_found_by_nobody() -> None:
@@ -175,10 +175,10 @@ def test_a_prefix_computed_with_nan_is_found_by_nobody() -> None:
         EngineConfig(num_pages=64, max_batch_tokens=32, max_running_requests=4, faults=("nan@0:0",))
     )
     prompt = np.random.default_rng(1).integers(5, 500, 100)
-    first = Trial(engine).run([request("a", prompt, 4, params=SAMPLED)])
-    hit = Trial(engine).run([request("b", prompt, 4, params=SAMPLED)])
+    first = EngineHarness(engine).run([request("a", prompt, 4, params=SAMPLED)])
+    hit = EngineHarness(engine).run([request("b", prompt, 4, params=SAMPLED)])
     engine.reset_prefix_cache()
-    fresh = Trial(engine).run([request("c", prompt, 4, params=SAMPLED)])
+    fresh = EngineHarness(engine).run([request("c", prompt, 4, params=SAMPLED)])
     engine.close()
 
     assert first.reasons == {"a": "error"}, "NaN of a chunk was not noticed"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import evolve
-from toy_engine import Toys, Trial, random_requests, request
+from toy_engine import EngineHarness, Toys, random_requests, request
 from toy_schedule import Drive, alone
 from toy_text import toy_llm
 from toy_workloads import limits, prompt
@@ -104,7 +104,7 @@ def asking(
     name: str, length: int, max_tokens: int = 8, stop_ids: tuple[int, ...] = (), **params: Any
 ) -> Request:
     """A request for the demo model."""
-    # so that Trial does not judge it
+    # so that EngineHarness does not judge it
     settings = SamplingParams(**({"temperature": 0.0, "logprobs": 0} | params))
     tokens = np.random.default_rng(length).integers(5, 500, length)
     scored = settings.prompt_logprobs is not None
@@ -118,14 +118,14 @@ def test_the_largest_token_id_a_neighbour_may_name_changes_nothing_and_one_more_
 ) -> None:
     vocab = engine.model.vocab
     victim = asking("victim", 20, 12)
-    alone_says = Trial(engine).run([victim]).outputs["victim"]
+    alone_says = EngineHarness(engine).run([victim]).outputs["victim"]
     extremes = [
         {"logit_bias": {vocab - 1: 100.0}},
         {"allowed_token_ids": (vocab - 1,)},
         {"logit_bias": {0: -100.0}},
     ]
     attackers = [asking(str(i), 9 + i, 12, **params) for i, params in enumerate(extremes)]
-    beside = Trial(engine).run([attackers[0], victim, *attackers[1:]]).outputs
+    beside = EngineHarness(engine).run([attackers[0], victim, *attackers[1:]]).outputs
 
     assert beside["victim"] == alone_says, "tokens depend on neighbours"
     assert beside["0"] == beside["1"] == [vocab - 1] * 12
@@ -156,9 +156,9 @@ def test_each_pair_of_features_in_one_batch_says_what_each_says_alone(engine: En
     one = {
         kind: asking(kind, 10 + i, 6, **params) for i, (kind, params) in enumerate(KINDS.items())
     }
-    solo = {kind: Trial(engine).run([each]).outputs[kind] for kind, each in one.items()}
+    solo = {kind: EngineHarness(engine).run([each]).outputs[kind] for kind, each in one.items()}
     for a, b in itertools.combinations(KINDS, 2):
-        assert Trial(engine).run([one[a], one[b]]).outputs == {a: solo[a], b: solo[b]}, (
+        assert EngineHarness(engine).run([one[a], one[b]]).outputs == {a: solo[a], b: solo[b]}, (
             f"{a} beside {b}"
         )
 
@@ -177,7 +177,7 @@ def test_chunks_of_four_tokens_under_overlap_with_penalties_and_min_tokens(
         engine = toys.engine(
             overlap=overlap, max_batch_tokens=4, max_running_requests=rows, page_size=4
         )
-        outputs.append(Trial(engine).run(asked).outputs)
+        outputs.append(EngineHarness(engine).run(asked).outputs)
         engine.close()
 
     assert outputs[0] == outputs[1]

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from attrs import evolve
 from often import often
-from toy_engine import Toys, Trial, random_requests
+from toy_engine import EngineHarness, Toys, random_requests
 
 from headstock import LLM, SamplingParams
 from headstock.scheduler import Request
 
 
-def run(toys: Toys, requests: list[Request], **settings: Any) -> Trial:
+def run(toys: Toys, requests: list[Request], **settings: Any) -> EngineHarness:
     """All requests through one engine."""
     engine = toys.engine(debug_invariants=False, **settings)
     try:
-        return Trial(engine).run(requests)
+        return EngineHarness(engine).run(requests)
     finally:
         engine.close()
 
@@ -79,24 +79,24 @@ def test_rows_whose_last_token_must_be_read_first_change_nothing_for_themselves_
 def test_aborts_that_come_a_step_late_leave_the_others_their_tokens(toys: Toys, rows: int) -> None:
     rng = np.random.default_rng(rows)
     requests = random_requests(rng, rows + rows // 2, greedy=True)
-    trial = Trial(
+    harness = EngineHarness(
         toys.engine(max_running_requests=rows, max_batch_tokens=rows + 20, num_pages=12 * rows)
     )
     aborted: set[str] = set()
     for one in requests:
-        trial.submit(one)
-    while trial.engine.has_work:
-        trial.step()  # judges each request as it ends
-        assert aborted <= trial.reasons.keys(), "it runs on though aborted"
-        for name in rng.choice(list(trial.requests), 2):
+        harness.submit(one)
+    while harness.engine.has_work:
+        harness.step()  # checks each request as it ends
+        assert aborted <= harness.reasons.keys(), "it runs on though aborted"
+        for name in rng.choice(list(harness.requests), 2):
             if rng.random() < 0.2:
-                trial.engine.abort(str(name))
+                harness.engine.abort(str(name))
                 aborted.add(str(name))
-    trial.drain()
-    trial.engine.close()
+    harness.drain()
+    harness.engine.close()
 
-    assert "error" not in trial.reasons.values(), "a request failed that nothing was wrong with"
-    assert set(trial.reasons.values()) >= {"length", "abort"}
+    assert "error" not in harness.reasons.values(), "a request failed that nothing was wrong with"
+    assert set(harness.reasons.values()) >= {"length", "abort"}
 
 
 @pytest.mark.feature("S18")
@@ -106,19 +106,19 @@ def test_pages_that_a_running_step_reads_go_to_the_next_one_which_runs_after_it(
 ) -> None:
     requests = random_requests(np.random.default_rng(seed), 60, greedy=True)
     sizes = {"max_running_requests": 8, "max_batch_tokens": 40, "num_pages": 60}
-    trial = Trial(toys.engine(scheduler="prefill-first", cache_type="naive", **sizes))
+    harness = EngineHarness(toys.engine(scheduler="prefill-first", cache_type="naive", **sizes))
     for one in requests:
-        trial.submit(one)
+        harness.submit(one)
     handed_on = 0
-    while trial.engine.has_work:
-        rows = trial.engine.plan.rows.tolist() if trial.engine.plan is not None else []
-        read = {page for row in rows for page in trial.engine.state.pages[0][row].tolist()}
-        trial.step()  # the plan is launched, and the next one is made while it runs
-        handed_on += len(read & set(trial.engine.plan.page_numbers.tolist()))
-    trial.drain()
-    trial.engine.close()
+    while harness.engine.has_work:
+        rows = harness.engine.plan.rows.tolist() if harness.engine.plan is not None else []
+        read = {page for row in rows for page in harness.engine.state.pages[0][row].tolist()}
+        harness.step()  # the plan is launched, and the next one is made while it runs
+        handed_on += len(read & set(harness.engine.plan.page_numbers.tolist()))
+    harness.drain()
+    harness.engine.close()
 
-    assert "error" not in trial.reasons.values(), "a request failed that nothing was wrong with"
+    assert "error" not in harness.reasons.values(), "a request failed that nothing was wrong with"
     assert handed_on > 20, "nothing was put to the test"
 
 

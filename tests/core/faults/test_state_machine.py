@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from toy_engine import LONGEST, SCHEDULERS, Trial, contiguous, installed, request
+from toy_engine import LONGEST, SCHEDULERS, EngineHarness, contiguous, installed, request
 from toy_schedule import VOCAB
 
 from headstock.errors import CapacityError
@@ -82,7 +82,9 @@ class Serving(RuleBasedStateMachine):
             # every token computes its whole history again, which a token at a time takes minutes
             tokens = 30
         budget = {"max_running_requests": rows, "max_batch_tokens": rows + tokens}
-        self.trial = Trial(self.toys.engine(debug_canary=True, **(budget | modes | sizes), **more))
+        self.harness = EngineHarness(
+            self.toys.engine(debug_canary=True, **(budget | modes | sizes), **more)
+        )
         self.refused = 0
 
     @rule(
@@ -107,57 +109,61 @@ class Serving(RuleBasedStateMachine):
     @rule(which=st.integers(0, 30), token=st.integers(0, VOCAB - 1), most=st.integers(1, 20))
     def go_on(self, which: int, token: int, most: int) -> None:
         """The next turn of a talk."""
-        if ended := list(self.trial.reasons):
+        if ended := list(self.harness.reasons):
             last = ended[which % len(ended)]
-            prompt = [*self.trial.requests[last].prompt.tolist(), *self.trial.outputs[last], token]
+            prompt = [
+                *self.harness.requests[last].prompt.tolist(),
+                *self.harness.outputs[last],
+                token,
+            ]
             self.offer(
-                request(self.name(), prompt, most, namespace=self.trial.requests[last].namespace)
+                request(self.name(), prompt, most, namespace=self.harness.requests[last].namespace)
             )
 
     def name(self) -> str:
-        return str(len(self.trial.requests) + self.refused)
+        return str(len(self.harness.requests) + self.refused)
 
     def offer(self, one: Request) -> None:
         """Hand a request in, or see it refused: it is too long, or the engine is told to refuse
         when it is full.
         """
-        if refusal(one, self.trial.engine.limits) is None:
-            self.refused += not self.trial.offer(one)
+        if refusal(one, self.harness.engine.limits) is None:
+            self.refused += not self.harness.try_submit(one)
             return
         self.refused += 1
         with pytest.raises(CapacityError):
-            self.trial.submit(one)
+            self.harness.submit(one)
 
     @rule(times=st.integers(1, 4))
     def step(self, times: int) -> None:
         for _ in range(times):
-            self.trial.step()
+            self.harness.step()
 
     @rule(which=st.integers(0, 30))
     def abort(self, which: int) -> None:
-        self.trial.engine.abort(str(which))
+        self.harness.engine.abort(str(which))
 
     @rule()
     def reset(self) -> None:
-        self.trial.engine.reset_prefix_cache()
+        self.harness.engine.reset_prefix_cache()
 
     @invariant()
     def caps_hold(self) -> None:
-        if hasattr(self, "trial"):
-            state, limits = self.trial.engine.state, self.trial.engine.limits
+        if hasattr(self, "harness"):
+            state, limits = self.harness.engine.state, self.harness.engine.limits
             assert state.num_running <= limits.max_rows
             ids = [
                 entry.request.id
                 for entry in (*state.requests_by_row, *state.waiting)
                 if entry is not None
             ]
-            assert len(ids) == len(set(ids)) and not set(ids) & set(self.trial.reasons)
+            assert len(ids) == len(set(ids)) and not set(ids) & set(self.harness.reasons)
 
     def teardown(self) -> None:
         try:
-            if hasattr(self, "trial"):
-                self.trial.drain()
-                self.trial.engine.close()
+            if hasattr(self, "harness"):
+                self.harness.drain()
+                self.harness.engine.close()
         finally:
             self.context.__exit__(None, None, None)
             self.folder.cleanup()

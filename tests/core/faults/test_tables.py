@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_engine import Toys, Trial, request
+from toy_engine import EngineHarness, Toys, request
 
 from headstock.execution.buffers import Buffers
 from headstock.execution.sampling_inputs import SamplingTable
@@ -52,20 +52,20 @@ def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_who_is_not_in_the_step_keeps_pages_and_tokens(
     toys: Toys, scheduler: str, overlap: bool, at: int, failing: str
 ) -> None:
-    trial = Trial(toys.engine(scheduler=scheduler, overlap=overlap, num_pages=45))
+    harness = EngineHarness(toys.engine(scheduler=scheduler, overlap=overlap, num_pages=45))
     for name in "ab":
-        trial.submit(request(name, PROMPT, 60))
+        harness.submit(request(name, PROMPT, 60))
     for step in range(400):
         if step == at:
-            trial.submit(request("fails", OTHER, 4))
+            harness.submit(request("fails", OTHER, 4))
         if at < step < at + 60 and step % 2 == 0:
-            trial.submit(request(f"later {step}", LATER[(step - at) // 2], 6))
-        if step > at and not trial.engine.has_work:
+            harness.submit(request(f"later {step}", LATER[(step - at) // 2], 6))
+        if step > at and not harness.engine.has_work:
             break
-        trial.step()  # judges each request as it ends
-    trial.engine.close()
+        harness.step()  # checks each request as it ends
+    harness.engine.close()
 
-    reasons = dict(trial.reasons)
+    reasons = dict(harness.reasons)
     assert reasons.pop("fails") == "error"
     assert len(reasons) > 30
     assert set(reasons.values()) == {"length"}, "a request failed that nothing was wrong with"

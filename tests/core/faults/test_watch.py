@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from toy_engine import Toys, Trial, random_requests, random_settings, request
+from toy_engine import EngineHarness, Toys, random_requests, random_settings, request
 
 from headstock.debug.canary import PATTERN, Canary
 from headstock.engine.engine import Engine
@@ -29,7 +29,7 @@ def touch(engine: Any, page: int, value: float = 1.0) -> None:
 def test_no_step_writes_to_a_free_page(toys: Toys, seed: int) -> None:
     rng = np.random.default_rng(seed)
     engine = toys.engine(debug_canary=True, **random_settings(rng))
-    Trial(engine).run(random_requests(rng, 25))
+    EngineHarness(engine).run(random_requests(rng, 25))
     pools = engine.canary.pools(0)
     engine.close()
 
@@ -40,10 +40,12 @@ def test_no_step_writes_to_a_free_page(toys: Toys, seed: int) -> None:
 def test_the_padding_of_a_replayed_step_writes_to_no_page_of_anybody(toys: Toys, seed: int) -> None:
     sizes = {"max_running_requests": 13, "max_batch_tokens": 40, "num_pages": 200}
     engine = toys.engine(runner="rerun", debug_canary=True, cache_type="naive", **sizes)
-    trial = Trial(engine).run(random_requests(np.random.default_rng(seed), 40, greedy=True))
+    harness = EngineHarness(engine).run(
+        random_requests(np.random.default_rng(seed), 40, greedy=True)
+    )
     engine.close()
 
-    assert set(trial.reasons.values()) == {"stop", "length"}, (
+    assert set(harness.reasons.values()) == {"stop", "length"}, (
         "a request failed that nothing was wrong with"
     )
 
@@ -133,7 +135,7 @@ def put(array: np.ndarray, where: Any, value: int) -> np.ndarray:
 @pytest.mark.parametrize("said", LEFT_BEHIND)
 def test_an_idle_engine_that_kept_something_says_what(toys: Toys, said: str) -> None:
     engine = toys.engine(debug_invariants=False)
-    Trial(engine).run([request("a", PROMPT[:18], 2)])
+    EngineHarness(engine).run([request("a", PROMPT[:18], 2)])
     kept = LEFT_BEHIND[said](engine.state)
     if "not in the pool" in said:
         kept = evolve(kept, num_free=(sum(len(part) for part in kept.free[0]),))
@@ -146,7 +148,7 @@ def test_an_idle_engine_that_kept_something_says_what(toys: Toys, said: str) -> 
 
 def test_an_index_that_keeps_a_hold_is_noticed_when_idle(toys: Toys) -> None:
     engine = toys.engine(debug_invariants=False)
-    Trial(engine).run([request("a", PROMPT, 2)])
+    EngineHarness(engine).run([request("a", PROMPT, 2)])
     policy, index = engine.limits.policy, engine.state.index
     policy.hold(index, policy.match_prefix(index, PROMPT.astype(np.int32), "").handle)
     engine.abort("nobody")

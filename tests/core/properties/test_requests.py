@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from core.properties.drawn import EXAMPLES, engines, requests, run
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from toy_engine import Toys, Trial, expected, request
+from toy_engine import EngineHarness, Toys, expected, request
 from toy_schedule import VOCAB, Drive, alone
 from toy_workloads import limits
 from toy_workloads import request as toy_request
@@ -39,19 +39,19 @@ def engine(toys: Toys) -> Iterator[Engine]:
 @EXAMPLES
 @given(names=st.lists(st.sampled_from("abcd"), min_size=1, max_size=12), steps=st.integers(0, 3))
 def test_an_id_belongs_to_one_live_request(engine: Engine, names: list[str], steps: int) -> None:
-    trial, live = Trial(engine), set[str]()
+    harness, live = EngineHarness(engine), set[str]()
     for count, name in enumerate(names):
         if name in live:
             with pytest.raises(RequestError, match=f"request id {name} is in use"):
-                trial.engine.submit(request(name, [1], 3))
+                harness.engine.submit(request(name, [1], 3))
         else:
-            trial.reasons.pop(name, None)
-            trial.submit(request(name, [1, count], 3))
+            harness.reasons.pop(name, None)
+            harness.submit(request(name, [1, count], 3))
             live.add(name)
         for _ in range(steps):
-            trial.step()
-        live -= trial.reasons.keys()
-    trial.drain()
+            harness.step()
+        live -= harness.reasons.keys()
+    harness.drain()
 
 
 @pytest.mark.feature("I1")
@@ -165,18 +165,20 @@ def test_a_row_that_fails_fails_alone(
     failed = engine.stats().failed
     well, engine.executor = engine.executor, Sick(engine.executor, rows, [])
     try:
-        trial = Trial(engine).run(request(str(i), prompt, 6) for i, prompt in enumerate(prompts))
+        harness = EngineHarness(engine).run(
+            request(str(i), prompt, 6) for i, prompt in enumerate(prompts)
+        )
     finally:
         sick, engine.executor = engine.executor, well
-    reasons = list(trial.reasons.values())
+    reasons = list(harness.reasons.values())
 
     assert reasons.count("error") == engine.stats().failed - failed <= len(rows), (
         "a row did not fail alone"
     )
     assert set(reasons) <= {"length", "error"}
     assert "error" in reasons or not rows or min(rows) >= len(sick.launched)
-    for name, reason in trial.reasons.items():  # as Trial has judged already
-        assert reason == "error" or trial.outputs[name] == expected(trial.requests[name])
+    for name, reason in harness.reasons.items():  # EngineHarness has checked them
+        assert reason == "error" or harness.outputs[name] == expected(harness.requests[name])
 
 
 @pytest.mark.feature("I16")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_engine import Toys, Trial, random_requests, request
+from toy_engine import EngineHarness, Toys, random_requests, request
 
 from headstock import SamplingParams
 from headstock.engine.engine import Engine
@@ -74,8 +74,8 @@ def test_replayed_prompts_give_the_tokens_of_eager_ones(
     for runner in ("eager", "rerun"):
         engine = toys.engine(attn=attn, runner=runner, debug_canary=True, **sizes)
         counts = watch(engine) if runner == "rerun" else None
-        trial = Trial(engine).run(requests)
-        outputs.append((trial.outputs, trial.reasons))
+        harness = EngineHarness(engine).run(requests)
+        outputs.append((harness.outputs, harness.reasons))
         engine.close()
         if counts is not None:
             assert (
@@ -95,7 +95,7 @@ def test_only_steps_within_the_largest_token_count_are_replayed(
     counts = watch(engine)
     for name, first, length in (("a", 0, 32), ("b", 3, 33)):
         before = counts["replayed"]
-        Trial(engine).run([request(name, range(first, first + length), 3)])
+        EngineHarness(engine).run([request(name, range(first, first + length), 3)])
         assert counts["replayed"] - before == (name in replayed)
 
     prompts = runner_of(engine).prompts
@@ -107,7 +107,7 @@ def test_long_contexts_are_replayed_in_pieces(toys: Toys, monkeypatch: pytest.Mo
     monkeypatch.setattr("headstock_cuda_graph.prompts.WHOLE_CONTEXT", 24)
     engine = toys.engine(runner="rerun", max_batch_tokens=16, overlap=False)
     counts = watch(engine)
-    Trial(engine).run([request("a", range(40), 1)])
+    EngineHarness(engine).run([request("a", range(40), 1)])
 
     assert (counts["whole"], counts["in pieces"]) == (1, 2)  # 16, 32 and 40 tokens
     engine.close()
@@ -128,10 +128,10 @@ def test_numbers_that_are_left_where_padding_reads_do_not_reach_the_dummy_page(t
     with torch.inference_mode():
         for left in prompts.outputs.values():
             left.fill_(math.nan)
-    trial = Trial(engine).run([request("a", range(1, 20), 5)])
+    harness = EngineHarness(engine).run([request("a", range(1, 20), 5)])
 
     (out,) = prompts.outputs.values()
-    assert out[:32].isfinite().all() and trial.reasons == {"a": "length"}
+    assert out[:32].isfinite().all() and harness.reasons == {"a": "length"}
     engine.close()
 
 
@@ -141,14 +141,14 @@ def test_a_prompt_step_that_fails_after_launch_fails_its_requests_alone(
     toys: Toys, fault: str
 ) -> None:
     engine = toys.engine(runner="rerun", faults=(fault,), overlap=False)
-    trial = Trial(engine)
+    harness = EngineHarness(engine)
     for i in range(3):
-        trial.submit(request(str(i), range(1, 9), 4))
-    trial.drain()
+        harness.submit(request(str(i), range(1, 9), 4))
+    harness.drain()
     wanted = {"error": 1, "length": 2} if fault.startswith("nan") else {"error": 3}
-    assert Counter(trial.reasons.values()) == wanted
+    assert Counter(harness.reasons.values()) == wanted
 
-    Trial(engine).run([request(str(i), range(1, 9), 4) for i in range(4)])
+    EngineHarness(engine).run([request(str(i), range(1, 9), 4) for i in range(4)])
     engine.close()
 
 
@@ -168,7 +168,7 @@ def test_first_tokens_follow_their_settings(toys: Toys, settings: dict[str, Any]
     for runner in ("eager", "rerun"):
         engine = toys.engine(runner=runner)
         counts = watch(engine) if runner == "rerun" else Counter(replayed=1)
-        answers.append(Trial(engine).run(requests).outputs)
+        answers.append(EngineHarness(engine).run(requests).outputs)
         assert counts["replayed"]
         engine.close()
 
@@ -178,8 +178,10 @@ def test_first_tokens_follow_their_settings(toys: Toys, settings: dict[str, Any]
 def test_more_rows_than_the_largest_batch_size_run_eagerly(toys: Toys) -> None:
     engine = toys.engine(runner="rerun", cuda_graph_max_bs=2, max_running_requests=8)
     counts = watch(engine)
-    Trial(engine).run([request(str(i), range(10 * i, 10 * i + 9), 4) for i in range(3)])
+    EngineHarness(engine).run([request(str(i), range(10 * i, 10 * i + 9), 4) for i in range(3)])
     assert counts["eager"] == 1 and not counts["replayed"]
-    Trial(engine).run([request(str(i), range(10 * i + 5, 10 * i + 14), 4) for i in range(2)])
+    EngineHarness(engine).run(
+        [request(str(i), range(10 * i + 5, 10 * i + 14), 4) for i in range(2)]
+    )
     assert counts["eager"] == counts["replayed"] == 1
     engine.close()

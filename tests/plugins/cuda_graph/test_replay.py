@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from often import often
 from rerun import capture
-from toy_engine import Toys, Trial, random_requests, request
+from toy_engine import EngineHarness, Toys, random_requests, request
 
 from headstock import SamplingParams
 from headstock.engine.engine import Engine
@@ -65,8 +65,8 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(
     for runner in ("eager", "rerun"):
         engine = toys.engine(attn=attn, runner=runner, window=window, **sizes)
         counts = watch(engine) if runner == "rerun" else Counter({1: 1})
-        trial = Trial(engine).run(requests)
-        outputs.append((trial.outputs, trial.reasons))
+        harness = EngineHarness(engine).run(requests)
+        outputs.append((harness.outputs, harness.reasons))
         assert sum(counts.values()) - counts[None] > 0
         engine.close()
 
@@ -77,10 +77,10 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(
 def test_only_decode_steps_within_the_largest_bucket_are_replayed(toys: Toys) -> None:
     engine = replaying(toys, cuda_graph_max_bs=4, max_running_requests=8)
     counts = watch(engine)
-    Trial(engine).run([request(str(i), range(1, 10), 12) for i in range(6)])
+    EngineHarness(engine).run([request(str(i), range(1, 10), 12) for i in range(6)])
 
     assert counts[None] > 0, "six rows are too many for a bucket of four"
-    Trial(engine).run([request(str(i), range(1, 10), 12 + 3 * i) for i in range(4)])
+    EngineHarness(engine).run([request(str(i), range(1, 10), 12 + 3 * i) for i in range(4)])
     assert counts[4] and counts[1] and counts[2]
     engine.close()
 
@@ -89,17 +89,17 @@ def test_only_decode_steps_within_the_largest_bucket_are_replayed(toys: Toys) ->
 def test_steps_with_prompt_tokens_are_not_offered_as_decode_steps(toys: Toys) -> None:
     engine = replaying(toys, max_batch_tokens=8, overlap=False)
     counts = watch(engine)
-    trial = Trial(engine)
-    trial.submit(request("a", range(1, 10), 30))
+    harness = EngineHarness(engine)
+    harness.submit(request("a", range(1, 10), 30))
     for _ in range(4):
-        trial.step()
+        harness.step()
     before = sum(counts.values())
-    trial.submit(request("b", range(1, 49), 2))
-    trial.step()
-    trial.step()
+    harness.submit(request("b", range(1, 49), 2))
+    harness.step()
+    harness.step()
 
     assert sum(counts.values()) == before + 1  # the step planned before "b" came
-    trial.drain()
+    harness.drain()
     engine.close()
 
 
@@ -109,7 +109,7 @@ def test_other_values_never_make_a_new_graph(toys: Toys) -> None:
     runner = getattr(engine.executor, "inner", engine.executor).runner
     before = {size: (id(each), set(each.samplers)) for size, each in runner.captured.items()}
     addresses = [each.inputs.data_ptr() for each in runner.captured.values()]
-    Trial(engine).run([request(str(i), range(1, 5 + 6 * i), 25) for i in range(8)])
+    EngineHarness(engine).run([request(str(i), range(1, 5 + 6 * i), 25) for i in range(8)])
 
     assert {
         size: (id(each), set(each.samplers)) for size, each in runner.captured.items()
@@ -125,12 +125,12 @@ def test_the_first_step_of_a_kind_of_sampling_is_answered_and_the_kind_captured(
     engine = replaying(toys, max_running_requests=1)
     runner = getattr(engine.executor, "inner", engine.executor).runner
     truncated = SamplingParams(temperature=0.8, top_k=3, seed=4, max_tokens=9)
-    trial = Trial(engine).run([request("a", range(1, 9), 9, params=truncated)])
-    eager = Trial(toys.engine(max_running_requests=1)).run(
+    harness = EngineHarness(engine).run([request("a", range(1, 9), 9, params=truncated)])
+    eager = EngineHarness(toys.engine(max_running_requests=1)).run(
         [request("a", range(1, 9), 9, params=truncated)]
     )
 
-    assert trial.outputs == eager.outputs
+    assert harness.outputs == eager.outputs
     assert [sorted(kind) for kind in runner.captured[1].samplers][2:] == [
         ["min_p", "temperature", "top_k", "top_p"]
     ]
@@ -149,7 +149,7 @@ def test_settings_that_no_graph_samples_by_are_sampled_after_the_replay(
         engine = toys.engine(runner=runner, max_running_requests=3)
         counts = watch(engine) if runner == "rerun" else Counter({1: 1})
         answers.append(
-            Trial(engine).run(
+            EngineHarness(engine).run(
                 [request(str(i), range(1, 9 + i), 20, params=params) for i in range(3)]
             )
         )
@@ -169,7 +169,7 @@ def test_a_capture_that_fails_turns_graphs_off_with_one_warning(
     assert "graphs are off" in warning.getMessage() and "capture" in warning.getMessage()
     assert any("graphs are off" in note for note in engine.summary.notes)
 
-    Trial(engine).run([request(str(i), range(1, 9), 12) for i in range(4)])
+    EngineHarness(engine).run([request(str(i), range(1, 9), 12) for i in range(4)])
     assert not engine.executor.inner.runner.inner.captured
     engine.close()
 
@@ -189,11 +189,11 @@ def test_a_capture_that_fails_midway_leaves_nothing_to_replay(
     engine = replaying(toys)
     counts = watch(engine)
     requests = [request(str(i), range(1, 9), 12) for i in range(4)]
-    trial = Trial(engine).run(requests)
+    harness = EngineHarness(engine).run(requests)
 
     assert next(graphs) == 5 and set(counts) == {None}
     assert any("graphs are off" in note for note in engine.summary.notes)
-    assert trial.outputs == Trial(toys.engine()).run(requests).outputs
+    assert harness.outputs == EngineHarness(toys.engine()).run(requests).outputs
     engine.close()
 
 
@@ -201,14 +201,14 @@ def test_a_capture_that_fails_midway_leaves_nothing_to_replay(
 @pytest.mark.parametrize("fault", ["execute@6", "wait@6", "nan@6:1"])
 def test_a_step_that_fails_after_launch_fails_its_requests_alone(toys: Toys, fault: str) -> None:
     engine = replaying(toys, faults=(fault,))
-    trial = Trial(engine)
+    harness = EngineHarness(engine)
     for i in range(3):
-        trial.submit(request(str(i), range(1, 9), 12))
-    trial.drain()
+        harness.submit(request(str(i), range(1, 9), 12))
+    harness.drain()
     wanted = {"error": 1, "length": 2} if fault.startswith("nan") else {"error": 3}
-    assert Counter(trial.reasons.values()) == wanted
+    assert Counter(harness.reasons.values()) == wanted
 
-    Trial(engine).run([request(str(i), range(1, 9), 12) for i in range(4)])
+    EngineHarness(engine).run([request(str(i), range(1, 9), 12) for i in range(4)])
     engine.close()
 
 
@@ -272,9 +272,11 @@ def test_a_kind_of_sampling_that_cannot_be_captured_is_computed_each_time(
     truncated = SamplingParams(temperature=0.8, top_p=0.7, seed=4, max_tokens=9)
     requests = [request(str(i), range(1, 9), 9, params=truncated) for i in range(2)]
     with caplog.at_level(logging.WARNING, "headstock"):
-        trial = Trial(engine).run(requests)
+        harness = EngineHarness(engine).run(requests)
 
-    assert trial.outputs == Trial(toys.engine(max_running_requests=2)).run(requests).outputs
+    assert (
+        harness.outputs == EngineHarness(toys.engine(max_running_requests=2)).run(requests).outputs
+    )
     (warning,) = caplog.records
     assert "top_p is not captured: not in a graph" in warning.getMessage()
     engine.close()
@@ -305,7 +307,7 @@ def test_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
         return decode(step)  # type: ignore[no-any-return]
 
     runner.decode = noted
-    Trial(engine).run([request(str(i), range(1, 10), 12 + 3 * i) for i in range(9)])
+    EngineHarness(engine).run([request(str(i), range(1, 10), 12 + 3 * i) for i in range(9)])
 
     assert {size for _, size in used} == {9, 8, 4, 2, 1}
     assert all(size == min(each for each in runner.captured if each >= rows) for rows, size in used)
@@ -340,11 +342,11 @@ def test_a_mixed_step_is_shared_out_by_phase(toys: Toys) -> None:
             told(q, layer, plan, out)
 
         backend.forward = forward
-    trial = Trial(engine)
-    trial.submit(request("a", range(1, 10), 30))
-    trial.step()
-    trial.submit(request("b", range(20, 30), 30))
-    trial.drain()
+    harness = EngineHarness(engine)
+    harness.submit(request("a", range(1, 10), 30))
+    harness.step()
+    harness.submit(request("b", range(20, 30), 30))
+    harness.drain()
 
     assert router.prefill is not router.decode
     assert (
