@@ -15,12 +15,12 @@ from onlooker import Onlooker
 from toy_schedule import VOCAB, next_token
 
 from headstock import SamplingParams
+from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError
 from headstock.scheduler import Request
 from headstock.scheduler.invariants import check
-from headstock.startup.build import ProgressCallback
 
 GREEDY = SamplingParams(temperature=0.0)
 LONGEST = 160

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig, make_engine_config
 from headstock.errors import UsageError, describe_type, shorten
 from headstock.logs import log_event
@@ -26,9 +27,6 @@ from headstock.text.prompt import Prompt, PromptType, list_prompts
 from headstock.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger(__name__)
-
-ProgressCallback = Callable[[str, int, int], None]
-"""`on_progress(stage, completed, total)`: how far loading is."""
 
 
 def start_engine(config: EngineConfig, on_progress: ProgressCallback | None) -> tuple[Any, Any]:

@@ -137,7 +137,7 @@ def test_plugins_pass_lack_kernels_or_are_broken() -> None:
     def status(outcome: object) -> list[tuple[str, str]]:
         return [
             (each.status.value, each.hint)
-            for each in plugin_checks.check_plugin(ODD, outcome, lambda spec: "")
+            for each in plugin_checks.check_plugin(ODD, outcome, registry.find_missing)
         ]
 
     need = Require(
@@ -206,7 +206,7 @@ def test_flags_reach_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kind_without_any_plugin_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "load_specs", lambda kind: ())
-    found = list(plugin_checks.check_plugins(lambda spec: ""))
+    found = list(plugin_checks.check_plugins(registry.find_missing))
     assert statuses(found) == dict.fromkeys(plugin_checks.REQUIRED_KINDS, "FAIL")
     assert all("pip install" in each.hint for each in found)
 

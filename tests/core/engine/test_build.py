@@ -16,7 +16,7 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun, ModelError, PluginBroken, UsageError
-from headstock.startup.build import check_options
+from headstock.startup.select import check_options
 
 from .demo import SMALL, drain, request
 

@@ -30,12 +30,12 @@ from headstock.spi import (
 )
 from headstock.startup.assemble import make_attention_backend
 from headstock.startup.capabilities import (
-    AttentionNeeds,
     check_narrower,
     find_rejections,
     resolve_capabilities,
 )
-from headstock.startup.negotiate import agree_page_size, negotiate_terms, resolve_kv_dtype
+from headstock.startup.needs import AttentionNeeds, resolve_kv_dtype
+from headstock.startup.negotiate import agree_page_size, negotiate_terms
 from headstock.startup.select import select_backends
 
 from .test_memory_plan import model

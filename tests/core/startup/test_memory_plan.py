@@ -13,7 +13,8 @@ from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.nn.decoder_config import decoder_config
 from headstock.spi import ModelConfig
-from headstock.startup.device import container_free_bytes, free_bytes, unwritten_bytes
+from headstock.startup.device import free_bytes
+from headstock.startup.host_memory import MemoryBounds, read_container_memory, unwritten_bytes
 from headstock.startup.memory_plan import (
     MemoryPlan,
     draw_memory_bar,
@@ -138,12 +139,12 @@ def test_sizes_and_bars_read_well() -> None:
 
 @pytest.mark.feature("P3")
 def test_free_memory_is_what_a_container_leaves(tmp_path: Path) -> None:
-    assert container_free_bytes(tmp_path) is None
+    assert read_container_memory(tmp_path) is None
     (tmp_path / "memory.current").write_text("300\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert container_free_bytes(tmp_path) is None
+    assert read_container_memory(tmp_path) is None
     (tmp_path / "memory.max").write_text("1000\n")
-    assert container_free_bytes(tmp_path) == 700
+    assert read_container_memory(tmp_path) == MemoryBounds(700, 1000)
 
 
 @pytest.mark.feature("P3")

@@ -177,9 +177,10 @@ def describe_support(spec: PluginSpec) -> str:
     """Whether the plugin serves this machine's device, as far as its spec says."""
     try:
         # deferred for start-up time: it imports torch, which may not even be importable here
+        from headstock.startup.capabilities import explain_device_mismatch
         from headstock.startup.device import describe_device
 
-        reason = registry.elsewhere(spec, describe_device("auto"))
+        reason = explain_device_mismatch(spec, describe_device("auto"))
     except (ImportError, OSError):
         return "unknown: torch cannot be imported"
     return f"cannot: {reason}; 'headstock doctor' says what can" if reason else "can"

@@ -38,16 +38,17 @@ def check_parts(config: EngineConfig) -> Iterator[Finding]:
     """All findings about plugins, the model, and the plugins that would be chosen, as `run` would
     meet them.
     """
+    from headstock import registry
     from headstock.doctor import plugin_checks
 
     try:
         from headstock.doctor.environment import inspect_environment  # which needs torch
     except (ImportError, OSError) as error:
-        yield from run_check("plugins", lambda: plugin_checks.check_plugins(lambda spec: ""))
+        yield from run_check("plugins", lambda: plugin_checks.check_plugins(registry.find_missing))
         yield fail_finding("choice", str(error), "")
         return
     environment = inspect_environment(config)
-    yield from run_check("plugins", lambda: plugin_checks.check_plugins(environment.unfit))
+    yield from run_check("plugins", lambda: plugin_checks.check_plugins(environment.find_obstacles))
     yield from environment.problems
     if environment.model is not None:
         yield pass_finding("config.json", environment.model.config.architecture)

@@ -7,21 +7,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
-from headstock import registry, spi
+from headstock import spi
 from headstock.config import EngineConfig
 from headstock.doctor.finding import Finding, fail_finding, pass_finding, try_step, warn_finding
 from headstock.errors import HeadstockError
-from headstock.spi import AttentionSpec, DeviceEnv, ModelConfig
-from headstock.startup.build import check_options, find_attention_needs
-from headstock.startup.capabilities import AttentionNeeds, resolve_capabilities
+from headstock.spi import DeviceEnv, ModelConfig, PluginSpec, Rejection
+from headstock.startup.capabilities import find_obstacles
 from headstock.startup.device import describe_device
 from headstock.startup.model_loading import locate_model, read_model, resolve_max_seq_len
-from headstock.startup.negotiate import negotiate_terms, resolve_model_dtype
-from headstock.startup.select import select_plugins
+from headstock.startup.needs import AttentionNeeds, find_attention_needs, resolve_model_dtype
+from headstock.startup.negotiate import negotiate_terms
+from headstock.startup.select import check_options, select_plugins
 from headstock.weights import NotDownloaded, find_cached
 
 
@@ -37,8 +36,8 @@ class ServedModel:
 class Environment:
     """A machine, and what a model asks of it under a configuration.
 
-    `problems` are findings about why `directory`, `model` or `question` is None; `dtype` is empty
-    with the last.
+    `problems` are findings about why `directory`, `model` or `needs` is None; `dtype` is empty
+    when `needs` is None.
     """
 
     config: EngineConfig
@@ -49,20 +48,9 @@ class Environment:
     needs: AttentionNeeds | None
     problems: tuple[Finding, ...]
 
-    def unfit(self, spec: Any) -> str:
-        """Why the plugin cannot serve here, and the next move; empty when it can, or as far as no
-        model is needed.
-        """
-        if isinstance(spec, AttentionSpec) and self.needs is not None:
-            try:
-                resolve_capabilities(
-                    spec, self.needs.make_query(spec.capabilities.phases), self.env
-                )
-            except HeadstockError as error:
-                return str(error)
-            return ""
-        reason = registry.elsewhere(spec, self.env)
-        return reason and f"{reason}; choose another one here, or auto"
+    def find_obstacles(self, spec: PluginSpec) -> tuple[Rejection, ...]:
+        """Why the plugin cannot run here; empty when it can."""
+        return find_obstacles(spec, self.env, self.needs)
 
     def check_selection(self) -> Iterator[Finding]:
         """Whether the parts that are named, `auto` decided, can serve together.
@@ -88,7 +76,7 @@ class Environment:
 
 
 def inspect_environment(config: EngineConfig) -> Environment:
-    """The situation as far as it can be known; nothing is downloaded."""
+    """The environment as far as it can be known; nothing is downloaded."""
     problems: list[Finding] = []
     env = try_step("device", partial(describe_device, config.device), problems)
     directory = model = None

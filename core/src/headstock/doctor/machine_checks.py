@@ -9,20 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headstock.doctor.finding import Finding, fail_finding, pass_finding, warn_finding
+from headstock.startup.host_memory import read_container_memory, read_host_memory
 
 LITTLE_MEMORY = 2 * 2**30
 """Bytes of free memory below which even a small model may not fit."""
 
-CGROUP = Path("/sys/fs/cgroup")
-
 
 def check_memory() -> Iterator[Finding]:
     """Memory that can still be taken on the host, a container's limit included."""
-    pairs = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free, total = (int(pairs[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
-    limit, used = (read_number(CGROUP / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and limit < total:
-        free, total = min(free, limit - (used or 0)), limit
+    host, container = read_host_memory(), read_container_memory()
+    free, total = host.free, host.total
+    # a limit above what the host has limits nothing
+    if container is not None and container.total < host.total:
+        free, total = min(host.free, container.free), container.total
     text = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     if free < LITTLE_MEMORY:
         yield warn_finding(
@@ -30,15 +29,6 @@ def check_memory() -> Iterator[Finding]:
         )
     else:
         yield pass_finding("memory", text)
-
-
-def read_number(path: Path) -> int | None:
-    """The whole number in a file; None when there is no file or it says "max"."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
 
 
 def check_encoding() -> Iterator[Finding]:

@@ -4,7 +4,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,18 +13,19 @@ from headstock.doctor.finding import Finding, fail_finding, pass_finding, run_ch
 from headstock.errors import AmbiguousPlugin, HeadstockError
 from headstock.registry import InstalledPlugin
 from headstock.registry.first_party import CHECKOUT, install_lines
-from headstock.spi import SPI, CheckpointSpec
+from headstock.spi import SPI, CheckpointSpec, PluginSpec, Rejection
 
 REQUIRED_KINDS = ("attention", "cache", "scheduler", "runner", "ops", "model", "executor")
 """Kinds without which nothing can run."""
 
 
-def check_plugins(unfit: Callable[[Any], str]) -> Iterator[Finding]:
-    """Whether every installed plugin loads, fits the contract, has what it needs and can serve; if
-    no kind is empty.
+FindObstacles = Callable[[PluginSpec], Sequence[Rejection]]
+"""Why a plugin cannot run here; that is a warning, because another plugin may be chosen."""
 
-    `unfit(spec)` says why one cannot serve here, or nothing; that is no failure, for another may be
-    chosen.
+
+def check_plugins(find_obstacles: FindObstacles) -> Iterator[Finding]:
+    """Check that every installed plugin loads, fits the contract and can run here, and that each
+    kind has one.
     """
     for kind in SPI:
         plugins = registry.load_specs(kind)
@@ -36,12 +37,12 @@ def check_plugins(unfit: Callable[[Any], str]) -> Iterator[Finding]:
             yield fail_finding(kind, f"no {registry.kind_label(kind)} is installed", hint)
         for plugin, spec in plugins:
             yield from run_check(
-                f"{kind} {plugin.name}", partial(check_plugin, plugin, spec, unfit)
+                f"{kind} {plugin.name}", partial(check_plugin, plugin, spec, find_obstacles)
             )
 
 
 def check_plugin(
-    plugin: InstalledPlugin, spec: Any, unfit: Callable[[Any], str]
+    plugin: InstalledPlugin, spec: Any, find_obstacles: FindObstacles
 ) -> Iterator[Finding]:
     """The findings about one plugin, given its spec or the error that choosing it raises."""
     subject = f"{plugin.kind} {plugin.name}"
@@ -54,16 +55,11 @@ def check_plugin(
     if isinstance(spec, CheckpointSpec):
         yield pass_finding(subject, provider)
         return
-    if reason := unfit(spec):  # no installation would help, or the reason says which one would
-        findings = [warn_finding(subject, f"{provider}: {reason}", "")]
-    else:
-        findings = [
-            warn_finding(subject, f"{provider}: {rejection.message}", rejection.hint)
-            for rejection in registry.find_missing(spec)
-        ]
-    yield from findings
-    if findings:
-        return
+    obstacles = find_obstacles(spec)
+    for obstacle in obstacles:
+        yield warn_finding(subject, f"{provider}: {obstacle.message}", obstacle.hint)
+    if obstacles:
+        return  # its implementation may import what is missing
     try:
         registry.import_implementation(spec)
     except HeadstockError as error:

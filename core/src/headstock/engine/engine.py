@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
+from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.engine.output_tracker import OutputTracker
@@ -45,7 +46,7 @@ from headstock.scheduler import (
 from headstock.scheduler.invariants import check_idle
 from headstock.scheduler.selection import BLAME
 from headstock.spi import Pending, Sample
-from headstock.startup.build import ProgressCallback, build_engine
+from headstock.startup.build import build_engine
 from headstock.startup.device import check_usable
 from headstock.startup.summary import EngineSummary, summarize_engine
 

@@ -22,11 +22,10 @@ from headstock.registry.loading import (
     load_specs,
     make_part,
 )
-from headstock.registry.requirements import elsewhere, find_missing, require_installed
+from headstock.registry.requirements import find_missing, require_installed
 
 __all__ = [
     "InstalledPlugin",
-    "elsewhere",
     "entry_point_group",
     "explain_missing_extras",
     "find_missing",

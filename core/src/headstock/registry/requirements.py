@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from headstock.errors import CannotRun
 from headstock.registry.loading import describe_plugin
-from headstock.spi import DeviceEnv, PluginSpec, Rejection, Require
+from headstock.spi import PluginSpec, Rejection, Require
 
 
 def find_missing(spec: PluginSpec) -> tuple[Rejection, ...]:
@@ -26,16 +26,6 @@ def require_installed(spec: PluginSpec) -> None:
             for rejection in rejections
         )
         raise CannotRun(f"{describe_plugin(spec)} cannot run here: {text}")
-
-
-def elsewhere(spec: PluginSpec, env: DeviceEnv) -> str:
-    """Why a plugin that names the devices it runs on does not run on this one; empty when it does,
-    or names none.
-    """
-    devices = getattr(getattr(spec, "capabilities", None), "devices", None)
-    if devices is None or any(env in served for served in devices):
-        return ""
-    return f"it runs on {', '.join(map(str, devices)) or 'no device'}, and this is {env}"
 
 
 def check_requirement(requirement: Require) -> Rejection | None:

@@ -12,28 +12,22 @@ import attrs
 import torch
 from attrs import frozen
 
-from headstock import registry
+from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.debug.fault_injection import Faults
-from headstock.errors import CannotRun, PluginBroken, UsageError, format_count
+from headstock.errors import CannotRun, format_count
 from headstock.execution.buffers import Buffers, allocate_buffers
 from headstock.logs import log_event
 from headstock.ops.onednn_ops import kernel_bytes
 from headstock.scheduler import Limits
 from headstock.spi import (
-    CachePolicy,
     DeviceEnv,
     Executor,
-    ExecutorSpec,
     GraphSupport,
     ModelConfig,
-    PluginSpec,
-    RunnerSpec,
-    SchedulerSpec,
 )
 from headstock.startup.assemble import AssembledExecutor, BuildInputs, assemble_executor
-from headstock.startup.capabilities import AttentionNeeds
 from headstock.startup.device import describe_device, free_bytes
 from headstock.startup.memory_plan import (
     MemoryPlan,
@@ -50,12 +44,8 @@ from headstock.startup.model_loading import (
     tensor_bytes,
     untie_embeddings,
 )
-from headstock.startup.negotiate import (
-    Terms,
-    negotiate_terms,
-    resolve_kv_dtype,
-    resolve_model_dtype,
-)
+from headstock.startup.needs import find_attention_needs, resolve_model_dtype
+from headstock.startup.negotiate import Terms, negotiate_terms
 from headstock.startup.profile_run import (
     capture_graphs,
     count_settled_bytes,
@@ -63,13 +53,10 @@ from headstock.startup.profile_run import (
     measure_memory_use,
     slow_notice,
 )
-from headstock.startup.select import SelectedPlugins, select_plugins
+from headstock.startup.scheduler_limits import make_limits
+from headstock.startup.select import SelectedPlugins, check_options, select_plugins
 
 LOG = logging.getLogger(__name__)
-
-ProgressCallback = Callable[[str, int, int], None]
-
-SPECS_WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec, ExecutorSpec)
 
 GRAPH_SLACK_BYTES = 64 << 20
 """Bytes by which graphs may differ from the plan unsaid: the driver hands memory out in large
@@ -317,116 +304,3 @@ def watch_free_pages(
         )
     padded = inputs.parts.runner.capabilities.needs_graph > GraphSupport.NEVER
     return Canary(executor, buffers, inputs.model.kv_groups, padded=padded)
-
-
-def find_attention_needs(
-    config: EngineConfig, model: ModelConfig, dtype: str, max_len: int
-) -> AttentionNeeds:
-    """What the model asks of attention under this configuration."""
-    exact = isinstance(config.page_size, int) and not config.page_size_or_less
-    return AttentionNeeds(
-        model=model,
-        dtype=dtype,
-        kv_dtype=resolve_kv_dtype(config.kv_dtype, dtype),
-        page_size=int(config.page_size) if exact else None,
-        contiguous=config.paged_attn == "off",
-        max_rows=config.max_running_requests,
-        max_seq_len=max_len,
-    )
-
-
-def check_options(config: EngineConfig, parts: SelectedPlugins) -> None:
-    """Raise UsageError for an `--opt` that no chosen plugin takes, PluginBroken for options that
-    would not be read.
-    """
-    specs: list[PluginSpec] = [choice.spec for choice in parts.attention]
-    specs += [parts.cache, parts.scheduler, parts.runner, parts.ops, parts.executor]
-    stray = registry.find_unclaimed(config.opt, specs)
-    if stray:
-        names = [spec.name for spec in specs]
-        close = registry.suggestion(stray[0].partition(".")[0], names)
-        raise UsageError(
-            f"--opt {stray[0]}: no chosen plugin has that name{close}; chosen: {', '.join(names)}"
-        )
-    for spec in specs:
-        if registry.make_options(spec, config.opt) is not None and isinstance(
-            spec, SPECS_WITHOUT_OPTIONS
-        ):
-            raise PluginBroken(
-                f"the plugin {spec.name!r} declares options, but schedulers, runners and "
-                "executors are not given any; its author should leave `options` out of its spec"
-            )
-
-
-def make_limits(
-    config: EngineConfig,
-    parts: SelectedPlugins,
-    terms: Terms,
-    memory: MemoryPlan,
-    model: ModelConfig,
-    max_len: int,
-) -> Limits:
-    """The scheduler's limits.   raises: CannotRun"""
-    return Limits(
-        max_rows=config.max_running_requests,
-        max_batch_tokens=config.max_batch_tokens,
-        max_len=max_len,
-        page_size=memory.page_size,
-        num_pages=(memory.num_pages,) * len(model.kv_groups),
-        groups=model.kv_groups,
-        choose=registry.import_implementation(parts.scheduler),
-        scheduler=parts.scheduler.name,
-        policy=make_cache_policy(config, parts, memory.page_size) if terms.reuse else None,
-        recompute=not config.kv_cache,
-        most_regions=region_limit(config, memory) if terms.take_over else 0,
-        overlap=config.overlap,
-        check=config.debug_invariants,
-        longer=explain_max_len(config, memory, model, max_len),
-    )
-
-
-def explain_max_len(
-    config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len: int
-) -> str:
-    """What lets a sequence have more than `max_len` tokens, for errors about one that is too
-    long.
-    """
-    if max_len >= model.max_position:
-        return ": the model itself allows no more"
-    if max_len >= memory.kv_tokens:
-        sizes = {
-            "--num-pages": config.num_pages,
-            "--kv-memory-mb": config.kv_memory_mb,
-            "--kv-context-len": config.kv_context_len,
-        }
-        stated = [flag for flag, value in sizes.items() if value is not None]
-        return f" or enlarge the KV pool with {stated[0] if stated else '--memory-ratio'}"
-    return f" or raise --max-seq-len, which the model allows up to {model.max_position}"
-
-
-def make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: int) -> CachePolicy:
-    """The cache policy, bounded by `--prefix-cache-n`.
-
-    raises: CannotRun when it cannot be bounded
-    """
-    options = registry.make_options(parts.cache, config.opt)
-    if config.prefix_cache_n is not None:
-        if options is None or "max_prefixes" not in attrs.fields_dict(type(options)):
-            raise CannotRun(
-                f"--prefix-cache-n: --cache-type {parts.cache.name} cannot bound its prefixes; "
-                "leave it out"
-            )
-        options = attrs.evolve(options, max_prefixes=config.prefix_cache_n)
-    policy: CachePolicy = registry.import_implementation(parts.cache)(page_size, options)
-    return policy
-
-
-def region_limit(config: EngineConfig, memory: MemoryPlan) -> int:
-    """How many regions of ended sequences are kept: all that there is room for, unless
-    `--prefix-cache-n` says less.
-    """
-    return (
-        memory.num_pages
-        if config.prefix_cache_n is None
-        else min(config.prefix_cache_n, memory.num_pages)
-    )

@@ -1,10 +1,14 @@
-"""Whether an attention backend can serve a model on a machine, and if not, why not."""
+"""Whether a plugin can run here, and if not, why not.
+
+`select`, the doctor and `headstock plugins inspect` ask this module. Importing it does not import
+torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import fields, frozen
+from attrs import fields
 
 from headstock import registry
 from headstock.errors import (
@@ -20,46 +24,11 @@ from headstock.spi import (
     AttentionQuery,
     AttentionSpec,
     DeviceEnv,
-    Feature,
-    ModelConfig,
-    Phase,
+    PluginSpec,
     Rejection,
 )
-from headstock.startup import defaults as auto
-
-
-@frozen(kw_only=True)
-class AttentionNeeds:
-    """What a model asks of attention, before phases are shared out."""
-
-    model: ModelConfig
-    dtype: str
-    kv_dtype: str
-    page_size: int | None
-    contiguous: bool
-    max_rows: int
-    max_seq_len: int
-
-    def make_query(self, phases: frozenset[Phase]) -> AttentionQuery:
-        """The question for one backend."""
-        window = any(layer.window is not None for layer in self.model.layers)
-        softcap = any(layer.softcap for layer in self.model.layers)
-        features = self.model.features
-        features |= {Feature.SLIDING_WINDOW} if window else set()
-        features |= {Feature.SOFTCAP} if softcap else set()
-        return AttentionQuery(
-            phases=phases,
-            heads=self.model.heads,
-            kv_heads=self.model.kv_heads,
-            head_dim=self.model.head_dim,
-            q_dtype=self.dtype,
-            kv_dtype=self.kv_dtype,
-            page_size=self.page_size,
-            contiguous=self.contiguous,
-            features=features,
-            max_rows=self.max_rows,
-            max_seq_len=self.max_seq_len,
-        )
+from headstock.startup import defaults
+from headstock.startup.needs import AttentionNeeds
 
 
 class BackendRefused(CannotRun):
@@ -139,6 +108,35 @@ SEE_DOCTOR = "'headstock doctor' with the same flags says what can serve."
 GPU_NOT_FOUND = "Where there is a GPU, 'headstock doctor' says why torch does not find it."
 
 
+def explain_device_mismatch(spec: PluginSpec, env: DeviceEnv) -> str:
+    """Why a plugin that names its devices does not run on this one; empty when it does, or names
+    none.
+    """
+    devices = getattr(getattr(spec, "capabilities", None), "devices", None)
+    if devices is None or any(env in device_range for device_range in devices):
+        return ""
+    return f"it runs on {', '.join(map(str, devices)) or 'no device'}, and this is {env}"
+
+
+def find_obstacles(
+    spec: PluginSpec, env: DeviceEnv, needs: AttentionNeeds | None
+) -> tuple[Rejection, ...]:
+    """Why the plugin cannot run here; empty when it can, or as far as that is known without a model
+    (`needs` is None).
+
+    The device and the model come first. No package that could be installed helps against either, so
+    missing packages are named only when both are served.
+    """
+    if isinstance(spec, AttentionSpec) and needs is not None:
+        try:
+            resolve_capabilities(spec, needs.make_query(spec.capabilities.phases), env)
+        except HeadstockError as error:
+            return (Rejection(code="query", message=str(error)),)
+    elif mismatch := explain_device_mismatch(spec, env):
+        return (Rejection(code="device", message=f"{mismatch}; choose another one here, or auto"),)
+    return registry.find_missing(spec)
+
+
 def find_rejections(
     capabilities: AttentionCapabilities, query: AttentionQuery, env: DeviceEnv
 ) -> list[Rejection]:
@@ -148,7 +146,7 @@ def find_rejections(
     def reject(code: str, message: str, hint: str = "") -> None:
         rejections.append(Rejection(code=code, message=message, hint=hint))
 
-    if not any(env in served for served in capabilities.devices):
+    if not any(env in device_range for device_range in capabilities.devices):
         served = ", ".join(map(str, capabilities.devices))
         hint = (
             recommend_backend(env)
@@ -217,7 +215,7 @@ def recommend_backend(env: DeviceEnv) -> str:
     """
     names = [
         name
-        for served, names in auto.ATTENTION
+        for served, names in defaults.ATTENTION
         if env in served
         for name in reversed(names)
         if "," not in name
@@ -227,7 +225,7 @@ def recommend_backend(env: DeviceEnv) -> str:
             spec = registry.load_spec("attention", name)
         except HeadstockError:
             continue
-        if not registry.elsewhere(spec, env) and not registry.find_missing(spec):
+        if not explain_device_mismatch(spec, env) and not registry.find_missing(spec):
             return f"Use --attn {name}."
     installed = {plugin.name for plugin in registry.list_installed("attention")}
     lines = {

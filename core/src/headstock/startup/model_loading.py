@@ -11,6 +11,7 @@ import attrs
 import torch
 
 from headstock import registry, weights
+from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.config.value_types import suggestion
 from headstock.errors import CannotRun, ModelError, UsageError, format_count, shorten
@@ -162,7 +163,7 @@ def load_onto_device(
     max_len: int,
     ops: Ops,
     free: int,
-    on_progress: Callable[[str, int, int], None] | None,
+    on_progress: ProgressCallback | None,
 ) -> Params:
     """The model's parameters on the device.
 

@@ -7,7 +7,8 @@ from attrs import frozen
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.spi import DeviceEnv, IntSet, ModelConfig
-from headstock.startup import defaults as auto
+from headstock.startup import defaults
+from headstock.startup.needs import resolve_kv_dtype
 from headstock.startup.select import SelectedPlugins
 
 
@@ -27,22 +28,6 @@ class Terms:
     reuse: bool
     take_over: bool
     table: tuple[tuple[str, str, str], ...]
-
-
-def resolve_model_dtype(requested: str, model: ModelConfig, env: DeviceEnv) -> str:
-    """The type of weights and activations: float32 on a CPU whatever the checkpoint; on CUDA the
-    checkpoint's, float16 for float32.
-    """
-    if requested != "auto":
-        return requested
-    if env.device == "cpu":
-        return "float32"
-    return "float16" if model.dtype == "float32" else model.dtype
-
-
-def resolve_kv_dtype(requested: str, dtype: str) -> str:
-    """The type of keys and values in the pool, by torch name."""
-    return {"auto": dtype, "fp8_e4m3": "float8_e4m3fn"}.get(requested, requested)
 
 
 def negotiate_terms(
@@ -119,7 +104,7 @@ def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: Device
                     f"--page-size {requested}: {who} serves {sizes}; choose one of those"
                 )
         return requested
-    candidates: tuple[int, ...] = (auto.PAGE_SIZES[env.device], *auto.OTHER_PAGE_SIZES)
+    candidates: tuple[int, ...] = (defaults.PAGE_SIZES[env.device], *defaults.OTHER_PAGE_SIZES)
     if isinstance(requested, int):
         candidates = tuple(range(requested, 0, -1))
     for size in candidates:

@@ -22,15 +22,23 @@ from headstock.spi import (
     Ops,
     OpsSpec,
     Phase,
+    PluginSpec,
     RunnerSpec,
     SchedulerSpec,
 )
-from headstock.startup import defaults as auto
-from headstock.startup.capabilities import AttentionNeeds, join_refusals, resolve_capabilities
+from headstock.startup import defaults
+from headstock.startup.capabilities import (
+    explain_device_mismatch,
+    join_refusals,
+    resolve_capabilities,
+)
+from headstock.startup.needs import AttentionNeeds
 
 T = TypeVar("T")
 
 LOG = logging.getLogger(__name__)
+
+SPECS_WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec, ExecutorSpec)
 
 
 @frozen(kw_only=True)
@@ -76,7 +84,7 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
 
     def accept_runner(name: str) -> RunnerSpec:
         spec: RunnerSpec = find_ready_spec("runner", name, env)
-        if not any(env in served for served in spec.capabilities.devices):
+        if explain_device_mismatch(spec, env):
             raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
         if needs.contiguous and needs_graphs(spec):
             raise CannotRun(
@@ -97,7 +105,7 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
 
     def accept_ops(name: str) -> tuple[OpsSpec, Ops]:
         spec: OpsSpec = find_ready_spec("ops", name, env)
-        if not any(env in served for served in spec.capabilities.devices):
+        if explain_device_mismatch(spec, env):
             raise CannotRun(f"--ops {name} cannot run on {env}; use --ops torch")
         if needs.dtype not in spec.capabilities.dtypes:
             raise CannotRun(
@@ -107,14 +115,18 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
         return spec, registry.make_part(spec, Ops, *options)
 
     ops_spec, operations = select_first_accepted(
-        config.ops, auto.OPS, accept_ops, "--ops", config.spell
+        config.ops, defaults.OPS, accept_ops, "--ops", config.spell
     )
     return SelectedPlugins(
         attention=attention,
         cache=find_ready_spec("cache", config.cache_type, env),
         scheduler=find_ready_spec("scheduler", config.scheduler, env),
         runner=select_first_accepted(
-            resolve_runner_name(config, env), auto.RUNNERS, accept_runner, "--runner", config.spell
+            resolve_runner_name(config, env),
+            defaults.RUNNERS,
+            accept_runner,
+            "--runner",
+            config.spell,
         ),
         ops=ops_spec,
         operations=operations,
@@ -172,7 +184,7 @@ def find_ready_spec(kind: str, name: str, env: DeviceEnv) -> Any:
     that: nothing that could be installed would help, and its caller says why.
     """
     spec = registry.load_spec(kind, name)
-    if not registry.elsewhere(spec, env):
+    if not explain_device_mismatch(spec, env):
         registry.require_installed(spec)
     return spec
 
@@ -213,7 +225,7 @@ def select_attention(
     name_or_auto: str, env: DeviceEnv, needs: AttentionNeeds, spell: Callable[[str], str] = str
 ) -> tuple[SelectedBackend, ...]:
     """The attention backends for `--attn`, each narrowed to this machine."""
-    names = next((names for served, names in auto.ATTENTION if env in served), ())
+    names = next((names for served, names in defaults.ATTENTION if env in served), ())
     choices = select_first_accepted(
         name_or_auto, names, lambda pair: select_backends(pair, env, needs), "--attn", spell
     )
@@ -260,3 +272,26 @@ def select_backends(
     if refusals:
         raise refusals[0]
     return tuple(choices)
+
+
+def check_options(config: EngineConfig, parts: SelectedPlugins) -> None:
+    """Raise UsageError for an `--opt` that no chosen plugin takes, PluginBroken for options that
+    would not be read.
+    """
+    specs: list[PluginSpec] = [choice.spec for choice in parts.attention]
+    specs += [parts.cache, parts.scheduler, parts.runner, parts.ops, parts.executor]
+    stray = registry.find_unclaimed(config.opt, specs)
+    if stray:
+        names = [spec.name for spec in specs]
+        close = registry.suggestion(stray[0].partition(".")[0], names)
+        raise UsageError(
+            f"--opt {stray[0]}: no chosen plugin has that name{close}; chosen: {', '.join(names)}"
+        )
+    for spec in specs:
+        if registry.make_options(spec, config.opt) is not None and isinstance(
+            spec, SPECS_WITHOUT_OPTIONS
+        ):
+            raise PluginBroken(
+                f"the plugin {spec.name!r} declares options, but schedulers, runners and "
+                "executors are not given any; its author should leave `options` out of its spec"
+            )

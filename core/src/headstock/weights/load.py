@@ -11,11 +11,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from headstock.callbacks import ProgressCallback
 from headstock.errors import ModelError, PluginBroken, shorten
 from headstock.spi import ModelConfig, Params, ParamSpec, Weight
 from headstock.weights.reader import CheckpointReader, Piece, list_differing_copies, plan_pieces
 
-ProgressCallback = Callable[[str, int, int], None]
 Prepare = Callable[[str, Weight], Weight]
 
 DUMMY_STD = 0.02

@@ -1,0 +1,74 @@
+"""What a model needs of the parts that serve it: types, and what it asks of attention."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from headstock.config import EngineConfig
+from headstock.spi import AttentionQuery, DeviceEnv, Feature, ModelConfig, Phase
+
+
+@frozen(kw_only=True)
+class AttentionNeeds:
+    """What a model asks of attention, before phases are shared out."""
+
+    model: ModelConfig
+    dtype: str
+    kv_dtype: str
+    page_size: int | None
+    contiguous: bool
+    max_rows: int
+    max_seq_len: int
+
+    def make_query(self, phases: frozenset[Phase]) -> AttentionQuery:
+        """The question for one backend."""
+        window = any(layer.window is not None for layer in self.model.layers)
+        softcap = any(layer.softcap for layer in self.model.layers)
+        features = self.model.features
+        features |= {Feature.SLIDING_WINDOW} if window else set()
+        features |= {Feature.SOFTCAP} if softcap else set()
+        return AttentionQuery(
+            phases=phases,
+            heads=self.model.heads,
+            kv_heads=self.model.kv_heads,
+            head_dim=self.model.head_dim,
+            q_dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            page_size=self.page_size,
+            contiguous=self.contiguous,
+            features=features,
+            max_rows=self.max_rows,
+            max_seq_len=self.max_seq_len,
+        )
+
+
+def resolve_model_dtype(requested: str, model: ModelConfig, env: DeviceEnv) -> str:
+    """The type of weights and activations: float32 on a CPU whatever the checkpoint; on CUDA the
+    checkpoint's, float16 for float32.
+    """
+    if requested != "auto":
+        return requested
+    if env.device == "cpu":
+        return "float32"
+    return "float16" if model.dtype == "float32" else model.dtype
+
+
+def resolve_kv_dtype(requested: str, dtype: str) -> str:
+    """The type of keys and values in the pool, by torch name."""
+    return {"auto": dtype, "fp8_e4m3": "float8_e4m3fn"}.get(requested, requested)
+
+
+def find_attention_needs(
+    config: EngineConfig, model: ModelConfig, dtype: str, max_len: int
+) -> AttentionNeeds:
+    """What the model asks of attention under this configuration."""
+    exact = isinstance(config.page_size, int) and not config.page_size_or_less
+    return AttentionNeeds(
+        model=model,
+        dtype=dtype,
+        kv_dtype=resolve_kv_dtype(config.kv_dtype, dtype),
+        page_size=int(config.page_size) if exact else None,
+        contiguous=config.paged_attn == "off",
+        max_rows=config.max_running_requests,
+        max_seq_len=max_len,
+    )

@@ -1,0 +1,88 @@
+"""The scheduler's limits, from the configuration, the terms and the memory plan."""
+
+from __future__ import annotations
+
+import attrs
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.errors import CannotRun
+from headstock.scheduler import Limits
+from headstock.spi import CachePolicy, ModelConfig
+from headstock.startup.memory_plan import MemoryPlan
+from headstock.startup.negotiate import Terms
+from headstock.startup.select import SelectedPlugins
+
+
+def make_limits(
+    config: EngineConfig,
+    parts: SelectedPlugins,
+    terms: Terms,
+    memory: MemoryPlan,
+    model: ModelConfig,
+    max_len: int,
+) -> Limits:
+    """The scheduler's limits.   raises: CannotRun"""
+    return Limits(
+        max_rows=config.max_running_requests,
+        max_batch_tokens=config.max_batch_tokens,
+        max_len=max_len,
+        page_size=memory.page_size,
+        num_pages=(memory.num_pages,) * len(model.kv_groups),
+        groups=model.kv_groups,
+        choose=registry.import_implementation(parts.scheduler),
+        scheduler=parts.scheduler.name,
+        policy=make_cache_policy(config, parts, memory.page_size) if terms.reuse else None,
+        recompute=not config.kv_cache,
+        most_regions=region_limit(config, memory) if terms.take_over else 0,
+        overlap=config.overlap,
+        check=config.debug_invariants,
+        longer=explain_max_len(config, memory, model, max_len),
+    )
+
+
+def explain_max_len(
+    config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len: int
+) -> str:
+    """What lets a sequence have more than `max_len` tokens, for errors about one that is too
+    long.
+    """
+    if max_len >= model.max_position:
+        return ": the model itself allows no more"
+    if max_len >= memory.kv_tokens:
+        sizes = {
+            "--num-pages": config.num_pages,
+            "--kv-memory-mb": config.kv_memory_mb,
+            "--kv-context-len": config.kv_context_len,
+        }
+        stated = [flag for flag, value in sizes.items() if value is not None]
+        return f" or enlarge the KV pool with {stated[0] if stated else '--memory-ratio'}"
+    return f" or raise --max-seq-len, which the model allows up to {model.max_position}"
+
+
+def make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: int) -> CachePolicy:
+    """The cache policy, bounded by `--prefix-cache-n`.
+
+    raises: CannotRun when it cannot be bounded
+    """
+    options = registry.make_options(parts.cache, config.opt)
+    if config.prefix_cache_n is not None:
+        if options is None or "max_prefixes" not in attrs.fields_dict(type(options)):
+            raise CannotRun(
+                f"--prefix-cache-n: --cache-type {parts.cache.name} cannot bound its prefixes; "
+                "leave it out"
+            )
+        options = attrs.evolve(options, max_prefixes=config.prefix_cache_n)
+    policy: CachePolicy = registry.import_implementation(parts.cache)(page_size, options)
+    return policy
+
+
+def region_limit(config: EngineConfig, memory: MemoryPlan) -> int:
+    """How many regions of ended sequences are kept: all that there is room for, unless
+    `--prefix-cache-n` says less.
+    """
+    return (
+        memory.num_pages
+        if config.prefix_cache_n is None
+        else min(config.prefix_cache_n, memory.num_pages)
+    )
