@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from headstock.engine.engine import Engine
-from headstock.record.recorder import REMEMBERED
+from headstock.record.recorder import NUM_REMEMBERED
 
 
 def settle(engine: Engine) -> None:
@@ -19,7 +19,7 @@ def settle(engine: Engine) -> None:
     steps.
     """
     engine.reset_prefix_cache()
-    for _ in range(REMEMBERED):
+    for _ in range(NUM_REMEMBERED):
         engine.step()
     gc.collect()
 

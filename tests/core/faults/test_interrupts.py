@@ -22,7 +22,7 @@ from toy_text import toy_llm
 
 from headstock import LLM, SamplingParams
 from headstock.errors import EngineDied
-from headstock.record.file import read
+from headstock.record.file import read_recording
 
 WATCHED = {"headstock.llm", "headstock.requests.client", "headstock.engine.loop",
            "headstock.engine.engine", "headstock.engine.output_tracker",
@@ -125,8 +125,8 @@ def test_a_closing_that_is_interrupted_anywhere_can_be_repeated(toys: Toys, tmp_
         assert {thread.name for thread in threading.enumerate()} == before, (
             f"interrupted at place {nth}"
         )
-        recording = read(file)
-        assert list(recording.moments()) and recording.whole
+        recording = read_recording(file)
+        assert list(recording.read_steps()) and recording.is_complete
         file.unlink()
 
     assert nth > 20

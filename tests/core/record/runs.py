@@ -10,7 +10,7 @@ import numpy as np
 from toy_workloads import limits as small_limits
 
 from headstock.config import EngineConfig
-from headstock.record.header import describe
+from headstock.record.header import make_header
 from headstock.record.recorder import Recorder
 from headstock.scheduler import Arrived, Event, Limits, Plan, Request, Sampled, State, initial, step
 
@@ -21,7 +21,7 @@ STOPS = (7, 8)
 def header(limits: Limits) -> dict[str, Any]:
     """The header of the engine that these limits would be of."""
     cache = "radix" if limits.policy is not None else "naive"
-    return describe(EngineConfig(cache_type=cache, scheduler=limits.scheduler), limits)
+    return make_header(EngineConfig(cache_type=cache, scheduler=limits.scheduler), limits)
 
 
 def recorder(limits: Limits, path: Path | None, *, prompts: bool = False) -> Recorder:
@@ -102,7 +102,7 @@ def record(
     kept = recorder(limits, path, prompts=prompts)
     count = 0
     for events, state, plan in run(limits, asked, most):
-        kept.step(events, state, plan)
+        kept.record_step(events, state, plan)
         count += 1
     kept.close()
     return count

@@ -14,7 +14,7 @@ from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import ModelError
 from headstock.record.file import HEADER, write_frame
-from headstock.record.recorder import BLOCK, MOST_KEPT, MOST_REPORTS
+from headstock.record.recorder import MAX_BLOCK_STEPS, MAX_CRASH_RECORDINGS, MAX_KEPT
 
 
 @pytest.fixture
@@ -84,8 +84,9 @@ def test_bytes_after_the_end_mark_are_found(
     [
         (b"", "is not a recording"),
         (b"{}", "is not a recording"),
-        (b"headstock recording 99\n", "is a recording of version 99 and this headstock reads 1"),
-        (b"headstock recording 1\n", "breaks off in the part at byte 22"),
+        (b"headstock recording 1\n", "version 1 and this headstock reads version 2; replay it"),
+        (b"headstock recording 99\n", "is a recording of version 99 and this headstock reads"),
+        (b"headstock recording 2\n", "breaks off in the part at byte 22"),
     ],
 )
 def test_what_is_no_recording_of_this_version(
@@ -100,9 +101,9 @@ def test_steps_of_another_shape_are_of_another_version(
 ) -> None:
     path = tmp_path / "old"
     with path.open("wb") as file:
-        file.write(b"headstock recording 1\n")
+        file.write(b"headstock recording 2\n")
         write_frame(
-            file, HEADER, json.dumps({"headstock": "0.0.1", "shape": {"Plan": ["rows"]}}).encode()
+            file, HEADER, json.dumps({"headstock": "0.0.1", "fields": {"Plan": ["rows"]}}).encode()
         )
     code, line = said(path.read_bytes(), tmp_path, capsys)
     assert code == 6 and "was made by headstock 0.0.1, whose steps consist of other fields" in line
@@ -124,10 +125,10 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     kept = recorder(limits, tmp_path / "run.recording")
     assert kept.writer is not None and kept.writer.file is not None
     kept.writer.file.close()
-    steps = run(limits, requests(50), 3 * BLOCK)
+    steps = run(limits, requests(50), 3 * MAX_BLOCK_STEPS)
     for events, state, plan in steps:
-        kept.step(events, state, plan)
-    kept.writer.write()
+        kept.record_step(events, state, plan)
+    kept.writer.write_pending()
     kept.close()
     assert [record.message.split()[0] for record in caplog.records] == ['event="recording']
     assert len(kept.writer.pending) == 0
@@ -139,10 +140,10 @@ def test_reports_go_to_the_temporary_folder_and_are_few(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kept = recorder(bounds(), None)
     for events, state, plan in run(bounds(), requests(5), 10):
-        kept.step(events, state, plan)
-    lines = [kept.report() for _ in range(MOST_REPORTS + 1)]
+        kept.record_step(events, state, plan)
+    lines = [kept.write_crash_recording() for _ in range(MAX_CRASH_RECORDINGS + 1)]
     assert all("headstock replay" in line for line in lines[:-1]) and "earlier" in lines[-1]
-    assert len(list(tmp_path.glob("headstock-crash-*.recording"))) == MOST_REPORTS
+    assert len(list(tmp_path.glob("headstock-crash-*.recording"))) == MAX_CRASH_RECORDINGS
 
 
 def test_the_newest_reports_are_kept_and_nothing_else_is_deleted(
@@ -151,7 +152,7 @@ def test_the_newest_reports_are_kept_and_nothing_else_is_deleted(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     others = ["headstock-crash-notes.recording", "headstock-mine.recording", "run.recording"]
     for name in others:
-        (tmp_path / name).write_bytes(b"mine" if "notes" in name else b"headstock recording 1\n")
+        (tmp_path / name).write_bytes(b"mine" if "notes" in name else b"headstock recording 2\n")
     (tmp_path / "headstock-crash-linked.recording").symlink_to("run.recording")
     (tmp_path / "headstock-crash-folder.recording").mkdir()
     kept = {path.name for path in tmp_path.iterdir()}
@@ -159,14 +160,14 @@ def test_the_newest_reports_are_kept_and_nothing_else_is_deleted(
         os.utime(path, (0, 0), follow_symlinks=False)
     first = next(iter(run(bounds(), requests(5), 10)))
     made = []
-    for number in range(MOST_KEPT + 3):
+    for number in range(MAX_KEPT + 3):
         one = recorder(bounds(), None)
-        one.step(*first)
-        made.append(Path(one.report().rpartition(" ")[2]))
+        one.record_step(*first)
+        made.append(Path(one.write_crash_recording().rpartition(" ")[2]))
         os.utime(made[-1], (number + 1, number + 1))
     left = {path.name for path in tmp_path.iterdir()}
     # The report that was written last is the newest while it is written.
-    assert left == kept | {path.name for path in made[-MOST_KEPT:]}
+    assert left == kept | {path.name for path in made[-MAX_KEPT:]}
 
 
 def test_a_report_that_cannot_be_written_says_so(
@@ -175,6 +176,6 @@ def test_a_report_that_cannot_be_written_says_so(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     assert (
         recorder(bounds(), None)
-        .report()
+        .write_crash_recording()
         .startswith("no recording could be written: [Errno 2] No such file")
     )

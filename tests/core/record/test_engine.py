@@ -16,7 +16,7 @@ from headstock.cli.main import main
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import PluginBroken
-from headstock.record.file import read
+from headstock.record.file import read_recording
 from headstock.scheduler import Arrived, Request
 from headstock.spi import Choice
 
@@ -82,8 +82,8 @@ def test_bench_and_run_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert main(["replay", str(path)]) == 0
     assert re.fullmatch(r"\d+ steps, identical\n", capsys.readouterr().out)
-    recording = read(path)
-    (one,) = [e.request for m in recording.moments() for e in m.events if isinstance(e, Arrived)]
+    recording = read_recording(path)
+    (one,) = [e.request for m in recording.read_steps() for e in m.events if isinstance(e, Arrived)]
     assert not one.prompt.any()  # shorter than a page, so nothing of it is there
 
 
@@ -158,7 +158,9 @@ def test_a_broken_scheduler_plugin_leaves_a_recording_too(
         engine.step()
     engine.close()
     (left,) = tmp_path.glob("*.recording")
-    assert [moment.error.split(":")[0] for moment in read(left).moments()] == ["PluginBroken"]
+    assert [recorded.error.split(":")[0] for recorded in read_recording(left).read_steps()] == [
+        "PluginBroken"
+    ]
 
 
 def test_a_tail_cannot_be_replayed_but_drawn(
@@ -191,5 +193,8 @@ def test_a_tail_cannot_be_replayed_but_drawn(
     (decode,) = [each for each in events if each["name"] == "decode"]
     assert decode["args"]["steps"] == 255
     assert all(
-        not e.tokens.any() for m in read(named).moments() for e in m.events if hasattr(e, "tokens")
+        not e.tokens.any()
+        for m in read_recording(named).read_steps()
+        for e in m.events
+        if hasattr(e, "tokens")
     )

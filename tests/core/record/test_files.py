@@ -11,7 +11,7 @@ import pytest
 from headstock import LLM
 from headstock.cli.main import main
 from headstock.errors import UsageError
-from headstock.record.file import read
+from headstock.record.file import read_recording
 
 KEPT = "max_tokens = 3\n"
 
@@ -94,7 +94,7 @@ def test_an_older_recording_is_replaced_only_when_that_is_asked_for(
     assert (here / "it").read_text() == KEPT
 
     assert main([*words, "--record-overwrite"]) == 0
-    assert len(list(read(here / "it").moments())) > 1
+    assert len(list(read_recording(here / "it").read_steps())) > 1
     (here / "empty").touch()
     assert main([*words[:-1], "empty"]) == main([*words[:-1], os.devnull]) == 0
 
@@ -111,4 +111,4 @@ def test_a_recording_may_go_through_a_pipe(here: Path) -> None:
     reader.join(30)
     (here / "kept").write_bytes(found[0])
 
-    assert len(list(read(here / "kept").moments())) > 5
+    assert len(list(read_recording(here / "kept").read_steps())) > 5

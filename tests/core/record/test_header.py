@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headstock.cli.main import main
 from headstock.record.file import FIRST, HEADER, read_frame, write_frame
-from headstock.record.header_fields import GROUP, LARGEST, LIMITS
+from headstock.record.header_rules import GROUP_RULES, LARGEST, LIMIT_RULES
 from headstock.scheduler import Limits
 from headstock.spi import KVGroup
 
@@ -69,7 +69,7 @@ def put(values: Any, at: Place, new: Any) -> None:
 FIELDS = [
     at
     for at in places(json.loads(json.dumps({**header(bounds()), "first": 0})))
-    if at[0] != "shape"
+    if at[0] != "fields"
 ]
 
 
@@ -118,7 +118,7 @@ def test_no_header_ends_in_a_traceback(
 
     def edit(found: Any) -> None:
         for _ in range(data.draw(st.integers(1, 3))):
-            here = [at for at in places(copy.deepcopy(found)) if at[0] != "shape"]
+            here = [at for at in places(copy.deepcopy(found)) if at[0] != "fields"]
             put(found, data.draw(st.sampled_from(here)), data.draw(values))
 
     file = tmp_path / "it"
@@ -141,14 +141,14 @@ def test_a_header_nested_without_end_is_refused(
 ) -> None:
     file = tmp_path / "it"
     with file.open("wb") as out:
-        out.write(FIRST + b"1\n")
+        out.write(FIRST + b"2\n")
         write_frame(out, HEADER, b"[" * 100_000)
     assert main(["replay", str(file)]) == 6
     assert "its header is no JSON" in capsys.readouterr().err
 
 
 def test_every_limit_and_every_field_of_a_group_has_a_rule() -> None:
-    assert LIMITS.keys() | {"groups", "choose", "policy", "longer"} == {
+    assert LIMIT_RULES.keys() | {"groups", "choose", "policy", "longer"} == {
         each.name for each in attrs.fields(Limits)
     }
-    assert GROUP.keys() == {each.name for each in attrs.fields(KVGroup)}
+    assert GROUP_RULES.keys() == {each.name for each in attrs.fields(KVGroup)}

@@ -17,12 +17,12 @@ from toy_workloads import request as toy_request
 
 from headstock.cli.main import main
 from headstock.record.block import BlockReader, BlockWriter
-from headstock.record.file import read
-from headstock.record.header import limits_of
-from headstock.record.moment import Moment, Noted
+from headstock.record.file import read_recording
+from headstock.record.header import restore_limits
+from headstock.record.recorded_step import PendingRecord, RecordedStep
 from headstock.record.recorder import Recorder
-from headstock.record.replay import replay
-from headstock.record.steps import KINDS, get_step, put_step
+from headstock.record.replay import replay_steps
+from headstock.record.step_codec import EVENT_TYPES, read_step, write_step
 from headstock.scheduler import (
     Aborted,
     Arrived,
@@ -55,11 +55,11 @@ class Recorded(Drive):
         events = [*([landed] if landed else []), *self.events]
         self.events = []
         self.state, plan = step(self.state, tuple(events), self.limits)
-        self.recorder.step(events, self.state, plan)
+        self.recorder.record_step(events, self.state, plan)
         self.plans.append(plan)
         self.note()
-        joined = {row: self.state.requests_by_row[row] for row in plan.new_row_ids.tolist()}
-        self.made = plan, {row: entry for row, entry in joined.items() if entry is not None}
+        admitted = {row: self.state.requests_by_row[row] for row in plan.new_row_ids.tolist()}
+        self.made = plan, {row: entry for row, entry in admitted.items() if entry is not None}
         return plan
 
 
@@ -77,9 +77,9 @@ def drive(
 
 def replayed(path: Path) -> tuple[list[Plan | None], str | None]:
     """The recorded plans, and what is said of the first that differs."""
-    recording = read(path)
-    steps = list(replay(recording.moments(), limits_of(recording.header, check=True)))
-    return [each.moment.plan for each in steps], str(steps[-1].divergence) if steps[
+    recording = read_recording(path)
+    steps = list(replay_steps(recording.read_steps(), restore_limits(recording.header, check=True)))
+    return [each.recorded.plan for each in steps], str(steps[-1].divergence) if steps[
         -1
     ].divergence else None
 
@@ -157,24 +157,24 @@ def test_regions_that_are_taken_over_replay(overlap: bool, tmp_path: Path) -> No
     assert taken == 12 and replayed(path)[1] is None
 
 
-def changed(moments: list[Moment], at: int, **changes: np.ndarray) -> list[Moment]:
+def changed(recorded: list[RecordedStep], at: int, **changes: np.ndarray) -> list[RecordedStep]:
     """The steps, the plan of one of them changed."""
-    plan = moments[at].plan
+    plan = recorded[at].plan
     assert plan is not None
-    return [*moments[:at], evolve(moments[at], plan=evolve(plan, **changes)), *moments[at + 1 :]]
+    return [*recorded[:at], evolve(recorded[at], plan=evolve(plan, **changes)), *recorded[at + 1 :]]
 
 
 def test_the_first_step_that_differs_is_named_with_its_field(tmp_path: Path) -> None:
     path = tmp_path / "run.recording"
     record(path, bounds(), requests(20), 60)
-    recording = read(path)
-    moments = list(recording.moments())
-    plan = moments[30].plan
+    recording = read_recording(path)
+    recorded = list(recording.read_steps())
+    plan = recorded[30].plan
     assert plan is not None
     other = changed(
-        moments, 30, stops=plan.stops + np.eye(1, len(plan.stops), 2, dtype=np.int32)[0]
+        recorded, 30, stops=plan.stops + np.eye(1, len(plan.stops), 2, dtype=np.int32)[0]
     )
-    steps = list(replay(iter(other), limits_of(recording.header)))
+    steps = list(replay_steps(iter(other), restore_limits(recording.header)))
 
     assert len(steps) == 31
     divergence = steps[-1].divergence
@@ -195,7 +195,7 @@ def test_another_scheduler_than_recorded_is_found_out(
     kept.close()
     lying = recorder(evolve(bounds(scheduler="prefill-first"), scheduler="mixed"), path)
     for events, state, plan in run(bounds(scheduler="prefill-first"), requests(200), 300):
-        lying.step(events, state, plan)
+        lying.record_step(events, state, plan)
     lying.close()
 
     assert main(["replay", str(path)]) == 1
@@ -208,9 +208,9 @@ def test_a_scheduler_that_failed_fails_again(
     path = tmp_path / "run.recording"
     kept = recorder(bounds(), path)
     for events, state, plan in run(bounds(), requests(5), 20):
-        kept.step(events, state, plan)
+        kept.record_step(events, state, plan)
     bad: list[Event] = [Sampled(np.array([9999]), np.array([1]), None, np.array([1]))]
-    kept.died(bad, IndexError("index 9999 is out of bounds"))
+    kept.record_failure(bad, IndexError("index 9999 is out of bounds"))
     kept.close()
 
     assert main(["replay", str(path)]) == 0
@@ -221,7 +221,7 @@ def test_a_scheduler_that_failed_fails_again(
 def test_a_recorded_failure_that_does_not_come_back_is_a_difference(tmp_path: Path) -> None:
     path = tmp_path / "run.recording"
     kept = recorder(bounds(), path)
-    kept.died([], MemoryError("no memory"))
+    kept.record_failure([], MemoryError("no memory"))
     kept.close()
 
     _, said = replayed(path)
@@ -248,7 +248,7 @@ def test_every_event_keeps_its_fields() -> None:
         Failed(ints, ints),
         Cleared(),
     ]
-    assert {type(event) for event in events} == set(KINDS)
+    assert {type(event) for event in events} == set(EVENT_TYPES)
     plan = Plan(
         number=3,
         num_decode=1,
@@ -260,12 +260,12 @@ def test_every_event_keeps_its_fields() -> None:
         samples=ints,
     )
     block = BlockWriter()
-    put_step(block, Noted(17, events, plan), None)
-    put_step(block, Noted(18, [], plan), None)
-    reader = BlockReader(block.bytes())
-    first, second = get_step(reader, 3), get_step(reader, 4)
+    write_step(block, PendingRecord(17, events, plan), None)
+    write_step(block, PendingRecord(18, [], plan), None)
+    reader = BlockReader(block.to_bytes())
+    first, second = read_step(reader, 3), read_step(reader, 4)
 
-    assert reader.ended and (first.at, second.at) == (17, 18)
+    assert reader.is_at_end and (first.at, second.at) == (17, 18)
     assert first.plan is not None and second.plan is not None
     assert first.plan.encode() == second.plan.encode() == plan.encode()
     for ours, theirs in zip(events, first.events, strict=True):
@@ -292,7 +292,7 @@ def test_replaying_imports_no_torch(tmp_path: Path) -> None:
 
 def test_the_header_makes_the_same_limits() -> None:
     limits = bounds(recompute=True)
-    made = limits_of(header(limits))
+    made = restore_limits(header(limits))
 
     assert type(made.policy) is type(limits.policy) and made.choose is limits.choose
     for name in (

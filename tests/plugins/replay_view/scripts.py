@@ -10,9 +10,9 @@ from attrs import evolve
 from core.record.runs import bounds, recorder, requests
 from toy_workloads import limits
 
-from headstock.record.file import read
-from headstock.record.moment import Moment
-from headstock.record.replay import Replayed, replay
+from headstock.record.file import read_recording
+from headstock.record.recorded_step import RecordedStep
+from headstock.record.replay import ReplayedStep, replay_steps
 from headstock.scheduler import Aborted, Arrived, Event, Limits, Plan, Sampled, State, initial, step
 from headstock_replay_view.data import collect
 from headstock_replay_view.page import render
@@ -47,8 +47,10 @@ def watch_script(engine: Limits, script: Sequence[tuple[float, list[Event]]]) ->
 
 def see(watch: Watch, number: int, at: int, events: list[Event], state: State, plan: Plan) -> None:
     """Show a step to a watch."""
-    moment = Moment(number=number, at=at, events=tuple(events), plan=plan, seated=(), error="")
-    watch.see(Replayed(moment=moment, after=state, divergence=None))
+    recorded = RecordedStep(
+        number=number, at=at, events=tuple(events), plan=plan, admissions=(), error=""
+    )
+    watch.see(ReplayedStep(recorded=recorded, after=state, divergence=None))
 
 
 def hostile_page(folder: Path) -> str:
@@ -62,10 +64,10 @@ def hostile_page(folder: Path) -> str:
     ids = [arrived.request.id for arrived in arrivals]
     for events in (arrivals, [Aborted(ids[3], HOSTILE)], [Aborted(ids[0], HOSTILE)], []):
         state, plan = step(state, tuple(events), engine)
-        kept.step(events, state, plan)
+        kept.record_step(events, state, plan)
     kept.close()
-    recording, watch = read(path), Watch(engine)
-    for replayed in replay(recording.moments(), engine):
+    recording, watch = read_recording(path), Watch(engine)
+    for replayed in replay_steps(recording.read_steps(), engine):
         watch.see(replayed)
     header = dict(recording.header) | dict.fromkeys(
         ("model", "headstock", "scheduler", "cache"), HOSTILE

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from core.record.runs import bounds, record, recorder, requests, run
 
-from headstock import registry
 from headstock.cli.main import main
 
 
@@ -34,13 +33,13 @@ def test_a_page_and_a_trace_are_drawn_at_once(
 def test_a_trace_alone_runs_nothing_again(
     recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("a trace needs no plugin of the recording")
 
-    monkeypatch.setattr(registry, "implementation", refuse)
-    from headstock_replay_view.command import main as draw
-
-    assert draw([str(recording), "--timeline", str(tmp_path / "trace.json")]) == 0
+    monkeypatch.setattr("headstock_replay_view.command.restore_limits", refuse)
+    trace = tmp_path / "trace.json"
+    assert main(["replay-view", str(recording), "--timeline", str(trace)]) == 0
+    assert trace.stat().st_size > 1_000
 
 
 def test_a_drawing_must_be_asked_for(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,8 +92,8 @@ def test_the_page_of_a_tail_is_refused_and_its_trace_named(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     tail = recorder(bounds(), None)
     for events, state, plan in run(bounds(), requests(100), 300):
-        tail.step(events, state, plan)
-    tail.report()
+        tail.record_step(events, state, plan)
+    tail.write_crash_recording()
     (path,) = tmp_path.glob("*.recording")
     assert main(["replay-view", str(path), "--html", str(tmp_path / "page.html")]) == 5
     assert "a page shows a replay from step 0; --timeline OUT.json" in capsys.readouterr().err

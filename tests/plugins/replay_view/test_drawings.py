@@ -19,16 +19,16 @@ from often import often
 from plugins.replay_view.scripts import hostile_page
 
 from headstock.cli.main import main
-from headstock.record.file import read
-from headstock.record.header import limits_of
-from headstock.record.replay import replay
+from headstock.record.file import read_recording
+from headstock.record.header import restore_limits
+from headstock.record.replay import replay_steps
 from headstock.scheduler import Aborted, Arrived, initial, step
 from headstock_replay_view.data import differences, packed, plain
-from headstock_replay_view.prefixes import GONE, MOST_SEGMENTS, fold_leaves, keep_largest
+from headstock_replay_view.prefixes import GONE, MAX_SEGMENTS, fold_leaves, keep_largest
 from headstock_replay_view.watch import (
     FREE,
-    MOST_COLUMNS,
-    MOST_TREES,
+    MAX_COLUMNS,
+    MAX_TREES,
     SERIES,
     SHARED,
     Thinned,
@@ -37,7 +37,7 @@ from headstock_replay_view.watch import (
 )
 
 REQUESTS = 2
-MOST_BYTES = 10_000_000
+MAX_BYTES = 10_000_000
 
 
 def trace(path: Path, folder: Path) -> list[dict[str, Any]]:
@@ -81,14 +81,14 @@ def test_a_trace_tells_what_each_request_did(pressed: Path, tmp_path: Path) -> N
     owner: dict[int, str] = {}
     at_once: set[str] = set()
     # when the last step ended is not known, so it is not drawn
-    for moment in [*read(pressed).moments()][:-1]:
-        plan = moment.plan
+    for recorded in [*read_recording(pressed).read_steps()][:-1]:
+        plan = recorded.plan
         assert plan is not None
-        new = {event.request.id for event in moment.events if isinstance(event, Arrived)}
-        at_once |= new & {seat.id for seat in moment.seated}
-        for seat in moment.seated:
+        new = {event.request.id for event in recorded.events if isinstance(event, Arrived)}
+        at_once |= new & {seat.id for seat in recorded.admissions}
+        for seat in recorded.admissions:
             owner[int(plan.admission_ids[plan.rows == seat.row][0])] = seat.id
-            preempted[seat.id] += seat.again > 0
+            preempted[seat.id] += seat.preemptions > 0
         for i, admission_id in enumerate(plan.admission_ids.tolist()):
             what = "decode" if i < plan.num_decode else "prefill chunk"
             computed[owner[admission_id]][what] += int(plan.stops[i] - plan.starts[i])
@@ -110,9 +110,9 @@ def test_a_request_aborted_in_the_queue_is_queued_until_then(tmp_path: Path) -> 
     state = initial(limits)
     for events in ([Arrived(first), Arrived(second)], [Aborted(second.id)], []):
         state, plan = step(state, tuple(events), limits)
-        kept.step(events, state, plan)
+        kept.record_step(events, state, plan)
     kept.close()
-    moments = list(read(path).moments())
+    steps = list(read_recording(path).read_steps())
     (tid,) = [
         e["tid"] for e in trace(path, tmp_path) if e["ph"] == "M" and e["args"]["name"] == second.id
     ]
@@ -122,7 +122,7 @@ def test_a_request_aborted_in_the_queue_is_queued_until_then(tmp_path: Path) -> 
         if e["ph"] == "X" and (e["pid"], e["tid"]) == (REQUESTS, tid)
     ]
     assert queued["name"] == "queued"
-    assert queued["dur"] * 1000 == pytest.approx(moments[1].at - moments[0].at, abs=1)
+    assert queued["dur"] * 1000 == pytest.approx(steps[1].at - steps[0].at, abs=1)
 
 
 def test_an_empty_recording_draws_nothing_and_is_valid(
@@ -142,12 +142,12 @@ def test_a_page_of_10000_steps_stays_small_and_loads_nothing(steps: int, tmp_pat
     assert record(path, bounds(max_rows=16), requests(6 * steps // 10), steps) == steps
     assert main(["replay-view", str(path), "--html", str(page)]) == 0
     text = page.read_text()
-    assert len(text) < MOST_BYTES * steps / 10_000
+    assert len(text) < MAX_BYTES * steps / 10_000
     assert not re.search(r"https?:|src=|href=|@import|<link|url\(|import\(|fetch\(", text)
     data = data_of(page)
     assert {len(column) for column in data["series"].values()} == {steps}
-    assert MOST_COLUMNS / 2 <= len(data["map"]["steps"]) <= MOST_COLUMNS
-    assert MOST_TREES / 2 <= len(data["trees"]["steps"]) <= MOST_TREES
+    assert MAX_COLUMNS / 2 <= len(data["map"]["steps"]) <= MAX_COLUMNS
+    assert MAX_TREES / 2 <= len(data["trees"]["steps"]) <= MAX_TREES
 
 
 class Elements(HTMLParser):
@@ -197,10 +197,10 @@ def test_pages_are_counted_and_drawn_as_the_state_has_them(reuse: bool, tmp_path
     if not reuse:
         limits = bounds(num_pages=80, policy=None)
     record(path, limits, requests(60), 400)
-    recording = read(path)
-    watch = Watch(limits_of(recording.header))
+    recording = read_recording(path)
+    watch = Watch(restore_limits(recording.header))
     seen = 0
-    for replayed in replay(recording.moments(), watch.limits):
+    for replayed in replay_steps(recording.read_steps(), watch.limits):
         watch.see(replayed)
         state, entry = replayed.after, dict(zip(SERIES, watch.series[-1], strict=True))
         assert state is not None
@@ -216,10 +216,10 @@ def test_pages_are_counted_and_drawn_as_the_state_has_them(reuse: bool, tmp_path
 def test_the_tree_is_that_of_the_policy(tmp_path: Path) -> None:
     limits, path = bounds(num_pages=80), tmp_path / "run.recording"
     record(path, limits, requests(150), 900)
-    recording = read(path)
-    watch = Watch(limits_of(recording.header))
+    recording = read_recording(path)
+    watch = Watch(restore_limits(recording.header))
     trees = 0
-    for replayed in replay(recording.moments(), watch.limits):
+    for replayed in replay_steps(recording.read_steps(), watch.limits):
         watch.see(replayed)
         state = replayed.after
         assert state is not None
@@ -271,9 +271,9 @@ def test_a_large_tree_keeps_its_heaviest_branches() -> None:
         *([0 if at % 2 else GONE, 8 + at % 100, 0, 0, 1] for at in range(2000)),
     ]
     kept = keep_largest(segments)
-    assert len(kept) == MOST_SEGMENTS + 1
+    assert len(kept) == MAX_SEGMENTS + 1
     assert sum(segment[1] for segment in kept) == sum(segment[1] for segment in segments)
-    assert kept[0] == [GONE, 8, 1, 0, 1] and kept[-1][4] == len(segments) - MOST_SEGMENTS
+    assert kept[0] == [GONE, 8, 1, 0, 1] and kept[-1][4] == len(segments) - MAX_SEGMENTS
     assert min(segment[1] for segment in kept[1:-1]) >= 87
 
 

@@ -13,8 +13,8 @@ from plugins.replay_view.scripts import MS, ONE_SEAT, see, watch_script
 from toy_workloads import limits, request
 
 from headstock.builtin import mixed
-from headstock.record.moment import Moment
-from headstock.record.replay import Divergence, Replayed
+from headstock.record.recorded_step import RecordedStep
+from headstock.record.replay import Divergence, ReplayedStep
 from headstock.scheduler import Aborted, Arrived, Event, Plan, State, initial, step
 from headstock.spi import Budget, Choice, View
 from headstock_replay_view.data import collect
@@ -280,8 +280,8 @@ def test_a_step_that_differs_is_not_drawn() -> None:
     watch = one_after_the_other()
     state, plan = step(initial(ONE_SEAT), [Arrived(request("c", [1], 1))], ONE_SEAT)
     wrong = Divergence(step=6, field="rows", recorded="[1]", replayed="[0]")
-    moment = Moment(number=6, at=0, events=(), plan=plan, seated=(), error="")
-    watch.see(Replayed(moment=moment, after=state, divergence=wrong))
+    recorded = RecordedStep(number=6, at=0, events=(), plan=plan, admissions=(), error="")
+    watch.see(ReplayedStep(recorded=recorded, after=state, divergence=wrong))
     assert len(watch.series) == 6 and watch.differs == 6 and len(watch.lanes.ids) == 2
 
 

@@ -13,7 +13,7 @@ from core.record.runs import bounds, recorder, requests, run
 from plugins.replay_view.trace_format import faults
 
 from headstock.cli.main import main
-from headstock.record.moment import Noted
+from headstock.record.recorded_step import PendingRecord
 from headstock.scheduler import Aborted, Arrived, Sampled, initial, step
 
 
@@ -36,12 +36,12 @@ def test_a_trace_is_what_every_viewer_takes(overlap: bool, pages: int, tmp_path:
     kept, at, rng = recorder(limits, path), 10**15, np.random.default_rng(pages)
     for events, state, plan in run(limits, requests(150), 900):
         at += int(rng.choice(PAUSES))
-        joined = tuple(
+        admitted = tuple(
             entry
             for row in plan.new_row_ids.tolist()
             if (entry := state.requests_by_row[row]) is not None
         )
-        kept.note(Noted(at, events, plan, joined))
+        kept.add_record(PendingRecord(at, events, plan, admitted))
     kept.close()
 
     assert faults(trace_of(path, tmp_path)) == []
@@ -54,9 +54,9 @@ def test_a_trace_with_a_failure_aborts_and_odd_names_is_too(tmp_path: Path) -> N
     asked = [Arrived(evolve(one, id=name)) for one, name in zip(requests(4), names, strict=True)]
     for events in (asked, [Aborted(names[2])], [Aborted(names[0])], []):
         state, plan = step(state, tuple(events), limits)
-        kept.step(events, state, plan)
+        kept.record_step(events, state, plan)
     bad = Sampled(np.array([9999]), np.array([1]), None, np.array([1]))
-    kept.died([bad], IndexError('row 9999 "is" not there'))
+    kept.record_failure([bad], IndexError('row 9999 "is" not there'))
     kept.close()
     text = trace_of(path, tmp_path)
 
@@ -72,8 +72,8 @@ def test_the_tail_of_a_run_makes_a_whole_trace(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     kept = recorder(bounds(), None)
     for events, state, plan in run(bounds(), requests(200), 700):
-        kept.step(events, state, plan)
-    kept.report()
+        kept.record_step(events, state, plan)
+    kept.write_crash_recording()
     (path,) = tmp_path.glob("*.recording")
 
     assert faults(trace_of(path, tmp_path)) == []

@@ -42,7 +42,7 @@ def test_a_number_has_three_digits_or_all_before_its_point() -> None:
 def test_tiles_facts_and_the_table_of_a_run_worked_out_by_hand() -> None:
     a, b = request("a", [1] * 6, 3), request("b", [2] * 2, 1)
     script = [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, [])]
-    data = collect(watch_script(ONE_SEAT, script), HEADER, "fine", whole=False)
+    data = collect(watch_script(ONE_SEAT, script), HEADER, "fine", is_complete=False)
     tiles = {
         tile.name.replace("\xa0", " "): (tile.value, tile.detail)
         for tile in list_tiles(data["headline"])

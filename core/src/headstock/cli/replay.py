@@ -7,7 +7,7 @@ import sys
 from headstock.cli.tables import fold_line, terminal_width
 from headstock.config import FlagParser
 from headstock.errors import CannotRun, UsageError
-from headstock.record import limits_of, read, replay_whole
+from headstock.record import read_recording, replay_recording, restore_limits
 
 EPILOG = """
 'headstock run --record FILE' and 'headstock bench --record FILE' make recordings; so does an engine
@@ -27,14 +27,14 @@ def main(arguments: list[str]) -> int:
             flag = word.partition("=")[0]
             raise UsageError(f"'headstock replay-view FILE {flag} OUT' draws; replay has no {flag}")
     options = make_parser().parse_args(arguments)
-    recording = read(options.file, partial=options.partial)
-    if recording.first:
+    recording = read_recording(options.file, partial=options.partial)
+    if recording.first_step:
         raise CannotRun(
-            f"{recording.name} begins with step {recording.first}, and a schedule can be run "
+            f"{recording.name} begins with step {recording.first_step}, and a schedule can be run "
             "again from step 0 only; 'headstock replay-view FILE --timeline OUT.json' draws what "
             "is there"
         )
-    verdict = replay_whole(recording, limits_of(recording.header, check=options.check))
+    verdict = replay_recording(recording, restore_limits(recording.header, check=options.check))
     print(fold_line(str(verdict), terminal_width(sys.stdout), 0))
     return int(verdict.divergence is not None)
 

@@ -27,7 +27,7 @@ from headstock.errors import (
 from headstock.execution.threaded import ThreadedExecutor
 from headstock.logs import log_event
 from headstock.outputs import Update
-from headstock.record import Recorder, describe, reserved
+from headstock.record import Recorder, make_header, reserve_file
 from headstock.scheduler import (
     Aborted,
     Arrived,
@@ -83,7 +83,7 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, report: ProgressCallback | None = None) -> None:
-        with reserved(config.record, overwrite=config.record_overwrite):
+        with reserve_file(config.record, overwrite=config.record_overwrite):
             parts = build_engine(config, report)
         self.config = parts.config
         self.model = parts.model
@@ -101,7 +101,7 @@ class Engine:
         self.state = initial(self.limits)
         self.output_tracker = OutputTracker()
         self.recorder = Recorder(
-            describe(self.config, self.limits),
+            make_header(self.config, self.limits),
             self.limits,
             config.record,
             prompts=config.record_prompts,
@@ -254,7 +254,7 @@ class Engine:
         elif self.num_idle_steps > MAX_IDLE_STEPS:
             raise PluginBroken(
                 f"the scheduler {self.limits.scheduler!r} runs nothing, though requests wait; "
-                f"{self.config.spell(BLAME)}; {self.recorder.report()}"
+                f"{self.config.spell(BLAME)}; {self.recorder.write_crash_recording()}"
             )
         return updates
 
@@ -300,7 +300,7 @@ class Engine:
             check_idle(self.state, self.limits)
         except AssertionError as error:
             raise EngineDied(
-                f"internal error: idle, yet {error}; {self.recorder.died((), error)}"
+                f"internal error: idle, yet {error}; {self.recorder.record_failure((), error)}"
             ) from error
 
     def run_scheduler(self, events: list[Event]) -> tuple[State, Plan]:
@@ -312,20 +312,20 @@ class Engine:
             state, plan = step(self.state, tuple(events), self.limits)
         except PluginBroken as error:
             raise PluginBroken(
-                f"{self.config.spell(str(error))}; {self.recorder.died(events, error)}"
+                f"{self.config.spell(str(error))}; {self.recorder.record_failure(events, error)}"
             ) from error
         except AssertionError as error:
-            recording = self.recorder.died(events, error)
+            recording = self.recorder.record_failure(events, error)
             raise EngineDied(
                 f"internal error: the scheduler contradicts itself: {error}; {recording}"
             ) from error
         except Exception as error:
-            recording = self.recorder.died(events, error)
+            recording = self.recorder.record_failure(events, error)
             raise EngineDied(
                 f"internal error: scheduling failed in {describe_location(error)}: "
                 f"{describe_error(error)}; {recording}"
             ) from error
-        self.recorder.step(events, state, plan)
+        self.recorder.record_step(events, state, plan)
         return state, plan
 
     def _launch_step(self) -> bool:
@@ -362,7 +362,7 @@ class Engine:
             "step": plan.number,
             "rows": len(plan.rows),
             "at": describe_location(error),
-            "recording": self.recorder.report(),
+            "recording": self.recorder.write_crash_recording(),
         }
         LOG.error(log_event("step failed", **facts), exc_info=error)
         if isinstance(error, EngineDied):

@@ -2,23 +2,29 @@
 torch.
 """
 
-from headstock.record.file import Recording, read, reserved
-from headstock.record.header import describe, limits_of
-from headstock.record.moment import Moment
+from headstock.record.file import Recording, read_recording, reserve_file
+from headstock.record.header import make_header, restore_limits
+from headstock.record.recorded_step import RecordedStep
 from headstock.record.recorder import Recorder
-from headstock.record.replay import Divergence, Replayed, Verdict, replay, replay_whole
+from headstock.record.replay import (
+    Divergence,
+    ReplayedStep,
+    ReplayResult,
+    replay_recording,
+    replay_steps,
+)
 
 __all__ = [
     "Divergence",
-    "Moment",
+    "RecordedStep",
     "Recorder",
     "Recording",
-    "Replayed",
-    "Verdict",
-    "describe",
-    "limits_of",
-    "read",
-    "replay",
-    "replay_whole",
-    "reserved",
+    "ReplayResult",
+    "ReplayedStep",
+    "make_header",
+    "read_recording",
+    "replay_recording",
+    "replay_steps",
+    "reserve_file",
+    "restore_limits",
 ]

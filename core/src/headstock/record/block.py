@@ -10,7 +10,7 @@ import numpy as np
 
 from headstock.spi.arrays import Ints
 
-NUMBER = struct.Struct("<q")
+INT64 = struct.Struct("<q")
 
 
 class BlockWriter:
@@ -20,31 +20,31 @@ class BlockWriter:
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
-        self.last: dict[str, Ints] = {}
+        self.previous: dict[str, Ints] = {}
 
-    def number(self, value: int) -> None:
+    def write_int(self, value: int) -> None:
         """Add a whole number."""
-        self.parts.append(NUMBER.pack(value))
+        self.parts.append(INT64.pack(value))
 
-    def json(self, value: Any) -> None:
+    def write_json(self, value: Any) -> None:
         """Add what JSON can hold."""
         data = json.dumps(value, separators=(",", ":")).encode()
-        self.number(len(data))
+        self.write_int(len(data))
         self.parts.append(data)
 
-    def array(self, key: str, value: Ints) -> None:
+    def write_array(self, key: str, value: Ints) -> None:
         """Add an array of int32; its shape is not kept."""
         flat = np.ascontiguousarray(value, np.int32).reshape(-1)
-        last = self.last.get(key)
+        last = self.previous.get(key)
         if last is not None and last.size == flat.size:
-            self.number(2 * flat.size + 1)
+            self.write_int(2 * flat.size + 1)
             self.parts.append((flat - last).tobytes())
         else:
-            self.number(2 * flat.size)
+            self.write_int(2 * flat.size)
             self.parts.append(flat.tobytes())
-        self.last[key] = flat
+        self.previous[key] = flat
 
-    def bytes(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """All that was added."""
         return b"".join(self.parts)
 
@@ -57,40 +57,40 @@ class BlockReader:
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.at = 0
-        self.last: dict[str, Ints] = {}
+        self.offset = 0
+        self.previous: dict[str, Ints] = {}
 
     @property
-    def ended(self) -> bool:
+    def is_at_end(self) -> bool:
         """Whether everything was taken."""
-        return self.at == len(self.data)
+        return self.offset == len(self.data)
 
-    def take(self, count: int) -> bytes:
+    def _read_bytes(self, count: int) -> bytes:
         """The next `count` bytes."""
-        part = self.data[self.at : self.at + count]
+        part = self.data[self.offset : self.offset + count]
         if count < 0 or len(part) != count:
             raise ValueError(f"{count} bytes wanted, {len(part)} left")
-        self.at += count
+        self.offset += count
         return part
 
-    def number(self) -> int:
+    def read_int(self) -> int:
         """The next whole number."""
-        value: int = NUMBER.unpack(self.take(NUMBER.size))[0]
+        value: int = INT64.unpack(self._read_bytes(INT64.size))[0]
         return value
 
-    def json(self) -> Any:
+    def read_json(self) -> Any:
         """The next value that JSON held."""
-        return json.loads(self.take(self.number()))
+        return json.loads(self._read_bytes(self.read_int()))
 
-    def array(self, key: str) -> Ints:
+    def read_array(self, key: str) -> Ints:
         """The next array.   returns: [n] int32, read-only"""
-        size, follows = divmod(self.number(), 2)
-        value = np.frombuffer(self.take(4 * size), np.int32)
+        size, follows = divmod(self.read_int(), 2)
+        value = np.frombuffer(self._read_bytes(4 * size), np.int32)
         if follows:
-            last = self.last.get(key)
+            last = self.previous.get(key)
             if last is None or last.size != size:
                 raise ValueError(f"{key} follows nothing")
             value = value + last
             value.flags.writeable = False
-        self.last[key] = value
+        self.previous[key] = value
         return value

@@ -19,61 +19,64 @@ from typing import Any, BinaryIO, Literal
 from attrs import define
 
 from headstock.errors import ModelError, UsageError, shorten
+from headstock.record.anonymize import TokenAnonymizer
 from headstock.record.block import BlockReader, BlockWriter
-from headstock.record.header_fields import check_header
-from headstock.record.moment import Moment, Noted
-from headstock.record.names import PageNames
-from headstock.record.steps import get_step, put_step, shape
+from headstock.record.header_rules import check_header
+from headstock.record.recorded_step import PendingRecord, RecordedStep
+from headstock.record.step_codec import list_fields, read_step, write_step
 
-VERSION = 1
+VERSION = 2
 FIRST = b"headstock recording "
-FRAME = struct.Struct("<4sII")
-HEADER, STEPS, END = b"head", b"step", b"end."
+FRAME_HEADER = struct.Struct("<4sII")
+HEADER, BLOCK, END = b"head", b"step", b"end."
 
-MOST_BYTES = 1 << 30
+MAX_BLOCK_BYTES = 1 << 30
 """No block is larger, packed or unpacked."""
 
 
-def write_start(file: BinaryIO, header: Mapping[str, Any]) -> None:
+def write_header(file: BinaryIO, header: Mapping[str, Any]) -> None:
     """Write what comes before the steps."""
     file.write(FIRST + b"%d\n" % VERSION)
-    write_frame(file, HEADER, json.dumps({**header, "shape": shape()}).encode())
+    write_frame(file, HEADER, json.dumps({**header, "fields": list_fields()}).encode())
 
 
 def write_frame(file: BinaryIO, kind: bytes, data: bytes) -> None:
     """Write one frame."""
-    file.write(FRAME.pack(kind, len(data), checksum(kind, data)))
+    file.write(FRAME_HEADER.pack(kind, len(data), _checksum(kind, data)))
     file.write(data)
 
 
-def write_steps(file: BinaryIO, block: BlockWriter, count: int) -> None:
+def write_block(file: BinaryIO, block: BlockWriter, count: int) -> None:
     """Write a block of `count` steps."""
-    write_frame(file, STEPS, zlib.compress(count.to_bytes(4, "little") + block.bytes(), 1))
+    write_frame(file, BLOCK, zlib.compress(count.to_bytes(4, "little") + block.to_bytes(), 1))
 
 
-def write_end(file: BinaryIO) -> None:
+def write_end_mark(file: BinaryIO) -> None:
     """Write the mark of a recording that was closed."""
     write_frame(file, END, b"")
 
 
-def write_all(
-    file: BinaryIO, header: Mapping[str, Any], steps: Sequence[Noted], names: PageNames | None
+def write_recording(
+    file: BinaryIO,
+    header: Mapping[str, Any],
+    steps: Sequence[PendingRecord],
+    anonymizer: TokenAnonymizer | None,
 ) -> None:
     """Write a whole recording."""
-    write_start(file, header)
+    write_header(file, header)
     block = BlockWriter()
-    for noted in steps:
-        put_step(block, noted, names)
-    write_steps(file, block, len(steps))
-    write_end(file)
+    for pending in steps:
+        write_step(block, pending, anonymizer)
+    write_block(file, block, len(steps))
+    write_end_mark(file)
 
 
-def checksum(kind: bytes, data: bytes) -> int:
+def _checksum(kind: bytes, data: bytes) -> int:
     """CRC-32 over a frame's kind, length and data."""
     return zlib.crc32(data, zlib.crc32(kind + len(data).to_bytes(4, "little")))
 
 
-def opened(path: str | Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
+def open_for_writing(path: str | Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
     """The file to record into, empty unless the mode says otherwise.   raises: ModelError"""
     try:
         return open(path, mode)
@@ -95,8 +98,8 @@ def check_writable(path: str | None, *, overwrite: bool = False) -> bool:
         return False
     try:
         open(path, "xb").close()
-    except OSError:  # it is there, or `opened` says why it cannot be
-        opened(path, "ab").close()
+    except OSError:  # it is there, or `open_for_writing` says why it cannot be
+        open_for_writing(path, "ab").close()
     else:
         return True
     if not overwrite and Path(path).is_file() and Path(path).stat().st_size > 0:
@@ -108,7 +111,7 @@ def check_writable(path: str | None, *, overwrite: bool = False) -> bool:
 
 
 @contextlib.contextmanager
-def reserved(path: str | None, *, overwrite: bool = False) -> Iterator[None]:
+def reserve_file(path: str | None, *, overwrite: bool = False) -> Iterator[None]:
     """As `check_writable`; when the block raises, a file that was made here and is still empty is
     removed.
     """
@@ -125,8 +128,9 @@ def reserved(path: str | None, *, overwrite: bool = False) -> Iterator[None]:
 
 @define
 class Recording:
-    """A recording being read, whose steps begin at byte `start`. `whole` is False when it broke off
-    and that was to be accepted.
+    """A recording being read; its steps begin at byte `start`.
+
+    `is_complete` turns False when `partial` is set and the file breaks off.
     """
 
     name: str
@@ -134,33 +138,33 @@ class Recording:
     partial: bool
     header: Mapping[str, Any]
     start: int
-    whole: bool = True
+    is_complete: bool = True
 
     @property
-    def first(self) -> int:
+    def first_step(self) -> int:
         """The number of its first step: 0 unless it holds only the last steps before a crash."""
         return int(self.header["first"])
 
-    def moments(self) -> Iterator[Moment]:
+    def read_steps(self) -> Iterator[RecordedStep]:
         """The steps in their order, from the first on each time.   raises: ModelError"""
         self.file.seek(self.start)
-        self.whole, number = True, self.first
+        self.is_complete, number = True, self.first_step
         while True:
             try:
                 kind, data = read_frame(self.file, self.name, number)
-            except Truncated as error:
+            except _Truncated as error:
                 if self.partial:
-                    self.whole = False
+                    self.is_complete = False
                     return
                 raise ModelError(f"{error}; --partial replays the steps before it") from None
             if kind == END:
-                self.check_ended()
+                self._check_end()
                 return
-            for moment in steps_of(data, self.name, number):
-                yield moment
+            for step in _decode_block(data, self.name, number):
+                yield step
                 number += 1
 
-    def check_ended(self) -> None:
+    def _check_end(self) -> None:
         """Raise ModelError when something follows the end mark."""
         at = self.file.tell()
         more = self.file.seek(0, io.SEEK_END) - at
@@ -171,11 +175,11 @@ class Recording:
             )
 
 
-class Truncated(Exception):
+class _Truncated(Exception):
     """The file ends in the middle."""
 
 
-def read(path: str | Path, *, partial: bool = False) -> Recording:
+def read_recording(path: str | Path, *, partial: bool = False) -> Recording:
     """The recording in a file, its header read.   raises: ModelError"""
     name = shorten(path)
     try:
@@ -188,15 +192,15 @@ def read(path: str | Path, *, partial: bool = False) -> Recording:
     if line != FIRST + b"%d\n" % VERSION:
         found = shorten(line.removeprefix(FIRST).decode(errors="replace"))
         raise ModelError(
-            f"{name} is a recording of version {found} and this headstock reads {VERSION}; use "
-            "the other"
+            f"{name} is a recording of version {found} and this headstock reads version "
+            f"{VERSION}; replay it with the headstock that wrote it"
         )
     try:
         kind, data = read_frame(file, name, 0)
-    except Truncated as error:
+    except _Truncated as error:
         raise ModelError(str(error)) from None
-    header = header_in(data, name) if kind == HEADER else {}
-    if header.get("shape") != shape():
+    header = _parse_header(data, name) if kind == HEADER else {}
+    if header.get("fields") != list_fields():
         made = shorten(header.get("headstock", "another"))
         raise ModelError(
             f"{name} was made by headstock {made}, whose steps consist of other fields; replay it "
@@ -209,7 +213,7 @@ def read(path: str | Path, *, partial: bool = False) -> Recording:
     return Recording(name, file, partial, header, file.tell())
 
 
-def header_in(data: bytes, name: str) -> dict[str, Any]:
+def _parse_header(data: bytes, name: str) -> dict[str, Any]:
     """The header of a recording.   raises: ModelError"""
     try:
         header = json.loads(data)
@@ -225,31 +229,33 @@ def header_in(data: bytes, name: str) -> dict[str, Any]:
 def read_frame(file: BinaryIO, name: str, number: int) -> tuple[bytes, bytes]:
     """The next frame's kind and data; `number` is that of the step it begins with.
 
-    raises: ModelError, Truncated
+    raises: ModelError, _Truncated
     """
     at = file.tell()
-    head = file.read(FRAME.size)
-    kind, length, wanted = FRAME.unpack(head) if len(head) == FRAME.size else (b"", 0, 0)
-    data = file.read(min(length, MOST_BYTES))
-    if len(head) < FRAME.size or len(data) < length:
-        raise Truncated(
+    head = file.read(FRAME_HEADER.size)
+    kind, length, wanted = (
+        FRAME_HEADER.unpack(head) if len(head) == FRAME_HEADER.size else (b"", 0, 0)
+    )
+    data = file.read(min(length, MAX_BLOCK_BYTES))
+    if len(head) < FRAME_HEADER.size or len(data) < length:
+        raise _Truncated(
             f"{name} breaks off in the part at byte {at}, which begins with step {number}"
         )
-    if checksum(kind, data) != wanted:
+    if _checksum(kind, data) != wanted:
         raise ModelError(
             f"{name} is damaged in the part at byte {at}, which begins with step {number}"
         )
     return kind, data
 
 
-def steps_of(data: bytes, name: str, number: int) -> Iterator[Moment]:
+def _decode_block(data: bytes, name: str, number: int) -> Iterator[RecordedStep]:
     """The steps of a block, the first of which is `number`.   raises: ModelError"""
     try:
-        unpacked = zlib.decompressobj().decompress(data, MOST_BYTES)
+        unpacked = zlib.decompressobj().decompress(data, MAX_BLOCK_BYTES)
         count, block = int.from_bytes(unpacked[:4], "little"), BlockReader(unpacked[4:])
         for offset in range(count):
-            yield get_step(block, number + offset)
-        if not block.ended:
+            yield read_step(block, number + offset)
+        if not block.is_at_end:
             raise ValueError("more data than steps")
     except (ValueError, TypeError, LookupError, zlib.error) as error:
         raise ModelError(

@@ -12,16 +12,16 @@ from attrs import evolve
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, HeadstockError, ModelError, UnknownPlugin, UsageError
-from headstock.record.header_fields import LIMITS
+from headstock.record.header_rules import LIMIT_RULES
 from headstock.scheduler import Limits
 from headstock.spi import CachePolicy, KVGroup
 
 
-def describe(config: EngineConfig, limits: Limits) -> dict[str, Any]:
+def make_header(config: EngineConfig, limits: Limits) -> dict[str, Any]:
     """The header of what an engine of these limits does, for JSON."""
-    plain = {name: getattr(limits, name) for name in LIMITS}
+    plain = {name: getattr(limits, name) for name in LIMIT_RULES}
     return {
-        "headstock": version(),
+        "headstock": _core_version(),
         "model": PurePath(config.model).name,
         "limits": plain,
         "groups": [attrs.asdict(group) for group in limits.groups],
@@ -32,7 +32,7 @@ def describe(config: EngineConfig, limits: Limits) -> dict[str, Any]:
     }
 
 
-def version() -> str:
+def _core_version() -> str:
     """The installed version of core."""
     from importlib import metadata
 
@@ -42,7 +42,7 @@ def version() -> str:
         return "(not installed)"
 
 
-def limits_of(header: Mapping[str, Any], *, check: bool = False) -> Limits:
+def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
     """The limits that the header describes, with the installed plugins of those names.
 
     raises: ModelError when the header is not sound, CannotRun when a plugin is not installed, and
@@ -58,7 +58,10 @@ def limits_of(header: Mapping[str, Any], *, check: bool = False) -> Limits:
             registry.load_spec("scheduler", header["scheduler"])
         )
         return Limits(
-            **plain, groups=groups, choose=choose, policy=policy(header, int(plain["page_size"]))
+            **plain,
+            groups=groups,
+            choose=choose,
+            policy=_make_cache_policy(header, int(plain["page_size"])),
         )
     except UnknownPlugin as error:
         raise CannotRun(str(error)) from error
@@ -74,7 +77,7 @@ def limits_of(header: Mapping[str, Any], *, check: bool = False) -> Limits:
         ) from error
 
 
-def policy(header: Mapping[str, Any], page_size: int) -> CachePolicy | None:
+def _make_cache_policy(header: Mapping[str, Any], page_size: int) -> CachePolicy | None:
     """The cache policy with the options it had."""
     if header["cache"] is None:
         return None

@@ -17,25 +17,32 @@ from typing import Any, BinaryIO
 
 from headstock.errors import describe_error, shorten
 from headstock.logs import log_event
+from headstock.record.anonymize import TokenAnonymizer
 from headstock.record.block import BlockWriter
-from headstock.record.file import FIRST, opened, write_all, write_end, write_start, write_steps
-from headstock.record.moment import Noted
-from headstock.record.names import PageNames
-from headstock.record.steps import put_step
+from headstock.record.file import (
+    FIRST,
+    open_for_writing,
+    write_block,
+    write_end_mark,
+    write_header,
+    write_recording,
+)
+from headstock.record.recorded_step import PendingRecord
+from headstock.record.step_codec import write_step
 from headstock.scheduler import Event, Limits, Plan, RequestState, State
 
 LOG = logging.getLogger(__name__)
 
-REMEMBERED = 256
+NUM_REMEMBERED = 256
 """Steps that a crash report holds."""
-MOST_REPORTS = 4
+MAX_CRASH_RECORDINGS = 4
 """Crash reports that one engine writes at most: a step that fails may fail again."""
-MOST_KEPT = 10
+MAX_KEPT = 10
 """Crash reports of this user that stay in the temporary folder."""
 PREFIX, SUFFIX = "headstock-crash-", ".recording"
-PAUSE = 0.25
+WRITE_SECONDS = 0.25
 """Seconds between two writes to the file."""
-BLOCK = 256
+MAX_BLOCK_STEPS = 256
 """Steps in a block at most."""
 
 
@@ -58,61 +65,67 @@ class Recorder:
         self.header = {**header, "tokens": "ids" if prompts else "page names", "first": 0}
         self.limits = limits
         self.prompts = prompts
-        self.ring: deque[Noted] = deque(maxlen=REMEMBERED)
-        self.count = 0
-        self.reports = 0
-        self.writer = None if path is None else Writer(path, self.header, self.names())
+        self.recent: deque[PendingRecord] = deque(maxlen=NUM_REMEMBERED)
+        self.num_steps = 0
+        self.num_crash_recordings = 0
+        self.writer = (
+            None if path is None else RecordingWriter(path, self.header, self.make_anonymizer())
+        )
 
-    def names(self) -> PageNames | None:
+    def make_anonymizer(self) -> TokenAnonymizer | None:
         """New names for tokens; None when they are recorded as they are."""
-        return None if self.prompts else PageNames(self.limits, secrets.token_bytes(32))
+        return None if self.prompts else TokenAnonymizer(self.limits, secrets.token_bytes(32))
 
-    def step(self, events: Sequence[Event], state: State, plan: Plan) -> None:
+    def record_step(self, events: Sequence[Event], state: State, plan: Plan) -> None:
         """Remember what the scheduler was told and what it planned; `state` is the one that came
         with the plan.
         """
-        joined: tuple[RequestState, ...] = ()
+        admitted: tuple[RequestState, ...] = ()
         if len(plan.new_row_ids):
-            joined = tuple(
+            admitted = tuple(
                 [
                     entry
                     for row in plan.new_row_ids.tolist()
                     if (entry := state.requests_by_row[row]) is not None
                 ]
             )
-        self.note(Noted(time.perf_counter_ns(), events, plan, joined))
+        self.add_record(PendingRecord(time.perf_counter_ns(), events, plan, admitted))
 
-    def note(self, noted: Noted) -> None:
+    def add_record(self, pending: PendingRecord) -> None:
         """Remember a step."""
-        self.count += 1
-        self.ring.append(noted)
+        self.num_steps += 1
+        self.recent.append(pending)
         if self.writer is not None:
-            self.writer.pending.append(noted)
+            self.writer.pending.append(pending)
 
-    def died(self, events: Sequence[Event], error: BaseException) -> str:
+    def record_failure(self, events: Sequence[Event], error: BaseException) -> str:
         """Remember the step that raised, and write down what is remembered: what to tell the user
         of it.
         """
-        self.note(Noted(time.perf_counter_ns(), events, None, error=describe_error(error)))
-        return self.report()
+        self.add_record(
+            PendingRecord(time.perf_counter_ns(), events, None, error=describe_error(error))
+        )
+        return self.write_crash_recording()
 
-    def report(self) -> str:
+    def write_crash_recording(self) -> str:
         """Write down what is remembered: what to tell the user of it."""
         if self.writer is not None and self.writer.file is not None:
-            self.writer.write()
+            self.writer.write_pending()
             return f"the recording {self.writer.path} shows it: headstock replay {self.writer.path}"
-        if self.reports >= MOST_REPORTS:
+        if self.num_crash_recordings >= MAX_CRASH_RECORDINGS:
             return "the earlier recordings show the like"
-        self.reports += 1
+        self.num_crash_recordings += 1
         try:
             handle, path = tempfile.mkstemp(prefix=PREFIX, suffix=SUFFIX)
             with os.fdopen(handle, "wb") as file:
-                first = {"first": self.count - len(self.ring)}
-                write_all(file, self.header | first, list(self.ring), self.names())
-            remove_old_reports(Path(path).parent)
+                first = {"first": self.num_steps - len(self.recent)}
+                write_recording(
+                    file, self.header | first, list(self.recent), self.make_anonymizer()
+                )
+            _remove_old_crash_recordings(Path(path).parent)
         except Exception as error:  # the failure that is being reported matters more
             return f"no recording could be written: {shorten(error)}"
-        steps = "step is" if len(self.ring) == 1 else f"{len(self.ring)} steps are"
+        steps = "step is" if len(self.recent) == 1 else f"{len(self.recent)} steps are"
         return f"the last {steps} in {path}: headstock replay {path}"
 
     def close(self) -> None:
@@ -121,18 +134,20 @@ class Recorder:
             self.writer.close()
 
 
-def remove_old_reports(folder: Path) -> None:
+def _remove_old_crash_recordings(folder: Path) -> None:
     """Delete all but the newest crash reports of this user in the folder.
 
     Other files stay, whatever their names: a report is a regular file that begins as recordings do.
     """
-    reports = [path for path in folder.glob(f"{PREFIX}*{SUFFIX}") if is_report(path)]
-    for path in sorted(reports, key=lambda path: path.lstat().st_mtime_ns)[:-MOST_KEPT]:
+    crash_recordings = [
+        path for path in folder.glob(f"{PREFIX}*{SUFFIX}") if _is_crash_recording(path)
+    ]
+    for path in sorted(crash_recordings, key=lambda path: path.lstat().st_mtime_ns)[:-MAX_KEPT]:
         with contextlib.suppress(OSError):  # another engine removes it too
             path.unlink()
 
 
-def is_report(path: Path) -> bool:
+def _is_crash_recording(path: Path) -> bool:
     """Whether the file is a crash report that this user's engines wrote."""
     try:
         facts = path.lstat()
@@ -146,56 +161,58 @@ def is_report(path: Path) -> bool:
         return False
 
 
-class Writer:
+class RecordingWriter:
     """A thread that writes what is appended to `pending`."""
 
-    def __init__(self, path: str, header: Mapping[str, Any], names: PageNames | None) -> None:
+    def __init__(
+        self, path: str, header: Mapping[str, Any], anonymizer: TokenAnonymizer | None
+    ) -> None:
         self.path = path
-        self.names = names
-        self.pending: deque[Noted] = deque()
-        self.file: BinaryIO | None = opened(path)
+        self.anonymizer = anonymizer
+        self.pending: deque[PendingRecord] = deque()
+        self.file: BinaryIO | None = open_for_writing(path)
         self.lock = threading.Lock()
         # released at the end; Ctrl-C cannot leave it half set, as it can an Event
-        self.bell = threading.Lock()
-        self.bell.acquire()
-        write_start(self.file, header)
-        self.thread = threading.Thread(target=self.run, name="headstock-recorder", daemon=True)
+        self.stop_lock = threading.Lock()
+        self.stop_lock.acquire()
+        write_header(self.file, header)
+        self.thread = threading.Thread(target=self._run, name="headstock-recorder", daemon=True)
         self.thread.start()
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Write now and then until the end, then what is left and the end mark."""
-        while not self.bell.acquire(timeout=PAUSE):
-            self.write()
-        self.write(last=True)
+        while not self.stop_lock.acquire(timeout=WRITE_SECONDS):
+            self.write_pending()
+        self.write_pending(last=True)
 
-    def write(self, *, last: bool = False) -> None:
+    def write_pending(self, *, last: bool = False) -> None:
         """Write all that is pending, and the `last` time the end mark; a file that fails is given
         up, and logged.
         """
         with self.lock:
             try:
                 while self.pending and self.file is not None:
-                    self.write_block(self.file)
+                    self._write_block(self.file)
                 if last and self.file is not None:
-                    write_end(self.file)
-                    self.give_up()
+                    write_end_mark(self.file)
+                    self._stop_writing()
             except Exception as error:  # whatever it is, requests are served on
                 LOG.error(log_event("recording stopped", file=self.path), exc_info=error)
-                self.give_up()
+                self._stop_writing()
 
-    def write_block(self, file: BinaryIO) -> None:
+    def _write_block(self, file: BinaryIO) -> None:
         """Write the oldest pending steps."""
         block = BlockWriter()
         count = 0
-        while self.pending and count < BLOCK:
-            put_step(block, self.pending.popleft(), self.names)
+        while self.pending and count < MAX_BLOCK_STEPS:
+            write_step(block, self.pending.popleft(), self.anonymizer)
             count += 1
             # lets the engine's thread go on at once, not at the interpreter's next switch (5 ms)
             time.sleep(0)
-        write_steps(file, block, count)
+        write_block(file, block, count)
         file.flush()
 
-    def give_up(self) -> None:
+    def _stop_writing(self) -> None:
         """Write nothing more, and let nothing pile up."""
         self.pending = deque(maxlen=0)
         file, self.file = self.file, None
@@ -208,6 +225,6 @@ class Writer:
     def close(self) -> None:
         """Have the thread end the file, and wait for it."""
         with contextlib.suppress(RuntimeError):  # closed before
-            self.bell.release()
+            self.stop_lock.release()
         self.thread.join()
-        self.write(last=True)  # nothing is left, unless Ctrl-C broke an earlier `join` off
+        self.write_pending(last=True)  # nothing is left, unless Ctrl-C broke an earlier `join` off

@@ -9,10 +9,10 @@ from attrs import fields, frozen
 
 from headstock.errors import format_count
 from headstock.record.file import Recording
-from headstock.record.moment import Moment
+from headstock.record.recorded_step import RecordedStep
 from headstock.scheduler import Limits, Plan, State, initial, step
 
-NEAR = 8
+NUM_SHOWN = 8
 """Entries of an array that are shown around a difference."""
 
 
@@ -33,7 +33,7 @@ class Divergence:
 
 
 @frozen(kw_only=True, eq=False)
-class Replayed:
+class ReplayedStep:
     """A step that was run again. It led to `after`, which is None when the step raised, as recorded
     or not.
 
@@ -41,32 +41,32 @@ class Replayed:
     from the iterator.
     """
 
-    moment: Moment
+    recorded: RecordedStep
     after: State | None
     divergence: Divergence | None
 
 
-def replay(moments: Iterator[Moment], limits: Limits) -> Iterator[Replayed]:
+def replay_steps(recorded_steps: Iterator[RecordedStep], limits: Limits) -> Iterator[ReplayedStep]:
     """Each step run again by the pure scheduler, up to the first that differs."""
     state = initial(limits)
-    for moment in moments:
-        after, divergence = again(moment, state, limits)
-        yield Replayed(moment=moment, after=after, divergence=divergence)
+    for recorded in recorded_steps:
+        after, divergence = replay_step(recorded, state, limits)
+        yield ReplayedStep(recorded=recorded, after=after, divergence=divergence)
         if after is None or divergence is not None:
             return
         state = after
 
 
 @frozen(kw_only=True)
-class Verdict:
+class ReplayResult:
     """How a replay ended: after `steps` steps, with the recorded `error` of the last one if it
-    failed. `whole` is False for a recording that breaks off.
+    failed. `is_complete` is False for a recording that breaks off.
     """
 
     steps: int
     divergence: Divergence | None
     error: str
-    whole: bool
+    is_complete: bool
 
     def __str__(self) -> str:
         text = f"{format_count(self.steps, 'step')}, identical"
@@ -74,55 +74,64 @@ class Verdict:
             text = str(self.divergence)
         elif self.error:
             text += f"; the last one fails as recorded: {self.error}"
-        return text if self.whole else f"{text}; the recording breaks off there"
+        return text if self.is_complete else f"{text}; the recording breaks off there"
 
 
-def replay_whole(
-    recording: Recording, limits: Limits, see: Callable[[Replayed], None] | None = None
-) -> Verdict:
+def replay_recording(
+    recording: Recording, limits: Limits, see: Callable[[ReplayedStep], None] | None = None
+) -> ReplayResult:
     """Run a recording again from step 0; `see` is called with each step.   raises: ModelError"""
     steps, error = 0, ""
     divergence: Divergence | None = None
-    for replayed in replay(recording.moments(), limits):
+    for replayed in replay_steps(recording.read_steps(), limits):
         steps += 1
-        divergence, error = replayed.divergence, replayed.moment.error
+        divergence, error = replayed.divergence, replayed.recorded.error
         if see is not None:
             see(replayed)
-    return Verdict(steps=steps, divergence=divergence, error=error, whole=recording.whole)
+    return ReplayResult(
+        steps=steps, divergence=divergence, error=error, is_complete=recording.is_complete
+    )
 
 
-def again(moment: Moment, state: State, limits: Limits) -> tuple[State | None, Divergence | None]:
+def replay_step(
+    recorded: RecordedStep, state: State, limits: Limits
+) -> tuple[State | None, Divergence | None]:
     """The state after the step, and how its plan differs."""
     try:
-        after, plan = step(state, moment.events, limits)
+        after, plan = step(state, recorded.events, limits)
     except Exception as error:
         kind = type(error).__name__
-        if moment.error.partition(":")[0] == kind:
+        if recorded.error.partition(":")[0] == kind:
             return None, None
-        recorded = moment.error or "a plan"
         return None, Divergence(
-            step=moment.number, field="outcome", recorded=recorded, replayed=f"{kind}: {error}"
+            step=recorded.number,
+            field="outcome",
+            recorded=recorded.error or "a plan",
+            replayed=f"{kind}: {error}",
         )
-    if moment.plan is None:
+    if recorded.plan is None:
         return after, Divergence(
-            step=moment.number, field="outcome", recorded=moment.error, replayed="a plan"
+            step=recorded.number, field="outcome", recorded=recorded.error, replayed="a plan"
         )
-    return after, difference(moment.number, moment.plan, plan)
+    return after, _compare_plans(recorded.number, recorded.plan, plan)
 
 
-def difference(number: int, recorded: Plan, replayed: Plan) -> Divergence | None:
+def _compare_plans(number: int, recorded: Plan, replayed: Plan) -> Divergence | None:
     """The first field in which the plans differ."""
     for each in fields(Plan):
         ours, theirs = getattr(recorded, each.name), getattr(replayed, each.name)
         if not np.array_equal(ours, theirs):
-            near = first_difference(ours, theirs)
+            start = _first_difference(ours, theirs)
             return Divergence(
-                step=number, field=each.name, recorded=some(ours, near), replayed=some(theirs, near)
+                step=number,
+                field=each.name,
+                recorded=_format_entries(ours, start),
+                replayed=_format_entries(theirs, start),
             )
     return None
 
 
-def first_difference(ours: np.ndarray | int, theirs: np.ndarray | int) -> int:
+def _first_difference(ours: np.ndarray | int, theirs: np.ndarray | int) -> int:
     """The first position at which two arrays differ."""
     a, b = np.ravel(ours), np.ravel(theirs)
     size = min(len(a), len(b))
@@ -130,12 +139,12 @@ def first_difference(ours: np.ndarray | int, theirs: np.ndarray | int) -> int:
     return int(unlike[0]) if len(unlike) else size
 
 
-def some(value: np.ndarray | int, near: int) -> str:
-    """A number, or the entries of an array from position `near` on."""
+def _format_entries(value: np.ndarray | int, start: int) -> str:
+    """A number, or the entries of an array from position `start` on."""
     if not isinstance(value, np.ndarray):
         return str(value)
     flat = value.ravel()
-    entries = " ".join(map(str, flat[near : near + NEAR].tolist())) + (
-        " ..." if near + NEAR < len(flat) else ""
+    entries = " ".join(map(str, flat[start : start + NUM_SHOWN].tolist())) + (
+        " ..." if start + NUM_SHOWN < len(flat) else ""
     )
-    return f"[{entries}] from entry {near} of {len(flat)}"
+    return f"[{entries}] from entry {start} of {len(flat)}"

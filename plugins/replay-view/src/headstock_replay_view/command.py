@@ -8,7 +8,7 @@ from pathlib import Path
 from headstock.cli import check_distinct_files, fold_line, terminal_width
 from headstock.config import FlagParser
 from headstock.errors import CannotRun, ModelError, UsageError, shorten
-from headstock.record import Recording, limits_of, read, replay_whole
+from headstock.record import Recording, read_recording, replay_recording, restore_limits
 from headstock_replay_view.data import collect
 from headstock_replay_view.page import render
 from headstock_replay_view.timeline import Timeline
@@ -30,15 +30,15 @@ def main(arguments: list[str]) -> int:
     check_distinct_files(
         {"FILE": options.file, "--timeline": options.timeline, "--html": options.html}
     )
-    recording = read(options.file, partial=options.partial)
+    recording = read_recording(options.file, partial=options.partial)
     if options.timeline is not None:
         write_timeline(recording, options.timeline)
     if options.html is None:
         return 0
-    if recording.first:
+    if recording.first_step:
         raise CannotRun(
-            f"{recording.name} begins with step {recording.first}, and a page shows a replay from "
-            "step 0; --timeline OUT.json draws what is there"
+            f"{recording.name} begins with step {recording.first_step}, and a page shows a replay "
+            "from step 0; --timeline OUT.json draws what is there"
         )
     return write_page(recording, options.html, check=options.check)
 
@@ -76,8 +76,8 @@ def write_timeline(recording: Recording, path: str) -> None:
     try:
         with open(path, "w", encoding="utf-8") as file:
             timeline = Timeline(file)
-            for moment in recording.moments():
-                timeline.see(moment)
+            for recorded in recording.read_steps():
+                timeline.see(recorded)
             timeline.end()
     except OSError as error:
         raise ModelError(
@@ -90,11 +90,11 @@ def write_page(recording: Recording, path: str, *, check: bool) -> int:
 
     raises: ModelError
     """
-    limits = limits_of(recording.header, check=check)
+    limits = restore_limits(recording.header, check=check)
     watch = Watch(limits)
-    verdict = replay_whole(recording, limits, watch.see)
+    verdict = replay_recording(recording, limits, watch.see)
     print(fold_line(str(verdict), terminal_width(sys.stdout), 0))
-    text = render(collect(watch, recording.header, str(verdict), whole=recording.whole))
+    text = render(collect(watch, recording.header, str(verdict), is_complete=recording.is_complete))
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:

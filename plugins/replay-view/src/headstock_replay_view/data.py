@@ -13,17 +13,17 @@ import numpy as np
 
 from headstock.errors import shorten
 from headstock_replay_view.headline import Headline, summarize
-from headstock_replay_view.lanes import MOST_STALLS, Lanes
+from headstock_replay_view.lanes import MAX_STALLS, Lanes
 from headstock_replay_view.watch import Watch
 
 
 def collect(
-    watch: Watch, header: Mapping[str, Any], verdict: str, *, whole: bool = True
+    watch: Watch, header: Mapping[str, Any], verdict: str, *, is_complete: bool = True
 ) -> dict[str, Any]:
     """What the page shows, for JSON; texts are cut to one line of 64 characters, the verdict to
     400.
 
-    `whole`: the recording did not break off.
+    `is_complete`: the recording did not break off.
     """
     limits, series = watch.limits, watch.columns()
     headline = summarize(series, watch.lanes, limits.num_pages[0])
@@ -46,7 +46,7 @@ def collect(
             "pages": limits.num_pages[0],
         },
         "headline": attrs.asdict(headline),
-        "notes": notes(watch, headline, whole=whole),
+        "notes": notes(watch, headline, is_complete=is_complete),
         "series": {
             name: differences(since if name == "at" else column) for name, column in series.items()
         },
@@ -86,7 +86,7 @@ def plain(value: object, most: int = 64) -> str:
     return shorten(text, most)
 
 
-def notes(watch: Watch, headline: Headline, *, whole: bool) -> list[str]:
+def notes(watch: Watch, headline: Headline, *, is_complete: bool) -> list[str]:
     """What the recording cannot say, and what of it is not drawn."""
     found = [
         "A request is known from the step that first saw it; the time before (tokenizing, a "
@@ -102,7 +102,7 @@ def notes(watch: Watch, headline: Headline, *, whole: bool) -> list[str]:
     ]
     if watch.differs is not None:
         found.append(f"The replay differs in step {watch.differs}; the page ends before it.")
-    if not whole:
+    if not is_complete:
         found.append("The recording breaks off; what came afterwards is not in it.")
     if headline.unfinished:
         found.append(
@@ -119,8 +119,8 @@ def notes(watch: Watch, headline: Headline, *, whole: bool) -> list[str]:
         found.append(f"Of every {watch.maps.stride} steps, the page map has one.")
     if watch.trees.stride > 1:
         found.append(f"Of every {watch.trees.stride} steps, one has a prefix tree.")
-    if watch.lanes.num_stalls >= MOST_STALLS:
-        found.append(f"Only the first {MOST_STALLS} stalls are drawn; all of them are counted.")
+    if watch.lanes.num_stalls >= MAX_STALLS:
+        found.append(f"Only the first {MAX_STALLS} stalls are drawn; all of them are counted.")
     return found
 
 

@@ -7,14 +7,14 @@ from collections import Counter
 import numpy as np
 from attrs import define, field
 
-from headstock.record import Moment
+from headstock.record import RecordedStep
 from headstock.scheduler import Arrived, Limits, Plan, Request, RowCounter, State
 from headstock.spi.arrays import Ints
 
 QUEUED, PREFILL, DECODE, STALLED, PREEMPTED, GONE = range(6)
 """What a request does in a step. `STALLED` has a seat and work to do, but the step left it out."""
 
-MOST_STALLS = 100_000
+MAX_STALLS = 100_000
 """Stalls that are drawn; later ones are only counted, so that alternating rows do not fill the
 page.
 """
@@ -74,10 +74,10 @@ class Lanes:
         self.phases = np.full(rows, GONE, np.int8)
         self.sampled = np.zeros(rows, bool)
 
-    def see(self, moment: Moment, at: int, state: State, plan: Plan) -> None:
+    def see(self, recorded: RecordedStep, at: int, state: State, plan: Plan) -> None:
         """Take in a step that began at `at` nanoseconds and led to `state`."""
-        number, admission_ids = moment.number, state.row_counters[RowCounter.ADMISSION_ID]
-        for event in moment.events:
+        number, admission_ids = recorded.number, state.row_counters[RowCounter.ADMISSION_ID]
+        for event in recorded.events:
             if isinstance(event, Arrived):
                 self.add_lane(event.request, number, at)
         self.count_tokens(state, number, at)
@@ -204,7 +204,7 @@ class Lanes:
         """Begin a phase of a lane; one that lasted no step is forgotten."""
         steps = self.segments[lane]
         if phase == STALLED:
-            if self.num_stalls >= MOST_STALLS:
+            if self.num_stalls >= MAX_STALLS:
                 return
             self.num_stalls += 1
         if steps[-1][0] == number and (len(steps) > 1 or phase != GONE):

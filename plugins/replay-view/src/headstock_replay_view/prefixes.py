@@ -10,7 +10,7 @@ from headstock.scheduler import Limits, RowCounter, State
 from headstock.spi.arrays import Ints
 
 NO_PAGES: Ints = np.zeros(0, np.int32)
-MOST_SEGMENTS = 400
+MAX_SEGMENTS = 400
 """Segments of a tree that are kept; those with fewest tokens below them are counted only."""
 GONE = -1
 
@@ -118,7 +118,7 @@ def keep_largest(segments: list[list[int]]) -> list[list[int]]:
         if segments[at][0] != GONE:
             below[segments[at][0]] += below[at]
     # A parent has more below it than its child, so it is kept whenever the child is.
-    kept = sorted(sorted(range(len(segments)), key=lambda at: -below[at])[:MOST_SEGMENTS])
+    kept = sorted(sorted(range(len(segments)), key=lambda at: -below[at])[:MAX_SEGMENTS])
     place = {at: new for new, at in enumerate(kept)} | {GONE: GONE}
     rest = [segment for at, segment in enumerate(segments) if at not in place]
     chosen = [[place[segments[at][0]], *segments[at][1:]] for at in kept]

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from attrs import define, field
 
-from headstock.record import Moment
+from headstock.record import RecordedStep
 from headstock.scheduler import Aborted, Arrived, Plan
 
 ENGINE, REQUESTS = 1, 2
@@ -40,58 +40,58 @@ class Timeline:
 
     file: TextIO
     start: int | None = None
-    previous: Moment | None = None
+    previous: RecordedStep | None = None
     tracks: dict[str, Track] = field(factory=dict)
     by_admission_id: dict[int, str] = field(factory=dict)
     written: int = 0
 
-    def see(self, moment: Moment) -> None:
+    def see(self, recorded: RecordedStep) -> None:
         """Take the next step in."""
         if self.start is None:
-            self.start = moment.at
+            self.start = recorded.at
             self.file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
             self.name("process_name", ENGINE, 0, "engine")
             self.name("thread_name", ENGINE, 0, "steps")
             self.name("process_name", REQUESTS, 0, "requests")
         if self.previous is not None and self.previous.plan is not None:
-            self.run(self.previous, self.previous.plan, moment.at)
-        self.hear(moment)
-        self.previous = moment
+            self.run(self.previous, self.previous.plan, recorded.at)
+        self.hear(recorded)
+        self.previous = recorded
 
-    def hear(self, moment: Moment) -> None:
+    def hear(self, recorded: RecordedStep) -> None:
         """Note who came, left and was seated."""
-        for event in moment.events:
+        for event in recorded.events:
             match event:
                 case Arrived(request):
                     track = self.track(request.id)
                     self.slice(track, track.until)
-                    track.doing, track.since = "queued", moment.at
+                    track.doing, track.since = "queued", recorded.at
                 case Aborted(id):
                     if id in self.tracks and self.tracks[id].doing == "queued":
-                        self.slice(self.tracks[id], moment.at)
-        if moment.error:
-            self.put("i", ENGINE, 0, moment.at, f"failed: {moment.error}", s="g")
-        if moment.plan is None:
+                        self.slice(self.tracks[id], recorded.at)
+        if recorded.error:
+            self.put("i", ENGINE, 0, recorded.at, f"failed: {recorded.error}", s="g")
+        if recorded.plan is None:
             return
         admission_ids = dict(
-            zip(moment.plan.rows.tolist(), moment.plan.admission_ids.tolist(), strict=True)
+            zip(recorded.plan.rows.tolist(), recorded.plan.admission_ids.tolist(), strict=True)
         )
-        for seat in moment.seated:
+        for seat in recorded.admissions:
             track = self.track(seat.id)
-            if seat.again:
+            if seat.preemptions:
                 self.slice(track, track.until)
                 track.doing, track.since = "preempted", track.until
-            self.slice(track, moment.at)
+            self.slice(track, recorded.at)
             track.doing = ""
             self.by_admission_id[admission_ids.get(seat.row, 0)] = seat.id
 
-    def run(self, moment: Moment, plan: Plan, end: int) -> None:
+    def run(self, recorded: RecordedStep, plan: Plan, end: int) -> None:
         """Draw a step that lasted until `end`."""
         if not len(plan.rows):
             return
         counts = plan.stops - plan.starts
         facts = {
-            "step": moment.number,
+            "step": recorded.number,
             "tokens": int(counts.sum()),
             "rows": len(counts),
             "decode": plan.num_decode,
@@ -100,17 +100,17 @@ class Timeline:
             "X",
             ENGINE,
             0,
-            moment.at,
-            f"step {moment.number}",
-            dur=(end - moment.at) / 1000,
+            recorded.at,
+            f"step {recorded.number}",
+            dur=(end - recorded.at) / 1000,
             args=facts,
         )
-        self.put("C", ENGINE, 0, moment.at, "step", args={"tokens": facts["tokens"]})
+        self.put("C", ENGINE, 0, recorded.at, "step", args={"tokens": facts["tokens"]})
         self.put(
             "C",
             ENGINE,
             0,
-            moment.at,
+            recorded.at,
             "rows",
             args={"decode": plan.num_decode, "prefill": len(counts) - plan.num_decode},
         )
@@ -121,18 +121,18 @@ class Timeline:
             self.act(
                 self.track(id),
                 "decode" if i < plan.num_decode else "prefill chunk",
-                moment,
+                recorded,
                 end,
                 count,
             )
 
-    def act(self, track: Track, doing: str, moment: Moment, end: int, count: int) -> None:
+    def act(self, track: Track, doing: str, recorded: RecordedStep, end: int, count: int) -> None:
         """Note that a request did something in a step."""
-        goes_on = doing == "decode" and track.doing == doing and track.until == moment.at
+        goes_on = doing == "decode" and track.doing == doing and track.until == recorded.at
         if not goes_on:
             self.slice(track, track.until)
-            track.doing, track.since, track.tokens, track.steps = doing, moment.at, 0, 0
-            track.first = moment.number
+            track.doing, track.since, track.tokens, track.steps = doing, recorded.at, 0, 0
+            track.first = recorded.number
         track.until = end
         track.tokens += count
         track.steps += 1

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from headstock.record import Replayed
+from headstock.record import ReplayedStep
 from headstock.scheduler import Limits, Plan, State
 from headstock_replay_view.lanes import Lanes
 from headstock_replay_view.prefixes import Prefixes
 
-MOST_COLUMNS = 1024
+MAX_COLUMNS = 1024
 """Page maps kept at most; half of them at least, once there are so many steps."""
-MOST_TREES = 96
-MOST_ROWS = 384
+MAX_TREES = 96
+MAX_ROWS = 384
 """Rows of the page map at most; a row stands for several pages when there are more."""
 FINE_ROWS = 4096
 """Rows kept until the map's height is known."""
@@ -67,8 +67,8 @@ class Watch:
 
     limits: Limits
     series: list[tuple[int, ...]] = field(factory=list)
-    maps: Thinned = field(factory=lambda: Thinned(MOST_COLUMNS))
-    trees: Thinned = field(factory=lambda: Thinned(MOST_TREES))
+    maps: Thinned = field(factory=lambda: Thinned(MAX_COLUMNS))
+    trees: Thinned = field(factory=lambda: Thinned(MAX_TREES))
     prefixes: Prefixes = field(init=False)
     lanes: Lanes = field(init=False)
     highest: int = 1
@@ -78,20 +78,20 @@ class Watch:
         self.prefixes = Prefixes(self.limits)
         self.lanes = Lanes(self.limits)
 
-    def see(self, replayed: Replayed) -> None:
+    def see(self, replayed: ReplayedStep) -> None:
         """Take a step in; one that failed is not drawn, nor one that differs, whose plan is not
         that of its state.
         """
-        moment, state, plan = replayed.moment, replayed.after, replayed.moment.plan
+        recorded, state, plan = replayed.recorded, replayed.after, replayed.recorded.plan
         if replayed.divergence is not None:
-            self.differs = moment.number
+            self.differs = recorded.number
             return
         if state is None or plan is None:
             return
-        number = moment.number
+        number = recorded.number
         last = self.series[-1][0] if self.series else 0
-        at = min(max(moment.at, last), LATEST)
-        self.lanes.see(moment, at, state, plan)
+        at = min(max(recorded.at, last), LATEST)
+        self.lanes.see(recorded, at, state, plan)
         self.series.append(self.numbers(at, state, plan))
         self.prefixes.see(state, number)
         if not self.maps.wants(number) and not self.trees.wants(number):
@@ -167,7 +167,7 @@ class Watch:
         used.
         """
         fine = -(-self.highest // self.per_fine_row)
-        each = -(-fine // MOST_ROWS)
+        each = -(-fine // MAX_ROWS)
         return -(-fine // each), each * self.per_fine_row
 
     def picture(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 NOTHING = "-"
-MOST_SLOWEST = 20
+MAX_SLOWEST = 20
 COLUMNS = ("request", "arrived", "first token after", "output tokens", "preempted", "ended")
 
 
@@ -126,7 +126,7 @@ def list_slowest(data: Mapping[str, Any]) -> dict[str, Any]:
             f"{lanes['preemptions'][lane]:,}",
             lanes["reasons"][lane] or "not yet",
         )
-        for lane in sorted(range(len(lanes["ids"])), key=wait, reverse=True)[:MOST_SLOWEST]
+        for lane in sorted(range(len(lanes["ids"])), key=wait, reverse=True)[:MAX_SLOWEST]
     ]
     return {"names": COLUMNS, "rows": rows}
 

@@ -18,7 +18,7 @@ names are smaller.
 """
 
 
-class PageNames:
+class TokenAnonymizer:
     """Renames the tokens of a run, step by step.
 
     The last two tokens of a page are written as names for all tokens up to and including them;
@@ -33,51 +33,56 @@ class PageNames:
         rows, self.unit = limits.max_rows, 1 if limits.most_regions else limits.page_size
         self.secret = secret
         self.admission_ids = np.zeros(rows, np.int32)
-        self.known = np.zeros(rows, np.int64)
-        self.least = np.zeros(rows, np.int64)  # length before which no stop id counts
-        self.stops = np.full((rows, 1), -1, np.int64)
+        self.num_tokens = np.zeros(rows, np.int64)
+        self.stop_from = np.zeros(rows, np.int64)  # length before which no stop id counts
+        self.stop_ids = np.full((rows, 1), -1, np.int64)
         self.tails = np.zeros((rows, self.unit), np.int32)  # the tokens of each row's last page
-        self.parents = [b""] * rows  # the hash of all pages before it
+        self.prefix_hashes = [b""] * rows  # the hash of all pages before it
 
-    def hide(self, event: Event) -> Event:
+    def anonymize_event(self, event: Event) -> Event:
         """The event with names for tokens, stop ids and namespace."""
         match event:
             case Arrived(request):
-                return Arrived(self.renamed(request))
+                return Arrived(self._anonymize_request(request))
             case Sampled():
-                return evolve(event, tokens=self.sampled(event), drafts=np.zeros_like(event.drafts))
+                return evolve(
+                    event, tokens=self.anonymize_samples(event), drafts=np.zeros_like(event.drafts)
+                )
         return event
 
-    def renamed(self, request: Request) -> Request:
+    def _anonymize_request(self, request: Request) -> Request:
         """The request without its tokens."""
         space = request.namespace
         return evolve(
             request,
-            prompt=self.pages(request.prompt, space)[0],
+            prompt=self.anonymize_prompt(request.prompt, space)[0],
             stop_ids=tuple(range(STOP, STOP + len(request.stop_ids))),
-            namespace=space and self.hash(b"namespace", space.encode()).hex()[:8],
+            namespace=space and self._hash(b"namespace", space.encode()).hex()[:8],
         )
 
-    def seat(self, plan: Plan, joined: tuple[RequestState, ...]) -> None:
+    def add_rows(self, plan: Plan, admitted: tuple[RequestState, ...]) -> None:
         """Take note of the requests that the plan seated."""
         admission_ids = (
             dict(zip(plan.rows.tolist(), plan.admission_ids.tolist(), strict=True))
-            if joined
+            if admitted
             else {}
         )
-        for row, entry in zip(plan.new_row_ids.tolist(), joined, strict=True):
+        for row, entry in zip(plan.new_row_ids.tolist(), admitted, strict=True):
             request, rest = entry.request, len(entry.tokens) % self.unit
-            self.admission_ids[row], self.known[row] = admission_ids.get(row, 0), len(entry.tokens)
-            self.least[row] = len(request.prompt) + request.min_tokens
-            self.parents[row] = self.pages(entry.tokens, request.namespace)[1]
+            self.admission_ids[row], self.num_tokens[row] = (
+                admission_ids.get(row, 0),
+                len(entry.tokens),
+            )
+            self.stop_from[row] = len(request.prompt) + request.min_tokens
+            self.prefix_hashes[row] = self.anonymize_prompt(entry.tokens, request.namespace)[1]
             self.tails[row, :rest] = entry.tokens[len(entry.tokens) - rest :]
-            more = len(request.stop_ids) - self.stops.shape[1]
+            more = len(request.stop_ids) - self.stop_ids.shape[1]
             if more > 0:
-                self.stops = np.pad(self.stops, ((0, 0), (0, more)), constant_values=-1)
-            self.stops[row] = -1
-            self.stops[row, : len(request.stop_ids)] = request.stop_ids
+                self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, more)), constant_values=-1)
+            self.stop_ids[row] = -1
+            self.stop_ids[row, : len(request.stop_ids)] = request.stop_ids
 
-    def sampled(self, event: Sampled) -> Ints:
+    def anonymize_samples(self, event: Sampled) -> Ints:
         """Names of sampled tokens; 0 for tokens of rows that were not seated under this eye, or are
         gone.
 
@@ -92,43 +97,47 @@ class PageNames:
         live = self.admission_ids[event.rows] == event.admission_ids
         for turn in range(int(counts.max(initial=0))):
             at = np.flatnonzero(live & (counts > turn))
-            names[starts[at] + turn] = self.append(event.rows[at], event.tokens[starts[at] + turn])
+            names[starts[at] + turn] = self._anonymize_tokens(
+                event.rows[at], event.tokens[starts[at] + turn]
+            )
         return names
 
-    def append(self, rows: Ints, tokens: Ints) -> Ints:
+    def _anonymize_tokens(self, rows: Ints, tokens: Ints) -> Ints:
         """Names of one more token for each row.   rows, tokens, returns: [n]"""
-        known, names = self.known[rows], np.zeros(len(rows), np.int64)
+        known, names = self.num_tokens[rows], np.zeros(len(rows), np.int64)
         offsets = known % self.unit
         self.tails[rows, offsets] = tokens
-        self.known[rows] = known + 1
+        self.num_tokens[rows] = known + 1
         for at in np.flatnonzero(offsets >= self.unit - 2).tolist():
             row, offset = int(rows[at]), int(offsets[at])
-            digest = self.hash(self.parents[row], self.tails[row, : offset + 1].tobytes())
-            names[at] = name(digest)
+            digest = self._hash(self.prefix_hashes[row], self.tails[row, : offset + 1].tobytes())
+            names[at] = _short_hash(digest)
             if offset == self.unit - 1:
-                self.parents[row] = digest
-        stops = (self.stops[rows] == tokens[:, None]) & (known + 1 >= self.least[rows])[:, None]
+                self.prefix_hashes[row] = digest
+        stops = (self.stop_ids[rows] == tokens[:, None]) & (known + 1 >= self.stop_from[rows])[
+            :, None
+        ]
         return np.where(stops.any(1), STOP + stops.argmax(1), names)
 
-    def pages(self, tokens: Ints, namespace: str) -> tuple[Ints, bytes]:
+    def anonymize_prompt(self, tokens: Ints, namespace: str) -> tuple[Ints, bytes]:
         """Names of tokens from a sequence's start on, and the hash of its full pages."""
         names, unit = np.zeros(len(tokens), np.int32), self.unit
         data, width = np.ascontiguousarray(tokens, np.int32).tobytes(), 4
-        parent = self.hash(b"start", namespace.encode())
+        parent = self._hash(b"start", namespace.encode())
         for start in range(0, len(tokens), unit):
             for stop in (start + unit - 1, start + unit):
                 if start < stop <= len(tokens):
-                    digest = self.hash(parent, data[start * width : stop * width])
-                    names[stop - 1] = name(digest)
+                    digest = self._hash(parent, data[start * width : stop * width])
+                    names[stop - 1] = _short_hash(digest)
             if start + unit <= len(tokens):
                 parent = digest
         return names, parent
 
-    def hash(self, before: bytes, data: bytes) -> bytes:
+    def _hash(self, before: bytes, data: bytes) -> bytes:
         """The hash of `data` after what hashed to `before`."""
         return hashlib.blake2b(before + data, key=self.secret, digest_size=16).digest()
 
 
-def name(digest: bytes) -> int:
+def _short_hash(digest: bytes) -> int:
     """30 bits of a hash."""
     return int.from_bytes(digest[:4], "little") % STOP

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_workloads import request
 
-from headstock.record.file import read
-from headstock.record.names import STOP, PageNames
+from headstock.record.anonymize import STOP, TokenAnonymizer
+from headstock.record.file import read_recording
 from headstock.scheduler import Arrived, Plan, RequestState, Sampled
 
 SECRET = b"s" * 32
 TOKENS = st.lists(st.integers(0, 3), min_size=0, max_size=24)
 
 
-def names(unit: int, secret: bytes = SECRET) -> PageNames:
+def names(unit: int, secret: bytes = SECRET) -> TokenAnonymizer:
     """Names for pages of `unit` tokens."""
-    return PageNames(bounds(page_size=unit), secret)
+    return TokenAnonymizer(bounds(page_size=unit), secret)
 
 
 def array(tokens: list[int]) -> np.ndarray:
@@ -35,14 +35,14 @@ def test_pages_get_equal_names_exactly_when_they_and_all_before_them_are_equal(
 ) -> None:
     made = names(unit)
     a, b = array(start + one), array(start + other)
-    hidden_a = made.pages(a, "x")[0]
-    hidden_b = made.pages(b, "x" if same_space else "y")[0]
+    hidden_a = made.anonymize_prompt(a, "x")[0]
+    hidden_b = made.anonymize_prompt(b, "x" if same_space else "y")[0]
     for stop in range(unit, min(len(a), len(b)) + 1, unit):
         equal = same_space and a[:stop].tolist() == b[:stop].tolist()
         assert (hidden_a[:stop].tolist() == hidden_b[:stop].tolist()) == equal
 
 
-def seated(made: PageNames, tokens: list[int], **changes: object) -> None:
+def seated(made: TokenAnonymizer, tokens: list[int], **changes: object) -> None:
     """Seat a request in row 0 as number 1."""
     one = request("a", tokens, 50, **changes)
     zeros = np.zeros(1, np.int32)
@@ -50,7 +50,7 @@ def seated(made: PageNames, tokens: list[int], **changes: object) -> None:
     plan = Plan(number=0, num_decode=0, rows=zeros, admission_ids=ones, starts=zeros, stops=ones,
     num_logits=zeros,
                 samples=zeros, new_row_ids=zeros)  # fmt: skip
-    made.seat(plan, (RequestState(request=one, tokens=one.prompt, arrival=1),))
+    made.add_rows(plan, (RequestState(request=one, tokens=one.prompt, arrival=1),))
 
 
 @given(
@@ -70,8 +70,11 @@ def test_sampled_tokens_get_the_names_that_a_prompt_with_them_gets(
         events = [Sampled(row, row + 1, row + len(output), array(output))]
     else:
         events = [Sampled(row, row + 1, None, array([token])) for token in output]
-    hidden = np.concatenate([array([]), *(made.sampled(event) for event in events)])
-    assert hidden.tolist() == made.pages(array(prompt + output), "")[0][len(prompt) :].tolist()
+    hidden = np.concatenate([array([]), *(made.anonymize_samples(event) for event in events)])
+    assert (
+        hidden.tolist()
+        == made.anonymize_prompt(array(prompt + output), "")[0][len(prompt) :].tolist()
+    )
 
 
 def test_a_token_that_ends_its_request_is_named_after_the_stop_id_and_an_early_one_is_not() -> None:
@@ -79,7 +82,8 @@ def test_a_token_that_ends_its_request_is_named_after_the_stop_id_and_an_early_o
     seated(made, [5, 5, 5], stop_ids=(9, 7), min_tokens=2)
     row = np.zeros(1, np.int32)
     hidden = [
-        int(made.sampled(Sampled(row, row + 1, None, array([token])))[0]) for token in (7, 7, 9)
+        int(made.anonymize_samples(Sampled(row, row + 1, None, array([token])))[0])
+        for token in (7, 7, 9)
     ]
     # the page's last token, under its name although it is a stop id
     assert hidden[0] not in (0, STOP, STOP + 1)
@@ -90,16 +94,18 @@ def test_late_news_of_a_row_that_is_gone_counts_for_nothing() -> None:
     made = names(1)
     seated(made, [5])
     row = np.zeros(1, np.int32)
-    assert made.sampled(Sampled(row, row + 99, None, array([3]))).tolist() == [0]
+    assert made.anonymize_samples(Sampled(row, row + 99, None, array([3]))).tolist() == [0]
     assert (
-        made.sampled(Sampled(row, row + 1, None, array([3]))).tolist()
-        == made.pages(array([5, 3]), "")[0][1:].tolist()
+        made.anonymize_samples(Sampled(row, row + 1, None, array([3]))).tolist()
+        == made.anonymize_prompt(array([5, 3]), "")[0][1:].tolist()
     )
 
 
 def test_another_recording_has_other_names() -> None:
     tokens = array(list(range(64)))
-    one, other = (names(4, secret).pages(tokens, "")[0] for secret in (b"a" * 32, b"b" * 32))
+    one, other = (
+        names(4, secret).anonymize_prompt(tokens, "")[0] for secret in (b"a" * 32, b"b" * 32)
+    )
     used = one > 0
     assert used.sum() == 32 and (one[used] != other[used]).all()
 
@@ -111,11 +117,11 @@ def test_no_token_of_a_prompt_is_in_a_recording_unless_asked_for(
     path = tmp_path / "run.recording"
     asked = requests(40)
     record(path, bounds(), asked, 200, prompts=prompts)
-    recording = read(path)
+    recording = read_recording(path)
     arrived = {}
     sampled: list[int] = []
-    for moment in recording.moments():
-        for event in moment.events:
+    for recorded in recording.read_steps():
+        for event in recorded.events:
             match event:
                 case Arrived(one):
                     arrived[one.id] = one

@@ -13,17 +13,17 @@ from attrs import frozen
 from headstock.errors import shorten
 
 LARGEST = 2**31 - 1
-MOST_ROWS = 1 << 20
-MOST_PAGES = 1 << 27
-MOST_GROUPS = 1 << 10
-MOST_CELLS = 1 << 31
+MAX_ROWS = 1 << 20
+MAX_PAGES = 1 << 27
+MAX_GROUPS = 1 << 10
+MAX_CELLS = 1 << 31
 """Entries of a replay's token and page tables together: eight times what 4,096 requests of 65,536
 tokens take.
 """
 
 
 @frozen
-class Rule:
+class FieldRule:
     """What a value must be, in words and as a test."""
 
     wanted: str
@@ -35,15 +35,15 @@ class Rule:
             raise ValueError(f"{name} is {shorten(repr(value))}, wanted {self.wanted}")
 
 
-def whole(least: int, most: int) -> Rule:
+def _integer(least: int, most: int) -> FieldRule:
     """An integer between two limits."""
-    return Rule(
+    return FieldRule(
         f"an integer from {least} to {most}",
         lambda value: type(value) is int and least <= value <= most,
     )
 
 
-def several(rule: Rule, least: int, most: int) -> Rule:
+def _list_of(rule: FieldRule, least: int, most: int) -> FieldRule:
     """A list of values under one rule."""
 
     def holds(value: Any) -> bool:
@@ -51,52 +51,56 @@ def several(rule: Rule, least: int, most: int) -> Rule:
             isinstance(value, list) and least <= len(value) <= most and all(map(rule.holds, value))
         )
 
-    return Rule(f"a list of {least} to {most}, each {rule.wanted}", holds)
+    return FieldRule(f"a list of {least} to {most}, each {rule.wanted}", holds)
 
 
-def optional(rule: Rule) -> Rule:
+def _optional(rule: FieldRule) -> FieldRule:
     """A value under a rule, or none."""
-    return Rule(f"{rule.wanted}, or null", lambda value: value is None or rule.holds(value))
+    return FieldRule(f"{rule.wanted}, or null", lambda value: value is None or rule.holds(value))
 
 
-TEXT = Rule("a text", lambda value: isinstance(value, str))
-SWITCH = Rule("true or false", lambda value: isinstance(value, bool))
-SIZE = whole(1, LARGEST)
+TEXT = FieldRule("a text", lambda value: isinstance(value, str))
+SWITCH = FieldRule("true or false", lambda value: isinstance(value, bool))
+SIZE = _integer(1, LARGEST)
 
-HEADER: Mapping[str, Rule] = MappingProxyType(
+HEADER_RULES: Mapping[str, FieldRule] = MappingProxyType(
     {
         "headstock": TEXT,
         "model": TEXT,
-        "limits": Rule("an object", lambda value: isinstance(value, dict)),
-        "groups": several(Rule("an object", lambda value: isinstance(value, dict)), 1, MOST_GROUPS),
+        "limits": FieldRule("an object", lambda value: isinstance(value, dict)),
+        "groups": _list_of(
+            FieldRule("an object", lambda value: isinstance(value, dict)), 1, MAX_GROUPS
+        ),
         "scheduler": TEXT,
-        "cache": optional(TEXT),
-        "options": several(TEXT, 0, LARGEST),
-        "prefix_cache_n": optional(whole(0, LARGEST)),
-        "first": whole(0, 2**63 - 1),
+        "cache": _optional(TEXT),
+        "options": _list_of(TEXT, 0, LARGEST),
+        "prefix_cache_n": _optional(_integer(0, LARGEST)),
+        "first": _integer(0, 2**63 - 1),
     }
 )
-LIMITS: Mapping[str, Rule] = MappingProxyType(
+LIMIT_RULES: Mapping[str, FieldRule] = MappingProxyType(
     {
-        "max_rows": whole(1, MOST_ROWS),
+        "max_rows": _integer(1, MAX_ROWS),
         "max_batch_tokens": SIZE,
         "max_len": SIZE,
         "page_size": SIZE,
-        "num_pages": several(whole(1, MOST_PAGES), 1, MOST_GROUPS),
+        "num_pages": _list_of(_integer(1, MAX_PAGES), 1, MAX_GROUPS),
         "scheduler": TEXT,
         "recompute": SWITCH,
-        "most_regions": whole(0, LARGEST),
+        "most_regions": _integer(0, LARGEST),
         "overlap": SWITCH,
         "check": SWITCH,
     }
 )
-GROUP: Mapping[str, Rule] = MappingProxyType(
+GROUP_RULES: Mapping[str, FieldRule] = MappingProxyType(
     {
-        "layers": several(whole(0, LARGEST), 0, LARGEST),
-        "kind": Rule("full, window or state", lambda value: value in ("full", "window", "state")),
+        "layers": _list_of(_integer(0, LARGEST), 0, LARGEST),
+        "kind": FieldRule(
+            "full, window or state", lambda value: value in ("full", "window", "state")
+        ),
         "kv_heads": SIZE,
         "head_dim": SIZE,
-        "window": optional(SIZE),
+        "window": _optional(SIZE),
     }
 )
 
@@ -105,11 +109,11 @@ def check_header(header: Mapping[str, Any]) -> None:
     """Raise ValueError for a field that is missing, unknown, of a wrong type or of an absurd
     size.
     """
-    check_fields(header, HEADER, "", others=True)  # later versions may say more
+    _check_fields(header, HEADER_RULES, "", others=True)  # later versions may say more
     limits, groups = header["limits"], header["groups"]
-    check_fields(limits, LIMITS, "limits.")
+    _check_fields(limits, LIMIT_RULES, "limits.")
     for number, group in enumerate(groups):
-        check_fields(group, GROUP, f"groups[{number}].")
+        _check_fields(group, GROUP_RULES, f"groups[{number}].")
     if len(limits["num_pages"]) != len(groups):
         raise ValueError(
             f"limits.num_pages has {len(limits['num_pages'])} entries, wanted one a group: "
@@ -117,15 +121,15 @@ def check_header(header: Mapping[str, Any]) -> None:
         )
     columns = -(-limits["max_len"] // limits["page_size"])
     cells = limits["max_rows"] * columns * (limits["page_size"] + len(groups))
-    if cells > MOST_CELLS or sum(limits["num_pages"]) > MOST_PAGES:
+    if cells > MAX_CELLS or sum(limits["num_pages"]) > MAX_PAGES:
         raise ValueError(
             f"its sizes need tables of {cells} entries and {sum(limits['num_pages'])} pages, "
-            f"wanted at most {MOST_CELLS} and {MOST_PAGES}"
+            f"wanted at most {MAX_CELLS} and {MAX_PAGES}"
         )
 
 
-def check_fields(
-    values: Mapping[str, Any], rules: Mapping[str, Rule], where: str, *, others: bool = False
+def _check_fields(
+    values: Mapping[str, Any], rules: Mapping[str, FieldRule], where: str, *, others: bool = False
 ) -> None:
     """Raise ValueError when a field is missing or breaks its rule, or is not among the rules."""
     if missing := sorted(rules.keys() - values.keys()):

@@ -1,0 +1,114 @@
+"""Steps of a schedule as values of a block. What a record consists of is read off its class, so
+that a field that is added to an event or a plan is recorded without a word here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import attrs
+import numpy as np
+
+from headstock.record.anonymize import TokenAnonymizer
+from headstock.record.block import BlockReader, BlockWriter
+from headstock.record.recorded_step import Admission, PendingRecord, RecordedStep
+from headstock.scheduler import Event, Plan, Request
+
+EVENT_TYPES: tuple[type[Any], ...] = get_args(Event)
+OMITTED_FIELDS = frozenset({"params"})
+"""Fields of a request that only the sampler reads: its texts and numbers are no part of the
+schedule.
+"""
+
+NONE, ARRAY, NESTED, JSON = range(4)
+
+
+def _field_names(kind: type[Any]) -> list[str]:
+    """The recorded fields of a class."""
+    return [each.name for each in attrs.fields(kind) if each.name not in OMITTED_FIELDS]
+
+
+def list_fields() -> dict[str, list[str]]:
+    """What recorded classes consist of; a recording with other fields is of another version."""
+    return {kind.__name__: _field_names(kind) for kind in (*EVENT_TYPES, Request, Plan)}
+
+
+def _write_fields(block: BlockWriter, value: Any) -> None:
+    """Add an event, a request or a plan."""
+    kind = type(value)
+    for each in _field_names(kind):
+        _write_value(block, f"{kind.__name__}.{each}", getattr(value, each))
+
+
+def _write_value(block: BlockWriter, key: str, value: Any) -> None:
+    """Add one field's value."""
+    if value is None:
+        block.write_int(NONE)
+    elif isinstance(value, np.ndarray):
+        block.write_int(ARRAY)
+        block.write_array(key, value)
+    elif isinstance(value, Request):
+        block.write_int(NESTED)
+        _write_fields(block, value)
+    else:
+        block.write_int(JSON)
+        block.write_json(value)
+
+
+def _read_fields(block: BlockReader, kind: type[Any]) -> Any:
+    """The next event, request or plan."""
+    values = {each: _read_value(block, f"{kind.__name__}.{each}") for each in _field_names(kind)}
+    if kind is Plan and len(values["copies"]):
+        values["copies"] = values["copies"].reshape(-1, 2)
+    return kind(**values)
+
+
+def _read_value(block: BlockReader, key: str) -> Any:
+    """The next field's value."""
+    form = block.read_int()
+    if form == NONE:
+        return None
+    if form == ARRAY:
+        return block.read_array(key)
+    if form == NESTED:
+        return _read_fields(block, Request)
+    if form == JSON:
+        value = block.read_json()
+        return tuple(value) if isinstance(value, list) else value
+    raise ValueError(f"{key} is of no known form")
+
+
+def write_step(
+    block: BlockWriter, pending: PendingRecord, anonymizer: TokenAnonymizer | None
+) -> None:
+    """Add a step, tokens anonymized unless `anonymizer` is None."""
+    block.write_int(pending.at)
+    block.write_int(len(pending.events))
+    for event in pending.events:
+        block.write_int(EVENT_TYPES.index(type(event)))
+        _write_fields(block, event if anonymizer is None else anonymizer.anonymize_event(event))
+    block.write_json(pending.error)
+    if pending.plan is None:
+        return
+    _write_fields(block, pending.plan)
+    block.write_json([[entry.request.id, entry.preemptions] for entry in pending.admitted])
+    if anonymizer is not None:
+        anonymizer.add_rows(pending.plan, pending.admitted)
+
+
+def read_step(block: BlockReader, number: int) -> RecordedStep:
+    """The next step, which is that of `number`."""
+    at = block.read_int()
+    events = []
+    for _ in range(block.read_int()):
+        kind = block.read_int()
+        if not 0 <= kind < len(EVENT_TYPES):
+            raise ValueError(f"no event is of kind {kind}")
+        events.append(_read_fields(block, EVENT_TYPES[kind]))
+    error = block.read_json()
+    plan = None if error else _read_fields(block, Plan)
+    pairs = [] if plan is None else zip(plan.new_row_ids.tolist(), block.read_json(), strict=True)
+    admissions = tuple(Admission(id=id, row=row, preemptions=count) for row, (id, count) in pairs)
+    return RecordedStep(
+        number=number, at=at, events=tuple(events), plan=plan, admissions=admissions, error=error
+    )
