@@ -48,9 +48,7 @@ are.
 
 
 class HeadstockError(Exception):
-    """An error that is shown to the user as one line: what was found, what was wanted, the next
-    move.
-    """
+    """An error that the user sees as one line: what is wrong, what was wanted, the next move."""
 
     exit_code: ClassVar[int] = 70
 
@@ -70,7 +68,7 @@ class AmbiguousPlugin(UsageError):
 
 
 class PluginBroken(HeadstockError):
-    """A plugin failed to load, or is not what it says it is."""
+    """A plugin failed to load, or is not what its spec says."""
 
     exit_code = 3
 
@@ -82,7 +80,7 @@ class SpiMismatch(HeadstockError):
 
 
 class CannotRun(HeadstockError):
-    """Everything is in order, but not for this machine or this combination."""
+    """Nothing is wrong, but it cannot run on this machine or in this combination."""
 
     exit_code = 5
 
@@ -108,27 +106,26 @@ class CapacityError(RequestError):
 
 
 class EngineDied(HeadstockError):
-    """The engine cannot go on."""
+    """The engine has stopped and cannot continue."""
 
     exit_code = 70
 
 
 def shorten(value: object, most: int = 64) -> str:
-    """`value` as error texts show it: at most `most` characters on one line."""
+    """`value` on one line of at most `most` characters, for error texts."""
     text = " ".join(str(value).split())
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def format_count(count: int, noun: str) -> str:
-    """So many of what a regular `noun` means: "1 prompt", "2 prompts"."""
+    """A count and its regular noun: "1 prompt", "2 prompts"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception as error texts show it: its type and 240 characters, since Python names what is
-    missing last.
+    """An exception's type and 240 characters of its text: Python names what is missing last.
 
-    Of one that an attrs validator raised only the sentence.
+    An attrs validator adds arguments to its sentence, which are left out.
     """
     text = (
         error.args[0] if type(error) in (TypeError, ValueError) and len(error.args) > 1 else error
@@ -137,14 +134,12 @@ def describe_error(error: BaseException) -> str:
 
 
 def join_reasons(reasons: Iterable[str]) -> str:
-    """Several reasons as one text; one that is a sentence loses its full stop."""
+    """Reasons joined by semicolons, without their full stops."""
     return "; ".join(reason.rstrip(".") for reason in reasons)
 
 
 def find_nearest_name(word: str, names: Iterable[str]) -> str | None:
-    """The name that `word` is likely meant to be: one that it begins, or the most similar of about
-    its length.
-    """
+    """The name that `word` likely means: one that it begins, or a similar one of its length."""
     lower = {name.lower(): name for name in names}
     sought = word.lower()
     longer = [name for name in lower if len(sought) > 2 and name.startswith(sought)]
@@ -156,9 +151,7 @@ def find_nearest_name(word: str, names: Iterable[str]) -> str | None:
 
 
 def describe_location(error: BaseException) -> str:
-    """Where an exception was raised, as FUNCTION (FILE:LINE); nothing for one that was never
-    raised.
-    """
+    """FUNCTION (FILE:LINE) that raised an exception; empty for one that was never raised."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return (
         f"{frames[-1][0].f_code.co_qualname} ({frames[-1][0].f_code.co_filename}:{frames[-1][1]})"
@@ -168,9 +161,7 @@ def describe_location(error: BaseException) -> str:
 
 
 def describe_type(value: object) -> str:
-    """`value` as error texts show one of a wrong type: the type, and the value itself where it is
-    plain.
-    """
+    """The type of a value of a wrong type, and a plain value itself."""
     if value is None:
         return "None"
     name = type(value).__name__

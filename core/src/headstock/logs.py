@@ -1,5 +1,6 @@
-"""Log lines as key=value pairs. Only a program (the command line) shows them; a library leaves
-logging alone.
+"""Log lines as key=value pairs.
+
+The command line shows them; in a program that imports headstock, logging stays its own.
 """
 
 from __future__ import annotations
@@ -25,9 +26,7 @@ PLAIN_TEXT = re.compile(r"[\w.,:/+@%-]+")
 
 @frozen
 class LogEvent:
-    """What happened and its facts, as a log message: `LOG.info(log_event("pool ready",
-    pages=1024))`.
-    """
+    """The message of a log record: what happened, and facts about it."""
 
     name: str
     facts: Mapping[str, object]
@@ -37,21 +36,23 @@ class LogEvent:
 
 
 def log_event(name: str, /, **facts: object) -> LogEvent:
-    """A log message with facts; it is put into words only when a handler shows it."""
+    """A log message with facts, as in `LOG.info(log_event("pool ready", pages=1024))`.
+
+    Its text is made only when a handler shows the record.
+    """
     return LogEvent(name, facts)
 
 
 def format_pairs(facts: Mapping[str, object], most: int | None = None) -> str:
-    """The facts as `key=value` on one line; text with other characters than PLAIN's is quoted as in
-    JSON.
+    """The facts as `key=value` on one line; other text than PLAIN_TEXT is quoted as in JSON.
 
-    `most`: a longer value keeps its first characters, up to so many.
+    A value keeps its first `most` characters.
     """
     return " ".join(f"{key}={quote_text(value, most)}" for key, value in facts.items())
 
 
 def quote_text(value: object, most: int | None = None) -> str:
-    """A value as a log line shows it, of at most `most` characters before it is quoted."""
+    """A value as a log line shows it, cut to `most` characters before it is quoted."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     if most is not None and len(text) > most:
         text = text[: most - 3] + "..."
@@ -59,7 +60,7 @@ def quote_text(value: object, most: int | None = None) -> str:
 
 
 def format_line(facts: Mapping[str, object]) -> str:
-    """The facts on one line of at most LONGEST characters, the longest values cut first."""
+    """The facts on one line of at most MAX_LINE_LENGTH characters, the longest values cut first."""
     line = format_pairs(facts)
     for most in VALUE_LENGTHS:
         if len(line) <= MAX_LINE_LENGTH:
@@ -69,11 +70,10 @@ def format_line(facts: Mapping[str, object]) -> str:
 
 
 class KeyValueFormatter(logging.Formatter):
-    """Formats records as one line: time (UTC), level, logger, event and facts; an exception as its
-    type and text.
+    """Formats a record as one line: time (UTC), level, logger, event, facts, error.
 
-    A line has at most LONGEST characters, unless the level is DEBUG: then nothing is cut, and a
-    traceback is added.
+    A line has at most MAX_LINE_LENGTH characters. With DEBUG nothing is cut, and an exception
+    brings its traceback.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -111,7 +111,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 def show_logs(level: str, least: str = "NOTSET") -> None:
     """Show headstock's log lines from `level` on standard error, and none below `least`.
 
-    For programs; a second call only changes the level.
+    It is for programs, not for libraries. A second call only changes the level.
     writes: the logger "headstock", and no other
     """
     levels = logging.getLevelNamesMapping()

@@ -1,6 +1,4 @@
-"""What the fields of SamplingParams may hold: limits, the checks that enforce them, and other forms
-of a value.
-"""
+"""Limits of SamplingParams' fields, the checks that enforce them, and converters."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ MAX_FLOAT: Final = sys.float_info.max
 
 
 def make_parameter_error(name: str, rule: str, value: object) -> RequestError:
-    """The one-line error of parameter `name`."""
+    """The error for a value of parameter `name` that breaks `rule`."""
     return RequestError(f"{name} must be {rule}, got {shorten(value)}", parameter=name)
 
 
@@ -58,7 +56,7 @@ def is_real(value: Any) -> bool:
 
 
 def check_priority(value: Any) -> int:
-    """A request's priority, when it is one.   raises: RequestError"""
+    """`value`, if it is a valid priority.   raises: RequestError"""
     if not is_int(value, -MAX_COUNT, MAX_COUNT):
         raise make_parameter_error("priority", "an integer of at most 31 bits", value)
     return int(value)
@@ -94,15 +92,13 @@ class NumberCheck:
 
 
 def check_bool(_: object, attribute: Attribute[Any], value: object) -> None:
-    """Raises unless `value` is True or False."""
+    """Raise RequestError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise make_parameter_error(attribute.name, "true or false", value)
 
 
 def check_stop_strings(_: object, attribute: Attribute[Any], value: object) -> None:
-    """Raises unless `value` holds at most MAX_STOP_STRINGS non-empty strings of at most
-    MAX_STOP_LENGTH characters.
-    """
+    """Raise RequestError unless `value` is a tuple of strings within their limits."""
     if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
         raise make_parameter_error(attribute.name, "a string or a list of strings", value)
     if len(value) > MAX_STOP_STRINGS:
@@ -143,9 +139,7 @@ class TokenIdsCheck:
 
 
 def check_logit_bias(_: object, attribute: Attribute[Any], value: object) -> None:
-    """Raises unless `value` is None or maps at most MAX_LOGIT_BIAS token ids to numbers within
-    MAX_BIAS of zero.
-    """
+    """Raise RequestError unless `value` is None or maps token ids to biases within the limits."""
     if value is None:
         return
     if not isinstance(value, Mapping):
@@ -166,7 +160,7 @@ def check_logit_bias(_: object, attribute: Attribute[Any], value: object) -> Non
 
 
 def to_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    """One string, several or None as a tuple; anything else is left for the check to refuse."""
+    """One string, several or None as a tuple; other values pass, for the check to refuse."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -175,7 +169,7 @@ def to_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def to_ids(value: Iterable[int] | None) -> tuple[int, ...]:
-    """A list, set or None as a tuple; anything else is left for the check to refuse."""
+    """A list, set or None as a tuple; other values pass, for the check to refuse."""
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list | tuple | set | frozenset | range) else value  # type: ignore[return-value]
@@ -187,14 +181,12 @@ def to_optional_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
 
 
 def to_int_key(key: Any) -> Any:
-    """An integer where `key` spells one; anything else is left for the check to refuse."""
+    """An integer where `key` spells one; other keys pass, for the check to refuse."""
     return int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,10}", key) else key
 
 
 def to_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
-    """A copy whose keys are integers where JSON made strings of them; anything else is left for the
-    check to refuse.
-    """
+    """A copy whose keys are integers where JSON made strings of them; other values pass through."""
     if not isinstance(value, Mapping):
         return value
     return {to_int_key(key): bias for key, bias in value.items()}

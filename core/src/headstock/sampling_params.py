@@ -1,5 +1,6 @@
-"""How one request is sampled. Names and meanings are vLLM's, so that scripts port by changing an
-import.
+"""How one request is sampled.
+
+Names and meanings are vLLM's, so that scripts port by changing an import.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from headstock.sampling_checks import (
 def make_flag_metadata(
     text: str, default: str = "", *, flag: str = "", aliases: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Metadata of a field from which its flag, its variable and its key in files are made.
+    """Metadata of a field, from which its flag, its variable and its file key are made.
 
-    `default` says what the default means where its value does not; `flag` is made of the field's
-    name when empty.
+    `default` says what the default means, where its value does not. Without `flag`, it is
+    made of the field's name.
     """
     return {"help": text, "default_text": default, "flag": flag, "aliases": aliases}
 
@@ -60,15 +61,16 @@ LOGPROBS = IntegerCheck(
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How one request is sampled; an unknown name or a value out of range raises RequestError on
-    construction.
+    """How one request is sampled.
 
-    temperature 0 is greedy; top_k 0 or -1, top_p 1 and min_p 0 are off. `max_tokens` None means
-    until the longest sequence the engine holds; a larger number is cut to that, and the answer then
-    ends with "length". Of `n` answers, answer i is seeded with seed + i; seed None draws one from
-    the engine's own. Stop strings are searched in the text, once `min_tokens` are out; `logprobs`
-    and `prompt_logprobs` count the alternatives reported beside the token itself.
-    raises: RequestError
+    - `temperature` 0 is greedy; `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are off.
+    - `max_tokens` None means up to the longest sequence that the engine holds. A larger number
+      is cut to that, and the answer then ends with "length".
+    - Of `n` answers, answer i is seeded with seed + i; without a seed the engine draws one.
+    - Stop strings are searched for in the text, once `min_tokens` are out.
+    - `logprobs` and `prompt_logprobs` count the alternatives that are reported beside the token.
+
+    raises: RequestError for an unknown name or a value out of range
     """
 
     n: int = field(
@@ -227,19 +229,16 @@ class SamplingParams:
             )
 
     def for_answer(self, index: int, seed: int) -> SamplingParams:
-        """These parameters for the answer at `index` alone, seeded with `seed` + index (modulo
-        2**64, as int64).
-        """
+        """The parameters of answer `index`, seeded with `seed` + index modulo 2**64, as int64."""
         whole_seed = (seed + index - MIN_SEED) % (1 << 64) + MIN_SEED
         return evolve(
             self, n=1, seed=whole_seed, prompt_logprobs=self.prompt_logprobs if index == 0 else None
         )
 
     def replace(self, values: Mapping[str, Any]) -> SamplingParams:
-        """These parameters with `values` in place of some; a name that is none of them raises with
-        a suggestion.
+        """These parameters with `values` in place of some.
 
-        raises: RequestError
+        raises: RequestError; for an unknown name with a suggestion
         """
         check_parameter_names(values)
         return evolve(self, **values)

@@ -1,4 +1,4 @@
-"""How `headstock run` shows answers: text as it comes, text under headings, or JSON lines."""
+"""How `headstock run` prints answers: text as it comes, text under headings, or JSON lines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, Request
 
 
 def show_prompt(prompt: str | None) -> None:
-    """Print the prompt, dimmed, before its text; on a terminal only, so that other readers get text
-    alone.
-    """
+    """Print the prompt, dimmed, before its text; only on a terminal, since a pipe wants the text."""
     if prompt is not None and sys.stdout.isatty():
         begin, end = ("", "") if os.environ.get("NO_COLOR") else ("\033[2m", "\033[0m")
         print(f"{begin}{prompt}{end}", end="", flush=True)
@@ -35,9 +33,7 @@ def show_text(number: int, output: RequestOutput) -> None:
 
 
 def show_logprobs(output: RequestOutput, answer: CompletionOutput) -> bool:
-    """Print the log-probabilities of an answer and, with the first one, its prompt; whether there
-    are any.
-    """
+    """Print an answer's log-probabilities, and first its prompt's; whether there are any."""
     rows = []
     if output.prompt_logprobs is not None and answer.index == 0:
         pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
@@ -86,9 +82,7 @@ def show_json(where: str, number: int, output: RequestOutput) -> None:
 
 
 def show_error(where: str, number: int, reason: str, *, as_json: bool) -> None:
-    """Print what is wrong with a prompt that could not be run; as JSON too, in place of its
-    answer.
-    """
+    """Print why a prompt could not be run; with `as_json` also as a line in place of its answer."""
     print_note(f"headstock: {where}: {reason}")
     if as_json:
         print(
@@ -177,8 +171,9 @@ def format_totals(outputs: Sequence[RequestOutput], num_prompts: int) -> str:
 
 
 def start_logs(resolved: ResolvedConfig, *, quiet: bool) -> None:
-    """Show log lines from the level in effect; under `--quiet` from WARNING, unless `--log-level`
-    is beside it.
+    """Show log lines from the level in effect.
+
+    Under `--quiet` they begin at WARNING, unless `--log-level` is given too.
     """
     is_from_flag = resolved.origins["log_level"] == "flag --log-level"
     show_logs(resolved.engine.log_level, least="NOTSET" if is_from_flag or not quiet else "WARNING")

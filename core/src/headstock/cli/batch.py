@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class PromptBatch:
-    """Prompts that run together; an answer is printed as soon as those of the prompts before it
-    are.
+    """Prompts that run together and whose answers are printed in the order of the prompts.
 
-    `sampling` are the values given as flags, under `names`; `total` prompts were asked for, bad
-    ones included.
+    `sampling` are the parameters from flags, `names` their names for error texts; `total` counts
+    all prompts, the invalid ones included.
     """
 
     llm: LLM
@@ -85,9 +84,7 @@ class PromptBatch:
         return int(self.total > sum(output.sound for output in outputs))
 
     def show_finished(self, waiting: Sequence[tuple[int, PromptInput, PromptRequest]]) -> None:
-        """Print what has ended of the prompts that are left when the batch is broken off, and say
-        what has not.
-        """
+        """Print the complete answers of an interrupted batch, and name the first other one."""
         for number, prompt_input, request in waiting:
             if request.is_finished:
                 self.show_answers(number, prompt_input, request)
@@ -103,7 +100,7 @@ class PromptBatch:
             print_note(f"headstock: broken off before the answer{more} complete")
 
     def make_request(self, number: int, prompt_input: PromptInput) -> PromptRequest | None:
-        """The prompt, checked against the model; None after a line about what is wrong with it."""
+        """The request for one input; None after its error has been printed."""
         try:
             return self.llm.input_processor.process(
                 self.make_prompt(prompt_input),
@@ -120,15 +117,15 @@ class PromptBatch:
             return None
 
     def merge_params(self, prompt_input: PromptInput) -> SamplingParams:
-        """The model's defaults under the flags under the prompt's own."""
+        """The parameters of one input: its own over the flags over the model's defaults."""
         return self.llm.get_default_sampling_params().replace(
             {**self.sampling, **prompt_input.sampling}
         )
 
     def make_prompt(self, prompt_input: PromptInput) -> Prompt:
-        """What the engine is to go on with.
+        """The tokens of one input.
 
-        raises: RequestError, UsageError without a chat template
+        raises: RequestError; UsageError without a chat template
         """
         if prompt_input.messages is None:
             prompt = tokenize_prompt(prompt_input.content, self.llm.tokenizer)
@@ -137,8 +134,9 @@ class PromptBatch:
         return evolve(prompt, cache_salt=prompt_input.cache_salt)
 
     def note_cut_lengths(self, requests: Sequence[tuple[PromptInput, PromptRequest]]) -> None:
-        """Print one line when there is less room than the user's max_tokens; a model's default is
-        cut in silence.
+        """Print one note when answers are cut below the user's max_tokens.
+
+        A model's default is cut without a note: the user did not choose it.
         """
         cut = [
             f"{prompt_input.where}: max_tokens is cut from {request.params.max_tokens} to "

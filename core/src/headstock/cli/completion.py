@@ -71,9 +71,7 @@ def make_parser() -> FlagParser:
 
 
 def make_full_parser() -> argparse.ArgumentParser:
-    """A parser of every verb, whose actions know what completes them; it completes and never
-    parses.
-    """
+    """A parser of every verb, whose actions know what completes them; it never parses."""
     root = FlagParser(prog="headstock", usage="%(prog)s VERB [options]")
     root.add_argument("-v", "--verbose", action="store_true", help="show where an error came from")
     root.add_argument("-V", "--version", action="store_true", help="print the version")
@@ -106,7 +104,7 @@ def make_plugin_parser(spec: CommandSpec | HeadstockError) -> FlagParser:
 
 
 def set_completions(parser: argparse.ArgumentParser) -> None:
-    """Tell each action of a parser what its values are, where that is known.
+    """Set on each action the values or the file names that complete it, where they are known.
 
     writes: the parser's actions
     """
@@ -132,7 +130,7 @@ def set_completions(parser: argparse.ArgumentParser) -> None:
 
 
 def list_values(setting: Setting) -> Iterable[str]:
-    """The values of a setting that can be named; none for numbers and texts."""
+    """The names to choose from for a setting; none for numbers and texts."""
     match setting.value_type:
         case Choice(names=names):
             return names

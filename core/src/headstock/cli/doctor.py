@@ -24,7 +24,7 @@ SUBJECT_WIDTH = 25
 
 
 def main(arguments: list[str]) -> int:
-    """Run `headstock doctor ARGUMENTS`; 0 when nothing failed, else as `run` would end, or 5.
+    """Run `headstock doctor ARGUMENTS` and return the exit code.
 
     raises: UsageError
     """
@@ -46,21 +46,19 @@ def make_parser() -> FlagParser:
 
 
 def choose_exit_code(findings: Iterable[Finding]) -> int:
-    """0 when nothing failed; else the code that `run` would end with, the first of them, or 5."""
+    """0 when nothing failed; else the code with which `run` would end, or 5 when `run` has none."""
     codes = [finding.exit_code for finding in findings if finding.status is Status.FAIL]
     return next((code for code in codes if code is not None), CannotRun.exit_code if codes else 0)
 
 
 def print_json(findings: list[Finding]) -> list[Finding]:
-    """Print the findings for programs; the same findings."""
+    """Print the findings as JSON; the same findings."""
     print(json.dumps([finding_to_json(finding) for finding in findings], indent=2))
     return findings
 
 
 def print_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Print the findings, each at once, and how many there are of each status; the same
-    findings.
-    """
+    """Print each finding at once, then how many there are of each status; the same findings."""
     printed = []
     width = terminal_width(sys.stdout)
     for finding in findings:

@@ -1,5 +1,6 @@
-"""The command line: `headstock VERB ...`. A verb's module is imported when the verb is used, so
-`--help` stays fast.
+"""The command line: `headstock VERB ...`.
+
+A verb's module is imported when the verb is used, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -63,9 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_verb(arguments: list[str]) -> int:
-    """The exit code of the verb, its output written out; argparse's own exits (`--help`) become
-    codes too.
-    """
+    """The exit code of the verb, after its output is flushed; argparse's exits become codes too."""
     try:
         code = dispatch_verb(arguments)
     except SystemExit as leaving:

@@ -1,6 +1,4 @@
-"""What a command owes the process that it runs in: streams that can be written, and a clean end on
-SIGTERM.
-"""
+"""The process of a command: streams that can be written, and a clean end on SIGTERM."""
 
 from __future__ import annotations
 
@@ -32,12 +30,12 @@ ALLOCATOR = (*EXPANDABLE, "PYTORCH_CUDA_ALLOC_CONF")
 
 
 class Terminated(BaseException):
-    """SIGTERM came: as with Ctrl-C, all that is open gets closed."""
+    """SIGTERM arrived. The stack unwinds as after Ctrl-C, so that everything open is closed."""
 
 
 @contextlib.contextmanager
 def raise_on_sigterm() -> Iterator[None]:
-    """SIGTERM raises Terminated in this block; a second one ends the process at once."""
+    """SIGTERM raises Terminated in this block; a second one ends the process."""
     ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -66,9 +64,7 @@ def expand_memory(environment: MutableMapping[str, str]) -> None:
 
 
 def open_streams() -> None:
-    """Give output that the caller closed a place to go, and have a character that a terminal lacks
-    escaped.
-    """
+    """Open output that the caller closed on the null device, and escape what a terminal lacks."""
     # Opened before anything else: a file that took the number of standard output would get what
     #     libraries print.
     for name in ("stdout", "stderr"):
@@ -80,7 +76,7 @@ def open_streams() -> None:
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """End the process with this code, and nothing freed."""
+    """End the process with this code and free nothing."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -88,15 +84,14 @@ def exit_at_once(code: int) -> NoReturn:
 
 
 def drop_output() -> None:
-    """Send the rest of standard output nowhere, so that what Python still writes at its end does
-    not fail again.
-    """
+    """Point standard output at the null device, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_distinct_files(files: Mapping[str, str | None]) -> None:
-    """Raise UsageError when two of the paths, by what names them, lead to one file, before it is
-    written over.
+    """Raise UsageError when two of the paths are one file, which would be overwritten.
+
+    `files` maps the name of a flag to its path.
     """
     first_names: dict[str, str] = {}
     for name, path in files.items():
@@ -111,9 +106,7 @@ def check_distinct_files(files: Mapping[str, str | None]) -> None:
 
 
 def identify_file(path: str) -> str | None:
-    """What all names of a file have in common, links of both kinds; None for what keeps nothing, as
-    a pipe.
-    """
+    """What all links to a file share; None for a pipe or a device, which keeps nothing."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):  # it is yet to be written, or to be refused

@@ -1,6 +1,4 @@
-"""`headstock run`: text from prompts given as flags, in a file or on standard input; a chat on a
-terminal.
-"""
+"""`headstock run`: text from prompts in flags, a file or standard input; a chat on a terminal."""
 
 from __future__ import annotations
 
@@ -144,8 +142,9 @@ def make_parser() -> FlagParser:
 
 
 def check_flags(args: Namespace, resolved: ResolvedConfig) -> None:
-    """Refuse values that no model could take, before one is loaded, and files that would be lost.
+    """Refuse values that no model could take, and files that would be overwritten.
 
+    This comes before a model is loaded, which may take minutes.
     raises: UsageError
     """
     source = None if args.input == STDIN else args.input
@@ -169,7 +168,7 @@ def is_chat(args: Namespace, resolved: ResolvedConfig) -> bool:
 
 
 def collect_prompts(args: Namespace, *, is_chat: bool) -> list[PromptInput | InvalidPrompt] | None:
-    """The prompts in their order; None when there are none and a terminal waits.
+    """The prompts in their order; None when there are none and a terminal can chat.
 
     raises: UsageError, ModelError
     """
@@ -192,12 +191,12 @@ def collect_prompts(args: Namespace, *, is_chat: bool) -> list[PromptInput | Inv
 
 
 def has_terminal() -> bool:
-    """Whether somebody can type."""
+    """Whether standard input is a terminal."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def check_chat(resolved: ResolvedConfig) -> None:
-    """Raise UsageError for values that a chat has no use for."""
+    """Raise UsageError for sampling parameters that a chat cannot show."""
     if resolved.sampling.get("n", 1) != 1:
         raise UsageError(
             f"n {resolved.sampling['n']}: a chat gives one answer; to have several, give "
@@ -211,10 +210,9 @@ def check_chat(resolved: ResolvedConfig) -> None:
 
 
 def check_tokenizer(resolved: ResolvedConfig) -> None:
-    """Raise ModelError when text is to be read and the model, which is here already, has no
-    tokenizer.
+    """Raise ModelError when a model that is on this machine has no tokenizer for text.
 
-    Whatever else is wrong with the model is left to loading it.
+    Other faults of the model are left to loading it.
     """
     from headstock.startup.model_loading import locate_model
     from headstock.weights import find_cached
@@ -229,9 +227,7 @@ def check_tokenizer(resolved: ResolvedConfig) -> None:
 def select_valid(
     inputs: Sequence[PromptInput | InvalidPrompt], *, as_json: bool
 ) -> Iterator[tuple[int, PromptInput]]:
-    """The prompts that are prompts, with their numbers from 1; a line about each of the others is
-    printed.
-    """
+    """The valid prompts with their numbers from 1; the error of each other input is printed."""
     for number, prompt_input in enumerate(inputs, start=1):
         if isinstance(prompt_input, PromptInput):
             yield number, prompt_input
@@ -240,8 +236,9 @@ def select_valid(
 
 
 def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) -> LLM:
-    """The model, its summary printed on standard error. `alone`: one request at a time, so graphs
-    of one row do.
+    """Load the model and print its summary on standard error.
+
+    With `alone` one request runs at a time, so CUDA graphs of one row are enough.
     """
     from headstock.llm import LLM
 

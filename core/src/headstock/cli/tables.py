@@ -1,6 +1,4 @@
-"""Tables and long lines: fitted to a terminal's width, and one unbroken line a record for every
-other reader.
-"""
+"""Tables and long lines, fitted to a terminal's width; other readers get one line a record."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ MIN_WIDTH = 20
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """The columns of the terminal that `stream` leads to; None where it leads elsewhere, or no
-    width is known.
-    """
+    """The columns of the terminal behind `stream`; None for others, or for an unknown width."""
     if not stream.isatty():
         return None
     stated = os.environ.get("COLUMNS", "")
@@ -42,11 +38,10 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def fold_line(line: str, width: int | None, indent: int) -> str:
-    """`line` broken between words into lines of `width` characters, all but the first indented;
-    whole without one.
+    """`line` broken between words into lines of `width`, all but the first indented.
 
-    A word that is longer than a line stays whole, and so does a command in quotes, so that it can
-    be copied. A command that holds a program gets a line of its own.
+    Without a width the line stays whole. So does a word longer than a line, and a quoted command,
+    so that it can be copied. A command that holds a program gets a line of its own.
     """
     if width is None or len(line) <= width:
         return line
@@ -74,9 +69,7 @@ def print_summary(lines: Iterable[str]) -> None:
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[object]], stream: TextIO, *, spare: str = ""
 ) -> None:
-    """Print records under a header; on a terminal that is too narrow, without the column called
-    `spare`.
-    """
+    """Print records under a header; a terminal too narrow for them lacks the column `spare`."""
     cells = [[str(cell) for cell in row] for row in rows]
     width = terminal_width(stream)
     if width is None:

@@ -32,10 +32,9 @@ class LineDropped(Exception):
 
 
 def history_path(flag: str | None, environ: Mapping[str, str]) -> Path | None:
-    """The file that turns are remembered in: the flag's, the variable's, or one in the user's state
-    folder.
+    """The history file: the flag's, the variable's, or one in the user's state folder.
 
-    None where either says `off`.
+    None when the flag or the variable is `off`.
     """
     path = flag or environ.get(HISTORY_VARIABLE)
     if path == OFF:
@@ -48,10 +47,10 @@ def history_path(flag: str | None, environ: Mapping[str, str]) -> Path | None:
 
 
 def open_reader(history: Path | None) -> Callable[[], str]:
-    """What reads a turn from the terminal; it edits lines where it can draw, on standard output or
-    else on error.
+    """A function that reads a turn from the terminal, with a line editor where one can be drawn.
 
-    The reader raises EOFError at the end of input, and LineDropped.
+    It draws on standard output, or else on standard error. It raises EOFError at the end of input,
+    and LineDropped.
     """
     drawn = next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
     if drawn is None:
@@ -61,9 +60,7 @@ def open_reader(history: Path | None) -> Callable[[], str]:
 
 
 def restore_after(read: Callable[[], str], output: Output) -> Callable[[], str]:
-    """`read`, with the terminal as it was when a signal breaks it off before the editor has cleaned
-    up.
-    """
+    """`read`, with the terminal's modes restored when a signal interrupts the editor."""
     if sys.platform == "win32":
         return read
     import termios
@@ -85,8 +82,9 @@ def restore_after(read: Callable[[], str], output: Output) -> Callable[[], str]:
 
 
 def open_output(stream: TextIO) -> Output:
-    """The terminal behind `stream`, never asked where its cursor is: those that do not answer would
-    hold up a chat.
+    """The terminal behind `stream`, which is never asked for the position of its cursor.
+
+    Some terminals do not answer, and the chat would wait for them.
     """
     from prompt_toolkit.data_structures import Size
     from prompt_toolkit.output import create_output
@@ -104,7 +102,7 @@ def open_output(stream: TextIO) -> Output:
 
 
 def read_plain() -> str:
-    """A line of standard input, where no terminal shows what is typed.
+    """A line of standard input, without an editor.
 
     raises: EOFError, LineDropped
     """
@@ -117,9 +115,7 @@ def read_plain() -> str:
 def open_editor(
     history: Path | None, *, input: Input | None = None, output: Output | None = None
 ) -> Callable[[], str]:
-    """A reader with an editor: Enter ends a turn, Alt-Enter a line of it, and a pasted text is one
-    turn.
-    """
+    """A reader with an editor: Enter ends a turn, Alt-Enter begins a line, a paste is one turn."""
     from prompt_toolkit import PromptSession
 
     session: PromptSession[str] = PromptSession(
@@ -153,8 +149,9 @@ def bind_keys() -> KeyBindings:
 
 
 def open_history(path: Path | None) -> History:
-    """A history in the file, which only its owner can read; in memory without one, or where it
-    cannot be written.
+    """A history in a file that only its owner can read.
+
+    In memory without a path, or when the file cannot be written.
     """
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 

@@ -1,6 +1,4 @@
-"""The configuration of an engine: what was asked for, before a machine and a model have their
-say.
-"""
+"""The settings of an engine, before a machine and a model narrow them."""
 
 from __future__ import annotations
 
@@ -36,10 +34,10 @@ DEFAULT_RUNNING = 256
 
 @frozen(kw_only=True)
 class EngineConfig:
-    """An engine as asked for. Values are checked one by one and against each other; plugins and
-    models check theirs.
+    """The settings of an engine, each checked alone and against the others.
 
-    raises: UsageError naming the setting, the value and the rule
+    Plugins and models check what concerns them later.
+    raises: UsageError with the setting, the value and the rule
     """
 
     model: str = setting_field(

@@ -1,6 +1,4 @@
-"""Settings of vLLM and SGLang that headstock has under no name: what does the same here, or that
-nothing does.
-"""
+"""Settings of vLLM and SGLang that headstock lacks, each with what replaces it here."""
 
 from __future__ import annotations
 
@@ -62,8 +60,6 @@ it.
 
 
 def find_equivalent(name: str) -> str | None:
-    """What to say of a setting of another engine, dashes or underscores; None for a name that none
-    has.
-    """
+    """The sentence about another engine's setting, with dashes or underscores; None without one."""
     key = name.lstrip("-").replace("-", "_")
     return EQUIVALENTS.get(key) or EQUIVALENTS.get(key.removeprefix("no_"))

@@ -31,8 +31,9 @@ GROUP_TITLES = {
 
 
 class FlagHelpFormatter(argparse.HelpFormatter):
-    """Breaks lines between words alone, so that a flag can be searched for, and keeps indented
-    lines of an epilog.
+    """Breaks lines only between words, so that a flag can be searched for.
+
+    Indented lines of an epilog stay as they are.
     """
 
     def _split_lines(self, text: str, width: int) -> list[str]:
@@ -51,10 +52,9 @@ class FlagHelpFormatter(argparse.HelpFormatter):
 
 
 class FlagParser(argparse.ArgumentParser):
-    """A parser whose errors are one-line UsageErrors, with a suggestion for an unknown flag. It
-    never abbreviates.
+    """A parser that raises one-line UsageErrors, suggests flags, and takes no abbreviations.
 
-    `hint` says what a word that nothing takes may have been meant for.
+    `hint` says where a word without a flag may have belonged.
     """
 
     def __init__(self, usage: str = "%(prog)s [options]", hint: str = "", **options: Any) -> None:
@@ -90,7 +90,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` a flag for every field of EngineConfig, and `--config` and `--preset`."""
+    """Add a flag for every field of EngineConfig, and `--config` and `--preset`."""
     settings = (CONFIG, PRESET, *engine_settings().values())
     for group, title in GROUP_TITLES.items():
         section = parser.add_argument_group(title)
@@ -100,14 +100,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` a flag for every sampling value."""
+    """Add a flag for every sampling parameter."""
     section = parser.add_argument_group("sampling")
     for setting in sampling_settings().values():
         add_flag(section, setting)
 
 
 def add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
-    """One setting's flag, its aliases (said in the help of the canonical flag) and its negative."""
+    """Add one setting's flag, its aliases, which only the flag's help names, and its negative."""
     also = f"; also {', '.join(setting.aliases)}" if setting.aliases else ""
     negative = f"; {setting.negative} turns it off" if setting.negative else ""
     text = f"{setting.help} (default: {setting.default_text}{also}{negative})".replace("%", "%%")
@@ -129,7 +129,7 @@ def add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
 
 
 def make_metavar(setting: Setting) -> str:
-    """What stands for the value in the help."""
+    """The placeholder of the value in the help."""
     match setting.value_type:
         case Choice(names=names):
             return "|".join(names)
@@ -142,7 +142,7 @@ def make_metavar(setting: Setting) -> str:
 
 
 def make_action(setting: Setting) -> type[argparse.Action]:
-    """The argparse action that keeps what was given, and under which flag."""
+    """An argparse action that stores the value with the flag under which it was given."""
 
     class Remember(argparse.Action):
         def __call__(

@@ -1,6 +1,4 @@
-"""Forms of value that several settings share, other spellings, and what other engines mean by a
-flag.
-"""
+"""Value types and spellings that settings share, and notes on other engines' flags."""
 
 from __future__ import annotations
 

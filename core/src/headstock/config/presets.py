@@ -1,4 +1,4 @@
-"""Named sets of values for common purposes. They rank under file, environment and flags."""
+"""Named sets of values for common purposes; file, environment and flags win over them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page docs/configuration.md, made from the settings themselves."""
+"""The page docs/configuration.md, made from the settings."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ This page is made by `headstock config reference`; a test compares the two.
 
 
 def render_page() -> str:
-    """The whole page."""
+    """The page as Markdown."""
     sizes = ", ".join(f"`{engine_settings()[name].flag}`" for name in POOL_SIZES)
     settings = (CONFIG, PRESET, *engine_settings().values())
     groups = {
@@ -72,7 +72,7 @@ def render_page() -> str:
 
 
 def render_table(settings: Iterable[Setting]) -> str:
-    """A table of settings, and the notes on their other names."""
+    """A Markdown table of settings, and the notes on their aliases."""
     settings = tuple(settings)
     rows = [
         ("flag", "other names", "values", "default", "meaning"),
@@ -89,7 +89,7 @@ def render_table(settings: Iterable[Setting]) -> str:
 
 
 def render_row(setting: Setting) -> tuple[str, ...]:
-    """A setting's cells."""
+    """The cells of one setting."""
     flag = f"`{setting.flag}`" + (f", `{setting.negative}`" if setting.negative else "")
     match setting.value_type:
         case Choice() as choice:
@@ -103,7 +103,7 @@ def render_row(setting: Setting) -> tuple[str, ...]:
 
 
 def list_choices(choice: Choice) -> str:
-    """The names to choose from, each with its other spellings."""
+    """The names of a choice, each with its other spellings."""
     others = {
         name: [
             f"`{spelling}`"
@@ -118,7 +118,7 @@ def list_choices(choice: Choice) -> str:
 
 
 def render_preset_table() -> str:
-    """What each preset sets."""
+    """The Markdown table of presets."""
     lines = ["| preset | sets |", "| --- | --- |"]
     for name, values in PRESETS.items():
         value_types = {key: engine_settings()[key].value_type for key in values}

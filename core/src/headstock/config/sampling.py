@@ -1,6 +1,4 @@
-"""The settings of sampling, made from the fields of SamplingParams; what is not set is left to the
-model.
-"""
+"""The settings of sampling, made from SamplingParams; unset ones are left to the model."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ SEPARATORS = re.compile(r"[\s,]+")
 
 @frozen(kw_only=True)
 class CheckedEntries(Repeated):
-    """Several entries whose number and size SamplingParams limits; `name` is its field."""
+    """Several entries; SamplingParams limits their number and size. `name` is its field."""
 
     name: str
 
@@ -69,8 +67,9 @@ class StopStrings(CheckedEntries):
 
 @frozen(kw_only=True)
 class TokenIdList(CheckedEntries):
-    """Token ids: a list in a file, or texts of ids with commas or spaces between them; `auto`
-    leaves them unset.
+    """Token ids: a list in a file, or text with commas or spaces between them.
+
+    `auto` leaves them unset.
     """
 
     form: str = "ID[,ID]"
@@ -81,7 +80,7 @@ class TokenIdList(CheckedEntries):
         return self.check_value(tuple(self.parse_number(entry) for entry in split_entries(raw)))
 
     def parse_number(self, raw: object) -> Any:
-        """The id that a text spells; any other value is left for the check to refuse."""
+        """The id that a text spells; the check refuses any other value."""
         return int(raw) if isinstance(raw, str) and re.fullmatch(r"-?[0-9]{1,20}", raw) else raw
 
     def show(self, value: Value) -> str:
@@ -96,8 +95,9 @@ class TokenIdList(CheckedEntries):
 
 @frozen(kw_only=True)
 class LogitBiases(CheckedEntries):
-    """Token ids with a number each: a table in a file, or texts such as `42=-100,7=1.5`; `auto`
-    leaves them unset.
+    """Biases of token ids: a table in a file, or text such as `42=-100,7=1.5`.
+
+    `auto` leaves them unset.
     """
 
     form: str = "ID=BIAS"
@@ -117,7 +117,7 @@ class LogitBiases(CheckedEntries):
         return token, self.parse_number(bias)
 
     def parse_number(self, raw: object) -> Any:
-        """The number that a text spells; any other value is left for the check to refuse."""
+        """The number that a text spells; the check refuses any other value."""
         try:
             return float(raw) if isinstance(raw, str) else raw
         except ValueError:
@@ -143,9 +143,7 @@ def collect_sampling_settings() -> dict[str, Setting]:
 
 
 def make_sampling_setting(field: attrs.Attribute[Any]) -> Setting:
-    """The setting that a field describes; its default is None, which leaves the value to the
-    model.
-    """
+    """The setting of a field; its default is None, which leaves the value to the model."""
     flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
     value_type = choose_value_type(field)
     return Setting(

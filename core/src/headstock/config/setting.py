@@ -1,4 +1,4 @@
-"""What is known of a configuration field beside its name: flag, aliases, kind of value, help."""
+"""One setting: its names, the type of its value, its default and its help."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from headstock.errors import UsageError, shorten
 
 @frozen(kw_only=True)
 class Setting:
-    """One configuration value: the same thing as flag, environment variable, file key and Python
-    keyword.
+    """One configuration value, with its flag, variable, file key and Python keyword.
 
-    `aliases` maps other engines' flags to a note, shown when one is used ("" for none);
-    `default_text` says what the default means where its value does not. `negative` is the flag that
-    turns a switch off.
+    - `aliases`: other engines' flags, each with a note for its users, or ""
+    - `default_text`: what the default means, where its value does not say
+    - `negative`: the flag that turns a switch off
     """
 
     name: str
@@ -35,14 +34,13 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """The name in files, environment variables (in capitals) and listings: the flag, with
-        underscores.
-        """
+        """The name in files, variables (in capitals) and listings: the flag with underscores."""
         return flag_to_key(self.flag)
 
     def read(self, raw: object, source_text: str, called: str) -> Value:
-        """The value that `raw` stands for; `source_text` is how the user put it, `called` the name.
+        """The value that `raw` stands for.
 
+        An error begins with `source_text`, the user's words, and names the setting as `called`.
         raises: UsageError
         """
         try:
@@ -57,7 +55,7 @@ def flag_to_key(flag: str) -> str:
 
 
 def make_negative_flag(flag: str, value_type: ValueType) -> str | None:
-    """The flag that turns a switch off; None for what is no switch."""
+    """The flag that turns a switch off; None for other types."""
     return f"--no-{flag.removeprefix('--')}" if isinstance(value_type, Switch) else None
 
 
@@ -71,9 +69,7 @@ def setting_field(
     default_text: str = "",
     group: str = "",
 ) -> Any:
-    """An attrs field that converts and checks what it is given, and carries all of this in its
-    metadata.
-    """
+    """An attrs field that converts and checks its value and carries the setting as metadata."""
     notes = dict(aliases) if isinstance(aliases, Mapping) else dict.fromkeys(aliases, "")
     metadata = {
         "flag": flag,
@@ -105,7 +101,7 @@ def collect_settings(cls: type[attrs.AttrsInstance]) -> Mapping[str, Setting]:
 
 
 def make_setting(field: attrs.Attribute[Any]) -> Setting:
-    """The setting that a field describes."""
+    """The setting that a field's metadata describes."""
     facts = dict(field.metadata)
     facts["default_text"] = facts["default_text"] or facts["value_type"].show(field.default)
     return Setting(name=field.name, default=field.default, **facts)

@@ -1,6 +1,4 @@
-"""Where values come from: environment variables, a file, a preset. Each source maps setting keys to
-what it gave.
-"""
+"""Sources of values: environment variables, a file, a preset."""
 
 from __future__ import annotations
 
@@ -102,7 +100,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[SourceValues, tuple[st
 
 
 def read_variable(name: SettingName, variable: str, text: str) -> SourceValue:
-    """The value that one environment variable gave."""
+    """The value of one environment variable."""
     return SourceValue(name, text, "environment", variable, f"{variable}={shorten(text)}")
 
 
@@ -174,7 +172,7 @@ def refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def from_preset(requested: SourceValue) -> SourceValues:
-    """What a preset sets.   raises: UsageError when there is none of that name"""
+    """The values of a preset.   raises: UsageError without such a preset"""
     name = str(requested.value())
     return {
         key: SourceValue(

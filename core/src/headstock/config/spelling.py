@@ -1,6 +1,4 @@
-"""How texts name settings: by flags on the command line, by keywords in Python, under the name that
-was used.
-"""
+"""How texts name settings: by flags, by Python keywords, or by the alias that was used."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ NO_VALUES = frozenset("and as cannot for has in is it of or that the to wants wi
 
 @frozen(kw_only=True)
 class Surface:
-    """Where an engine was configured: by `keywords` or by flags, and the names that were used, by
-    key.
-    """
+    """How an engine was configured: by `keywords` or by flags, and the names used, by key."""
 
     keywords: bool = True
     names: Mapping[str, str] = field(factory=dict)
@@ -35,10 +31,11 @@ class Surface:
 
 @frozen(kw_only=True)
 class Spelling:
-    """Puts texts that name settings by their flags into the words of whoever configured the engine.
+    """Renders texts that name settings by flags with the names that the user knows.
 
-    `value_types` maps each flag to the type of its values, `negatives` the flags that turn
-    switches off; `names` has the keyword of each flag, or the name that was used in place of it.
+    - `value_types`: flag -> type of its value
+    - `negatives`: flag that turns a switch off -> the switch's flag
+    - `names`: flag -> keyword, or the name that was used
     """
 
     value_types: Mapping[str, ValueType]
@@ -47,14 +44,15 @@ class Spelling:
     keywords: bool = True
 
     def render(self, text: str) -> str:
-        """The text with each setting under its name here; other flags, and commands to be typed,
-        stay.
+        """`text` with each setting under its name here.
+
+        Other flags stay, and so do quoted commands, which are to be typed as they are.
         """
         return MENTION.sub(self._render_mention, text)
 
     @contextmanager
     def render_errors(self) -> Iterator[None]:
-        """Errors that leave this block name settings in this way."""
+        """Render the texts of HeadstockErrors that leave this block."""
         try:
             yield
         except HeadstockError as error:
@@ -101,9 +99,7 @@ def make_spelling(surface: Surface, settings: Iterable[Setting]) -> Spelling:
 
 
 def name_parameters(text: str, names: Mapping[str, str]) -> str:
-    """An error's text with sampling parameters under the names that were used: its first word, and
-    words with "_".
-    """
+    """`text` with sampling parameters under `names`: its first word, and words with "_"."""
     first, space, rest = text.partition(" ")
     words = re.sub(
         r"(?<![\w.-])[a-z]+(?:_[a-z]+)+(?![\w-])", lambda word: names.get(word[0], word[0]), rest
@@ -112,7 +108,7 @@ def name_parameters(text: str, names: Mapping[str, str]) -> str:
 
 
 def is_value(word: str, value_type: ValueType) -> bool:
-    """Whether a word behind a flag is its value and not the sentence going on."""
+    """Whether the word after a flag is its value, and not the next word of the sentence."""
     if isinstance(value_type, Text | Texts):
         return word not in NO_VALUES
     try:

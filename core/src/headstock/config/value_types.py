@@ -1,6 +1,4 @@
-"""Kinds of configuration values: how each is read from text, a file or Python, and how it is
-written back.
-"""
+"""Types of values: how each is read from text, a file or Python, and written back."""
 
 from __future__ import annotations
 
@@ -25,13 +23,11 @@ Value = bool | int | float | str | tuple[str, ...] | tuple[int, ...] | Mapping[i
 
 
 class InvalidValue(Exception):
-    """A value that breaks its kind's rule; the text is the rule, to be put after the setting's
-    name.
-    """
+    """A value breaks its type's rule; the text is that rule, to follow the setting's name."""
 
 
 class ValueType(ABC):
-    """A kind of value. `read` accepts its own results, so reading twice changes nothing."""
+    """A type of value. `read` accepts its own results, so reading twice changes nothing."""
 
     @abstractmethod
     def read(self, raw: object) -> Value:
@@ -48,8 +44,9 @@ class ValueType(ABC):
 
 @frozen(kw_only=True)
 class Integer(ValueType):
-    """A whole number between two limits. `word` is the text for leaving it open, `unset` the value
-    it then has.
+    """A whole number between two limits.
+
+    `word` is the text that leaves the number open, `unset` the value that stands for it.
     """
 
     least: int
@@ -96,10 +93,9 @@ class Integer(ValueType):
 
 @frozen(kw_only=True)
 class Number(ValueType):
-    """A finite number in an interval; `rule` says which. With `above`, the lower limit itself is
-    left out.
+    """A finite number in an interval, which `rule` describes; `above` excludes the lower limit.
 
-    `word` is the text for leaving the choice open, which is None then.
+    `word` is the text that leaves the number open; its value is None.
     """
 
     least: float
@@ -171,10 +167,9 @@ class Switch(ValueType):
 
 @frozen(kw_only=True)
 class Text(ValueType):
-    """A text that is not empty and, when `pattern` is given, matches all of it; `rule` says what
-    that means.
+    """A text that is not empty and matches `pattern`, which `rule` describes.
 
-    `word` is the text for giving none, which is None then.
+    `word` is the text that leaves it open; its value is None.
     """
 
     pattern: str = r"(?s).*\S.*"
@@ -213,10 +208,9 @@ class Repeated(ValueType):
 
 @frozen(kw_only=True)
 class Texts(Repeated):
-    """Several texts of one kind, in order: a list in a file or Python, a flag that may be repeated.
+    """Several texts in order: a list in a file or Python, or a flag that may be repeated.
 
-    A table stands for its entries, `key.inner=value`. With `spaced`, a single text is several,
-    separated by spaces.
+    A table stands for its entries, `key.inner=value`. With `spaced`, spaces separate texts.
     """
 
     item: Text
@@ -255,9 +249,9 @@ def table_entries(table: object) -> Iterable[tuple[str, object]]:
 
 
 def suggestion(word: str, names: Iterable[str], prefix: str = "") -> str:
-    """A question that names the most similar of `names`; empty when none is close.
+    """`; did you mean NAME?` for the most similar of `names`; empty when none is close.
 
-    `prefix` begins all of them: it is named too, and not compared.
+    `prefix` begins all names: it is shown, and not compared.
     """
     near = find_nearest_name(
         word.removeprefix(prefix), [name.removeprefix(prefix) for name in names]

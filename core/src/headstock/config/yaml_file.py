@@ -28,10 +28,9 @@ for a date.
 
 
 class SettingsLoader(yaml.SafeLoader):
-    """Plain values. Keys are text, as in TOML and JSON; one that comes twice and an alias are
-    errors.
+    """Loads plain values with text as keys; a repeated key and an alias are errors.
 
-    An alias is refused because a few of them, nested, stand for more data than fits any memory.
+    A few nested aliases can stand for more data than fits any memory.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # the stubs take it for an instance's
@@ -56,7 +55,7 @@ class SettingsLoader(yaml.SafeLoader):
             table[key] = self.construct_object(value_node, deep=True)
 
     def refuse(self, message: str, node: yaml.Node) -> None:
-        """Raise the error of a node."""
+        """Raise the error at a node."""
         raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
 
 
@@ -68,7 +67,7 @@ SettingsLoader.add_constructor("tag:yaml.org,2002:map", SettingsLoader.construct
 
 
 def read_yaml(text: str) -> Any:
-    """The value of the one document in `text`; an empty mapping where there is none.
+    """The value of the one document in `text`; an empty mapping for an empty text.
 
     raises: ValueError
     """
