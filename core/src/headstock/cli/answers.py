@@ -16,7 +16,7 @@ from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, Request
 
 
 def show_prompt(prompt: str | None) -> None:
-    """Print the prompt, dimmed, before its text; only on a terminal, since a pipe wants the text."""
+    """Print the prompt, dimmed, before its text; only a terminal gets it, a pipe not."""
     if prompt is not None and sys.stdout.isatty():
         begin, end = ("", "") if os.environ.get("NO_COLOR") else ("\033[2m", "\033[0m")
         print(f"{begin}{prompt}{end}", end="", flush=True)
