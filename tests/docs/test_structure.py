@@ -1,0 +1,50 @@
+"""docs/structure.md draws the arrows that the imports of core have."""
+
+from __future__ import annotations
+
+import re
+
+from source_tree import CORE, ROOT, files, imports, tree
+
+PAGE = (ROOT / "docs" / "structure.md").read_text()
+ANYONE = {"spi", "errors", "logs", "outputs", "sampling_params", "sampling_checks"}
+"""What every folder may import."""
+
+
+def drawn_arrows() -> dict[str, set[str]]:
+    """Folder or front module -> the folders that the page says it imports."""
+    lines = re.findall(r"^    (\w+) +->  (.+)$", PAGE, re.MULTILINE)
+    return {name: set(targets.split(", ")) for name, targets in lines}
+
+
+def found_arrows() -> dict[str, set[str]]:
+    """The same, as the syntax trees of core have it, less what every folder may import."""
+    arrows: dict[str, set[str]] = {}
+    for path in files(CORE):
+        origin, *rest = path.relative_to(CORE).with_suffix("").parts
+        if origin in ANYONE | {"__init__", "__main__"} or not (rest or origin == "llm"):
+            continue
+        names = [line.name.split(".") for line in imports(tree(path))]
+        targets = {name[1] for name in names if name[0] == "headstock" and len(name) > 1}
+        arrows.setdefault(origin, set()).update(targets - ANYONE - {origin})
+    return arrows
+
+
+def test_the_page_draws_every_arrow_between_folders_and_no_other() -> None:
+    drawn = drawn_arrows()
+    assert drawn.pop("plugins") == {"nn", "ops", "spi"}
+    assert {name: targets for name, targets in found_arrows().items() if targets} == drawn
+
+
+def test_every_folder_and_module_that_the_page_names_exists() -> None:
+    folders = {path.name for path in CORE.iterdir() if path.is_dir() and path.name[0] != "_"}
+    rows = re.findall(r"^\| (`[^|]+`) \|", PAGE, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert sorted(folders - set(named)) == []
+    modules = {path.stem for path in files(CORE)}
+    plain = [name for name in named if re.fullmatch(r"[a-z_]+", name)]
+    assert [name for name in plain if name not in folders | modules] == []
+    paths = [name for name in named if "/" in name]
+    assert [
+        name for name in paths if not any((base / name).exists() for base in (ROOT, CORE))
+    ] == []
