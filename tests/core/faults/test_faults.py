@@ -12,7 +12,7 @@ from toy_engine import EngineHarness, Toys, random_requests, request
 
 from headstock import SamplingParams
 from headstock.config import EngineConfig, make_engine_config
-from headstock.debug.fault_injection import Faults, Injected
+from headstock.debug.fault_injection import FaultInjector, InjectedFault
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.errors import CannotRun, EngineDied, UsageError
@@ -70,11 +70,11 @@ def test_a_scheduler_that_raises_ends_the_engine_and_everyone_is_told(
 
     assert (
         told[-1].finish_reason == "error"
-        and "Injected" in told[-1].error
+        and "InjectedFault" in told[-1].error
         and "headstock replay" in told[-1].error
     )
     with pytest.raises(
-        EngineDied, match="the engine stopped: the scheduler 'mixed' raised Injected"
+        EngineDied, match="the engine stopped: the scheduler 'mixed' raised InjectedFault"
     ):
         loop.submit(request("b", PROMPTS[0], 12), told.append)
     loop.close()
@@ -111,22 +111,22 @@ def test_a_capture_fails_once() -> None:
         def close(self) -> None: ...
 
     captured: list[Any] = []
-    runner = Faults.of(["capture"]).around_runner(Capturing())
+    runner = FaultInjector.parse(["capture"]).wrap_runner(Capturing())
 
-    with pytest.raises(Injected, match="capture"):
+    with pytest.raises(InjectedFault, match="capture"):
         runner.capture((8, 1), print)
     assert runner.capture((8, 1), print, (32, 16)) == (16,)
     assert captured == [((8, 1), (32, 16))]
 
 
 def test_without_faults_the_parts_stay_as_they_are() -> None:
-    faults = Faults.of([])
+    faults = FaultInjector.parse([])
     parts = [object() for _ in range(4)]
     around = [
-        faults.around_runner,
-        faults.around_executor,
-        faults.around_choice,
-        faults.around_allocation,
+        faults.wrap_runner,
+        faults.wrap_executor,
+        faults.wrap_scheduler,
+        faults.wrap_allocation,
     ]
 
     assert [wrap(part) for wrap, part in zip(around, parts, strict=True)] == parts  # type: ignore[operator,arg-type]
@@ -199,16 +199,16 @@ class Counting(Runner):
 
 
 def test_what_a_start_tries_is_no_step() -> None:
-    faults = Faults.of(("execute@0", "nan@0:0", "capture"))
+    faults = FaultInjector.parse(("execute@0", "nan@0:0", "capture"))
     inner = Counting()
-    runner = faults.around_runner(inner)
+    runner = faults.wrap_runner(inner)
     runner.run(None, lambda q, layer: q)  # type: ignore[arg-type]
 
-    assert inner.runs == 1 and len(faults.left) == 3
-    with pytest.raises(Injected, match="capture"):
+    assert inner.runs == 1 and len(faults.pending) == 3
+    with pytest.raises(InjectedFault, match="capture"):
         runner.capture((1,), lambda done, total: None)
     faults.step = 0
-    with pytest.raises(Injected, match="execute@0"):
+    with pytest.raises(InjectedFault, match="execute@0"):
         runner.run(None, lambda q, layer: q)  # type: ignore[arg-type]
 
 

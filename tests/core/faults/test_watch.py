@@ -30,7 +30,7 @@ def test_no_step_writes_to_a_free_page(toys: Toys, seed: int) -> None:
     rng = np.random.default_rng(seed)
     engine = toys.engine(debug_canary=True, **random_settings(rng))
     EngineHarness(engine).run(random_requests(rng, 25))
-    pools = engine.canary.pools(0)
+    pools = engine.canary.pools_as_words(0)
     engine.close()
 
     assert (pools[0][0] == PATTERN).all(), "the dummy page was written"

@@ -1,6 +1,4 @@
-"""A watch over the pages that nobody may write: each free page holds a pattern, and before each
-step it must still.
-"""
+"""The canary: each free page holds a pattern, which is checked before each step."""
 
 from __future__ import annotations
 
@@ -17,19 +15,20 @@ from headstock.scheduler import Plan, State
 from headstock.spi import Executor, KVGroup, Pending
 
 PATTERN = 0x5A5A5A5A5A5A5A5A
-"""The bytes of a watched page. As numbers of any type that a pool may have they are finite and
-absurdly large (1.5e16 in float32), so that a kernel that weighs them by more than 0 gives itself
-away, and one that masks them does not.
+"""The bytes of a watched page. As numbers of any type of a pool they are finite and far too large
+(1.5e16 in float32): a kernel that gives them a weight over 0 shows it, one that masks them not.
 """
 
 
 class Canary(Executor):
-    """Carries out plans with `inner`, and raises EngineDied as soon as a free page was written.
+    """Runs plans with `inner`, and raises EngineDied once a free page was written.
 
-    Pages are free as the scheduler has it when it makes a plan (`expect`). What a step that is
-    still running may write was not free when that step was planned, so pages freed since are filled
-    only now, after it, and watched from here on. `padded`: the runner pads batches, and padding may
-    write the dummy page, which must stay finite then.
+    A page is free if the scheduler has it as free when it makes a plan (`set_free_pages`). With
+    overlap, a page that a plan frees may still be written by the step that runs then. So the page
+    is filled with the pattern only when that plan is launched, behind the running step.
+
+    padded: the runner pads batches. Padding rows write the dummy page, which must stay finite then
+        and cannot hold the pattern.
     """
 
     def __init__(
@@ -39,49 +38,48 @@ class Canary(Executor):
         self.buffers = buffers
         self.groups = groups
         self.padded = padded
-        self.expected: dict[int, tuple[tuple[np.ndarray, ...], ...]] = {}
+        self.free_pages: dict[int, tuple[tuple[np.ndarray, ...], ...]] = {}
         self.watched = [torch.zeros(0, dtype=torch.int64, device=buffers.device) for _ in groups]
 
-    def expect(self, plan: Plan, state: State) -> None:
-        """Note the pages that are free while `plan` runs."""
+    def set_free_pages(self, plan: Plan, state: State) -> None:
+        """Store the pages that are free while `plan` runs."""
         if len(plan.rows):
-            self.expected[plan.number] = state.free
+            self.free_pages[plan.number] = state.free
 
     def execute(self, plan: Plan, new_rows: Mapping[int, Any]) -> Pending:
-        """Launch `plan` once every watched page is found untouched.
+        """Check every watched page, then launch `plan`.
 
         writes: the pages that are free from this plan on
         raises: EngineDied
         """
-        for group, free in enumerate(self.expected.pop(plan.number)):
-            self.verify(group, plan.number)
+        for group, free in enumerate(self.free_pages.pop(plan.number)):
+            self._verify_pages(group, plan.number)
             pages = np.concatenate([*free, np.zeros(0 if self.padded else 1, np.int32)]).astype(
                 np.int64
             )
-            self.watched[group] = self.fill(group, self.buffers.to_device(pages))
+            self.watched[group] = self._fill_pages(group, self.buffers.to_device(pages))
         return self.inner.execute(plan, new_rows)
 
-    def pools(self, group: int) -> Mapping[int, Tensor]:
-        """The group's pools in words of eight bytes, by layer.   [pages, words] int64"""
-        # A head's key and value are at least four numbers each, or wider ones: eight bytes divide
-        # every page.
+    def pools_as_words(self, group: int) -> Mapping[int, Tensor]:
+        """View the group's pools, by layer, as words: [pages, words] int64."""
+        # Eight bytes divide every page: a head's key and value have at least four numbers each.
         return {
             layer: self.buffers.pools[layer].flatten(1).view(torch.int64)
             for layer in self.groups[group].layers
         }
 
     @torch.inference_mode()
-    def verify(self, group: int, number: int) -> None:
+    def _verify_pages(self, group: int, number: int) -> None:
         """Raise EngineDied when a watched page was written."""
         pages = self.watched[group]
-        for layer, pool in self.pools(group).items():
+        for layer, pool in self.pools_as_words(group).items():
             touched = pages[(pool[pages] != PATTERN).any(1)].tolist()
             if touched:
                 what = "the dummy page" if touched[0] == 0 else f"page {touched[0]}"
                 raise EngineDied(
                     f"before step {number} {what} of layer {layer} had been written though it was "
-                    f"free ({len(touched)} such pages); a kernel writes where it may not, or a "
-                    "page was freed too early"
+                    f"free ({len(touched)} such pages); a kernel writes out of bounds, or a page "
+                    "was freed too early"
                 )
             if self.padded and not self.buffers.pools[layer][0].to(torch.float32).isfinite().all():
                 raise EngineDied(
@@ -89,14 +87,14 @@ class Canary(Executor):
                 )
 
     @torch.inference_mode()
-    def fill(self, group: int, pages: Tensor) -> Tensor:
+    def _fill_pages(self, group: int, pages: Tensor) -> Tensor:
         """Write the pattern to those of `pages` that are not watched yet.
 
         returns: pages
         writes: pools
         """
         fresh = pages[~torch.isin(pages, self.watched[group])]
-        for pool in self.pools(group).values():
+        for pool in self.pools_as_words(group).values():
             pool[fresh] = PATTERN
         return pages
 

@@ -1,5 +1,4 @@
-"""Faults on demand: what may go wrong in an engine, made to go wrong in a test (`--faults`,
-`HEADSTOCK_FAULTS`).
+"""Faults on demand for tests (`--faults`, `HEADSTOCK_FAULTS`).
 
     nan@STEP:ROW        the row's activations become NaN
     execute@STEP        launching the step raises
@@ -9,9 +8,9 @@
     allocate            there is no memory for the KV pool
     capture             the runner cannot capture
 
-Steps have the numbers that logs and recordings give them. A fault happens once: in the first step,
-from its own on, in which it can. (A replayed graph does not call attention, so a step that is to
-have NaN is not replayed.)
+Steps have the numbers that logs and recordings give them. A fault happens once, in the first step
+from its own on in which it can. A replayed graph does not call attention, so a step that is to
+have NaN is not replayed.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ from headstock.spi import (
 LOG = logging.getLogger(__name__)
 
 
-class Injected(RuntimeError):
-    """A fault that was asked for."""
+class InjectedFault(RuntimeError):
+    """A fault that `--faults` asked for."""
 
 
 @frozen
 class Fault:
-    """One fault; `value` is a row or seconds, `text` what was asked for."""
+    """One fault; `value` is a row or seconds, `text` the setting that it came from."""
 
     kind: str
     step: int = 0
@@ -62,141 +61,142 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """The fault that a text of the forms above stands for."""
+        """Parse a text of the forms above."""
         kind, _, rest = text.partition("@")
         step, _, value = rest.partition(":")
         return cls(kind, int(step or 0), float(value or 0), text)
 
 
 @define
-class Faults:
-    """The faults that have not happened yet, and the step that runs now, -1 before the first (a
-    start may try what it can do). They are put around an engine's parts, which know nothing of
-    them; a part that no fault concerns stays as it is.
+class FaultInjector:
+    """The pending faults, and the wrappers that make an engine's parts fail.
+
+    The parts know nothing of faults; a part that no pending fault concerns is not wrapped.
+
+    step: the number of the step that runs now; -1 before the first, as builds run steps too
     """
 
-    left: list[Fault]
+    pending: list[Fault]
     step: int = -1
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> Faults:
-        """The faults of these texts."""
+    def parse(cls, texts: Iterable[str]) -> FaultInjector:
+        """Parse the texts of the setting."""
         return cls([Fault.parse(text) for text in texts])
 
-    def concern(self, *kinds: str) -> bool:
-        """Whether a fault of one of these kinds is to come."""
-        return any(fault.kind in kinds for fault in self.left)
+    def has_pending(self, *kinds: str) -> bool:
+        """Whether a fault of one of these kinds is pending."""
+        return any(fault.kind in kinds for fault in self.pending)
 
-    def due(self, kind: str, step: int) -> Iterator[Fault]:
-        """The faults of `kind` that may happen in `step`; whoever makes one happen removes it from
-        `left`.
-        """
-        yield from [fault for fault in self.left if fault.kind == kind and fault.step <= step]
+    def list_due(self, kind: str, step: int) -> Iterator[Fault]:
+        """List the faults of `kind` that may happen in `step`; the caller removes those it uses."""
+        yield from [fault for fault in self.pending if fault.kind == kind and fault.step <= step]
 
-    def strike(self, kind: str, step: int = 0) -> None:
-        """Raise Injected when a fault of `kind` is due."""
-        for fault in self.due(kind, step):
-            self.left.remove(fault)
-            raise Injected(f"{kind}@{fault.step}, as asked for")
+    def raise_if_due(self, kind: str, step: int = 0) -> None:
+        """Raise InjectedFault when a fault of `kind` is due."""
+        for fault in self.list_due(kind, step):
+            self.pending.remove(fault)
+            raise InjectedFault(f"{kind}@{fault.step} was injected")
 
-    def around_allocation(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
-        """`allocate`, failing for want of memory when that was asked for."""
+    def wrap_allocation(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `allocate`, which then finds no memory."""
 
-        def failing(*arguments: Any, **keywords: Any) -> Any:
-            raise MemoryError("allocate, as asked for")
+        def allocate_failing(*arguments: Any, **keywords: Any) -> Any:
+            raise MemoryError("allocate was injected")
 
-        return failing if self.concern("allocate") else allocate
+        return allocate_failing if self.has_pending("allocate") else allocate
 
-    def around_choice(self, choose: Choose) -> Choose:
-        """`choose`, raising in its step."""
+    def wrap_scheduler(self, choose: Choose) -> Choose:
+        """Wrap the scheduler's `choose`, which then raises in its step."""
 
-        def raising(view: View, budget: Budget) -> Choice:
-            self.strike("schedule", view.number)
+        def choose_failing(view: View, budget: Budget) -> Choice:
+            self.raise_if_due("schedule", view.number)
             return choose(view, budget)
 
-        return raising if self.concern("schedule") else choose
+        return choose_failing if self.has_pending("schedule") else choose
 
-    def around_runner(self, runner: Runner) -> Runner:
-        """`runner`, with the faults of forward passes and captures."""
-        return FaultyRunner(runner, self) if self.concern("nan", "execute", "capture") else runner
+    def wrap_runner(self, runner: Runner) -> Runner:
+        """Wrap `runner` with the faults of forward passes and captures."""
+        return (
+            FaultyRunner(runner, self) if self.has_pending("nan", "execute", "capture") else runner
+        )
 
-    def around_executor(self, executor: Executor) -> Executor:
-        """`executor`, with the faults of steps. Faults of the runner need it too: it tells which
-        step runs.
+    def wrap_executor(self, executor: Executor) -> Executor:
+        """Wrap `executor` with the faults of steps.
+
+        Any pending fault needs it, the runner's too: it sets the number of the step that runs.
         """
-        return FaultyExecutor(executor, self) if self.left else executor
+        return FaultyExecutor(executor, self) if self.pending else executor
 
 
 class FaultyExecutor(Executor):
-    """Carries out plans as `inner` does, late or not at all where that was asked for."""
+    """Runs plans with `inner`, late or not at all where a fault is due."""
 
-    def __init__(self, inner: Executor, faults: Faults) -> None:
+    def __init__(self, inner: Executor, faults: FaultInjector) -> None:
         self.inner = inner
         self.faults = faults
 
     def execute(self, plan: Plan, new_rows: Mapping[int, Any]) -> Pending:
         """Launch `plan`."""
         self.faults.step = plan.number
-        for fault in self.faults.due("slow", plan.number):
-            self.faults.left.remove(fault)
+        for fault in self.faults.list_due("slow", plan.number):
+            self.faults.pending.remove(fault)
             time.sleep(fault.value)
         return FaultyStep(self.inner.execute(plan, new_rows), self.faults, plan.number)
 
     def close(self) -> None:
-        """Free the device, and say which faults never happened: whoever asked for them has tested
-        nothing.
-        """
+        """Free the device, and warn of faults that never happened: they tested nothing."""
         self.inner.close()
-        if self.faults.left:
+        if self.faults.pending:
             LOG.warning(
                 log_event(
                     "faults never happened",
-                    faults=" ".join(fault.text for fault in self.faults.left),
+                    faults=" ".join(fault.text for fault in self.faults.pending),
                 )
             )
-            self.faults.left.clear()
+            self.faults.pending.clear()
 
 
 @frozen(eq=False)
 class FaultyStep(Pending):
-    """A step whose result may be lost."""
+    """A step whose result a fault may lose."""
 
     inner: Pending
-    faults: Faults
+    faults: FaultInjector
     number: int
 
-    def wait(self) -> Any:
-        """What the step sampled."""
-        outcome = self.inner.wait()
-        self.faults.strike("wait", self.number)
-        return outcome
+    def wait(self) -> Sample:
+        """Wait for the step's sample."""
+        sample = self.inner.wait()
+        self.faults.raise_if_due("wait", self.number)
+        return sample
 
 
 class FaultyRunner(Runner):
-    """Runs batches as `inner` does, with NaN in the rows that were asked for."""
+    """Runs batches with `inner`, with NaN in the rows of due faults."""
 
-    def __init__(self, inner: Runner, faults: Faults) -> None:
+    def __init__(self, inner: Runner, faults: FaultInjector) -> None:
         self.inner = inner
         self.faults = faults
 
     def run(self, batch: Batch, attend: Attend) -> Sample:
-        """What the batch's logit positions sample.   writes: batch.pools"""
+        """Run the batch and sample its logit positions.   writes: batch.pools"""
         faults = self.faults
-        faults.strike("execute", faults.step)
+        faults.raise_if_due("execute", faults.step)
 
-        def poisoned(q: Tensor, layer: int) -> Tensor:
+        def attend_with_nan(q: Tensor, layer: int) -> Tensor:
             out = attend(q, layer)
-            for fault in faults.due("nan", faults.step):
+            for fault in faults.list_due("nan", faults.step):
                 hit = batch.token_rows == int(fault.value)
                 if hit.any():
-                    faults.left.remove(fault)
+                    faults.pending.remove(fault)
                     out[hit] = torch.nan
             return out
 
-        return self.inner.run(batch, poisoned)
+        return self.inner.run(batch, attend_with_nan)
 
     def buckets(self, max_rows: int) -> tuple[int, ...]:
-        """The batch sizes that `inner` would record."""
+        """The batch sizes that `inner` would capture."""
         return self.inner.buckets(max_rows)
 
     def prompt_buckets(self, max_tokens: int) -> tuple[int, ...]:
@@ -206,34 +206,40 @@ class FaultyRunner(Runner):
     def capture(
         self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
     ) -> Sequence[int]:
-        """Record steps of these sizes."""
+        """Capture steps of these sizes."""
         if buckets:
-            self.faults.strike("capture")
+            self.faults.raise_if_due("capture")
         return self.inner.capture(buckets, report, prompt_buckets)
 
     def decode(self, step: DecodeStep) -> Sample | None:
-        """What the step samples, by a replay; None where NaN is due, which only `run` can make."""
-        return None if self.is_poisoned(step.row_ids) else self.struck(self.inner.decode(step))
+        """Replay the step; None where NaN is due, which only `run` can make."""
+        return (
+            None if self._has_due_nan(step.row_ids) else self._fail_if_due(self.inner.decode(step))
+        )
 
     def prompt(self, step: PromptStep) -> Sample | None:
-        """What each row's last token samples, by a replay; None where NaN is due, which only `run`
-        can make.
-        """
-        return None if self.is_poisoned(step.token_rows) else self.struck(self.inner.prompt(step))
+        """Replay the step; None where NaN is due, which only `run` can make."""
+        return (
+            None
+            if self._has_due_nan(step.token_rows)
+            else self._fail_if_due(self.inner.prompt(step))
+        )
 
-    def is_poisoned(self, rows: np.ndarray) -> bool:
+    def _has_due_nan(self, rows: np.ndarray) -> bool:
         """Whether NaN is due in one of these rows."""
-        return any(int(fault.value) in rows for fault in self.faults.due("nan", self.faults.step))
+        return any(
+            int(fault.value) in rows for fault in self.faults.list_due("nan", self.faults.step)
+        )
 
-    def struck(self, sample: Sample | None) -> Sample | None:
-        """The sample of a replay, if there was one.
+    def _fail_if_due(self, sample: Sample | None) -> Sample | None:
+        """Return the sample of a replay, if there was one.
 
-        raises: Injected when the step is to fail after its launch
+        raises: InjectedFault when the step is to fail after its launch
         """
         if sample is not None:
-            self.faults.strike("execute", self.faults.step)
+            self.faults.raise_if_due("execute", self.faults.step)
         return sample
 
     def close(self) -> None:
-        """Give back what was recorded."""
+        """Free what was captured."""
         self.inner.close()

@@ -246,7 +246,7 @@ class Engine:
         self.output_tracker.track_admissions(next_plan, state, self.limits)
         self._update_page_demand(events)
         if self.canary is not None:
-            self.canary.expect(next_plan, state)
+            self.canary.set_free_pages(next_plan, state)
         is_idle = not (events or self.in_flight or len(next_plan.rows))
         self.num_idle_steps = self.num_idle_steps + 1 if is_idle else 0
         if not self.has_work:

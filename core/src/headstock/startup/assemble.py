@@ -9,7 +9,7 @@ from attrs import frozen
 
 from headstock import registry
 from headstock.config import EngineConfig
-from headstock.debug.fault_injection import Faults
+from headstock.debug.fault_injection import FaultInjector
 from headstock.errors import CannotRun, describe_error, shorten
 from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.buffers import Buffers
@@ -46,7 +46,7 @@ class BuildInputs:
     family: Model
     model: ModelConfig
     params: Params
-    faults: Faults
+    faults: FaultInjector
 
 
 @frozen(kw_only=True, eq=False)
@@ -82,7 +82,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         else None,
     )
     out_of_memory = (torch.OutOfMemoryError,)
-    runner = inputs.faults.around_runner(
+    runner = inputs.faults.wrap_runner(
         registry.make_part(parts.runner, Runner, program, expected=out_of_memory)
     )
     executor_parts = {"buffers": buffers, "sampling": sampling, "runner": runner, "router": router}

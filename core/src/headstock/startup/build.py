@@ -15,7 +15,7 @@ from attrs import frozen
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
-from headstock.debug.fault_injection import Faults
+from headstock.debug.fault_injection import FaultInjector
 from headstock.errors import CannotRun, format_count
 from headstock.execution.buffers import Buffers, allocate_buffers
 from headstock.logs import log_event
@@ -118,7 +118,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         free,
         on_progress,
     )
-    faults = Faults.of(config.faults)
+    faults = FaultInjector.parse(config.faults)
     inputs = BuildInputs(
         config=config,
         parts=parts,
@@ -147,7 +147,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         max_len = memory.kv_tokens
     buffers = reserve_buffers(
         memory,
-        faults.around_allocation(allocate_buffers),
+        faults.wrap_allocation(allocate_buffers),
         **sizes,
         num_pages=memory.num_pages,
         max_len=max_len,
@@ -163,9 +163,9 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         parts=parts,
         terms=terms,
         memory=memory,
-        limits=attrs.evolve(limits, choose=faults.around_choice(limits.choose)),
+        limits=attrs.evolve(limits, choose=faults.wrap_scheduler(limits.choose)),
         executor=watch_free_pages(
-            inputs, memory, buffers, faults.around_executor(assembled.executor)
+            inputs, memory, buffers, faults.wrap_executor(assembled.executor)
         ),
         notes=(*notes, *graphs),
     )
@@ -225,7 +225,7 @@ def capture_runner_graphs(
     """Capture the runner's graphs; what the user should know of it."""
     sizes = graph_sizes(assembled.runner, inputs)
     if not sizes.rows:
-        if inputs.faults.concern("capture"):
+        if inputs.faults.has_pending("capture"):
             reason = f"the runner {inputs.parts.runner.name} captures nothing here"
             LOG.warning(log_event("a fault cannot happen", fault="capture", because=reason))
         return ()
