@@ -33,7 +33,7 @@ def drained(llm: LLM) -> bool:
     """Whether every request ends, and every page is free or cached, within some seconds."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        stats = llm.engine.stats()
+        stats = llm._session.engine.stats()
         if (
             stats.running == stats.waiting == 0
             and stats.free_pages + stats.cached_pages == stats.total_pages
@@ -89,7 +89,7 @@ def test_answer_i_of_n_is_the_answer_to_seed_plus_i(llm: LLM) -> None:
 
 def test_several_answers_count_the_prompt_tokens_that_were_there_before_them(llm: LLM) -> None:
     prompt = {"prompt_token_ids": [5 + i % 300 for i in range(40)]}
-    llm.reset_prefix_cache()
+    llm._session.loop.reset_prefix_cache()
     counts = [
         llm.generate(prompt, SamplingParams(n=3, seed=5, max_tokens=2))[0].metrics.cached_tokens
         for _ in (0, 1)
@@ -124,7 +124,7 @@ def test_chat_answers_in_the_template(llm: LLM) -> None:
 def test_closing_a_stream_frees_its_pages(llm: LLM) -> None:
     stream = llm.stream(PROMPTS[0], ENDLESS)
     next(stream)
-    assert llm.engine.stats().running == 1
+    assert llm._session.engine.stats().running == 1
     stream.close()  # type: ignore[attr-defined]
     assert drained(llm)
 

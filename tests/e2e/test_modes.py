@@ -35,14 +35,14 @@ def cached(llm: LLM, prompt: Any) -> int:
 def plans_of(llm: LLM) -> list[Plan]:
     """The plans that the engine makes from now on."""
     plans: list[Plan] = []
-    schedule = llm.engine.run_scheduler
+    schedule = llm._session.engine.run_scheduler
 
     def watched(events: Any) -> Any:
         state, plan = schedule(events)
         plans.append(plan)
         return state, plan
 
-    llm.engine.run_scheduler = watched
+    llm._session.engine.run_scheduler = watched
     return plans
 
 
@@ -76,7 +76,7 @@ def test_no_kv_cache_hits_nothing_and_stops_where_others_do() -> None:
             **SMALL,
         ) as llm:
             again = llm.generate([LONG, OTHER, LONG], params)
-            assert llm.engine.stats().cached_tokens == 0
+            assert llm._session.engine.stats().cached_tokens == 0
         assert [output.outputs for output in again] == [output.outputs for output in usual]
 
 
@@ -89,10 +89,10 @@ def test_a_talk_goes_on_from_its_last_turn(paged: str) -> None:
         tokens = [
             *first.prompt_token_ids,
             *first.outputs[0].token_ids,
-            *llm.tokenizer.encode(" And why?"),
+            *llm._session.tokenizer.encode(" And why?"),
         ]
         (second,) = llm.generate(tokens, GREEDY)
-        llm.reset_prefix_cache()
+        llm._session.loop.reset_prefix_cache()
         (fresh,) = llm.generate(tokens, GREEDY)
         common = cached(llm, tokens[:40])
 
@@ -117,7 +117,7 @@ def test_the_summary_credits_the_flag_that_gave_one_region_each() -> None:
         ({}, [("prefix reuse", "on", 'cache_type="radix"')]),
     ):
         with LLM("demo", max_seq_len=128, max_running_requests=2, **flags) as llm:
-            assert set(table) <= set(llm.engine.summary.table)
+            assert set(table) <= set(llm._session.engine.summary.table)
 
 
 @pytest.mark.feature("S22")
@@ -125,11 +125,11 @@ def test_shorter_sequences_make_smaller_tables_and_longer_prompts_are_refused() 
     sizes = {}
     for longest in (256, 1024):
         with LLM("demo", overlap=False, **(SMALL | {"max_seq_len": longest})) as llm:
-            buffers = llm.engine.executor.buffers
+            buffers = llm._session.engine.executor.buffers
             sizes[longest] = (
                 buffers.page_tables[0].shape[1],
                 buffers.tokens.shape[1],
-                llm.engine.state.tokens.shape[1],
+                llm._session.engine.state.tokens.shape[1],
             )
             with pytest.raises(
                 RequestError, match=f"prompt has {longest} tokens, but sequences may have {longest}"
@@ -158,7 +158,7 @@ def test_generate_feeds_as_room_appears() -> None:
     }
     with LLM("demo", **(SMALL | settings)) as llm:
         answers = llm.generate(prompts, GREEDY)
-        stats = llm.engine.stats()
+        stats = llm._session.engine.stats()
 
     assert [answer.outputs for answer in answers] == [answer.outputs for answer in usual]
     assert stats.failed == stats.preemptions == 0 and stats.peak_held_pages <= 32
@@ -180,7 +180,7 @@ def test_a_request_that_meets_another_ones_pressure_is_told_so() -> None:
         (refused,) = llm.generate(OTHER, GREEDY)
         stream.close()  # type: ignore[attr-defined]
         deadline = time.monotonic() + 30
-        while llm.engine.has_work and time.monotonic() < deadline:
+        while llm._session.engine.has_work and time.monotonic() < deadline:
             time.sleep(0.01)
         (accepted,) = llm.generate(OTHER, GREEDY)
 
@@ -196,7 +196,7 @@ def test_tenants_never_share_pages() -> None:
 
         assert cached(llm, mine) == cached(llm, theirs) == cached(llm, LONG) == 0
         assert cached(llm, mine) == cached(llm, theirs) == cached(llm, LONG) > 0
-        tokens = llm.tokenizer.encode(LONG)
+        tokens = llm._session.tokenizer.encode(LONG)
         assert cached(llm, {"prompt_token_ids": tokens, "cache_salt": "mine"}) > 0
         for wrong in ("", 3, "x" * 257):
             with pytest.raises(RequestError, match="cache_salt must be a string of 1 to 256"):
@@ -206,7 +206,7 @@ def test_tenants_never_share_pages() -> None:
 def test_tenants_never_hold_the_same_page_at_the_same_time() -> None:
     shared = []
     with LLM("demo", **SMALL) as llm:
-        schedule = llm.engine.run_scheduler
+        schedule = llm._session.engine.run_scheduler
 
         def watched(events: Any) -> Any:
             state, plan = schedule(events)
@@ -219,10 +219,10 @@ def test_tenants_never_hold_the_same_page_at_the_same_time() -> None:
             shared.extend(held["a"] & held["b"] if len(held) == 2 else ())
             return state, plan
 
-        llm.engine.run_scheduler = watched
+        llm._session.engine.run_scheduler = watched
         prompts = [{"prompt": LONG, "cache_salt": "ab"[i % 2]} for i in range(8)]
         answers = llm.generate(prompts, GREEDY)
-        assert llm.engine.stats().cached_tokens > 0
+        assert llm._session.engine.stats().cached_tokens > 0
 
     assert shared == [] and len({answer.outputs[0].text for answer in answers}) == 1
 
@@ -231,8 +231,10 @@ def test_lower_priority_numbers_go_first_as_in_vllm() -> None:
     with LLM("demo", max_running_requests=1, cache_type="naive", **SMALL) as llm:
         prompts = [f"{i} + {i} =" for i in range(6)]
         ended: list[str] = []
-        prompt_requests = llm.input_processor.process_batch(prompts, GREEDY, [0, 0, 2, -1, 1, -1])
-        for prompt_request, _ in llm.events(prompt_requests):
+        prompt_requests = llm._session.input_processor.process_batch(
+            prompts, GREEDY, [0, 0, 2, -1, 1, -1]
+        )
+        for prompt_request, _ in llm._session.stream_outputs(prompt_requests):
             if prompt_request.is_finished:
                 ended.append(prompt_request.prompt.text)
         assert ended == [prompts[i] for i in (3, 5, 0, 1, 4, 2)]
@@ -250,7 +252,7 @@ def test_a_request_of_higher_priority_preempts_others_for_pages() -> None:
         long_ones = SamplingParams(temperature=0, max_tokens=250, ignore_eos=True)
         streams = [llm.stream(prompt, long_ones, priority=5) for prompt in (LONG, OTHER)]
         first = [next(stream) for stream in streams]
-        tokens = (llm.tokenizer.encode(LONG) * 9)[:270]
+        tokens = (llm._session.tokenizer.encode(LONG) * 9)[:270]
         (urgent,) = llm.generate([tokens], GREEDY, priority=[-5])
         rest = [list(stream) for stream in streams]
         alone = llm.generate([LONG, OTHER], long_ones)
@@ -272,7 +274,7 @@ def test_n_answers_compute_their_prompt_once_and_share_its_pages(overlap: bool) 
         (output,) = llm.generate(LONG, params)
         length = len(output.prompt_token_ids)
         computed = sum(plan.num_tokens for plan in plans)
-        llm.reset_prefix_cache()
+        llm._session.loop.reset_prefix_cache()
         alone = [
             llm.generate(LONG, SamplingParams(seed=7 + i, max_tokens=12, ignore_eos=True))
             for i in range(n)
@@ -292,7 +294,7 @@ def test_every_preset_starts_and_serves(name: str, caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.WARNING, "headstock")
     with LLM(preset=name, kv_memory_mb=64) as llm:
         outputs = llm.generate([LONG, OTHER, LONG], GREEDY)
-        config = llm.engine.config
+        config = llm._session.engine.config
 
     assert [len(output.outputs[0].token_ids) for output in outputs] == [12] * 3
     assert outputs[0].outputs == outputs[2].outputs

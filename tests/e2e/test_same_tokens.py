@@ -57,7 +57,7 @@ def margin(table: dict[int, Any]) -> float:
 def reference() -> list[tuple[int, ...]]:
     """Each prompt by itself, nothing shared."""
     tokens, llm = generate(cache_type="naive", max_running_requests=1)
-    assert llm.engine.stats().cached_tokens == 0
+    assert llm._session.engine.stats().cached_tokens == 0
     return tokens
 
 
@@ -106,7 +106,9 @@ def test_I_the_same_tokens_for_32_prompts_at_once(
 def test_the_same_tokens_under_preemption(cache: str, reference: list[Any]) -> None:
     tokens, llm = generate(page_size=4, num_pages=104, max_seq_len=400, cache_type=cache)
 
-    assert llm.engine.stats().preemptions > 0, "the pool is not tight enough to force preemption"
+    assert llm._session.engine.stats().preemptions > 0, (
+        "the pool is not tight enough to force preemption"
+    )
     assert_same(tokens, llm, reference)
 
 
@@ -114,7 +116,7 @@ def test_the_same_tokens_under_preemption(cache: str, reference: list[Any]) -> N
 def test_no_kv_cache_gives_the_same_tokens(reference: list[Any]) -> None:
     tokens, llm = generate(kv_cache=False)
 
-    assert llm.engine.stats().cached_tokens == 0
+    assert llm._session.engine.stats().cached_tokens == 0
     assert_same(tokens, llm, reference)
 
 
@@ -131,5 +133,5 @@ def test_contiguous_regions_give_the_same_tokens(reference: list[Any]) -> None:
 def test_radix_hits_on_shared_prefixes_and_naive_never(reference: list[Any]) -> None:
     for cache, hits in (("radix", True), ("naive", False)):
         tokens, llm = generate(cache_type=cache, max_running_requests=4)
-        assert (llm.engine.stats().cached_tokens > 0) is hits
+        assert (llm._session.engine.stats().cached_tokens > 0) is hits
         assert_same(tokens, llm, reference)

@@ -67,7 +67,7 @@ class Compared:
 def bits(attn: str, batch: int) -> dict[str, Any]:
     """220 tokens of `batch` rows, greedy and sampled."""
     with LLM("demo", attn=attn, **SETTINGS) as llm:
-        compared = Compared(llm.engine.executor.runner)
+        compared = Compared(llm._session.engine.executor.runner)
         for temperature in (0.0, 0.8):
             params = SamplingParams(
                 temperature=temperature, seed=3, max_tokens=220, ignore_eos=True
@@ -85,7 +85,7 @@ def bits(attn: str, batch: int) -> dict[str, Any]:
 def lengths(attn: str) -> dict[str, Any]:
     """One row across 512, 1,024 and 2,048 tokens: nothing is captured anew, nothing moves."""
     with LLM("demo", attn=attn, **SETTINGS | {"max_running_requests": 2}) as llm:
-        runner = llm.engine.executor.runner
+        runner = llm._session.engine.executor.runner
 
         def places() -> dict[int, tuple[int, int]]:
             return {
@@ -118,7 +118,7 @@ def failure(fault: str) -> dict[str, Any]:
                 output.outputs[0].text.startswith(answer)
                 for output, answer in zip(again, asked.values(), strict=True)
             )
-            notes = [note for note in llm.engine.summary.notes if "graph" in note]
+            notes = [note for note in llm._session.engine.summary.notes if "graph" in note]
     finally:
         logging.disable(logging.NOTSET)
     failed = first.count("error")

@@ -67,7 +67,7 @@ def all_stories() -> dict[str, Any]:
     folder = load_spec("checkpoint", "demo").directory
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).cuda().eval()
     with LLM("demo", device="cuda", num_pages=64, runner="eager", max_running_requests=1) as llm:
-        prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+        prompts = [llm._session.tokenizer.encode(prompt) for prompt in PROMPTS]
     with torch.inference_mode():
         told = [told_by(model, prompt) for prompt in prompts]
     del model
@@ -196,7 +196,7 @@ def decoded(
     }
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=5)
     with LLM(str(folder), device="cuda", dtype="bfloat16", attn=attn, **settings) as llm:
-        compared = Compared(llm.engine.executor.runner)
+        compared = Compared(llm._session.engine.executor.runner)
         asked = [{"prompt_token_ids": prompt[0].tolist()} for prompt in prompts]
         answers = [output.outputs[0] for output in llm.generate(asked, params)]
     exact, theirs = (

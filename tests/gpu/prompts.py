@@ -52,7 +52,7 @@ def attempt(shape: str, attn: str) -> dict[str, Any]:
                 name = "replayed" if most is None else "eager"
                 found[name] = {"first_ms": {length: first_token(llm, length) for length in LENGTHS}}
                 found[name]["notes"] = [
-                    note for note in llm.engine.summary.notes if "graph" in note
+                    note for note in llm._session.engine.summary.notes if "graph" in note
                 ]
                 if most is None:
                     found["bits"] = bits(llm)
@@ -90,7 +90,7 @@ def bits(llm: LLM) -> dict[str, int]:
     """How many replayed steps differ in any bit from the same bucket computed operation by
     operation.
     """
-    runner = llm.engine.executor.runner
+    runner = llm._session.engine.executor.runner
     with compared(runner) as counts:
         rng = np.random.default_rng(3)
         params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

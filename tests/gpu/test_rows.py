@@ -89,7 +89,7 @@ def test_fp8_holds_twice_the_tokens_and_answers_right(attn: str, runner: str) ->
     tokens = {}
     for kv_dtype in ("bfloat16", "fp8_e4m3"):
         with LLM("demo", kv_dtype=kv_dtype, **sizes, **options) as llm:
-            tokens[kv_dtype] = llm.engine.summary.kv_tokens
+            tokens[kv_dtype] = llm._session.engine.summary.kv_tokens
             assert not wrong(llm, questions())
     assert abs(tokens["fp8_e4m3"] - 2 * tokens["bfloat16"]) <= 2 * 16, tokens
 
@@ -104,9 +104,9 @@ def test_a_pair_without_fp8_says_why(attn: str) -> None:
 @pytest.mark.feature("S7")
 def test_a_limit_of_one_captures_one_row_alone() -> None:
     with LLM("demo", attn="fa,fi", runner="cudagraph", cuda_graph_max_bs=1, **SIZES) as llm:
-        assert list(llm.engine.executor.runner.captured) == [1]
+        assert list(llm._session.engine.executor.runner.captured) == [1]
         assert not wrong(llm, questions())
-        assert list(llm.engine.executor.runner.captured) == [1]
+        assert list(llm._session.engine.executor.runner.captured) == [1]
 
 
 @pytest.mark.feature("S10")
@@ -149,7 +149,7 @@ def test_contiguous_mode_runs_eagerly_with_one_warning(
         caplog.at_level(logging.WARNING),
         LLM("demo", paged_attn="off", cuda_graph_max_bs=8, **sizes) as llm,
     ):
-        assert llm.engine.summary.runner == "eager"
+        assert llm._session.engine.summary.runner == "eager"
         assert not wrong(llm, questions())
     assert [record.message for record in caplog.records if "graph" in record.message] == [
         'event="no graphs in contiguous mode" because="--paged-attn off" '
@@ -161,7 +161,7 @@ def test_contiguous_mode_runs_eagerly_with_one_warning(
 @pytest.mark.parametrize("prefill", ["sdpa", "fa", "trtllm"])
 def test_one_backend_for_prompts_and_another_in_graphs_over_one_pool(prefill: str) -> None:
     with LLM("demo", attn=f"{prefill},fi", runner="cudagraph", page_size=16, **SIZES) as llm:
-        compared = graphs.Compared(llm.engine.executor.runner)
+        compared = graphs.Compared(llm._session.engine.executor.runner)
         assert not wrong(llm, questions())
     assert compared.steps["steps"] >= 8 and not compared.steps["logits differ"]
 
@@ -212,7 +212,7 @@ def test_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_with
         caplog.at_level(logging.DEBUG, "headstock"),
         LLM("demo", attn="fa", runner="cudagraph", **SIZES) as llm,
     ):
-        assert not llm.engine.executor.runner.captured
+        assert not llm._session.engine.executor.runner.captured
         assert not wrong(llm, questions())
     said = [record.message for record in caplog.records]
     assert len([line for line in said if "graphs are off" in line]) == 1
@@ -229,7 +229,7 @@ def test_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_with
     torch.rand(1, device="cuda")  # raises where torch's generator does
     monkeypatch.undo()
     with LLM("demo", attn="fa", runner="cudagraph", **SIZES) as llm:
-        assert llm.engine.executor.runner.captured and not wrong(llm, questions())
+        assert llm._session.engine.executor.runner.captured and not wrong(llm, questions())
 
 
 @pytest.mark.feature("G11")

@@ -131,9 +131,12 @@ def answer(attn: str, **more: Any) -> dict[str, Any]:
             ready = time.monotonic()
             outputs = llm.generate(list(asked), SamplingParams(temperature=0, max_tokens=16))
             seconds = time.monotonic() - ready
-            graphs = sorted(getattr(llm.engine.executor.runner, "captured", ()))
-            cached = llm.engine.stats().cached_tokens
-            notes, page_size = llm.engine.summary.notes, llm.engine.summary.page_size
+            graphs = sorted(getattr(llm._session.engine.executor.runner, "captured", ()))
+            cached = llm._session.engine.stats().cached_tokens
+            notes, page_size = (
+                llm._session.engine.summary.notes,
+                llm._session.engine.summary.page_size,
+            )
     except CannotRun as error:
         return {"wrong": [], "refused": " ".join(str(error).split())[:400]}
     except Exception as error:

@@ -131,7 +131,7 @@ def test_a_prompt_that_is_too_long_is_told_what_limits_it(
     settings: dict[str, int], longer: str
 ) -> None:
     with LLM("demo", **settings) as llm:
-        longest = llm.engine.max_seq_len
+        longest = llm._session.engine.max_seq_len
         with pytest.raises(HeadstockError) as raised:
             llm.generate([[1] * 5000])
     said = (

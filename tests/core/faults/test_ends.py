@@ -47,14 +47,14 @@ def held(toys: Toys) -> Iterator[tuple[LLM, Waiting, threading.Event]]:
     it.
     """
     llm = toy_llm(toys.folder, **SIZES)
-    step, begun, go_on = llm.engine.step, threading.Event(), threading.Event()
+    step, begun, go_on = llm._session.engine.step, threading.Event(), threading.Event()
 
     def slow() -> list[Update]:
         begun.set()
         go_on.wait(30)
         return step()
 
-    llm.engine.step = slow
+    llm._session.engine.step = slow
     waiting = Waiting(llm)
     assert begun.wait(30)
     yield llm, waiting, go_on
@@ -95,7 +95,7 @@ def test_a_close_after_one_that_was_interrupted_waits_for_the_step(
     threading.Timer(0.2, go_on.set).start()
     llm.close()
 
-    assert go_on.is_set() and llm.loop.has_ended and llm.loop.failure is None
+    assert go_on.is_set() and llm._session.loop.has_ended and llm._session.loop.failure is None
     waiting.join(30)
     assert waiting.ended == "abort"
 
@@ -123,13 +123,13 @@ def test_who_waits_hears_that_the_engine_died_though_nothing_can_be_logged(toys:
 
 def test_a_signal_handler_may_close_the_engine_while_a_request_is_handed_over(toys: Toys) -> None:
     llm = toy_llm(toys.folder, **SIZES)
-    check = llm.engine.check_request
+    check = llm._session.engine.check_request
 
     def closing(one: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
         check(one)
 
-    llm.engine.check_request = closing
+    llm._session.engine.check_request = closing
     before = signal.signal(signal.SIGTERM, lambda *_: llm.close())
     try:
         with pytest.raises(EngineDied, match="the engine is closed"):

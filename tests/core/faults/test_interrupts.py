@@ -24,7 +24,8 @@ from headstock import LLM, SamplingParams
 from headstock.errors import EngineDied
 from headstock.record.file import read_recording
 
-WATCHED = {"headstock.llm", "headstock.requests.client", "headstock.engine.loop",
+WATCHED = {"headstock.llm", "headstock.requests.client", "headstock.requests.session",
+           "headstock.engine.loop",
            "headstock.engine.engine", "headstock.engine.output_tracker",
            "headstock.execution.threaded", "headstock.record.recorder",
            "concurrent.futures.thread", "threading", "contextlib"}  # fmt: skip
@@ -69,8 +70,8 @@ def left_behind(llm: LLM) -> dict[str, Any]:
     """What is still there some seconds later of requests that nobody waits for."""
     deadline = time.monotonic() + 5
     while True:
-        engine = llm.engine
-        left = {"work": engine.has_work, "sinks": dict(llm.loop.sinks),
+        engine = llm._session.engine
+        left = {"work": engine.has_work, "sinks": dict(llm._session.loop.sinks),
         "accounts": dict(engine.output_tracker.requests),
                 "asked": dict(engine.queued_requests)}  # fmt: skip
         if not any(left.values()) or time.monotonic() > deadline:
@@ -98,9 +99,9 @@ def test_an_interrupt_anywhere_leaves_nothing_running_and_an_engine_that_answers
         wanted = [answer.outputs for answer in llm.generate(PROMPTS, SHORT)]
         nth = 1
         while nth <= most and broken_off(partial(use, llm), nth):
-            before = llm.engine.stats().output_tokens
+            before = llm._session.engine.stats().output_tokens
             assert left_behind(llm) == {}, f"runs on, interrupted at place {nth}"
-            assert llm.engine.stats().output_tokens - before < 1_000, (
+            assert llm._session.engine.stats().output_tokens - before < 1_000, (
                 f"runs on to its end, interrupted at place {nth}"
             )
             nth += 1

@@ -206,14 +206,14 @@ def test_streams_that_are_left_at_any_moment_leave_no_page_held(toys: Toys) -> N
         for reader in readers:
             reader.join(max(0.0, deadline - time.monotonic()))
         deadline = time.monotonic() + 2
-        while llm.engine.has_work and time.monotonic() < deadline:
+        while llm._session.engine.has_work and time.monotonic() < deadline:
             time.sleep(0.01)
-        stats = llm.engine.stats()
+        stats = llm._session.engine.stats()
 
         assert stats.running == stats.waiting == 0, "whoever left runs on, or took the engine along"
         assert stats.free_pages + stats.cached_pages == stats.total_pages
-        assert not llm.engine.output_tracker.unadmitted_pages and not np.count_nonzero(
-            llm.engine.state.refs[0]
+        assert not llm._session.engine.output_tracker.unadmitted_pages and not np.count_nonzero(
+            llm._session.engine.state.refs[0]
         )
 
 

@@ -41,7 +41,7 @@ def test_an_engine_that_lost_its_device_dies_instead_of_failing_every_request(
     params = SamplingParams(max_tokens=4)
     with LLM("demo", max_running_requests=2, num_pages=32) as llm:
         assert llm.generate(["a"], params)[0].outputs[0].finish_reason == "length"
-        llm.engine.env = evolve(llm.engine.env, device="cuda")
+        llm._session.engine.env = evolve(llm._session.engine.env, device="cuda")
         monkeypatch.setattr(torch.cuda, "synchronize", fails)
         monkeypatch.setattr(LocalExecutor, "execute", fails)
         for _ in range(2):

@@ -47,5 +47,5 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Script
         summary=SimpleNamespace(lines=list),
     )
     loop = ScriptedLoop(vocab)
-    with LLM(config=EngineConfig(), start=lambda config, on_progress: (engine, loop)) as llm:
+    with LLM(config=EngineConfig(), start=lambda config: (engine, loop)) as llm:
         yield llm, loop

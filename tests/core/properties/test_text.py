@@ -88,7 +88,7 @@ def test_an_answer_ends_at_its_first_stop_token_after_min_tokens(
 def test_an_answer_ends_with_the_token_that_completes_a_stop_string(
     llm: LLM, prompt: list[int], start: int, length: int
 ) -> None:
-    tokens, decode = said(prompt, 12), llm.tokenizer.decode
+    tokens, decode = said(prompt, 12), llm._session.tokenizer.decode
     text = decode(tokens)
     stop = text[start : start + length]
     assume(stop and "\ufffd" not in stop)
@@ -134,7 +134,7 @@ Told = tuple[LLM, ScriptedLoop]
 def pieces_of(told: Told, text: str, pace: int, params: SamplingParams) -> list[str]:
     """The streamed pieces of an answer that is `text`, if nothing ends it before."""
     llm, loop = told
-    loop.script, loop.pace = lambda request: [*llm.tokenizer.encode(text), 0], pace
+    loop.script, loop.pace = lambda request: [*llm._session.tokenizer.encode(text), 0], pace
     return [piece.outputs[0].text for piece in llm.stream("x", params)]
 
 

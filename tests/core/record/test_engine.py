@@ -52,7 +52,7 @@ def test_a_recording_of_the_engine_replays(
     path = tmp_path / "run.recording"
     with LLM(record=str(path), **TIGHT, **settings) as llm:
         llm.generate(prompts(32), SamplingParams(max_tokens=24, temperature=0.0))
-        stats = llm.engine.stats()
+        stats = llm._session.engine.stats()
     assert stats.preemptions > 0
 
     capsys.readouterr()

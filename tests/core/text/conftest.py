@@ -288,7 +288,7 @@ def scripted(
             summary=SimpleNamespace(lines=lambda: ["model: scripted"]),
         )
         config = EngineConfig(max_running_requests=running, chat_template=chat_template)
-        llm = LLM(config=config, start=lambda config, on_progress: (engine, loop))
+        llm = LLM(config=config, start=lambda config: (engine, loop))
         made.append(llm)
         return llm, loop
 
@@ -308,11 +308,11 @@ def run(scripted: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     def call(
         *arguments: str, stdin: bytes = b"", absent: bool = False, **options: Any
     ) -> tuple[int, str, str]:
-        def load(config: Any, on_progress: Any) -> LLM:
+        def load(config: Any, start: Any) -> Any:
             assert not absent, "no model was to be loaded"
-            return scripted(chat_template=config.chat_template, **options)[0]
+            return scripted(chat_template=config.chat_template, **options)[0]._session
 
-        monkeypatch.setattr("headstock.llm.LLM", load)
+        monkeypatch.setattr("headstock.requests.session.EngineSession", load)
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         monkeypatch.setenv("HEADSTOCK_TRACEBACK", "0")
         code = main(["run", *arguments])

@@ -23,7 +23,9 @@ def test_a_chat_limits_graph_buckets_to_one_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []
-    monkeypatch.setattr("headstock.llm.LLM", lambda config, on_progress: seen.append(config))
+    monkeypatch.setattr(
+        "headstock.requests.session.EngineSession", lambda config, start: seen.append(config)
+    )
     for flags in ([], ["--cuda-graph-max-bs", "4"]):
         resolved = verb.resolve_flags(verb.make_parser().parse_args(flags), {})
         verb.open_model(resolved, quiet=True, alone=True)
@@ -48,14 +50,14 @@ def test_a_chat_remembers_resets_and_saves(
 ) -> None:
     llm: LLM
     llm, loop = scripted(
-        script=lambda request: [*llm.tokenizer.encode("hello fox"), 0], max_seq_len=4096
+        script=lambda request: [*llm._session.tokenizer.encode("hello fox"), 0], max_seq_len=4096
     )
     file = tmp_path / "chat.json"
     typed = Typing("hi", "again", f"/save {file}", f"/save {file}", "/save", "/stats", "/nonsense",
     "", "/reset",
                    "anew", "/system be brief", "x", "/system", "y", "/help", "/exit",
                    "never")  # fmt: skip
-    assert converse(llm, SamplingParams(), None, typed) == 0
+    assert converse(llm._session, SamplingParams(), None, typed) == 0
     captured = capsys.readouterr()
     assert captured.out == "hello fox\n" * 5
     talk = [
@@ -66,7 +68,8 @@ def test_a_chat_remembers_resets_and_saves(
     ]
     assert json.loads(file.read_text()) == {"messages": talk}
     prompts = [
-        llm.tokenizer.decode(request.prompt, skip_special_tokens=False) for request in loop.seen
+        llm._session.tokenizer.decode(request.prompt, skip_special_tokens=False)
+        for request in loop.seen
     ]
     assert (
         prompts[1]
@@ -87,7 +90,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(
 ) -> None:
     llm, loop = scripted(max_seq_len=1 << 14)
     threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
-    code = converse(llm, SamplingParams(max_tokens=None), None, Typing("hi", "/stats"))
+    code = converse(llm._session, SamplingParams(max_tokens=None), None, Typing("hi", "/stats"))
     captured = capsys.readouterr()
     assert code == 0 and "[stopped]" in captured.out and "ended by Ctrl-C" in captured.err
     assert "- tokens/s" not in captured.err
@@ -97,10 +100,12 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(
 def test_ctrl_c_at_the_prompt_drops_the_line_and_on_the_next_empty_one_leaves(
     scripted: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    llm, _ = scripted(script=lambda request: [*llm.tokenizer.encode("fox"), 0], max_seq_len=4096)
+    llm, _ = scripted(
+        script=lambda request: [*llm._session.tokenizer.encode("fox"), 0], max_seq_len=4096
+    )
     empty, full = LineDropped(is_empty=True), LineDropped(is_empty=False)
     typed = Typing(empty, "hi", full, full, empty, "never")
-    assert converse(llm, SamplingParams(), None, typed) == 0
+    assert converse(llm._session, SamplingParams(), None, typed) == 0
     captured = capsys.readouterr()
     assert captured.out == "fox\n" and typed.lines == ["never"]
     assert captured.err.splitlines() == [
@@ -114,12 +119,12 @@ def test_ctrl_c_before_an_answer_begins_forgets_the_turn(
     scripted: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     llm, loop = scripted(max_seq_len=4096)
-    chat = Chat(llm, SamplingParams(max_tokens=3), None)
+    chat = Chat(llm._session, SamplingParams(max_tokens=3), None)
 
     def interrupted(messages: object) -> None:
         raise KeyboardInterrupt
 
-    llm.chat_prompt = interrupted
+    llm._session.input_processor.render_chat = interrupted
     chat.answer_turn("hi")
     assert chat.turns == [] and loop.seen == []
     assert capsys.readouterr().err == "stopped; the turn is forgotten\n"
@@ -129,12 +134,16 @@ def test_a_text_of_several_lines_is_one_turn_even_behind_a_slash(scripted: Any) 
     llm, loop = scripted(script=lambda request: [0], max_seq_len=4096)
     assert (
         converse(
-            llm, SamplingParams(), None, Typing("a\nb\nc", "/etc\n/usr", "/system be\nbrief", "x")
+            llm._session,
+            SamplingParams(),
+            None,
+            Typing("a\nb\nc", "/etc\n/usr", "/system be\nbrief", "x"),
         )
         == 0
     )
     prompts = [
-        llm.tokenizer.decode(request.prompt, skip_special_tokens=False) for request in loop.seen
+        llm._session.tokenizer.decode(request.prompt, skip_special_tokens=False)
+        for request in loop.seen
     ]
     assert prompts[0] == "<|im|>user: a\nb\nc\n<|im|>assistant: "
     assert prompts[1].endswith("<|im|>user: /etc\n/usr\n<|im|>assistant: ")
@@ -145,7 +154,9 @@ def test_a_chat_that_grew_too_long_says_so_and_goes_on(
     scripted: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     llm, _ = scripted(max_seq_len=64)
-    assert converse(llm, SamplingParams(max_tokens=2), None, Typing("hello " * 60, "hi")) == 0
+    assert (
+        converse(llm._session, SamplingParams(max_tokens=2), None, Typing("hello " * 60, "hi")) == 0
+    )
     captured = capsys.readouterr()
     assert "but sequences may have 64 here" in captured.err and len(captured.out.splitlines()) >= 1
 
@@ -153,4 +164,4 @@ def test_a_chat_that_grew_too_long_says_so_and_goes_on(
 def test_a_chat_needs_a_template(scripted: Any, byte_fallback: Path) -> None:
     llm, _ = scripted(directory=byte_fallback)
     with pytest.raises(UsageError, match="no chat template"):
-        converse(llm, SamplingParams(), None, Typing("hi"))
+        converse(llm._session, SamplingParams(), None, Typing("hi"))

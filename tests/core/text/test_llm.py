@@ -31,12 +31,12 @@ def test_generate_answers_in_order_with_vllm_names(scripted: Make) -> None:
             None,
             8,
         )
-        assert answer.text == llm.tokenizer.decode(answer.token_ids)
+        assert answer.text == llm._session.tokenizer.decode(answer.token_ids)
         assert (
             output.finished and output.metrics.ttft is not None and output.metrics.total is not None
         )
         assert 0 <= output.metrics.ttft <= output.metrics.total
-    assert loop.most <= 2 * llm.config.max_running_requests
+    assert loop.most <= 2 * llm._session.config.max_running_requests
     assert [request.id for request in loop.seen] == [str(number) for number in range(20)]
 
 
@@ -49,7 +49,7 @@ def test_an_answer_does_not_depend_on_its_neighbours(scripted: Make) -> None:
 
 def test_token_ids_are_prompts_too(scripted: Make) -> None:
     llm, _ = scripted()
-    ids = llm.tokenizer.encode("hello")
+    ids = llm._session.tokenizer.encode("hello")
     for given_ids in (ids, [ids], {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}]):
         (output,) = llm.generate(given_ids, SHORT)
         assert (output.prompt, output.prompt_token_ids) == (None, tuple(ids))
@@ -99,7 +99,7 @@ def test_default_params_come_from_the_checkpoint(
     llm, loop = scripted(directory=tmp_path)
     assert len(llm.generate("hello")[0].outputs[0].token_ids) == 3
     assert loop.seen[0].stop_ids == (7, 0)
-    assert llm.get_default_sampling_params().max_tokens == 3
+    assert llm._session.default_params.max_tokens == 3
 
 
 BAD: list[tuple[Any, str]] = [
@@ -202,7 +202,7 @@ def test_a_prompt_too_long_is_refused_with_both_numbers_and_one_shorter_is_serve
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids", "logit_bias"])
 def test_token_ids_past_the_model_are_refused(scripted: Make, name: str) -> None:
     llm, _ = scripted()
-    vocab = llm.tokenizer.vocab_size
+    vocab = llm._session.tokenizer.vocab_size
     for token, good in ((vocab - 1, True), (vocab, False)):
         params = SamplingParams(
             max_tokens=1, **{name: {token: 1.0} if name == "logit_bias" else [token]}
@@ -234,7 +234,7 @@ def test_keywords_and_a_file_below_them_are_the_configuration(tmp_path: Path) ->
 
     seen: list[EngineConfig] = []
 
-    def start(config: EngineConfig, report: object) -> tuple[Any, Any]:
+    def start(config: EngineConfig) -> tuple[Any, Any]:
         seen.append(config)
         raise Reached
 
@@ -273,6 +273,6 @@ def test_llm_chat_takes_a_template_for_one_call_and_the_llm_one_for_all(scripted
         *llm.chat([hello, hello], chat_template="{{ messages[0].content }}?"),
     ]
     assert [output.prompt for output in outputs] == ["<hello>", "hello?", "hello?"]
-    assert llm.chat_prompt(hello, chat_template="{{ 1 + 1 }}").text == "2"
+    assert llm.chat(hello, chat_template="{{ 1 + 1 }}")[0].prompt == "2"
     with pytest.raises(UsageError, match="not a Jinja template"):
         llm.chat(hello, chat_template="{{")

@@ -132,7 +132,7 @@ def test_logprobs_are_one_mapping_a_token(scripted: Make) -> None:
 def test_cached_tokens_of_several_answers_are_those_of_the_first(scripted: Make) -> None:
     llm, _ = scripted()
     for order in itertools.permutations(range(3)):
-        request = llm.input_processor.process("hello", SamplingParams(n=3, max_tokens=1))
+        request = llm._session.input_processor.process("hello", SamplingParams(n=3, max_tokens=1))
         for index in order:
             update = Update(
                 id=request.requests[index].id,

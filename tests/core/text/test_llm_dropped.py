@@ -89,7 +89,7 @@ def test_a_process_that_ends_right_after_an_llm_was_dropped_ends_well() -> None:
 
 def test_an_llm_is_dropped_only_once_its_stream_has_ended(scripted: Make) -> None:
     other, loop = scripted()
-    llm = LLM(config=other.config, start=lambda config, on_progress: (other.engine, loop))
+    llm = LLM(config=other._session.config, start=lambda config: (other._session.engine, loop))
     stream = llm.stream("x", SamplingParams(max_tokens=8, ignore_eos=True))
     del llm
     gc.collect()

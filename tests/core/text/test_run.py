@@ -123,13 +123,13 @@ def test_sampling_flags_reach_the_request_and_a_line_s_own_win(run: Run, tmp_pat
 def test_quiet_draws_no_bar_while_loading(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def load(config: Any, on_progress: Any) -> SimpleNamespace:
-        on_progress("weights", 5, 10)
+    def load(config: Any, start: Any) -> SimpleNamespace:
+        start.keywords["on_progress"]("weights", 5, 10)
         return SimpleNamespace(
             engine=SimpleNamespace(summary=SimpleNamespace(lines=lambda: ["model: none"]))
         )
 
-    monkeypatch.setattr("headstock.llm.LLM", load)
+    monkeypatch.setattr("headstock.requests.session.EngineSession", load)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     resolved = verb.resolve_flags(verb.make_parser().parse_args([]), {})
     verb.open_model(resolved, quiet=True)

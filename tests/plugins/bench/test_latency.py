@@ -66,7 +66,7 @@ class ScriptedLLM:
     def engine(self) -> ScriptedLLM:
         return self
 
-    loop = engine
+    loop = _session = engine
 
     def stats(self) -> ScriptedLLM:
         return self

@@ -26,8 +26,8 @@ from headstock.text.prompt import Prompt, tokenize_prompt
 from headstock.text.tokenizer import NoTokenizer
 
 if TYPE_CHECKING:
-    from headstock.llm import LLM
     from headstock.requests.prompt_request import PromptRequest
+    from headstock.requests.session import EngineSession
 
 
 @frozen(kw_only=True)
@@ -38,7 +38,7 @@ class PromptBatch:
     all prompts, the invalid ones included.
     """
 
-    llm: LLM
+    session: EngineSession
     as_json: bool
     quiet: bool
     sampling: Mapping[str, Any]
@@ -51,7 +51,7 @@ class PromptBatch:
             (number, prompt_input, self.make_request(number, prompt_input))
             for number, prompt_input in inputs
         ]
-        if isinstance(self.llm.tokenizer, NoTokenizer) and not self.as_json:
+        if isinstance(self.session.tokenizer, NoTokenizer) and not self.as_json:
             print_note(
                 "note: without a tokenizer answers have no text; --json shows their token ids"
             )
@@ -67,7 +67,7 @@ class PromptBatch:
         try:
             with ProgressBars(shown=not self.quiet) as bars:
                 ended = tokens = 0
-                for request, piece in self.llm.events(requests, stream_tokens=False):
+                for request, piece in self.session.stream_outputs(requests, stream_tokens=False):
                     ended += request.is_finished
                     tokens += piece.num_output_tokens
                     bars.update("prompts", ended, len(requests), tokens)
@@ -102,7 +102,7 @@ class PromptBatch:
     def make_request(self, number: int, prompt_input: PromptInput) -> PromptRequest | None:
         """The request for one input; None after its error has been printed."""
         try:
-            return self.llm.input_processor.process(
+            return self.session.input_processor.process(
                 self.make_prompt(prompt_input),
                 self.merge_params(prompt_input),
                 prompt_input.priority,
@@ -118,9 +118,7 @@ class PromptBatch:
 
     def merge_params(self, prompt_input: PromptInput) -> SamplingParams:
         """The parameters of one input: its own over the flags over the model's defaults."""
-        return self.llm.get_default_sampling_params().replace(
-            {**self.sampling, **prompt_input.sampling}
-        )
+        return self.session.default_params.replace({**self.sampling, **prompt_input.sampling})
 
     def make_prompt(self, prompt_input: PromptInput) -> Prompt:
         """The tokens of one input.
@@ -128,9 +126,9 @@ class PromptBatch:
         raises: RequestError; UsageError without a chat template
         """
         if prompt_input.messages is None:
-            prompt = tokenize_prompt(prompt_input.content, self.llm.tokenizer)
+            prompt = tokenize_prompt(prompt_input.content, self.session.tokenizer)
         else:
-            prompt = self.llm.chat_prompt(prompt_input.messages)
+            prompt = self.session.input_processor.render_chat(prompt_input.messages)
         return evolve(prompt, cache_salt=prompt_input.cache_salt)
 
     def note_cut_lengths(self, requests: Sequence[tuple[PromptInput, PromptRequest]]) -> None:
@@ -147,7 +145,7 @@ class PromptBatch:
         ]
         if cut:
             more = f" (and so for {len(cut) - 1} more)" if len(cut) > 1 else ""
-            max_seq_len = self.llm.engine.max_seq_len
+            max_seq_len = self.session.engine.max_seq_len
             print_note(
                 f"note: {cut[0]}{more}, the room beside the prompt in sequences of up to "
                 f"{format_count(max_seq_len, 'token')}"
@@ -158,7 +156,7 @@ class PromptBatch:
         tokens = 0
         show_prompt(request.prompt.text)
         try:
-            for _, piece in self.llm.events([request]):
+            for _, piece in self.session.stream_outputs([request]):
                 tokens += len(piece.outputs[0].token_ids)
                 print(piece.outputs[0].text, end="", flush=True)
         finally:

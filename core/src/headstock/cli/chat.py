@@ -15,7 +15,7 @@ from headstock.outputs import RequestOutput
 from headstock.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from headstock.llm import LLM
+    from headstock.requests.session import EngineSession
 
 COMMANDS = ("/reset", "/system", "/stats", "/save", "/exit", "/quit", "/help")
 
@@ -31,16 +31,18 @@ Enter sends, Alt-Enter begins a new line, and a pasted text is one turn.
 Ctrl-C stops an answer, and drops the line at the prompt."""
 
 
-def converse(llm: LLM, params: SamplingParams, system: str | None, read: Callable[[], str]) -> int:
+def converse(
+    session: EngineSession, params: SamplingParams, system: str | None, read: Callable[[], str]
+) -> int:
     """Answer turns until the user leaves; the exit code.
 
     `read` returns a turn, or raises EOFError or LineDropped.
     raises: UsageError without a chat template
     """
     # A model without a chat template is refused here, before the user has typed a turn.
-    llm.chat_prompt([{"role": "user", "content": "hello"}])
+    session.input_processor.render_chat([{"role": "user", "content": "hello"}])
     print_note("/help lists the commands; /exit leaves")
-    chat = Chat(llm, params, system)
+    chat = Chat(session, params, system)
     has_dropped = False
     while True:
         try:
@@ -79,8 +81,8 @@ def print_help() -> None:
 class Chat:
     """A conversation, and how many answers and tokens it has had."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
-        self.llm = llm
+    def __init__(self, session: EngineSession, params: SamplingParams, system: str | None) -> None:
+        self.session = session
         self.params = params
         self.system = system
         self.turns: list[dict[str, str]] = []
@@ -124,7 +126,8 @@ class Chat:
         raises: RequestError, EngineDied
         """
         pieces: list[RequestOutput] = []
-        stream = self.llm.stream(self.llm.chat_prompt(self.messages), self.params)
+        prompt = self.session.input_processor.render_chat(self.messages)
+        stream = self.session.stream(prompt, self.params)
         try:
             for piece in stream:
                 pieces.append(piece)

@@ -6,6 +6,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -34,7 +35,7 @@ from headstock.text.prompt import check_unicode
 from headstock.text.tokenizer import check_vocabulary
 
 if TYPE_CHECKING:
-    from headstock.llm import LLM
+    from headstock.requests.session import EngineSession
 
 EPILOG = """
 A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages", and any sampling
@@ -71,10 +72,10 @@ def main(arguments: list[str]) -> int:
         check_chat(resolved)
         check_tokenizer(resolved)
         read = open_reader(history_path(args.history, os.environ))
-        with open_model(resolved, quiet=args.quiet, alone=True) as llm:
+        with open_model(resolved, quiet=args.quiet, alone=True) as session:
             return converse(
-                llm,
-                llm.get_default_sampling_params().replace(resolved.sampling),
+                session,
+                session.default_params.replace(resolved.sampling),
                 args.system,
                 read,
             )
@@ -86,9 +87,9 @@ def main(arguments: list[str]) -> int:
         for _, prompt_input in good
     ):
         check_tokenizer(resolved)
-    with open_model(resolved, quiet=args.quiet) as llm:
+    with open_model(resolved, quiet=args.quiet) as session:
         batch = PromptBatch(
-            llm=llm,
+            session=session,
             as_json=args.json,
             quiet=args.quiet,
             sampling=resolved.sampling,
@@ -235,18 +236,18 @@ def select_valid(
             show_error(prompt_input.where, number, prompt_input.reason, as_json=as_json)
 
 
-def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) -> LLM:
+def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) -> EngineSession:
     """Load the model and print its summary on standard error.
 
     With `alone` one request runs at a time, so CUDA graphs of one row are enough.
     """
-    from headstock.llm import LLM
+    from headstock.requests.session import EngineSession, start_engine
 
     config = resolved.engine
     if alone and resolved.origins["cuda_graph_max_bs"] == "default":
         config = evolve(config, cuda_graph_max_bs=1)
     with ProgressBars(shown=not quiet) as bars:
-        llm = LLM(config=config, on_progress=bars.update)
+        session = EngineSession(config, partial(start_engine, on_progress=bars.update))
     if not quiet:
-        print_summary(llm.engine.summary.lines())
-    return llm
+        print_summary(session.engine.summary.lines())
+    return session

@@ -8,38 +8,11 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 from headstock.errors import CapacityError, RequestError
 from headstock.outputs import RequestOutput, Update
+from headstock.requests.engine_protocol import EngineLoop
 from headstock.requests.prompt_request import PromptRequest
-from headstock.scheduler.request import Request
-
-
-class EngineLoop(Protocol):
-    """Steps an engine on a thread of its own; there, it calls the sink of a request with each
-    update of it, until the one with a finish reason.
-
-    `has_ended`: the thread has ended, and no sink is called any more.
-    """
-
-    has_ended: bool
-
-    def submit(
-        self, request: Request, sink: Callable[[Update], None], *, stream_tokens: bool = True
-    ) -> None:
-        """Queue `request`. Without `stream_tokens`, its sink gets the first token at once and the
-        others in one update at the end.
-
-        raises: RequestError, EngineDied
-        """
-
-    def check_alive(self) -> None:
-        """Raise EngineDied when the engine cannot go on."""
-
-    def abort(self, request_id: str, /) -> None:
-        """End the request of that id; nothing happens when there is none."""
-
 
 POLL_SECONDS = 0.2
 

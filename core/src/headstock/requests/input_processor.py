@@ -6,10 +6,11 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from headstock.config.spelling import Spelling
 from headstock.errors import RequestError, describe_type, shorten
+from headstock.requests.engine_protocol import StartedEngine
 from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_checks import check_priority
 from headstock.sampling_params import SamplingParams
@@ -17,9 +18,6 @@ from headstock.text.chat import Message, render_chat
 from headstock.text.generation_config import read_generation_config
 from headstock.text.prompt import Prompt, PromptType, check_ids, check_prompt, tokenize_prompt
 from headstock.text.tokenizer import NoTokenizer, open_tokenizer
-
-if TYPE_CHECKING:
-    from headstock.engine.engine import Engine
 
 ParamsInput = SamplingParams | Sequence[SamplingParams] | None
 """Parameters of all prompts, or of each; None is the model's defaults."""
@@ -35,7 +33,7 @@ class InputProcessor:
     """
 
     def __init__(
-        self, engine: Engine, seed: int, spelling: Spelling, template: str | None = None
+        self, engine: StartedEngine, seed: int, spelling: Spelling, template: str | None = None
     ) -> None:
         self.engine = engine
         self.spelling = spelling

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headstock import LLM
+from headstock.llm import session_of
 from headstock_bench.conditions import read_conditions
 from headstock_bench.headstock_engine import HeadstockEngine
 from headstock_bench.result import BenchmarkResult, make_peer_result
@@ -26,7 +27,7 @@ class Benchmark:
         self, llm: LLM, *, version: str, shape: str, runs: int, report: RunCallback | None = None
     ) -> None:
         self.ours = HeadstockEngine(llm, version)
-        self.dummy = llm.config.load_format == "dummy"
+        self.dummy = session_of(llm).config.load_format == "dummy"
         self.conditions = read_conditions(
             llm,
             version=version,
@@ -45,7 +46,7 @@ class Benchmark:
             load_model,
         )
 
-        engine = self.ours.llm.engine
+        engine = session_of(self.ours.llm).engine
         model = load_model(
             engine.directory, self.conditions.dtype, engine.summary.device, dummy=self.dummy
         )
@@ -61,7 +62,7 @@ class Benchmark:
             from headstock_bench.transformers_engines import check_greedy
 
             check_greedy(workload)
-        vocab = self.ours.llm.engine.model.vocab
+        vocab = session_of(self.ours.llm).engine.model.vocab
         if max(map(max, workload.prompts)) < vocab:
             return workload, ()
         return workload.fit_vocab(vocab), (f"token ids taken modulo the vocabulary of {vocab}",)

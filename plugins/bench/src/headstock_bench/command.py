@@ -8,6 +8,7 @@ import os
 import tempfile
 from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -167,14 +168,17 @@ def open_output(path: str | None) -> Iterator[None]:
 
 def run_benchmark(options: Namespace, config: EngineConfig) -> Iterator[BenchmarkResult]:
     """A figure for each workload asked for, or usual on the device."""
+    from headstock.llm import session_of, start_engine
     from headstock_bench.benchmark import Benchmark
 
     with ProgressBars(shown=not options.quiet) as bars:
-        llm = headstock.LLM(config=config, on_progress=bars.update)
+        llm = headstock.LLM(config=config, start=partial(start_engine, on_progress=bars.update))
     with llm:
         if not options.quiet:
-            print_summary(llm.engine.summary.lines())
-        names: Sequence[str] = options.workloads or DEFAULT_WORKLOADS[llm.engine.summary.device]
+            print_summary(session_of(llm).engine.summary.lines())
+        names: Sequence[str] = (
+            options.workloads or DEFAULT_WORKLOADS[session_of(llm).engine.summary.device]
+        )
         shape = options.shape or Path(config.model).name
         bench = Benchmark(
             llm,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import headstock
 from headstock import LLM
+from headstock.llm import session_of
 from headstock_bench.result import Conditions
 
 
@@ -15,7 +16,7 @@ def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Cond
     """The setting of an engine in this process."""
     import torch
 
-    summary = llm.engine.summary
+    summary = session_of(llm).engine.summary
     return Conditions(
         version=version,
         commit=read_commit(Path(headstock.__file__)),

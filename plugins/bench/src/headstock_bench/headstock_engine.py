@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from headstock import LLM, EngineDied, RequestMetrics, SamplingParams, UsageError
+from headstock.llm import session_of
 from headstock_bench.latency import summarize_streams
 from headstock_bench.latency_workloads import LatencyWorkload
 from headstock_bench.streams import stream_requests
@@ -43,7 +44,7 @@ class HeadstockEngine:
             )
             for number, count in enumerate(workload.outputs)
         ]
-        self.llm.reset_prefix_cache()
+        session_of(self.llm).loop.reset_prefix_cache()
         if isinstance(workload, LatencyWorkload):
             return self._run_streams(workload, params)
         begin = time.perf_counter()
@@ -75,13 +76,13 @@ class HeadstockEngine:
         """Set what figures say of the run that has just ended."""
         self.cached_tokens = sum(request.cached_tokens or 0 for request in metrics)
         self.preemptions = sum(request.preemptions or 0 for request in metrics)
-        self.peak_pages = self.llm.engine.stats().peak_held_pages
+        self.peak_pages = session_of(self.llm).engine.stats().peak_held_pages
 
     def check_length(self, workload: Workload) -> None:
         """Raise UsageError when a request is too long: cut to what fits, it would be another
         workload.
         """
-        max_seq_len = self.llm.engine.max_seq_len
+        max_seq_len = session_of(self.llm).engine.max_seq_len
         if workload.max_request_tokens > max_seq_len:
             raise UsageError(
                 f"{workload.name} has requests of {workload.max_request_tokens} tokens, but "

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from headstock import LLM, SamplingParams
+from headstock.llm import session_of
 from headstock_bench.latency import StreamTimes
 from headstock_bench.latency_workloads import LatencyWorkload
 
@@ -75,8 +76,8 @@ def _clock(moments: Sequence[float], due: asyncio.Queue[float]) -> Iterator[None
 
 async def _wait_until_idle(llm: LLM) -> None:
     """Return once the engine has nothing to do.   raises: EngineDied"""
-    while llm.engine.has_work:
-        llm.loop.check_alive()
+    while session_of(llm).engine.has_work:
+        session_of(llm).loop.check_alive()
         await asyncio.sleep(IDLE_POLL)
 
 

@@ -1,0 +1,191 @@
+"""An engine in use: its loop, its input processor, and the order in which they end."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import weakref
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import closing
+from types import TracebackType
+
+from headstock.callbacks import ProgressCallback
+from headstock.config import EngineConfig
+from headstock.errors import UsageError, shorten
+from headstock.logs import log_event
+from headstock.outputs import RequestOutput
+from headstock.requests.client import stream_outputs, stream_outputs_async
+from headstock.requests.engine_protocol import EngineLoop, StartedEngine, StartEngine
+from headstock.requests.input_processor import InputProcessor
+from headstock.requests.prompt_request import PromptRequest
+from headstock.sampling_params import SamplingParams
+from headstock.text.chat import read_template
+from headstock.text.prompt import PromptType
+from headstock.text.tokenizer import Tokenizer
+
+LOG = logging.getLogger(__name__)
+
+
+def start_engine(
+    config: EngineConfig, on_progress: ProgressCallback | None = None
+) -> tuple[StartedEngine, EngineLoop]:
+    """An engine for `config` in this process, and the loop that steps it on a thread of its own.
+
+    raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
+    """
+    from headstock.engine.engine import Engine
+    from headstock.engine.loop import Loop
+
+    engine = Engine(config, on_progress)
+    try:
+        return engine, Loop(engine)
+    except BaseException:  # Ctrl-C
+        engine.close()
+        raise
+
+
+class EngineSession:
+    """Runs prompt requests on the engine that `start` gives; close it, or use it in a `with`
+    statement.
+
+    raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
+    """
+
+    def __init__(self, config: EngineConfig, start: StartEngine = start_engine) -> None:
+        self.config = config
+        self.closed = True  # until there is an engine to close
+        with config.spelling.render_errors():
+            # Read before the engine starts, which may load weights for minutes.
+            template = (
+                None
+                if config.chat_template is None
+                else read_template(config.chat_template, config.spell("--chat-template"))
+            )
+            self.engine, self.loop = start(config)
+        self.closed = False
+        # Refers to the loop alone: a finalizer that referred to the session would keep it alive.
+        self.finalizer = weakref.finalize(self, _warn_and_abandon, self.loop, config.model)
+        self.finalizer.atexit = False  # the system frees all then, and other threads may be gone
+        try:
+            self.input_processor = InputProcessor(
+                self.engine, config.seed, config.spelling, template
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return self.input_processor.tokenizer
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """The checkpoint's generation_config.json over SamplingParams(), for requests without
+        parameters.
+        """
+        return self.input_processor.default_params
+
+    def stream_outputs(
+        self, prompt_requests: Sequence[PromptRequest], *, stream_tokens: bool = True
+    ) -> Generator[tuple[PromptRequest, RequestOutput], None, None]:
+        """Each piece of output with its prompt request, as it comes; closing the generator aborts
+        them. Without `stream_tokens`, a request's first token is a piece, and all others are one at
+        its end.
+
+        raises: UsageError at once after `close`, EngineDied
+        """
+        self.check_open()
+        return stream_outputs(
+            self.loop, prompt_requests, self.max_in_flight, stream_tokens=stream_tokens
+        )
+
+    def stream_outputs_async(
+        self, prompt_request: PromptRequest, *, stream_tokens: bool = True
+    ) -> AsyncGenerator[tuple[PromptRequest, RequestOutput], None]:
+        """As `stream_outputs`, of one prompt request, for asyncio."""
+        self.check_open()
+        return stream_outputs_async(
+            self.loop, [prompt_request], self.max_in_flight, stream_tokens=stream_tokens
+        )
+
+    def stream(
+        self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0
+    ) -> Iterator[RequestOutput]:
+        """The output for one prompt in pieces, each with the new tokens alone; closing the iterator
+        ends the request.
+
+        raises: RequestError and UsageError at once, EngineDied
+        """
+        outputs = self.stream_outputs([self.input_processor.process(prompt, params, priority)])
+
+        def pieces(_session: EngineSession) -> Iterator[RequestOutput]:
+            # Holds the session, so that an LLM that nothing else refers to is not dropped while
+            # its stream is read.
+            with closing(outputs):
+                for _, piece in outputs:
+                    yield piece
+
+        return pieces(self)
+
+    @property
+    def max_in_flight(self) -> int:
+        """Requests submitted at once: those that can run, and as many again to take their places
+        without a step in between.
+        """
+        return 2 * self.config.max_running_requests
+
+    def check_open(self) -> None:
+        """Raise UsageError after `close`."""
+        if self.closed:
+            raise UsageError("this LLM is closed; make a new one")
+
+    def close(self) -> None:
+        """End what runs and free the memory; a second call does nothing, unless the first was
+        interrupted.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            # The loop first: its thread must not step an engine whose device is gone.
+            self.loop.close()
+            self.engine.close()
+        except BaseException:  # Ctrl-C, or Terminated
+            self.closed = False
+            raise
+        self.finalizer.detach()
+
+    def __enter__(self) -> EngineSession:
+        self.check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _warn_and_abandon(loop: EngineLoop, model: str) -> None:
+    """Warn of an LLM that was dropped without `close`, and stop its loop."""
+    try:
+        LOG.warning(
+            log_event(
+                "an LLM was dropped without close()",
+                model=shorten(model),
+                use="close(), or with LLM(...)",
+            )
+        )
+        warnings.warn(
+            f"an LLM ({shorten(model)}) was dropped without close(); close it, or use `with "
+            "LLM(...) as llm:`",
+            ResourceWarning,
+            stacklevel=2,
+        )
+    finally:
+        # Not `close`: a garbage collector runs on any thread, the loop's own among them, and a
+        # thread cannot wait for its own end.
+        loop.abandon()
