@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    """What a row does in a step: fresh tokens, fresh tokens after earlier ones, or one token after
-    earlier ones.
+    """What a row computes in a step.
+
+    PREFILL: the first tokens of its context
+    EXTEND: several tokens after earlier ones
+    DECODE: one token after earlier ones
     """
 
     PREFILL = "prefill"
@@ -31,9 +34,7 @@ class Phase(Enum):
 
 
 class Feature(Enum):
-    """What a model may ask of attention. A feature that a backend does not name is one it cannot
-    do.
-    """
+    """What a model may need of attention; a backend lacks every feature that it does not name."""
 
     SLIDING_WINDOW = "sliding-window"
     SOFTCAP = "softcap"
@@ -61,19 +62,20 @@ class Planning(Enum):
 
 
 def check_triples(instance: object, attribute: object, value: frozenset[tuple[str, ...]]) -> None:
-    """Raise ValueError unless all are (query, KV, output)."""
+    """Raise ValueError unless every entry is (query, KV, output)."""
     if any(not isinstance(triple, tuple) or len(triple) != 3 for triple in value):
         raise ValueError(f"dtypes are triples (query, KV, output), got {sorted(value, key=str)}")
 
 
 @frozen(kw_only=True)
 class AttentionCapabilities:
-    """What a backend can do. Nothing here has a default: what is left out cannot be claimed by
-    accident.
+    """What a backend can do. No field has a default, so that nothing is claimed by accident.
 
-    `dtypes` are (query, KV, output) triples by torch name ("bfloat16"); `gqa_ratios` are query
-    heads per KV head; `page_sizes` are pool page sizes; `contiguous` says whether one region per
-    sequence can be read, `paged` whether pages can.
+    dtypes: triples (query, KV, output) by torch name ("bfloat16")
+    gqa_ratios: query heads per KV head
+    page_sizes: in tokens
+    paged: whether it reads pages
+    contiguous: whether it reads one region a sequence
     """
 
     phases: frozenset[Phase] = field(
@@ -101,9 +103,9 @@ class AttentionCapabilities:
 class AttentionSpec(PluginSpec):
     """An attention backend as its entry point returns it.
 
-    `implementation` names an `AttentionBackend`; `resolve`, when given, names a function
-    `(AttentionQuery, DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]` that may only
-    narrow `capabilities`.
+    `implementation` names an `AttentionBackend`. `resolve` names a function
+    `(AttentionQuery, DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]`, or is None; it
+    may only narrow `capabilities`.
     """
 
     capabilities: AttentionCapabilities = field(validator=instance_of(AttentionCapabilities))
@@ -112,8 +114,12 @@ class AttentionSpec(PluginSpec):
 
 @frozen(kw_only=True)
 class AttentionQuery:
-    """What the engine asks of a backend. `page_size` is None while it is still open; `max_seq_len`
-    counts tokens.
+    """What the engine needs of a backend.
+
+    heads, kv_heads, head_dim: of the model
+    page_size: in tokens; None while it is still open
+    max_rows: rows of a step
+    max_seq_len: tokens of a sequence
     """
 
     phases: frozenset[Phase]
@@ -131,13 +137,10 @@ class AttentionQuery:
 
 @frozen(kw_only=True, eq=False)
 class AttentionContext:
-    """All that a backend is built from. Two contexts share nothing, so two engines live in one
-    process.
+    """What a backend is built from. Two contexts share nothing, so two engines live in one process.
 
-    pools: layer -> [pages, 2, page_size, kv_heads, head_dim]; `[:, 0]` holds keys and `[:, 1]`
-    values
-    `options` is the options class of the
-    spec, or None without one.
+    pools: layer -> [pages, 2, page_size, kv_heads, head_dim]; keys at `[:, 0]`, values at `[:, 1]`
+    options: an instance of the spec's options class; None where the spec names none
     """
 
     query: AttentionQuery
@@ -150,13 +153,15 @@ class AttentionContext:
 
 @frozen(kw_only=True, eq=False)
 class AttentionStep:
-    """The rows of one step that a backend serves, in batch order. Decode steps have one query token
-    in each row.
+    """The rows of one step that a backend serves, in batch order.
 
-    query_start: [rows + 1] int32        context_lens: [rows] int32, with this step's tokens
-    page_tables: one a KV group, [rows, max_pages] int32; entries past a row's last page are 0 (the
-        dummy page)
-    host_query_lens, host_context_lens: [rows] int32 numpy, known without asking the device
+    In a decode step each row has one query token.
+
+    query_start: [rows + 1] int32
+    context_lens: [rows] int32, this step's tokens included
+    page_tables: one a KV group, [rows, max_pages] int32; 0, the dummy page, past a row's last page
+    host_query_lens, host_context_lens: [rows] int32 numpy, so that planning never waits for the
+        device
     """
 
     phase: Phase
@@ -168,28 +173,30 @@ class AttentionStep:
 
     @property
     def num_rows(self) -> int:
-        """How many rows the step has."""
+        """Rows of the step."""
         return len(self.host_query_lens)
 
     @property
     def max_query_len(self) -> int:
-        """The longest row's query tokens."""
+        """Query tokens of the row with the most."""
         return int(self.host_query_lens.max(initial=0))
 
     @property
     def max_context_len(self) -> int:
-        """The longest row's context, this step's tokens included."""
+        """Context tokens of the longest row, this step's included."""
         return int(self.host_context_lens.max(initial=0))
 
 
 @frozen(kw_only=True, eq=False)
 class LayerInfo:
-    """What a backend must know of the layer it serves.
+    """What a backend must know of a layer.
 
-    `index` is its key in `AttentionContext.pools`, `group` its place in
-    `AttentionStep.page_tables`. `window` is the number of latest tokens a query sees, itself
-    included (None = all); `softcap` is 0 for none. Scores are the products times `scale * k_scale`,
-    the output is times `v_scale`; nothing sets `k_scale` and `v_scale` yet.
+    index: its key in `AttentionContext.pools`
+    group: its place in `AttentionStep.page_tables`
+    scale: scores are the products of queries and keys times `scale * k_scale`
+    window: how many latest tokens a query sees, itself included; None for all
+    softcap: the bound of scores; 0 for none
+    v_scale: the output is multiplied by it. Nothing sets `k_scale` and `v_scale` yet.
     """
 
     index: int
@@ -202,7 +209,7 @@ class LayerInfo:
 
 
 class AttentionBackend(ABC):
-    """Attention over the pool, for the phases its spec names."""
+    """Attention over the pool, for the phases that its spec names."""
 
     @abstractmethod
     def __init__(self, context: AttentionContext) -> None:
@@ -213,36 +220,35 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan(self, step: AttentionStep) -> Any:
-        """What `forward` needs for every layer of the step; made on the host, never reads the
-        device.
+        """What `forward` needs for every layer of the step.
+
+        Made on the host; the device is not read. With overlap two plans are alive: the next step
+        is planned while this one computes.
         """
 
     @abstractmethod
     def forward(
         self, q: Tensor, layer: LayerInfo, plan: Any, out: Tensor, lse: Tensor | None = None
     ) -> None:
-        """Write causal attention of the step's queries over their rows' pages to `out`: no sync, no
-        device-to-host read. `out` is of q's type, and what it holds before is undefined.
+        """Write causal attention of the step's queries over their rows' pages to `out`.
+
+        It neither waits for the device nor reads from it.
 
         q: [tokens, heads, head_dim]
-        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm, only
-            with Feature.LSE
+        writes: out [tokens, heads, head_dim] in q's type, undefined before;
+            lse [tokens, heads] float32, natural logarithm, only with Feature.LSE
         """
 
     @abstractmethod
     def memory_bytes(self) -> int:
-        """Bytes of device memory that the backend holds for itself. For tests: the engine measures
-        what is taken.
-        """
+        """Bytes of device memory that the backend holds. For tests: the engine measures instead."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what the backend holds. It is not used afterwards."""
+        """Free what the backend holds. It is not used afterwards."""
 
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
-        """Allocate static buffers for graphs of these batch sizes. Called only when `graph` is
-        above NEVER.
-        """
+        """Allocate static buffers for graphs of these batch sizes; only if `graph` is not NEVER."""
         raise TypeError(f"{type(self).__name__} declares graph support but has no graph_init")
 
     def graph_plan(self, bucket: int, step: AttentionStep) -> Any:
@@ -254,11 +260,10 @@ class AttentionBackend(ABC):
         raise TypeError(f"{type(self).__name__} declares graph support but has no graph_update")
 
     def capture_plan(self, step: AttentionStep) -> Any:
-        """A plan for a graph that has the calls of `forward` in it, made while the graph is
-        captured.
+        """A plan for a graph that has the calls of `forward` in it, made during its capture.
 
-        The step's tensors are written anew before each replay, and are all that may be read; its
-        host lengths are the most that any row may have. Rows without query tokens pad the step.
+        The step's tensors are overwritten before each replay and are all that may be read. Its
+        host lengths are upper bounds. Rows without query tokens pad the step.
         """
         raise TypeError(
             f"{type(self).__name__} declares graph support ALWAYS but has no capture_plan"

@@ -1,6 +1,4 @@
-"""Cache policies: which pages of finished or running requests a new request may share. They never
-see tensors.
-"""
+"""Cache policies: which pages of other requests a new request may share. They never see tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +16,11 @@ from headstock.spi.plugin import PluginSpec
 
 @frozen(kw_only=True)
 class CacheCapabilities:
-    """What a policy can do. `kinds` are the kinds of KV group it may index ("full"); `reuse` is
-    whether it ever shares.
+    """What a policy can do.
+
+    page_sizes: in tokens
+    kinds: the kinds of KV group that it may index ("full")
+    reuse: whether it ever shares a page
     """
 
     page_sizes: IntSet
@@ -47,10 +48,11 @@ class Match:
 
 @frozen(eq=False)
 class Inserted:
-    """What became of an insertion: for each page given, the page that now stands for its tokens,
-    and the new end.
+    """The result of an insertion.
 
-    canonical: [n] int32; differs from the page given where the index already held the same tokens
+    canonical: [n] int32, the page that now stands for each inserted page's tokens: another one
+        where the index had these tokens already
+    handle: the new end of the prefix
     """
 
     canonical: Ints
@@ -71,9 +73,9 @@ class CachePolicy(ABC):
     """Policy over an index that it alone understands.
 
     The index is an *owned value*: core passes it in, the policy may write it in place, and core
-    keeps no older one. Whoever holds a handle keeps all pages from the root to that handle from
-    being evicted. `namespace` keeps tenants
-    apart: tokens of one namespace are never matched in another. Handles are opaque to core.
+    keeps no older one. A hold on a handle protects all pages from the root to that handle from
+    eviction. Tokens of one `namespace`, a tenant, are never matched in another. Handles are opaque
+    to core.
     """
 
     @abstractmethod
@@ -86,15 +88,14 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def match_prefix(self, index: Any, tokens: Ints, namespace: str) -> Match:
-        """The longest indexed page-aligned true prefix of `tokens`; changes nothing that a caller
-        can see.
+        """The longest indexed prefix of whole pages of `tokens`. A caller sees no change.
 
         tokens: [n] int32
         """
 
     @abstractmethod
     def hold(self, index: Any, handle: Any) -> None:
-        """Keep the pages up to `handle` from eviction until they are released as many times."""
+        """Protect the pages up to `handle` from eviction until `release` was called as often."""
 
     @abstractmethod
     def release(self, index: Any, handle: Any) -> None:
@@ -168,7 +169,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def indexed_pages(self, index: Any) -> Ints:
-        """Every page the index holds, in no order. For invariants and pictures; O(pages).
+        """Every page of the index, in no order. For invariants and pictures; O(pages).
 
         returns: [n] int32
         """

@@ -1,6 +1,4 @@
-"""The machine as plugins see it: plain data, so that a recorded description of another machine does
-as well.
-"""
+"""The machine as plugins see it: plain data, so that a description of another one serves."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from attrs import field, frozen
 
 
 def normalize_names(distributions: Mapping[str, str]) -> dict[str, str]:
-    """The same with names as package indexes compare them (PEP 503): "flash_attn_3" is
-    "flash-attn-3".
-    """
+    """The same with names normalized by PEP 503: "flash_attn_3" becomes "flash-attn-3"."""
     return {
         re.sub(r"[-_.]+", "-", name).lower(): version for name, version in distributions.items()
     }
@@ -23,9 +19,9 @@ def normalize_names(distributions: Mapping[str, str]) -> dict[str, str]:
 class DeviceEnv:
     """A device and the software around it.
 
-    `capability` is CUDA's (major, minor), None elsewhere; `memory_bytes` is the device's total;
-    `distributions` maps the normalized names of installed distributions ("flash-attn-3") to
-    versions.
+    capability: CUDA's (major, minor); None elsewhere
+    memory_bytes: the device's total
+    distributions: normalized name of each installed distribution ("flash-attn-3") -> version
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""Sets of positive integers that a capability can state: some numbers, multiples of one, or all."""
+"""Sets of positive integers, as capabilities state them: some numbers, multiples of one, or all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ def to_sorted(values: Iterable[int]) -> tuple[int, ...]:
 
 @frozen
 class IntSet:
-    """A set of positive integers: those in `values`, or, when `values` is empty, the multiples of
-    `step` up to `most`.
-    """
+    """A set of positive integers: `values`; without any, the multiples of `step` up to `most`."""
 
     values: tuple[int, ...] = field(default=(), converter=to_sorted)
     step: int = 1

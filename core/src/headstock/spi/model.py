@@ -1,6 +1,4 @@
-"""Models: a decoder described as data, its parameters declared once, and pure functions over
-them.
-"""
+"""Models: parameters declared as data, and pure functions over them."""
 
 from __future__ import annotations
 
@@ -21,18 +19,21 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class ParamSpec:
-    """One parameter and the checkpoint tensors it is made of.
+    """One parameter and the checkpoint tensors that it is made of.
 
     shape: as the model uses it
-    sources: rows of checkpoint names; the names of a row are concatenated on their first dimension,
-        rows are stacked
-    parts: the sizes of a row's names on that dimension; empty for equal sizes `whole`, where the
-    checkpoint has it, is one tensor that is used in place of the sources. `copies` are checkpoint
-    names that may hold the first source once more; `ignored` are others that may be there and are
-    not read. `dtype` is a torch name, None for the model's. `compute`, in place of sources, makes
-    the tensor from the configuration and the length of the longest sequence (rope tables). Dummy
-    weights hold `dummy` everywhere, or noise where it is None. A parameter named `NAME.bias`
-    becomes the bias in NAME's `Weight`.
+    sources: rows of checkpoint names; names in a row are concatenated on their first dimension
+    stacked: whether the rows are stacked on a new first dimension
+    dtype: a torch name; None for the model's
+    compute: makes the tensor of the configuration and the length of the longest sequence, in place
+        of sources (rope tables)
+    parts: the sizes of a row's names on the concatenated dimension; empty for equal sizes
+    whole: one tensor that is used in place of the sources where the checkpoint has it
+    ignored: names that the checkpoint may have and that are not read
+    copies: names that may hold the first source once more
+    dummy: what dummy weights hold everywhere; None for noise
+
+    A parameter named `NAME.bias` becomes the bias in NAME's `Weight`.
     """
 
     shape: tuple[int, ...]
@@ -48,8 +49,9 @@ class ParamSpec:
 
 
 Attend = Callable[["Tensor", int], "Tensor"]
-"""`attend(q, layer_index)`: attention of this step's queries over their rows' KV. q, result:
-[tokens, heads, head_dim]
+"""`attend(q, layer_index)`: attention of the step's queries over their rows' KV.
+
+q, result: [tokens, heads, head_dim]
 """
 
 
@@ -57,10 +59,10 @@ Attend = Callable[["Tensor", int], "Tensor"]
 class Model:
     """A family of models, as functions.
 
-    `config(hf)` reads a parsed config.json and raises ValueError with a reason when it cannot be
-    served; `params(config)` declares the parameters; `forward(params, config, batch, attend, ops)`
-    gives hidden states [tokens, hidden]; `logits(params, config, hidden, ops)` gives float32 scores
-    [n, vocab].
+    config(hf): reads a parsed config.json; raises ValueError with a reason when it cannot be served
+    params(config): declares the parameters by name
+    forward(params, config, batch, attend, ops): hidden states [tokens, hidden]
+    logits(params, config, hidden, ops): float32 scores [n, vocab]
     """
 
     config: Callable[[Mapping[str, Any]], ModelConfig]
@@ -71,6 +73,7 @@ class Model:
 
 @frozen(kw_only=True)
 class ModelSpec(PluginSpec):
-    """A model family as its entry point returns it; the entry point's name is the architecture;
-    `implementation` names a `Model`.
+    """A model family as its entry point returns it; `implementation` names a `Model`.
+
+    The name of the entry point is the architecture.
     """

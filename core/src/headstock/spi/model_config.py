@@ -14,8 +14,8 @@ from headstock.spi.attention import Feature
 class KVGroup:
     """Layers that share a KV shape and a page table.
 
-    `kind` is "full" (all tokens stay), "window" (only the latest `window` tokens are read) or
-    "state" (a fixed size).
+    kind: "full" (all tokens stay), "window" (only the latest `window` tokens are read) or "state"
+        (a fixed size)
     """
 
     layers: tuple[int, ...]
@@ -31,8 +31,11 @@ class KVGroup:
 
 @frozen(kw_only=True)
 class Rope:
-    """Rotary positions: `theta`, the dimensions turned, and the scaling's name with its own numbers
-    (as in config.json).
+    """Rotary positions.
+
+    theta: the base of the frequencies
+    dim: how many elements of a head are rotated
+    scaling: its name in config.json; `parameters` are its own numbers there
     """
 
     theta: float
@@ -43,8 +46,12 @@ class Rope:
 
 @frozen(kw_only=True)
 class Experts:
-    """A mixture of experts: how many there are, how many each token uses, their width, and whether
-    weights are renormalized.
+    """A mixture of experts.
+
+    count: experts of a layer
+    per_token: experts of a token
+    intermediate: the width of an expert
+    renormalize: whether a token's weights are divided by their sum
     """
 
     count: int
@@ -55,8 +62,12 @@ class Experts:
 
 @frozen(kw_only=True)
 class LayerConfig:
-    """One decoder layer. `prefix` begins its parameters' names; `window` as in `LayerInfo`;
-    `experts` is None for a dense layer.
+    """One decoder layer.
+
+    prefix: begins the names of its parameters
+    group: its KV group
+    scale, window, softcap: as in `LayerInfo`
+    experts: None for a dense layer
     """
 
     index: int
@@ -70,11 +81,10 @@ class LayerConfig:
 
 @frozen(kw_only=True)
 class ModelConfig:
-    """A decoder as data: shapes, per-layer differences and KV groups. Sizes count elements, not
-    bytes.
+    """A decoder as data: shapes, differences between layers, and KV groups. Sizes are in elements.
 
-    `ignored_fields` names the fields of config.json that may matter to its author and that the
-    family does not read.
+    ignored_fields: fields of config.json that may matter to its author and that the family does not
+        read
     """
 
     architecture: str

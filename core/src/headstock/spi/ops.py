@@ -1,6 +1,4 @@
-"""Operations in two tiers: the decoder calls the coarse one, whose defaults are made of the fine
-one.
-"""
+"""The operations of a decoder. `headstock.ops.fine_tier` composes them of smaller ones."""
 
 from __future__ import annotations
 
@@ -36,8 +34,9 @@ class Weight:
 Params = Mapping[str, Weight]
 
 Stream = Any
-"""The residual stream: whatever `embed` returned. A model only hands it on, so an ops plugin may
-keep parts of a sum apart in it.
+"""The residual stream, of whatever type `embed` returns.
+
+A model only hands it on. So an ops plugin may delay an addition, to fuse it with the next norm.
 """
 
 
@@ -57,18 +56,15 @@ class OpsSpec(PluginSpec):
 
 
 class Ops(ABC):
-    """The operations of a decoder. The torch set is their meaning; every other set must agree with
-    it.
+    """The operations of a decoder. `headstock.ops.torch_ops.TorchOps` defines what they mean.
 
-    Parameter names used by the coarse tier, after a layer's prefix: attn_norm, qkv, qk_norm (one
-    row a head), attn_out, mlp_norm, gate_up, down, router, experts_gate_up, experts_down; outside
-    layers: embed, norm, lm_head, rope.
+    They find parameters by name. After a layer's prefix: attn_norm, qkv, qk_norm (one row a head),
+    attn_out, mlp_norm, gate_up, down, router, experts_gate_up, experts_down. Outside layers: embed,
+    norm, lm_head, rope.
     """
 
     def prepare(self, name: str, weight: Weight) -> Weight:
-        """The parameter as these operations want it (packed, transposed); called once for each,
-        when it is loaded.
-        """
+        """The parameter as these operations need it (packed, transposed); called once, at load."""
         return weight
 
     @abstractmethod
@@ -79,7 +75,7 @@ class Ops(ABC):
     def qkv_rope_store(
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Tensor:
-        """Queries of the layer: norm, qkv projection, optional q- and k-norm, rope.
+        """Norm, qkv projection, optional q- and k-norm, rope; keys and values go to the pool.
 
         returns: [tokens, heads, head_dim], each token's part contiguous
         writes: keys and values to batch.pools[layer.index] at batch.slots[layer.group]

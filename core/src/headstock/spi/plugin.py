@@ -1,4 +1,4 @@
-"""What every plugin says of itself before any of its own code runs."""
+"""What every plugin declares before any of its own code runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def check_path(instance: object, attribute: object, value: str) -> None:
 class Require:
     """A distribution that a plugin needs at run time.
 
-    `import_name` is looked up without importing it; `version` is a PEP 440 specifier ("" = any);
-    `hint` is the command that helps. With `any_of`, one of those is enough and the fields beside it
-    describe the need as a whole.
+    import_name: looked up without importing it
+    version: a PEP 440 specifier; "" for any
+    hint: the command that installs it
+    any_of: alternatives, one of which is enough; the other fields then describe the need as a whole
     """
 
     import_name: str
@@ -37,9 +38,7 @@ class Require:
 
 @frozen(kw_only=True)
 class Rejection:
-    """One reason why a plugin cannot serve here: a short stable code, what is the matter, and the
-    next move.
-    """
+    """One reason why a plugin cannot serve here: a stable code, the cause and the next move."""
 
     code: str
     message: str
@@ -48,12 +47,12 @@ class Rejection:
 
 @frozen(kw_only=True)
 class PluginSpec:
-    """The fields that all kinds of plugin share. Making one must import neither torch nor a kernel
+    """The fields that all kinds of plugin share. Making one imports neither torch nor a kernel
     library.
 
-    `implementation` is the dotted path (`package.module:Name`) that is imported only when the
-    plugin is chosen; `options` that of an attrs class whose fields are the plugin's own options
-    (`--opt name.field=value`).
+    implementation: a path `package.module:Name`, imported only when the plugin is chosen
+    options: the path of an attrs class, whose fields are the plugin's own options
+        (`--opt name.field=value`)
     """
 
     name: str = field(validator=instance_of(str))

@@ -1,6 +1,4 @@
-"""The versions of the contract, one small semver for each kind of plugin, and the range a plugin
-states.
-"""
+"""The versions of the contract, one for each kind of plugin."""
 
 from __future__ import annotations
 
@@ -23,8 +21,9 @@ SPI: Mapping[str, tuple[int, int]] = MappingProxyType(
         "command": (0, 2),
     }
 )
-"""Kind of plugin -> (major, minor) that this core offers. The entry-point group of a kind is
-`headstock.KIND`.
+"""Kind of plugin -> (major, minor) that this core offers.
+
+The entry-point group of a kind is `headstock.KIND`.
 """
 
 RESERVED = ("grammar", "tools", "quant", "proposer", "weights")
@@ -33,10 +32,10 @@ RESERVED = ("grammar", "tools", "quant", "proposer", "weights")
 
 @frozen
 class SpiRange:
-    """The versions of one kind's contract that a plugin works with: the same major, at least this
-    minor.
+    """The versions of its kind's contract that a plugin works with.
 
-    While the major is 0 a new minor may break, so there the minor must be equal.
+    The major must be equal and the minor at least this. While the major is 0 a new minor may break
+    plugins, so there the minor must be equal too.
     """
 
     major: int = field(validator=[instance_of(int), ge(0)])

@@ -1,6 +1,4 @@
-"""Capturing work so that it can be done again at the cost of one launch, or of one for each of its
-pieces.
-"""
+"""Capture work as CUDA graphs: a replay costs one launch, or one for each piece."""
 
 from __future__ import annotations
 
@@ -22,19 +20,20 @@ LOG = logging.getLogger("headstock.cudagraph")
 T = TypeVar("T")
 
 MOST_HIDDEN = 1.5
-"""How many times longer than its launches work may take on the device and still be captured. The
-launches of a step that takes longer cost nothing, since the host runs ahead of the device.
+"""Work is captured while the device needs less than this times what its launches take.
+
+Above that the launches are hidden: the host runs ahead of the device.
 """
 
 CAPTURING = threading.Lock()
-"""Held while something is captured: torch has one stream for captures, which all engines of a
-process share.
+"""Held during a capture. torch has one stream for captures, which all engines of a process share:
+without the lock the work of two engines would end up in one graph.
 """
 
 
 @frozen(eq=False)
 class CapturedGraph(Generic[T]):
-    """Work that was captured: `replay` does it again, and leaves what it makes in `result`."""
+    """Captured work: `replay` repeats it and overwrites `result` in place."""
 
     replay: Callable[[], object]
     result: T
@@ -42,9 +41,10 @@ class CapturedGraph(Generic[T]):
 
 @frozen(eq=False)
 class PiecewiseGraph:
-    """Work that was captured but for the calls of attention in it: `replay` does the rest again,
-    calls the attention that it is given, and leaves what the work makes in `result`, until another
-    piecewise graph is replayed.
+    """Work captured in pieces between its calls of attention.
+
+    `replay(attend)` replays the pieces, calls `attend` between them and overwrites `result`, which
+    holds until another piecewise graph is replayed.
     """
 
     replay: Callable[[AttendInto], object]
@@ -52,31 +52,33 @@ class PiecewiseGraph:
 
 
 PiecewiseWork = Callable[[AttendInto], Tensor]
-"""Work that calls the attention it is given."""
+"""Work with calls of attention in it: it takes the function to call and returns a tensor."""
 
 
 class GraphCapturer(Protocol):
     """Captures work as graphs."""
 
     def capture_pieces(self, work: PiecewiseWork) -> PiecewiseGraph:
-        """Graphs of `work` that calls attention anew each time."""
+        """Graphs of `work` whose replays call attention anew."""
 
     def is_worthwhile(self, work: PiecewiseWork) -> bool:
         """Whether launching `work` takes the host longer than doing it takes the device."""
 
     def __call__(self, work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
-        """A graph of `work`; when not `warm` it is done once beforehand, for what libraries do
-        at first use.
+        """A graph of `work`.
+
+        Without `warm` the work runs once before: libraries compile and allocate at first use,
+        which a capture forbids.
         """
 
 
 class CudaGraphCapturer:
-    """Captures CUDA graphs, which share one pool of memory: no two of them run at the same time."""
+    """Captures CUDA graphs that share one pool of memory, since no two of them run at once."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
-        # torch's own stream for captures: libraries keep workspaces for every stream they see, 64
-        # MiB each.
+        # torch's own stream for captures, not a new one: libraries keep a workspace for every
+        # stream that they see, 64 MiB each.
         stream = torch.cuda.graph(torch.cuda.CUDAGraph()).capture_stream
         assert stream is not None, "torch makes it with the first capture"
         self.stream = stream
@@ -87,7 +89,8 @@ class CudaGraphCapturer:
             return self.capture_locked(work, warm=warm)
 
     def capture_locked(self, work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
-        """A graph of `work`, nothing else being captured."""
+        """A graph of `work`; the caller holds `CAPTURING`."""
+        # What the work reads may still be being written on the stream of the caller.
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
@@ -95,7 +98,7 @@ class CudaGraphCapturer:
             if not warm:
                 work()
                 self.stream.synchronize()
-            # Other threads may go on allocating: only this one's work is captured.
+            # The mode forbids unsafe calls to this thread alone: others may go on allocating.
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 result = work()
@@ -107,7 +110,7 @@ class CudaGraphCapturer:
         return CapturedGraph(graph.replay, result)
 
     def capture_pieces(self, work: PiecewiseWork) -> PiecewiseGraph:
-        """A list of graphs with calls of attention between them.   raises: what `work` raises"""
+        """Graphs of the work between its calls of attention.   raises: what `work` raises"""
         with CAPTURING:
             here = torch.cuda.current_stream()
             self.stream.wait_stream(here)
@@ -136,6 +139,7 @@ class CudaGraphCapturer:
 
         def interrupt(q: Tensor, index: int, out: Tensor) -> None:
             graphs[-1].capture_end()
+            # Only the address: a reference would keep the memory from later captures.
             calls.append((_unowned_view(q), index, out))
             begin()
 
@@ -149,8 +153,10 @@ class CudaGraphCapturer:
         return graphs, calls, _unowned_view(result)
 
     def is_worthwhile(self, work: PiecewiseWork) -> bool:
-        """Whether launching `work` takes longer than doing it: where it does not, launches hide
-        behind the device, and padding to a bucket only adds work. Attention is left out of both.
+        """Whether a replay of `work` would be faster than its launches.
+
+        Where the device takes longer than the launches, these are hidden, and padding to a bucket
+        only adds work. Attention is left out of both times.
         """
         with CAPTURING, torch.cuda.stream(self.stream):
             work(skip_attention)  # compiles, and takes what libraries keep
@@ -166,11 +172,14 @@ class CudaGraphCapturer:
             return bool(first.elapsed_time(last) < 1e3 * launched * MOST_HIDDEN)
 
     def abandon_capture(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture whose work failed. Where that spoilt it, torch's own end stops half way,
-        and three things take it to be open: the allocator, which would give nothing back of what it
-        keeps for later; the allocator of pinned memory, which would refuse to capture into the same
-        pool again; and the generator of random numbers, which would draw none until another capture
-        ends as it should.
+        """End a capture whose work failed.
+
+        Where the failure invalidated the capture, torch's own end stops half way, and three parts
+        of torch take the capture to be open:
+
+        - the allocator would return no cached memory;
+        - the allocator of pinned memory would refuse another capture into the same pool;
+        - the generator of random numbers would draw none until a capture ends well.
         """
         try:
             graph.capture_end()
@@ -189,7 +198,7 @@ class CudaGraphCapturer:
                 self.capture_nothing()
 
     def capture_nothing(self) -> None:
-        """Begin and end a capture.   raises: RuntimeError"""
+        """Begin and end a capture, so that torch sees one end well.   raises: RuntimeError"""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
         torch.zeros(1, device="cuda")  # torch warns of graphs that are empty
@@ -197,11 +206,11 @@ class CudaGraphCapturer:
 
 
 def skip_attention(q: Tensor, index: int, out: Tensor) -> None:
-    """Compute no attention."""
+    """Attention that computes nothing and leaves `out` as it is."""
 
 
 class UnownedMemory:
-    """Device memory by its address, kept alive by nobody."""
+    """Device memory by its address; does not keep the memory alive."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.__cuda_array_interface__ = {
@@ -213,11 +222,11 @@ class UnownedMemory:
 
 
 def _unowned_view(tensor: Tensor) -> Tensor:
-    """The same memory as a tensor that does not keep it.
+    """A view of the tensor's memory that does not keep it alive.
 
-    What a graph makes lives in its pool as long as the graph does. A reference would keep later
-    captures from using the memory too, though they only run when nobody reads it any more: 470 MB
-    for the queries of 2,048 tokens in 28 layers.
+    What a graph makes lives in the graph's pool. While a tensor refers to it, later captures cannot
+    use the memory again, although they run only after it was read. References to the queries of
+    2,048 tokens in 28 layers would hold 470 MB.
     """
     memory: Tensor = torch.as_tensor(UnownedMemory(tensor.untyped_storage()), device=tensor.device)
     return memory.view(tensor.dtype).as_strided(

@@ -1,4 +1,4 @@
-"""Steps with prompt tokens as graphs: whole, or of what lies between the calls of attention."""
+"""Graphs of steps with prompt tokens: whole, or in pieces between the calls of attention."""
 
 from __future__ import annotations
 
@@ -15,21 +15,27 @@ from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer, Piecewise
 from headstock_cuda_graph.uploads import upload
 
 WHOLE_ROWS = 16
-"""The most rows of a step that is replayed whole; more are replayed in pieces."""
+"""The most rows of a step that is replayed whole; a step with more is replayed in pieces.
+
+The launch of attention in a whole graph is sized for so many rows of full length, whatever the step
+has.
+"""
 WHOLE_CONTEXT = 2048
-"""The longest context of such a step. A graph's attention is launched alike for any lengths, for
-which backends choose what is best for short ones; in pieces they are told the lengths.
+"""The longest context of a step that is replayed whole.
+
+Inside a graph attention is launched alike for any lengths, so backends read keys in one part, as is
+best for short contexts. In pieces they see the lengths.
 """
 
 
 @frozen(eq=False)
 class PromptBucket:
-    """Captured forward passes of `size` tokens, over one input.
+    """Captured forward passes of `size` tokens, which read one input.
 
-    inputs: [2 * size + 3 * WHOLE_ROWS] int64: the seats and the positions of the tokens; then, for
-        `whole` alone, of
-        each row its seat, where its tokens end, and its length after the step
-    pieces: gives the hidden states of all tokens    whole: those of each row's last token, or None
+    inputs: [2 * size + 3 * WHOLE_ROWS] int64: row ids and positions of the tokens; then, for
+        `whole` alone, the id of each row, where its tokens end, and its length after the step
+    pieces: its result is the hidden states of all tokens, [size, hidden]
+    whole: its result is those of each row's last token, [WHOLE_ROWS, hidden]; or None
     """
 
     size: int
@@ -41,11 +47,13 @@ class PromptBucket:
 class PromptGraphs:
     """Forward passes of steps with prompt tokens, by token count.
 
-    In pieces, attention is called between the graphs for the tokens that the step has, with its own
-    plan. So any backend serves, and any mix of rows. A whole graph has the calls of attention in
-    it: for steps of a few short rows, none of which decodes, of a backend that reads all lengths on
-    the device. What pads a step to its bucket gets zeros for attention and writes to the dummy
-    page.
+    In pieces, attention is called between the graphs for the tokens that the step has, with a plan
+    of its own. So any backend serves, and any mix of rows.
+
+    A whole graph has the calls of attention in it. It serves steps of a few short rows, none of
+    which decodes, with a backend that reads all lengths on the device.
+
+    What pads a step to its bucket gets zeros for attention and writes to the dummy page.
     """
 
     def __init__(self, program: Program, capturer: GraphCapturer) -> None:
@@ -78,9 +86,7 @@ class PromptGraphs:
         self.captured = dict(sorted(self.captured.items()))
 
     def capture_whole(self, inputs: Tensor, size: int) -> CapturedGraph[Tensor] | None:
-        """The forward pass with the calls of attention in it; None when the backend does not go
-        into a graph.
-        """
+        """The whole forward pass; None when a graph cannot have the backend's calls in it."""
         if self.program.prompt_attention is None:
             return None
         return self.capturer(lambda: self.forward_whole(inputs, size), warm=False)
@@ -122,7 +128,7 @@ class PromptGraphs:
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
     def attention_output(self, q: Tensor) -> Tensor:
-        """Where attention of such queries is written: one place for all layers and buckets.
+        """Where attention of such queries is written, the same for all layers and buckets.
 
         q, returns: [tokens, heads, head_dim]
         """
@@ -136,7 +142,7 @@ class PromptGraphs:
         return next((bucket for size, bucket in self.captured.items() if size >= count), None)
 
     def has_room(self, step: PromptStep) -> bool:
-        """Whether the step can be replayed."""
+        """Whether some bucket has room for the step's tokens."""
         return self.bucket_for(step) is not None
 
     def is_whole(self, bucket: PromptBucket, step: PromptStep) -> bool:
@@ -174,7 +180,9 @@ class PromptGraphs:
         attention: list[AttendInto] = []
 
         def attend(q: Tensor, index: int, out: Tensor) -> None:
-            if not attention:  # planned while the device computes the first queries
+            if not attention:
+                # Planned here and not before the replay: the device computes the first queries
+                # meanwhile.
                 attention.append(step.attention())
             attention[0](q[:count], index, out[:count])
 

@@ -1,4 +1,4 @@
-"""The runner that replays steps."""
+"""The runner that replays steps as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -39,22 +39,23 @@ SAMPLING_KINDS = (
     frozenset({"temperature"}),
     frozenset({"temperature", "top_k", "top_p", "min_p"}),
 )
-"""Kinds of sampling that are captured, each by the columns it looks at."""
+"""The kinds of sampling that are captured, each by the columns of settings that it reads.
+
+A graph for all kinds would make noise over the vocabulary for greedy rows too.
+"""
 
 
 def _smallest_kind(settings: frozenset[str]) -> frozenset[str]:
-    """The least of `SAMPLING_KINDS` that has these columns."""
+    """The smallest of `SAMPLING_KINDS` that has these columns."""
     return next(kind for kind in SAMPLING_KINDS if settings <= kind)
 
 
 @frozen(eq=False)
 class Bucket:
-    """A captured forward pass of `size` rows: where its input is, its attention plan, and its
-    hidden states.
+    """A captured forward pass of `size` rows: its input, its attention plan and its hidden states.
 
-    lines: [3, size] int64, the seats and the positions of the rows, and where their hidden states
-        are among those of a
-        step with prompt tokens
+    lines: [3, size] int64: row ids, positions, and where the rows' hidden states are among those
+        of a step with prompt tokens
     """
 
     size: int
@@ -65,13 +66,17 @@ class Bucket:
 
     @property
     def inputs(self) -> Tensor:
-        """The seats and the positions of the rows. [2, size] int64"""
+        """Row ids and positions. [2, size] int64"""
         return self.lines[:2]
 
 
 class CudaGraphRunner(Runner):
-    """Replays decode steps of up to as many rows, and steps with prompt tokens of up to as many
-    tokens, as its largest buckets have; runs everything else as it comes.
+    """Replays steps that fit in a bucket and runs all others operation by operation.
+
+    A replayed step is two graphs: the forward pass, one a bucket, and sampling, one a bucket and
+    kind. Graphs read their inputs where these lay during the capture, so every input has an
+    address that stays: one upload a step writes rows and positions, and the graph gathers the rest
+    from `RowTables` on the device (docs/decisions/0015, 0016).
     """
 
     def __init__(self, program: Program, capturer: GraphCapturer | None = None) -> None:
@@ -100,15 +105,16 @@ class CudaGraphRunner(Runner):
     def capture(
         self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
     ) -> Sequence[int]:
-        """Capture steps of these sizes. After an error nothing is replayed."""
+        """Capture steps of these sizes, largest first. After an error nothing is replayed."""
         self.captured, self.prompts = {}, None
         if not buckets:
             return ()
         device = self.program.row_tables.tokens.device
-        # A pool of memory ends with its last graph, so each capture begins one of its own.
+        # A pool of memory ends with its last graph, so each capture begins a pool of its own.
         self.capturer = self.injected_capturer or CudaGraphCapturer()
         captures, total = count(1), len(buckets) + len(prompt_buckets)
         prompts = PromptGraphs(self.program, self.capturer)
+        # Largest first: what later captures need fits in the memory that earlier ones have left.
         prompts.capture(prompt_buckets, lambda: report(next(captures), total))
         self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
         lines = torch.empty(3 * max(buckets), dtype=torch.int64, device=device)
@@ -121,17 +127,21 @@ class CudaGraphRunner(Runner):
         return sorted(prompts.captured, reverse=True)
 
     def capture_bucket(self, lines: Tensor) -> Bucket:
-        """A bucket in whose rows nobody sits, with its samplers for greedy rows and for
-        temperatures.
+        """A bucket whose rows are all padding, with samplers for greedy rows and for temperatures.
+
+        lines: [3, size] int64, which the bucket keeps
+        writes: lines
         """
         assert self.capturer is not None
         size, inputs = lines.shape[1], lines[:2]
+        # The work runs once before its capture: padding rows write to the dummy page alone.
         lines[0], lines[1:] = self.program.row_tables.padding_row, 0
         plan = self.attention.backend.graph_plan(
             size, self.attention_step(inputs, np.ones(size, np.int32))
         )
         forward = self.capturer(lambda: self.forward(inputs, plan), warm=False)
         bucket = Bucket(size, lines, plan, forward, {})
+        # Fills the hidden states: the samplers below are run before they are captured.
         forward.replay()
         for kind in SAMPLING_KINDS[:2]:
             self.capture_sampler(bucket, kind, warm=False)
@@ -146,7 +156,7 @@ class CudaGraphRunner(Runner):
         )
 
     def attention_step(self, inputs: Tensor, host_context_lens: np.ndarray) -> AttentionStep:
-        """What the decode backend is told of the first rows, as many as there are lengths."""
+        """The attention step of the first rows, as many as there are lengths."""
         assert self.query_start is not None, "capture comes first"
         count = len(host_context_lens)
         rows, positions = inputs[:, :count]
@@ -206,7 +216,8 @@ class CudaGraphRunner(Runner):
         bucket = self.bucket_for(count)
         if bucket is None or self.prompts is None or not self.prompts.has_room(step):
             return None
-        # A row whose prompt goes on is scored in nobody's seat: its next token is known.
+        # A row whose prompt goes on is scored too: its logits tell whether it is sound. It is the
+        # padding row here, so that no sampled token replaces the next token of its prompt.
         rows = np.where(step.is_sampled, step.token_rows[last], padding_row)
         size = bucket.size
         upload(
@@ -245,8 +256,7 @@ class CudaGraphRunner(Runner):
         return _first_rows(sample, count)
 
     def capture_sampler_late(self, bucket: Bucket, kind: frozenset[str]) -> None:
-        """Capture a kind of sampling that was just answered; one that cannot be captured is never
-        tried again.
+        """Capture a kind of sampling that a step just used; a failure is final for the kind.
 
         writes: bucket.samplers
         """
@@ -269,7 +279,7 @@ class CudaGraphRunner(Runner):
         return sample
 
     def close(self) -> None:
-        """Forget the graphs and the program, which holds the weights and the pool."""
+        """Drop the graphs and the program, which refers to the weights and the pool."""
         self.captured, self.prompts, self.query_start = {}, None, None
         del self.program, self.attention
 
