@@ -171,7 +171,7 @@ def test_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_path: Path)
             (["--input", "/no/such/file.jsonl"], 6, "cannot read /no/such/file.jsonl"),
             (["--prompt", "x", "--model", "/no/such/model"], 6, "/no/such/model"),
             (["--prompt", "x", "--temperature", "nan"], 2, "temperature"),
-            (["--prompt", "x", "--attn", "sdap"], 2, "did you mean 'sdpa'"),
+            (["--prompt", "x", "--attn", "sdap"], 2, "did you mean sdpa"),
             (
                 ["--prompt", "x " * 9000],
                 1,

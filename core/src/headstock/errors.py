@@ -150,6 +150,17 @@ def find_nearest_name(word: str, names: Iterable[str]) -> str | None:
     return lower[close[0]] if close else None
 
 
+def suggest_name(word: str, names: Iterable[str], prefix: str = "") -> str:
+    """The end of an error text that asks for the most similar of `names`; empty when none is near.
+
+    `prefix` begins all of them: it is shown, and not compared.
+    """
+    near = find_nearest_name(
+        word.removeprefix(prefix), [name.removeprefix(prefix) for name in names]
+    )
+    return "" if near is None else f"; did you mean {prefix}{near}?"
+
+
 def describe_location(error: BaseException) -> str:
     """FUNCTION (FILE:LINE) that raised an exception; empty for one that was never raised."""
     frames = list(traceback.walk_tb(error.__traceback__))

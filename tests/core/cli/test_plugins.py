@@ -86,7 +86,7 @@ def test_the_list_says_what_would_complete_a_backend_without_running_its_code(
 
 
 def test_an_unknown_kind_comes_with_a_suggestion() -> None:
-    with pytest.raises(UsageError, match="did you mean 'attention'"):
+    with pytest.raises(UsageError, match="did you mean attention"):
         main(["list", "atention"])
 
 

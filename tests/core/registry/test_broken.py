@@ -37,7 +37,7 @@ EXPECTED = [
     ),
     ("future", SpiMismatch, ["from-the-future 1.0", "99.0", "upgrade headstock"]),
     ("past", SpiMismatch, ["from-the-past 1.0", "0.1", "upgrade from-the-past"]),
-    ("soun", UnknownPlugin, ["did you mean 'sound'?", "sound (sound-plugin 1.0)"]),
+    ("soun", UnknownPlugin, ["did you mean sound?", "sound (sound-plugin 1.0)"]),
     ("no-such-dist:twin", UnknownPlugin, ["no-such-dist:twin"]),
 ]
 

@@ -43,7 +43,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_absent_plugin_of_ours_comes_with_its_pip_line() -> None:
     with pytest.raises(UnknownPlugin) as caught:
         registry.load_spec("attention", "spda")
-    assert "did you mean 'sdpa'?" in str(caught.value)
+    assert "did you mean sdpa?" in str(caught.value)
     assert "installed: none" in str(caught.value)
     assert "not installed: sdpa: pip install ./backends/sdpa (in a checkout of headstock)" in str(
         caught.value

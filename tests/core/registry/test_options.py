@@ -85,7 +85,7 @@ def test_an_assignment_is_converted_to_the_type_of_its_field(
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
-        ("fa.num_split=4", "(did you mean 'num_splits'?)"),
+        ("fa.num_split=4", "; did you mean num_splits?"),
         ("fa.num_splits=four", "wanted an integer"),
         ("fa.num_splits=0", "must be >= 1"),
         ("fa.scale=nan", "wanted a finite number"),

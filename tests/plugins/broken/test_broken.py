@@ -27,7 +27,7 @@ INSPECTED = [
     ("kernelless", 0, ["no-kernels 1.0", "found nothing", "pip install kernels"]),
     ("twin-second:twin", 0, ["twin-second 1.0"]),
     ("twin", 2, ["twin-first 1.0", "twin-second 1.0", "twin-first:twin or twin-second:twin"]),
-    ("soumd", 2, ["did you mean 'sound'?"]),
+    ("soumd", 2, ["did you mean sound?"]),
     ("sdpa", 2, ["pip install ./backends/sdpa (in a checkout of headstock)"]),
     (
         "import-error",

@@ -177,13 +177,13 @@ def load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
     raises: UsageError with a suggestion when there is none, PluginBroken, SpiMismatch, CannotRun
     """
     from headstock import registry
-    from headstock.config import suggestion
+    from headstock.errors import suggest_name
 
     installed = (plugin.name for plugin in registry.list_installed("command"))
     verbs = (*VERBS, *installed, *registry.install_lines("command"))
     if verb.rpartition(":")[2] not in verbs:
         kind = "flag" if verb.startswith("-") else "verb"
-        close = suggestion(shorten(verb), verbs) or "; see 'headstock --help'"
+        close = suggest_name(shorten(verb), verbs) or "; see 'headstock --help'"
         raise UsageError(f"unknown {kind} '{shorten(verb)}'{close}")
     spec = registry.load_spec("command", verb)
     registry.require_installed(spec)

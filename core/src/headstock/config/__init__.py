@@ -4,7 +4,6 @@ from headstock.config.effective import ResolvedConfig, make_engine_config, resol
 from headstock.config.engine import EngineConfig
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
 from headstock.config.presets import PRESETS
-from headstock.config.value_types import suggestion
 
 __all__ = [
     "PRESETS",
@@ -16,5 +15,4 @@ __all__ = [
     "make_engine_config",
     "resolve_flags",
     "resolve_keywords",
-    "suggestion",
 ]

@@ -13,8 +13,8 @@ from headstock.config.equivalents import find_equivalent
 from headstock.config.sampling import collect_sampling_settings
 from headstock.config.setting import Setting, flag_to_key
 from headstock.config.source_settings import CONFIG, PRESET
-from headstock.config.value_types import Value, suggestion
-from headstock.errors import UsageError, shorten
+from headstock.config.value_types import Value
+from headstock.errors import UsageError, shorten, suggest_name
 
 
 @frozen
@@ -89,6 +89,6 @@ def find_setting_name(word: str, names: Mapping[str, SettingName], source_text: 
     word = word.replace("-", "_")
     if word not in names:
         equivalent = find_equivalent(word)
-        hint = suggestion(shorten(word), names) if equivalent is None else f"; {equivalent}"
+        hint = suggest_name(shorten(word), names) if equivalent is None else f"; {equivalent}"
         raise UsageError(f"{source_text}: unknown setting '{shorten(word)}'{hint}")
     return names[word]

@@ -14,8 +14,8 @@ from headstock.config.equivalents import find_equivalent
 from headstock.config.setting import Setting
 from headstock.config.source_settings import CONFIG, PRESET
 from headstock.config.sources import SourceValue
-from headstock.config.value_types import Choice, Repeated, Switch, suggestion
-from headstock.errors import UsageError, shorten
+from headstock.config.value_types import Choice, Repeated, Switch
+from headstock.errors import UsageError, shorten, suggest_name
 
 DEST_PREFIX = "setting "
 """Where a parsed namespace keeps settings; no other flag's name has a space."""
@@ -84,7 +84,7 @@ class FlagParser(argparse.ArgumentParser):
         close = (
             f"; {equivalent}"
             if equivalent
-            else suggestion(word, flags, prefix="--") or f"; see '{self.prog} --help'"
+            else suggest_name(word, flags, prefix="--") or f"; see '{self.prog} --help'"
         )
         raise UsageError(f"unknown flag {shorten(word)}{close}")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from headstock.config.value_types import suggestion
-from headstock.errors import UsageError, shorten
+from headstock.errors import UsageError, shorten, suggest_name
 
 PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -59,6 +58,6 @@ def find_preset(name: str, source_text: str) -> Mapping[str, object]:
     if name not in PRESETS:
         raise UsageError(
             f"{source_text}: preset must be one of "
-            f"{', '.join(PRESETS)}{suggestion(shorten(name), PRESETS)}"
+            f"{', '.join(PRESETS)}{suggest_name(shorten(name), PRESETS)}"
         )
     return PRESETS[name]

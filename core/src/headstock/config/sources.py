@@ -14,8 +14,8 @@ from attrs import frozen
 from headstock.config.catalog import SettingName, engine_settings, find_setting_name, setting_names
 from headstock.config.presets import find_preset
 from headstock.config.setting import flag_to_key
-from headstock.config.value_types import Value, suggestion
-from headstock.errors import ModelError, UsageError, shorten
+from headstock.config.value_types import Value
+from headstock.errors import ModelError, UsageError, shorten, suggest_name
 
 PREFIX = "HEADSTOCK_"
 OTHER_VARIABLES = frozenset({"HEADSTOCK_HISTORY", "HEADSTOCK_TRACEBACK"})
@@ -92,7 +92,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[SourceValues, tuple[st
             check_set_once(values, value, except_by="LOG_LEVEL")
             values[value.name.setting.key] = value
         # Only pointed out: the variable may belong to a newer version, or to another program.
-        elif close := suggestion(
+        elif close := suggest_name(
             variable, (PREFIX + key.upper() for key in setting_names()), prefix=PREFIX
         ):
             notes.append(f"{variable} is not a setting and has no effect{close}")

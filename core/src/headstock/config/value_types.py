@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from attrs import field, frozen
 
-from headstock.errors import find_nearest_name
+from headstock.errors import suggest_name
 
 INT32_MAX = 2**31 - 1
 """The largest count: lengths, pages and slots live in int32 tables."""
@@ -139,7 +139,7 @@ class Choice(ValueType):
                 if name in self.names:
                     return name
         raise InvalidValue(
-            f"must be one of {', '.join(self.names)}{suggestion(str(raw), self.names)}"
+            f"must be one of {', '.join(self.names)}{suggest_name(str(raw), self.names)}"
         )
 
     def describe(self) -> str:
@@ -246,14 +246,3 @@ def table_entries(table: object) -> Iterable[tuple[str, object]]:
     if not isinstance(table, Mapping):
         raise InvalidValue("must be tables of options, one table a plugin")
     return table.items()
-
-
-def suggestion(word: str, names: Iterable[str], prefix: str = "") -> str:
-    """`; did you mean NAME?` for the most similar of `names`; empty when none is close.
-
-    `prefix` begins all names: it is shown, and not compared.
-    """
-    near = find_nearest_name(
-        word.removeprefix(prefix), [name.removeprefix(prefix) for name in names]
-    )
-    return "" if near is None else f"; did you mean {prefix}{near}?"

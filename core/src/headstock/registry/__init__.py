@@ -9,7 +9,6 @@ from headstock.registry.entries import (
     find_plugin,
     kind_label,
     list_installed,
-    suggestion,
     unknown_architecture_error,
     unknown_name_error,
 )
@@ -41,7 +40,6 @@ __all__ = [
     "make_options",
     "make_part",
     "require_installed",
-    "suggestion",
     "unknown_architecture_error",
     "unknown_name_error",
 ]

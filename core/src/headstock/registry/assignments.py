@@ -14,8 +14,7 @@ from typing import Any
 import attrs
 
 from headstock.config.value_types import SWITCH_WORDS
-from headstock.errors import PluginBroken, UsageError, shorten
-from headstock.registry.entries import suggestion
+from headstock.errors import PluginBroken, UsageError, shorten, suggest_name
 from headstock.registry.loading import SPEC_CLASSES, describe_plugin, import_object
 from headstock.spi import PluginSpec
 
@@ -97,8 +96,8 @@ def convert_option(
     if name not in fields:
         known_options = ", ".join(fields)
         raise UsageError(
-            f"--opt {spec.name}.{shorten(name)}: no such option{suggestion(name, fields)}; "
-            f"{spec.name!r} has {known_options}"
+            f"--opt {spec.name}.{shorten(name)}: no such option; "
+            f"{spec.name!r} has {known_options}{suggest_name(name, fields)}"
         )
     try:
         return parse_as_type(fields[name].type, text)

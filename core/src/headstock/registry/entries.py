@@ -18,8 +18,8 @@ from headstock.errors import (
     PluginBroken,
     UnknownPlugin,
     UsageError,
-    find_nearest_name,
     shorten,
+    suggest_name,
 )
 from headstock.registry.first_party import find_distribution, install_lines
 from headstock.spi.plugin import NAME
@@ -62,8 +62,8 @@ def entry_point_group(kind: str) -> str:
     """The entry-point group of `kind`.   raises: UsageError for a kind that does not exist"""
     if kind not in SPI:
         raise UsageError(
-            f"no kind of plugin is called {shorten(kind)!r}{suggestion(kind, SPI)}; wanted one of "
-            f"{', '.join(SPI)}"
+            f"no kind of plugin is called {shorten(kind)!r}; wanted one of "
+            f"{', '.join(SPI)}{suggest_name(kind, SPI)}"
         )
     return f"headstock.{kind}"
 
@@ -147,12 +147,11 @@ def explain_unknown(kind: str, name: str, installed: Iterable[InstalledPlugin]) 
             f"installed: {installed_text}"
         )
     sentences = [
-        f"no {kind_label(kind)} {shorten(name)!r} is installed"
-        f"{suggestion(name, (*present, *absent))}",
+        f"no {kind_label(kind)} {shorten(name)!r} is installed",
         f"installed: {', '.join(present.values()) or 'none'}",
         *(f"not installed: {other}: {line}" for other, line in absent.items()),
     ]
-    return "; ".join(sentences)
+    return "; ".join(sentences) + suggest_name(name, (*present, *absent))
 
 
 def unknown_name_error(name: str) -> UnknownPlugin:
@@ -176,9 +175,10 @@ def unknown_name_error(name: str) -> UnknownPlugin:
         return UnknownPlugin(
             f"no plugin {shorten(name)!r} is installed; install it with: {absent[0]}"
         )
-    near = suggestion(plugin_name, {plugin.name for plugin in list_installed()})
+    hint = suggest_name(plugin_name, {plugin.name for plugin in list_installed()})
     return UnknownPlugin(
-        f"no plugin {shorten(name)!r} is installed{near}; 'headstock plugins list' shows what is"
+        f"no plugin {shorten(name)!r} is installed; 'headstock plugins list' shows those that "
+        f"are{hint}"
     )
 
 
@@ -215,9 +215,3 @@ def explain_ambiguous(plugins: list[InstalledPlugin]) -> str:
         f"{kind} {name!r} is provided by {len(choices)} distributions: {providers}; choose with "
         f"{' or '.join(choices)}"
     )
-
-
-def suggestion(name: str, candidates: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the candidate most like `name`, or nothing."""
-    near = find_nearest_name(name, candidates)
-    return f" (did you mean {near!r}?)" if near is not None else ""

@@ -13,8 +13,7 @@ import torch
 from headstock import registry, weights
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
-from headstock.config.value_types import suggestion
-from headstock.errors import CannotRun, ModelError, UsageError, format_count, shorten
+from headstock.errors import CannotRun, ModelError, UsageError, format_count, shorten, suggest_name
 from headstock.logs import log_event
 from headstock.spi import Model, ModelConfig, Ops, Params
 from headstock.startup.memory_plan import format_bytes
@@ -64,7 +63,7 @@ def find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
     source = registry.install_lines("checkpoint").get(name)
     if source and not path.exists():
         raise ModelError(f"the model {name!r} is not installed; install it with: {source}")
-    close = suggestion(name, names)
+    close = suggest_name(name, names)
     if close and "/" not in name and not path.exists():
         raise ModelError(f"no model {shorten(name)}{close}")
     return weights.resolve_directory(name, fetch)

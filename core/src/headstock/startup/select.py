@@ -10,7 +10,14 @@ from attrs import frozen
 
 from headstock import registry
 from headstock.config import EngineConfig
-from headstock.errors import CannotRun, HeadstockError, PluginBroken, SpiMismatch, UsageError
+from headstock.errors import (
+    CannotRun,
+    HeadstockError,
+    PluginBroken,
+    SpiMismatch,
+    UsageError,
+    suggest_name,
+)
 from headstock.logs import log_event
 from headstock.spi import (
     AttentionCapabilities,
@@ -283,9 +290,9 @@ def check_options(config: EngineConfig, parts: SelectedPlugins) -> None:
     stray = registry.find_unclaimed(config.opt, specs)
     if stray:
         names = [spec.name for spec in specs]
-        close = registry.suggestion(stray[0].partition(".")[0], names)
+        hint = suggest_name(stray[0].partition(".")[0], names)
         raise UsageError(
-            f"--opt {stray[0]}: no chosen plugin has that name{close}; chosen: {', '.join(names)}"
+            f"--opt {stray[0]}: no chosen plugin has that name; chosen: {', '.join(names)}{hint}"
         )
     for spec in specs:
         if registry.make_options(spec, config.opt) is not None and isinstance(

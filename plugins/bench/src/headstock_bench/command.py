@@ -17,8 +17,8 @@ from attrs import evolve
 import headstock
 from headstock import EngineConfig, ModelError, UsageError
 from headstock.cli import ProgressBars, check_distinct_files, print_note, print_summary, start_logs
-from headstock.config import FlagParser, ResolvedConfig, add_engine_flags, resolve_flags, suggestion
-from headstock.errors import shorten
+from headstock.config import FlagParser, ResolvedConfig, add_engine_flags, resolve_flags
+from headstock.errors import shorten, suggest_name
 from headstock_bench.latency_workloads import (
     NAME_FORMS,
     check_latency_workload,
@@ -129,7 +129,7 @@ def check_options(options: Namespace) -> None:
     ):
         for name in given:
             if name is not None and name not in known:
-                close = suggestion(name, known) or f"; known are {', '.join(known)}"
+                close = suggest_name(name, known) or f"; known are {', '.join(known)}"
                 raise UsageError(f"unknown {what} {shorten(name)}{close}")
     if options.runs < 1:
         raise UsageError(f"--runs must be at least 1, got {options.runs}")
