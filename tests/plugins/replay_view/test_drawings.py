@@ -16,24 +16,29 @@ import numpy as np
 import pytest
 from core.record.runs import bounds, record, recorder, requests
 from often import often
-from plugins.replay_view.scripts import hostile_page
+from plugins.replay_view.scripted_runs import hostile_page
 
 from headstock.cli.main import main
 from headstock.record.file import read_recording
 from headstock.record.header import restore_limits
 from headstock.record.replay import replay_steps
 from headstock.scheduler import Aborted, Arrived, initial, step
-from headstock_replay_view.data import differences, packed, plain
-from headstock_replay_view.prefixes import GONE, MAX_SEGMENTS, fold_leaves, keep_largest
-from headstock_replay_view.watch import (
+from headstock_replay_view.history import (
     FREE,
     MAX_COLUMNS,
     MAX_TREES,
     SERIES,
     SHARED,
-    Thinned,
-    Watch,
-    mostly,
+    History,
+    ThinnedSteps,
+    _downsample_kinds,
+)
+from headstock_replay_view.page_data import delta_encode, escape_text, pack_kinds
+from headstock_replay_view.prefix_tree import (
+    GONE,
+    MAX_SEGMENTS,
+    fold_equal_leaves,
+    keep_largest_segments,
 )
 
 REQUESTS = 2
@@ -186,9 +191,9 @@ def test_text_of_a_recording_is_shown_and_never_run(tmp_path: Path) -> None:
 
 
 def test_long_and_unprintable_texts_are_cut_and_shown_as_codes() -> None:
-    assert plain("x" * 100) == "x" * 61 + "..."
-    assert plain("a\u202eb\x00c d") == "a\\u202eb\\u0000c d"
-    assert plain(["not", "a text"]) == "['not', 'a text']"
+    assert escape_text("x" * 100) == "x" * 61 + "..."
+    assert escape_text("a\u202eb\x00c d") == "a\\u202eb\\u0000c d"
+    assert escape_text(["not", "a text"]) == "['not', 'a text']"
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -198,16 +203,16 @@ def test_pages_are_counted_and_drawn_as_the_state_has_them(reuse: bool, tmp_path
         limits = bounds(num_pages=80, policy=None)
     record(path, limits, requests(60), 400)
     recording = read_recording(path)
-    watch = Watch(restore_limits(recording.header))
+    history = History(restore_limits(recording.header))
     seen = 0
-    for replayed in replay_steps(recording.read_steps(), watch.limits):
-        watch.see(replayed)
-        state, entry = replayed.after, dict(zip(SERIES, watch.series[-1], strict=True))
+    for replayed in replay_steps(recording.read_steps(), history.limits):
+        history.add_step(replayed)
+        state, entry = replayed.after, dict(zip(SERIES, history.series[-1], strict=True))
         assert state is not None
         assert entry["free"] == state.num_free[0]
         assert entry["live"] + entry["shared"] == np.count_nonzero(state.refs[0])
         assert sum(entry[kind] for kind in ("free", "cached", "live", "shared")) == 80
-        counts = np.bincount(watch.maps.values[-1], minlength=4)
+        counts = np.bincount(history.maps.values[-1], minlength=4)
         assert counts.tolist() == [entry[kind] for kind in ("free", "cached", "live", "shared")]
         seen += entry["shared"]
     assert (seen > 0) == reuse
@@ -217,20 +222,20 @@ def test_the_tree_is_that_of_the_policy(tmp_path: Path) -> None:
     limits, path = bounds(num_pages=80), tmp_path / "run.recording"
     record(path, limits, requests(150), 900)
     recording = read_recording(path)
-    watch = Watch(restore_limits(recording.header))
+    history = History(restore_limits(recording.header))
     trees = 0
-    for replayed in replay_steps(recording.read_steps(), watch.limits):
-        watch.see(replayed)
+    for replayed in replay_steps(recording.read_steps(), history.limits):
+        history.add_step(replayed)
         state = replayed.after
         assert state is not None
-        nodes = list(state.index.nodes())
+        nodes = list(state.index.iter_nodes())
         for node in nodes:
             parent = max(node.parent.page, 0)
             assert (
-                watch.prefixes.parents[node.page] == parent
-                and watch.prefixes.depths[node.page] == node.depth
+                history.prefixes.parents[node.page] == parent
+                and history.prefixes.depths[node.page] == node.depth
             )
-        tree = watch.prefixes.tree(watch.indexed(state), state.refs[0])
+        tree = history.prefixes.make_tree(history.list_indexed_pages(state), state.refs[0])
         assert (
             sum(segment[1] * segment[4] for segment in tree[:-1]) + tree[-1][1]
             == len(nodes) * limits.page_size
@@ -254,7 +259,7 @@ def test_equal_leaves_of_one_parent_are_one_with_their_number() -> None:
         [GONE, 16, 0, 9],
         [105, 16, 0, 9],
     ]
-    folded = fold_leaves([[*segment, 1] for segment in tree])
+    folded = fold_equal_leaves([[*segment, 1] for segment in tree])
     assert folded == [
         [GONE, 64, 3, 200, 1],
         [0, 16, 0, 106, 102],  # used last when the latest of them was
@@ -270,7 +275,7 @@ def test_a_large_tree_keeps_its_heaviest_branches() -> None:
         [GONE, 8, 1, 0, 1],
         *([0 if at % 2 else GONE, 8 + at % 100, 0, 0, 1] for at in range(2000)),
     ]
-    kept = keep_largest(segments)
+    kept = keep_largest_segments(segments)
     assert len(kept) == MAX_SEGMENTS + 1
     assert sum(segment[1] for segment in kept) == sum(segment[1] for segment in segments)
     assert kept[0] == [GONE, 8, 1, 0, 1] and kept[-1][4] == len(segments) - MAX_SEGMENTS
@@ -278,9 +283,9 @@ def test_a_large_tree_keeps_its_heaviest_branches() -> None:
 
 
 def test_thinning_keeps_steps_evenly_spread() -> None:
-    thin = Thinned(most=10)
+    thin = ThinnedSteps(most=10)
     for number in range(1000):
-        if thin.wants(number):
+        if thin.keeps_step(number):
             thin.add(number, -number)
     assert 5 <= len(thin.steps) <= 10
     assert len(set(np.diff(thin.steps))) == 1 and thin.values == [-step for step in thin.steps]
@@ -290,10 +295,10 @@ def test_thinning_keeps_steps_evenly_spread() -> None:
 def test_a_row_of_several_pages_shows_what_most_are() -> None:
     kinds = np.array([0, 0, 3, 1, 1, 2, 2, 2, 0, 3], np.uint8)
     # the last of one page and two that are not there
-    assert mostly(kinds, 3).tolist() == [FREE, 1, 2, SHARED]
-    assert mostly(kinds, 1) is kinds
+    assert _downsample_kinds(kinds, 3).tolist() == [FREE, 1, 2, SHARED]
+    assert _downsample_kinds(kinds, 1) is kinds
 
 
 def test_the_page_map_is_packed_four_to_a_byte() -> None:
-    assert packed(np.array([[0, 1, 2, 3], [3, 0, 0, 0]], np.uint8)) == "5AM="
-    assert differences([5, 7, 7]) == [5, 2, 0]
+    assert pack_kinds(np.array([[0, 1, 2, 3], [3, 0, 0, 0]], np.uint8)) == "5AM="
+    assert delta_encode([5, 7, 7]) == [5, 2, 0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from core.record.runs import bounds, requests, run
-from plugins.replay_view.scripts import MS, ONE_SEAT, see, watch_script
+from plugins.replay_view.scripted_runs import MS, ONE_SEAT, run_script, show_step
 from toy_workloads import limits, request
 
 from headstock.builtin import mixed
@@ -17,8 +17,8 @@ from headstock.record.recorded_step import RecordedStep
 from headstock.record.replay import Divergence, ReplayedStep
 from headstock.scheduler import Aborted, Arrived, Event, Plan, State, initial, step
 from headstock.spi import Budget, Choice, View
-from headstock_replay_view.data import collect
-from headstock_replay_view.headline import Headline, axis_end, percentile, summarize
+from headstock_replay_view.headline import Headline, find_axis_end, make_headline, percentile
+from headstock_replay_view.history import SERIES, History
 from headstock_replay_view.lanes import (
     DECODE,
     FIELDS,
@@ -29,27 +29,27 @@ from headstock_replay_view.lanes import (
     STALLED,
     Lanes,
 )
-from headstock_replay_view.page import render
-from headstock_replay_view.watch import SERIES, Watch
+from headstock_replay_view.page import render_page
+from headstock_replay_view.page_data import collect_page_data
 
 
 def numbers(lanes: Lanes, *names: str) -> list[tuple[int, ...]]:
     """Some numbers of each lane."""
-    table = lanes.numbers()
+    table = lanes.list_numbers()
     return list(zip(*(table[name] for name in names), strict=True))
 
 
-def headline(watch: Watch) -> Headline:
+def headline(history: History) -> Headline:
     """The figures of what was watched."""
-    return summarize(watch.columns(), watch.lanes, watch.limits.num_pages[0])
+    return make_headline(history.make_series(), history.lanes, history.limits.num_pages[0])
 
 
-def one_after_the_other() -> Watch:
+def one_after_the_other() -> History:
     """`a` (6 prompt tokens, 3 to generate) takes two steps for its prompt, and `b` (2 and 1) waits
     for its seat.
     """
     a, b = request("a", [1] * 6, 3), request("b", [2] * 2, 1)
-    return watch_script(
+    return run_script(
         ONE_SEAT,
         [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, []), (150, [])],
     )
@@ -86,9 +86,9 @@ def test_the_headline_of_a_run_worked_out_by_hand() -> None:
 
 
 def test_requests_are_counted_by_what_they_do_in_each_step() -> None:
-    watch = one_after_the_other()
+    history = one_after_the_other()
     names = ("queued", "prefilling", "decoding", "stalled", "away", "told")
-    assert [tuple(int(watch.columns()[name][at]) for name in names) for at in range(6)] == [
+    assert [tuple(int(history.make_series()[name][at]) for name in names) for at in range(6)] == [
         (1, 1, 0, 0, 0, 0),
         (1, 1, 0, 0, 0, 0),
         (1, 0, 1, 0, 0, 1),
@@ -98,11 +98,11 @@ def test_requests_are_counted_by_what_they_do_in_each_step() -> None:
     ]
 
 
-def preempting(*more: tuple[int, list[Event]]) -> Watch:
+def preempting(*more: tuple[int, list[Event]]) -> History:
     """`low` (4 and 4) computes 5 tokens, has two, and loses the only seat to `high` (2 and 1)."""
     low, high = request("low", [1] * 4, 4), request("high", [2] * 2, 1, priority=1)
     engine = evolve(ONE_SEAT, max_batch_tokens=8)
-    return watch_script(engine, [(0, [Arrived(low)]), (10, []), (20, [Arrived(high)]), *more])
+    return run_script(engine, [(0, [Arrived(low)]), (10, []), (20, [Arrived(high)]), *more])
 
 
 def test_a_preempted_lane_shows_its_way_back_and_what_was_computed_again() -> None:
@@ -116,27 +116,27 @@ def test_a_preempted_lane_shows_its_way_back_and_what_was_computed_again() -> No
         (0, 0, 1, 3),
     ]
     assert lanes.priorities == [0, 1]
-    assert lanes.away == 0
+    assert lanes.num_preempted == 0
 
 
 def test_a_preempted_request_that_never_comes_back_is_known_from_the_replayed_state() -> None:
-    watch = preempting()
-    assert watch.lanes.segments[0] == [(0, PREFILL), (1, DECODE), (2, PREEMPTED)]
-    figures = headline(watch)
+    history = preempting()
+    assert history.lanes.segments[0] == [(0, PREFILL), (1, DECODE), (2, PREEMPTED)]
+    figures = headline(history)
     assert (figures.never_back, figures.preemptions, figures.preempted, figures.unfinished) == (
         1,
         1,
         1,
         2,
     )
-    assert [int(count) for count in watch.columns()["away"]] == [0, 0, 1]
+    assert [int(count) for count in history.make_series()["away"]] == [0, 0, 1]
 
 
 def test_a_preempted_request_that_is_aborted_ends_there() -> None:
-    watch = preempting((30, [Aborted("low")]))
-    assert watch.lanes.segments[0][-2:] == [(2, PREEMPTED), (3, GONE)]
-    assert watch.lanes.reasons == ["abort", "length"] and watch.lanes.away == 0
-    figures = headline(watch)
+    history = preempting((30, [Aborted("low")]))
+    assert history.lanes.segments[0][-2:] == [(2, PREEMPTED), (3, GONE)]
+    assert history.lanes.reasons == ["abort", "length"] and history.lanes.num_preempted == 0
+    figures = headline(history)
     assert (figures.never_back, figures.aborted, figures.finished) == (1, 1, 1)
 
 
@@ -151,13 +151,13 @@ def leaving_out(number: int) -> Callable[[View, Budget], Choice]:
 
 def test_a_row_that_a_step_leaves_out_stalls() -> None:
     engine = evolve(ONE_SEAT, choose=leaving_out(2))
-    watch = watch_script(
+    history = run_script(
         engine, [(0, [Arrived(request("a", [1] * 2, 3))]), *((10 * at, []) for at in range(1, 6))]
     )
-    assert watch.lanes.segments == [
+    assert history.lanes.segments == [
         [(0, PREFILL), (1, DECODE), (2, STALLED), (3, DECODE), (4, GONE)]
     ]
-    assert headline(watch).stalled == 1
+    assert headline(history).stalled == 1
 
 
 def test_an_id_may_come_again_and_what_can_never_fit_ends_at_once() -> None:
@@ -171,7 +171,7 @@ def test_an_id_may_come_again_and_what_can_never_fit_ends_at_once() -> None:
         (10, [Aborted("same")]),
         (20, []),
     ]
-    lanes = watch_script(ONE_SEAT, script).lanes
+    lanes = run_script(ONE_SEAT, script).lanes
     assert lanes.segments == [
         [(0, PREFILL), (1, GONE)],
         [(0, QUEUED), (0, GONE)],
@@ -183,9 +183,9 @@ def test_an_id_may_come_again_and_what_can_never_fit_ends_at_once() -> None:
 def test_the_hit_rate_is_of_prompts_when_they_are_first_seated() -> None:
     engine = limits(max_rows=1)
     a, b = request("a", [*range(9)], 2), request("b", [*range(9)], 1)
-    watch = watch_script(engine, [(0, [Arrived(a)]), (10, [Arrived(b)]), (20, []), (30, [])])
-    assert numbers(watch.lanes, "prompt", "cached") == [(9, 0), (9, 8)]
-    assert headline(watch).hit_rate == 8 / 18
+    history = run_script(engine, [(0, [Arrived(a)]), (10, [Arrived(b)]), (20, []), (30, [])])
+    assert numbers(history.lanes, "prompt", "cached") == [(9, 0), (9, 8)]
+    assert headline(history).hit_rate == 8 / 18
 
 
 def test_the_busiest_step_is_the_first_of_most_tokens_then_of_most_requests() -> None:
@@ -194,7 +194,7 @@ def test_the_busiest_step_is_the_first_of_most_tokens_then_of_most_requests() ->
     series["prefill"] += [1, 4, 2, 4, 4]
     series["decode"] += [5, 3, 4, 3, 3]
     series["running"] += [9, 3, 9, 4, 4]
-    assert summarize(series, lanes, 10).busiest == 3
+    assert make_headline(series, lanes, 10).busiest == 3
 
 
 def test_steps_above_p99_are_listed_and_do_not_move_the_axis() -> None:
@@ -204,22 +204,22 @@ def test_steps_above_p99_are_listed_and_do_not_move_the_axis() -> None:
     lengths[[40, 150]] = 700 * MS, 900 * MS
     series["at"][1:] = np.cumsum(lengths)
     series["decode"] += 1
-    figures = summarize(series, Lanes(ONE_SEAT), 10)
+    figures = make_headline(series, Lanes(ONE_SEAT), 10)
     assert (figures.slow_from, figures.slow, figures.slowest) == (5, (40, 150), 150)
 
 
 def test_one_outlier_among_few_steps_does_not_move_the_axis() -> None:
-    assert axis_end(np.array([5, 9, 5, 400, 6])) == 9
-    assert axis_end(np.array([5] * 98 + [400])) == 5
-    assert axis_end(np.array([5] * 99 + [400])) == 5
-    assert axis_end(np.array([5] * 98 + [300, 400])) == 300
-    assert axis_end(np.array([7])) == 7 and axis_end(np.zeros(0, np.int64)) is None
+    assert find_axis_end(np.array([5, 9, 5, 400, 6])) == 9
+    assert find_axis_end(np.array([5] * 98 + [400])) == 5
+    assert find_axis_end(np.array([5] * 99 + [400])) == 5
+    assert find_axis_end(np.array([5] * 98 + [300, 400])) == 300
+    assert find_axis_end(np.array([7])) == 7 and find_axis_end(np.zeros(0, np.int64)) is None
 
 
 def test_time_in_which_nothing_was_computed_is_not_busy() -> None:
     a, b = request("a", [1] * 2, 1), request("b", [2] * 2, 1)
-    watch = watch_script(ONE_SEAT, [(0, [Arrived(a)]), (10, []), (5010, [Arrived(b)]), (5030, [])])
-    figures = headline(watch)
+    history = run_script(ONE_SEAT, [(0, [Arrived(a)]), (10, []), (5010, [Arrived(b)]), (5030, [])])
+    figures = headline(history)
     assert (figures.span, figures.busy) == (5.03, 0.03)
     assert figures.output_rate == pytest.approx(2 / 0.03)
     assert figures.step_ms == (10, 20)
@@ -245,12 +245,12 @@ def test_lanes_agree_with_plans_and_queues_in_every_step(overlap: bool, reuse: b
         if reuse
         else bounds(num_pages=80, overlap=overlap, policy=None)
     )
-    watch, states, plans = Watch(engine), list[State](), list[Plan]()
+    history, states, plans = History(engine), list[State](), list[Plan]()
     for number, (events, state, plan) in enumerate(run(engine, requests(120), 700)):
-        see(watch, number, number * MS, list(events), state, plan)
+        show_step(history, number, number * MS, list(events), state, plan)
         states.append(state)
         plans.append(plan)
-    lanes, count = watch.lanes, len(states)
+    lanes, count = history.lanes, len(states)
     done = np.full((len(lanes.ids), count), GONE)
     for lane, segments in enumerate(lanes.segments):
         for (start, phase), (stop, _) in pairwise([*segments, (count, GONE)]):
@@ -265,7 +265,7 @@ def test_lanes_agree_with_plans_and_queues_in_every_step(overlap: bool, reuse: b
         assert {lanes.ids[lane] for lane in np.flatnonzero(at == QUEUED)} == {
             entry.request.id for entry in state.waiting if not entry.preemptions
         }
-    table = lanes.numbers()
+    table = lanes.list_numbers()
     assert sum(table["preemptions"]) == states[-1].num_preempted > 0
     assert sum(table["output"]) == sum(int(state.accepted.counts.sum()) for state in states)
     ended = {ended.id: (ended.reason, ended.cached) for state in states for ended in state.ended}
@@ -277,26 +277,29 @@ def test_lanes_agree_with_plans_and_queues_in_every_step(overlap: bool, reuse: b
 
 
 def test_a_step_that_differs_is_not_drawn() -> None:
-    watch = one_after_the_other()
+    history = one_after_the_other()
     state, plan = step(initial(ONE_SEAT), [Arrived(request("c", [1], 1))], ONE_SEAT)
     wrong = Divergence(step=6, field="rows", recorded="[1]", replayed="[0]")
     recorded = RecordedStep(number=6, at=0, events=(), plan=plan, admissions=(), error="")
-    watch.see(ReplayedStep(recorded=recorded, after=state, divergence=wrong))
-    assert len(watch.series) == 6 and watch.differs == 6 and len(watch.lanes.ids) == 2
+    history.add_step(ReplayedStep(recorded=recorded, after=state, divergence=wrong))
+    assert len(history.series) == 6 and history.differing_step == 6 and len(history.lanes.ids) == 2
 
 
 def test_a_clock_that_goes_back_stands_still() -> None:
-    watch = watch_script(ONE_SEAT, [(10, [Arrived(request("a", [1], 1))]), (3, []), (12, [])])
-    assert watch.columns()["at"].tolist() == [10 * MS, 10 * MS, 12 * MS]
+    history = run_script(ONE_SEAT, [(10, [Arrived(request("a", [1], 1))]), (3, []), (12, [])])
+    assert history.make_series()["at"].tolist() == [10 * MS, 10 * MS, 12 * MS]
 
 
 def test_numbers_of_any_size_are_drawn() -> None:
     # waits behind the other, so no array holds its priority
     late = request("late", [1], 1, priority=-(2**80))
     script = [(-(2**63) / MS, [Arrived(request("a", [1], 3)), Arrived(late)]), (2**63 / MS, [])]
-    watch = watch_script(ONE_SEAT, script)
+    history = run_script(ONE_SEAT, script)
     assert (
-        watch.columns()["at"].tolist() == [0, 2**62] and headline(watch).ttft == (2**62 / 1e9,) * 2
+        history.make_series()["at"].tolist() == [0, 2**62]
+        and headline(history).ttft == (2**62 / 1e9,) * 2
     )
     header = {"model": "toy", "headstock": "1", "scheduler": "mixed", "cache": None}
-    assert f'"priority":["0","{-(2**80)}"]' in render(collect(watch, header, "fine"))
+    assert f'"priority":["0","{-(2**80)}"]' in render_page(
+        collect_page_data(history, header, "fine")
+    )

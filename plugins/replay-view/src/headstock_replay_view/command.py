@@ -9,10 +9,10 @@ from headstock.cli import check_distinct_files, fold_line, terminal_width
 from headstock.config import FlagParser
 from headstock.errors import CannotRun, ModelError, UsageError, shorten
 from headstock.record import Recording, read_recording, replay_recording, restore_limits
-from headstock_replay_view.data import collect
-from headstock_replay_view.page import render
+from headstock_replay_view.history import History
+from headstock_replay_view.page import render_page
+from headstock_replay_view.page_data import collect_page_data
 from headstock_replay_view.timeline import Timeline
-from headstock_replay_view.watch import Watch
 
 EPILOG = """
 'headstock run --record FILE' and 'headstock bench --record FILE' make recordings; so does an engine
@@ -77,8 +77,8 @@ def write_timeline(recording: Recording, path: str) -> None:
         with open(path, "w", encoding="utf-8") as file:
             timeline = Timeline(file)
             for recorded in recording.read_steps():
-                timeline.see(recorded)
-            timeline.end()
+                timeline.add_step(recorded)
+            timeline.finish()
     except OSError as error:
         raise ModelError(
             f"--timeline {shorten(path)}: cannot be written: {error.strerror}"
@@ -91,10 +91,14 @@ def write_page(recording: Recording, path: str, *, check: bool) -> int:
     raises: ModelError
     """
     limits = restore_limits(recording.header, check=check)
-    watch = Watch(limits)
-    verdict = replay_recording(recording, limits, watch.see)
+    history = History(limits)
+    verdict = replay_recording(recording, limits, history.add_step)
     print(fold_line(str(verdict), terminal_width(sys.stdout), 0))
-    text = render(collect(watch, recording.header, str(verdict), is_complete=recording.is_complete))
+    text = render_page(
+        collect_page_data(
+            history, recording.header, str(verdict), is_complete=recording.is_complete
+        )
+    )
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -58,20 +58,20 @@ class Headline:
     slowest: int
 
 
-def summarize(series: Mapping[str, Ints], lanes: Lanes, all_pages: int) -> Headline:
+def make_headline(series: Mapping[str, Ints], lanes: Lanes, all_pages: int) -> Headline:
     """The figures of a run.   series: by name, an entry for each step; "at" in nanoseconds"""
     count = len(series["at"])
-    table = {name: np.array(values, np.int64) for name, values in lanes.numbers().items()}
+    table = {name: np.array(values, np.int64) for name, values in lanes.list_numbers().items()}
     seated, ended = table["seated"] >= 0, table["ended"] >= 0
     reasons = np.array(lanes.reasons, object)
     failed, finished = reasons == "error", np.isin(reasons, ("stop", "length"))
     tokens = series["prefill"] + series["decode"]
-    lengths = step_lengths(series["at"], tokens)
+    lengths = _measure_steps(series["at"], tokens)
     ran = lengths[lengths >= 0]
     busy, output = float(ran.sum()) / 1e9, int(table["output"].sum())
     looked_up = int(table["prompt"][seated].sum())
     cached = int(table["cached"].sum())
-    top = axis_end(ran)
+    top = find_axis_end(ran)
     return Headline(
         steps=count,
         span=float(series["at"][-1] - series["at"][0]) / 1e9 if count else 0.0,
@@ -85,13 +85,13 @@ def summarize(series: Mapping[str, Ints], lanes: Lanes, all_pages: int) -> Headl
         prompt_tokens=int(series["prefill"].sum()),
         output_rate=output / busy if busy else None,
         input_rate=float(series["prefill"].sum()) / busy if busy else None,
-        ttft=pair(np.array(sorted(lanes.waits), np.int64), 1e9),
-        gap=pair_of_counts(lanes.gaps),
+        ttft=_percentile_pair(np.array(sorted(lanes.waits), np.int64), 1e9),
+        gap=_weighted_percentile_pair(lanes.gaps),
         hit_rate=cached / looked_up if looked_up else None,
         cached_tokens=cached,
         preemptions=int(table["preemptions"].sum()),
         preempted=int((table["preemptions"] > 0).sum()),
-        never_back=sum(is_away(steps) for steps in lanes.segments),
+        never_back=sum(_is_away(steps) for steps in lanes.segments),
         recomputed=int(table["recomputed"].sum()),
         stalled=int(table["stalled"].sum()),
         running=int(series["running"].max(initial=0)),
@@ -99,20 +99,20 @@ def summarize(series: Mapping[str, Ints], lanes: Lanes, all_pages: int) -> Headl
         pages=int((series["live"] + series["shared"]).max(initial=0)),
         all_pages=all_pages,
         busiest=int(np.lexsort((-series["running"], -tokens))[0]) if count else 0,
-        step_ms=pair(ran, 1e6),
+        step_ms=_percentile_pair(ran, 1e6),
         slow_from=None if top is None else top / 1e6,
         slow=() if top is None else tuple(np.flatnonzero(lengths > top).tolist()),
         slowest=int(lengths.argmax()) if len(ran) else 0,
     )
 
 
-def is_away(segments: list[tuple[int, int]]) -> bool:
+def _is_away(segments: list[tuple[int, int]]) -> bool:
     """Whether a request was preempted and got no seat again, ended or not."""
     phases = [phase for _, phase in segments if phase != GONE]
     return phases[-1] == PREEMPTED
 
 
-def step_lengths(at: Ints, tokens: Ints) -> Ints:
+def _measure_steps(at: Ints, tokens: Ints) -> Ints:
     """Nanoseconds from each step to the next; -1 for one that computed nothing, and the last, which
     has no next.
     """
@@ -130,7 +130,7 @@ def percentile(values: Ints, share: float) -> int | None:
     return int(np.partition(values, rank - 1)[rank - 1])
 
 
-def axis_end(values: Ints) -> int | None:
+def find_axis_end(values: Ints) -> int | None:
     """Percentile 99; of fewer than 100 values, where that is the largest, the largest but one: an
     outlier among few flattens nothing either.
     """
@@ -139,13 +139,13 @@ def axis_end(values: Ints) -> int | None:
     return percentile(values, 99)
 
 
-def pair(values: Ints, unit: float) -> tuple[float, float] | None:
+def _percentile_pair(values: Ints, unit: float) -> tuple[float, float] | None:
     """Percentiles 50 and 99 in units of `unit`."""
     low, high = percentile(values, 50), percentile(values, 99)
     return None if low is None or high is None else (low / unit, high / unit)
 
 
-def pair_of_counts(counts: Mapping[int, int]) -> tuple[float, float] | None:
+def _weighted_percentile_pair(counts: Mapping[int, int]) -> tuple[float, float] | None:
     """Percentiles 50 and 99 of nanoseconds by how often each came, in seconds."""
     if not counts:
         return None

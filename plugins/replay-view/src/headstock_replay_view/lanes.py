@@ -33,8 +33,8 @@ FIELDS = (
 )
 """The numbers kept of every request: steps of its milestones (-1: never came), tokens, counts."""
 
-ARRIVED, SEATED, FIRST, ENDED, PROMPT, CACHED, OUTPUT, PREEMPTIONS, RECOMPUTED, STALLS = range(10)
-TOLD_AT, LOST = 10, 11
+ARRIVED, ADMITTED, FIRST, ENDED, PROMPT, CACHED, OUTPUT, PREEMPTIONS, RECOMPUTED, STALLS = range(10)
+LAST_TOKEN_AT, LOST = 10, 11
 """Nanoseconds of the last token, and tokens that were computed before a preemption; for counting
 alone.
 """
@@ -58,52 +58,52 @@ class Lanes:
     gaps: Counter[int] = field(factory=Counter)
     waits: list[int] = field(factory=list)
     num_stalls: int = 0
-    away: int = 0
+    num_preempted: int = 0
     table: Ints = field(factory=lambda: np.zeros((LOST + 1, 64), np.int64))
     lane_of: Ints = field(factory=lambda: np.zeros(64, np.int64))
     admission_ids: Ints = field(init=False)
-    computed: Ints = field(init=False)
+    num_computed: Ints = field(init=False)
     phases: Ints = field(init=False)
-    sampled: Ints = field(init=False)
-    starts: list[int] = field(factory=list)
+    has_sampled: Ints = field(init=False)
+    arrival_times: list[int] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         rows = self.limits.max_rows
         self.admission_ids = np.zeros(rows, np.int32)
-        self.computed = np.zeros(rows, np.int32)
+        self.num_computed = np.zeros(rows, np.int32)
         self.phases = np.full(rows, GONE, np.int8)
-        self.sampled = np.zeros(rows, bool)
+        self.has_sampled = np.zeros(rows, bool)
 
-    def see(self, recorded: RecordedStep, at: int, state: State, plan: Plan) -> None:
+    def add_step(self, recorded: RecordedStep, at: int, state: State, plan: Plan) -> None:
         """Take in a step that began at `at` nanoseconds and led to `state`."""
         number, admission_ids = recorded.number, state.row_counters[RowCounter.ADMISSION_ID]
         for event in recorded.events:
             if isinstance(event, Arrived):
-                self.add_lane(event.request, number, at)
-        self.count_tokens(state, number, at)
-        self.end_lanes(state, number)
+                self._add_lane(event.request, number, at)
+        self._count_tokens(state, number, at)
+        self._end_lanes(state, number)
         if not np.array_equal(admission_ids, self.admission_ids):
-            self.change_seats(state, number)
-        self.follow_rows(state, plan, number)
-        self.admission_ids, self.computed = (
+            self._change_rows(state, number)
+        self._follow_rows(state, plan, number)
+        self.admission_ids, self.num_computed = (
             admission_ids,
             state.row_counters[RowCounter.NUM_COMPUTED],
         )
 
-    def add_lane(self, request: Request, number: int, at: int) -> None:
+    def _add_lane(self, request: Request, number: int, at: int) -> None:
         """Begin the lane of a request that queues."""
         lane = len(self.ids)
-        self.table = grown(self.table, lane)
+        self.table = _grow(self.table, lane)
         self.table[:, lane] = 0
-        self.table[[SEATED, FIRST, ENDED], lane] = -1
+        self.table[[ADMITTED, FIRST, ENDED], lane] = -1
         self.table[[ARRIVED, PROMPT], lane] = number, len(request.prompt)
         self.priorities.append(request.priority)
         self.ids.append(request.id)
         self.reasons.append("")
         self.segments.append([(number, QUEUED)])
-        self.starts.append(at)
+        self.arrival_times.append(at)
 
-    def count_tokens(self, state: State, number: int, at: int) -> None:
+    def _count_tokens(self, state: State, number: int, at: int) -> None:
         """Count the output tokens that the step was told of, and the time that each request waited
         for them.
         """
@@ -116,12 +116,12 @@ class Lanes:
         again = table[FIRST, lanes] >= 0
         new, old = lanes[~again], lanes[again]
         table[FIRST, new] = number
-        self.waits += [at - self.starts[lane] for lane in new.tolist()]
-        gaps, counts = np.unique(at - table[TOLD_AT, old], return_counts=True)
+        self.waits += [at - self.arrival_times[lane] for lane in new.tolist()]
+        gaps, counts = np.unique(at - table[LAST_TOKEN_AT, old], return_counts=True)
         self.gaps.update(dict(zip(gaps.tolist(), counts.tolist(), strict=True)))
-        table[TOLD_AT, lanes] = at
+        table[LAST_TOKEN_AT, lanes] = at
 
-    def end_lanes(self, state: State, number: int) -> None:
+    def _end_lanes(self, state: State, number: int) -> None:
         """Close the lanes of the requests that ended."""
         queued: set[int] = set()
         if any(not ended.admission_id for ended in state.ended):
@@ -130,15 +130,15 @@ class Lanes:
             lane = (
                 int(self.lane_of[ended.admission_id])
                 if ended.admission_id
-                else self.find_unseated(ended.id, queued)
+                else self._find_waiting_lane(ended.id, queued)
             )
             if self.segments[lane][-1][1] == PREEMPTED:
-                self.away -= 1
+                self.num_preempted -= 1
             self.reasons[lane] = ended.reason
             self.table[ENDED, lane] = number
-            self.put(lane, number, GONE)
+            self._begin_phase(lane, number, GONE)
 
-    def find_unseated(self, id: str, queued: set[int]) -> int:
+    def _find_waiting_lane(self, id: str, queued: set[int]) -> int:
         """The lane of a request that ended without a seat.
 
         queued: arrival numbers of those that still wait
@@ -150,7 +150,7 @@ class Lanes:
             if name == id and lane + 1 not in queued and self.segments[lane][-1][1] in outside
         )
 
-    def change_seats(self, state: State, number: int) -> None:
+    def _change_rows(self, state: State, number: int) -> None:
         """Note who lost a seat without having ended, then who got one."""
         admission_ids = state.row_counters[RowCounter.ADMISSION_ID]
         changed = np.flatnonzero(admission_ids != self.admission_ids)
@@ -158,25 +158,25 @@ class Lanes:
             lane = int(self.lane_of[self.admission_ids[row]])
             if self.table[ENDED, lane] < 0:
                 self.table[PREEMPTIONS, lane] += 1
-                self.table[LOST, lane] = max(self.table[LOST, lane], self.computed[row])
-                self.away += 1
-                self.put(lane, number, PREEMPTED)
+                self.table[LOST, lane] = max(self.table[LOST, lane], self.num_computed[row])
+                self.num_preempted += 1
+                self._begin_phase(lane, number, PREEMPTED)
         self.phases[changed] = GONE
-        self.sampled[changed] = False
+        self.has_sampled[changed] = False
         for row in changed[admission_ids[changed] > 0].tolist():
             lane, admission_id = (
                 int(state.row_counters[RowCounter.ARRIVAL, row]) - 1,
                 int(admission_ids[row]),
             )
-            self.lane_of = grown(self.lane_of, admission_id)
+            self.lane_of = _grow(self.lane_of, admission_id)
             self.lane_of[admission_id] = lane
-            if self.table[SEATED, lane] < 0:
-                self.table[SEATED, lane] = number
+            if self.table[ADMITTED, lane] < 0:
+                self.table[ADMITTED, lane] = number
                 self.table[CACHED, lane] = state.row_counters[RowCounter.NUM_CACHED, row]
             else:
-                self.away -= 1
+                self.num_preempted -= 1
 
-    def follow_rows(self, state: State, plan: Plan, number: int) -> None:
+    def _follow_rows(self, state: State, plan: Plan, number: int) -> None:
         """Note what each seated request does in the step."""
         counters, rows = state.row_counters, plan.rows
         lanes = self.lane_of[plan.admission_ids]
@@ -185,8 +185,8 @@ class Lanes:
         self.table[LOST, lanes[plan.stops >= self.table[LOST, lanes]]] = 0
         phases = self.phases.copy()
         phases[counters[RowCounter.ADMISSION_ID] == 0] = GONE
-        phases[rows] = np.where(self.sampled[rows], DECODE, PREFILL)
-        self.sampled[rows[plan.samples > 0]] = True
+        phases[rows] = np.where(self.has_sampled[rows], DECODE, PREFILL)
+        self.has_sampled[rows[plan.samples > 0]] = True
         want = (
             np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])
             > counters[RowCounter.NUM_COMPUTED]
@@ -197,10 +197,10 @@ class Lanes:
         phases[stalled] = STALLED
         self.table[STALLS, counters[RowCounter.ARRIVAL, stalled] - 1] += 1
         for row in np.flatnonzero((phases != self.phases) & (phases != GONE)).tolist():
-            self.put(int(counters[RowCounter.ARRIVAL, row]) - 1, number, int(phases[row]))
+            self._begin_phase(int(counters[RowCounter.ARRIVAL, row]) - 1, number, int(phases[row]))
         self.phases = phases
 
-    def put(self, lane: int, number: int, phase: int) -> None:
+    def _begin_phase(self, lane: int, number: int, phase: int) -> None:
         """Begin a phase of a lane; one that lasted no step is forgotten."""
         steps = self.segments[lane]
         if phase == STALLED:
@@ -219,14 +219,14 @@ class Lanes:
         prefill, decode, stalled = (
             int(np.count_nonzero(self.phases == phase)) for phase in (PREFILL, DECODE, STALLED)
         )
-        return len(state.waiting) - self.away, prefill, decode, stalled, self.away
+        return len(state.waiting) - self.num_preempted, prefill, decode, stalled, self.num_preempted
 
-    def numbers(self) -> dict[str, list[int]]:
+    def list_numbers(self) -> dict[str, list[int]]:
         """Each of FIELDS, a list with an entry for each request in the order they came."""
         return {name: self.table[at, : len(self.ids)].tolist() for at, name in enumerate(FIELDS)}
 
 
-def grown(array: Ints, index: int) -> Ints:
+def _grow(array: Ints, index: int) -> Ints:
     """The array with room for `index` along its last axis."""
     if index < array.shape[-1]:
         return array

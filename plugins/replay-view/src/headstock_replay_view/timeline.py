@@ -18,10 +18,10 @@ ENGINE, REQUESTS = 1, 2
 
 @define
 class Track:
-    """One request: what it is doing since when, in nanoseconds."""
+    """One request: what it does since when, in nanoseconds."""
 
     number: int
-    doing: str = ""
+    activity: str = ""
     since: int = 0
     until: int = 0
     tokens: int = 0
@@ -45,47 +45,47 @@ class Timeline:
     by_admission_id: dict[int, str] = field(factory=dict)
     written: int = 0
 
-    def see(self, recorded: RecordedStep) -> None:
+    def add_step(self, recorded: RecordedStep) -> None:
         """Take the next step in."""
         if self.start is None:
             self.start = recorded.at
             self.file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            self.name("process_name", ENGINE, 0, "engine")
-            self.name("thread_name", ENGINE, 0, "steps")
-            self.name("process_name", REQUESTS, 0, "requests")
+            self._write_name("process_name", ENGINE, 0, "engine")
+            self._write_name("thread_name", ENGINE, 0, "steps")
+            self._write_name("process_name", REQUESTS, 0, "requests")
         if self.previous is not None and self.previous.plan is not None:
-            self.run(self.previous, self.previous.plan, recorded.at)
-        self.hear(recorded)
+            self._draw_step(self.previous, self.previous.plan, recorded.at)
+        self._apply_events(recorded)
         self.previous = recorded
 
-    def hear(self, recorded: RecordedStep) -> None:
+    def _apply_events(self, recorded: RecordedStep) -> None:
         """Note who came, left and was seated."""
         for event in recorded.events:
             match event:
                 case Arrived(request):
-                    track = self.track(request.id)
-                    self.slice(track, track.until)
-                    track.doing, track.since = "queued", recorded.at
+                    track = self._get_track(request.id)
+                    self._draw_activity(track, track.until)
+                    track.activity, track.since = "queued", recorded.at
                 case Aborted(id):
-                    if id in self.tracks and self.tracks[id].doing == "queued":
-                        self.slice(self.tracks[id], recorded.at)
+                    if id in self.tracks and self.tracks[id].activity == "queued":
+                        self._draw_activity(self.tracks[id], recorded.at)
         if recorded.error:
-            self.put("i", ENGINE, 0, recorded.at, f"failed: {recorded.error}", s="g")
+            self._write_event("i", ENGINE, 0, recorded.at, f"failed: {recorded.error}", s="g")
         if recorded.plan is None:
             return
         admission_ids = dict(
             zip(recorded.plan.rows.tolist(), recorded.plan.admission_ids.tolist(), strict=True)
         )
         for seat in recorded.admissions:
-            track = self.track(seat.id)
+            track = self._get_track(seat.id)
             if seat.preemptions:
-                self.slice(track, track.until)
-                track.doing, track.since = "preempted", track.until
-            self.slice(track, recorded.at)
-            track.doing = ""
+                self._draw_activity(track, track.until)
+                track.activity, track.since = "preempted", track.until
+            self._draw_activity(track, recorded.at)
+            track.activity = ""
             self.by_admission_id[admission_ids.get(seat.row, 0)] = seat.id
 
-    def run(self, recorded: RecordedStep, plan: Plan, end: int) -> None:
+    def _draw_step(self, recorded: RecordedStep, plan: Plan, end: int) -> None:
         """Draw a step that lasted until `end`."""
         if not len(plan.rows):
             return
@@ -96,7 +96,7 @@ class Timeline:
             "rows": len(counts),
             "decode": plan.num_decode,
         }
-        self.put(
+        self._write_event(
             "X",
             ENGINE,
             0,
@@ -105,8 +105,8 @@ class Timeline:
             dur=(end - recorded.at) / 1000,
             args=facts,
         )
-        self.put("C", ENGINE, 0, recorded.at, "step", args={"tokens": facts["tokens"]})
-        self.put(
+        self._write_event("C", ENGINE, 0, recorded.at, "step", args={"tokens": facts["tokens"]})
+        self._write_event(
             "C",
             ENGINE,
             0,
@@ -118,59 +118,65 @@ class Timeline:
             zip(plan.admission_ids.tolist(), counts.tolist(), strict=True)
         ):
             id = self.by_admission_id.setdefault(admission_id, f"seated earlier, {admission_id}")
-            self.act(
-                self.track(id),
+            self._extend_activity(
+                self._get_track(id),
                 "decode" if i < plan.num_decode else "prefill chunk",
                 recorded,
                 end,
                 count,
             )
 
-    def act(self, track: Track, doing: str, recorded: RecordedStep, end: int, count: int) -> None:
+    def _extend_activity(
+        self, track: Track, activity: str, recorded: RecordedStep, end: int, count: int
+    ) -> None:
         """Note that a request did something in a step."""
-        goes_on = doing == "decode" and track.doing == doing and track.until == recorded.at
+        goes_on = activity == "decode" and track.activity == activity and track.until == recorded.at
         if not goes_on:
-            self.slice(track, track.until)
-            track.doing, track.since, track.tokens, track.steps = doing, recorded.at, 0, 0
+            self._draw_activity(track, track.until)
+            track.activity, track.since, track.tokens, track.steps = activity, recorded.at, 0, 0
             track.first = recorded.number
         track.until = end
         track.tokens += count
         track.steps += 1
 
-    def track(self, id: str) -> Track:
+    def _get_track(self, id: str) -> Track:
         """The request's track, begun when it is new."""
         if id not in self.tracks:
             # A track that has its process's number is its main thread to Perfetto, which is shown
             # first.
             number = REQUESTS + 1 + len(self.tracks)
             self.tracks[id] = Track(number)
-            self.name("thread_name", REQUESTS, number, id)
+            self._write_name("thread_name", REQUESTS, number, id)
         return self.tracks[id]
 
-    def slice(self, track: Track, end: int) -> None:
+    def _draw_activity(self, track: Track, end: int) -> None:
         """Draw what the request has been doing until `end`."""
-        if track.doing and end > track.since:
+        if track.activity and end > track.since:
             facts = (
                 {"tokens": track.tokens, "steps": track.steps, "first step": track.first}
                 if track.steps
                 else {}
             )
             span = (end - track.since) / 1000
-            self.put("X", REQUESTS, track.number, track.since, track.doing, dur=span, args=facts)
-        track.doing, track.since, track.tokens, track.steps = "", end, 0, 0
+            self._write_event(
+                "X", REQUESTS, track.number, track.since, track.activity, dur=span, args=facts
+            )
+        track.activity, track.since, track.tokens, track.steps = "", end, 0, 0
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Draw what is unfinished and close the trace."""
         for track in self.tracks.values():
             last = self.previous.at if self.previous is not None else track.until
-            self.slice(track, last if track.doing == "queued" else track.until)
+            self._draw_activity(track, last if track.activity == "queued" else track.until)
         self.file.write(("" if self.start is not None else '{"traceEvents":[') + "\n]}\n")
 
-    def name(self, what: str, process: int, thread: int, name: str) -> None:
+    def _write_name(self, what: str, process: int, thread: int, name: str) -> None:
         """Name a process or a thread of the trace."""
-        self.put("M", process, thread, self.start or 0, what, args={"name": name})
+        self._write_event("M", process, thread, self.start or 0, what, args={"name": name})
 
-    def put(self, phase: str, process: int, thread: int, at: int, name: str, **more: Any) -> None:
+    def _write_event(
+        self, phase: str, process: int, thread: int, at: int, name: str, **more: Any
+    ) -> None:
         """Write one event of the trace; times are microseconds since the first step."""
         event = {
             "ph": phase,

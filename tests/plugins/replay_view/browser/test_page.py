@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from core.record.runs import bounds, record, recorder, requests
 from playwright.sync_api import Browser
-from plugins.replay_view.scripts import HOSTILE, ONE_SEAT, hostile_page, watch_script
+from plugins.replay_view.scripted_runs import HOSTILE, ONE_SEAT, hostile_page, run_script
 from toy_workloads import request
 
 from headstock.cli.main import main
 from headstock.scheduler import Arrived, Limits
-from headstock_replay_view.data import collect
-from headstock_replay_view.page import render
-from headstock_replay_view.watch import Watch
+from headstock_replay_view.history import History
+from headstock_replay_view.page import render_page
+from headstock_replay_view.page_data import collect_page_data
 
 from .browsing import (
     colour,
@@ -49,13 +49,13 @@ def data_of_toy() -> dict[str, Any]:
     """
     a, b = request("a", [1] * 6, 3), request("b", [2] * 2, 1)
     script = [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, []), (900, [])]
-    return collect(watch_script(ONE_SEAT, script), HEADER, "6 steps, identical")
+    return collect_page_data(run_script(ONE_SEAT, script), HEADER, "6 steps, identical")
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of two requests of one seat."""
-    return written(tmp_path_factory.mktemp("toy"), render(data_of_toy()))
+    return written(tmp_path_factory.mktemp("toy"), render_page(data_of_toy()))
 
 
 @pytest.fixture(scope="module")
@@ -222,8 +222,8 @@ def test_slow_steps_are_marked_and_reached(browser: Browser, tmp_path: Path) -> 
         (sum(lengths[:at]), []) for at in range(len(lengths) + 1)
     ]
     script[0] = (0, [Arrived(request("a", [1], 150))])
-    data = collect(watch_script(ONE_SEAT, script), HEADER, "fine")
-    with open_page(browser, written(tmp_path, render(data))) as page:
+    data = collect_page_data(run_script(ONE_SEAT, script), HEADER, "fine")
+    with open_page(browser, written(tmp_path, render_page(data))) as page:
         said = "The axis ends at p99, 5 ms; ▲ 1 step took longer, at most 700 ms (step 40)."
         assert said in str(page.locator("#ms-note").text_content())
         page.get_by_role("button", name="Next slow step").click()
@@ -246,7 +246,7 @@ def test_equal_leaves_are_one_block_with_their_number(browser: Browser, tmp_path
         "steps": [0],
         "segments": [[[-1, 64, 2, 0, 1], [0, 64, 0, 0, 102], [-1, 0, 0, 0, 0]]],
     }
-    with open_page(browser, written(tmp_path, render(data))) as page:
+    with open_page(browser, written(tmp_path, render_page(data))) as page:
         assert "6,592 tokens in 103 blocks" in str(page.locator("#tree-note").text_content())
         box = page.locator("#tree").bounding_box()
         assert box is not None and box["height"] < 60
@@ -394,4 +394,4 @@ def test_an_empty_recording_opens(browser: Browser, tmp_path: Path) -> None:
         assert page.locator("#readout").text_content() == "no step "
         press(page, "j", "ArrowRight", "b", "o", "t", "End", "Enter", "l", "+", "0")
         assert page.locator("#lanes-note").text_content() == "No request came."
-    assert Watch(bounds()).series == []
+    assert History(bounds()).series == []

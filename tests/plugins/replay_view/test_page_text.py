@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from plugins.replay_view.scripts import ONE_SEAT, watch_script
+from plugins.replay_view.scripted_runs import ONE_SEAT, run_script
 from toy_workloads import request
 
 from headstock.scheduler import Arrived
-from headstock_replay_view.data import collect
-from headstock_replay_view.words import digits, list_facts, list_slowest, list_tiles, seconds
+from headstock_replay_view.page_data import collect_page_data
+from headstock_replay_view.page_text import (
+    format_number,
+    format_seconds,
+    list_facts,
+    list_slowest,
+    list_tiles,
+)
 
 HEADER = {"model": "toy", "headstock": "1", "scheduler": "mixed", "cache": None}
 
@@ -27,11 +33,11 @@ HEADER = {"model": "toy", "headstock": "1", "scheduler": "mixed", "cache": None}
     ],
 )
 def test_a_time_has_three_digits_and_the_unit_that_suits_it(value: float, text: str) -> None:
-    assert seconds(value) == text
+    assert format_seconds(value) == text
 
 
 def test_a_number_has_three_digits_or_all_before_its_point() -> None:
-    assert [digits(value) for value in (4.444, 9.996, 99.96, 31234.2)] == [
+    assert [format_number(value) for value in (4.444, 9.996, 99.96, 31234.2)] == [
         "4.44",
         "10.0",
         "100",
@@ -42,7 +48,7 @@ def test_a_number_has_three_digits_or_all_before_its_point() -> None:
 def test_tiles_facts_and_the_table_of_a_run_worked_out_by_hand() -> None:
     a, b = request("a", [1] * 6, 3), request("b", [2] * 2, 1)
     script = [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, [])]
-    data = collect(watch_script(ONE_SEAT, script), HEADER, "fine", is_complete=False)
+    data = collect_page_data(run_script(ONE_SEAT, script), HEADER, "fine", is_complete=False)
     tiles = {
         tile.name.replace("\xa0", " "): (tile.value, tile.detail)
         for tile in list_tiles(data["headline"])

@@ -7,9 +7,9 @@ from typing import Any
 
 from attrs import frozen
 
-NOTHING = "-"
+NO_VALUE = "-"
 MAX_SLOWEST = 20
-COLUMNS = ("request", "arrived", "first token after", "output tokens", "preempted", "ended")
+COLUMN_NAMES = ("request", "arrived", "first token after", "output tokens", "preempted", "ended")
 
 
 @frozen(kw_only=True)
@@ -35,29 +35,29 @@ def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
     return [
         Tile(
             name="Output tokens/s",
-            value=rate(f["output_rate"]),
-            detail=f"{f['output_tokens']:,} tokens in {seconds(f['busy'])}; "
-            f"{rate(f['input_rate'])} prompt tokens/s",
+            value=_format_rate(f["output_rate"]),
+            detail=f"{f['output_tokens']:,} tokens in {format_seconds(f['busy'])}; "
+            f"{_format_rate(f['input_rate'])} prompt tokens/s",
             meaning="output tokens that became known, by the time of all steps that computed "
             "something.",
         ),
         Tile(
             name="Time to first token, p50\u00a0/\u00a0p99",
-            value=both(f["ttft"]),
+            value=_format_pair(f["ttft"]),
             detail="from the step that first saw the request",
             meaning="from the step that first saw a request to the step that was told of its "
             "first token.",
         ),
         Tile(
             name="Time between tokens, p50\u00a0/\u00a0p99",
-            value=both(f["gap"]),
+            value=_format_pair(f["gap"]),
             detail="of all tokens after a request's first",
             meaning="from one step that was told of a request's tokens to the next such step, "
             "preemptions included.",
         ),
         Tile(
             name="Prefix hit rate",
-            value=NOTHING if f["hit_rate"] is None else f"{f['hit_rate']:.1%}",
+            value=NO_VALUE if f["hit_rate"] is None else f"{f['hit_rate']:.1%}",
             detail=f"{f['cached_tokens']:,} prompt tokens from the index",
             meaning="share of prompt tokens that were in the prefix index when a request was "
             "first seated.",
@@ -65,21 +65,22 @@ def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
         Tile(
             name="Requests",
             value=f"{f['requests']:,}",
-            detail=f"{parts(ends)}; at most {f['running']:,} running, {f['waiting']:,} waiting",
+            detail=f"{_join_counts(ends)}; at most {f['running']:,} running, "
+            f"{f['waiting']:,} waiting",
             meaning="requests that the scheduler was told of, by how they ended.",
         ),
         Tile(
             name="Preemptions",
             value=f"{f['preemptions']:,}",
             detail=f"of {f['preempted']:,} requests; {f['recomputed']:,} tokens computed again"
-            + (f"; {parts(lost)}" if f["never_back"] else ""),
+            + (f"; {_join_counts(lost)}" if f["never_back"] else ""),
             meaning="how often a request lost its seat before it ended; what it had computed is "
             "computed again unless the prefix index kept it.",
         ),
         Tile(
             name="Steps",
             value=f"{f['steps']:,}",
-            detail=f"p50 / p99 {both(f['step_ms'], 1000)}; {f['stalled']:,} stalls",
+            detail=f"p50 / p99 {_format_pair(f['step_ms'], 1000)}; {f['stalled']:,} stalls",
             meaning="scheduling steps; a stall is a request with a seat and work to do that a "
             "step left out.",
         ),
@@ -97,7 +98,7 @@ def list_facts(data: Mapping[str, Any]) -> list[str]:
     """What the engine was made of."""
     figures, limits = data["headline"], data["limits"]
     return [
-        f"{figures['steps']:,} steps in {seconds(figures['span'])}",
+        f"{figures['steps']:,} steps in {format_seconds(figures['span'])}",
         *(f"{kind} {name}" for kind, name in data["parts"].items()),
         *(f"{value:,} {name}" for name, value in limits.items()),
         f"headstock {data['headstock']}",
@@ -113,49 +114,51 @@ def list_slowest(data: Mapping[str, Any]) -> dict[str, Any]:
         total += step
         at.append(total / 1e6)
 
-    def wait(lane: int) -> float:
+    def wait_seconds(lane: int) -> float:
         first = lanes["first"][lane]
         return float("inf") if first < 0 else at[first] - at[lanes["arrived"][lane]]
 
     rows = [
         (
             lanes["ids"][lane],
-            seconds(at[lanes["arrived"][lane]]),
-            NOTHING if lanes["first"][lane] < 0 else seconds(wait(lane)),
+            format_seconds(at[lanes["arrived"][lane]]),
+            NO_VALUE if lanes["first"][lane] < 0 else format_seconds(wait_seconds(lane)),
             f"{lanes['output'][lane]:,}",
             f"{lanes['preemptions'][lane]:,}",
             lanes["reasons"][lane] or "not yet",
         )
-        for lane in sorted(range(len(lanes["ids"])), key=wait, reverse=True)[:MAX_SLOWEST]
+        for lane in sorted(range(len(lanes["ids"])), key=wait_seconds, reverse=True)[:MAX_SLOWEST]
     ]
-    return {"names": COLUMNS, "rows": rows}
+    return {"names": COLUMN_NAMES, "rows": rows}
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """A time to three digits, in the unit that suits it."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= 0.9995 * size:
-            return f"{digits(value / size)} {unit}"
-    return f"{digits(value * 1e6)} µs" if value else "0 s"
+            return f"{format_number(value / size)} {unit}"
+    return f"{format_number(value * 1e6)} µs" if value else "0 s"
 
 
-def digits(value: float) -> str:
+def format_number(value: float) -> str:
     """A number to three digits, or all before its point."""
     return (
         f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
     )
 
 
-def both(pair: tuple[float, float] | None, per_second: float = 1) -> str:
+def _format_pair(pair: tuple[float, float] | None, per_second: float = 1) -> str:
     """Two percentiles."""
-    return NOTHING if pair is None else " / ".join(seconds(each / per_second) for each in pair)
+    return (
+        NO_VALUE if pair is None else " / ".join(format_seconds(each / per_second) for each in pair)
+    )
 
 
-def rate(value: float | None) -> str:
+def _format_rate(value: float | None) -> str:
     """Something a second."""
-    return NOTHING if value is None else digits(value)
+    return NO_VALUE if value is None else format_number(value)
 
 
-def parts(counts: Mapping[str, int]) -> str:
+def _join_counts(counts: Mapping[str, int]) -> str:
     """The counts that are not zero; all of nothing are "none"."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"

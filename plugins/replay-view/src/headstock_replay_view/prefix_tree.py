@@ -15,7 +15,7 @@ MAX_SEGMENTS = 400
 GONE = -1
 
 
-class Prefixes:
+class PrefixTracker:
     """Follows which page comes after which. A page's place is noted when a row shows it among its
     indexed pages.
     """
@@ -26,34 +26,34 @@ class Prefixes:
         self.parents = np.zeros(pages, np.int32)  # 0: begins a sequence
         self.depths = np.zeros(pages, np.int32)
         # number of the last step in which a row held the page
-        self.used = np.zeros(pages, np.int64)
+        self.last_used = np.zeros(pages, np.int64)
         # admission number and indexed pages noted, by row
-        self.shown = np.zeros((2, limits.max_rows), np.int32)
+        self.rows_seen = np.zeros((2, limits.max_rows), np.int32)
         # what the rows held after the last step
-        self.before: tuple[Ints, ...] = (NO_PAGES,) * limits.max_rows
+        self.pages_by_row: tuple[Ints, ...] = (NO_PAGES,) * limits.max_rows
 
-    def see(self, after: State, number: int) -> None:
+    def add_step(self, after: State, number: int) -> None:
         """Note the pages of rows whose indexed pages changed."""
-        before, self.before = self.before, after.pages[0]
-        self.used[after.refs[0] > 0] = number
+        before, self.pages_by_row = self.pages_by_row, after.pages[0]
+        self.last_used[after.refs[0] > 0] = number
         now = after.row_counters[[RowCounter.ADMISSION_ID, RowCounter.NUM_INDEXED]]
-        changed = (now != self.shown).any(0)
-        left = changed & (now[0] != self.shown[0]) & (self.shown[0] > 0)
+        changed = (now != self.rows_seen).any(0)
+        left = changed & (now[0] != self.rows_seen[0]) & (self.rows_seen[0] > 0)
         # it may have indexed pages just before it was preempted
         for row in np.flatnonzero(left).tolist():
-            self.path(before[row])
+            self._link_pages(before[row])
         for row in np.flatnonzero(changed & (now[1] > 0)).tolist():
-            self.path(self.before[row][: now[1, row]])
-        self.shown = now
+            self._link_pages(self.pages_by_row[row][: now[1, row]])
+        self.rows_seen = now
 
-    def path(self, pages: Ints) -> None:
+    def _link_pages(self, pages: Ints) -> None:
         """Note that these pages follow each other from a sequence's start."""
         if len(pages):
             self.parents[pages[0]] = 0
             self.parents[pages[1:]] = pages[:-1]
             self.depths[pages] = np.arange(1, len(pages) + 1)
 
-    def tree(self, indexed: Ints, refs: Ints) -> list[list[int]]:
+    def make_tree(self, indexed: Ints, refs: Ints) -> list[list[int]]:
         """The tree of the indexed pages, pages in a chain with as many holders as one segment,
         parents first.
 
@@ -74,7 +74,7 @@ class Prefixes:
             if follows:
                 at = int(segment_of[parent])
                 segments[at][1] += self.page_size
-                segments[at][3] = max(segments[at][3], int(self.used[page]))
+                segments[at][3] = max(segments[at][3], int(self.last_used[page]))
             else:
                 at = len(segments)
                 segments.append(
@@ -82,15 +82,15 @@ class Prefixes:
                         int(segment_of[parent]),
                         self.page_size,
                         int(refs[page]),
-                        int(self.used[page]),
+                        int(self.last_used[page]),
                         1,
                     ]
                 )
             segment_of[page] = at
-        return keep_largest(fold_leaves(segments))
+        return keep_largest_segments(fold_equal_leaves(segments))
 
 
-def fold_leaves(segments: list[list[int]]) -> list[list[int]]:
+def fold_equal_leaves(segments: list[list[int]]) -> list[list[int]]:
     """The segments with equal leaves of one parent (as many tokens, as many holders) counted as
     one, used last when the latest of them was.
     """
@@ -111,7 +111,7 @@ def fold_leaves(segments: list[list[int]]) -> list[list[int]]:
     return folded
 
 
-def keep_largest(segments: list[list[int]]) -> list[list[int]]:
+def keep_largest_segments(segments: list[list[int]]) -> list[list[int]]:
     """The segments with the most tokens in and below them, renumbered, and one for the rest."""
     below = [segment[1] * segment[4] for segment in segments]
     for at in range(len(segments) - 1, -1, -1):

@@ -14,9 +14,9 @@ from headstock.record.file import read_recording
 from headstock.record.recorded_step import RecordedStep
 from headstock.record.replay import ReplayedStep, replay_steps
 from headstock.scheduler import Aborted, Arrived, Event, Limits, Plan, Sampled, State, initial, step
-from headstock_replay_view.data import collect
-from headstock_replay_view.page import render
-from headstock_replay_view.watch import Watch
+from headstock_replay_view.history import History
+from headstock_replay_view.page import render_page
+from headstock_replay_view.page_data import collect_page_data
 
 MS = 1_000_000
 ONE_SEAT = limits(max_rows=1, max_batch_tokens=4, policy=None)
@@ -26,15 +26,16 @@ HOSTILE = (
 )
 
 
-def watch_script(engine: Limits, script: Sequence[tuple[float, list[Event]]]) -> Watch:
-    """A watch over a run: at each time in milliseconds the scheduler is told of the events, and of
-    a token for each row that the step before sampled.
+def run_script(engine: Limits, script: Sequence[tuple[float, list[Event]]]) -> History:
+    """The history of a run: a step at each time, in milliseconds.
+
+    Its events are those given, and a token for each row that the step before sampled.
     """
-    state, watch, told = initial(engine), Watch(engine), list[Event]()
+    state, history, told = initial(engine), History(engine), list[Event]()
     for number, (at, more) in enumerate(script):
         events = [*told, *more]
         state, plan = step(state, events, engine)
-        see(watch, number, int(at * MS), events, state, plan)
+        show_step(history, number, int(at * MS), events, state, plan)
         rows = plan.samples > 0
         tokens = np.full(np.count_nonzero(rows), 9, np.int32)
         told = (
@@ -42,15 +43,17 @@ def watch_script(engine: Limits, script: Sequence[tuple[float, list[Event]]]) ->
             if len(tokens)
             else []
         )
-    return watch
+    return history
 
 
-def see(watch: Watch, number: int, at: int, events: list[Event], state: State, plan: Plan) -> None:
-    """Show a step to a watch."""
+def show_step(
+    history: History, number: int, at: int, events: list[Event], state: State, plan: Plan
+) -> None:
+    """Show a step to a history."""
     recorded = RecordedStep(
         number=number, at=at, events=tuple(events), plan=plan, admissions=(), error=""
     )
-    watch.see(ReplayedStep(recorded=recorded, after=state, divergence=None))
+    history.add_step(ReplayedStep(recorded=recorded, after=state, divergence=None))
 
 
 def hostile_page(folder: Path) -> str:
@@ -66,10 +69,10 @@ def hostile_page(folder: Path) -> str:
         state, plan = step(state, tuple(events), engine)
         kept.record_step(events, state, plan)
     kept.close()
-    recording, watch = read_recording(path), Watch(engine)
+    recording, history = read_recording(path), History(engine)
     for replayed in replay_steps(recording.read_steps(), engine):
-        watch.see(replayed)
+        history.add_step(replayed)
     header = dict(recording.header) | dict.fromkeys(
         ("model", "headstock", "scheduler", "cache"), HOSTILE
     )
-    return render(collect(watch, header, HOSTILE))
+    return render_page(collect_page_data(history, header, HOSTILE))

@@ -12,7 +12,7 @@ from attrs import define, field
 from headstock.record import ReplayedStep
 from headstock.scheduler import Limits, Plan, State
 from headstock_replay_view.lanes import Lanes
-from headstock_replay_view.prefixes import Prefixes
+from headstock_replay_view.prefix_tree import PrefixTracker
 
 MAX_COLUMNS = 1024
 """Page maps kept at most; half of them at least, once there are so many steps."""
@@ -40,7 +40,7 @@ preempted); pages by kind.
 
 
 @define
-class Thinned:
+class ThinnedSteps:
     """Values of some steps: at most `most`, evenly spread however many steps there are."""
 
     most: int
@@ -48,7 +48,7 @@ class Thinned:
     steps: list[int] = field(factory=list)
     values: list[Any] = field(factory=list)
 
-    def wants(self, number: int) -> bool:
+    def keeps_step(self, number: int) -> bool:
         """Whether the step is one to keep."""
         return number % self.stride == 0
 
@@ -62,47 +62,47 @@ class Thinned:
 
 
 @define
-class Watch:
+class History:
     """Looks at each replayed step before the next one is run."""
 
     limits: Limits
     series: list[tuple[int, ...]] = field(factory=list)
-    maps: Thinned = field(factory=lambda: Thinned(MAX_COLUMNS))
-    trees: Thinned = field(factory=lambda: Thinned(MAX_TREES))
-    prefixes: Prefixes = field(init=False)
+    maps: ThinnedSteps = field(factory=lambda: ThinnedSteps(MAX_COLUMNS))
+    trees: ThinnedSteps = field(factory=lambda: ThinnedSteps(MAX_TREES))
+    prefixes: PrefixTracker = field(init=False)
     lanes: Lanes = field(init=False)
-    highest: int = 1
-    differs: int | None = None
+    highest_page: int = 1
+    differing_step: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.prefixes = Prefixes(self.limits)
+        self.prefixes = PrefixTracker(self.limits)
         self.lanes = Lanes(self.limits)
 
-    def see(self, replayed: ReplayedStep) -> None:
+    def add_step(self, replayed: ReplayedStep) -> None:
         """Take a step in; one that failed is not drawn, nor one that differs, whose plan is not
         that of its state.
         """
         recorded, state, plan = replayed.recorded, replayed.after, replayed.recorded.plan
         if replayed.divergence is not None:
-            self.differs = recorded.number
+            self.differing_step = recorded.number
             return
         if state is None or plan is None:
             return
         number = recorded.number
         last = self.series[-1][0] if self.series else 0
         at = min(max(recorded.at, last), LATEST)
-        self.lanes.see(recorded, at, state, plan)
-        self.series.append(self.numbers(at, state, plan))
-        self.prefixes.see(state, number)
-        if not self.maps.wants(number) and not self.trees.wants(number):
+        self.lanes.add_step(recorded, at, state, plan)
+        self.series.append(self._measure_step(at, state, plan))
+        self.prefixes.add_step(state, number)
+        if not self.maps.keeps_step(number) and not self.trees.keeps_step(number):
             return
-        indexed = self.indexed(state)
-        if self.maps.wants(number):
-            self.maps.add(number, self.page_map(state, indexed))
-        if self.trees.wants(number):
-            self.trees.add(number, self.prefixes.tree(indexed, state.refs[0]))
+        indexed = self.list_indexed_pages(state)
+        if self.maps.keeps_step(number):
+            self.maps.add(number, self._map_pages(state, indexed))
+        if self.trees.keeps_step(number):
+            self.trees.add(number, self.prefixes.make_tree(indexed, state.refs[0]))
 
-    def numbers(self, at: int, state: State, plan: Plan) -> tuple[int, ...]:
+    def _measure_step(self, at: int, state: State, plan: Plan) -> tuple[int, ...]:
         """The step's entries of SERIES."""
         refs, total = state.refs[0], self.limits.num_pages[0]
         held, shared = int(np.count_nonzero(refs)), int(np.count_nonzero(refs > 1))
@@ -128,12 +128,12 @@ class Watch:
             shared,
         )
 
-    def columns(self) -> dict[str, np.ndarray]:
+    def make_series(self) -> dict[str, np.ndarray]:
         """Each of SERIES.   each: [steps] int64"""
         table = np.array(self.series, np.int64).reshape(-1, len(SERIES)).T
         return dict(zip(SERIES, table, strict=True))
 
-    def indexed(self, state: State) -> np.ndarray:
+    def list_indexed_pages(self, state: State) -> np.ndarray:
         """The pages that the prefix index holds.   returns: [n] int32"""
         return (
             np.zeros(0, np.int32)
@@ -141,7 +141,7 @@ class Watch:
             else self.limits.policy.indexed_pages(state.index)
         )
 
-    def page_map(self, state: State, indexed: np.ndarray) -> np.ndarray:
+    def _map_pages(self, state: State, indexed: np.ndarray) -> np.ndarray:
         """What each page is, or most of the pages that make a row.
 
         returns: [at most FINE_ROWS] uint8
@@ -153,32 +153,32 @@ class Watch:
         kinds[refs > 0] = LIVE
         kinds[refs > 1] = SHARED
         used = np.flatnonzero(kinds)
-        self.highest = max(self.highest, int(used[-1]) if len(used) else 0)
-        return mostly(kinds[1:], self.per_fine_row)
+        self.highest_page = max(self.highest_page, int(used[-1]) if len(used) else 0)
+        return _downsample_kinds(kinds[1:], self.pages_per_fine_row)
 
     @property
-    def per_fine_row(self) -> int:
+    def pages_per_fine_row(self) -> int:
         """Pages in a row as it is kept."""
         return -(-self.limits.num_pages[0] // FINE_ROWS)
 
     @property
-    def height(self) -> tuple[int, int]:
+    def map_height(self) -> tuple[int, int]:
         """Rows of the finished map, and pages in each: up to the highest page that was ever
         used.
         """
-        fine = -(-self.highest // self.per_fine_row)
+        fine = -(-self.highest_page // self.pages_per_fine_row)
         each = -(-fine // MAX_ROWS)
-        return -(-fine // each), each * self.per_fine_row
+        return -(-fine // each), each * self.pages_per_fine_row
 
-    def picture(self) -> np.ndarray:
+    def make_page_map(self) -> np.ndarray:
         """The page map over time.   returns: [steps kept, rows] uint8"""
-        rows, pages = self.height
-        each = pages // self.per_fine_row
-        columns = [mostly(column, each)[:rows] for column in self.maps.values]
+        rows, pages = self.map_height
+        each = pages // self.pages_per_fine_row
+        columns = [_downsample_kinds(column, each)[:rows] for column in self.maps.values]
         return np.array(columns, np.uint8).reshape(len(columns), rows)
 
 
-def mostly(kinds: np.ndarray, each: int) -> np.ndarray:
+def _downsample_kinds(kinds: np.ndarray, each: int) -> np.ndarray:
     """The most frequent kind among `each` neighbours, the busier one when two are equally
     frequent.
     """

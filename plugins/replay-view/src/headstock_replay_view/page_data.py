@@ -1,0 +1,141 @@
+"""All that the page shows, as plain values: what draws it computes nothing but places and
+colours.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from headstock.errors import format_count, shorten
+from headstock_replay_view.headline import Headline, make_headline
+from headstock_replay_view.history import History
+from headstock_replay_view.lanes import MAX_STALLS, Lanes
+
+
+def collect_page_data(
+    history: History, header: Mapping[str, Any], verdict: str, *, is_complete: bool = True
+) -> dict[str, Any]:
+    """What the page shows, for JSON; texts are cut to one line of 64 characters, the verdict to
+    400.
+
+    `is_complete`: the recording did not break off.
+    """
+    limits, series = history.limits, history.make_series()
+    headline = make_headline(series, history.lanes, limits.num_pages[0])
+    rows, pages = history.map_height
+    since = (series["at"] - series["at"][:1]) // 1000 if len(series["at"]) else series["at"]
+    return {
+        "verdict": escape_text(verdict, 400),
+        "identical": history.differing_step is None,
+        "model": escape_text(header["model"]),
+        "headstock": escape_text(header["headstock"]),
+        "parts": {
+            "scheduler": escape_text(header["scheduler"]),
+            "cache": escape_text(header["cache"] or "none"),
+        },
+        "limits": {
+            "rows": limits.max_rows,
+            "tokens a step": limits.max_batch_tokens,
+            "tokens a sequence": limits.max_len,
+            "tokens a page": limits.page_size,
+            "pages": limits.num_pages[0],
+        },
+        "headline": attrs.asdict(headline),
+        "notes": _list_notes(history, headline, is_complete=is_complete),
+        "series": {
+            name: delta_encode(since if name == "at" else column) for name, column in series.items()
+        },
+        "lanes": _collect_lanes(history.lanes),
+        "map": {
+            "steps": delta_encode(history.maps.steps),
+            "rows": rows,
+            "pages": pages,
+            "kinds": pack_kinds(history.make_page_map()),
+        },
+        "trees": {"steps": history.trees.steps, "segments": history.trees.values},
+    }
+
+
+def _collect_lanes(lanes: Lanes) -> dict[str, Any]:
+    """The lanes: an entry for each request, in the order they came. A segment is a step and what
+    began in it.
+    """
+    return {
+        "ids": [escape_text(id) for id in lanes.ids],
+        "reasons": [escape_text(reason) for reason in lanes.reasons],
+        "priority": [escape_text(priority) for priority in lanes.priorities],
+        "segments": [
+            [number for segment in steps for number in segment] for steps in lanes.segments
+        ],
+        **lanes.list_numbers(),
+    }
+
+
+def escape_text(value: object, most: int = 64) -> str:
+    """The value as one line of at most `most` characters; one that does not print is shown as its
+    code.
+    """
+    text = "".join(
+        each if each.isprintable() else f"\\u{ord(each):04x}" for each in shorten(value, most)
+    )
+    return shorten(text, most)
+
+
+def _list_notes(history: History, headline: Headline, *, is_complete: bool) -> list[str]:
+    """What the recording cannot say, and what of it is not drawn."""
+    notes = [
+        "A request is known from the step that first saw it; the time before (tokenizing, a "
+        "server's queue) is not in a recording.",
+        "A step lasts until the next one is planned, so the last step has no length; a step that "
+        "computes nothing has none either.",
+        "A token counts from the step that was told of it"
+        + (
+            ", with overlap one step after the one that computed it."
+            if history.limits.overlap
+            else "."
+        ),
+    ]
+    if history.differing_step is not None:
+        notes.append(
+            f"The replay differs in step {history.differing_step}; the page ends before it."
+        )
+    if not is_complete:
+        notes.append("The recording breaks off; what came afterwards is not in it.")
+    if headline.unfinished:
+        notes.append(
+            f"{format_count(headline.unfinished, 'request')} had not ended when the recording did."
+        )
+    if headline.never_back:
+        notes.append(
+            f"{format_count(headline.never_back, 'request')} lost the seat and got none again. The "
+            "recorded plans do not say so; the replayed state does."
+        )
+    if len(history.limits.groups) > 1:
+        notes.append(f"Pages are those of the first of {len(history.limits.groups)} KV groups.")
+    if history.maps.stride > 1:
+        notes.append(f"Of every {history.maps.stride} steps, the page map has one.")
+    if history.trees.stride > 1:
+        notes.append(f"Of every {history.trees.stride} steps, one has a prefix tree.")
+    if history.lanes.num_stalls >= MAX_STALLS:
+        notes.append(f"Only the first {MAX_STALLS} stalls are drawn; all of them are counted.")
+    return notes
+
+
+def delta_encode(values: Any) -> list[int]:
+    """The first value, then what each adds to the one before: short numbers."""
+    deltas: list[int] = np.diff(np.asarray(values, np.int64), prepend=0).tolist()
+    return deltas
+
+
+def pack_kinds(picture: np.ndarray) -> str:
+    """Four kinds a byte, the first in the lowest bits, as base64."""
+    flat = picture.ravel()
+    quads = np.pad(flat, (0, -len(flat) % 4)).reshape(-1, 4)
+    return base64.b64encode(
+        (quads << np.array([0, 2, 4, 6], np.uint8)).sum(1, dtype=np.uint8).tobytes()
+    ).decode()
