@@ -32,7 +32,7 @@ class LogEvent:
     facts: Mapping[str, object]
 
     def __str__(self) -> str:
-        return format_pairs({"event": self.name, **self.facts})
+        return _format_pairs({"event": self.name, **self.facts})
 
 
 def log_event(name: str, /, **facts: object) -> LogEvent:
@@ -43,15 +43,15 @@ def log_event(name: str, /, **facts: object) -> LogEvent:
     return LogEvent(name, facts)
 
 
-def format_pairs(facts: Mapping[str, object], most: int | None = None) -> str:
+def _format_pairs(facts: Mapping[str, object], most: int | None = None) -> str:
     """The facts as `key=value` on one line; other text than PLAIN_TEXT is quoted as in JSON.
 
     A value keeps its first `most` characters.
     """
-    return " ".join(f"{key}={quote_text(value, most)}" for key, value in facts.items())
+    return " ".join(f"{key}={_quote_text(value, most)}" for key, value in facts.items())
 
 
-def quote_text(value: object, most: int | None = None) -> str:
+def _quote_text(value: object, most: int | None = None) -> str:
     """A value as a log line shows it, cut to `most` characters before it is quoted."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     if most is not None and len(text) > most:
@@ -59,17 +59,17 @@ def quote_text(value: object, most: int | None = None) -> str:
     return text if PLAIN_TEXT.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
-def format_line(facts: Mapping[str, object]) -> str:
+def _format_line(facts: Mapping[str, object]) -> str:
     """The facts on one line of at most MAX_LINE_LENGTH characters, the longest values cut first."""
-    line = format_pairs(facts)
+    line = _format_pairs(facts)
     for most in VALUE_LENGTHS:
         if len(line) <= MAX_LINE_LENGTH:
             return line
-        line = format_pairs(facts, most)
+        line = _format_pairs(facts, most)
     return line[:MAX_LINE_LENGTH]
 
 
-class KeyValueFormatter(logging.Formatter):
+class _KeyValueFormatter(logging.Formatter):
     """Formats a record as one line: time (UTC), level, logger, event, facts, error.
 
     A line has at most MAX_LINE_LENGTH characters. With DEBUG nothing is cut, and an exception
@@ -93,7 +93,7 @@ class KeyValueFormatter(logging.Formatter):
             if verbose:
                 tail["traceback"] = self.formatException(record.exc_info)
         facts = {**head, "event": happened.name, **happened.facts, **tail}
-        return format_pairs(facts) if verbose else format_line(facts)
+        return _format_pairs(facts) if verbose else _format_line(facts)
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
@@ -120,5 +120,5 @@ def show_logs(level: str, least: str = "NOTSET") -> None:
     logger.propagate = False
     if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
         handler = StderrHandler()
-        handler.setFormatter(KeyValueFormatter())
+        handler.setFormatter(_KeyValueFormatter())
         logger.addHandler(handler)

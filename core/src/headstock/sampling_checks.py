@@ -180,7 +180,7 @@ def to_optional_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
     return None if value is None else to_ids(value)
 
 
-def to_int_key(key: Any) -> Any:
+def _to_int_key(key: Any) -> Any:
     """An integer where `key` spells one; other keys pass, for the check to refuse."""
     return int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,10}", key) else key
 
@@ -189,4 +189,4 @@ def to_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
     """A copy whose keys are integers where JSON made strings of them; other values pass through."""
     if not isinstance(value, Mapping):
         return value
-    return {to_int_key(key): bias for key, bias in value.items()}
+    return {_to_int_key(key): bias for key, bias in value.items()}

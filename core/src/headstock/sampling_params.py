@@ -39,7 +39,7 @@ from headstock.sampling_checks import (
 )
 
 
-def make_flag_metadata(
+def _make_flag_metadata(
     text: str, default: str = "", *, flag: str = "", aliases: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Metadata of a field, from which its flag, its variable and its file key are made.
@@ -76,19 +76,19 @@ class SamplingParams:
     n: int = field(
         default=1,
         validator=IntegerCheck(1, MAX_N, f"an integer from 1 to {MAX_N}"),
-        metadata=make_flag_metadata("answers to each prompt", flag="-n", aliases=("--n",)),
+        metadata=_make_flag_metadata("answers to each prompt", flag="-n", aliases=("--n",)),
     )
     temperature: float = field(
         default=1.0,
         validator=NumberCheck(0, MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"),
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "spread of the choice of tokens; 0 always takes the likeliest", "the model's, else 1.0"
         ),
     )
     top_p: float = field(
         default=1.0,
         validator=NumberCheck(0, 1, "above 0 and at most 1", above=True),
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "sample from the smallest set of tokens whose probabilities sum to this",
             "the model's, else 1.0",
         ),
@@ -98,14 +98,14 @@ class SamplingParams:
         validator=IntegerCheck(
             -1, MAX_COUNT, f"an integer from 1 to {MAX_COUNT}, or 0 or -1 for off"
         ),
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "sample from this many likeliest tokens; 0 or -1 for all", "the model's, else off"
         ),
     )
     min_p: float = field(
         default=0.0,
         validator=NumberCheck(0, 1, "between 0 and 1"),
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "leave out tokens below this share of the likeliest one's probability",
             "the model's, else off",
         ),
@@ -113,21 +113,21 @@ class SamplingParams:
     presence_penalty: float = field(
         default=0.0,
         validator=PENALTY,
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "subtract this from the score of each token that the answer has", "off"
         ),
     )
     frequency_penalty: float = field(
         default=0.0,
         validator=PENALTY,
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "subtract this once for each time that the answer has the token", "off"
         ),
     )
     repetition_penalty: float = field(
         default=1.0,
         validator=NumberCheck(MIN_REPETITION, MAX_REPETITION, "between 0.01 and 100.0"),
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "divide the score of each token in prompt or answer by this; multiply it if negative",
             "the model's, else 1.0",
         ),
@@ -135,7 +135,7 @@ class SamplingParams:
     seed: int | None = field(
         default=None,
         validator=IntegerCheck(MIN_SEED, MAX_SEED, "a 64-bit integer", optional=True),
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "seed of each prompt's sampling; the same seed gives the same text", "unset"
         ),
     )
@@ -143,25 +143,25 @@ class SamplingParams:
         default=(),
         converter=to_strings,
         validator=check_stop_strings,
-        metadata=make_flag_metadata("end a text before this string", "none"),
+        metadata=_make_flag_metadata("end a text before this string", "none"),
     )
     stop_token_ids: tuple[int, ...] = field(
         default=(),
         converter=to_ids,
         validator=TokenIdsCheck(MAX_STOP_TOKEN_IDS, empty=True),
-        metadata=make_flag_metadata("end a text before one of these tokens", "none"),
+        metadata=_make_flag_metadata("end a text before one of these tokens", "none"),
     )
     ignore_eos: bool = field(
         default=False,
         validator=check_bool,
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "go on to the most tokens past the model's end-of-sequence tokens"
         ),
     )
     max_tokens: int | None = field(
         default=DEFAULT_MAX_TOKENS,
         validator=POSITIVE_OR_NONE,
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "most tokens to generate for a prompt",
             "the model's, else 100",
             aliases=("--max-new-tokens",),
@@ -170,36 +170,36 @@ class SamplingParams:
     min_tokens: int = field(
         default=0,
         validator=IntegerCheck(0, MAX_COUNT, f"an integer from 0 to {MAX_COUNT}"),
-        metadata=make_flag_metadata("tokens before which nothing ends a text"),
+        metadata=_make_flag_metadata("tokens before which nothing ends a text"),
     )
     logprobs: int | None = field(
         default=None,
         validator=LOGPROBS,
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "report each token's log-probability, and those of this many likeliest ones", "none"
         ),
     )
     prompt_logprobs: int | None = field(
         default=None,
         validator=LOGPROBS,
-        metadata=make_flag_metadata("the same of the prompt's tokens", "none"),
+        metadata=_make_flag_metadata("the same of the prompt's tokens", "none"),
     )
     skip_special_tokens: bool = field(
         default=True,
         validator=check_bool,
-        metadata=make_flag_metadata("leave special tokens out of the text"),
+        metadata=_make_flag_metadata("leave special tokens out of the text"),
     )
     include_stop_str_in_output: bool = field(
         default=False,
         validator=check_bool,
-        metadata=make_flag_metadata("end a text behind the stop string"),
+        metadata=_make_flag_metadata("end a text behind the stop string"),
     )
     logit_bias: dict[int, float] | None = field(
         default=None,
         converter=to_bias,
         validator=check_logit_bias,
         hash=False,
-        metadata=make_flag_metadata(
+        metadata=_make_flag_metadata(
             "add a number to the score of a token, such as 42=-100 to forbid it", "none"
         ),
     )
@@ -207,7 +207,7 @@ class SamplingParams:
         default=None,
         converter=to_optional_ids,
         validator=TokenIdsCheck(MAX_ALLOWED_TOKEN_IDS, empty=False),
-        metadata=make_flag_metadata("choose from these tokens alone", "all"),
+        metadata=_make_flag_metadata("choose from these tokens alone", "all"),
     )
 
     __signature__: ClassVar[inspect.Signature]
@@ -219,7 +219,7 @@ class SamplingParams:
                 "SamplingParams takes keywords, such as max_tokens=20; got "
                 f"{describe_type(positional[0])}"
             )
-        check_parameter_names(values)
+        _check_parameter_names(values)
         return super().__new__(cls)
 
     def __attrs_post_init__(self) -> None:
@@ -240,7 +240,7 @@ class SamplingParams:
 
         raises: RequestError; for an unknown name with a suggestion
         """
-        check_parameter_names(values)
+        _check_parameter_names(values)
         return evolve(self, **values)
 
 
@@ -249,7 +249,7 @@ _, *_parameters = inspect.signature(SamplingParams.__init__).parameters.values()
 SamplingParams.__signature__ = inspect.Signature(_parameters)
 
 
-def check_parameter_names(names: Iterable[object]) -> None:
+def _check_parameter_names(names: Iterable[object]) -> None:
     """Raise RequestError for a name that no sampling parameter has, with a suggestion."""
     parameters = {parameter.name: parameter for parameter in fields(SamplingParams)}
     aliases = {

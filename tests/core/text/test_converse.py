@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headstock.cli import run as verb
-from headstock.cli.chat import Chat, converse
+from headstock.cli.chat import Chat, run_chat
 from headstock.cli.turns import LineDropped
 from headstock.errors import UsageError
 from headstock.llm import LLM
@@ -57,7 +57,7 @@ def test_a_chat_remembers_resets_and_saves(
     "", "/reset",
                    "anew", "/system be brief", "x", "/system", "y", "/help", "/exit",
                    "never")  # fmt: skip
-    assert converse(llm._session, SamplingParams(), None, typed) == 0
+    assert run_chat(llm._session, SamplingParams(), None, typed) == 0
     captured = capsys.readouterr()
     assert captured.out == "hello fox\n" * 5
     talk = [
@@ -90,7 +90,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(
 ) -> None:
     llm, loop = scripted(max_seq_len=1 << 14)
     threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
-    code = converse(llm._session, SamplingParams(max_tokens=None), None, Typing("hi", "/stats"))
+    code = run_chat(llm._session, SamplingParams(max_tokens=None), None, Typing("hi", "/stats"))
     captured = capsys.readouterr()
     assert code == 0 and "[stopped]" in captured.out and "ended by Ctrl-C" in captured.err
     assert "- tokens/s" not in captured.err
@@ -105,7 +105,7 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_on_the_next_empty_one_leaves(
     )
     empty, full = LineDropped(is_empty=True), LineDropped(is_empty=False)
     typed = Typing(empty, "hi", full, full, empty, "never")
-    assert converse(llm._session, SamplingParams(), None, typed) == 0
+    assert run_chat(llm._session, SamplingParams(), None, typed) == 0
     captured = capsys.readouterr()
     assert captured.out == "fox\n" and typed.lines == ["never"]
     assert captured.err.splitlines() == [
@@ -133,7 +133,7 @@ def test_ctrl_c_before_an_answer_begins_forgets_the_turn(
 def test_a_text_of_several_lines_is_one_turn_even_behind_a_slash(scripted: Any) -> None:
     llm, loop = scripted(script=lambda request: [0], max_seq_len=4096)
     assert (
-        converse(
+        run_chat(
             llm._session,
             SamplingParams(),
             None,
@@ -155,7 +155,7 @@ def test_a_chat_that_grew_too_long_says_so_and_goes_on(
 ) -> None:
     llm, _ = scripted(max_seq_len=64)
     assert (
-        converse(llm._session, SamplingParams(max_tokens=2), None, Typing("hello " * 60, "hi")) == 0
+        run_chat(llm._session, SamplingParams(max_tokens=2), None, Typing("hello " * 60, "hi")) == 0
     )
     captured = capsys.readouterr()
     assert "but sequences may have 64 here" in captured.err and len(captured.out.splitlines()) >= 1
@@ -164,4 +164,4 @@ def test_a_chat_that_grew_too_long_says_so_and_goes_on(
 def test_a_chat_needs_a_template(scripted: Any, byte_fallback: Path) -> None:
     llm, _ = scripted(directory=byte_fallback)
     with pytest.raises(UsageError, match="no chat template"):
-        converse(llm._session, SamplingParams(), None, Typing("hi"))
+        run_chat(llm._session, SamplingParams(), None, Typing("hi"))

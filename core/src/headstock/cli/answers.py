@@ -38,13 +38,13 @@ def show_logprobs(output: RequestOutput, answer: CompletionOutput) -> bool:
     if output.prompt_logprobs is not None and answer.index == 0:
         pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
         rows += [
-            make_logprob_row("prompt", token, entries)
+            _make_logprob_row("prompt", token, entries)
             for token, entries in pairs
             if entries is not None
         ]
     if answer.logprobs is not None:
         rows += [
-            make_logprob_row("answer", *pair)
+            _make_logprob_row("answer", *pair)
             for pair in zip(answer.token_ids, answer.logprobs, strict=True)
         ]
     if rows:
@@ -52,24 +52,24 @@ def show_logprobs(output: RequestOutput, answer: CompletionOutput) -> bool:
     return bool(rows)
 
 
-def make_logprob_row(place: str, token: int, entries: dict[int, Logprob]) -> tuple[str, ...]:
+def _make_logprob_row(place: str, token: int, entries: dict[int, Logprob]) -> tuple[str, ...]:
     """One token, its log-probability and the likeliest ones in its place."""
     ranked = sorted(
         (entry for entry in entries.values() if entry.rank is not None),
         key=lambda entry: entry.rank or 0,
     )
     likeliest = ", ".join(
-        f"{quote_token(entry.decoded_token)} {entry.logprob:z.4f}" for entry in ranked
+        f"{_quote_token(entry.decoded_token)} {entry.logprob:z.4f}" for entry in ranked
     )
     return (
         place,
-        quote_token(entries[token].decoded_token),
+        _quote_token(entries[token].decoded_token),
         f"{entries[token].logprob:z.4f}",
         likeliest,
     )
 
 
-def quote_token(text: str) -> str:
+def _quote_token(text: str) -> str:
     """A token's text on one line, with its spaces to be seen."""
     return json.dumps(text, ensure_ascii=False)
 
@@ -78,7 +78,7 @@ def show_json(where: str, number: int, output: RequestOutput) -> None:
     """Print one JSON line for each answer to a prompt."""
     for answer in output.outputs:
         head = {"request": number, "answer": answer.index + 1, "where": where}
-        print(json.dumps(head | answer_to_json(output, answer), ensure_ascii=False), flush=True)
+        print(json.dumps(head | _answer_to_json(output, answer), ensure_ascii=False), flush=True)
 
 
 def show_error(where: str, number: int, reason: str, *, as_json: bool) -> None:
@@ -91,7 +91,7 @@ def show_error(where: str, number: int, reason: str, *, as_json: bool) -> None:
         )
 
 
-def answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
+def _answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
     """One answer for JSON; times are in seconds."""
     values: dict[str, Any] = {
         "prompt": output.prompt,
@@ -100,7 +100,7 @@ def answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str,
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
         "max_tokens": output.max_tokens,
-        "timings": compute_timings(output.metrics, output.num_output_tokens),
+        "timings": _compute_timings(output.metrics, output.num_output_tokens),
         "usage": {
             "prompt_tokens": len(output.prompt_token_ids),
             "completion_tokens": len(answer.token_ids),
@@ -110,10 +110,10 @@ def answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str,
     }
     if answer.logprobs is not None:
         values["cumulative_logprob"] = answer.cumulative_logprob
-        values["logprobs"] = [logprobs_to_json(entries) for entries in answer.logprobs]
+        values["logprobs"] = [_logprobs_to_json(entries) for entries in answer.logprobs]
     if output.prompt_logprobs is not None:
         values["prompt_logprobs"] = [
-            None if entries is None else logprobs_to_json(entries)
+            None if entries is None else _logprobs_to_json(entries)
             for entries in output.prompt_logprobs
         ]
     if answer.error is not None:
@@ -121,7 +121,7 @@ def answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str,
     return values
 
 
-def logprobs_to_json(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
+def _logprobs_to_json(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
     """The alternatives at one position for JSON."""
     return [
         {
@@ -134,7 +134,7 @@ def logprobs_to_json(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
     ]
 
 
-def compute_timings(metrics: RequestMetrics, tokens: int) -> dict[str, float | None]:
+def _compute_timings(metrics: RequestMetrics, tokens: int) -> dict[str, float | None]:
     """Seconds to the first token and to the end, and tokens a second over all of it."""
     total = metrics.total
     rounded = [None if value is None else round(value, 6) for value in (metrics.ttft, total)]
@@ -144,7 +144,7 @@ def compute_timings(metrics: RequestMetrics, tokens: int) -> dict[str, float | N
 
 def format_footer(output: RequestOutput, tokens: int) -> str:
     """One line about a finished request."""
-    times = compute_timings(output.metrics, tokens)
+    times = _compute_timings(output.metrics, tokens)
     reason = output.outputs[-1].finish_reason or "Ctrl-C"
     first = "-" if times["ttft"] is None else f"{1000 * times['ttft']:.0f} ms"
     rate = (

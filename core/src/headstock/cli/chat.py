@@ -31,7 +31,7 @@ Enter sends, Alt-Enter begins a new line, and a pasted text is one turn.
 Ctrl-C stops an answer, and drops the line at the prompt."""
 
 
-def converse(
+def run_chat(
     session: EngineSession, params: SamplingParams, system: str | None, read: Callable[[], str]
 ) -> int:
     """Answer turns until the user leaves; the exit code.
@@ -56,14 +56,14 @@ def converse(
             has_dropped = True
             continue
         has_dropped = False
-        if is_command(turn):
+        if _is_command(turn):
             if not chat.run_command(turn):
                 return 0
         elif turn:
             chat.answer_turn(turn)
 
 
-def is_command(turn: str) -> bool:
+def _is_command(turn: str) -> bool:
     """Whether a turn is for the chat and not for the model.
 
     Text of several lines that only begins with a slash, such as a pasted path, is for the model.
@@ -71,7 +71,7 @@ def is_command(turn: str) -> bool:
     return turn.startswith("/") and ("\n" not in turn or turn.split()[0] in COMMANDS)
 
 
-def print_help() -> None:
+def _print_help() -> None:
     """Print the commands on standard error, folded to a terminal's width."""
     width = terminal_width(sys.stderr)
     for line in HELP.splitlines():
@@ -156,7 +156,7 @@ class Chat:
             case "/exit" | "/quit":
                 return False
             case "/help":
-                print_help()
+                _print_help()
             case "/reset":
                 self.turns.clear()
                 print_note("forgotten")

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     import shtab
 
     args = make_parser().parse_args(arguments)
-    print(shtab.complete(make_full_parser(), args.shell))
+    print(shtab.complete(_make_full_parser(), args.shell))
     return 0
 
 
@@ -70,7 +70,7 @@ def make_parser() -> FlagParser:
     return root
 
 
-def make_full_parser() -> argparse.ArgumentParser:
+def _make_full_parser() -> argparse.ArgumentParser:
     """A parser of every verb, whose actions know what completes them; it never parses."""
     root = FlagParser(prog="headstock", usage="%(prog)s VERB [options]")
     root.add_argument("-v", "--verbose", action="store_true", help="show where an error came from")
@@ -79,18 +79,18 @@ def make_full_parser() -> argparse.ArgumentParser:
     for verb, summary in VERBS.items():
         verbs.add_parser(verb, help=summary, usage="")
         verbs.choices[verb] = importlib.import_module(f"headstock.cli.{verb}").make_parser()
-        set_completions(verbs.choices[verb])
+        _set_completions(verbs.choices[verb])
     for plugin, spec in registry.load_specs("command"):
         if plugin.name not in verbs.choices:
-            parser = make_plugin_parser(spec)
+            parser = _make_plugin_parser(spec)
             summary = getattr(spec, "summary", f"of {plugin.distribution}")
             verbs.add_parser(plugin.name, help=summary, usage="")
             verbs.choices[plugin.name] = parser
-            set_completions(parser)
+            _set_completions(parser)
     return root
 
 
-def make_plugin_parser(spec: CommandSpec | HeadstockError) -> FlagParser:
+def _make_plugin_parser(spec: CommandSpec | HeadstockError) -> FlagParser:
     """The parser of a plugin's command.
 
     Where the plugin names none, or is broken, a parser without flags: the other commands complete.
@@ -103,7 +103,7 @@ def make_plugin_parser(spec: CommandSpec | HeadstockError) -> FlagParser:
     return FlagParser()
 
 
-def set_completions(parser: argparse.ArgumentParser) -> None:
+def _set_completions(parser: argparse.ArgumentParser) -> None:
     """Set on each action the values or the file names that complete it, where they are known.
 
     writes: the parser's actions
@@ -118,18 +118,18 @@ def set_completions(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
-                set_completions(inner)
+                _set_completions(inner)
         elif action.dest in FILE_SETTINGS or str(action.metavar).startswith(FILE_METAVARS):
             action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads it
         elif (
             action.dest in settings
             and action.nargs != 0
-            and (values := list_values(settings[action.dest]))
+            and (values := _list_values(settings[action.dest]))
         ):
             action.choices = tuple(values)
 
 
-def list_values(setting: Setting) -> Iterable[str]:
+def _list_values(setting: Setting) -> Iterable[str]:
     """The names to choose from for a setting; none for numbers and texts."""
     match setting.value_type:
         case Choice(names=names):

@@ -24,9 +24,9 @@ def main(arguments: list[str]) -> int:
     args = make_parser().parse_args(arguments)
     match args.verb:
         case "show":
-            show_settings(resolve_flags(args, os.environ), as_json=args.json)
+            _show_settings(resolve_flags(args, os.environ), as_json=args.json)
         case "presets":
-            show_presets(as_json=args.json)
+            _show_presets(as_json=args.json)
         case "reference":
             print(render_page(), end="")
     return 0
@@ -52,25 +52,25 @@ def make_parser() -> FlagParser:
     return root
 
 
-def show_settings(resolved: ResolvedConfig, *, as_json: bool) -> None:
+def _show_settings(resolved: ResolvedConfig, *, as_json: bool) -> None:
     """Print the effective configuration."""
     if as_json:
         settings = {
-            key: setting_to_json(value, resolved.origins[key])
-            for key, value in list_effective_values(resolved).items()
+            key: _setting_to_json(value, resolved.origins[key])
+            for key, value in _list_effective_values(resolved).items()
         }
         print(json.dumps({"settings": settings, "notes": resolved.notes}, indent=2))
         return
     rows = [
-        (key, format_setting(key, value), resolved.origins[key])
-        for key, value in list_effective_values(resolved).items()
+        (key, _format_setting(key, value), resolved.origins[key])
+        for key, value in _list_effective_values(resolved).items()
     ]
     print_table(("SETTING", "VALUE", "ORIGIN"), rows, sys.stdout)
     for line in resolved.notes:
         print_note(f"note: {line}")
 
 
-def list_effective_values(resolved: ResolvedConfig) -> dict[str, Value]:
+def _list_effective_values(resolved: ResolvedConfig) -> dict[str, Value]:
     """The value of every setting by key; None for a sampling value that is left to the model."""
     engine = {
         key: getattr(resolved.engine, setting.name) for key, setting in engine_settings().items()
@@ -78,13 +78,13 @@ def list_effective_values(resolved: ResolvedConfig) -> dict[str, Value]:
     return engine | {key: resolved.sampling.get(key) for key in sampling_settings()}
 
 
-def setting_to_json(value: Value, origin: str) -> dict[str, object]:
+def _setting_to_json(value: Value, origin: str) -> dict[str, object]:
     """One setting for JSON: `origin` is the rank, `source` which flag, variable, file or preset."""
     rank, _, source = origin.partition(" ")
     return {"value": value, "origin": rank, "source": source or None}
 
 
-def format_setting(key: str, value: Value) -> str:
+def _format_setting(key: str, value: Value) -> str:
     """A value as the table shows it."""
     if key in engine_settings():
         return engine_settings()[key].value_type.show(value) or "none"
@@ -92,19 +92,19 @@ def format_setting(key: str, value: Value) -> str:
     return setting.default_text if value is None else setting.value_type.show(value)
 
 
-def format_preset_value(key: str, value: object) -> str:
+def _format_preset_value(key: str, value: object) -> str:
     """A preset's value as the table shows it."""
     value_type = engine_settings()[key].value_type
     return value_type.show(value_type.read(value))
 
 
-def show_presets(*, as_json: bool) -> None:
+def _show_presets(*, as_json: bool) -> None:
     """Print what each preset sets."""
     if as_json:
         print(json.dumps({name: dict(values) for name, values in PRESETS.items()}, indent=2))
         return
     rows = [
-        (name, key, format_preset_value(key, value))
+        (name, key, _format_preset_value(key, value))
         for name, values in PRESETS.items()
         for key, value in values.items()
     ]

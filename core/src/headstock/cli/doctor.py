@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     """
     args = make_parser().parse_args(arguments)
     findings = run_checks(resolve_flags(args, os.environ).engine)
-    return choose_exit_code(print_json(list(findings)) if args.json else print_findings(findings))
+    return _choose_exit_code(_print_json(list(findings)) if args.json else print_findings(findings))
 
 
 def make_parser() -> FlagParser:
@@ -45,15 +45,15 @@ def make_parser() -> FlagParser:
     return root
 
 
-def choose_exit_code(findings: Iterable[Finding]) -> int:
+def _choose_exit_code(findings: Iterable[Finding]) -> int:
     """0 when nothing failed; else the code with which `run` would end, or 5 when `run` has none."""
     codes = [finding.exit_code for finding in findings if finding.status is Status.FAIL]
     return next((code for code in codes if code is not None), CannotRun.exit_code if codes else 0)
 
 
-def print_json(findings: list[Finding]) -> list[Finding]:
+def _print_json(findings: list[Finding]) -> list[Finding]:
     """Print the findings as JSON; the same findings."""
-    print(json.dumps([finding_to_json(finding) for finding in findings], indent=2))
+    print(json.dumps([_finding_to_json(finding) for finding in findings], indent=2))
     return findings
 
 
@@ -71,7 +71,7 @@ def print_findings(findings: Iterable[Finding]) -> list[Finding]:
     return printed
 
 
-def finding_to_json(finding: Finding) -> dict[str, str]:
+def _finding_to_json(finding: Finding) -> dict[str, str]:
     """A finding for JSON."""
     return {
         "status": finding.status.value,

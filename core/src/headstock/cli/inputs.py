@@ -70,7 +70,7 @@ def read_stdin() -> PromptInput | InvalidPrompt:
     raises: UsageError when it is empty, ModelError when it cannot be read as text
     """
     try:
-        text = read_stdin_bytes().decode("utf-8")
+        text = _read_stdin_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read standard input as UTF-8 text: {shorten(error)}") from error
     prompt = text.removesuffix("\n").removesuffix("\r")
@@ -79,7 +79,7 @@ def read_stdin() -> PromptInput | InvalidPrompt:
     return read_text("standard input", prompt)
 
 
-def read_stdin_bytes() -> bytes:
+def _read_stdin_bytes() -> bytes:
     """The whole of standard input.   raises: OSError; UsageError when it is closed"""
     if sys.stdin is None:
         raise UsageError("standard input is closed; give --prompt TEXT or --input FILE.jsonl")
@@ -93,30 +93,30 @@ def read_lines(path: str) -> list[PromptInput | InvalidPrompt]:
     """
     name = "standard input" if path == STDIN else shorten(path)
     try:
-        content = read_stdin_bytes() if path == STDIN else Path(path).read_bytes()
+        content = _read_stdin_bytes() if path == STDIN else Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or shorten(error)
         raise ModelError(
             f"cannot read {name}: {reason}; give --input a file of JSON lines"
         ) from error
-    inputs = list(parse_lines(name if path == STDIN else Path(path).name, content.split(b"\n")))
+    inputs = list(_parse_lines(name if path == STDIN else Path(path).name, content.split(b"\n")))
     if not inputs:
         raise UsageError(f"{name} holds no prompts; give one JSON object a line, such as {EXAMPLE}")
     return inputs
 
 
-def parse_lines(name: str, lines: Sequence[bytes]) -> Iterator[PromptInput | InvalidPrompt]:
+def _parse_lines(name: str, lines: Sequence[bytes]) -> Iterator[PromptInput | InvalidPrompt]:
     """The prompt of each line that is not empty; its place is the number of the line, from 1."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{name}:{number}"
             try:
-                yield parse_line(where, line)
+                yield _parse_line(where, line)
             except RequestError as error:
                 yield InvalidPrompt(where, str(error))
 
 
-def parse_line(where: str, line: bytes) -> PromptInput:
+def _parse_line(where: str, line: bytes) -> PromptInput:
     """The prompt of one line.   raises: RequestError"""
     try:
         # utf-8-sig: editors of some systems begin files with a byte-order mark

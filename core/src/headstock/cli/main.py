@@ -49,11 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     expand_memory(os.environ)  # before anything imports torch, which looks at it once
     try:
         with raise_on_sigterm():
-            return run_verb(arguments[verbose:])
+            return _run_verb(arguments[verbose:])
     except BaseException as error:
         if verbose or os.environ.get(TRACEBACK, "0") not in ("", "0"):
             traceback.print_exc()
-        code = report_error(error)
+        code = _report_error(error)
         if argv is None and code == DIED:
             exit_at_once(code)  # while the error keeps what is not to be freed; see `Engine.close`
         return code
@@ -63,10 +63,10 @@ def main(argv: list[str] | None = None) -> int:
             gc.freeze()
 
 
-def run_verb(arguments: list[str]) -> int:
+def _run_verb(arguments: list[str]) -> int:
     """The exit code of the verb, after its output is flushed; argparse's exits become codes too."""
     try:
-        code = dispatch_verb(arguments)
+        code = _dispatch_verb(arguments)
     except SystemExit as leaving:
         code = (
             leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else DIED
@@ -75,11 +75,11 @@ def run_verb(arguments: list[str]) -> int:
     return code
 
 
-def report_error(error: BaseException) -> int:
+def _report_error(error: BaseException) -> int:
     """The exit code of an error, after one line about it on standard error."""
     match error:
         case HeadstockError():
-            print_error(str(error))
+            _print_error(str(error))
             return error.exit_code
         case KeyboardInterrupt():
             return INTERRUPTED
@@ -91,16 +91,16 @@ def report_error(error: BaseException) -> int:
             return UNREAD
         case OSError() if error.errno in CANNOT_WRITE:
             where = "output" if error.filename is None else shorten(error.filename)
-            print_error(f"cannot write {where}: {error.strerror}; make room, or write elsewhere")
+            _print_error(f"cannot write {where}: {error.strerror}; make room, or write elsewhere")
             drop_output()
             return UNWRITTEN
         case _:
             hint = f"'headstock -v ...' or {TRACEBACK}=1 shows where"
-            print_error(f"failed in a way it should not: {describe_error(error)}; {hint}")
+            _print_error(f"failed in a way it should not: {describe_error(error)}; {hint}")
             return DIED
 
 
-def print_error(text: str) -> None:
+def _print_error(text: str) -> None:
     """Print one line on standard error, broken between words where a terminal is narrower."""
     print(
         fold_line(f"headstock: {' '.join(text.split())}", terminal_width(sys.stderr), 0),
@@ -108,14 +108,14 @@ def print_error(text: str) -> None:
     )
 
 
-def dispatch_verb(arguments: list[str]) -> int:
+def _dispatch_verb(arguments: list[str]) -> int:
     """The exit code of the verb that comes first, called with what follows it."""
     match arguments:
         case []:
-            print(format_usage(), file=sys.stderr)
+            print(_format_usage(), file=sys.stderr)
             return UsageError.exit_code
         case ["-h" | "--help" | "help", *_]:
-            print(format_usage())
+            print(_format_usage())
             return 0
         case ["-V" | "--version", *_]:
             print(f"headstock {read_version()}")
@@ -126,11 +126,11 @@ def dispatch_verb(arguments: list[str]) -> int:
             ).main
             return main_function(rest)
         case [verb, *rest]:
-            return load_plugin_verb(verb)(rest)
+            return _load_plugin_verb(verb)(rest)
     raise AssertionError("a list is empty or has a first element")
 
 
-def format_usage() -> str:
+def _format_usage() -> str:
     """What `headstock --help` prints."""
     verbs = {**list_plugin_commands(), **VERBS}
     width = max(map(len, verbs))
@@ -171,7 +171,7 @@ def read_version() -> str:
         return "(not installed)"
 
 
-def load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
+def _load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
     """The function behind a verb that a plugin provides; `DISTRIBUTION:VERB` picks one of several.
 
     raises: UsageError with a suggestion when there is none, PluginBroken, SpiMismatch, CannotRun

@@ -29,9 +29,9 @@ def main(arguments: list[str]) -> int:
     """Run `headstock plugins ARGUMENTS` and return the exit code.   raises: HeadstockError"""
     args = make_parser().parse_args(arguments)
     if args.verb == "list":
-        show_list(registry.list_installed(args.group), as_json=args.json)
+        _show_list(registry.list_installed(args.group), as_json=args.json)
     else:
-        show_plugin(find_plugin(args.name), as_json=args.json)
+        _show_plugin(_find_plugin(args.name), as_json=args.json)
     return 0
 
 
@@ -58,7 +58,7 @@ def make_parser() -> FlagParser:
     return root
 
 
-def find_plugin(name: str) -> InstalledPlugin:
+def _find_plugin(name: str) -> InstalledPlugin:
     """The installed plugin of that name, `[KIND:][DISTRIBUTION:]NAME`.
 
     raises: UsageError for a name of none, or of several kinds
@@ -76,28 +76,28 @@ def find_plugin(name: str) -> InstalledPlugin:
     return registry.find_plugin(kinds[0], name)
 
 
-def show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
+def _show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
     """Print the installed plugins, and what installs the kernels that some of them lack."""
     hints = {
         name: registry.explain_missing_extras(name)
         for name in {plugin.distribution for plugin in plugins}
     }
-    rows = [make_row(plugin, hints[plugin.distribution]) for plugin in plugins]
+    rows = [_make_row(plugin, hints[plugin.distribution]) for plugin in plugins]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
     header = ("KIND", "NAME", "DISTRIBUTION", "VERSION", "TARGET", "STATUS")
     width = terminal_width(sys.stdout)
     # Hints are long. A terminal shows them below the table; a pipe gets one line a plugin.
-    state = format_status if width is None else itemgetter("status")
+    state = _format_status if width is None else itemgetter("status")
     cells = [(*(row[title.lower()] for title in header[:-1]), state(row)) for row in rows]
     print_table(header, cells, sys.stdout, spare="TARGET")
     if width is not None:
-        show_hints(rows, width)
+        _show_hints(rows, width)
     print_note("'headstock doctor' says what of this can run on this machine")
 
 
-def show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
+def _show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
     """Print what completes each plugin that is incomplete, in lines of `width`."""
     hints = {f"{row['kind']} {row['name']}": row["hint"] for row in rows if row["hint"]}
     widest = max(map(len, hints), default=0)
@@ -107,7 +107,7 @@ def show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
         print(fold_line(f"  {name:{widest}}  {hint}", width, widest + 4))
 
 
-def make_row(plugin: InstalledPlugin, hint: str) -> dict[str, str]:
+def _make_row(plugin: InstalledPlugin, hint: str) -> dict[str, str]:
     """A plugin for JSON; `hint` is the command that completes its distribution."""
     row: dict[str, str] = attrs.asdict(plugin)
     return row | {
@@ -116,14 +116,14 @@ def make_row(plugin: InstalledPlugin, hint: str) -> dict[str, str]:
     }
 
 
-def format_status(row: dict[str, str]) -> str:
+def _format_status(row: dict[str, str]) -> str:
     """A plugin's status as the table shows it."""
     return f"{row['status']}: {row['hint']}" if row["hint"] else row["status"]
 
 
-def show_plugin(plugin: InstalledPlugin, *, as_json: bool) -> None:
+def _show_plugin(plugin: InstalledPlugin, *, as_json: bool) -> None:
     """Print what one plugin says of itself.   raises: PluginBroken, SpiMismatch"""
-    facts = describe_plugin(plugin)
+    facts = _describe_plugin(plugin)
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -134,15 +134,17 @@ def show_plugin(plugin: InstalledPlugin, *, as_json: bool) -> None:
             widest = max(map(len, value), default=0)
             for name, fact in value.items():
                 print(
-                    fold_line(f"  {name:{widest}}  {format_fact(fact)}", width, widest + 4).rstrip()
+                    fold_line(
+                        f"  {name:{widest}}  {_format_fact(fact)}", width, widest + 4
+                    ).rstrip()
                 )
             if not value:
                 print("  none")
         else:
-            print(fold_line(f"{title:16}{format_fact(value)}", width, 16))
+            print(fold_line(f"{title:16}{_format_fact(value)}", width, 16))
 
 
-def describe_plugin(plugin: InstalledPlugin) -> dict[str, Any]:
+def _describe_plugin(plugin: InstalledPlugin) -> dict[str, Any]:
     """The facts about a plugin: its metadata, its spec, and what it lacks here, as plain values."""
     spec = registry.load_spec(plugin.kind, f"{plugin.distribution}:{plugin.name}")
     facts = {
@@ -158,22 +160,22 @@ def describe_plugin(plugin: InstalledPlugin) -> dict[str, Any]:
     capabilities = getattr(spec, "capabilities", None)
     return facts | {
         "implementation": spec.implementation,
-        "this machine": describe_support(spec),
-        "capabilities": list_fields(capabilities) if capabilities is not None else {},
-        "requires": {need.distribution: format_requirement(need) for need in spec.requires},
-        "missing": list_missing(plugin, spec),
-        "options": list_option_defaults(spec),
+        "this machine": _describe_support(spec),
+        "capabilities": _list_fields(capabilities) if capabilities is not None else {},
+        "requires": {need.distribution: _format_requirement(need) for need in spec.requires},
+        "missing": _list_missing(plugin, spec),
+        "options": _list_option_defaults(spec),
     }
 
 
-def list_missing(plugin: InstalledPlugin, spec: PluginSpec) -> dict[str, str]:
+def _list_missing(plugin: InstalledPlugin, spec: PluginSpec) -> dict[str, str]:
     """Missing requirement -> what installs it; without one, what installs the missing kernels."""
     required = {problem.message: problem.hint for problem in registry.find_missing(spec)}
     hint = registry.explain_missing_extras(plugin.distribution)
     return required or ({"kernels for its device": hint} if hint else {})
 
 
-def describe_support(spec: PluginSpec) -> str:
+def _describe_support(spec: PluginSpec) -> str:
     """Whether the plugin serves this machine's device, as far as its spec says."""
     try:
         # deferred for start-up time: it imports torch, which may not even be importable here
@@ -186,31 +188,31 @@ def describe_support(spec: PluginSpec) -> str:
     return f"cannot: {reason}; 'headstock doctor' says what can" if reason else "can"
 
 
-def list_fields(record: Any) -> dict[str, Any]:
+def _list_fields(record: Any) -> dict[str, Any]:
     """The fields of an attrs record as plain values."""
     return {
-        field.name: to_plain(getattr(record, field.name)) for field in attrs.fields(type(record))
+        field.name: _to_plain(getattr(record, field.name)) for field in attrs.fields(type(record))
     }
 
 
-def to_plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """`value` made of strings, numbers, booleans, None and lists."""
     if isinstance(value, Enum):
         return value.name.lower() if isinstance(value, int) else value.value
     if isinstance(value, frozenset):
-        return sorted((to_plain(item) for item in value), key=str)
+        return sorted((_to_plain(item) for item in value), key=str)
     if isinstance(value, tuple):
-        return [to_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
 
 
-def format_requirement(need: Require) -> str:
+def _format_requirement(need: Require) -> str:
     """A requirement, and the version that is installed."""
     if need.any_of:
         return "one of: " + "; ".join(
-            f"{alternative.distribution} {format_requirement(alternative)}"
+            f"{alternative.distribution} {_format_requirement(alternative)}"
             for alternative in need.any_of
         )
     try:
@@ -220,16 +222,16 @@ def format_requirement(need: Require) -> str:
     return f"wanted {need.version or 'any version'}, found {installed}"
 
 
-def list_option_defaults(spec: PluginSpec) -> dict[str, Any]:
+def _list_option_defaults(spec: PluginSpec) -> dict[str, Any]:
     """The plugin's options with their defaults, or the reason why they cannot be shown."""
     try:
         record = registry.make_options(spec)
     except HeadstockError as error:
         return {"cannot be shown": str(error)}
-    return {} if record is None else list_fields(record)
+    return {} if record is None else _list_fields(record)
 
 
-def format_fact(value: Any) -> str:
+def _format_fact(value: Any) -> str:
     """`value` for a terminal."""
     if isinstance(value, list):
         return (

@@ -95,7 +95,7 @@ def check_distinct_files(files: Mapping[str, str | None]) -> None:
     """
     first_names: dict[str, str] = {}
     for name, path in files.items():
-        if path is None or (which := identify_file(path)) is None:
+        if path is None or (which := _identify_file(path)) is None:
             continue
         first = first_names.setdefault(which, name)
         if first != name:
@@ -105,7 +105,7 @@ def check_distinct_files(files: Mapping[str, str | None]) -> None:
             )
 
 
-def identify_file(path: str) -> str | None:
+def _identify_file(path: str) -> str | None:
     """What all links to a file share; None for a pipe or a device, which keeps nothing."""
     try:
         status = os.stat(path)

@@ -62,24 +62,24 @@ def main(arguments: list[str]) -> int:
     resolved = resolve_flags(args, os.environ)
     for line in resolved.notes:
         print_note(f"note: {line}")
-    check_flags(args, resolved)
+    _check_flags(args, resolved)
     start_logs(resolved, quiet=args.quiet)
-    inputs = collect_prompts(args, is_chat=is_chat(args, resolved))
+    inputs = _collect_prompts(args, is_chat=_is_chat(args, resolved))
     if inputs is None:
-        from headstock.cli.chat import converse
+        from headstock.cli.chat import run_chat
         from headstock.cli.turns import history_path, open_reader
 
-        check_chat(resolved)
+        _check_chat(resolved)
         check_tokenizer(resolved)
         read = open_reader(history_path(args.history, os.environ))
         with open_model(resolved, quiet=args.quiet, alone=True) as session:
-            return converse(
+            return run_chat(
                 session,
                 session.default_params.replace(resolved.sampling),
                 args.system,
                 read,
             )
-    good = list(select_valid(inputs, as_json=args.json))
+    good = list(_select_valid(inputs, as_json=args.json))
     if not good:
         return RequestError.exit_code
     if any(
@@ -142,7 +142,7 @@ def make_parser() -> FlagParser:
     return root
 
 
-def check_flags(args: Namespace, resolved: ResolvedConfig) -> None:
+def _check_flags(args: Namespace, resolved: ResolvedConfig) -> None:
     """Refuse values that no model could take, and files that would be overwritten.
 
     This comes before a model is loaded, which may take minutes.
@@ -159,7 +159,7 @@ def check_flags(args: Namespace, resolved: ResolvedConfig) -> None:
         raise UsageError(name_parameters(str(error), resolved.parameter_names)) from error
 
 
-def is_chat(args: Namespace, resolved: ResolvedConfig) -> bool:
+def _is_chat(args: Namespace, resolved: ResolvedConfig) -> bool:
     """Whether prompts go through the chat template."""
     return (
         args.chat
@@ -168,7 +168,7 @@ def is_chat(args: Namespace, resolved: ResolvedConfig) -> bool:
     )
 
 
-def collect_prompts(args: Namespace, *, is_chat: bool) -> list[PromptInput | InvalidPrompt] | None:
+def _collect_prompts(args: Namespace, *, is_chat: bool) -> list[PromptInput | InvalidPrompt] | None:
     """The prompts in their order; None when there are none and a terminal can chat.
 
     raises: UsageError, ModelError
@@ -196,7 +196,7 @@ def has_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def check_chat(resolved: ResolvedConfig) -> None:
+def _check_chat(resolved: ResolvedConfig) -> None:
     """Raise UsageError for sampling parameters that a chat cannot show."""
     if resolved.sampling.get("n", 1) != 1:
         raise UsageError(
@@ -225,7 +225,7 @@ def check_tokenizer(resolved: ResolvedConfig) -> None:
     check_vocabulary(directory)
 
 
-def select_valid(
+def _select_valid(
     inputs: Sequence[PromptInput | InvalidPrompt], *, as_json: bool
 ) -> Iterator[tuple[int, PromptInput]]:
     """The valid prompts with their numbers from 1; the error of each other input is printed."""

@@ -73,16 +73,16 @@ def print_table(
     cells = [[str(cell) for cell in row] for row in rows]
     width = terminal_width(stream)
     if width is None:
-        print("\n".join(align_columns([list(header), *cells])), file=stream)
+        print("\n".join(_align_columns([list(header), *cells])), file=stream)
         return
-    if spare and max(map(len, align_columns([list(header), *cells]))) > width:
+    if spare and max(map(len, _align_columns([list(header), *cells]))) > width:
         left_out = list(header).index(spare)
         header = [title for title in header if title != spare]
         cells = [[*row[:left_out], *row[left_out + 1 :]] for row in cells]
-    print_fitted(header, cells, stream, width)
+    _print_fitted(header, cells, stream, width)
 
 
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """A line for each row, in columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -91,7 +91,7 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def print_fitted(
+def _print_fitted(
     header: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO, width: int
 ) -> None:
     """Print a table whose long cells are broken between words to keep within `width`."""

@@ -54,12 +54,12 @@ def open_reader(history: Path | None) -> Callable[[], str]:
     """
     drawn = next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
     if drawn is None:
-        return read_plain
-    output = open_output(drawn)
-    return restore_after(open_editor(history, output=output), output)
+        return _read_plain
+    output = _open_output(drawn)
+    return _restore_after(open_editor(history, output=output), output)
 
 
-def restore_after(read: Callable[[], str], output: Output) -> Callable[[], str]:
+def _restore_after(read: Callable[[], str], output: Output) -> Callable[[], str]:
     """`read`, with the terminal's modes restored when a signal interrupts the editor."""
     if sys.platform == "win32":
         return read
@@ -81,7 +81,7 @@ def restore_after(read: Callable[[], str], output: Output) -> Callable[[], str]:
     return read_turn
 
 
-def open_output(stream: TextIO) -> Output:
+def _open_output(stream: TextIO) -> Output:
     """The terminal behind `stream`, which is never asked for the position of its cursor.
 
     Some terminals do not answer, and the chat would wait for them.
@@ -101,7 +101,7 @@ def open_output(stream: TextIO) -> Output:
     return Vt100_Output(stream, size, term=os.environ.get("TERM"), enable_cpr=False)
 
 
-def read_plain() -> str:
+def _read_plain() -> str:
     """A line of standard input, without an editor.
 
     raises: EOFError, LineDropped
@@ -121,7 +121,7 @@ def open_editor(
     session: PromptSession[str] = PromptSession(
         message=PROMPT,
         history=open_history(history),
-        key_bindings=bind_keys(),
+        key_bindings=_bind_keys(),
         prompt_continuation=CONTINUATION,
         enable_suspend=True,
         input=input,
@@ -130,7 +130,7 @@ def open_editor(
     return session.prompt
 
 
-def bind_keys() -> KeyBindings:
+def _bind_keys() -> KeyBindings:
     """Ctrl-C drops the line, Alt-Enter begins another one in the same turn."""
     from prompt_toolkit.key_binding import KeyBindings
 

@@ -89,12 +89,12 @@ def merge_sources(
     # Notes on aliases say as what an alias was taken, so they name settings by their own names.
     plain = make_spelling(Surface(keywords=keywords), engine_settings().values())
     with plain.render_errors():
-        merged, replaced = drop_replaced_sizes(merged)
+        merged, replaced = _drop_replaced_sizes(merged)
     aliases = tuple(note for value in merged.values() for note in value.alias_notes())
     values: dict[str, Any] = {key: value.value() for key, value in merged.items()}
     origins = {key: value.origin for key, value in merged.items()}
-    cuts = limit_running_requests(values, merged, origins)
-    surface = Surface(keywords=keywords, names=dict(collect_used_names(flags)))
+    cuts = _limit_running_requests(values, merged, origins)
+    surface = Surface(keywords=keywords, names=dict(_collect_used_names(flags)))
     fields = {
         setting.name: values[key] for key, setting in engine_settings().items() if key in values
     }
@@ -107,7 +107,7 @@ def merge_sources(
     )
 
 
-def collect_used_names(flags: SourceValues) -> Iterator[tuple[str, str]]:
+def _collect_used_names(flags: SourceValues) -> Iterator[tuple[str, str]]:
     """The keys of settings given as flags or keywords, with the names that were used."""
     for key, value in flags.items():
         # `--no-overlap` sets `overlap`, but "--no-overlap on" would name its value wrongly.
@@ -115,7 +115,7 @@ def collect_used_names(flags: SourceValues) -> Iterator[tuple[str, str]]:
             yield key, value.source_name
 
 
-def drop_replaced_sizes(values: SourceValues) -> tuple[dict[str, SourceValue], tuple[str, ...]]:
+def _drop_replaced_sizes(values: SourceValues) -> tuple[dict[str, SourceValue], tuple[str, ...]]:
     """`values` without the pool sizes that one of higher precedence replaces, and a note for each.
 
     A page size or length that the user wrote is exact: a preset's `..._or_less` is dropped too.
@@ -152,7 +152,7 @@ def _precedence(value: SourceValue) -> int:
     return PRECEDENCE.index(value.source_kind)
 
 
-def limit_running_requests(
+def _limit_running_requests(
     values: dict[str, Any], sources: SourceValues, origins: dict[str, str]
 ) -> tuple[str, ...]:
     """A note when the running requests had to be cut to the token budget of a step.

@@ -30,7 +30,7 @@ GROUP_TITLES = {
 }
 
 
-class FlagHelpFormatter(argparse.HelpFormatter):
+class _FlagHelpFormatter(argparse.HelpFormatter):
     """Breaks lines only between words, so that a flag can be searched for.
 
     Indented lines of an epilog stay as they are.
@@ -60,7 +60,7 @@ class FlagParser(argparse.ArgumentParser):
     def __init__(self, usage: str = "%(prog)s [options]", hint: str = "", **options: Any) -> None:
         self.hint = hint
         super().__init__(
-            allow_abbrev=False, usage=usage, **{"formatter_class": FlagHelpFormatter, **options}
+            allow_abbrev=False, usage=usage, **{"formatter_class": _FlagHelpFormatter, **options}
         )
 
     def error(self, message: str) -> NoReturn:
@@ -96,17 +96,17 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         section = parser.add_argument_group(title)
         for setting in settings:
             if setting.group == group:
-                add_flag(section, setting)
+                _add_flag(section, setting)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Add a flag for every sampling parameter."""
     section = parser.add_argument_group("sampling")
     for setting in sampling_settings().values():
-        add_flag(section, setting)
+        _add_flag(section, setting)
 
 
-def add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
+def _add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
     """Add one setting's flag, its aliases, which only the flag's help names, and its negative."""
     also = f"; also {', '.join(setting.aliases)}" if setting.aliases else ""
     negative = f"; {setting.negative} turns it off" if setting.negative else ""
@@ -114,21 +114,21 @@ def add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
     options: dict[str, Any] = {
         "dest": DEST_PREFIX + setting.key,
         "default": argparse.SUPPRESS,
-        "metavar": make_metavar(setting),
+        "metavar": _make_metavar(setting),
     }
     if isinstance(setting.value_type, Switch):
         options |= {"nargs": "?", "const": "on"}
-    section.add_argument(setting.flag, action=make_action(setting), help=text, **options)
+    section.add_argument(setting.flag, action=_make_action(setting), help=text, **options)
     for alias in setting.aliases:
-        section.add_argument(alias, action=make_action(setting), help=argparse.SUPPRESS, **options)
+        section.add_argument(alias, action=_make_action(setting), help=argparse.SUPPRESS, **options)
     if setting.negative is not None:
         off = options | {"nargs": 0}
         section.add_argument(
-            setting.negative, action=make_action(setting), help=argparse.SUPPRESS, **off
+            setting.negative, action=_make_action(setting), help=argparse.SUPPRESS, **off
         )
 
 
-def make_metavar(setting: Setting) -> str:
+def _make_metavar(setting: Setting) -> str:
     """The placeholder of the value in the help."""
     match setting.value_type:
         case Choice(names=names):
@@ -141,7 +141,7 @@ def make_metavar(setting: Setting) -> str:
             return value_type.describe().split()[0].rstrip(",")
 
 
-def make_action(setting: Setting) -> type[argparse.Action]:
+def _make_action(setting: Setting) -> type[argparse.Action]:
     """An argparse action that stores the value with the flag under which it was given."""
 
     class Remember(argparse.Action):

@@ -66,18 +66,18 @@ def render_page() -> str:
     }
     groups["sampling"] = list(sampling_settings().values())
     tables = "\n".join(
-        f"## {title.capitalize()}\n\n{render_table(group)}" for title, group in groups.items()
+        f"## {title.capitalize()}\n\n{_render_table(group)}" for title, group in groups.items()
     )
-    return PAGE.substitute(sizes=sizes, tables=tables, presets=render_preset_table())
+    return PAGE.substitute(sizes=sizes, tables=tables, presets=_render_preset_table())
 
 
-def render_table(settings: Iterable[Setting]) -> str:
+def _render_table(settings: Iterable[Setting]) -> str:
     """A Markdown table of settings, and the notes on their aliases."""
     settings = tuple(settings)
     rows = [
         ("flag", "other names", "values", "default", "meaning"),
         ("---",) * 5,
-        *map(render_row, settings),
+        *map(_render_row, settings),
     ]
     notes = [
         f"`{alias}`: taken as `{setting.flag}`, {note}.\n"
@@ -88,12 +88,12 @@ def render_table(settings: Iterable[Setting]) -> str:
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in rows), "", *notes])
 
 
-def render_row(setting: Setting) -> tuple[str, ...]:
+def _render_row(setting: Setting) -> tuple[str, ...]:
     """The cells of one setting."""
     flag = f"`{setting.flag}`" + (f", `{setting.negative}`" if setting.negative else "")
     match setting.value_type:
         case Choice() as choice:
-            values = list_choices(choice)
+            values = _list_choices(choice)
         case Switch():
             values = "switch"
         case value_type:
@@ -102,7 +102,7 @@ def render_row(setting: Setting) -> tuple[str, ...]:
     return flag, aliases, values, setting.default_text, setting.help
 
 
-def list_choices(choice: Choice) -> str:
+def _list_choices(choice: Choice) -> str:
     """The names of a choice, each with its other spellings."""
     others = {
         name: [
@@ -117,7 +117,7 @@ def list_choices(choice: Choice) -> str:
     )
 
 
-def render_preset_table() -> str:
+def _render_preset_table() -> str:
     """The Markdown table of presets."""
     lines = ["| preset | sets |", "| --- | --- |"]
     for name, values in PRESETS.items():

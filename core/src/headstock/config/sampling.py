@@ -77,7 +77,7 @@ class TokenIdList(CheckedEntries):
     def read(self, raw: object) -> Value:
         if raw is None or raw == "auto":
             return None
-        return self.check_value(tuple(self.parse_number(entry) for entry in split_entries(raw)))
+        return self.check_value(tuple(self.parse_number(entry) for entry in _split_entries(raw)))
 
     def parse_number(self, raw: object) -> Any:
         """The id that a text spells; the check refuses any other value."""
@@ -107,7 +107,7 @@ class LogitBiases(CheckedEntries):
             return None
         if isinstance(raw, Mapping):
             return self.check_value({key: self.parse_number(bias) for key, bias in raw.items()})
-        return self.check_value(dict(self.parse_pair(entry) for entry in split_entries(raw)))
+        return self.check_value(dict(self.parse_pair(entry) for entry in _split_entries(raw)))
 
     def parse_pair(self, raw: object) -> tuple[Any, Any]:
         """The id and the bias that a text spells.   raises: Invalid"""
@@ -129,7 +129,7 @@ class LogitBiases(CheckedEntries):
         return ",".join(f"{token}={bias:g}" for token, bias in value.items())
 
 
-def split_entries(raw: object) -> Iterable[object]:
+def _split_entries(raw: object) -> Iterable[object]:
     """The single entries of a text, or of a list of texts and numbers.   raises: Invalid"""
     if not isinstance(raw, str | list | tuple):
         raise InvalidValue("must be a text or a list")
@@ -139,13 +139,13 @@ def split_entries(raw: object) -> Iterable[object]:
 
 def collect_sampling_settings() -> dict[str, Setting]:
     """A setting for each field of SamplingParams, by its name."""
-    return {field.name: make_sampling_setting(field) for field in attrs.fields(SamplingParams)}
+    return {field.name: _make_sampling_setting(field) for field in attrs.fields(SamplingParams)}
 
 
-def make_sampling_setting(field: attrs.Attribute[Any]) -> Setting:
+def _make_sampling_setting(field: attrs.Attribute[Any]) -> Setting:
     """The setting of a field; its default is None, which leaves the value to the model."""
     flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
-    value_type = choose_value_type(field)
+    value_type = _choose_value_type(field)
     return Setting(
         name=field.name,
         flag=flag,
@@ -158,7 +158,7 @@ def make_sampling_setting(field: attrs.Attribute[Any]) -> Setting:
     )
 
 
-def choose_value_type(field: attrs.Attribute[Any]) -> ValueType:
+def _choose_value_type(field: attrs.Attribute[Any]) -> ValueType:
     """How values of a field are read, with the limits of its check."""
     match field.validator:
         case IntegerCheck(low=low, high=high):

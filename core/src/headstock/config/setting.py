@@ -97,10 +97,10 @@ def setting_field(
 def collect_settings(cls: type[attrs.AttrsInstance]) -> Mapping[str, Setting]:
     """The settings of a class whose fields `setting_field` made, by field name, in their order."""
     fields = [field for field in attrs.fields(cls) if "flag" in field.metadata]
-    return MappingProxyType({field.name: make_setting(field) for field in fields})
+    return MappingProxyType({field.name: _make_setting(field) for field in fields})
 
 
-def make_setting(field: attrs.Attribute[Any]) -> Setting:
+def _make_setting(field: attrs.Attribute[Any]) -> Setting:
     """The setting that a field's metadata describes."""
     facts = dict(field.metadata)
     facts["default_text"] = facts["default_text"] or facts["value_type"].show(field.default)

@@ -16,7 +16,7 @@ def check_pool_sizes(sizes: Mapping[str, object]) -> None:
     """Raise UsageError when more than one of `sizes`, a value for each of POOL_SIZES, is set."""
     unset = {"memory_ratio": DEFAULT_MEMORY_RATIO}
     texts = [
-        f"{make_size_flag(name)} {size}" for name, size in sizes.items() if size != unset.get(name)
+        f"{_make_size_flag(name)} {size}" for name, size in sizes.items() if size != unset.get(name)
     ]
     if len(texts) > 1:
         raise UsageError(describe_size_conflict(texts))
@@ -24,11 +24,11 @@ def check_pool_sizes(sizes: Mapping[str, object]) -> None:
 
 def describe_size_conflict(source_texts: Sequence[str]) -> str:
     """The error for several pool sizes; `source_texts` are the words in which each was given."""
-    flags = ", ".join(map(make_size_flag, POOL_SIZES))
+    flags = ", ".join(map(_make_size_flag, POOL_SIZES))
     return f"{' and '.join(source_texts)}: give at most one of {flags}"
 
 
-def make_size_flag(name: str) -> str:
+def _make_size_flag(name: str) -> str:
     """The flag of a pool size."""
     return "--" + name.replace("_", "-")
 

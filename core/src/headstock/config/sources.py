@@ -80,7 +80,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[SourceValues, tuple[st
     values: dict[str, SourceValue] = {}
     notes = []
     if environ.get("LOG_LEVEL"):
-        values["log_level"] = read_variable(
+        values["log_level"] = _read_variable(
             SettingName(engine_settings()["log_level"]), "LOG_LEVEL", environ["LOG_LEVEL"]
         )
     for variable, text in sorted(environ.items()):
@@ -88,7 +88,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[SourceValues, tuple[st
         if not variable.startswith(PREFIX) or not text or variable in OTHER_VARIABLES:
             continue
         if word in setting_names():
-            value = read_variable(setting_names()[word], variable, text)
+            value = _read_variable(setting_names()[word], variable, text)
             check_set_once(values, value, except_by="LOG_LEVEL")
             values[value.name.setting.key] = value
         # Only pointed out: the variable may belong to a newer version, or to another program.
@@ -99,7 +99,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[SourceValues, tuple[st
     return values, tuple(notes)
 
 
-def read_variable(name: SettingName, variable: str, text: str) -> SourceValue:
+def _read_variable(name: SettingName, variable: str, text: str) -> SourceValue:
     """The value of one environment variable."""
     return SourceValue(name, text, "environment", variable, f"{variable}={shorten(text)}")
 
@@ -119,7 +119,7 @@ def from_file(path: str) -> SourceValues:
     raises: ModelError when it cannot be read; UsageError for an unknown key
     """
     values: dict[str, SourceValue] = {}
-    for word, raw in read_table(Path(path)).items():
+    for word, raw in _read_table(Path(path)).items():
         name = find_setting_name(word, setting_names(), path)
         value = SourceValue(name, raw, "file", path, f"{path}: {word} = {shorten(raw)}")
         if name.setting.key == "config":
@@ -129,11 +129,11 @@ def from_file(path: str) -> SourceValues:
     return values
 
 
-def read_table(path: Path) -> Mapping[str, Any]:
+def _read_table(path: Path) -> Mapping[str, Any]:
     """The top-level table of a file.   raises: ModelError"""
     file_format = FILE_FORMATS.get(path.suffix.lower(), "TOML")
     try:
-        table = parse_settings(file_format, path.read_bytes().decode())
+        table = _parse_settings(file_format, path.read_bytes().decode())
     except OSError as error:
         raise ModelError(f"--config {shorten(path)}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -148,11 +148,11 @@ def read_table(path: Path) -> Mapping[str, Any]:
     return table
 
 
-def parse_settings(file_format: str, text: str) -> object:
+def _parse_settings(file_format: str, text: str) -> object:
     """The value that `text` spells in TOML, JSON or YAML.   raises: ValueError, RecursionError"""
     match file_format:
         case "JSON":
-            return json.loads(text, object_pairs_hook=refuse_repeated_keys)
+            return json.loads(text, object_pairs_hook=_refuse_repeated_keys)
         case "YAML":
             # deferred for start-up time: few starts read a file, and PyYAML takes a tenth of a
             # second to import
@@ -163,7 +163,7 @@ def parse_settings(file_format: str, text: str) -> object:
             return tomllib.loads(text)
 
 
-def refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The pairs as a mapping.   raises: ValueError when a key comes twice"""
     table = dict(pairs)
     if len(table) < len(pairs):

@@ -72,8 +72,8 @@ class Spelling:
         name, value_type = self.names.get(flag, flag), self.value_types[flag]
         if not self.keywords:
             return name + rest
-        if word is not None and is_value(word, value_type):
-            return f"{name}={format_literal(word, value_type)}"
+        if word is not None and _is_value(word, value_type):
+            return f"{name}={_format_literal(word, value_type)}"
         truth = "=True" if isinstance(value_type, Switch) else ""
         return f"{name}{truth}{rest}"
 
@@ -107,7 +107,7 @@ def name_parameters(text: str, names: Mapping[str, str]) -> str:
     return f"{names.get(first, first)}{space}{words}"
 
 
-def is_value(word: str, value_type: ValueType) -> bool:
+def _is_value(word: str, value_type: ValueType) -> bool:
     """Whether the word after a flag is its value, and not the next word of the sentence."""
     if isinstance(value_type, Text | Texts):
         return word not in NO_VALUES
@@ -118,7 +118,7 @@ def is_value(word: str, value_type: ValueType) -> bool:
     return True
 
 
-def format_literal(word: str, value_type: ValueType) -> str:
+def _format_literal(word: str, value_type: ValueType) -> str:
     """A value as Python writes it."""
     if isinstance(value_type, Switch):
         return str(value_type.read(word))

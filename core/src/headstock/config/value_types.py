@@ -227,7 +227,7 @@ class Texts(Repeated):
             return [
                 f"{name}.{key}={entry}"
                 for name, table in raw.items()
-                for key, entry in table_entries(table)
+                for key, entry in _table_entries(table)
             ]
         if isinstance(raw, list | tuple):
             return raw
@@ -241,7 +241,7 @@ class Texts(Repeated):
         return " ".join(map(str, value)) if isinstance(value, tuple) else ""
 
 
-def table_entries(table: object) -> Iterable[tuple[str, object]]:
+def _table_entries(table: object) -> Iterable[tuple[str, object]]:
     """The keys and values of a table.   raises: Invalid when it is none"""
     if not isinstance(table, Mapping):
         raise InvalidValue("must be tables of options, one table a plugin")

@@ -27,7 +27,7 @@ for a date.
 """
 
 
-class SettingsLoader(yaml.SafeLoader):
+class _SettingsLoader(yaml.SafeLoader):
     """Loads plain values with text as keys; a repeated key and an alias are errors.
 
     A few nested aliases can stand for more data than fits any memory.
@@ -60,10 +60,10 @@ class SettingsLoader(yaml.SafeLoader):
 
 
 for _name, (_words, _first) in SCALARS.items():
-    SettingsLoader.add_implicit_resolver(
+    _SettingsLoader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_words})\Z"), list(_first)
     )
-SettingsLoader.add_constructor("tag:yaml.org,2002:map", SettingsLoader.construct_table)
+_SettingsLoader.add_constructor("tag:yaml.org,2002:map", _SettingsLoader.construct_table)
 
 
 def read_yaml(text: str) -> Any:
@@ -72,7 +72,7 @@ def read_yaml(text: str) -> Any:
     raises: ValueError
     """
     try:
-        value = SettingsLoader(text).get_single_data()
+        value = _SettingsLoader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = "" if mark is None else f", at line {mark.line + 1}, column {mark.column + 1}"
