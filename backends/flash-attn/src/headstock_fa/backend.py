@@ -26,8 +26,9 @@ EIGHT_BIT = "float8_e4m3fn"
 
 
 class FlashAttentionBackend(AttentionBackend):
-    """One kernel for every phase: ragged queries over pages. Nothing is kept between steps but
-    graphs' buffers.
+    """One kernel for every phase: ragged queries over pages.
+
+    Nothing outlives a step but the static buffers of graphs.
     """
 
     def __init__(self, context: AttentionContext, provider: Provider | None = None) -> None:
@@ -76,9 +77,7 @@ class FlashAttentionBackend(AttentionBackend):
         self.static = StaticRows.new(max(buckets), max_seq_len, self.page_size, self.device)
 
     def graph_plan(self, bucket: int, step: AttentionStep) -> FlashPlan:
-        """A plan over the static buffers' first `bucket` rows, holding the step; its rows may be
-        fewer.
-        """
+        """A plan over the first `bucket` rows of the static buffers, holding the step."""
         assert self.static is not None, "graph_init comes first"
         plan = self.plan(self.static.step(bucket, len(step.page_tables)))
         self.graph_update(plan, step)
@@ -90,8 +89,9 @@ class FlashAttentionBackend(AttentionBackend):
         self.static.write(plan.num_rows, step)
 
     def capture_plan(self, step: AttentionStep) -> FlashPlan:
-        """The step's own tensors. Keys are read in one part: more cost 165 us a step of short rows
-        (28 layers).
+        """The step's own tensors.
+
+        Keys are read in one part: more cost 165 us a step of short rows (28 layers).
         """
         return FlashPlan.of(step, num_splits=self.num_splits or 1)
 
@@ -105,9 +105,7 @@ class FlashAttentionBackend(AttentionBackend):
 
 
 def _quantize_queries(q: Tensor) -> Tensor:
-    """The queries in the 8-bit type of keys and values, as the library wants them; what is too
-    large saturates.
-    """
+    """The queries in the 8-bit type of keys and values, as the library needs; large ones saturate."""
     most = torch.finfo(torch.float8_e4m3fn).max
     return q.clamp(-most, most).to(torch.float8_e4m3fn)
 

@@ -63,9 +63,7 @@ CAPABILITIES = AttentionCapabilities(
 
 
 def describe_installed() -> str:
-    """The installed providers in order of preference; the first one that serves the device is
-    used.
-    """
+    """The installed providers; the first one that serves the device is used."""
     versions = installed_versions()
     descriptions = [
         f"{provider.require.distribution} {number} (FA{provider.generation})"
@@ -77,9 +75,7 @@ def describe_installed() -> str:
 
 
 def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]:
-    """The capabilities of the first provider that serves this machine, or why none meets the
-    query.
-    """
+    """The capabilities of the first provider that serves here, or why it cannot serve `query`."""
     provider, rejections = choose_provider(env)
     if provider is None:
         return (

@@ -95,9 +95,7 @@ REQUIRE = Require(
 
 
 def installed_versions() -> dict[str, str]:
-    """Distribution -> version, of those that provide FlashAttention here; torch's builds for CPUs
-    have none.
-    """
+    """Distribution -> version of each installed provider; torch's CPU builds are none."""
     versions = {}
     for provider in PROVIDERS:
         try:

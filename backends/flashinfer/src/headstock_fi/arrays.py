@@ -45,9 +45,7 @@ def _prefix_sums(lens: Ints) -> Ints:
 
 
 def table_places(page_start: Ints, columns: int) -> Ints:
-    """Where each row's pages stand in a page table of `columns` columns laid end to end. [pages]
-    int32
-    """
+    """Where each row's pages stand in a page table of `columns` columns, flattened. [pages] int32"""
     counts = np.diff(page_start)
     firsts = np.arange(len(counts), dtype=np.int32) * np.int32(columns) - page_start[:-1]
     places: Ints = np.arange(page_start[-1], dtype=np.int32) + np.repeat(firsts, counts)

@@ -39,8 +39,10 @@ class FlashInferPlan:
 
 
 class FlashInferBackend(AttentionBackend):
-    """Two wrappers a kind of step and KV group take turns, so that a step is planned while the one
-    before computes.
+    """FlashInfer, each step planned on the host.
+
+    Two wrappers a kind of step and KV group take turns, so that a step can be planned while the one
+    before it computes.
     """
 
     def __init__(self, context: AttentionContext) -> None:
@@ -92,9 +94,7 @@ class FlashInferBackend(AttentionBackend):
             ) from error
 
     def run_once(self, phases: frozenset[Phase]) -> None:
-        """Plan and run one token on the dummy page for each kind of step, which compiles the
-        kernels.
-        """
+        """Run one token on the dummy page for each kind of step, which compiles the kernels."""
         one = np.ones(1, np.int32)
         page_table = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         q = torch.zeros(
@@ -191,9 +191,7 @@ class FlashInferBackend(AttentionBackend):
         )
 
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
-        """Make room for graphs of these sizes; a bucket's wrapper is made when it is first
-        planned.
-        """
+        """Make room for graphs of these sizes; a bucket's wrapper is made at its first plan."""
         self.columns = max(self.columns, -(-max_seq_len // self.page_size))
         self.max_rows = max(self.max_rows, *buckets)
 
@@ -205,9 +203,7 @@ class FlashInferBackend(AttentionBackend):
         return plan
 
     def bucket(self, rows: int, group: int) -> StagedWrapper:
-        """The wrapper that serves graphs of so many rows. Buckets of a group share the list
-        of pages.
-        """
+        """The wrapper for graphs of so many rows. Buckets of a group share the list of pages."""
         if (rows, group) not in self.buckets:
             if group not in self.static_pages:
                 self.static_pages[group] = self.zeros(self.max_rows * self.columns)
@@ -231,9 +227,7 @@ class FlashInferBackend(AttentionBackend):
         return torch.zeros(size, dtype=torch.int32, device=self.device)
 
     def graph_update(self, plan: FlashInferPlan, step: AttentionStep) -> None:
-        """Plan the step anew in the same buffers; rows that it lacks become one token in the dummy
-        page.
-        """
+        """Plan the step in the same buffers; rows that it lacks become one token in the dummy page."""
         for staged, page_table in zip(plan.wrappers, step.page_tables, strict=True):
             lens = pad_lens(step.host_context_lens, staged.rows)
             arrays = page_arrays(np.ones_like(lens), lens, self.page_size)

@@ -27,9 +27,7 @@ class Shape:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """As keyword arguments of a plan. The scale is 1 here because each layer brings its own to
-        `run`.
-        """
+        """As keyword arguments of a plan. The scale is 1: each layer passes its own to `run`."""
         return {
             "num_qo_heads": self.heads,
             "num_kv_heads": self.kv_heads,
@@ -42,8 +40,9 @@ class Shape:
 
 
 def partial_bytes(shape: Shape, rows: int, processors: int) -> int:
-    """The most bytes of partial results: FlashInfer 0.6 keeps a whole tile of queries, in float32,
-    for each part.
+    """The most bytes of partial results.
+
+    FlashInfer 0.6 keeps a whole tile of queries, in float32, for each part.
 
     Rows are cut into two parts a processor at most, and in a graph, whose queries it takes to be
     ragged, each of `rows` rows is a tile at least.
@@ -57,8 +56,10 @@ def partial_bytes(shape: Shape, rows: int, processors: int) -> int:
 
 @frozen(eq=False)
 class Library:
-    """The two wrapper classes, how decode is planned again in a graph's wrapper, and whether the
-    library can give natural logarithms itself (0.7 and later, prompts).
+    """FlashInfer as it is installed.
+
+    plan_again: plans decode in a graph's wrapper
+    has_lse_base: whether prompts can return natural logarithms (0.7 and later)
     """
 
     prefill_class: Any
@@ -87,9 +88,7 @@ class Library:
     def decode(
         self, workspace: Tensor, tensor_cores: bool, graph_buffers: tuple[Tensor, ...] = ()
     ) -> Any:
-        """A wrapper for decode; with static buffers (page_start, pages, last_page_lens) one for a
-        graph.
-        """
+        """A wrapper for decode, for a graph if given buffers (page_start, pages, last_page_lens)."""
         names = (
             "paged_kv_indptr_buffer",
             "paged_kv_indices_buffer",
@@ -107,8 +106,7 @@ class Library:
     def replan(
         self, wrapper: Any, page_start: Tensor, pages: Tensor, last_page_len: Tensor, shape: Shape
     ) -> None:
-        """Plan another step in a graph's wrapper that has been planned; its static buffers hold the
-        step already.
+        """Plan another step in a graph's wrapper; its static buffers hold the step already.
 
         The wrapper's own `plan` copies buffer to buffer, and looks for the longest row in a Python
         loop (500 us for 256 rows on an H200's host).

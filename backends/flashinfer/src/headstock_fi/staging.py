@@ -96,8 +96,10 @@ class StagedWrapper:
         return table.reshape(-1).index_select(0, index)
 
     def upload(self, table: Tensor, places: Ints, padding: int) -> Tensor:
-        """Bring the static buffers up to date with what is staged, the pages at these places of the
-        table, and the dummy page for each of `padding` rows after them.
+        """Bring the static buffers up to date.
+
+        They get what is staged, the pages at these places of the table, and the dummy page for
+        each of `padding` rows after them.
 
         returns: [pages] int32, the part of the static list that is in use
         """

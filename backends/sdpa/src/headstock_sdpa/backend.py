@@ -22,9 +22,7 @@ Index = RowsIndex | GatherIndex | SparseIndex
 
 @frozen(eq=False)
 class SdpaPlan:
-    """A step, and the places of its tokens: one index a (group, window), made by the first layer
-    that needs it.
-    """
+    """A step with one index of its tokens a (group, window), made by the first layer that needs it."""
 
     step: AttentionStep
     indexes: dict[tuple[int, int | None], Index] = Factory(dict)
@@ -66,9 +64,7 @@ class SdpaBackend(AttentionBackend):
                 attend_rows(q, pool, index, layer, out, lse)
 
     def make_index(self, step: AttentionStep, pool: Tensor, layer: LayerInfo, heads: int) -> Index:
-        """Where the step's rows find their tokens in the pools of the layer's group, through the
-        layer's window.
-        """
+        """Where the step's rows find the tokens that the layer's window shows."""
         page_table = step.page_tables[layer.group]
         page_size = pool.shape[2]
         if step.phase is not Phase.DECODE:

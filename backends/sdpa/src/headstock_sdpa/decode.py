@@ -17,8 +17,9 @@ MAX_GATHERED_TOKENS = 1 << 17
 
 @frozen(eq=False)
 class GatherIndex:
-    """The rows of a decode step in buckets. order: [rows] batch row of each place in them (None:
-    the same)
+    """The rows of a decode step in buckets.
+
+    order: [rows] batch row of each place in the buckets; None where they are in the batch's order
     """
 
     order: Tensor | None

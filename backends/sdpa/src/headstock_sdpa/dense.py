@@ -10,8 +10,7 @@ from torch import Tensor
 def sdpa_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, causal: bool = False
 ) -> Tensor:
-    """Attention where each KV head serves `heads / kv_heads` query heads. `mask` is True where a
-    query may look.
+    """Attention where each KV head serves `heads / kv_heads` query heads.
 
     q: [rows, heads, queries, head_dim]    k, v: [rows, kv_heads, keys, head_dim]
     mask: broadcasts to [rows, heads, queries, keys], or None
@@ -26,8 +25,7 @@ def sdpa_attention(
 def softmax_in_float32(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """The same with scores bounded by `softcap` (0: not), computed in float32, and the logarithm of
-    each query's sum.
+    """As `sdpa_attention`, in float32, with scores bounded by `softcap` (0: not) and the LSE.
 
     returns: [rows, heads, queries, head_dim], [rows, heads, queries] float32
     """

@@ -1,6 +1,4 @@
-"""Prefill and extend: each row on its own, its visible keys and values gathered once, its queries
-in blocks.
-"""
+"""Prefill and extend, row by row: visible keys and values gathered once, queries in blocks."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ BLOCK = 256
 
 @frozen
 class Row:
-    """One row's intervals: its queries in the batch, and its visible tokens among the gathered
-    ones.
-    """
+    """A row's intervals: its queries in the batch, its visible tokens among the gathered ones."""
 
     query_start: int
     query_stop: int
@@ -86,8 +82,7 @@ def attend_rows(
 def _query_blocks(
     row: Row, layer: LayerInfo, with_lse: bool, device: torch.device
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
-    """The row in blocks of queries: their places in the batch, their keys among the row's, and who
-    sees what.
+    """The row in blocks of queries: queries in the batch, keys of the row, and the mask.
 
     A row that is fresh and wholly within the window is one block without a mask: torch's causal
     kernel does it.

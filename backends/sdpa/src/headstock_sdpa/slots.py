@@ -22,9 +22,7 @@ SHRINK = 0.75
 
 @frozen(eq=False)
 class Visible:
-    """The positions of each row that its queries can see, `start` to `stop`, half open, and how
-    many. Each [rows].
-    """
+    """The positions that each row's queries see: `start` to `stop`, half open. All [rows]."""
 
     start: np.ndarray
     stop: np.ndarray
@@ -32,9 +30,7 @@ class Visible:
 
 
 def visible_positions(step: AttentionStep, window: int | None) -> Visible:
-    """What the rows of a step see through a window of latest tokens, counted from each row's first
-    query.
-    """
+    """What each row sees through a window of latest tokens, counted from its first query."""
     stop = step.host_context_lens
     if window is None:
         return Visible(np.zeros_like(stop), stop, stop)
@@ -69,9 +65,7 @@ def ragged_slots(page_table: Tensor, seen: Visible, page_size: int) -> Tensor:
 
 @frozen(eq=False)
 class Bucket:
-    """Decode rows of similar length, padded to the longest: places `first` to `last` of the
-    longest-first order.
-    """
+    """Decode rows of similar length, padded: places `first` to `last`, longest first."""
 
     first: int
     last: int
@@ -105,8 +99,9 @@ def _padded_slots(
 
 
 def bucket_bounds(lens: list[int], least: int, most: int) -> Iterator[tuple[int, int]]:
-    """Where to cut rows of descending lengths: where it saves `least` tokens of padding, or before
-    `most` tokens.
+    """Where to cut rows of descending lengths.
+
+    A cut must save `least` tokens of padding, or keep a bucket within `most` tokens.
     """
     first = 0
     for row, tokens in enumerate(lens):
@@ -137,8 +132,7 @@ def sort_into_buckets(
 def decode_buckets(
     page_table: Tensor, seen: Visible, page_size: int, least: int, most: int
 ) -> tuple[Tensor | None, tuple[Bucket, ...]]:
-    """The rows in buckets, longest first; in the batch's own order (None) when one bucket takes
-    them all.
+    """The rows in buckets, longest first; in the batch's own order (None) when one takes all.
 
     returns: order [rows], buckets
     """

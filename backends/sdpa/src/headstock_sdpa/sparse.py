@@ -42,8 +42,7 @@ class Part:
 
 @frozen(eq=False)
 class SparseIndex:
-    """Which vectors of `pool.view(-1, head_dim)` each query sees, in the order of `order` (None:
-    the batch's own).
+    """Which vectors of `pool.view(-1, head_dim)` each query sees.
 
     order: [rows]    pattern: CSR [rows * heads, vectors]
     starts: [rows * heads + 1] first entry of each query
@@ -58,9 +57,7 @@ class SparseIndex:
 
 
 def allow_csr() -> None:
-    """CSR tensors can be made from here on without a warning: torch says once in a process that
-    they are in beta.
-    """
+    """Silence torch's warning, once in a process, that CSR tensors are in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state", UserWarning)
         # torch 2.11
@@ -71,8 +68,9 @@ def allow_csr() -> None:
 
 
 def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) -> SparseIndex:
-    """The index of a decode step's rows for one group and window, made by numpy: for few rows torch
-    takes longer.
+    """The index of a decode step's rows for one group and window.
+
+    numpy makes it: for few rows torch takes longer.
     """
     page_size, kv_heads, head_dim = pool.shape[2:]
     order, cuts = sort_into_buckets(seen.lens, max(MIN_SAVED_ENTRIES // heads, 1), NO_LIMIT)

@@ -39,8 +39,9 @@ class TrtllmBackend(AttentionBackend):
         self.warm_up(context)
 
     def warm_up(self, context: AttentionContext) -> None:
-        """Run one token of the dummy page through each kernel: code is loaded now, which no capture
-        allows.
+        """Run one token of the dummy page through each kernel.
+
+        This loads code, which no capture allows.
         """
         query = context.query
         shape = (1, query.heads, query.head_dim)
@@ -71,9 +72,7 @@ class TrtllmBackend(AttentionBackend):
         self.static = StaticRows.new(max(buckets), max_seq_len, self.page_size, self.device)
 
     def graph_plan(self, bucket: int, step: AttentionStep) -> PagedPlan:
-        """A plan over the static buffers' first `bucket` rows, holding the step; its rows may be
-        fewer.
-        """
+        """A plan over the first `bucket` rows of the static buffers, holding the step."""
         assert self.static is not None, "graph_init comes first"
         plan = self.plan(self.static.step(bucket, len(step.page_tables)))
         self.graph_update(plan, step)

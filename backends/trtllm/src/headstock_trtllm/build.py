@@ -123,9 +123,10 @@ def _merge_head_dims(listed: Path, head_dims: tuple[int, ...]) -> tuple[int, ...
 
 
 def _prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
-    """FlashInfer's module of FMHA v2 with only the kernels that this backend calls: causal, without
-    soft-cap, ALiBi or softmax statistics, for these head sizes. The other launchers, which its
-    table names, raise.
+    """FlashInfer's module of FMHA v2 with only the kernels that this backend calls.
+
+    These are causal, without soft-cap, ALiBi or softmax statistics, for these head sizes. The other
+    launchers, which the module's table names, raise.
 
     writes: missing_kernels.cu beside FlashInfer's generated sources
     raises: ValueError when the library names its sources otherwise
@@ -150,9 +151,7 @@ def _prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
 
 
 def missing_kernels(api: str, kernels: Sequence[Path], folder: Path) -> str:
-    """CUDA source in which every launcher that the header declares and no kernel defines raises an
-    error.
-    """
+    """CUDA source in which each launcher that is declared and not defined raises an error."""
     present = {f"run_{path.stem}" for path in kernels}
     declared = [match.group(1) for match in LAUNCHER.finditer(api)]
     stubs = [STUB.format(name=name, folder=folder) for name in declared if name not in present]

@@ -28,8 +28,10 @@ BLACKWELL_WORKSPACE = 128 << 20
 
 
 class Kernels(Protocol):
-    """Attention for prompts and for decode. Each has its own workspace: the other's counters must
-    stay zero.
+    """Attention for prompts and for decode.
+
+    Each has its own workspace, whose counters must be zero before a call: the other would change
+    them.
     """
 
     def prefill(
@@ -96,8 +98,9 @@ class Hopper:
 
 
 class Blackwell:
-    """The functions of trtllm-gen. `max_seq_len` is one number for all decode steps, because sums
-    depend on it.
+    """The functions of trtllm-gen.
+
+    `max_seq_len` is one number for all decode steps, because sums depend on it.
     """
 
     def __init__(self, device: torch.device, max_seq_len: int) -> None:
@@ -144,8 +147,9 @@ class Blackwell:
 
 
 def _prompt_arguments(plan: PagedPlan, scale: float) -> tuple[Any, ...]:
-    """What both functions for prompts are told of a step, in their order: lengths, the scales of
-    scores and of results, and where queries and contexts start.
+    """The arguments that both functions for prompts share, in their order.
+
+    They are lengths, scales of scores and of results, and where queries and contexts start.
     """
     return (
         plan.context_lens,

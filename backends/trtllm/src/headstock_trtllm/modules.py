@@ -1,5 +1,4 @@
-"""The compiled modules that Hopper needs, and where FlashInfer looks for them before it asks a
-compiler.
+"""The compiled modules that Hopper needs, and where FlashInfer finds them without a compiler.
 
 A library at AOT/NAME/NAME.so is loaded as it is. FlashInfer's own module of FMHA v2 is 132 kernels,
 of which one for each head size is ever called here, so `build` makes that module of those alone; a
@@ -35,9 +34,7 @@ they are.
 
 @frozen(kw_only=True)
 class KernelNeed:
-    """The shapes to compile for: one module of FMHA v2 with all head sizes, one of XQA for each
-    other combination.
-    """
+    """The shapes to compile for: a module of FMHA v2 with all head sizes, XQA for each combination."""
 
     head_dims: tuple[int, ...]
     page_sizes: tuple[int, ...]
@@ -91,8 +88,9 @@ def _is_fresh(module: Path) -> bool:
 
 
 def has_prefill(folder: Path, name: str, head_dims: tuple[int, ...]) -> bool:
-    """Whether the module is in the folder with these head sizes. Without the file it is
-    FlashInfer's own: all sizes.
+    """Whether the folder has the module with these head sizes.
+
+    A module without the file is FlashInfer's own and has all sizes.
     """
     listed = folder / name / HEAD_DIMS
     if not _is_fresh(folder / name / f"{name}.so"):

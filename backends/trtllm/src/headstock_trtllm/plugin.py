@@ -47,9 +47,7 @@ CAPABILITIES = AttentionCapabilities(
 
 
 def spec() -> AttentionSpec:
-    """The spec of `trtllm`: what either family of GPUs can do; `resolve` narrows it to the one that
-    is here.
-    """
+    """The spec of `trtllm`: both families of GPUs; `resolve` narrows it to the one that is here."""
     return AttentionSpec(
         name="trtllm",
         spi=SpiRange(0, 2),
@@ -72,9 +70,7 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
 
 
 def hopper(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection, ...]:
-    """FMHA v2 for prompts and XQA for decode: the types of both, or of XQA when it is asked for
-    decode only.
-    """
+    """FMHA v2 for prompts and XQA for decode: the types of both, or of XQA for decode alone."""
     if query.phases <= {Phase.DECODE} or query.q_dtype == query.kv_dtype == "bfloat16":
         dtypes = CAPABILITIES.dtypes if query.phases <= {Phase.DECODE} else frozenset({BFLOAT16})
         return evolve(CAPABILITIES, dtypes=dtypes)

@@ -1,5 +1,4 @@
-"""Pure functions over tensors, shared by models and operations, and records that attention backends
-share.
+"""Pure functions over tensors, and the one decoder that every model family is.
 
 Functions whose names end in `_` write in place.
 """

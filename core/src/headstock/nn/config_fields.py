@@ -1,6 +1,4 @@
-"""Typed reading of the fields of a parsed config.json. Errors name the field, its value and what
-was wanted.
-"""
+"""Typed reading of config.json. Errors name the field, its value and what was expected."""
 
 from __future__ import annotations
 
@@ -46,16 +44,12 @@ def read_flag(hf: Json, name: str, default: bool) -> bool:
 
 
 def without_nulls(hf: Json, *names: str) -> Json:
-    """`hf` without those of the named fields that are null: for fields in which null means
-    absent.
-    """
+    """`hf` without those of the named fields that are null, where null means absent."""
     return {name: value for name, value in hf.items() if value is not None or name not in names}
 
 
 def quoted(value: object) -> str:
-    """`value` as an error shows it: numbers, null, true and false as in JSON, others quoted; cut to
-    64 characters.
-    """
+    """`value` as errors show it, at most 64 characters: as in JSON, but text as Python writes it."""
     return (
         shorten(json.dumps(value))
         if value is None or isinstance(value, bool | int | float)

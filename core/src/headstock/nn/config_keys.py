@@ -1,6 +1,4 @@
-"""The keys of config.json: which change nothing, which no decoder here serves, and which a family
-does not read.
-"""
+"""The keys of config.json: harmless ones, ones that no decoder here serves, ones left unread."""
 
 from __future__ import annotations
 
@@ -246,9 +244,7 @@ def _describe_method(quantization: object) -> str:
 
 
 def check_served(hf: Json, keys: Collection[str] = ()) -> None:
-    """Raise ValueError when `hf` asks for what no decoder here does. `keys` are those that the
-    family itself reads.
-    """
+    """Raise ValueError when `hf` needs what no decoder here does; the family reads `keys`."""
     for name in QUANTIZED:
         if hf.get(name) is not None:
             by = _describe_method(hf[name])
@@ -265,9 +261,7 @@ def check_served(hf: Json, keys: Collection[str] = ()) -> None:
 
 
 def ignored_fields(hf: Json, keys: Collection[str]) -> Iterator[str]:
-    """The fields that a family, which reads `keys`, leaves unread and that may matter to their
-    author.
-    """
+    """The fields that may matter to their author and that a family, reading `keys`, ignores."""
     known = {*keys, *HARMLESS, *UNSERVED, *QUANTIZED}
     for name, value in hf.items():
         if value is not None and name not in known and not name.startswith(HARMLESS_PREFIXES):

@@ -1,6 +1,4 @@
-"""Reading config.json: what Hugging Face decoders have in common. A family states only its
-differences.
-"""
+"""config.json of Hugging Face decoders: what they share. A family states only its differences."""
 
 from __future__ import annotations
 
@@ -118,9 +116,7 @@ def decoder_config(
 
 
 def _check_model_type(hf: Json, architecture: str, model_types: Collection[str]) -> None:
-    """Raise ValueError when `model_type`, by which transformers chooses, is that of another
-    family.
-    """
+    """Raise ValueError when `model_type`, by which transformers chooses, is another family's."""
     model_type = hf.get("model_type")
     if model_types and model_type is not None and model_type not in model_types:
         expected = " or ".join(model_types)
@@ -207,9 +203,7 @@ def windows_by_type(types: Sequence[str], window: int | None) -> list[int | None
 
 
 def uniform_windows(hf: Json, window: int | None) -> list[int | None]:
-    """`window` for every layer. `layer_types`, which such families do not have, may only repeat
-    that.
-    """
+    """`window` for every layer; a `layer_types` field may only repeat that."""
     layer_type = "full_attention" if window is None else "sliding_attention"
     if any(name != layer_type for name in read_layer_types(hf) or ()):
         raise ValueError(

@@ -1,6 +1,4 @@
-"""Running a program operation by operation: what every runner does for batches that it has nothing
-better for.
-"""
+"""A step run operation by operation: what runners do with a batch that they cannot replay."""
 
 from __future__ import annotations
 
@@ -22,8 +20,9 @@ def run_eager_step(program: Program, batch: Batch, attend: Attend) -> Sample:
 
 
 def score_and_sample(program: Program, hidden: Tensor, sampling: Sampling) -> Sample:
-    """What `hidden` [n, hidden] samples, `program.max_logits` positions at a time: a prompt whose
-    every token is scored would need gigabytes of logits at once.
+    """What `hidden` [n, hidden] samples, at most `program.max_logits` positions at a time.
+
+    The logits of a long prompt, each of whose tokens is scored, would take gigabytes at once.
     """
     most = program.max_logits
     if len(hidden) <= most:

@@ -7,8 +7,7 @@ from torch import Tensor
 
 
 def kv_cells(slots: Tensor, page_size: int) -> Tensor:
-    """Where in a pool, seen as rows of [kv_heads, head_dim], the key and the value of each slot
-    lie.
+    """Where the key and the value of each slot lie in a pool seen as rows of [kv_heads, head_dim].
 
     slots: [tokens] int64 (page * page_size + offset)    returns: [tokens, 2] int64
     """

@@ -39,8 +39,7 @@ def mix_experts(x: Tensor, weights: Tensor, ids: Tensor, gate_up: Tensor, down: 
 
 
 def run_experts_grouped(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """What the experts make of their tokens, in two products of all of them: nothing is read on the
-    host.
+    """The experts' outputs, in two grouped products; nothing is read on the host.
 
     grouped, result: [tokens * per_token, hidden], the first expert's tokens first
     """
@@ -74,9 +73,10 @@ def run_experts_one_by_one(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: 
 
 
 def has_grouped_mm(x: Tensor, gate_up: Tensor) -> bool:
-    """Whether torch has a kernel for products of groups whose sizes are on the device: for bfloat16
-    on Hopper and Blackwell, with rows of whole 16 bytes. Elsewhere `grouped_mm` reads the sizes,
-    and multiplies one by one.
+    """Whether torch has a kernel for products of groups whose sizes are on the device.
+
+    It does for bfloat16 on Hopper and Blackwell with rows of whole 16 bytes. Elsewhere `grouped_mm`
+    reads the sizes on the host and multiplies one by one.
     """
     _, double, hidden = gate_up.shape
     whole = hidden % 8 == 0 and double % 16 == 0

@@ -1,5 +1,6 @@
-"""Noise as a pure function of (seed, position, token): Philox4x32-10 (Salmon et al., SC 2011),
-exact in int64.
+"""Noise as a pure function of (seed, position, token).
+
+Philox4x32-10 (Salmon et al., SC 2011), exact in int64.
 """
 
 from __future__ import annotations
@@ -50,8 +51,7 @@ def random_words(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """Standard Gumbel noise, always finite: the arg-max of noise plus logits is a sample of their
-    softmax.
+    """Standard Gumbel noise, always finite: arg-max of noise plus logits samples their softmax.
 
     seeds, positions: [n] int64    returns: [n, vocab] float32
     """

@@ -169,9 +169,7 @@ def _linear_specs(
     parts: tuple[int, ...],
     bias: bool,
 ) -> NamedSpecs:
-    """A linear map of `width` inputs, its sources one above the other, and its bias if it has
-    one.
-    """
+    """A linear map of `width` inputs, its sources one above the other, and its bias if any."""
     rows = sum(parts)
     weights = (tuple(f"{source}.weight" for source in sources),)
     yield name, ParamSpec(shape=(rows, width), sources=weights, parts=parts)

@@ -1,5 +1,6 @@
-"""Rules on logits: bans, biases, and penalties on tokens that a request has already seen;
-repetition after Keskar et al. 2019 (arXiv 1909.05858).
+"""Rules on logits: bans, biases, and penalties on tokens that a request has already seen.
+
+The repetition penalty is that of Keskar et al. 2019 (arXiv 1909.05858).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from headstock.spi import Sampling
 
 
 def apply_logit_rules_(logits: Tensor, sampling: Sampling) -> None:
-    """Apply what is not None of bans, biases and penalties, in this order: repetition counts prompt
-    and output, the other penalties output alone.
+    """Apply bans, biases and penalties, in this order, as far as they are not None.
+
+    Repetition counts prompt and output, the other penalties output alone.
 
     writes: logits [n, vocab] float32
     """

@@ -1,6 +1,4 @@
-"""Rotary positions (Su et al. 2021, arXiv 2104.09864), the halves of a head turned together
-(GPT-NeoX order).
-"""
+"""Rotary positions (Su et al. 2021, arXiv 2104.09864) in GPT-NeoX order: halves of a head rotate."""
 
 from __future__ import annotations
 
@@ -77,9 +75,7 @@ def _linear_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
 
 
 def _llama3_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
-    """Slow frequencies divided by `factor`, fast ones kept, those between blended by wavelength
-    (Llama 3.1).
-    """
+    """Llama 3.1: slow frequencies divided by `factor`, fast ones kept, those between blended."""
     numbers = rope.parameters
     frequencies, _ = _default_frequencies(rope, max_position)
     original = numbers.get("original_max_position_embeddings") or max_position
@@ -90,9 +86,7 @@ def _llama3_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
 
 
 def _yarn_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
-    """Frequencies of rare turns divided by `factor`, others kept, and an attention factor (YaRN,
-    arXiv 2309.00071).
-    """
+    """YaRN (arXiv 2309.00071): slow frequencies divided by `factor`, and an attention factor."""
     numbers = rope.parameters
     original = numbers.get("original_max_position_embeddings") or max_position
     factor = numbers["factor"]
@@ -105,8 +99,9 @@ def _yarn_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
 
 
 def _yarn_range(rope: Rope, numbers: Mapping[str, Any], original: int) -> tuple[float, float]:
-    """The pairs between which YaRN blends: those that turn `beta_fast` and `beta_slow` times in the
-    original length.
+    """The pairs between which YaRN blends.
+
+    They rotate `beta_fast` and `beta_slow` times in the original length.
     """
 
     def pair_index(rotations: float) -> float:
@@ -125,9 +120,7 @@ def _yarn_range(rope: Rope, numbers: Mapping[str, Any], original: int) -> tuple[
 
 
 def _yarn_attention_factor(numbers: Mapping[str, Any], factor: float) -> float:
-    """What YaRN multiplies queries and keys by, as configured or by the paper's 0.1 ln(factor) +
-    1.
-    """
+    """YaRN's factor of queries and keys: as configured, or 0.1 ln(factor) + 1 as in the paper."""
 
     def mscale_of(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -63,9 +63,7 @@ def read_rope(hf: Json, head_dim: int) -> Rope:
 
 
 def stretched_length(rope: Rope, stated: int) -> int:
-    """The most positions the model serves: those stated, or what YaRN stretches the original ones
-    to.
-    """
+    """The most positions that the model serves: the stated ones, or those that YaRN stretches to."""
     original = rope.parameters.get(ORIGINAL)
     if rope.scaling != "yarn" or original is None:
         return stated
@@ -118,9 +116,7 @@ def _read_scaling(table: Json) -> str:
 
 
 def _read_numbers(hf: Json, table: Json, scaling: str) -> Json:
-    """The numbers that the scaling reads, where they are stated; numbers of other scalings are
-    passed over.
-    """
+    """The numbers that the scaling reads, as far as they are stated; others are passed over."""
     if ORIGINAL in OPTIONAL.get(scaling, ()) and ORIGINAL in hf:
         table = {**table, ORIGINAL: hf[ORIGINAL]}
     numbers = {name: read_number(table, name) for name in REQUIRED[scaling]}

@@ -1,6 +1,4 @@
-"""From logits to tokens. A row's token depends on its own logits, settings, seed and position, and
-on nothing else.
-"""
+"""From logits to tokens. A token depends on its own logits, settings, seed and position alone."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ anyway.
 
 
 def sample(logits: Tensor, sampling: Sampling) -> Sample:
-    """One token a row: bans, bias, penalties, temperature, min-p, top-k and top-p, then arg-max
-    with Gumbel noise.
+    """Sample one token a row.
+
+    The order is: bans, bias, penalties, temperature, min-p, top-k and top-p, Gumbel noise, arg-max.
 
     Temperature 0 takes the best token, the lowest id of equals. Log-probabilities are those of the
     logits as given.
@@ -43,8 +42,7 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
 
 
 def gumbel_scores(logits: Tensor, temperature: Tensor, sampling: Sampling) -> Tensor:
-    """Scores whose arg-max is a sample at the row's temperature; the logits less their maximum
-    where that is 0.
+    """Scores whose arg-max samples at the row's temperature; at 0 the logits less their maximum.
 
     logits, result: [n, vocab] float32    temperature: [n] float32
     """
@@ -65,8 +63,7 @@ def gumbel_scores(logits: Tensor, temperature: Tensor, sampling: Sampling) -> Te
 def attach_logprobs(
     tokens: Tensor, healthy: Tensor, logprobs: Tensor, sampling: Sampling
 ) -> Sample:
-    """The sample with log-probabilities of its tokens (or of the targets) and of the likeliest
-    alternatives.
+    """The sample with log-probabilities of its tokens or the targets, and of the likeliest tokens.
 
     tokens: [n] int64    healthy: [n] bool    logprobs: [n, vocab] float32
     """

@@ -1,6 +1,4 @@
-"""Cutting a distribution's unlikely end off: top-k, top-p (arXiv 1904.09751) and min-p (arXiv
-2407.01082).
-"""
+"""Truncation of distributions: top-k, top-p (arXiv 1904.09751) and min-p (arXiv 2407.01082)."""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ def apply_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
 
 
 def apply_top_k_top_p(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """`scores` of the `top_k` best tokens, and of those the smallest set of the best whose
-    probability reaches `top_p`.
+    """`scores` of the `top_k` best tokens, and of these the fewest whose probability is `top_p`.
 
     Of equal scores the lower token id is the better. The best token is always kept; top_p of 1
     keeps all.

@@ -1,6 +1,4 @@
-"""The torch operations with linear maps kept in half the bytes where that loses nothing, for
-CPUs.
-"""
+"""The torch operations for CPUs, with linear maps in float16 where that loses nothing."""
 
 from __future__ import annotations
 
@@ -25,8 +23,7 @@ SMALL_PRODUCT = 1 << 21
 
 @frozen(kw_only=True, eq=False)
 class HalfWeight(Weight):
-    """A linear map in float16, in one form or more; `tensor` and `scales` have the bytes of them
-    all.
+    """A linear map in float16, in one form or more; `tensor` and `scales` count the bytes of all.
 
     tensor: [out, in], on the meta device but for an embedding, which is looked up, too
     scales: None, or [further forms, out, in] on the meta device
@@ -40,8 +37,9 @@ class HalfWeight(Weight):
 
 
 class FbgemmOps(OneDnnOps):
-    """`OneDnnOps`, but a map whose numbers float16 holds as well as float32 is kept so, and read in
-    half the time.
+    """`OneDnnOps` with maps in float16 where that holds their numbers as well as float32.
+
+    They are read in half the time.
 
     Checkpoints in float16 and bfloat16 have such maps: float16 has the longer fraction, and of what
     it cannot hold there is next to nothing. Activations, products and sums are float32.
@@ -65,9 +63,7 @@ class FbgemmOps(OneDnnOps):
             ) from error
 
     def prepare(self, name: str, weight: Weight) -> Weight:
-        """Linear maps, and an embedding that may be one, packed in float16 if they fit; others as
-        `OneDnnOps` does.
-        """
+        """Linear maps, and a tied embedding, in float16 if they fit; others as `OneDnnOps` does."""
         plain, part = weight.tensor, name.rpartition(".")[2]
         if part not in (*LINEAR, "embed") or not fits_float16(plain):
             return super().prepare(name, weight)

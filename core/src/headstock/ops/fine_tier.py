@@ -15,8 +15,7 @@ from headstock.spi import Batch, Experts, LayerConfig, ModelConfig, Ops, Params,
 
 @frozen(eq=False)
 class ResidualStream:
-    """The stream of `FineTierOps`: the residual sum, which layers add to in place, and what they
-    share in a step.
+    """The residual sum, which layers add to in place, and what the layers of a step share.
 
     hidden: [tokens, hidden]    cells: one a KV group, [tokens, 2] int64, where keys and values go
     """
@@ -27,8 +26,9 @@ class ResidualStream:
 
 
 class FineTierOps(Ops):
-    """The coarse tier in terms of the fine one. The fine tier is abstract; `TorchOps` is its
-    meaning.
+    """The operations of a decoder, composed of finer ones that a subclass supplies.
+
+    `TorchOps` defines what the finer ones mean. A subclass may replace any of either tier.
     """
 
     @abstractmethod

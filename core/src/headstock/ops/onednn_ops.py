@@ -32,8 +32,7 @@ for it. Measured with oneDNN 3.12 on AVX-512, where it is 570 KiB for any number
 
 
 class OneDnnOps(TorchOps):
-    """`TorchOps` with the weights of linear maps packed once, when they are loaded, instead of in
-    every product.
+    """`TorchOps` with the weights of linear maps packed once, at load, instead of in every product.
 
     Norms are by length, in fewer operations, so their weights are prepared as well.
     """
@@ -62,8 +61,9 @@ class OneDnnOps(TorchOps):
         return norm_by_length(x, weight.tensor, self.floor(x.shape[-1], eps))
 
     def floor(self, n: int, eps: float) -> Tensor:
-        """The length of `n` numbers whose mean square is `eps`, kept: to make a tensor takes as
-        long as to use it.
+        """The length of `n` numbers whose mean square is `eps`.
+
+        It is cached: making a tensor takes as long as using it.
         """
         floor = self.floors.get((n, eps))
         if floor is None:
@@ -97,9 +97,7 @@ def round_rows(rows: int) -> int:
 
 
 def kernel_bytes(params: Params, max_tokens: int) -> int:
-    """The most bytes that oneDNN keeps for products with these parameters, in steps of up to
-    `max_tokens`.
-    """
+    """The most bytes that oneDNN keeps for products with these parameters, for up to `max_tokens`."""
     shapes = {
         (weight.tensor.shape, weight.tensor.dtype, weight.bias is None)
         for weight in params.values()

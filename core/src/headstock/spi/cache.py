@@ -105,8 +105,7 @@ class CachePolicy(ABC):
     def insert(
         self, index: Any, handle: Any, tokens: Ints, pages: Ints, namespace: str
     ) -> Inserted:
-        """Index whole pages that follow `handle` (None: the root); the hold on `handle` moves to
-        the new handle.
+        """Index whole pages that follow `handle` (None: the root); the hold moves to the new one.
 
         tokens: [n * page_size] int32    pages: [n] int32
         """
@@ -120,8 +119,7 @@ class CachePolicy(ABC):
         pages: Ints,
         namespaces: Sequence[str],
     ) -> tuple[Ints, list[Any]]:
-        """As `insert` for one row after the other, `counts[i]` pages behind `handles[i]`: all that
-        fill in one step.
+        """`insert` for each row in turn: `counts[i]` pages behind `handles[i]`.
 
         There is no need to write another, but core calls this in every step, so that a short loop
         pays.
@@ -163,9 +161,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def check_index(self, index: Any) -> None:
-        """Raise AssertionError with a reason when the index contradicts itself. For tests and
-        --debug-invariants.
-        """
+        """Raise AssertionError when the index contradicts itself. For tests and --debug-invariants."""
 
     @abstractmethod
     def indexed_pages(self, index: Any) -> Ints:

@@ -43,9 +43,7 @@ def mistral(hf: Json) -> ModelConfig:
 
 
 def ministral(hf: Json) -> ModelConfig:
-    """Ministral under its own name, as transformers 5 saves it: as `mistral`, but for what its
-    `model_type` implies.
-    """
+    """Ministral as transformers 5 saves it: as `mistral`, but for what `model_type` implies."""
     return _read_mistral(
         without_nulls(hf, "head_dim"),
         "MinistralForCausalLM",
@@ -54,8 +52,9 @@ def ministral(hf: Json) -> ModelConfig:
 
 
 def _read_mistral(hf: Json, architecture: str, *, by_layer: bool) -> ModelConfig:
-    """Mistral under either name; `by_layer`: it has windows by layer even where no `layer_types`
-    say which.
+    """Mistral under either name.
+
+    by_layer: whether windows go by layer even where no `layer_types` say so
     """
     if by_layer or "layer_types" in hf:
         windows = _ministral_windows(hf)
@@ -77,9 +76,7 @@ def _read_mistral(hf: Json, architecture: str, *, by_layer: bool) -> ModelConfig
 
 
 def _ministral_windows(hf: Json) -> list[int | None]:
-    """Each layer's window. Ministral cannot do without a window and `head_dim`, even where no layer
-    slides.
-    """
+    """Each layer's window. A window and `head_dim` are required even where no layer slides."""
     read_positive(hf, "head_dim")
     window, types = read_positive(hf, "sliding_window", 4096), read_layer_types(hf)
     return [window] * read_layer_count(hf) if types is None else windows_by_type(types, window)

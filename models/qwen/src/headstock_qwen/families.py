@@ -75,9 +75,7 @@ def qwen3_moe(hf: Json) -> ModelConfig:
 
 
 def _read_window(hf: Json) -> int | None:
-    """The window of sliding layers: `sliding_window`, 4096 where it is absent, if
-    `use_sliding_window` is true.
-    """
+    """The window of sliding layers: `sliding_window` (4096 if absent) if `use_sliding_window`."""
     if not read_flag(hf, "use_sliding_window", False) or hf.get("sliding_window", 4096) is None:
         return None
     return read_positive(hf, "sliding_window", 4096)
@@ -93,9 +91,7 @@ def _read_windows(hf: Json) -> list[int | None]:
 
 
 def _layer_experts(hf: Json) -> list[Experts | None]:
-    """Each layer's experts: every `decoder_sparse_step`-th layer has some, unless `mlp_only_layers`
-    names it.
-    """
+    """Each layer's experts: every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
     # transformers 5 writes num_local_experts where earlier releases wrote num_experts.
     count = read_positive(
         hf, "num_local_experts" if "num_local_experts" in hf else "num_experts", 128

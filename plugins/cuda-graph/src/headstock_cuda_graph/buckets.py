@@ -14,8 +14,7 @@ def buckets(max_rows: int) -> tuple[int, ...]:
 
 
 def token_buckets(max_tokens: int) -> tuple[int, ...]:
-    """The token counts for steps with prompt tokens, largest first; the largest may exceed
-    `max_tokens`.
+    """The token counts of prompt steps, largest first; the largest may exceed `max_tokens`.
 
     A step is padded to the next count: by at most 31 tokens up to 256, by a quarter above. All are
     multiples of 16, for which Triton compiles one kernel; each other count would have its own.

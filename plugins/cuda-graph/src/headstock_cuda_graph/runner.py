@@ -205,9 +205,7 @@ class CudaGraphRunner(Runner):
         return self.sample_rows(bucket, count, step.kind, step.sampling)
 
     def prompt(self, step: PromptStep) -> Sample | None:
-        """What each row's last token samples, by a replay; None when it has more rows or tokens
-        than any bucket.
-        """
+        """What each row's last token samples, by a replay; None when no bucket has room."""
         count, last, padding_row = (
             len(step.last_tokens),
             step.last_tokens,
@@ -240,8 +238,7 @@ class CudaGraphRunner(Runner):
         settings: frozenset[str] | None,
         sampling: Callable[[], Sampling],
     ) -> Sample:
-        """What the hidden states in the bucket sample for its first rows, by a replay where their
-        settings have one.
+        """What the bucket's hidden states sample for its first rows, by a replay if possible.
 
         writes: row_tables.tokens
         """

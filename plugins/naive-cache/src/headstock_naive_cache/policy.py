@@ -1,6 +1,4 @@
-"""A policy without an index: every page belongs to its row alone and returns to the pool with
-it.
-"""
+"""A policy without an index: a page belongs to its row alone and returns to the pool with it."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ class NaiveCache(CachePolicy):
     def insert(
         self, index: None, handle: None, tokens: Ints, pages: Ints, namespace: str
     ) -> Inserted:
-        """The pages as given: the row stays their only owner. Core does not call this, as `reuse`
-        is False.
-        """
+        """The same pages: the row stays their only owner. Core does not call it (`reuse`)."""
         return Inserted(pages, None)
 
     def evict(self, index: None, count: int) -> Ints:

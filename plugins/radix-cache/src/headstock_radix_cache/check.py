@@ -24,9 +24,7 @@ def assert_handle(handle: Node, must_be_held: bool) -> None:
 def assert_insert(
     index: Index, handle: Node | None, tokens: Ints, pages: Ints, page_size: int
 ) -> None:
-    """Raise AssertionError unless the pages are whole, new or already in their place, and the
-    handle is held.
-    """
+    """Raise AssertionError unless pages are whole, new or in their place, and the handle is held."""
     if handle is not None:
         assert_handle(handle, must_be_held=True)
     assert tokens.dtype == "int32", f"wanted int32 tokens, got {tokens.dtype}"
@@ -72,9 +70,7 @@ def assert_index(index: Index, page_size: int) -> None:
 
 
 def _assert_order(index: Index, nodes: set[Node]) -> None:
-    """Raise AssertionError unless eviction in order takes leaves only, and every noted end is
-    indexed.
-    """
+    """Raise AssertionError unless eviction in order takes leaves only and all ends are indexed."""
     seen: set[Node] = set()
     for node in index.idle:
         assert node in nodes, f"{node!r} is idle but not in the tree"

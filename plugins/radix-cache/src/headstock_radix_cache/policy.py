@@ -1,5 +1,6 @@
-"""The prefix tree as a cache policy. A handle is the node at the end of a prefix; None stands for
-the empty prefix.
+"""The prefix tree as a cache policy.
+
+A handle is the node at the end of a prefix; None stands for the empty prefix.
 """
 
 from __future__ import annotations
@@ -61,9 +62,7 @@ class RadixCache(CachePolicy):
         index.lock(handle)
 
     def release(self, index: Index, handle: Node | None) -> None:
-        """Undo one hold; O(pages that nobody holds any more), which become the most recently
-        used.
-        """
+        """Undo one hold; pages without any then are the most recently used. O(such pages)."""
         if handle is None:
             return
         if self.debug:
@@ -97,8 +96,7 @@ class RadixCache(CachePolicy):
         pages: Ints,
         namespaces: Sequence[str],
     ) -> tuple[Ints, list[Node | None]]:
-        """Index `counts[i]` whole pages that follow `handles[i]`, row by row; the holds move along.
-        O(1) a page.
+        """Index `counts[i]` pages that follow `handles[i]`; the holds move along. O(1) a page.
 
         tokens: [sum of counts, page_size] int32    pages: [sum of counts] int32
         """

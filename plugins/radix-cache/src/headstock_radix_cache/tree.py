@@ -34,8 +34,9 @@ class Node:
 
 
 class Index:
-    """The tree of each namespace, and what may be evicted. Written in place; `version` goes up with
-    each change.
+    """The tree of each namespace, and what may be evicted.
+
+    Written in place; `version` goes up with each change.
 
     `ends` are the last nodes of released prefixes, oldest first; kept only when their number is
     limited. `dropped` are pages of prefixes beyond that limit: never matched again, waiting to be
@@ -55,8 +56,9 @@ class Index:
         self.version = 0
 
     def get_root(self, namespace: str) -> Node:
-        """The root of a namespace, made when missing and gone with its last page. It stands for no
-        page and is always locked.
+        """The root of a namespace, made when missing and removed with its last page.
+
+        It stands for no page and is always locked.
         """
         root = self.roots.get(namespace)
         if root is None:
@@ -91,9 +93,10 @@ class Index:
         pages: list[int],
         canonical: list[int],
     ) -> Node:
-        """The end of `pages` behind a held node, whose hold moves there; the first of them stands
-        for the tokens from
-        `start` on, and each for `width` bytes.
+        """Index `pages` behind a held node, whose hold moves to their end, which is returned.
+
+        start: where the first page's tokens begin in `data`
+        width: bytes of a page's tokens
         writes: canonical, each page that now stands for its tokens
         """
         for page in pages:
@@ -137,9 +140,7 @@ class Index:
         return self.cut_leaf(node)
 
     def note_end(self, node: Node, limit: int) -> None:
-        """Note that a prefix ended at `node`, and drop the oldest beyond `limit`, up to where
-        others share them.
-        """
+        """Note that a prefix ended at `node`; drop the oldest beyond `limit`, up to shared pages."""
         self.ends[node] = None
         self.ends.move_to_end(node)
         while len(self.ends) > limit:

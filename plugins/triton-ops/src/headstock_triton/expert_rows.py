@@ -1,6 +1,4 @@
-"""Experts of one or a few tokens: each pair (token, expert) reads its weights by itself, at the
-memory's speed.
-"""
+"""Experts of a few tokens: each pair (token, expert) reads its own weights, at the memory's speed."""
 
 from __future__ import annotations
 
@@ -30,8 +28,9 @@ def gate_up_rows_kernel(
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """A program some rows of a pair's gate and up, each whole: what is read does not wait for what
-    is summed.
+    """Some rows of gate and up for one pair.
+
+    Each row is read whole before it is summed, so that no load waits for a sum.
     """
     pair = tl.program_id(1)
     expert = tl.load(ids + pair)
@@ -82,9 +81,7 @@ def down_rows_kernel(
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """A program some outputs of a token, of all its experts: they are summed in the order of its
-    slots.
-    """
+    """Some outputs of one token, summed over its experts in the order of its slots."""
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = tl.minimum(row, width - 1)[:, None] * inters
@@ -157,8 +154,9 @@ def _launch(
 
 
 def _cut_row(width: int) -> tuple[int, int]:
-    """Numbers of a row that are read at once, and how often: 256 are 16 bytes a lane of one warp,
-    in 16 bits.
+    """How many numbers of a row are read at once, and how often.
+
+    256 numbers of 16 bits are 16 bytes a lane of one warp.
     """
     block = max(256, triton.next_power_of_2(width) // 8)
     return block, triton.cdiv(width, block)

@@ -26,9 +26,7 @@ def _add_product(lhs, rhs, sums):
 
 @triton.jit
 def _locate_block(blocks, columns, GROUP: tl.constexpr):
-    """The block and the column of a program: those that run together share weights and tokens in
-    the cache.
-    """
+    """The block and the column of a program; neighbours share weights and tokens in the cache."""
     program = tl.program_id(0)
     first = program // (GROUP * columns) * GROUP
     size = tl.minimum(blocks - first, GROUP)
@@ -164,9 +162,7 @@ def down_tiles_kernel(
 def combine_kernel(
     terms, ids, out, width, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A program a token and some columns: the terms are summed in the order of the token's
-    slots.
-    """
+    """Some columns of one token: its terms are summed in the order of its slots."""
     token = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     routed = tl.load(ids + token * CHOSEN) < EXPERTS
@@ -277,9 +273,7 @@ def _launch(
 
 
 def _is_describable(weight: Tensor) -> bool:
-    """Whether the tensor memory accelerator can load from `weight`: its rows begin at multiples of
-    16 bytes.
-    """
+    """Whether the tensor memory accelerator can load `weight`: rows begin at whole 16 bytes."""
     return weight.shape[-1] * weight.element_size() % 16 == 0
 
 

@@ -1,6 +1,4 @@
-"""Mixtures of experts whose routes stay on the device: graphs hold them, whatever the tokens
-choose.
-"""
+"""Mixtures of experts whose routes stay on the device, so that graphs can hold them."""
 
 from __future__ import annotations
 
@@ -25,8 +23,9 @@ def mix_experts(
     page_size: int = 0,
     tiles: RowTile | Tiles | None = None,
 ) -> Tensor:
-    """The weighted sum of what each token's experts make of it, summed in an order that other
-    tokens do not change.
+    """The weighted sum of the outputs of each token's experts.
+
+    Its order is that of the token's slots, which no other token changes.
 
     x, result: [tokens, hidden]    scores: [tokens, experts]
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]

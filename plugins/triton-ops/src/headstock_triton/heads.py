@@ -52,8 +52,9 @@ def heads_kernel(
     LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a token and `BLOCK` of its heads, each held as the halves that turn together and
-    the rest.
+    """A token and `BLOCK` of its heads: optional norm, rope, and the store of q, k and v.
+
+    A head is held as the two halves that rotate together and the rest that does not.
 
     Every step is rounded as the torch operations round it.
     """
@@ -133,8 +134,7 @@ def rope_and_store_kv(
     heads: int,
     eps: float,
 ) -> Tensor:
-    """The queries, normalized if there is a weight, and turned; keys likewise go to the pool, and
-    values as they are.
+    """Queries after norm and rope; keys, likewise, and values go to the pool.
 
     qkv: [tokens, (heads + 2 * kv_heads) * head_dim]    weight: [heads + kv_heads, head_dim] or None
     table: [max_seq_len, 2, dim / 2] float32            positions, slots: [tokens] int64

@@ -32,9 +32,7 @@ def single_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program some rows of the weight, each whole: what is read does not wait for what is
-    summed.
-    """
+    """Some rows of the weight, each read whole before it is summed: no load waits for a sum."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     source = weight + row.to(tl.int64)[:, None] * WIDTH
     exists = row[:, None] < outs

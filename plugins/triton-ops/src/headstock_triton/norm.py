@@ -24,9 +24,7 @@ def _rms_normalize(x, weight, at, mask, width, eps, dtype: tl.constexpr):
 def add_norm_kernel(
     total, pending, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program a row. The sum is rounded before it is normalized, as it is when torch adds in
-    place.
-    """
+    """One row. The sum is rounded before the norm, as it is when torch adds in place."""
     row = tl.program_id(0).to(tl.int64) * width
     at = tl.arange(0, BLOCK)
     mask = at < width

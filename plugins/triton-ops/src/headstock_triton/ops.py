@@ -48,9 +48,7 @@ class FusedStream:
 
 
 class TritonOps(TorchOps):
-    """`TorchOps` with everything between matrix products fused; products and experts are torch's,
-    but for options.
-    """
+    """`TorchOps` with all that lies between matrix products fused; options replace products too."""
 
     def __init__(self, options: TritonOptions | None = None) -> None:
         options = options or TritonOptions()
@@ -156,8 +154,6 @@ class TritonOps(TorchOps):
     def lm_head_sample(
         self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
     ) -> Sample:
-        """Tokens sampled from the scores of `hidden` [n, hidden], which are read as the product
-        leaves them.
-        """
+        """Tokens sampled from the scores of `hidden` [n, hidden], in the type of the product."""
         head = params["embed" if config.tied_embeddings else "lm_head"]
         return sample(self.all_gather(self.linear(hidden, head)), sampling)

@@ -11,8 +11,9 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def round_to(x, dtype: tl.constexpr):
-    """`x` in the dtype, rounded to nearest even; the interpreter by itself cuts off, mistakes
-    carries and loses NaN.
+    """`x` in the dtype, rounded to nearest even.
+
+    The interpreter by itself truncates, mistakes carries and loses NaN.
     """
     if INTERPRETED and x.dtype == tl.float32:
         if dtype == tl.bfloat16:
@@ -39,9 +40,7 @@ def _eight_bits(x):
 
 @triton.jit
 def log1p(x):
-    """ln(1 + x) as torch has it on the device; the interpreter has no such function, but
-    float64.
-    """
+    """ln(1 + x) as torch has it on the device; the interpreter has float64 in its place."""
     if INTERPRETED:
         return tl.log(1.0 + x.to(tl.float64)).to(tl.float32)
     return libdevice.log1p(x)

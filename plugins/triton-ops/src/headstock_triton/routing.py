@@ -22,8 +22,7 @@ _TABLE_ROWS = 32
 
 @frozen(kw_only=True, eq=False)
 class Routes:
-    """The experts of each token, best first. Padding tokens have the expert that does not exist,
-    `count`.
+    """The experts of each token, best first; padding tokens have the number `count`, which is none.
 
     ids: [tokens, per_token] int32    weights: [tokens, per_token] float32
     """
@@ -35,8 +34,7 @@ class Routes:
 
 @frozen(kw_only=True, eq=False)
 class Blocks:
-    """Pairs (token, slot) in blocks of `rows` that share an expert; an expert's last block may have
-    fewer.
+    """Pairs (token, slot) in blocks of `rows` that share an expert; its last block may have fewer.
 
     order: [blocks * rows] int32, the pair `token * per_token + slot` at each place;
         undefined where a block has fewer
@@ -73,8 +71,9 @@ def _place_pairs(
     TABLE: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Put the program's pairs into their expert's blocks, in the order of tokens, and fill a part
-    of the table.
+    """Put the program's pairs into the blocks of their experts, in the order of tokens.
+
+    It also fills a part of the table.
 
     chosen, slot: [tokens, experts]
     total, before: [experts], pairs of all programs and of those before this one
@@ -122,8 +121,9 @@ def route_kernel(
     TABLE: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """A program some tokens. Scores and experts are searched as one integer, so that ties go to the
-    lower expert.
+    """The experts of some tokens.
+
+    Score and expert are searched as one integer, so that ties go to the lower expert.
     """
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, WIDTH)
@@ -258,8 +258,7 @@ def place_kernel(
 def route_tokens(
     scores: Tensor, experts: Experts, slots: Tensor | None = None, page_size: int = 0, rows: int = 0
 ) -> tuple[Routes, Blocks | None]:
-    """Each token's experts, and its pairs in blocks of `rows` if that is not 0; nothing is read on
-    the host.
+    """Each token's experts, and its pairs in blocks of `rows` if that is not 0; no host reads.
 
     scores: [tokens, experts]
     slots: [tokens] int64; tokens below `page_size`, in the dummy page, are padding
@@ -327,7 +326,5 @@ def route_tokens(
 
 
 def count_blocks(pairs: int, experts: int, rows: int) -> int:
-    """The most blocks of `rows` that so many pairs can fill; each expert that is used may leave one
-    unfinished.
-    """
+    """The most blocks of `rows` that so many pairs fill: each used expert may leave one partial."""
     return (pairs + min(pairs, experts) * (rows - 1)) // rows

@@ -1,6 +1,4 @@
-"""From logits to tokens as `headstock.nn.sampler` has it, in two kernels, or three where rows are
-cut off.
-"""
+"""`headstock.nn.sampler` in two kernels, or three where rows are truncated."""
 
 from __future__ import annotations
 
@@ -59,8 +57,7 @@ def part_kernel(
     SUM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a row and part: its best score and token, its highest logit, the sum of exp(logit -
-    highest).
+    """A part of a row: its best score and token, highest logit, and sum of exp(logit - highest).
 
     Where there is NaN, infinity is the highest. Scores are less the part's highest logit, or the
     row's where it is cut.
@@ -216,8 +213,7 @@ def _sample_tokens(
 
 
 def sample(logits: Tensor, sampling: Sampling) -> Sample:
-    """One token a row, as `headstock.nn.sampler.sample` has it; torch does what few requests ask
-    for.
+    """`headstock.nn.sampler.sample`; torch applies rules and finds alternatives, which are rare.
 
     logits: [n, vocab] of any float type
     writes: logits, if they are float32

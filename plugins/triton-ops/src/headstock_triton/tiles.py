@@ -1,6 +1,4 @@
-"""How the work of experts is cut up: by number of tokens, as measured where it was, else by
-rule.
-"""
+"""How the work of experts is cut up: as measured for this GPU and shape, else by rule."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class RowTile:
-    """Pairs (token, expert) one by one: rows of the weights a program, of gate (and as many of up)
-    and of down.
-    """
+    """Pairs (token, expert) one by one: rows of gate (and as many of up) and of down a program."""
 
     gate_up: int = 4
     down: int = 4
@@ -27,8 +23,7 @@ class RowTile:
 
 @frozen(kw_only=True)
 class Tile:
-    """A product of blocks: columns and depth of a program's tile, and how many blocks share a
-    column in turn.
+    """A product of blocks: columns and depth of a tile, and how many blocks share a column in turn.
 
     swap: the weight is the left factor, whose tile a Hopper takes in 64 rows where the tokens'
         would be padded to that
@@ -97,9 +92,7 @@ def _name_gpu(device: torch.device) -> str:
 def _read_table(
     gpu: str, shape: tuple[int, int, int, int]
 ) -> tuple[tuple[int, RowTile | Tiles], ...]:
-    """What was measured on that GPU for that shape: the most tokens of each entry, ascending; empty
-    if nothing was.
-    """
+    """What was measured on that GPU for that shape, by the most tokens of each entry, ascending."""
     name = "-".join([gpu.replace(" ", "_"), *map(str, shape)])
     path = files("headstock_triton") / "measured" / f"{name}.json"
     if not gpu or not path.is_file():

@@ -1,5 +1,4 @@
-"""Where top-k, top-p and min-p cut each row off: what `headstock.nn.truncation` keeps, found
-without a sort.
+"""Where top-k, top-p and min-p cut each row, as in `headstock.nn.truncation`, without a sort.
 
 A token stays if the tokens better than it weigh too little: fewer than top_k of them, or less
 probability than top_p of what top_k leaves. That weight only grows as scores fall, so the lowest
@@ -98,8 +97,9 @@ def _mass_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 def _search_edge(
     row, peak, heat, lowest, target, VOCAB: tl.constexpr, WEIGH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The lowest score, from `lowest` up, whose better ones weigh less than the target: 1 or
-    exp(score) each.
+    """The lowest score, from `lowest` up, whose better ones weigh less than the target.
+
+    A token weighs 1, or exp(score).
 
     `lowest` must be one of the row's scores. The bracket is: low < edge <= high, where what is
     above `high` weighs less than the target and what is above `low` does not; `least` and `most`

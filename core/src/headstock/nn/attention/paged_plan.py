@@ -1,6 +1,4 @@
-"""A step as kernels take it that read lengths and page tables on the device, so that the host plans
-nothing.
-"""
+"""A step for kernels that read lengths and page tables on the device: the host plans nothing."""
 
 from __future__ import annotations
 
@@ -54,8 +52,7 @@ class PagedPlan:
 
     @cached_property
     def context_start(self) -> Tensor:
-        """Where each row's context would start if all were laid end to end; computed when a layer
-        first asks for it.
+        """Where each row's context would start if all were laid end to end; made at first use.
 
         Not for graphs, which would keep what it was then.
         returns: [rows + 1] int32

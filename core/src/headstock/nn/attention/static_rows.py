@@ -1,6 +1,4 @@
-"""Decode rows at addresses that stay, for backends whose kernels are replayed by graphs and planned
-by nobody.
-"""
+"""Decode rows at fixed addresses, for backends with `Planning.NONE` whose kernels graphs replay."""
 
 from __future__ import annotations
 
@@ -14,8 +12,9 @@ from headstock.spi import AttentionStep, Phase
 
 @frozen(eq=False)
 class StaticRows:
-    """Room for the rows of the largest bucket. The others use the first of them: no two graphs run
-    at the same time.
+    """Room for the rows of the largest bucket.
+
+    Smaller buckets use its first rows, since no two graphs run at the same time.
 
     A graph reads lengths and page tables where they lay when it was captured. A backend with
     `Planning.NONE` makes one of these in `graph_init`; `graph_plan` is its plan of
@@ -41,8 +40,10 @@ class StaticRows:
         return cls(start, lens, [], -(-max_seq_len // page_size), max_seq_len)
 
     def step(self, bucket: int, groups: int) -> AttentionStep:
-        """The first `bucket` rows as a decode step. To the host all are as long as a row may get: a
-        launch that is sized for them is right for whatever is written here later.
+        """The first `bucket` rows as a decode step.
+
+        To the host every row is as long as it may get: a launch sized for that is right for all
+        lengths that `write` brings later.
         """
         while len(self.page_tables) < groups:
             self.page_tables.append(
