@@ -1,5 +1,6 @@
-"""Attention of a step that mixes phases: decode rows go to one backend, the others to another, in
-one forward pass.
+"""Attention of a step that mixes phases, in one forward pass.
+
+Decode rows go to one backend, all other rows to another.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.execution.batch import Step
+from headstock.execution.batch import StepTensors
 from headstock.spi import Attend, AttendInto, AttentionBackend, AttentionStep, LayerInfo
 
 
 @frozen(eq=False)
 class PhaseRouter:
-    """The backends by phase; one instance may serve both. With `check`, what a backend leaves
-    unwritten is NaN.
+    """The backends by phase; one instance may serve both.
+
+    check: fill outputs with NaN first, so that what a backend leaves unwritten shows
     """
 
     prefill: AttentionBackend
@@ -26,9 +28,10 @@ class PhaseRouter:
     check: bool = False
 
     def plan(self, decode: AttentionStep | None, extend: AttentionStep | None) -> AttendInto:
-        """Attention over a step's decode rows and the others, planned once for all layers."""
+        """Plan attention over decode rows and the others, once for all layers."""
         decode_plan = self.decode.plan(decode) if decode is not None else None
         extend_plan = self.prefill.plan(extend) if extend is not None else None
+        # Plans put decode rows first and each has one token, so rows and tokens split alike.
         split = decode.num_rows if decode is not None else 0
 
         def attend(q: Tensor, index: int, out: Tensor) -> None:
@@ -45,8 +48,8 @@ class PhaseRouter:
 
         return attend
 
-    def attend(self, step: Step) -> Attend:
-        """Attention over the step's rows, each layer's in a tensor of its own."""
+    def attend(self, step: StepTensors) -> Attend:
+        """Plan attention over the step's rows; each layer's output is a new tensor."""
         attend_into = self.plan(step.decode, step.extend)
 
         def attend(q: Tensor, index: int) -> Tensor:
@@ -58,7 +61,7 @@ class PhaseRouter:
 
     @property
     def backends(self) -> tuple[AttentionBackend, ...]:
-        """Each backend once."""
+        """The backends, without repetition."""
         return (self.prefill,) if self.prefill is self.decode else (self.prefill, self.decode)
 
     def close(self) -> None:

@@ -17,52 +17,36 @@ from headstock.spi.arrays import Ints
 
 
 @frozen(kw_only=True, eq=False)
-class Step:
-    """A plan's tensors: the batch, what attention is told of its decode rows and of the others, and
-    where logits come from.
-
-    logit_rows, logit_positions: [n] int64 numpy, the row and token position of each logit
-    last_logits: [rows of the plan] int64 numpy, each row's last logit
-    """
+class StepTensors:
+    """A plan's tensors: the batch, and the attention steps of its decode rows and of the others."""
 
     batch: Batch
     decode: AttentionStep | None
     extend: AttentionStep | None
-    logit_rows: Ints
-    logit_positions: Ints
-    last_logits: Ints
 
 
-def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> Step:
-    """The tensors of a plan whose news the buffers have taken in."""
+def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> StepTensors:
+    """Make the tensors of a plan that `buffers` have applied."""
     counts = plan.stops - plan.starts
     ends = np.cumsum(counts)
-    token_rows, positions = _flat_tokens(plan, counts, ends)
-    logits, logit_ends = _logit_indices(plan, ends)
+    token_rows, positions = _flatten_tokens(plan, counts, ends)
+    logits = _find_logit_indices(plan, ends)
     at_rows, at_positions = buffers.as_native(token_rows), buffers.as_native(positions)
-    logit_rows, logit_positions = token_rows[logits], positions[logits]
     batch = Batch(
         tokens=buffers.to_device(buffers.as_native(buffers.tokens)[at_rows, at_positions]),
         positions=buffers.to_device(at_positions),
-        slots=_slot_indices(buffers, at_rows, at_positions),
+        slots=_make_slots(buffers, at_rows, at_positions),
         pools=buffers.pools,
         token_rows=buffers.to_device(at_rows),
         logit_indices=None if len(logits) == len(token_rows) else buffers.to_device(logits),
-        sampling=sampling.make_sampling(logit_rows, logit_positions, buffers),
+        sampling=sampling.make_sampling(token_rows[logits], positions[logits], buffers),
     )
     decode, extend = _make_attention_steps(plan, buffers)
-    return Step(
-        batch=batch,
-        decode=decode,
-        extend=extend,
-        logit_rows=logit_rows,
-        logit_positions=logit_positions,
-        last_logits=logit_ends - 1,
-    )
+    return StepTensors(batch=batch, decode=decode, extend=extend)
 
 
 def make_decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> DecodeStep | None:
-    """The plan as a step of decode rows that each get a token; None when it is more than that."""
+    """Make the plan a decode step; None unless each row decodes and gets a token."""
     count = len(plan.rows)
     if (
         plan.num_decode < count
@@ -80,20 +64,18 @@ def make_decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> D
 
 
 PlanAttention = Callable[[AttentionStep | None, AttentionStep | None], AttendInto]
-"""Plans attention over a step's decode rows and the others."""
+"""Plans attention for the attention steps of decode rows and of the others."""
 
 
 def make_prompt_step(
     plan: Plan, sampling: SamplingTable, buffers: Buffers, plan_attention: PlanAttention
 ) -> PromptStep | None:
-    """The plan as a step with prompt tokens, each row scored once; None when it is something
-    else.
-    """
+    """Make the plan a prompt step; None if all rows decode or a row is scored more than once."""
     if plan.num_decode == len(plan.rows) or (plan.num_logits != 1).any():
         return None
     counts = plan.stops - plan.starts
     ends = np.cumsum(counts)
-    token_rows, positions = _flat_tokens(plan, counts, ends)
+    token_rows, positions = _flatten_tokens(plan, counts, ends)
     rows, last = plan.rows.astype(np.int64), plan.stops.astype(np.int64) - 1
     return PromptStep(
         num_decode=plan.num_decode,
@@ -107,8 +89,8 @@ def make_prompt_step(
     )
 
 
-def _flat_tokens(plan: Plan, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """The row and the position of each token of the batch.
+def _flatten_tokens(plan: Plan, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Compute the row and the position of each token of the batch.
 
     counts, ends: [rows]
     returns: [tokens] int64, twice
@@ -124,9 +106,7 @@ def _flat_tokens(plan: Plan, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:
 def _make_attention_steps(
     plan: Plan, buffers: Buffers
 ) -> tuple[AttentionStep | None, AttentionStep | None]:
-    """What attention is told of the plan's decode rows, and of the others; None where there are
-    none.
-    """
+    """Make the attention steps of decode rows and of the others; None where there are none."""
     split = plan.num_decode
     decode = _make_attention_step(plan, buffers, slice(0, split), Phase.DECODE) if split else None
     extend = (
@@ -137,21 +117,23 @@ def _make_attention_steps(
     return decode, extend
 
 
-def _logit_indices(plan: Plan, ends: Ints) -> tuple[Ints, Ints]:
-    """Which tokens of the batch are scored, and where each row's logits end among them.
+def _find_logit_indices(plan: Plan, ends: Ints) -> Ints:
+    """Find the tokens of the batch that are scored: the last `num_logits` of each row.
 
     ends: [rows] where its tokens end
+    returns: [n] int64
     """
-    wanted = plan.num_logits.astype(np.int64)
-    logit_ends = np.cumsum(wanted)
-    if (wanted == 1).all():
-        return ends.astype(np.int64) - 1, logit_ends
-    within = np.arange(logit_ends[-1]) - np.repeat(logit_ends - wanted, wanted)
-    return np.repeat(ends - wanted, wanted) + within, logit_ends
+    counts = plan.num_logits.astype(np.int64)
+    if (counts == 1).all():
+        return ends.astype(np.int64) - 1
+    logit_ends = np.cumsum(counts)
+    within = np.arange(logit_ends[-1]) - np.repeat(logit_ends - counts, counts)
+    indices: Ints = np.repeat(ends - counts, counts) + within
+    return indices
 
 
-def _slot_indices(buffers: Buffers, rows: Any, positions: Any) -> tuple[Tensor, ...]:
-    """Where each token's keys and values go, by group.   returns: [tokens] int64
+def _make_slots(buffers: Buffers, rows: Any, positions: Any) -> tuple[Tensor, ...]:
+    """Look up where each token's keys and values go, by group.   returns: [tokens] int64
 
     rows, positions: [tokens] int64, native
     """
@@ -165,13 +147,17 @@ def _slot_indices(buffers: Buffers, rows: Any, positions: Any) -> tuple[Tensor, 
 def _make_attention_step(
     plan: Plan, buffers: Buffers, part: slice, phase: Phase | None
 ) -> AttentionStep:
-    """What a backend is told of some of the plan's rows."""
+    """Make the attention step of a part of the plan's rows.
+
+    phase: None for PREFILL or EXTEND, by whether a row has earlier tokens
+    """
     starts, stops = plan.starts[part], plan.stops[part]
     if phase is None:
         phase = Phase.EXTEND if starts.any() else Phase.PREFILL
     lens = stops - starts
     query_start = np.zeros(len(lens) + 1, np.int32)
     np.cumsum(lens, out=query_start[1:])
+    # Only the columns that some row uses: tables of the longest context would be copied whole.
     columns = -(-int(stops.max()) // buffers.page_size)
     put = buffers.to_device_packed(query_start, stops, plan.rows[part].astype(np.int64))
     rows = buffers.as_native(put[2])

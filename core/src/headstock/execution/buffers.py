@@ -1,4 +1,4 @@
-"""The device's buffers: allocated once, written in place here and by the step alone."""
+"""The device's buffers: allocated once, written in place by this module and by steps."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from headstock.spi import KVGroup
 from headstock.spi.arrays import Ints
 
 MAX_CLEANED_PAGES = 64
-"""Pages that are cleaned at once: `clean` copies them, and the pool leaves little room."""
+"""Pages of one copy in `zero_non_finite`; the pool leaves little memory for copies."""
 
 
 @frozen(kw_only=True, eq=False)
 class Buffers:
     """What lives on the device between steps.
 
-    pools: by layer, [pages + 1, 2, page_size, kv_heads, head_dim]; page 0 is the dummy page, finite
-        for ever
+    All uploads go to the stream that runs the steps. So a table may be written while the previous
+    step still runs: the write comes after its kernels.
+
+    pools: by layer, [pages + 1, 2, page_size, kv_heads, head_dim]; page 0 is the dummy page, which
+        is always finite
     page_tables: by group, [rows + 1, columns] int32, 0 past a row's last page
     tokens: [rows + 1, max_len + 1] int64, every token known or sampled so far
-    The last row of the tables is nobody's: rows that pad a batch sit there.
+    The last row of the tables is the padding row.
     """
 
     device: torch.device
@@ -37,7 +40,7 @@ class Buffers:
     tokens: Tensor
 
     def to_device(self, array: Ints | Tensor) -> Tensor:
-        """The array on the device."""
+        """Copy the array to the device, through pinned memory on a GPU."""
         if isinstance(array, Tensor):
             return array
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
@@ -48,9 +51,7 @@ class Buffers:
         )
 
     def to_device_packed(self, *arrays: Ints) -> list[Tensor]:
-        """The arrays on the device, by one copy: each copy of its own takes the host some 25 us
-        more.
-        """
+        """Copy the arrays to the device by one transfer: every other costs the host some 25 us."""
         if self.device.type == "cpu":
             return [self.to_device(array) for array in arrays]
         # Views of any type must begin at multiples of its size; kernels like those of 16 bytes.
@@ -70,10 +71,9 @@ class Buffers:
         ]
 
     def as_native(self, array: Ints | Tensor) -> Any:
-        """The array as what indexes small arrays fast here: numpy on a CPU (1.6 us, torch 2.8),
-        else a tensor.
+        """Convert the array to what indexes small arrays fast here.
 
-        On a CPU it shares its memory with `array`.
+        That is numpy on a CPU (1.6 us, torch 2.8), sharing memory with `array`; else a tensor.
         """
         if self.device.type != "cpu":
             return self.to_device(array)
@@ -82,43 +82,42 @@ class Buffers:
     def apply_plan(self, plan: Plan, new_rows: dict[int, Ints]) -> None:
         """Bring the tables up to date with a plan that is about to run.
 
-        new_rows: the tokens of each row that the plan seats
+        new_rows: the tokens of each row that the plan admits
         writes: page_tables, tokens
         """
         if not new_rows and not len(plan.page_rows):
             return
         entries = [self._page_entries(plan, group) for group in range(len(self.page_tables))]
-        seated = [tokens.astype(np.int64) for tokens in new_rows.values()]
-        put = self.to_device_packed(*seated, *(array for entry in entries for array in entry))
+        row_tokens = [tokens.astype(np.int64) for tokens in new_rows.values()]
+        put = self.to_device_packed(*row_tokens, *(array for entry in entries for array in entry))
+        # Tables first, entries after: a plan may admit a request to a row and give it pages.
         for row, tokens in zip(new_rows, put, strict=False):
             for table in self.page_tables:
                 table[row] = 0
             self.tokens[row, : len(tokens)] = tokens
         for group, table in enumerate(self.page_tables):
-            rows, columns, pages = map(self.as_native, put[len(seated) + 3 * group :][:3])
+            rows, columns, pages = map(self.as_native, put[len(row_tokens) + 3 * group :][:3])
             if len(rows):
                 self.as_native(table)[rows, columns] = pages
 
     def _page_entries(self, plan: Plan, group: int) -> tuple[Ints, Ints, Ints]:
-        """The rows, columns and pages that the plan writes to a group's table, each place once."""
+        """Select the rows, columns and pages that the plan writes to a group's table."""
         rows, columns, pages = plan.page_rows, plan.page_columns, plan.page_numbers
         if len(self.page_tables) > 1:
-            mine = plan.page_groups == group
-            rows, columns, pages = rows[mine], columns[mine], pages[mine]
+            of_group = plan.page_groups == group
+            rows, columns, pages = rows[of_group], columns[of_group], pages[of_group]
         return self._drop_overwritten(rows.astype(np.int64), columns.astype(np.int64), pages)
 
     def _drop_overwritten(self, rows: Ints, columns: Ints, pages: Ints) -> tuple[Ints, Ints, Ints]:
-        """The entries without those that a later one replaces: a GPU writes them all at once, in
-        any order.
-        """
+        """Drop the entries that a later one overwrites: a GPU writes all in any order."""
         if self.device.type == "cpu":
             return rows, columns, pages
         _, last = np.unique((rows * self.tokens.shape[1] + columns)[::-1], return_index=True)
-        kept = len(rows) - 1 - last
-        return rows[kept], columns[kept], pages[kept]
+        indices = len(rows) - 1 - last
+        return rows[indices], columns[indices], pages[indices]
 
     def store_tokens(self, rows: Ints, positions: Ints, tokens: Tensor) -> None:
-        """Note the tokens sampled for some rows at the positions where they belong.
+        """Write sampled tokens to the token table.
 
         rows, positions: [n] int32    tokens: [n] int64
         writes: tokens
@@ -127,10 +126,10 @@ class Buffers:
         self.as_native(self.tokens)[*map(self.as_native, at)] = self.as_native(tokens)
 
     def snapshot_page_tables(self) -> tuple[Tensor, ...]:
-        """The page tables of the step that is launched now, for as long as its result is out.
+        """Return the page tables of the step that is launched now, valid until it is collected.
 
-        On a GPU the next step may seat others in its rows before that, so these are copies; on a
-        CPU it may not.
+        On a GPU these are copies, because the next step may write its rows' entries before that. On
+        a CPU it runs only after this one is collected.
         """
         return (
             self.page_tables
@@ -140,11 +139,11 @@ class Buffers:
 
     @torch.inference_mode()
     def zero_non_finite(self, rows: Ints, page_tables: tuple[Tensor, ...]) -> None:
-        """Put 0 for every number that is not finite in the pages that these rows have in
-        `page_tables`.
+        """Set non-finite numbers to 0 in the pages that these rows have in `page_tables`.
 
-        Some kernels read the whole last page of a row, and NaN times a weight of 0 is NaN: what a
-        failed row leaves behind would spoil the row that gets its page next.
+        Some kernels read the whole last page of a row, and NaN times a weight of 0 is NaN. So NaN
+        that a failed row leaves behind would spoil the next row with its page.
+
         rows: [n] int64
         writes: pools
         """
@@ -154,9 +153,9 @@ class Buffers:
         for pool, some in product(self.pools, torch.split(pages, MAX_CLEANED_PAGES)):
             # torch indexes 8-bit floats as bytes only; NaN is 0x7F with either sign
             if pool.dtype.itemsize == 1:
-                held = pool.view(torch.uint8)
-                part = held[some]
-                held[some] = part.masked_fill_((part & 0x7F) == 0x7F, 0)
+                pool_bytes = pool.view(torch.uint8)
+                part = pool_bytes[some]
+                pool_bytes[some] = part.masked_fill_((part & 0x7F) == 0x7F, 0)
             else:
                 pool[some] = pool[some].nan_to_num_(0.0, 0.0, 0.0)
 
@@ -171,7 +170,7 @@ def allocate_buffers(
     rows: int,
     max_len: int,
 ) -> Buffers:
-    """Buffers for `num_pages` usable pages of each group, all zero."""
+    """Allocate buffers for `num_pages` usable pages of each group, all zero."""
     layers = {
         layer: _zeros((num_pages + 1, *group.page_shape(page_size)), kv_dtype, device)
         for group in groups
@@ -190,8 +189,9 @@ def allocate_buffers(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros. On a CPU its memory is taken only as it is first written: a pool is large
-    and seldom full.
+    """Make a tensor of zeros.
+
+    On a CPU its memory is taken only when it is first written: a pool is large and seldom full.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -35,9 +35,8 @@ class LaunchedStep(Pending):
     def wait(self) -> Sample:
         """Wait for the sample; afterwards the pages of unhealthy rows are finite."""
         sample = self.readback.wait()
-        # Health is known here first, because a check on the device's side of the step would make
-        # the host wait for it. So the pages are cleaned when the result is read, and with the
-        # tables of this step: the next one may have given them to other rows.
+        # The host learns of unhealthy rows only here: a look at the launch would wait for the
+        # device. Meanwhile the next step may have changed the tables, so this step's are used.
         if not sample.healthy.all():
             logit_rows = np.repeat(self.plan.rows.astype(np.int64), self.plan.num_logits)
             unhealthy = ~sample.healthy.numpy()

@@ -1,4 +1,4 @@
-"""Tokens that requests ban and favour, and their tables for a step."""
+"""Tokens that requests ban or bias, and their tables for a step."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ NO_END = np.iinfo(np.int64).max
 
 @frozen(kw_only=True, eq=False)
 class LogitRules:
-    """What one request bans and favours.
+    """The tokens that one request bans or biases.
 
-    allowed: [n] int64, None for all ids    stops: [n] int64, banned below a length of `min_len`
-    biased_ids: [n] int64    biases: [n] float32, added to their logits
-    `end_len`: the length from which on none of it matters.
+    allowed: [n] int64, None for all ids
+    stop_ids: [n] int64, banned while the row is shorter than `min_len`
+    biased_ids: [n] int64
+    biases: [n] float32, added to the logits of `biased_ids`
+    end_len: the length of the row from which on none of this matters; 0 when nothing does
     """
 
     allowed: Ints | None
@@ -37,14 +39,14 @@ class LogitRules:
 
     @classmethod
     def from_request(cls, request: Request, vocab: int) -> LogitRules:
-        """The rules of `request`."""
+        """Make the rules of `request`."""
         params: Any = request.params
         bias, allowed = params.logit_bias or {}, params.allowed_token_ids
-        stops = [id for id in request.stop_ids if id < vocab]
-        min_len = len(request.prompt) + request.min_tokens if stops and request.min_tokens else 0
+        stop_ids = [id for id in request.stop_ids if id < vocab]
+        min_len = len(request.prompt) + request.min_tokens if stop_ids and request.min_tokens else 0
         return cls(
             allowed=None if allowed is None else np.array(allowed, np.int64),
-            stop_ids=np.array(stops, np.int64),
+            stop_ids=np.array(stop_ids, np.int64),
             min_len=min_len,
             biased_ids=np.array(list(bias.keys()), np.int64),
             biases=np.array(list(bias.values()), np.float32),
@@ -55,32 +57,33 @@ class LogitRules:
 def make_logit_tables(
     rules: Sequence[tuple[int, int, LogitRules]], shape: tuple[int, int], buffers: Buffers
 ) -> dict[str, Tensor]:
-    """The bans and the biases of a step, made on the device: to send whole tables there would take
-    longer than a step.
+    """Make the bans and biases of a step, on the device.
 
-    rules: logit, length of its row before the token to come, and the row's rules; at least one
-    returns: banned, bias, each of `shape` [n, vocab], left out where nobody needs it
+    To upload whole tables would take longer than a step, so only the ids are uploaded.
+
+    rules: logit, length of its row before the sampled token, and the row's rules; at least one
+    returns: banned, bias, each of `shape` [n, vocab], left out where no row needs it
     """
-    closed = [(at, each.allowed) for at, _, each in rules if each.allowed is not None]
-    early = [(at, each.stop_ids) for at, length, each in rules if length < each.min_len]
-    favours = [(at, each.biased_ids) for at, _, each in rules]
-    found = {}
-    if closed or early:
-        found["banned"] = banned = torch.zeros(shape, dtype=torch.bool, device=buffers.device)
-        if closed:
-            banned[buffers.to_device(np.array([at for at, _ in closed]))] = True
-            banned[_table_indices(closed, buffers)] = False
+    allowed = [(at, rule.allowed) for at, _, rule in rules if rule.allowed is not None]
+    early = [(at, rule.stop_ids) for at, length, rule in rules if length < rule.min_len]
+    biased = [(at, rule.biased_ids) for at, _, rule in rules]
+    tables = {}
+    if allowed or early:
+        tables["banned"] = banned = torch.zeros(shape, dtype=torch.bool, device=buffers.device)
+        if allowed:
+            banned[buffers.to_device(np.array([at for at, _ in allowed]))] = True
+            banned[_table_indices(allowed, buffers)] = False
         if early:
             banned[_table_indices(early, buffers)] = True
-    biases = np.concatenate([each.biases for *_, each in rules])
+    biases = np.concatenate([rule.biases for *_, rule in rules])
     if len(biases):
-        found["bias"] = bias = torch.zeros(shape, device=buffers.device)
-        bias[_table_indices(favours, buffers)] = buffers.to_device(biases)
-    return found
+        tables["bias"] = bias = torch.zeros(shape, device=buffers.device)
+        bias[_table_indices(biased, buffers)] = buffers.to_device(biases)
+    return tables
 
 
 def _table_indices(ids: Sequence[tuple[int, Ints]], buffers: Buffers) -> tuple[Tensor, Tensor]:
-    """Rows and columns of a table: (row, [m] int64 columns) for each.
+    """Flatten pairs of a row and its columns, [m] int64, to the indices of a table.
 
     returns: each [sum of m] int64
     """

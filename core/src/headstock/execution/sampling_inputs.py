@@ -1,4 +1,4 @@
-"""The sampling settings of the seated requests, and their tensors for a step."""
+"""The sampling settings of running requests, and their tensors for a step."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ FLOATS = {
     "presence": 0.0,
     "frequency": 0.0,
 }
-"""Column -> the value at which it does nothing; the first three have columns on the device."""
+"""Column -> its neutral value; the first three have columns on the device."""
 PENALTIES = {"repetition", "presence", "frequency"}
 
 
 @frozen(eq=False)
 class DeviceColumns:
-    """What replayed steps sample by, one entry a seat.
+    """The sampling settings that replayed steps read, one entry a row.
 
-    floats: [3, rows] float32, temperature, top_p, min_p    integers: [2, rows] int64, top_k, seeds
+    floats: [3, rows] float32, temperature, top_p, min_p
+    integers: [2, rows] int64, top_k, seeds
     """
 
     floats: Tensor
     integers: Tensor
 
     @classmethod
-    def new(cls, rows: int, vocab: int, device: torch.device) -> DeviceColumns:
-        """Columns in which every seat is greedy."""
+    def make_greedy(cls, rows: int, vocab: int, device: torch.device) -> DeviceColumns:
+        """Make columns in which every row is greedy."""
         neutral = torch.tensor(list(FLOATS.values())[:3], device=device)[:, None].repeat(1, rows)
         integers = torch.zeros((2, rows), dtype=torch.int64, device=device)
         integers[0] = vocab
@@ -49,14 +50,18 @@ class DeviceColumns:
 
 
 class SamplingTable:
-    """One row a seat; a row is written when a request takes the seat."""
+    """The settings by row; a row is written when a request is admitted to it.
+
+    columns: on the device; those of `stale_rows` are not uploaded yet
+    logit_rules, rules_end: a row's rules, and the length from which they do nothing
+    """
 
     def __init__(self, rows: int, vocab: int, device: torch.device | str = "cpu") -> None:
         self.vocab = vocab
         self.neutral = np.array(list(FLOATS.values()), np.float32)
         self.floats = self.neutral[:, None].repeat(rows, 1)
         self.active = np.zeros(self.floats.shape, bool)
-        self.columns = DeviceColumns.new(rows, vocab, torch.device(device))
+        self.columns = DeviceColumns.make_greedy(rows, vocab, torch.device(device))
         self.stale_rows: set[int] = set()
         self.top_k = np.full(rows, vocab, np.int64)
         self.seeds = np.zeros(rows, np.int64)
@@ -67,9 +72,9 @@ class SamplingTable:
         self.rules_end = np.zeros(rows, np.int64)
 
     def write_row(self, row: int, request: Request) -> None:
-        """Write the request's settings to its seat."""
+        """Write the request's settings to its row."""
         params: Any = request.params
-        given = {
+        floats = {
             "temperature": params.temperature,
             "top_p": params.top_p,
             "min_p": params.min_p,
@@ -77,12 +82,12 @@ class SamplingTable:
             "presence": params.presence_penalty,
             "frequency": params.frequency_penalty,
         }
-        self.floats[:, row] = [given[name] for name in FLOATS]
+        self.floats[:, row] = [floats[name] for name in FLOATS]
         self.active[:, row] = self.floats[:, row] != self.neutral
         self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab else self.vocab
         self.seeds[row] = params.seed or 0
-        asked = [count for count in (params.logprobs, params.prompt_logprobs) if count is not None]
-        self.logprobs[row] = max(asked, default=-1)
+        counts = (params.logprobs, params.prompt_logprobs)
+        self.logprobs[row] = max((count for count in counts if count is not None), default=-1)
         self.prompt_lens[row] = len(request.prompt)
         self.has_prompt_logprobs[row] = request.prompt_logprobs
         rules = LogitRules.from_request(request, self.vocab)
@@ -94,8 +99,9 @@ class SamplingTable:
         self.stale_rows.add(row)
 
     def select_kind(self, rows: Ints, positions: Ints, buffers: Buffers) -> frozenset[str] | None:
-        """Which of the device's columns matter for these rows, brought up to date; None when these
-        are not all.
+        """Select the device's columns that matter for these rows, and upload what is stale.
+
+        None when sampling needs more than columns: a captured graph reads these alone.
 
         rows, positions: [n] int64
         writes: columns
@@ -119,38 +125,42 @@ class SamplingTable:
         return frozenset(used | ({"top_k"} if (self.top_k[rows] < self.vocab).any() else set()))
 
     def _active_rules(self, rows: Ints, positions: Ints) -> list[tuple[int, int, LogitRules]]:
-        """The logits whose bans and biases matter, with the length that the row has then, and its
-        rules.
+        """Find the logits with rules, with the length of their row and its rules.
 
-        Within the prompt no token is chosen.   rows, positions: [n] int64
+        Within the prompt no token is sampled, so rules do nothing there.
+
+        rows, positions: [n] int64
         """
         if not self.logit_rules:
             return []
         lengths = positions + 1
         at = ((lengths >= self.prompt_lens[rows]) & (lengths < self.rules_end[rows])).nonzero()[0]
-        told = zip(at.tolist(), lengths[at].tolist(), rows[at].tolist(), strict=True)
-        return [(i, length, self.logit_rules[row]) for i, length, row in told]
+        entries = zip(at.tolist(), lengths[at].tolist(), rows[at].tolist(), strict=True)
+        return [(i, length, self.logit_rules[row]) for i, length, row in entries]
 
     def _used_columns(self, rows: Ints) -> list[bool]:
-        """Whether each of `FLOATS` does something in one of these rows."""
+        """Whether some of these rows has another than the neutral value, for each of `FLOATS`."""
         used: list[bool] = np.logical_or.reduce(self.active.take(rows, axis=1), axis=1).tolist()
         return used
 
     def make_sampling(self, rows: Ints, positions: Ints, buffers: Buffers) -> Sampling:
-        """The settings for logits of `rows` at token `positions`; what no row needs is left out.
+        """Make the settings for logits of `rows` at token `positions`.
+
+        Settings that no row uses are None: each one costs a kernel or more.
 
         rows, positions: [n] int64
         """
         floats = self.floats[:, rows]
-        told = zip(FLOATS, self._used_columns(rows), floats, strict=True)
+        columns = zip(FLOATS, self._used_columns(rows), floats, strict=True)
         used: dict[str, Any] = {
-            name: buffers.to_device(values) for name, is_used, values in told if is_used
+            name: buffers.to_device(values) for name, is_used, values in columns if is_used
         }
         top_k = self.top_k[rows]
         if "temperature" not in used:
             used = {name: values for name, values in used.items() if name in PENALTIES}
         else:
-            # The token to come sits one past the position that is scored.
+            # The noise of a token depends on its seed and its own position alone, so that it is
+            # the same in any batch. The sampled token comes one past the scored position.
             used |= {
                 "seeds": buffers.to_device(self.seeds[rows]),
                 "positions": buffers.to_device(positions + 1),
@@ -161,8 +171,8 @@ class SamplingTable:
             used |= self._penalty_inputs(
                 rows, positions, buffers, dict(zip(FLOATS, floats, strict=True))
             )
-        if ruled := self._active_rules(rows, positions):
-            used |= make_logit_tables(ruled, (len(rows), self.vocab), buffers)
+        if rules := self._active_rules(rows, positions):
+            used |= make_logit_tables(rules, (len(rows), self.vocab), buffers)
         if self.has_prompt_logprobs[rows].any():
             used["targets"] = self._logprob_targets(rows, positions, buffers)
         return Sampling(**used, top_logprobs=int(self.logprobs[rows].max(initial=-1)))
@@ -170,7 +180,7 @@ class SamplingTable:
     def _penalty_inputs(
         self, rows: Ints, positions: Ints, buffers: Buffers, floats: dict[str, Any]
     ) -> dict[str, Tensor]:
-        """What penalties look at: each row's tokens up to its position."""
+        """Make the inputs of penalties: each row's tokens up to its position."""
         longest = int(positions.max()) + 1
         penalties = {
             name: buffers.to_device(floats[name])
@@ -183,8 +193,7 @@ class SamplingTable:
         }
 
     def _logprob_targets(self, rows: Ints, positions: Ints, buffers: Buffers) -> Tensor:
-        """The prompt token that follows each scored position, -1 where that is the token to be
-        sampled.
+        """Look up the prompt token after each scored position; -1 where it is yet to be sampled.
 
         returns: [n] int64
         """
