@@ -16,7 +16,7 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun, ModelError, PluginBroken, UsageError
-from headstock.startup.select import check_options
+from headstock.startup.select import check_plugin_options
 
 from .demo import SMALL, drain, request
 
@@ -62,11 +62,13 @@ def test_options_that_nobody_would_read_are_the_fault_of_the_plugin() -> None:
         "executor": "inline",
     }
     parts: dict[str, Any] = {kind: registry.load_spec(kind, name) for kind, name in kinds.items()}
-    check_options(EngineConfig(), SimpleNamespace(attention=(), **parts))
+    check_plugin_options(EngineConfig(), SimpleNamespace(attention=(), **parts))
     for kind in ("scheduler", "runner", "executor"):
         greedy = evolve(parts[kind], options=parts["cache"].options)
         with pytest.raises(PluginBroken, match=f"'{greedy.name}' declares options, but"):
-            check_options(EngineConfig(), SimpleNamespace(attention=(), **(parts | {kind: greedy})))
+            check_plugin_options(
+                EngineConfig(), SimpleNamespace(attention=(), **(parts | {kind: greedy}))
+            )
 
 
 def test_the_summary_prints_what_was_agreed(engine: Engine) -> None:

@@ -10,7 +10,7 @@ from headstock.config import EngineConfig
 from headstock.doctor.finding import Check, Finding, Status, fail_finding, pass_finding, run_check
 
 if TYPE_CHECKING:
-    from headstock.doctor.environment import ServedModel
+    from headstock.doctor.environment import FamilyAndConfig
 
 __all__ = ["Finding", "Status", "check_parts", "run_checks"]
 
@@ -54,13 +54,13 @@ def check_parts(config: EngineConfig) -> Iterator[Finding]:
         yield pass_finding("config.json", environment.model.config.architecture)
         yield from run_check("choice", environment.check_selection)
     if environment.directory is not None:
-        yield from check_model_files(
+        yield from _check_model_files(
             environment.directory, environment.model, dummy=config.load_format == "dummy"
         )
 
 
-def check_model_files(
-    directory: Path, model: ServedModel | None, *, dummy: bool
+def _check_model_files(
+    directory: Path, model: FamilyAndConfig | None, *, dummy: bool
 ) -> Iterator[Finding]:
     """All findings about the files of a model beside its config.json; `model` is None when that
     cannot be read.

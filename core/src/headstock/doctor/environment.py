@@ -20,12 +20,12 @@ from headstock.startup.device import describe_device
 from headstock.startup.model_loading import locate_model, read_model, resolve_max_seq_len
 from headstock.startup.needs import AttentionNeeds, find_attention_needs, resolve_model_dtype
 from headstock.startup.negotiate import negotiate_terms
-from headstock.startup.select import check_options, select_plugins
+from headstock.startup.select import check_plugin_options, select_plugins
 from headstock.weights import NotDownloaded, find_cached
 
 
 @frozen
-class ServedModel:
+class FamilyAndConfig:
     """A model family, and the configuration that it read."""
 
     family: spi.Model
@@ -43,7 +43,7 @@ class Environment:
     config: EngineConfig
     env: DeviceEnv
     directory: Path | None
-    model: ServedModel | None
+    model: FamilyAndConfig | None
     dtype: str
     needs: AttentionNeeds | None
     problems: tuple[Finding, ...]
@@ -60,7 +60,7 @@ class Environment:
         if self.needs is None or self.model is None:
             return
         parts = select_plugins(self.config, self.env, self.needs)
-        check_options(self.config, parts)
+        check_plugin_options(self.config, parts)
         terms = negotiate_terms(self.config, parts, self.model.config, self.dtype, self.env)
         selection = {
             "attention": parts.attention_name,
@@ -89,11 +89,11 @@ def inspect_environment(config: EngineConfig) -> Environment:
         problems.append(fail_finding(subject, str(error), "", error.exit_code))
     if directory is not None:
         family_and_config = try_step("config.json", partial(read_model, directory), problems)
-        model = family_and_config and ServedModel(*family_and_config)
+        model = family_and_config and FamilyAndConfig(*family_and_config)
     dtype_and_needs = None
     if env is not None and model is not None:
         dtype_and_needs = try_step(
-            "choice", partial(find_needs, config, model.config, env), problems
+            "choice", partial(_find_needs, config, model.config, env), problems
         )
     return Environment(
         config=config,
@@ -106,7 +106,7 @@ def inspect_environment(config: EngineConfig) -> Environment:
     )
 
 
-def find_needs(
+def _find_needs(
     config: EngineConfig, model: ModelConfig, env: DeviceEnv
 ) -> tuple[str, AttentionNeeds]:
     """The dtype, and what the model asks of attention.   raises: HeadstockError"""

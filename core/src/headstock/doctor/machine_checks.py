@@ -48,7 +48,7 @@ def check_encoding() -> Iterator[Finding]:
 
 def check_hub() -> Iterator[Finding]:
     """Where models from the Hugging Face hub are kept, and whether they may be downloaded."""
-    folder = hub_folder()
+    folder = _hub_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield fail_finding(
@@ -59,7 +59,7 @@ def check_hub() -> Iterator[Finding]:
     offline = [
         name
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-        if is_on(os.environ.get(name, ""))
+        if _is_on(os.environ.get(name, ""))
     ]
     if offline:
         yield warn_finding(
@@ -71,13 +71,13 @@ def check_hub() -> Iterator[Finding]:
         yield pass_finding("hub", "models may be downloaded")
 
 
-def hub_folder() -> Path:
+def _hub_folder() -> Path:
     """The folder that huggingface_hub keeps models in."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     home = os.environ.get("HF_HOME") or str(Path(cache) / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")).expanduser().absolute()
 
 
-def is_on(text: str) -> bool:
+def _is_on(text: str) -> bool:
     """Whether huggingface_hub takes the text as true."""
     return text.upper() in {"1", "ON", "YES", "TRUE"}

@@ -10,12 +10,12 @@ from headstock.doctor.finding import Finding, fail_finding, pass_finding, warn_f
 from headstock.errors import format_count, shorten
 
 if TYPE_CHECKING:
-    from headstock.doctor.environment import ServedModel
+    from headstock.doctor.environment import FamilyAndConfig
 
-SAMPLE_TEXT = "Once upon a time"
+_SAMPLE_TEXT = "Once upon a time"
 
 
-def check_weights(directory: Path, model: ServedModel | None) -> Iterator[Finding]:
+def check_weights(directory: Path, model: FamilyAndConfig | None) -> Iterator[Finding]:
     """Whether the headers of the weights agree with their files and, where that is known, with the
     model.
     """
@@ -33,17 +33,17 @@ def check_weights(directory: Path, model: ServedModel | None) -> Iterator[Findin
     )
 
 
-def check_tokenizer(directory: Path, model: ServedModel | None) -> Iterator[Finding]:
+def check_tokenizer(directory: Path, model: FamilyAndConfig | None) -> Iterator[Finding]:
     """Whether the tokenizer loads, gives a text back as it was, and makes no tokens that the model
     lacks.
     """
     from headstock.text.tokenizer import Tokenizer
 
     loaded = Tokenizer(directory)
-    text = loaded.decode(loaded.encode(SAMPLE_TEXT))
-    if text.strip() != SAMPLE_TEXT:
+    text = loaded.decode(loaded.encode(_SAMPLE_TEXT))
+    if text.strip() != _SAMPLE_TEXT:
         yield fail_finding(
-            "tokenizer", f"{SAMPLE_TEXT!r} comes back as {shorten(text)!r}", "check tokenizer.json"
+            "tokenizer", f"{_SAMPLE_TEXT!r} comes back as {shorten(text)!r}", "check tokenizer.json"
         )
     elif model is not None and loaded.vocab_size > model.config.vocab:
         text = f"{loaded.vocab_size} tokens, and the model has scores for {model.config.vocab}"

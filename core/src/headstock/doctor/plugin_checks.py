@@ -19,11 +19,11 @@ REQUIRED_KINDS = ("attention", "cache", "scheduler", "runner", "ops", "model", "
 """Kinds without which nothing can run."""
 
 
-FindObstacles = Callable[[PluginSpec], Sequence[Rejection]]
+_FindObstacles = Callable[[PluginSpec], Sequence[Rejection]]
 """Why a plugin cannot run here; that is a warning, because another plugin may be chosen."""
 
 
-def check_plugins(find_obstacles: FindObstacles) -> Iterator[Finding]:
+def check_plugins(find_obstacles: _FindObstacles) -> Iterator[Finding]:
     """Check that every installed plugin loads, fits the contract and can run here, and that each
     kind has one.
     """
@@ -42,7 +42,7 @@ def check_plugins(find_obstacles: FindObstacles) -> Iterator[Finding]:
 
 
 def check_plugin(
-    plugin: InstalledPlugin, spec: Any, find_obstacles: FindObstacles
+    plugin: InstalledPlugin, spec: Any, find_obstacles: _FindObstacles
 ) -> Iterator[Finding]:
     """The findings about one plugin, given its spec or the error that choosing it raises."""
     subject = f"{plugin.kind} {plugin.name}"

@@ -14,9 +14,9 @@ from importlib import metadata
 from headstock.doctor.finding import Finding, fail_finding, pass_finding, warn_finding
 from headstock.errors import format_count
 
-LEAST_PYTHON = (3, 11)
-GET_CUDA = "for an NVIDIA GPU install a CUDA build of torch: see pytorch.org/get-started"
-TOOLS = {
+_LEAST_PYTHON = (3, 11)
+_GET_CUDA = "for an NVIDIA GPU install a CUDA build of torch: see pytorch.org/get-started"
+_TOOLS = {
     "nvcc": "install the CUDA toolkit, or leave it: only kernels compiled at first use need it",
     "ninja": "pip install ninja, or leave it: only kernels compiled at first use need it",
 }
@@ -25,9 +25,9 @@ TOOLS = {
 def check_python() -> Iterator[Finding]:
     """The interpreter's version, and headstock's own."""
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info < LEAST_PYTHON:
+    if sys.version_info < _LEAST_PYTHON:
         yield fail_finding(
-            "python", text, f"headstock needs Python {LEAST_PYTHON[0]}.{LEAST_PYTHON[1]} or later"
+            "python", text, f"headstock needs Python {_LEAST_PYTHON[0]}.{_LEAST_PYTHON[1]} or later"
         )
     else:
         yield pass_finding("python", text)
@@ -52,7 +52,7 @@ def check_torch() -> Iterator[Finding]:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     if torch.version.cuda is None:
-        yield warn_finding("cuda", "torch is a CPU build", GET_CUDA)
+        yield warn_finding("cuda", "torch is a CPU build", _GET_CUDA)
     elif not available:
         reason = f": {' '.join(str(driver_warnings[0].message).split())}" if driver_warnings else ""
         hint = f"compare the driver (nvidia-smi) with CUDA {torch.version.cuda}"
@@ -74,7 +74,7 @@ def check_torch() -> Iterator[Finding]:
 
 def check_tools() -> Iterator[Finding]:
     """Whether the compilers that some kernel libraries call at first use can be found."""
-    for name, hint in TOOLS.items():
+    for name, hint in _TOOLS.items():
         if shutil.which(name):
             yield pass_finding(name, "found")
         else:

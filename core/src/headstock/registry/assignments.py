@@ -15,7 +15,7 @@ import attrs
 
 from headstock.config.value_types import SWITCH_WORDS
 from headstock.errors import PluginBroken, UsageError, shorten, suggest_name
-from headstock.registry.loading import SPEC_CLASSES, describe_plugin, import_object
+from headstock.registry.loading import SPEC_CLASSES, import_object, plugin_label
 from headstock.spi import PluginSpec
 
 
@@ -27,9 +27,9 @@ def make_options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
         not usable
     """
     pairs = [
-        parse_assignment(assignment)
+        _parse_assignment(assignment)
         for assignment in assignments
-        if assignment_address(assignment) in plugin_addresses(spec)
+        if _assignment_address(assignment) in _plugin_addresses(spec)
     ]
     if spec.options is None:
         if pairs:
@@ -37,8 +37,8 @@ def make_options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
                 f"--opt {shorten(spec.name)}.{shorten(pairs[0][0])}: {spec.name!r} has no options"
             )
         return None
-    fields = option_fields(spec)
-    values = {name: convert_option(spec, fields, name, text) for name, text in pairs}
+    fields = _option_fields(spec)
+    values = {name: _convert_option(spec, fields, name, text) for name, text in pairs}
     try:
         return import_object(spec, spec.options)(**values)
     except (TypeError, ValueError) as error:
@@ -47,45 +47,45 @@ def make_options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
 
 def find_unclaimed(assignments: Iterable[str], specs: Sequence[PluginSpec]) -> tuple[str, ...]:
     """The assignments that are for none of these plugins."""
-    addresses = {address for spec in specs for address in plugin_addresses(spec)}
-    return tuple(text for text in assignments if assignment_address(text) not in addresses)
+    addresses = {address for spec in specs for address in _plugin_addresses(spec)}
+    return tuple(text for text in assignments if _assignment_address(text) not in addresses)
 
 
-def plugin_addresses(spec: PluginSpec) -> tuple[str, str]:
+def _plugin_addresses(spec: PluginSpec) -> tuple[str, str]:
     """The two ways to address a plugin in an assignment: by name, or by kind and name."""
     kind = next(kind for kind, spec_class in SPEC_CLASSES.items() if isinstance(spec, spec_class))
     return spec.name, f"{kind}:{spec.name}"
 
 
-def assignment_address(assignment: str) -> str:
+def _assignment_address(assignment: str) -> str:
     """Whom an assignment is for."""
     return assignment.partition("=")[0].rpartition(".")[0]
 
 
-def parse_assignment(assignment: str) -> tuple[str, str]:
+def _parse_assignment(assignment: str) -> tuple[str, str]:
     """The field and the text of `NAME.FIELD=VALUE`.   raises: UsageError"""
     target, equals, text = assignment.partition("=")
     name = target.rpartition(".")[2].strip().replace("-", "_")
-    if not equals or not name or not assignment_address(assignment):
+    if not equals or not name or not _assignment_address(assignment):
         raise UsageError(
             f"--opt {shorten(assignment)!r}: wanted NAME.FIELD=VALUE, such as radix.max_prefixes=4"
         )
     return name, text.strip()
 
 
-def option_fields(spec: PluginSpec) -> dict[str, attrs.Attribute[Any]]:
+def _option_fields(spec: PluginSpec) -> dict[str, attrs.Attribute[Any]]:
     """The fields of the plugin's option class, types resolved.   raises: PluginBroken"""
     if spec.options is None:
         return {}
     cls = import_object(spec, spec.options)
     if not attrs.has(cls):
         raise PluginBroken(
-            f"{describe_plugin(spec)}: its option class {spec.options} is not an attrs class"
+            f"{plugin_label(spec)}: its option class {spec.options} is not an attrs class"
         )
     return {field.name: field for field in attrs.fields(attrs.resolve_types(cls))}
 
 
-def convert_option(
+def _convert_option(
     spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str, text: str
 ) -> Any:
     """`text` as the field's type; as it is for a field of another type whose converter will read
@@ -100,7 +100,7 @@ def convert_option(
             f"{spec.name!r} has {known_options}{suggest_name(name, fields)}"
         )
     try:
-        return parse_as_type(fields[name].type, text)
+        return _parse_as_type(fields[name].type, text)
     except TypeError as error:
         if fields[name].converter is not None:
             return text
@@ -108,7 +108,7 @@ def convert_option(
             "int, float, bool, str, Literal, an enum, one of these and None, or a converter"
         )
         raise PluginBroken(
-            f"{describe_plugin(spec)}: no text can be read for its option {name!r}: {error} "
+            f"{plugin_label(spec)}: no text can be read for its option {name!r}: {error} "
             f"{readable_types}"
         ) from error
     except ValueError as error:
@@ -117,26 +117,26 @@ def convert_option(
         ) from error
 
 
-def parse_as_type(option_type: Any, text: str) -> Any:
+def _parse_as_type(option_type: Any, text: str) -> Any:
     """`text` as a bool, int, finite float, str, Literal, Enum or a union of these.
 
     raises: ValueError whose text is what was wanted; TypeError for any other type
     """
     origin_type, members = typing.get_origin(option_type), typing.get_args(option_type)
     if origin_type in (typing.Union, types.UnionType):
-        return parse_as_union(members, text)
+        return _parse_as_union(members, text)
     if option_type is types.NoneType:
-        return look_up_word({"none": None}, text, "none")
+        return _look_up_word({"none": None}, text, "none")
     if option_type is bool:
-        return look_up_word(SWITCH_WORDS, text, f"one of {', '.join(SWITCH_WORDS)}")
+        return _look_up_word(SWITCH_WORDS, text, f"one of {', '.join(SWITCH_WORDS)}")
     if origin_type is typing.Literal:
-        return look_up_word(
+        return _look_up_word(
             {str(member): member for member in members},
             text,
             f"one of {', '.join(map(str, members))}",
         )
     if isinstance(option_type, type) and issubclass(option_type, Enum):
-        return look_up_word(
+        return _look_up_word(
             {str(member.value): member for member in option_type},
             text,
             f"one of {', '.join(str(e.value) for e in option_type)}",
@@ -148,18 +148,18 @@ def parse_as_type(option_type: Any, text: str) -> Any:
     raise TypeError(f"it is of type {option_type}, wanted")
 
 
-def parse_as_union(members: Sequence[Any], text: str) -> Any:
+def _parse_as_union(members: Sequence[Any], text: str) -> Any:
     """`text` as the first member type that takes it, None before the others and plain text last."""
     reasons = []
     for member in sorted(members, key=lambda option: (option is str, option is not types.NoneType)):
         try:
-            return parse_as_type(member, text)
+            return _parse_as_type(member, text)
         except ValueError as error:
             reasons.append(str(error))
     raise ValueError(" or ".join(reasons))
 
 
-def look_up_word(values: dict[str, Any], text: str, expected: str) -> Any:
+def _look_up_word(values: dict[str, Any], text: str, expected: str) -> Any:
     """The value that `text` names."""
     if text.lower() in values:
         return values[text.lower()]

@@ -25,7 +25,7 @@ from headstock.registry.first_party import find_distribution, install_lines
 from headstock.spi.plugin import NAME
 from headstock.spi.versions import SPI
 
-KIND_LABELS: Mapping[str, str] = MappingProxyType(
+_KIND_LABELS: Mapping[str, str] = MappingProxyType(
     {
         "attention": "attention backend",
         "cache": "cache policy",
@@ -55,7 +55,7 @@ class InstalledPlugin:
 
 def kind_label(kind: str) -> str:
     """What error texts call a plugin of `kind`."""
-    return KIND_LABELS.get(kind, kind)
+    return _KIND_LABELS.get(kind, kind)
 
 
 def entry_point_group(kind: str) -> str:
@@ -76,19 +76,19 @@ def list_installed(kind: str | None = None) -> tuple[InstalledPlugin, ...]:
     return tuple(
         plugin
         for kind in kinds
-        for plugin in make_records(kind, everything.select(group=entry_point_group(kind)))
+        for plugin in _make_records(kind, everything.select(group=entry_point_group(kind)))
     )
 
 
-def make_records(kind: str, entries: Iterable[EntryPoint]) -> list[InstalledPlugin]:
+def _make_records(kind: str, entries: Iterable[EntryPoint]) -> list[InstalledPlugin]:
     """The entry points of one group as records, by name, providing distribution and target."""
     listed = list(entries)
     providers = Counter(entry.name for entry in listed)
-    records = (make_record(kind, entry, providers[entry.name]) for entry in listed)
+    records = (_make_record(kind, entry, providers[entry.name]) for entry in listed)
     return sorted(records, key=lambda record: (record.name, record.distribution, record.target))
 
 
-def make_record(kind: str, entry: EntryPoint, providers: int) -> InstalledPlugin:
+def _make_record(kind: str, entry: EntryPoint, providers: int) -> InstalledPlugin:
     """What the metadata says of one entry point."""
     # once: each look parses the whole file
     metadata = entry.dist.metadata if entry.dist is not None else None
@@ -115,12 +115,12 @@ def find_plugin(kind: str, name: str) -> InstalledPlugin:
         matches = [
             plugin
             for plugin in matches
-            if normalize_name(plugin.distribution) == normalize_name(distribution)
+            if _normalize_name(plugin.distribution) == _normalize_name(distribution)
         ]
     if not matches:
-        raise UnknownPlugin(explain_unknown(kind, name, installed))
+        raise UnknownPlugin(_explain_unknown(kind, name, installed))
     if len(matches) > 1:
-        raise AmbiguousPlugin(explain_ambiguous(matches))
+        raise AmbiguousPlugin(_explain_ambiguous(matches))
     if matches[0].status == "bad name":
         raise PluginBroken(
             f"{matches[0]} has a name that cannot be used: wanted {NAME.pattern}, and not 'auto'"
@@ -128,12 +128,12 @@ def find_plugin(kind: str, name: str) -> InstalledPlugin:
     return matches[0]
 
 
-def normalize_name(distribution: str) -> str:
+def _normalize_name(distribution: str) -> str:
     """A distribution's name as package indexes compare it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def explain_unknown(kind: str, name: str, installed: Iterable[InstalledPlugin]) -> str:
+def _explain_unknown(kind: str, name: str, installed: Iterable[InstalledPlugin]) -> str:
     """What is said when no plugin has the name: what is near, what is installed, what could be."""
     present = {
         plugin.name: f"{plugin.name} ({plugin.distribution} {plugin.version})"
@@ -164,7 +164,7 @@ def unknown_name_error(name: str) -> UnknownPlugin:
     present = [
         plugin.name
         for plugin in list_installed()
-        if distribution and normalize_name(plugin.distribution) == distribution
+        if distribution and _normalize_name(plugin.distribution) == distribution
     ]
     if present:
         return UnknownPlugin(
@@ -199,7 +199,7 @@ def unknown_architecture_error(name: str) -> CannotRun:
     )
 
 
-def explain_ambiguous(plugins: list[InstalledPlugin]) -> str:
+def _explain_ambiguous(plugins: list[InstalledPlugin]) -> str:
     """What is said when several distributions provide one name, or one distribution provides it
     twice.
     """

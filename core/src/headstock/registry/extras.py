@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 from importlib.metadata import PackageNotFoundError, distribution
 
-from headstock.registry.requirements import is_installed, requirement_name
+from headstock.registry.requirements import is_requirement_met, requirement_name
 
-EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
+_EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
 
 def explain_missing_extras(name: str) -> str:
@@ -20,33 +20,33 @@ def explain_missing_extras(name: str) -> str:
     CPUs comes first: its build for GPUs is the smallest step.
     """
     try:
-        extras = requirements_by_extra(distribution(name).requires or [])
+        extras = _requirements_by_extra(distribution(name).requires or [])
     except PackageNotFoundError:
         return ""
-    if not extras or any(all(map(is_installed, needs)) for needs in extras.values()):
+    if not extras or any(all(map(is_requirement_met, needs)) for needs in extras.values()):
         return ""
     ways = sorted(
         extras.values(),
-        key=lambda needs: not all(is_installed(need, any_build=True) for need in needs),
+        key=lambda needs: not all(is_requirement_met(need, any_build=True) for need in needs),
     )
-    return " or ".join(map(install_hint, ways))
+    return " or ".join(map(_install_hint, ways))
 
 
-def install_hint(needs: list[str]) -> str:
+def _install_hint(needs: list[str]) -> str:
     """What gives the requirements of one extra, none of which is met by a build for GPUs."""
-    if all(is_installed(need, any_build=True) for need in needs):
+    if all(is_requirement_met(need, any_build=True) for need in needs):
         built = ", ".join(
-            sorted({requirement_name(need) for need in needs if not is_installed(need)})
+            sorted({requirement_name(need) for need in needs if not is_requirement_met(need)})
         )
         return f"a CUDA build of {built} in place of its CPU build"
     return "pip install " + " ".join(f"'{need}'" for need in needs)
 
 
-def requirements_by_extra(requirements: list[str]) -> dict[str, list[str]]:
+def _requirements_by_extra(requirements: list[str]) -> dict[str, list[str]]:
     """Extra -> the requirements that it adds, without their markers."""
     extras: dict[str, list[str]] = {}
     for requirement in requirements:
         need, _, marker = requirement.partition(";")
-        if match := EXTRA.search(marker):
+        if match := _EXTRA.search(marker):
             extras.setdefault(match[1], []).append(need.strip())
     return extras

@@ -67,7 +67,7 @@ class PluginDriver(DriverManager[Any]):
         try:
             return super()._load_one_plugin(ep, *arguments)
         except (Exception, SystemExit) as error:
-            raise PluginBroken(explain_load_failure(self.plugin, error)) from error
+            raise PluginBroken(_explain_load_failure(self.plugin, error)) from error
 
     @property
     def spec(self) -> object:
@@ -75,7 +75,7 @@ class PluginDriver(DriverManager[Any]):
         return self.extensions[0].obj
 
 
-def explain_load_failure(plugin: InstalledPlugin, error: BaseException) -> str:
+def _explain_load_failure(plugin: InstalledPlugin, error: BaseException) -> str:
     """What is said of a plugin that raised while it was loaded."""
     return (
         f"{plugin} failed to load: {describe_error(error)}; repair it or remove it with: pip "
@@ -91,7 +91,7 @@ def load_spec(kind: str, name: str) -> Any:
     """
     plugin = find_plugin(kind, name)
     spec = PluginDriver(plugin).spec
-    check_spec(plugin, spec)
+    _check_spec(plugin, spec)
     return spec
 
 
@@ -99,10 +99,10 @@ def load_specs(kind: str) -> tuple[tuple[InstalledPlugin, Any], ...]:
     """Every installed plugin of `kind` with its spec, or with the HeadstockError that choosing it
     would raise.
     """
-    return tuple((plugin, load_spec_or_error(plugin)) for plugin in list_installed(kind))
+    return tuple((plugin, _load_spec_or_error(plugin)) for plugin in list_installed(kind))
 
 
-def load_spec_or_error(plugin: InstalledPlugin) -> Any:
+def _load_spec_or_error(plugin: InstalledPlugin) -> Any:
     """The plugin's spec, or the error that choosing it would raise."""
     try:
         return load_spec(plugin.kind, plugin.name)
@@ -110,7 +110,7 @@ def load_spec_or_error(plugin: InstalledPlugin) -> Any:
         return error
 
 
-def check_spec(plugin: InstalledPlugin, spec: Any) -> None:
+def _check_spec(plugin: InstalledPlugin, spec: Any) -> None:
     """Raise PluginBroken or SpiMismatch unless `found` is what an entry point of this kind and name
     must return.
     """
@@ -159,11 +159,11 @@ def make_part(
         if isinstance(error, (HeadstockError, *expected)):
             raise
         raise PluginBroken(
-            f"{describe_plugin(spec)}: it could not be made: {describe_error(error)}"
+            f"{plugin_label(spec)}: it could not be made: {describe_error(error)}"
         ) from error
     if not isinstance(part, base):
         raise PluginBroken(
-            f"{describe_plugin(spec)}: {spec.implementation} made {shorten(part)}, which is no "
+            f"{plugin_label(spec)}: {spec.implementation} made {shorten(part)}, which is no "
             f"{base.__name__}"
         )
     return part
@@ -179,11 +179,11 @@ def import_object(spec: PluginSpec, path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
         raise PluginBroken(
-            f"{describe_plugin(spec)}: {path} cannot be imported: {describe_error(error)}"
+            f"{plugin_label(spec)}: {path} cannot be imported: {describe_error(error)}"
         ) from error
 
 
-def describe_plugin(spec: PluginSpec) -> str:
+def plugin_label(spec: PluginSpec) -> str:
     """The plugin and its distribution as error texts name them."""
     kind = next(kind for kind, spec_class in SPEC_CLASSES.items() if isinstance(spec, spec_class))
     package = spec.implementation.partition(":")[0].partition(".")[0]

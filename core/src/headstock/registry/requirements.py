@@ -6,14 +6,14 @@ import importlib.metadata
 from importlib.util import find_spec
 
 from headstock.errors import CannotRun
-from headstock.registry.loading import describe_plugin
+from headstock.registry.loading import plugin_label
 from headstock.spi import PluginSpec, Rejection, Require
 
 
 def find_missing(spec: PluginSpec) -> tuple[Rejection, ...]:
     """One rejection for each requirement that is not met; empty when all are."""
     return tuple(
-        rejection for rejection in map(check_requirement, spec.requires) if rejection is not None
+        rejection for rejection in map(_check_requirement, spec.requires) if rejection is not None
     )
 
 
@@ -25,13 +25,13 @@ def require_installed(spec: PluginSpec) -> None:
             f"{rejection.message}{f', install with: {rejection.hint}' if rejection.hint else ''}"
             for rejection in rejections
         )
-        raise CannotRun(f"{describe_plugin(spec)} cannot run here: {text}")
+        raise CannotRun(f"{plugin_label(spec)} cannot run here: {text}")
 
 
-def check_requirement(requirement: Require) -> Rejection | None:
+def _check_requirement(requirement: Require) -> Rejection | None:
     """Why the requirement is not met, or None when it is."""
     if requirement.any_of:
-        outcomes = [check_requirement(alternative) for alternative in requirement.any_of]
+        outcomes = [_check_requirement(alternative) for alternative in requirement.any_of]
         rejections = [rejection for rejection in outcomes if rejection is not None]
         if len(rejections) < len(outcomes):
             return None
@@ -43,7 +43,7 @@ def check_requirement(requirement: Require) -> Rejection | None:
             hint=next(filter(None, hints), ""),
         )
     hint = requirement.hint or f"pip install '{requirement.distribution}{requirement.version}'"
-    version = installed_version(requirement)
+    version = _installed_version(requirement)
     if version is None:
         return Rejection(
             code="missing",
@@ -51,7 +51,7 @@ def check_requirement(requirement: Require) -> Rejection | None:
             + " is not installed",
             hint=hint,
         )
-    if not is_version_allowed(requirement.version, version):
+    if not _is_version_allowed(requirement.version, version):
         return Rejection(
             code="version",
             message=f"{requirement.distribution} is {version}, wanted {requirement.version}",
@@ -60,7 +60,7 @@ def check_requirement(requirement: Require) -> Rejection | None:
     return None
 
 
-def installed_version(requirement: Require) -> str | None:
+def _installed_version(requirement: Require) -> str | None:
     """The installed version of what is needed; None when the module or its distribution is absent.
 
     Only the top-level package is looked up: `find_spec` of a submodule would import its parents.
@@ -73,7 +73,7 @@ def installed_version(requirement: Require) -> str | None:
         return None
 
 
-def is_installed(requirement: str, *, any_build: bool = False) -> bool:
+def is_requirement_met(requirement: str, *, any_build: bool = False) -> bool:
     """Whether a PEP 508 requirement is installed; its marker and extras are not looked at.
 
     A build for CPUs, as torch's `2.13.0+cpu`, counts only when `any_build`: it lacks the kernels of
@@ -98,7 +98,7 @@ def requirement_name(requirement: str) -> str:
     return Requirement(requirement).name
 
 
-def is_version_allowed(specifier: str, version: str) -> bool:
+def _is_version_allowed(specifier: str, version: str) -> bool:
     """Whether a PEP 440 specifier allows the version (pre-releases count)."""
     from packaging.specifiers import SpecifierSet  # 30 ms that few commands need to spend
 

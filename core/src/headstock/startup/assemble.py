@@ -62,14 +62,14 @@ class AssembledExecutor:
 def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> AssembledExecutor:
     """The executor over these buffers, nothing captured yet.   raises: CannotRun"""
     model, parts = inputs.model, inputs.parts
-    router = make_attention_router(inputs, buffers)
+    router = _make_attention_router(inputs, buffers)
     sampling = SamplingTable(len(buffers.tokens), model.vocab, buffers.device)
     program = Program(
         config=model,
         params=inputs.params,
         model=inputs.family,
         ops=parts.operations,
-        row_tables=make_row_tables(buffers, sampling),
+        row_tables=_make_row_tables(buffers, sampling),
         attention=DecodeAttention(
             backend=router.decode,
             planning=parts.attention[-1].capabilities.planning,
@@ -94,7 +94,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
     )
 
 
-def make_row_tables(buffers: Buffers, sampling: SamplingTable) -> RowTables:
+def _make_row_tables(buffers: Buffers, sampling: SamplingTable) -> RowTables:
     """What captured steps read and write by row; the tensors are those of the buffers."""
     floats, integers = sampling.columns.floats, sampling.columns.integers
     return RowTables(
@@ -110,7 +110,7 @@ def make_row_tables(buffers: Buffers, sampling: SamplingTable) -> RowTables:
     )
 
 
-def make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter:
+def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter:
     """The attention backends, built; one instance when one serves all phases.
 
     raises: CannotRun

@@ -54,11 +54,11 @@ from headstock.startup.profile_run import (
     slow_notice,
 )
 from headstock.startup.scheduler_limits import make_limits
-from headstock.startup.select import SelectedPlugins, check_options, select_plugins
+from headstock.startup.select import SelectedPlugins, check_plugin_options, select_plugins
 
 LOG = logging.getLogger(__name__)
 
-GRAPH_SLACK_BYTES = 64 << 20
+_GRAPH_SLACK_BYTES = 64 << 20
 """Bytes by which graphs may differ from the plan unsaid: the driver hands memory out in large
 pieces.
 """
@@ -103,7 +103,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
     max_len = resolve_max_seq_len(config, model, notes)
     needs = find_attention_needs(config, model, dtype, max_len)
     parts = select_plugins(config, env, needs)
-    check_options(config, parts)
+    check_plugin_options(config, parts)
     terms = negotiate_terms(config, parts, model, dtype, env)
     free = free_bytes(device)
     params = load_onto_device(
@@ -135,7 +135,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         "page_size": terms.page_size or max_len,
         "rows": config.max_running_requests,
     }
-    memory = plan_device_memory(inputs, sizes, max_len, free)
+    memory = _plan_device_memory(inputs, sizes, max_len, free)
     if memory.kv_tokens < max_len:
         cut = (
             f"--max-seq-len is cut from {max_len} to {format_count(memory.kv_tokens, 'token')}, "
@@ -145,7 +145,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         if config.max_seq_len is not None:
             LOG.warning(log_event("sequences are shorter than asked for", note=config.spell(cut)))
         max_len = memory.kv_tokens
-    buffers = reserve_buffers(
+    buffers = _reserve_buffers(
         memory,
         faults.wrap_allocation(allocate_buffers),
         **sizes,
@@ -154,7 +154,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
     )
     limits = make_limits(config, parts, terms, memory, model, max_len)
     assembled = assemble_executor(inputs, buffers, max_len)
-    graphs = capture_runner_graphs(assembled, inputs, memory, on_progress)
+    graphs = _capture_runner_graphs(assembled, inputs, memory, on_progress)
     return EngineBuild(
         config=config,
         env=env,
@@ -164,14 +164,14 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         terms=terms,
         memory=memory,
         limits=attrs.evolve(limits, choose=faults.wrap_scheduler(limits.choose)),
-        executor=watch_free_pages(
+        executor=_watch_free_pages(
             inputs, memory, buffers, faults.wrap_executor(assembled.executor)
         ),
         notes=(*notes, *graphs),
     )
 
 
-def plan_device_memory(
+def _plan_device_memory(
     inputs: BuildInputs, sizes: Mapping[str, Any], max_len: int, free: int
 ) -> MemoryPlan:
     """What of the `free` bytes goes to what, weights being loaded.   raises: CannotRun"""
@@ -216,7 +216,7 @@ def profile_memory_use(inputs: BuildInputs, sizes: Mapping[str, Any], max_len: i
         ) from error
 
 
-def capture_runner_graphs(
+def _capture_runner_graphs(
     assembled: AssembledExecutor,
     inputs: BuildInputs,
     memory: MemoryPlan,
@@ -235,7 +235,7 @@ def capture_runner_graphs(
     )
     if not memory.other_use.capturable:
         return off
-    free_before, began = count_free_bytes(assembled.device), time.monotonic()
+    free_before, began = _count_free_bytes(assembled.device), time.monotonic()
 
     def report_graph(done: int, total: int) -> None:
         if on_progress is not None:
@@ -246,11 +246,11 @@ def capture_runner_graphs(
         return off
     seconds, graph_bytes = (
         time.monotonic() - began,
-        max(free_before - count_free_bytes(assembled.device), 0),
+        max(free_before - _count_free_bytes(assembled.device), 0),
     )
     if (
         assembled.device.type == "cuda"
-        and graph_bytes > memory.other_use.graphs * 1.05 + GRAPH_SLACK_BYTES
+        and graph_bytes > memory.other_use.graphs * 1.05 + _GRAPH_SLACK_BYTES
     ):
         LOG.warning(
             log_event(
@@ -265,12 +265,12 @@ def capture_runner_graphs(
     return (f"graphs for {sizes_text}, {format_bytes(graph_bytes)}, captured in {seconds:.1f} s",)
 
 
-def count_free_bytes(device: torch.device) -> int:
+def _count_free_bytes(device: torch.device) -> int:
     """Bytes that are free on the device, what torch keeps for later not counted as used."""
     return count_settled_bytes() if device.type == "cuda" else free_bytes(device)
 
 
-def reserve_buffers(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:
+def _reserve_buffers(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:
     """The buffers that `allocate` makes of `sizes`.
 
     raises: CannotRun when there is no memory for them after all
@@ -285,7 +285,7 @@ def reserve_buffers(memory: MemoryPlan, allocate: Callable[..., Buffers], **size
         ) from error
 
 
-def watch_free_pages(
+def _watch_free_pages(
     inputs: BuildInputs, memory: MemoryPlan, buffers: Buffers, executor: Executor
 ) -> Executor:
     """The executor, its free pages watched under `--debug-canary`."""

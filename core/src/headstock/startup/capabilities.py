@@ -61,7 +61,7 @@ def resolve_capabilities(
     capabilities = spec.capabilities
     reasons = [*find_rejections(capabilities, query, env)]
     if not reasons and spec.resolve is not None:
-        answer = call_resolve(spec, spec.resolve, query, env)
+        answer = _call_resolve(spec, spec.resolve, query, env)
         if isinstance(answer, AttentionCapabilities):
             check_narrower(spec, answer)
             capabilities = answer
@@ -76,7 +76,7 @@ def resolve_capabilities(
     return capabilities
 
 
-def call_resolve(
+def _call_resolve(
     spec: AttentionSpec, path: str, query: AttentionQuery, env: DeviceEnv
 ) -> AttentionCapabilities | tuple[Rejection, ...]:
     """What the backend's own `resolve` says.
@@ -104,8 +104,8 @@ def call_resolve(
     )
 
 
-SEE_DOCTOR = "'headstock doctor' with the same flags says what can serve."
-GPU_NOT_FOUND = "Where there is a GPU, 'headstock doctor' says why torch does not find it."
+_SEE_DOCTOR = "'headstock doctor' with the same flags says what can serve."
+_GPU_NOT_FOUND = "Where there is a GPU, 'headstock doctor' says why torch does not find it."
 
 
 def explain_device_mismatch(spec: PluginSpec, env: DeviceEnv) -> str:
@@ -149,9 +149,9 @@ def find_rejections(
     if not any(env in device_range for device_range in capabilities.devices):
         served = ", ".join(map(str, capabilities.devices))
         hint = (
-            recommend_backend(env)
+            _recommend_backend(env)
             if env.device == "cuda"
-            else f"{recommend_backend(env)} {GPU_NOT_FOUND}"
+            else f"{_recommend_backend(env)} {_GPU_NOT_FOUND}"
         )
         reject("device", f"it runs on {served}, and this is {env}", hint)
         return rejections  # nothing else could be mended by a flag
@@ -176,21 +176,21 @@ def find_rejections(
         reject(
             "head_dim",
             f"heads of {query.head_dim} are not among {capabilities.head_dims}",
-            SEE_DOCTOR,
+            _SEE_DOCTOR,
         )
     ratio = query.heads // query.kv_heads
     if ratio not in capabilities.gqa_ratios:
         reject(
             "gqa_ratio",
             f"{ratio} query heads a KV head are not among {capabilities.gqa_ratios}",
-            SEE_DOCTOR,
+            _SEE_DOCTOR,
         )
     missing = query.features - capabilities.features
     if missing:
         reject(
             "feature",
             f"the model needs {', '.join(sorted(feature.value for feature in missing))}",
-            SEE_DOCTOR,
+            _SEE_DOCTOR,
         )
     if query.contiguous and not capabilities.contiguous:
         reject("contiguous", "it reads pages only", "Use --paged-attn on.")
@@ -209,7 +209,7 @@ def find_rejections(
     return rejections
 
 
-def recommend_backend(env: DeviceEnv) -> str:
+def _recommend_backend(env: DeviceEnv) -> str:
     """The sentence that names an attention backend for this device: one that is installed, else how
     to install one.
     """
@@ -234,7 +234,7 @@ def recommend_backend(env: DeviceEnv) -> str:
         if name not in installed
     }
     return next(
-        (f"Install another one: {lines[name]}." for name in names if name in lines), SEE_DOCTOR
+        (f"Install another one: {lines[name]}." for name in names if name in lines), _SEE_DOCTOR
     )
 
 

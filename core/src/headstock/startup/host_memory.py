@@ -7,9 +7,9 @@ from pathlib import Path
 
 from attrs import frozen
 
-CGROUP = Path("/sys/fs/cgroup")
-MEMINFO = Path("/proc/meminfo")
-PROCESS_STATUS = Path("/proc/self/status")
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+_PROCESS_STATUS = Path("/proc/self/status")
 
 
 @frozen
@@ -20,14 +20,14 @@ class MemoryBounds:
     total: int
 
 
-def read_host_memory(path: Path = MEMINFO) -> MemoryBounds:
+def read_host_memory(path: Path = _MEMINFO) -> MemoryBounds:
     """The memory of the host.   raises: OSError where /proc is not mounted"""
     fields = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
     free, total = (int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
     return MemoryBounds(free, total)
 
 
-def read_container_memory(folder: Path = CGROUP) -> MemoryBounds | None:
+def read_container_memory(folder: Path = _CGROUP) -> MemoryBounds | None:
     """The memory of the container (cgroup version 2); None when it has no limit."""
     try:
         limit, used = (
@@ -41,7 +41,7 @@ def read_container_memory(folder: Path = CGROUP) -> MemoryBounds | None:
     return MemoryBounds(max(int(limit) - int(used), 0), int(limit))
 
 
-def unwritten_bytes(status: Path = PROCESS_STATUS) -> int:
+def unwritten_bytes(status: Path = _PROCESS_STATUS) -> int:
     """Bytes that this process has allocated and not yet written: above all the rest of another
     engine's pool.
 

@@ -20,7 +20,7 @@ from headstock.startup.memory_plan import format_bytes
 
 LOG = logging.getLogger(__name__)
 
-MAX_FIELDS_SHOWN = 8
+_MAX_FIELDS_SHOWN = 8
 """How many fields a warning lists before it only counts the rest."""
 
 
@@ -42,7 +42,7 @@ def locate_model(
         fetched.append(repository)
         return fetch(repository, revision)
 
-    directory = find_model_directory(name, fetch_revision)
+    directory = _find_model_directory(name, fetch_revision)
     if revision is not None and not fetched:
         raise UsageError(
             f"--revision {shorten(revision)}: {shorten(name)} is installed here, and only models "
@@ -51,7 +51,7 @@ def locate_model(
     return directory
 
 
-def find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
+def _find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
     """The directory of an installed checkpoint, the one named, or what `fetch` gives.
 
     raises: ModelError
@@ -95,10 +95,10 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
     except ValueError as error:
         raise ModelError(f"config.json in {directory}: {error}") from error
     if model.ignored_fields:
-        fields = ", ".join(map(shorten, model.ignored_fields[:MAX_FIELDS_SHOWN]))
+        fields = ", ".join(map(shorten, model.ignored_fields[:_MAX_FIELDS_SHOWN]))
         more = (
-            {"more": len(model.ignored_fields) - MAX_FIELDS_SHOWN}
-            if len(model.ignored_fields) > MAX_FIELDS_SHOWN
+            {"more": len(model.ignored_fields) - _MAX_FIELDS_SHOWN}
+            if len(model.ignored_fields) > _MAX_FIELDS_SHOWN
             else {}
         )
         LOG.warning(

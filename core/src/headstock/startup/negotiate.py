@@ -43,7 +43,7 @@ def negotiate_terms(
     shareable = (
         len(model.kv_groups) == 1 and model.kv_groups[0].kind in parts.cache.capabilities.kinds
     )
-    against = find_reuse_obstacle(config, parts) or (
+    against = _find_reuse_obstacle(config, parts) or (
         "" if shareable or contiguous else "the model's KV groups"
     )
     narrowing = [
@@ -81,7 +81,7 @@ def negotiate_terms(
     )
 
 
-def find_reuse_obstacle(config: EngineConfig, parts: SelectedPlugins) -> str:
+def _find_reuse_obstacle(config: EngineConfig, parts: SelectedPlugins) -> str:
     """The flag that rules out that a request starts on what another one computed; nothing when none
     does.
     """

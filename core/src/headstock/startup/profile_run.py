@@ -24,14 +24,14 @@ from headstock.startup.memory_plan import MemoryUse
 
 LOG = logging.getLogger(__name__)
 
-WORST_SAMPLING = (0.7, 0.9, 0.05, 1.1, 0.1, 0.1)
+_WORST_SAMPLING = (0.7, 0.9, 0.05, 1.1, 0.1, 0.1)
 """Sampling that needs the most memory: temperature, top_p, min_p and all penalties."""
 
 
-SLOW_NOTICE_SECONDS = 5.0
+_SLOW_NOTICE_SECONDS = 5.0
 """Seconds for which nobody wants a reason."""
 
-DEFAULT_GRAPH_TOKENS = 2048
+_DEFAULT_GRAPH_TOKENS = 2048
 """Tokens of a step above which launching its operations one by one seldom takes longer than doing
 them.
 """
@@ -61,8 +61,8 @@ def measure_memory_use(
     tables = sum(tensor.nbytes for tensor in (buffers.tokens, *buffers.page_tables))
     before = count_settled_bytes()
     assembled = assemble_executor(inputs, buffers, max_len)
-    activations = run_worst_step(assembled, inputs, max_len)
-    capturable = try_capture(assembled, max_graph_rows(inputs))
+    activations = _run_worst_step(assembled, inputs, max_len)
+    capturable = try_capture(assembled, _max_graph_rows(inputs))
     sizes = graph_sizes(assembled.runner, inputs)
     workspaces = max(before - count_settled_bytes(), 0) + tables
     graphs = measure_graph_bytes(assembled, sizes) if capturable else 0
@@ -75,7 +75,7 @@ def measure_memory_use(
     )
 
 
-def max_graph_rows(inputs: BuildInputs) -> int:
+def _max_graph_rows(inputs: BuildInputs) -> int:
     """The most rows that graphs are wanted for."""
     config = inputs.config
     most = config.max_running_requests
@@ -85,9 +85,9 @@ def max_graph_rows(inputs: BuildInputs) -> int:
 def graph_sizes(runner: Runner, inputs: BuildInputs) -> GraphSizes:
     """The sizes that the runner captures graphs of under this configuration."""
     config = inputs.config
-    rows = runner.buckets(max_graph_rows(inputs))
+    rows = runner.buckets(_max_graph_rows(inputs))
     most = (
-        DEFAULT_GRAPH_TOKENS
+        _DEFAULT_GRAPH_TOKENS
         if config.cuda_graph_max_tokens is None
         else config.cuda_graph_max_tokens
     )
@@ -102,7 +102,7 @@ def count_settled_bytes() -> int:
     return int(torch.cuda.mem_get_info()[0])
 
 
-def run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: int) -> int:
+def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: int) -> int:
     """The bytes that the largest step takes while it runs: all rows, all of the token budget, and
     sampling with every setting. Its tokens lie in the dummy page.
     """
@@ -124,7 +124,7 @@ def run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: i
         samples=ones,
     )
     sampling.floats[:, :rows], sampling.active[:, :rows] = (
-        np.array(WORST_SAMPLING, np.float32)[:, None],
+        np.array(_WORST_SAMPLING, np.float32)[:, None],
         True,
     )
     sampling.top_k[:rows], sampling.logprobs[:rows] = 50, 5
@@ -141,8 +141,8 @@ def try_capture(assembled: AssembledExecutor, rows: int) -> bool:
     """
     first = GraphSizes(assembled.runner.buckets(rows)[:1])
     return None not in (
-        capture_graphs(assembled, first, ignore_progress),
-        capture_graphs(assembled, GraphSizes(), ignore_progress),
+        capture_graphs(assembled, first, _ignore_progress),
+        capture_graphs(assembled, GraphSizes(), _ignore_progress),
     )
 
 
@@ -157,12 +157,12 @@ def measure_graph_bytes(
     free = free or count_settled_bytes
     before = free()
     graph_bytes = (
-        before - free() if sizes.rows and capture_graphs(assembled, sizes, ignore_progress) else 0
+        before - free() if sizes.rows and capture_graphs(assembled, sizes, _ignore_progress) else 0
     )
     return max(graph_bytes, 0)
 
 
-def ignore_progress(done: int, total: int) -> None:
+def _ignore_progress(done: int, total: int) -> None:
     """Tell nobody how far it is."""
 
 
@@ -186,7 +186,7 @@ def capture_graphs(
 
 @contextmanager
 def slow_notice(
-    stage: str, reason: str, seconds_until_notice: float = SLOW_NOTICE_SECONDS
+    stage: str, reason: str, seconds_until_notice: float = _SLOW_NOTICE_SECONDS
 ) -> Iterator[None]:
     """Log the stage, and why it may take long, once `patience` seconds have passed, and how long it
     took in the end.

@@ -32,16 +32,16 @@ def make_limits(
         groups=model.kv_groups,
         choose=registry.import_implementation(parts.scheduler),
         scheduler=parts.scheduler.name,
-        policy=make_cache_policy(config, parts, memory.page_size) if terms.reuse else None,
+        policy=_make_cache_policy(config, parts, memory.page_size) if terms.reuse else None,
         recompute=not config.kv_cache,
-        most_regions=region_limit(config, memory) if terms.take_over else 0,
+        most_regions=_region_limit(config, memory) if terms.take_over else 0,
         overlap=config.overlap,
         check=config.debug_invariants,
-        longer=explain_max_len(config, memory, model, max_len),
+        longer=_explain_max_len(config, memory, model, max_len),
     )
 
 
-def explain_max_len(
+def _explain_max_len(
     config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len: int
 ) -> str:
     """What lets a sequence have more than `max_len` tokens, for errors about one that is too
@@ -60,7 +60,7 @@ def explain_max_len(
     return f" or raise --max-seq-len, which the model allows up to {model.max_position}"
 
 
-def make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: int) -> CachePolicy:
+def _make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: int) -> CachePolicy:
     """The cache policy, bounded by `--prefix-cache-n`.
 
     raises: CannotRun when it cannot be bounded
@@ -77,7 +77,7 @@ def make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: i
     return policy
 
 
-def region_limit(config: EngineConfig, memory: MemoryPlan) -> int:
+def _region_limit(config: EngineConfig, memory: MemoryPlan) -> int:
     """How many regions of ended sequences are kept: all that there is room for, unless
     `--prefix-cache-n` says less.
     """

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 LOG = logging.getLogger(__name__)
 
-SPECS_WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec, ExecutorSpec)
+_SPECS_WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec, ExecutorSpec)
 
 
 @frozen(kw_only=True)
@@ -90,15 +90,15 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
     decode = attention[-1].capabilities
 
     def accept_runner(name: str) -> RunnerSpec:
-        spec: RunnerSpec = find_ready_spec("runner", name, env)
+        spec: RunnerSpec = _find_ready_spec("runner", name, env)
         if explain_device_mismatch(spec, env):
             raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
-        if needs.contiguous and needs_graphs(spec):
+        if needs.contiguous and _needs_graphs(spec):
             raise CannotRun(
                 f"--runner {name} replays graphs, and --paged-attn off runs without; use --runner "
                 "eager"
             )
-        if config.cuda_graph_max_bs == 0 and needs_graphs(spec):
+        if config.cuda_graph_max_bs == 0 and _needs_graphs(spec):
             raise CannotRun(
                 f"--runner {name} replays graphs, and --cuda-graph-max-bs 0 turns graphs off"
             )
@@ -111,7 +111,7 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
         return spec
 
     def accept_ops(name: str) -> tuple[OpsSpec, Ops]:
-        spec: OpsSpec = find_ready_spec("ops", name, env)
+        spec: OpsSpec = _find_ready_spec("ops", name, env)
         if explain_device_mismatch(spec, env):
             raise CannotRun(f"--ops {name} cannot run on {env}; use --ops torch")
         if needs.dtype not in spec.capabilities.dtypes:
@@ -126,10 +126,10 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
     )
     return SelectedPlugins(
         attention=attention,
-        cache=find_ready_spec("cache", config.cache_type, env),
-        scheduler=find_ready_spec("scheduler", config.scheduler, env),
+        cache=_find_ready_spec("cache", config.cache_type, env),
+        scheduler=_find_ready_spec("scheduler", config.scheduler, env),
         runner=select_first_accepted(
-            resolve_runner_name(config, env),
+            _resolve_runner_name(config, env),
             defaults.RUNNERS,
             accept_runner,
             "--runner",
@@ -137,16 +137,16 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
         ),
         ops=ops_spec,
         operations=operations,
-        executor=find_ready_spec("executor", config.executor, env),
+        executor=_find_ready_spec("executor", config.executor, env),
     )
 
 
-def needs_graphs(spec: RunnerSpec) -> bool:
+def _needs_graphs(spec: RunnerSpec) -> bool:
     """Whether the runner needs graphs."""
     return spec.capabilities.needs_graph > GraphSupport.NEVER
 
 
-def resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
+def _resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
     """The runner that the configuration names; `auto`, and a log line, when it wants graphs that
     cannot be had.
 
@@ -156,7 +156,7 @@ def resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
     spec = None if config.runner == "auto" else registry.load_spec("runner", config.runner)
     if spec is not None and not any(env in devices for devices in spec.capabilities.devices):
         return config.runner
-    named_graphs = spec is not None and needs_graphs(spec)
+    named_graphs = spec is not None and _needs_graphs(spec)
     flag = (
         f"--runner {config.runner}"
         if named_graphs
@@ -185,7 +185,7 @@ def resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
     return config.runner
 
 
-def find_ready_spec(kind: str, name: str, env: DeviceEnv) -> Any:
+def _find_ready_spec(kind: str, name: str, env: DeviceEnv) -> Any:
     """The plugin's spec, what it requires being installed. A plugin that does not run on this
     device is not asked for
     that: nothing that could be installed would help, and its caller says why.
@@ -264,7 +264,7 @@ def select_backends(
     choices, refusals = [], []
     for name, phases in phases_by_name.items():
         try:
-            spec: AttentionSpec = find_ready_spec("attention", name, env)
+            spec: AttentionSpec = _find_ready_spec("attention", name, env)
             choices.append(
                 SelectedBackend(
                     spec=spec,
@@ -281,7 +281,7 @@ def select_backends(
     return tuple(choices)
 
 
-def check_options(config: EngineConfig, parts: SelectedPlugins) -> None:
+def check_plugin_options(config: EngineConfig, parts: SelectedPlugins) -> None:
     """Raise UsageError for an `--opt` that no chosen plugin takes, PluginBroken for options that
     would not be read.
     """
@@ -296,7 +296,7 @@ def check_options(config: EngineConfig, parts: SelectedPlugins) -> None:
         )
     for spec in specs:
         if registry.make_options(spec, config.opt) is not None and isinstance(
-            spec, SPECS_WITHOUT_OPTIONS
+            spec, _SPECS_WITHOUT_OPTIONS
         ):
             raise PluginBroken(
                 f"the plugin {spec.name!r} declares options, but schedulers, runners and "

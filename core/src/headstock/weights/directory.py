@@ -11,10 +11,10 @@ from typing import Any
 from headstock.errors import ModelError, shorten
 from headstock.weights.formats import explain_directory, is_lfs_pointer
 
-REDIRECTING_FIELDS = ("configuration_files", "transformers_weights")
+_REDIRECTING_FIELDS = ("configuration_files", "transformers_weights")
 """Fields by which transformers reads other files in place of config.json and model.safetensors."""
 
-MAX_JSON_BYTES = 64 << 20
+_MAX_JSON_BYTES = 64 << 20
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{directory / 'config.json'} has auto_map: the model wants its own code run, which "
             "is never done"
         )
-    for name in REDIRECTING_FIELDS:
+    for name in _REDIRECTING_FIELDS:
         if config.get(name):
             raise ModelError(
                 f"{directory / 'config.json'} has {name}, which points to other files and is not "
@@ -50,11 +50,11 @@ def weight_files(directory: Path) -> list[Path]:
     raises: ModelError when there are none, one is missing, or one lies elsewhere
     """
     if (directory / "model.safetensors").exists():
-        return [resolve_inside(directory, "model.safetensors")]
+        return [_resolve_inside(directory, "model.safetensors")]
     index = "model.safetensors.index.json"
     if not (directory / index).exists():
         absent = (
-            f"{directory} has neither model.safetensors nor {index}; {explain_weights(directory)}"
+            f"{directory} has neither model.safetensors nor {index}; {_explain_weights(directory)}"
         )
         raise ModelError(explain_directory(directory) or absent)
     names = read_json(directory, index).get("weight_map")
@@ -64,10 +64,10 @@ def weight_files(directory: Path) -> list[Path]:
         or not all(isinstance(name, str) for name in names.values())
     ):
         raise ModelError(f"{directory / index} has no weight_map from tensor names to file names")
-    return [resolve_inside(directory, name) for name in sorted(set(names.values()))]
+    return [_resolve_inside(directory, name) for name in sorted(set(names.values()))]
 
 
-def explain_weights(directory: Path) -> str:
+def _explain_weights(directory: Path) -> str:
     """What a directory has in place of the files that `weight_files` reads, and the next move."""
     others = sorted(
         path.name
@@ -83,10 +83,10 @@ def explain_weights(directory: Path) -> str:
             f"it has {shorten(others[0])}: rename that to model.safetensors if it is the whole "
             "model"
         )
-    return explain_snapshot(directory) or "is the download complete?"
+    return _explain_snapshot(directory) or "is the download complete?"
 
 
-def explain_snapshot(directory: Path) -> str:
+def _explain_snapshot(directory: Path) -> str:
     """What to say of a repository that was downloaded from the hub without weights; empty for other
     directories.
     """
@@ -103,10 +103,10 @@ def explain_snapshot(directory: Path) -> str:
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
     """The JSON object in a file of the directory."""
-    path = resolve_inside(directory, name)
-    if path.stat().st_size > MAX_JSON_BYTES:
+    path = _resolve_inside(directory, name)
+    if path.stat().st_size > _MAX_JSON_BYTES:
         raise ModelError(
-            f"{directory / name} has {path.stat().st_size} bytes, more than the {MAX_JSON_BYTES} "
+            f"{directory / name} has {path.stat().st_size} bytes, more than the {_MAX_JSON_BYTES} "
             "allowed"
         )
     try:
@@ -124,7 +124,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def resolve_inside(directory: Path, name: str) -> Path:
+def _resolve_inside(directory: Path, name: str) -> Path:
     """The real path of a file that lies in the directory, also after links are followed."""
     real = Path(os.path.realpath(directory))
     # The hub's own cache keeps files in models--NAME/blobs and links to them from

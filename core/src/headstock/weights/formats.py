@@ -10,12 +10,12 @@ from pathlib import Path
 
 from headstock.errors import shorten
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 GGUF = "*.gguf"
-WEIGHTS = "pytorch_model*.bin"
+_WEIGHTS = "pytorch_model*.bin"
 """The pickles that transformers reads: a checkpoint in Hugging Face layout, before safetensors."""
 
-ADAPTER = "adapter_config.json"
+_ADAPTER = "adapter_config.json"
 
 INSIDE = ("*", "snapshots/*", "models--*/snapshots/*")
 """Where models lie in a folder that was given in place of one: a collection, or a cache of the hub.
@@ -24,19 +24,19 @@ INSIDE = ("*", "snapshots/*", "models--*/snapshots/*")
 LFS_POINTER = b"version https://git-lfs"
 """How the file begins that Git leaves in place of a large one until LFS fetches that."""
 
-TRANSFORMERS = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T"
-CONVERT_PICKLE = (
-    f"import sys; {TRANSFORMERS}; "
+_TRANSFORMERS = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T"
+_CONVERT_PICKLE = (
+    f"import sys; {_TRANSFORMERS}; "
     "[c.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2]) for c in (M, T)]"
 )
 # not every transformers 5 has GgufConfig, and those without it convert by themselves
-CONVERT_GGUF = (
+_CONVERT_GGUF = (
     "import sys, transformers as t; d, f, o = sys.argv[1:]; G = getattr(t, 'GgufConfig', None); "
     "k = {'quantization_config': G(dequantize=True)} if G else {}; "
     "t.AutoModelForCausalLM.from_pretrained(d, gguf_file=f, **k).save_pretrained(o); "
     "t.AutoTokenizer.from_pretrained(d, gguf_file=f).save_pretrained(o)"
 )
-MERGE_ADAPTER = (
+_MERGE_ADAPTER = (
     "import sys; from peft import AutoPeftModelForCausalLM as M; from transformers import "
     "AutoTokenizer as T; d, b, o = sys.argv[1:]; "
     "M.from_pretrained(d).merge_and_unload().save_pretrained(o); "
@@ -48,13 +48,15 @@ def explain_file(path: Path) -> str:
     """What a file is that was given in place of a model directory, and the next move."""
     directory = path.parent
     if path.match(GGUF):
-        return explain_gguf(path)
-    if any(path.match(pattern) for pattern in PICKLES) and not any(directory.glob("*.safetensors")):
-        return explain_pickles(directory, [path.name])
+        return _explain_gguf(path)
+    if any(path.match(pattern) for pattern in _PICKLES) and not any(
+        directory.glob("*.safetensors")
+    ):
+        return _explain_pickles(directory, [path.name])
     if (directory / "config.json").is_file():
         return (
             f"{shorten(path)} is one file of a model; give its directory: --model "
-            f"{quote_argument(directory)}"
+            f"{_quote_argument(directory)}"
         )
     return (
         f"{shorten(path)} is a file; --model wants the directory that holds config.json, a "
@@ -66,21 +68,21 @@ def explain_directory(directory: Path) -> str:
     """Why a directory is no model that can be served, and the next move; empty when that cannot be
     told.
     """
-    if (directory / ADAPTER).is_file():
-        return explain_adapter(directory)
+    if (directory / _ADAPTER).is_file():
+        return _explain_adapter(directory)
     gguf = sorted(directory.glob(GGUF))
     if gguf:
-        return explain_gguf(gguf[0])
-    pickles = list_pickles(directory)
+        return _explain_gguf(gguf[0])
+    pickles = _list_pickles(directory)
     if pickles:
-        return explain_pickles(directory, pickles)
+        return _explain_pickles(directory, pickles)
     inside = sorted(
         path.parent for pattern in INSIDE for path in directory.glob(f"{pattern}/config.json")
     )
     if inside and not (directory / "config.json").exists():
         return (
             f"{shorten(directory)} is no model directory, but {inside[0].name} in it is: --model "
-            f"{quote_argument(inside[0])}"
+            f"{_quote_argument(inside[0])}"
         )
     if not any(directory.iterdir()):
         return (
@@ -90,32 +92,32 @@ def explain_directory(directory: Path) -> str:
     return ""
 
 
-def explain_adapter(directory: Path) -> str:
+def _explain_adapter(directory: Path) -> str:
     """What to do about an adapter, which is no model by itself."""
-    base = find_adapter_base(directory)
-    command = python_command(MERGE_ADAPTER, directory, base, conversion_directory(directory))
+    base = _find_adapter_base(directory)
+    command = _python_command(_MERGE_ADAPTER, directory, base, _conversion_directory(directory))
     return (
         f"{shorten(directory)} holds an adapter of {shorten(base)}, and adapters are not served; "
         f"merge it into that model: pip install peft && {command}"
     )
 
 
-def explain_gguf(path: Path) -> str:
+def _explain_gguf(path: Path) -> str:
     """What to do about a GGUF file."""
-    command = python_command(CONVERT_GGUF, path.parent, path.name, conversion_directory(path))
+    command = _python_command(_CONVERT_GGUF, path.parent, path.name, _conversion_directory(path))
     return (
         f"{shorten(path.name)} is in the GGUF format, and only .safetensors are read; use the "
         f"model it was made from, or convert it: pip install gguf accelerate && {command}"
     )
 
 
-def explain_pickles(directory: Path, names: list[str]) -> str:
+def _explain_pickles(directory: Path, names: list[str]) -> str:
     """What to do about a directory whose weights are pickles."""
     problem = f"{directory} has weights only as pickles ({shorten(names[0])}), which can run code"
-    if (directory / "config.json").is_file() and any(Path(name).match(WEIGHTS) for name in names):
+    if (directory / "config.json").is_file() and any(Path(name).match(_WEIGHTS) for name in names):
         return (
             f"{problem}; if you trust them, convert them: "
-            f"{python_command(CONVERT_PICKLE, directory, conversion_directory(directory))}"
+            f"{_python_command(_CONVERT_PICKLE, directory, _conversion_directory(directory))}"
         )
     return (
         f"{problem}; get the model as a directory with config.json and .safetensors, as most on "
@@ -123,19 +125,19 @@ def explain_pickles(directory: Path, names: list[str]) -> str:
     )
 
 
-def list_pickles(directory: Path) -> list[str]:
+def _list_pickles(directory: Path) -> list[str]:
     """The names of the pickles in a directory that has no .safetensors, in order; empty for one
     that has.
     """
     if any(directory.glob("*.safetensors")):
         return []
-    return sorted(path.name for pattern in PICKLES for path in directory.glob(pattern))
+    return sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
 
 
-def find_adapter_base(directory: Path) -> str:
+def _find_adapter_base(directory: Path) -> str:
     """The model that the adapter in `directory` was made for; BASE when the file does not say."""
     try:
-        name = json.loads((directory / ADAPTER).read_text(encoding="utf-8"))[
+        name = json.loads((directory / _ADAPTER).read_text(encoding="utf-8"))[
             "base_model_name_or_path"
         ]
     except (OSError, ValueError, KeyError, TypeError):
@@ -149,7 +151,7 @@ def is_lfs_pointer(path: Path) -> bool:
         return file.read(len(LFS_POINTER)) == LFS_POINTER
 
 
-def conversion_directory(path: Path) -> str:
+def _conversion_directory(path: Path) -> str:
     """The directory that a conversion of `path` is written to: a new name in the working
     directory.
     """
@@ -157,11 +159,11 @@ def conversion_directory(path: Path) -> str:
     return f"./{stem or 'model'}-safetensors"
 
 
-def python_command(program: str, *arguments: object) -> str:
+def _python_command(program: str, *arguments: object) -> str:
     """The shell command that runs a program of one line."""
-    return f'python -c "{program}" {" ".join(map(quote_argument, arguments))}'
+    return f'python -c "{program}" {" ".join(map(_quote_argument, arguments))}'
 
 
-def quote_argument(argument: object) -> str:
+def _quote_argument(argument: object) -> str:
     """An argument as a shell reads it."""
     return shlex.quote(str(argument))

@@ -11,15 +11,15 @@ from pathlib import Path
 from headstock.errors import ModelError, describe_error, shorten
 from headstock.weights.formats import explain_file
 
-DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
+_DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
 """What is fetched of a repository on the hub: no pickles and no code."""
 
-REPOSITORY_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-HUB_ADDRESS = re.compile(
-    rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?({REPOSITORY_NAME.pattern})(?:/.*)?"
+_REPOSITORY_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_ADDRESS = re.compile(
+    rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?({_REPOSITORY_NAME.pattern})(?:/.*)?"
 )
 LOG_IN = "log in with 'hf auth login', or set HF_TOKEN"
-DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class NotDownloaded(ModelError):
@@ -38,12 +38,12 @@ def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) ->
         return Path(path)
     if os.path.exists(path):
         raise ModelError(explain_file(Path(path)))
-    if address := HUB_ADDRESS.fullmatch(model):
+    if address := _HUB_ADDRESS.fullmatch(model):
         raise ModelError(
             f"{shorten(model)} is an address; give the model's name alone: --model "
             f"{shorten(address[1])}"
         )
-    if not REPOSITORY_NAME.fullmatch(model):
+    if not _REPOSITORY_NAME.fullmatch(model):
         raise ModelError(
             f"no model directory {shorten(model)}; give an existing directory, or owner/name for "
             "one on the hub"
@@ -61,10 +61,10 @@ def download_model(name: str, revision: str | None = None) -> Path:
 
     try:
         return Path(
-            snapshot_download(name, revision=revision, allow_patterns=list(DOWNLOAD_PATTERNS))
+            snapshot_download(name, revision=revision, allow_patterns=list(_DOWNLOAD_PATTERNS))
         )
     except Exception as error:  # whatever the network stack raises
-        raise unavailable_error(name, revision, error) from error
+        raise _unavailable_error(name, revision, error) from error
 
 
 def find_cached(name: str, revision: str | None = None) -> Path:
@@ -83,31 +83,31 @@ def find_cached(name: str, revision: str | None = None) -> Path:
             snapshot_download(
                 name,
                 revision=revision,
-                allow_patterns=list(DOWNLOAD_PATTERNS),
+                allow_patterns=list(_DOWNLOAD_PATTERNS),
                 local_files_only=True,
             )
         )
     except LocalEntryNotFoundError as error:
         raise NotDownloaded(
-            f"{repository_label(name, revision)} is not in the cache yet; 'headstock run' looks "
+            f"{_repository_label(name, revision)} is not in the cache yet; 'headstock run' looks "
             "for it on the hub"
         ) from error
     except Exception as error:  # as above
-        raise unavailable_error(name, revision, error) from error
+        raise _unavailable_error(name, revision, error) from error
 
 
-def unavailable_error(name: str, revision: str | None, error: BaseException) -> ModelError:
+def _unavailable_error(name: str, revision: str | None, error: BaseException) -> ModelError:
     """The error for a repository that is neither a directory nor to be had from the hub."""
-    why = explain_failure(shorten(name), None if revision is None else shorten(revision), error)
-    return ModelError(f"no directory {repository_label(name, revision)}, and {why}")
+    why = explain_hub_failure(shorten(name), None if revision is None else shorten(revision), error)
+    return ModelError(f"no directory {_repository_label(name, revision)}, and {why}")
 
 
-def repository_label(name: str, revision: str | None) -> str:
+def _repository_label(name: str, revision: str | None) -> str:
     """A repository as error texts show it."""
     return shorten(name) if revision is None else f"{shorten(name)} at revision {shorten(revision)}"
 
 
-def explain_failure(name: str, revision: str | None, error: BaseException) -> str:
+def explain_hub_failure(name: str, revision: str | None, error: BaseException) -> str:
     """Why the hub did not give a repository, and the next move, after "no directory NAME, and "."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -160,7 +160,7 @@ def explain_failure(name: str, revision: str | None, error: BaseException) -> st
                 f"HF_HUB_OFFLINE is set and the cache {cache} has no whole copy: unset it to "
                 f"download, {elsewhere}"
             )
-        case OSError() if error.errno in DISK_FULL_ERRNOS:
+        case OSError() if error.errno in _DISK_FULL_ERRNOS:
             return (
                 f"there is no room for it in {shorten(constants.HF_HUB_CACHE)}: make room, or "
                 "set HF_HOME to another disk"

@@ -16,9 +16,9 @@ from headstock.errors import ModelError, PluginBroken, shorten
 from headstock.spi import ModelConfig, Params, ParamSpec, Weight
 from headstock.weights.reader import CheckpointReader, Piece, list_differing_copies, plan_pieces
 
-Prepare = Callable[[str, Weight], Weight]
+_Prepare = Callable[[str, Weight], Weight]
 
-DUMMY_STD = 0.02
+_DUMMY_STD = 0.02
 
 
 def load_weights(
@@ -31,7 +31,7 @@ def load_weights(
     max_seq_len: int,
     dummy: bool = False,
     on_progress: ProgressCallback | None = None,
-    prepare: Prepare | None = None,
+    prepare: _Prepare | None = None,
 ) -> Params:
     """Every declared parameter, floating tensors in `dtype` unless their declaration says
     otherwise.
@@ -52,15 +52,15 @@ def load_weights(
     }
     on_progress = on_progress or (lambda stage, bytes_done, total: None)
     if dummy:
-        tensors |= make_dummy_weights(
+        tensors |= _make_dummy_weights(
             {name: spec for name, spec in specs.items() if spec.sources},
             target_dtype,
             device,
             on_progress,
         )
     else:
-        tensors |= read_parameters(directory, specs, target_dtype, device, on_progress)
-    return prepare_weights(tensors, prepare or (lambda name, weight: weight))
+        tensors |= _read_parameters(directory, specs, target_dtype, device, on_progress)
+    return _prepare_weights(tensors, prepare or (lambda name, weight: weight))
 
 
 def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def weight_bytes(specs: Mapping[str, ParamSpec], dtype: torch.dtype) -> int:
     )
 
 
-def read_parameters(
+def _read_parameters(
     directory: Path,
     specs: Mapping[str, ParamSpec],
     target_dtype: Callable[[ParamSpec], torch.dtype],
@@ -119,7 +119,7 @@ def read_parameters(
         on_progress("weights", 0, total)
         for name, parts in pieces_by_parameter.items():
             try:
-                tensors[name] = assemble_parameter(
+                tensors[name] = _assemble_parameter(
                     specs[name], parts, checkpoint, target_dtype(specs[name]), device
                 )
             except (SafetensorError, OSError) as error:
@@ -128,14 +128,14 @@ def read_parameters(
                 ) from error
             bytes_done += sum(checkpoint.nbytes(piece.name) for piece in parts)
             on_progress("weights", bytes_done, total)
-        check_finite(
+        _check_finite(
             {pieces_by_parameter[name][0].name: tensor for name, tensor in tensors.items()},
             directory,
         )
     return tensors
 
 
-def assemble_parameter(
+def _assemble_parameter(
     spec: ParamSpec,
     parts: list[Piece],
     checkpoint: CheckpointReader,
@@ -150,7 +150,7 @@ def assemble_parameter(
     return tensor
 
 
-def check_finite(tensors: Mapping[str, Tensor], directory: Path) -> None:
+def _check_finite(tensors: Mapping[str, Tensor], directory: Path) -> None:
     """Raise ModelError when a tensor holds NaN or infinities, with one wait for the device."""
     # A sum is finite exactly when all its terms are: no weights are so large that float32
     # overflows.
@@ -166,7 +166,7 @@ def check_finite(tensors: Mapping[str, Tensor], directory: Path) -> None:
         )
 
 
-def make_dummy_weights(
+def _make_dummy_weights(
     specs: Mapping[str, ParamSpec],
     target_dtype: Callable[[ParamSpec], torch.dtype],
     device: torch.device,
@@ -185,7 +185,7 @@ def make_dummy_weights(
         if spec.dummy is None:
             tensor.normal_(
                 0.0,
-                DUMMY_STD,
+                _DUMMY_STD,
                 generator=torch.Generator(device).manual_seed(zlib.crc32(name.encode())),
             )
         else:
@@ -196,7 +196,7 @@ def make_dummy_weights(
     return tensors
 
 
-def prepare_weights(tensors: dict[str, Tensor], prepare: Prepare) -> dict[str, Weight]:
+def _prepare_weights(tensors: dict[str, Tensor], prepare: _Prepare) -> dict[str, Weight]:
     """The tensors as weights, each `NAME.bias` inside that of NAME, prepared.
 
     writes: tensors, emptied

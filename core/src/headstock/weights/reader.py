@@ -17,8 +17,8 @@ from headstock.spi import ParamSpec
 from headstock.weights.directory import weight_files
 from headstock.weights.safetensors_header import TensorEntry, read_header
 
-FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
-MAX_NAMES_SHOWN = 5
+_FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
+_MAX_NAMES_SHOWN = 5
 """How many tensor names an error lists before it only counts the rest."""
 
 
@@ -84,7 +84,7 @@ class Piece:
     start: int
 
 
-def list_pieces(spec: ParamSpec, checkpoint: CheckpointReader) -> Iterator[Piece]:
+def _list_pieces(spec: ParamSpec, checkpoint: CheckpointReader) -> Iterator[Piece]:
     """The checkpoint tensors that make up a parameter."""
     if spec.whole is not None and spec.whole in checkpoint.entries:
         yield Piece(spec.whole, spec.shape, None, 0)
@@ -108,7 +108,7 @@ def plan_pieces(
         dtype
     """
     pieces_by_parameter = {
-        name: list(list_pieces(spec, checkpoint)) for name, spec in specs.items() if spec.sources
+        name: list(_list_pieces(spec, checkpoint)) for name, spec in specs.items() if spec.sources
     }
     declared = {piece.name: piece for parts in pieces_by_parameter.values() for piece in parts}
     ignored = {name for spec in specs.values() for name in (*spec.ignored, *spec.copies)}
@@ -119,7 +119,7 @@ def plan_pieces(
     ]
     if missing or unexpected:
         problems = [
-            f"{join_names(names)} {problem}"
+            f"{_join_names(names)} {problem}"
             for names, problem in ((missing, "missing"), (unexpected, "unexpected"))
             if names
         ]
@@ -130,9 +130,9 @@ def plan_pieces(
             raise ModelError(
                 f"{where}{name} has shape {list(entry.shape)}, wanted {list(piece.shape)}"
             )
-        if entry.dtype not in FLOAT_DTYPES:
+        if entry.dtype not in _FLOAT_DTYPES:
             raise ModelError(
-                f"{where}{name} has dtype {entry.dtype}, wanted one of {', '.join(FLOAT_DTYPES)}"
+                f"{where}{name} has dtype {entry.dtype}, wanted one of {', '.join(_FLOAT_DTYPES)}"
             )
     return pieces_by_parameter
 
@@ -150,7 +150,7 @@ def list_differing_copies(
                 yield name
 
 
-def join_names(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     """The first few names and how many more there are."""
-    rest = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
-    return ", ".join(map(shorten, names[:MAX_NAMES_SHOWN])) + rest
+    rest = f" and {len(names) - _MAX_NAMES_SHOWN} more" if len(names) > _MAX_NAMES_SHOWN else ""
+    return ", ".join(map(shorten, names[:_MAX_NAMES_SHOWN])) + rest

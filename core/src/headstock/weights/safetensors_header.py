@@ -12,14 +12,14 @@ from attrs import frozen
 from headstock.errors import ModelError, shorten
 from headstock.weights.formats import is_lfs_pointer
 
-ITEM_BYTES = {
+_ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 
-DAMAGED_HINT = "the file is damaged: copy or download it again"
+_DAMAGED_HINT = "the file is damaged: copy or download it again"
 
-MAX_HEADER_BYTES = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 """The most bytes of a header, as the format's own library has it."""
 
 
@@ -48,8 +48,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     try:
         if is_lfs_pointer(path):
             raise ModelError(f"{path} is a Git LFS pointer: fetch the file with git lfs pull")
-        size, text = read_header_text(path)
-        header = json.loads(text, object_pairs_hook=reject_repeats)
+        size, text = _read_header_text(path)
+        header = json.loads(text, object_pairs_hook=_reject_repeats)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {shorten(error.strerror)}") from error
     except (ValueError, RecursionError) as error:
@@ -57,27 +57,27 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     if not isinstance(header, dict):
         raise ModelError(f"{path}: the header is not a JSON object")
     entries = {
-        name: parse_entry(path, name, value)
+        name: _parse_entry(path, name, value)
         for name, value in header.items()
         if name != "__metadata__"
     }
     ordered = dict(sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)))
-    check_layout(path, ordered, size - 8 - len(text))
+    _check_layout(path, ordered, size - 8 - len(text))
     return ordered
 
 
-def read_header_text(path: Path) -> tuple[int, bytes]:
+def _read_header_text(path: Path) -> tuple[int, bytes]:
     """The file's size and the bytes of its header."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
             damaged = f"a header of {length} bytes cannot be in a file of {size}"
-            raise ModelError(f"{path}: {damaged}; {DAMAGED_HINT}")
+            raise ModelError(f"{path}: {damaged}; {_DAMAGED_HINT}")
         return size, file.read(length)
 
 
-def reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The pairs as a mapping; ValueError when a name comes twice."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
@@ -85,7 +85,7 @@ def reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
-def parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
+def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
     """One tensor's description, once it agrees with itself."""
     match value:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]} if (
@@ -96,12 +96,12 @@ def parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
             raise ModelError(
                 f"{path}: {shorten(name)} has no proper dtype, shape and data_offsets in the header"
             )
-    if dtype not in ITEM_BYTES:
+    if dtype not in _ITEM_BYTES:
         raise ModelError(
             f"{path}: {shorten(name)} has dtype {shorten(dtype)}, wanted one of "
-            f"{', '.join(ITEM_BYTES)}"
+            f"{', '.join(_ITEM_BYTES)}"
         )
-    if stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
+    if stop - start != math.prod(shape) * _ITEM_BYTES[dtype]:
         raise ModelError(
             f"{path}: {shorten(name)} is {dtype} {shorten(shape)}, but has {stop - start} bytes in "
             "the header"
@@ -109,7 +109,7 @@ def parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
     return TensorEntry(dtype, tuple(shape), start, stop)
 
 
-def check_layout(path: Path, entries: dict[str, TensorEntry], data: int) -> None:
+def _check_layout(path: Path, entries: dict[str, TensorEntry], data: int) -> None:
     """Raise ModelError unless the tensors lie one after another and fill the file's `data`
     bytes.
     """
@@ -124,5 +124,5 @@ def check_layout(path: Path, entries: dict[str, TensorEntry], data: int) -> None
     if end != data:
         raise ModelError(
             f"{path}: the tensors take {end} bytes, but the file has {data} for them; "
-            f"{DAMAGED_HINT}"
+            f"{_DAMAGED_HINT}"
         )
