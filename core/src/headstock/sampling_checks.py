@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from attrs import Attribute, frozen
 
@@ -37,7 +37,7 @@ def make_parameter_error(name: str, rule: str, value: object) -> RequestError:
     return RequestError(f"{name} must be {rule}, got {shorten(value)}", parameter=name)
 
 
-def is_int(value: Any, low: int, high: int) -> bool:
+def is_int(value: Any, low: int, high: int) -> TypeGuard[int]:
     """Whether `value` is an integer (not a bool) in low..high."""
     return (
         not isinstance(value, bool)
@@ -46,7 +46,7 @@ def is_int(value: Any, low: int, high: int) -> bool:
     )
 
 
-def is_real(value: Any) -> bool:
+def is_real(value: Any) -> TypeGuard[float]:
     """Whether `value` is a finite number (not a bool)."""
     return (
         not isinstance(value, bool)
@@ -55,7 +55,7 @@ def is_real(value: Any) -> bool:
     )
 
 
-def check_priority(value: Any) -> int:
+def check_priority(value: object) -> int:
     """`value`, if it is a valid priority.   raises: RequestError"""
     if not is_int(value, -MAX_COUNT, MAX_COUNT):
         raise make_parameter_error("priority", "an integer of at most 31 bits", value)
@@ -85,7 +85,7 @@ class NumberCheck:
     rule: str
     above: bool = False
 
-    def __call__(self, _: object, attribute: Attribute[Any], value: Any) -> None:
+    def __call__(self, _: object, attribute: Attribute[Any], value: object) -> None:
         outside = not is_real(value) or not self.low <= value <= self.high
         if outside or (self.above and value == self.low):
             raise make_parameter_error(attribute.name, self.rule, value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from attrs import evolve, field, fields, frozen
 
@@ -41,7 +41,7 @@ from headstock.sampling_checks import (
 
 def _make_flag_metadata(
     text: str, default: str = "", *, flag: str = "", aliases: tuple[str, ...] = ()
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Metadata of a field, from which its flag, its variable and its file key are made.
 
     `default` says what the default means, where its value does not. Without `flag`, it is
@@ -235,13 +235,13 @@ class SamplingParams:
             self, n=1, seed=whole_seed, prompt_logprobs=self.prompt_logprobs if index == 0 else None
         )
 
-    def replace(self, values: Mapping[str, Any]) -> SamplingParams:
+    def replace(self, values: Mapping[str, object]) -> SamplingParams:
         """These parameters with `values` in place of some.
 
         raises: RequestError; for an unknown name with a suggestion
         """
         _check_parameter_names(values)
-        return evolve(self, **values)
+        return evolve(self, **values)  # type: ignore[arg-type]  # the fields' checks take any value
 
 
 _, *_parameters = inspect.signature(SamplingParams.__init__).parameters.values()

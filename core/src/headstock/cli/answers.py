@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from headstock.cli.tables import fold_line, print_table, terminal_width
 from headstock.config import ResolvedConfig
@@ -91,9 +90,9 @@ def show_error(where: str, number: int, reason: str, *, as_json: bool) -> None:
         )
 
 
-def _answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str, Any]:
+def _answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str, object]:
     """One answer for JSON; times are in seconds."""
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "prompt": output.prompt,
         "text": answer.text,
         "token_ids": list(answer.token_ids),
@@ -121,7 +120,7 @@ def _answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str
     return values
 
 
-def _logprobs_to_json(entries: dict[int, Logprob]) -> list[dict[str, Any]]:
+def _logprobs_to_json(entries: dict[int, Logprob]) -> list[dict[str, object]]:
     """The alternatives at one position for JSON."""
     return [
         {

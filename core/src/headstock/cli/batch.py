@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
@@ -41,7 +41,7 @@ class PromptBatch:
     session: EngineSession
     as_json: bool
     quiet: bool
-    sampling: Mapping[str, Any]
+    sampling: Mapping[str, object]
     names: Mapping[str, str]
     total: int
 

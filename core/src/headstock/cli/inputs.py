@@ -36,8 +36,8 @@ class PromptInput:
 
     where: str
     content: str | tuple[int, ...] = ""
-    messages: Sequence[Any] | None = None
-    sampling: Mapping[str, Any] = field(factory=dict)
+    messages: Sequence[Mapping[str, Any]] | None = None
+    sampling: Mapping[str, object] = field(factory=dict)
     priority: int = 0
     cache_salt: str = ""
 

@@ -144,7 +144,7 @@ def _show_plugin(plugin: InstalledPlugin, *, as_json: bool) -> None:
             print(fold_line(f"{title:16}{_format_fact(value)}", width, 16))
 
 
-def _describe_plugin(plugin: InstalledPlugin) -> dict[str, Any]:
+def _describe_plugin(plugin: InstalledPlugin) -> dict[str, object]:
     """The facts about a plugin: its metadata, its spec, and what it lacks here, as plain values."""
     spec = registry.load_spec(plugin.kind, f"{plugin.distribution}:{plugin.name}")
     facts = {
@@ -188,14 +188,14 @@ def _describe_support(spec: PluginSpec) -> str:
     return f"cannot: {reason}; 'headstock doctor' says what can" if reason else "can"
 
 
-def _list_fields(record: Any) -> dict[str, Any]:
+def _list_fields(record: Any) -> dict[str, object]:
     """The fields of an attrs record as plain values."""
     return {
         field.name: _to_plain(getattr(record, field.name)) for field in attrs.fields(type(record))
     }
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> object:
     """`value` made of strings, numbers, booleans, None and lists."""
     if isinstance(value, Enum):
         return value.name.lower() if isinstance(value, int) else value.value
@@ -222,7 +222,7 @@ def _format_requirement(need: Require) -> str:
     return f"wanted {need.version or 'any version'}, found {installed}"
 
 
-def _list_option_defaults(spec: PluginSpec) -> dict[str, Any]:
+def _list_option_defaults(spec: PluginSpec) -> dict[str, object]:
     """The plugin's options with their defaults, or the reason why they cannot be shown."""
     try:
         record = registry.make_options(spec)
@@ -231,7 +231,7 @@ def _list_option_defaults(spec: PluginSpec) -> dict[str, Any]:
     return {} if record is None else _list_fields(record)
 
 
-def _format_fact(value: Any) -> str:
+def _format_fact(value: object) -> str:
     """`value` for a terminal."""
     if isinstance(value, list):
         return (

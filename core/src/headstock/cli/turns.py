@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from headstock.cli.answers import print_note
 from headstock.errors import shorten
@@ -14,7 +14,7 @@ from headstock.errors import shorten
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
     from prompt_toolkit.input import Input
-    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from prompt_toolkit.output import Output
 
 HISTORY_VARIABLE = "HEADSTOCK_HISTORY"
@@ -138,11 +138,11 @@ def _bind_keys() -> KeyBindings:
 
     @keys.add("c-c")
     @keys.add("<sigint>")
-    def drop(event: Any) -> None:
+    def drop(event: KeyPressEvent) -> None:
         event.app.exit(exception=LineDropped(is_empty=not event.app.current_buffer.text))
 
     @keys.add("escape", "enter")
-    def break_line(event: Any) -> None:
+    def break_line(event: KeyPressEvent) -> None:
         event.app.current_buffer.insert_text("\n")
 
     return keys

@@ -146,7 +146,11 @@ def _make_action(setting: Setting) -> type[argparse.Action]:
 
     class Remember(argparse.Action):
         def __call__(
-            self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+            self,
+            parser: argparse.ArgumentParser,
+            namespace: argparse.Namespace,
+            values: str | Sequence[object] | None,
+            option_string: str | None = None,
         ) -> None:
             flag = str(option_string)
             name = SettingName(setting, flag if flag in setting.aliases else None)

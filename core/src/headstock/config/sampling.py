@@ -42,7 +42,7 @@ class CheckedEntries(Repeated):
 
     name: str
 
-    def check_value(self, value: Value) -> Value:
+    def check_value(self, value: object) -> Value:
         """The value as SamplingParams holds it.   raises: Invalid"""
         try:
             return getattr(SamplingParams(**{self.name: value}), self.name)  # type: ignore[no-any-return,arg-type]
@@ -79,7 +79,7 @@ class TokenIdList(CheckedEntries):
             return None
         return self.check_value(tuple(self.parse_number(entry) for entry in _split_entries(raw)))
 
-    def parse_number(self, raw: object) -> Any:
+    def parse_number(self, raw: object) -> object:
         """The id that a text spells; the check refuses any other value."""
         return int(raw) if isinstance(raw, str) and re.fullmatch(r"-?[0-9]{1,20}", raw) else raw
 
@@ -109,14 +109,14 @@ class LogitBiases(CheckedEntries):
             return self.check_value({key: self.parse_number(bias) for key, bias in raw.items()})
         return self.check_value(dict(self.parse_pair(entry) for entry in _split_entries(raw)))
 
-    def parse_pair(self, raw: object) -> tuple[Any, Any]:
+    def parse_pair(self, raw: object) -> tuple[object, object]:
         """The id and the bias that a text spells.   raises: Invalid"""
         token, equals, bias = str(raw).partition("=")
         if not equals:
             raise InvalidValue(f"must read {self.form}, got {shorten(raw)}")
         return token, self.parse_number(bias)
 
-    def parse_number(self, raw: object) -> Any:
+    def parse_number(self, raw: object) -> object:
         """The number that a text spells; the check refuses any other value."""
         try:
             return float(raw) if isinstance(raw, str) else raw

@@ -27,7 +27,7 @@ class Setting:
     value_type: ValueType
     help: str
     aliases: Mapping[str, str]
-    default: Any
+    default: object
     default_text: str
     negative: str | None = None
     group: str = ""
@@ -62,7 +62,7 @@ def make_negative_flag(flag: str, value_type: ValueType) -> str | None:
 def setting_field(
     flag: str,
     value_type: ValueType,
-    default: Any,
+    default: object,
     text: str,
     *,
     aliases: Mapping[str, str] | tuple[str, ...] = (),
@@ -81,7 +81,7 @@ def setting_field(
         "group": group,
     }
 
-    def convert(raw: Any, field: attrs.Attribute[Any]) -> Any:
+    def convert(raw: object, field: attrs.Attribute[Any]) -> Value:
         """The checked value."""
         try:
             return value_type.read(raw)

@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from attrs import frozen
 
@@ -129,7 +129,7 @@ def from_file(path: str) -> SourceValues:
     return values
 
 
-def _read_table(path: Path) -> Mapping[str, Any]:
+def _read_table(path: Path) -> Mapping[str, object]:
     """The top-level table of a file.   raises: ModelError"""
     file_format = FILE_FORMATS.get(path.suffix.lower(), "TOML")
     try:

@@ -42,9 +42,9 @@ class _SettingsLoader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, message, event.start_mark)
         return super().compose_node(parent, index)
 
-    def construct_table(self, node: yaml.MappingNode) -> Iterator[dict[str, Any]]:
+    def construct_table(self, node: yaml.MappingNode) -> Iterator[dict[str, object]]:
         """The mapping, first empty and then filled, as PyYAML wants it of what can hold itself."""
-        table: dict[str, Any] = {}
+        table: dict[str, object] = {}
         yield table
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -66,7 +66,7 @@ for _name, (_words, _first) in SCALARS.items():
 _SettingsLoader.add_constructor("tag:yaml.org,2002:map", _SettingsLoader.construct_table)
 
 
-def read_yaml(text: str) -> Any:
+def read_yaml(text: str) -> object:
     """The value of the one document in `text`; an empty mapping for an empty text.
 
     raises: ValueError
