@@ -191,7 +191,7 @@ def test_some_failed_requests_leave_a_figure_and_all_of_them_none() -> None:
     assert (latency.finished, latency.num_tokens, latency.error) == (1, 2, "refused")
     assert timing.tokens == ((1, 2), ())
     failing = {0, 1}
-    with pytest.raises(EngineDied, match=r"work: every request failed, so .* no figure: refused"):
+    with pytest.raises(EngineDied, match=r"work: every request failed, so .* no result: refused"):
         run_in_turns([HeadstockEngine(llm, "1")], work((0.0, 0.0)), 1)
 
 

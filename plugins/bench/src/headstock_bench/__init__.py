@@ -1,3 +1,3 @@
-"""The command `headstock bench`: seeded work, contestants in turns, and figures with all that they
-depend on. Importing it does not import torch.
+"""The command `headstock bench`: seeded workloads, engines that run them in turns, and results with
+the conditions they hold under. Importing it does not import torch.
 """

@@ -1,9 +1,8 @@
-"""One engine, and those it is compared with, at one workload after another."""
+"""The benchmark of one engine, and of those it is compared with."""
 
 from __future__ import annotations
 
 from headstock import LLM
-from headstock.llm import session_of
 from headstock_bench.conditions import read_conditions
 from headstock_bench.headstock_engine import HeadstockEngine
 from headstock_bench.result import BenchmarkResult, make_peer_result
@@ -19,15 +18,16 @@ from headstock_bench.workloads import Workload
 
 
 class Benchmark:
-    """Measures `llm`, `runs` times a workload after a run that warms up; `shape` is what figures
-    call the model.
+    """Measures workloads on `llm`: one run warms up, then come `runs` timed ones.
+
+    shape: what results call the model    on_run: called after each timed run
     """
 
     def __init__(
-        self, llm: LLM, *, version: str, shape: str, runs: int, report: RunCallback | None = None
+        self, llm: LLM, *, version: str, shape: str, runs: int, on_run: RunCallback | None = None
     ) -> None:
         self.ours = HeadstockEngine(llm, version)
-        self.dummy = session_of(llm).config.load_format == "dummy"
+        self.dummy = self.ours.session.config.load_format == "dummy"
         self.conditions = read_conditions(
             llm,
             version=version,
@@ -35,42 +35,42 @@ class Benchmark:
             weights="dummy" if self.dummy else "checkpoint",
         )
         self.runs = runs
-        self.report = report
+        self.on_run = on_run
         self.peers: tuple[BenchmarkEngine, ...] = ()
 
     def add_transformers(self) -> None:
-        """From now on, transformers does the same work in turns with us."""
+        """Have transformers run each workload too, in turns with headstock."""
         from headstock_bench.transformers_engines import (
             TransformersContinuous,
             TransformersGenerate,
             load_model,
         )
 
-        engine = session_of(self.ours.llm).engine
+        engine = self.ours.session.engine
         model = load_model(
             engine.directory, self.conditions.dtype, engine.summary.device, dummy=self.dummy
         )
         self.peers = (TransformersGenerate(model), TransformersContinuous(model))
 
     def fit_workload(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
-        """The workload for this model's vocabulary, and what is to be said of it.
+        """The workload with ids of this model's vocabulary, and notes for its result.
 
-        raises: UsageError
+        raises: UsageError when the workload is too long, or is sampled and has peers
         """
         self.ours.check_length(workload)
         if self.peers:
             from headstock_bench.transformers_engines import check_greedy
 
             check_greedy(workload)
-        vocab = session_of(self.ours.llm).engine.model.vocab
+        vocab = self.ours.session.engine.model.vocab
         if max(map(max, workload.prompts)) < vocab:
             return workload, ()
         return workload.fit_vocab(vocab), (f"token ids taken modulo the vocabulary of {vocab}",)
 
     def measure(self, workload: Workload, notes: tuple[str, ...] = ()) -> BenchmarkResult:
-        """The figure of one workload.   raises: UsageError, EngineDied"""
-        timings = run_in_turns([self.ours, *self.peers], workload, self.runs, self.report)
-        ours, *found = timings
+        """Run one workload in turns.   raises: UsageError, EngineDied"""
+        timings = run_in_turns([self.ours, *self.peers], workload, self.runs, self.on_run)
+        ours, *others = timings
         return BenchmarkResult(
             conditions=self.conditions,
             workload=workload,
@@ -81,13 +81,13 @@ class Benchmark:
             seed=workload.seed,
             peers=tuple(
                 make_peer_result(ours, theirs, workload, self._compare_tokens(ours, theirs))
-                for theirs in found
+                for theirs in others
             ),
             notes=notes,
         )
 
     def _compare_tokens(self, ours: EngineTiming, theirs: EngineTiming) -> TokenDifference | None:
-        """Where the tokens part; None with random weights, which no two engines draw alike."""
+        """Where the tokens differ; None with random weights, which no two engines draw alike."""
         return (
             None
             if self.dummy or theirs.error is not None

@@ -1,4 +1,7 @@
-"""`headstock bench`: speed, with everything that a figure depends on beside it."""
+"""`headstock bench`: speed, with everything that a figure depends on beside it.
+
+Heavy modules are imported when an engine is made, so `--help` and the Tab key need no torch.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ figure is the median.
 
 
 def main(arguments: list[str]) -> int:
-    """Run `headstock bench ARGUMENTS`; 0, or 1 when requests failed.   raises: HeadstockError"""
+    """Run `headstock bench ARGUMENTS`; 1 when requests failed, else 0.   raises: HeadstockError"""
     options = make_parser().parse_args(arguments)
     check_options(options)
     resolved = resolve_flags(options, os.environ)
@@ -62,12 +65,13 @@ def main(arguments: list[str]) -> int:
     for line in resolved.notes:
         print_note(f"note: {line}")
     start_logs(resolved, quiet=options.quiet)
-    unfinished = False
-    with open_config(options.shape, resolved) as config, open_output(options.output):
-        for result in run_benchmark(options, config):
+    any_failed = False
+    with open_config(options.shape, resolved) as config:
+        check_writable(options.output)
+        for result in run_workloads(options, config):
             print_result(result, options)
-            unfinished |= result.num_finished < len(result.workload.prompts)
-    return int(unfinished)
+            any_failed |= result.num_finished < len(result.workload.prompts)
+    return int(any_failed)
 
 
 def make_parser() -> FlagParser:
@@ -117,28 +121,29 @@ def make_parser() -> FlagParser:
 
 
 def check_options(options: Namespace) -> None:
-    """Raise UsageError for a name or a number that cannot be meant."""
+    """Raise UsageError for an unknown workload, shape or engine, or for too few runs."""
     latency = [name for name in options.workloads if is_latency_workload(name)]
     for name in latency:
         check_latency_workload(name)
-    at_once = [name for name in options.workloads if name not in latency]
-    for what, given, known in (
-        ("workload", at_once, (*WORKLOADS, *NAME_FORMS.values())),
+    batched = [name for name in options.workloads if name not in latency]
+    for what, names, choices in (
+        ("workload", batched, (*WORKLOADS, *NAME_FORMS.values())),
         ("--shape", [options.shape], MODEL_SHAPES),
         ("--compare", [options.compare], PEERS),
     ):
-        for name in given:
-            if name is not None and name not in known:
-                close = suggest_name(name, known) or f"; known are {', '.join(known)}"
-                raise UsageError(f"unknown {what} {shorten(name)}{close}")
+        for name in names:
+            if name is not None and name not in choices:
+                hint = suggest_name(name, choices) or f"; known are {', '.join(choices)}"
+                raise UsageError(f"unknown {what} {shorten(name)}{hint}")
     if options.runs < 1:
         raise UsageError(f"--runs must be at least 1, got {options.runs}")
 
 
 @contextlib.contextmanager
 def open_config(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineConfig]:
-    """The configuration to measure; a shape's model directory is there as long as the context
-    lasts.
+    """The configuration to measure. With `shape`, its model directory exists inside the context.
+
+    raises: UsageError when a shape and a model are both named
     """
     if shape is None:
         yield resolved.engine
@@ -152,56 +157,59 @@ def open_config(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineC
         yield evolve(resolved.engine, model=folder, load_format="dummy")
 
 
-@contextlib.contextmanager
-def open_output(path: str | None) -> Iterator[None]:
-    """Fail before anything is measured when the file cannot be appended to.   raises: ModelError"""
-    if path is not None:
-        try:
-            with open(path, "a"):
-                pass
-        except OSError as error:
-            raise ModelError(
-                f"--output {shorten(path)}: cannot be written: {error.strerror}"
-            ) from error
-    yield
+def check_writable(path: str | None) -> None:
+    """Raise ModelError when the file cannot be appended to; None is no file.
+
+    A benchmark takes minutes: it must not find this out when it is done.
+    """
+    if path is None:
+        return
+    try:
+        with open(path, "a"):
+            pass
+    except OSError as error:
+        raise ModelError(
+            f"--output {shorten(path)}: cannot be written: {error.strerror}"
+        ) from error
 
 
-def run_benchmark(options: Namespace, config: EngineConfig) -> Iterator[BenchmarkResult]:
-    """A figure for each workload asked for, or usual on the device."""
+def run_workloads(options: Namespace, config: EngineConfig) -> Iterator[BenchmarkResult]:
+    """Yield the result of each named workload, or of the default ones of the device."""
     from headstock.llm import session_of, start_engine
     from headstock_bench.benchmark import Benchmark
 
     with ProgressBars(shown=not options.quiet) as bars:
         llm = headstock.LLM(config=config, start=partial(start_engine, on_progress=bars.update))
     with llm:
+        summary = session_of(llm).engine.summary
         if not options.quiet:
-            print_summary(session_of(llm).engine.summary.lines())
-        names: Sequence[str] = (
-            options.workloads or DEFAULT_WORKLOADS[session_of(llm).engine.summary.device]
-        )
+            print_summary(summary.lines())
+        names: Sequence[str] = options.workloads or DEFAULT_WORKLOADS[summary.device]
         shape = options.shape or Path(config.model).name
-        bench = Benchmark(
+        benchmark = Benchmark(
             llm,
             version=headstock.__version__,
             shape=shape,
             runs=options.runs,
-            report=None if options.quiet else print_progress,
+            on_run=None if options.quiet else print_progress,
         )
         if options.compare is not None:
-            bench.add_transformers()
-        works = [bench.fit_workload(draw_workload(name)) for name in names]
-        for work, notes in works:
-            yield bench.measure(work, notes)
+            benchmark.add_transformers()
+        # all of them first: the last one may not fit, and is refused before any is measured
+        workloads = [benchmark.fit_workload(draw_workload(name)) for name in names]
+        for workload, notes in workloads:
+            yield benchmark.measure(workload, notes)
 
 
 def draw_workload(name: str) -> Workload:
-    """The workload of a checked name."""
+    """The workload of a name that `check_options` accepted."""
     return draw_latency_workload(name) if is_latency_workload(name) else WORKLOADS[name]()
 
 
-def print_progress(stage: str, done: int, total: int) -> None:
-    """Say how far it is, between two runs: a bar would draw itself while the clock runs."""
-    print_note(f"{stage}: {done} of {total}")
+def print_progress(workload: str, num_runs: int, total: int) -> None:
+    """Print a line between two runs."""
+    # not a progress bar, which has a thread that draws while the clock runs
+    print_note(f"runs of {workload}: {num_runs} of {total}")
 
 
 def print_result(result: BenchmarkResult, options: Namespace) -> None:

@@ -1,4 +1,4 @@
-"""What is measured on, and which source."""
+"""The conditions of a benchmark: machine, versions, and the source that runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headstock_bench.result import Conditions
 
 
 def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Conditions:
-    """The setting of an engine in this process."""
+    """The conditions of an engine in this process."""
     import torch
 
     summary = session_of(llm).engine.summary
@@ -44,16 +44,16 @@ def read_cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        lines = []  # not Linux
+        lines = []  # a system without /proc
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
 def read_commit(file: Path) -> str | None:
-    """The commit that `file` is at, with "-dirty" where the checkout has changes; None where git
-    does not track it.
+    """The commit that `file` is at, with "-dirty" when the checkout has changes.
 
-    A package installed into an environment inside some checkout is not tracked by it.
+    None where git does not track the file: a package may lie in an environment that lies in the
+    checkout of something else.
     """
     if run_git(file, "ls-files", "--error-unmatch", file.name) is None:
         return None
@@ -61,7 +61,7 @@ def read_commit(file: Path) -> str | None:
 
 
 def run_git(file: Path, *arguments: str) -> str | None:
-    """What git says in the folder of `file`; None when it fails or is not there."""
+    """The output of git in the folder of `file`; None when git fails or is not installed."""
     try:
         done = subprocess.run(
             ["git", "-C", str(file.parent), *arguments],

@@ -1,4 +1,4 @@
-"""Workloads that latency is measured on: `online:RATE:COUNT` and `first-token:LENGTH[:COUNT]`."""
+"""Workloads that measure latency: `online:RATE:COUNT` and `first-token:LENGTH[:COUNT]`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from headstock_bench.workloads import SEED, Workload, draw_tokens
 NAME_FORMS: Mapping[str, str] = MappingProxyType(
     {"online": "online:RATE:COUNT", "first-token": "first-token:LENGTH[:COUNT]"}
 )
-"""What a latency workload's name begins with -> the form of the name."""
+"""Family of latency workloads -> the form of their names."""
 
 ONLINE_SEED = 1
 TEMPERATURE = 0.6
 NUM_WARM_UP = 16
-"""Requests that warm up; other engines are measured after as many."""
+"""Requests of a warm-up; the published figures of other engines follow as many."""
 DEFAULT_COUNT = 100
 MIN_RATE, MAX_RATE = 0.001, 100_000.0
 """Requests a second."""
 MAX_COUNT = 10_000
 MAX_PROMPT_TOKENS = 10_000_000
-"""Of all requests together: they are drawn before the engine is asked whether one fits."""
+"""Of all requests: prompts are drawn before the engine says whether they fit."""
 
 _EXAMPLES = {"online": "online:16:200", "first-token": "first-token:128 or first-token:128:20"}
 
@@ -36,14 +36,14 @@ _EXAMPLES = {"online": "online:16:200", "first-token": "first-token:128 or first
 class LatencyWorkload(Workload):
     """Requests that come one by one.
 
-    arrivals: seconds after the start, ascending; None: each comes when the engine is idle again
+    arrivals: seconds after the start, ascending; None sends each when the engine is idle
     """
 
     arrivals: tuple[float, ...] | None = field(repr=False)
 
     @property
     def warm_up(self) -> LatencyWorkload:
-        """The first requests alone."""
+        """The first requests of the workload."""
         return evolve(
             self,
             prompts=self.prompts[:NUM_WARM_UP],
@@ -53,17 +53,17 @@ class LatencyWorkload(Workload):
 
 
 def is_latency_workload(name: str) -> bool:
-    """Whether the name begins as a latency workload's does; the rest may be malformed."""
+    """Whether the name is of a family of latency workloads, well-formed or not."""
     return name.partition(":")[0] in NAME_FORMS
 
 
 def check_latency_workload(name: str) -> None:
-    """Raise UsageError when `name` is not of its form or a number in it is out of range."""
+    """Raise UsageError when the name is malformed, or a number in it is out of range."""
     _parse_name(name)
 
 
 def draw_latency_workload(name: str) -> LatencyWorkload:
-    """The workload of that name.   raises: UsageError as `check_latency_workload`"""
+    """Draw the workload of a name.   raises: UsageError as `check_latency_workload`"""
     family, first, count = _parse_name(name)
     if family == "online":
         return _draw_online(name, first, count)
@@ -75,8 +75,8 @@ def _draw_online(name: str, rate: float, count: int) -> LatencyWorkload:
     rng = Random(ONLINE_SEED)
     at = 0.0
     arrivals, prompts, outputs = [], [], []
-    # Everything of one request is drawn before the next, so that a workload of few requests is
-    # the beginning of one of many.
+    # Everything of a request is drawn before the next one: a workload of few requests is then the
+    # beginning of one of many.
     for _ in range(count):
         at += rng.expovariate(rate)
         arrivals.append(at)
@@ -93,12 +93,12 @@ def _draw_online(name: str, rate: float, count: int) -> LatencyWorkload:
 
 
 def _draw_first_token(name: str, length: int, count: int) -> LatencyWorkload:
-    """Prompts of `length` tokens, each for an idle engine."""
+    """Prompts of `length` tokens, each sent to an idle engine."""
     rng = Random(SEED)
     return LatencyWorkload(
         name=name,
         prompts=tuple(draw_tokens(rng, length) for _ in range(count)),
-        # Two, because a stream goes on: with one, no next step would compete with the first token.
+        # Two tokens: after one alone there would be no next step to compete with the first token.
         outputs=(2,) * count,
         temperature=TEMPERATURE,
         arrivals=None,
@@ -106,7 +106,7 @@ def _draw_first_token(name: str, length: int, count: int) -> LatencyWorkload:
 
 
 def _parse_name(name: str) -> tuple[str, float, int]:
-    """What the name begins with, its rate or length, and its count.   raises: UsageError"""
+    """The family, the rate or length, and the count of a name.   raises: UsageError"""
     family, *parts = name.split(":")
     if family == "online" and len(parts) == 2:
         rate = _read_number(name, "RATE", parts[0], MIN_RATE, MAX_RATE)
@@ -131,7 +131,7 @@ def _read_count(name: str, text: str) -> int:
 def _read_number(
     name: str, what: str, text: str, low: float, high: float, *, whole: bool = False
 ) -> float:
-    """The number that `text` is.   raises: UsageError when it is none or not in low..high"""
+    """`text` as a number.   raises: UsageError when it is none, or not from low to high"""
     # float() alone would also take nan, inf, 1_000 and digits of other scripts.
     if re.fullmatch(r"[0-9]{1,20}" if whole else r"[0-9]{1,20}(\.[0-9]{1,20})?", text):
         number = float(text)

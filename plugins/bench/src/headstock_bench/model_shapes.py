@@ -1,5 +1,6 @@
-"""Published architectures to measure without a download: the speed does not depend on what the
-weights are.
+"""Published architectures to measure with random weights, without a download.
+
+Speed does not depend on the values of weights.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from attrs import frozen
 
 
 @frozen(kw_only=True)
-class Experts:
-    """How many experts every layer has, how many of them a token uses, and the width of one."""
+class ExpertShape:
+    """Experts of every layer: their count, how many a token uses, and the width of one."""
 
     count: int
     per_token: int
@@ -24,7 +25,7 @@ class Experts:
 
 @frozen(kw_only=True)
 class ModelShape:
-    """The sizes of a Qwen3 model, as its publisher's config.json has them."""
+    """The sizes of a Qwen3 model, as in its config.json."""
 
     hidden: int
     layers: int
@@ -32,9 +33,9 @@ class ModelShape:
     kv_heads: int
     intermediate: int
     tied: bool
-    experts: Experts | None = None
+    experts: ExpertShape | None = None
     vocab: int = 151_936
-    # entries of the tokenizer without its special tokens; the rest of the vocabulary is padding
+    # entries of the tokenizer but for special tokens; the rest of the vocabulary is padding
     words: int = 151_643
     max_position: int = 40_960
     rope_theta: float = 1_000_000
@@ -70,14 +71,14 @@ MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
             kv_heads=4,
             intermediate=6144,
             tied=False,
-            experts=Experts(count=128, per_token=8, width=768),
+            experts=ExpertShape(count=128, per_token=8, width=768),
         ),
     }
 )
 
 
 def write_model_directory(shape: ModelShape, folder: Path) -> None:
-    """Put a config.json and a byte-level tokenizer of the shape into the folder; it has no weights.
+    """Write a model directory without weights: a configuration and a byte-level tokenizer.
 
     writes: config.json, tokenizer.json, tokenizer_config.json
     """
@@ -87,7 +88,7 @@ def write_model_directory(shape: ModelShape, folder: Path) -> None:
 
 
 def make_config(shape: ModelShape) -> dict[str, Any]:
-    """The shape as a Hugging Face configuration."""
+    """The contents of config.json."""
     dense = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -127,7 +128,7 @@ def make_config(shape: ModelShape) -> dict[str, Any]:
 
 
 def write_tokenizer(words: int, folder: Path) -> None:
-    """A byte-level vocabulary of `words` entries and three special tokens, without merges."""
+    """Write a byte-level tokenizer of `words` entries and three special tokens, without merges."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,4 +1,4 @@
-"""A measured figure with everything that it depends on."""
+"""The result of a benchmark, as JSON and for people, with the conditions that it depends on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from headstock_bench.workloads import Workload
 
 @frozen(kw_only=True)
 class Conditions:
-    """What all figures of one engine have in common.
+    """Engine, machine and versions: what all results of one `headstock bench` share.
 
-    `shape` is the architecture's name (the model's, where a checkpoint was loaded), `weights`
-    "checkpoint" or "dummy", `batch` the most requests that run at once, `gpu` None on a CPU,
-    `commit` None outside a checkout.
+    commit: None outside a checkout    gpu: None on a CPU
+    shape: name of the architecture, or of the model where a checkpoint was loaded
+    weights: "checkpoint" or "dummy"    batch: the most requests that run at once
     """
 
     engine: str = "headstock"
@@ -47,10 +47,11 @@ class Conditions:
 
 @frozen(kw_only=True)
 class PeerResult:
-    """Another engine at the same work in the same process; `ratio` is our tokens a second over its
-    own.
+    """Another engine that ran the same workload in the same process.
 
-    `mode` says how it went about the work.
+    mode: which of its ways to run    error: why it could not run; then the rest is None
+    ratio: headstock's tokens a second over this engine's
+    difference: where its tokens differ from headstock's; None with random weights
     """
 
     engine: str
@@ -66,12 +67,12 @@ class PeerResult:
 
 @frozen(kw_only=True)
 class BenchmarkResult:
-    """One workload on one engine. Times are in seconds, rates in tokens a second over the median
-    run.
+    """One workload on one engine, with its conditions.
 
-    `cached_tokens` are prompt tokens that the last run took from the prefix index, `peak_kv_pages`
-    the most pages that its requests held at once, `preemptions` how often a request of the last run
-    lost its pages and was computed again.
+    Times are in seconds; rates are in tokens a second of the median run. Of the last run:
+        peak_kv_pages: the most pages that requests held at once
+        cached_tokens: prompt tokens that came from the prefix index
+        preemptions: times that a request lost its pages and was computed again
     """
 
     conditions: Conditions
@@ -93,21 +94,22 @@ class BenchmarkResult:
     @property
     def out_tok_s(self) -> float:
         """Generated tokens a second."""
-        if self.timing.latencies:  # requests that failed did not generate all of theirs
-            generated = median(latency.num_tokens for latency in self.timing.latencies)
-            return generated / self.timing.median
+        if self.timing.latencies:
+            # a request that failed has generated only some of its tokens
+            num_tokens = median(latency.num_tokens for latency in self.timing.latencies)
+            return num_tokens / self.timing.median
         return self.workload.tokens_out / self.timing.median
 
     @property
     def num_finished(self) -> int:
-        """Requests that finished, in the run in which the fewest did."""
+        """Requests that finished, in the run in which the fewest finished."""
         return min(
             (latency.finished for latency in self.timing.latencies),
             default=len(self.workload.prompts),
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The figure as one JSON object."""
+        """One flat JSON object: a line of docs/benchmarks."""
         work = self.workload
         return {
             **asdict(self.conditions),
@@ -133,7 +135,7 @@ class BenchmarkResult:
         }
 
     def _latency_to_json(self) -> dict[str, Any]:
-        """What only figures of latency have."""
+        """Fields of latency workloads; empty for others."""
         runs = self.timing.latencies
         if not runs:
             return {}
@@ -141,16 +143,17 @@ class BenchmarkResult:
         return {
             "finished": self.num_finished,
             **{
-                name: round(median(each), 3) if each else None for name, each in percentiles.items()
+                name: round(median(values), 3) if values else None
+                for name, values in percentiles.items()
             },
             **{
-                f"runs_{name}": [round(value, 3) for value in each]
-                for name, each in percentiles.items()
+                f"runs_{name}": [round(value, 3) for value in values]
+                for name, values in percentiles.items()
             },
         }
 
     def format_lines(self) -> list[str]:
-        """The figure for people."""
+        """Lines of text for people."""
         s, work, times = self.conditions, self.workload, self.timing.seconds
         commit = f" ({s.commit})" if s.commit else ""
         counts = (
@@ -185,13 +188,13 @@ class BenchmarkResult:
         ]
 
     def _format_latency(self) -> list[str]:
-        """Latencies for people; none where requests are handed over all at once."""
+        """Lines of latencies; none where requests are submitted all at once."""
         runs = self.timing.latencies
         if not runs:
             return []
         spans = {
-            name: _format_span_ms(name.split("_")[1], each)
-            for name, each in collect_percentiles(runs).items()
+            name: _format_span_ms(name.split("_")[1], values)
+            for name, values in collect_percentiles(runs).items()
         }
         errors = [latency.error for latency in runs if latency.error is not None]
         return [
@@ -203,14 +206,14 @@ class BenchmarkResult:
 
 
 def _format_span_ms(percentile: str, runs: Sequence[float]) -> str:
-    """The median of the runs, and their span, for people."""
+    """The median of the runs and their range, as text."""
     if not runs:
         return f"{percentile} unknown (no stream has two pieces)"
     return f"{percentile} {median(runs):.2f} ms ({min(runs):.2f} to {max(runs):.2f})"
 
 
 def format_peer(peer: PeerResult) -> str:
-    """A peer's result for people."""
+    """A line of text about a peer."""
     name = f"{peer.engine} {peer.version}, {peer.mode}:"
     if peer.error is not None or peer.out_tok_s is None:
         return f"{name} could not run: {peer.error}"
@@ -220,16 +223,15 @@ def format_peer(peer: PeerResult) -> str:
     )
     if peer.difference is None:
         return text
-    where = (
-        f", the first at output token {peer.difference.first}" if peer.difference.requests else ""
-    )
+    first = peer.difference.first
+    where = f", the first at output token {first}" if first is not None else ""
     return f"{text}; {format_count(peer.difference.requests, 'request')} with other tokens{where}"
 
 
 def make_peer_result(
-    ours: EngineTiming, theirs: EngineTiming, workload: Workload, found: TokenDifference | None
+    ours: EngineTiming, theirs: EngineTiming, workload: Workload, difference: TokenDifference | None
 ) -> PeerResult:
-    """What a peer's timing comes to beside ours."""
+    """A peer's timing compared with headstock's."""
     peer = PeerResult(
         engine=theirs.engine, mode=theirs.mode, version=theirs.version, error=theirs.error
     )
@@ -241,5 +243,5 @@ def make_peer_result(
         median_s=round(theirs.median, 4),
         out_tok_s=round(workload.tokens_out / theirs.median, 1),
         ratio=round(theirs.median / ours.median, 3),
-        difference=found,
+        difference=difference,
     )

@@ -1,4 +1,4 @@
-"""Sending requests at their times and following their streams, as a server would."""
+"""Requests sent when they are due, and their streams followed, as a server would."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from headstock.llm import session_of
 from headstock_bench.latency import StreamTimes
 from headstock_bench.latency_workloads import LatencyWorkload
 
-IDLE_POLL = 0.001
-"""Seconds."""
+IDLE_POLL_SECONDS = 0.001
 
 
 def stream_requests(
     llm: LLM, workload: LatencyWorkload, params: Sequence[SamplingParams]
 ) -> tuple[list[StreamTimes], float]:
-    """What each request's caller saw, in order, and the wall seconds of it all.
+    """What the caller of each request saw, in order, and the wall seconds of all of it.
 
     raises: EngineDied
     """
@@ -43,7 +42,7 @@ async def _stream_requests(
     tasks = []
     try:
         async with asyncio.TaskGroup() as group:
-            with _clock([start + at for at in workload.arrivals], due):
+            with _release_when_due([start + at for at in workload.arrivals], due):
                 for prompt, one in pairs:
                     follow = _follow_stream(llm, prompt, one, await due.get())
                     tasks.append(group.create_task(follow))
@@ -53,9 +52,10 @@ async def _stream_requests(
 
 
 @contextlib.contextmanager
-def _clock(moments: Sequence[float], due: asyncio.Queue[float]) -> Iterator[None]:
-    """While open, puts each moment of `time.perf_counter` into `due` when it has come."""
-    # asyncio.sleep rounds up to whole milliseconds, which would be added to every first token.
+def _release_when_due(moments: Sequence[float], due: asyncio.Queue[float]) -> Iterator[None]:
+    """Put each moment, in seconds of `time.perf_counter`, into `due` when it has come."""
+    # A thread, because asyncio.sleep rounds up to whole milliseconds, and each first token would
+    # seem that much later.
     loop = asyncio.get_running_loop()
     closing = threading.Event()
 
@@ -75,16 +75,17 @@ def _clock(moments: Sequence[float], due: asyncio.Queue[float]) -> Iterator[None
 
 
 async def _wait_until_idle(llm: LLM) -> None:
-    """Return once the engine has nothing to do.   raises: EngineDied"""
-    while session_of(llm).engine.has_work:
-        session_of(llm).loop.check_alive()
-        await asyncio.sleep(IDLE_POLL)
+    """Return when the engine has no work.   raises: EngineDied"""
+    session = session_of(llm)
+    while session.engine.has_work:
+        session.loop.check_alive()
+        await asyncio.sleep(IDLE_POLL_SECONDS)
 
 
 async def _follow_stream(
     llm: LLM, prompt: tuple[int, ...], params: SamplingParams, arrival: float
 ) -> StreamTimes:
-    """What the caller of one request sees.   raises: EngineDied"""
+    """Send one request, and note what its caller sees.   raises: EngineDied"""
     times: list[float] = []
     token_ids: list[int] = []
     metrics = error = None

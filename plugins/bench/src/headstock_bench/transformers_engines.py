@@ -1,5 +1,6 @@
-"""transformers as a contestant, in this process: the same checkpoint, type, device and threads as
-the engine.
+"""transformers as engines to compare with.
+
+They run in this process, with the checkpoint, dtype, device and threads of headstock.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from headstock_bench.workloads import Workload
 
 
 def load_model(directory: Path, dtype: str, device: str, *, dummy: bool) -> Any:
-    """The model; `dummy` gives it random weights. No token ends its sequences: the workload says
-    how long they are.
+    """A model without end-of-sequence tokens: the workload sets the lengths.
+
+    dummy: random weights in place of the checkpoint's
     """
     library: Any = transformers  # its types are incomplete
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
-    # it reports by raising, too
+    # it raises the errors that it logs
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     kind = library.AutoModelForCausalLM
     if dummy:
@@ -39,7 +41,7 @@ def load_model(directory: Path, dtype: str, device: str, *, dummy: bool) -> Any:
 
 
 def check_greedy(workload: Workload) -> None:
-    """Raise UsageError for sampled work: the two would be timed at different things."""
+    """Raise UsageError for a sampled workload: the engines would generate different tokens."""
     if workload.temperature > 0:
         raise UsageError(
             f"--compare takes greedy workloads, and {workload.name} has temperature "
@@ -48,8 +50,9 @@ def check_greedy(workload: Workload) -> None:
 
 
 class TransformersGenerate:
-    """`generate` with all prompts in one left-padded batch, until the longest output; only
-    requested tokens count.
+    """`generate` with all prompts in one left-padded batch.
+
+    The batch runs until the longest output ends; only the requested tokens count.
     """
 
     engine = "transformers"
@@ -60,21 +63,24 @@ class TransformersGenerate:
         self.model = model
 
     def run(self, workload: Workload) -> TimedRun:
-        """Do the work once."""
-        longest = max(map(len, workload.prompts))
-        most = max(workload.outputs)
+        """Run the workload once."""
+        width = max(map(len, workload.prompts))
+        num_steps = max(workload.outputs)
         begin = time.perf_counter()
         ids = torch.tensor(
-            [[0] * (longest - len(prompt)) + list(prompt) for prompt in workload.prompts]
+            [[0] * (width - len(prompt)) + list(prompt) for prompt in workload.prompts]
         )
         mask = torch.tensor(
-            [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in workload.prompts]
+            [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in workload.prompts]
         )
         device = self.model.device
-        found = self.model.generate(
-            ids.to(device), attention_mask=mask.to(device), min_new_tokens=most, max_new_tokens=most
+        generated = self.model.generate(
+            ids.to(device),
+            attention_mask=mask.to(device),
+            min_new_tokens=num_steps,
+            max_new_tokens=num_steps,
         )
-        rows = found[:, longest:].tolist()
+        rows = generated[:, width:].tolist()
         seconds = time.perf_counter() - begin
         return TimedRun(
             seconds,
@@ -83,11 +89,10 @@ class TransformersGenerate:
 
 
 class TransformersContinuous:
-    """Continuous batching through its manager, each request with its own length, in a cache that
-    holds them all.
+    """transformers' continuous batching, with a cache that holds all requests at once.
 
-    A new manager for each run, made before the clock starts: one that is kept would find the
-    prompts in its cache.
+    Each run gets a new manager, made before the clock starts: an old one would find the prompts in
+    its cache.
     """
 
     engine = "transformers"
@@ -98,7 +103,7 @@ class TransformersContinuous:
         self.model = model
 
     def run(self, workload: Workload) -> TimedRun:
-        """Do the work once.
+        """Run the workload once.
 
         raises: RuntimeError when a request fails or the manager ends early
         """
@@ -117,9 +122,9 @@ class TransformersContinuous:
 
 
 def make_batching_config(workload: Workload) -> transformers.ContinuousBatchingConfig:
-    """Settings under which every request of the workload can run at once.
+    """A configuration under which all requests of the workload fit at once.
 
-    Left to itself, the manager takes most of the memory, and half a minute to fill it.
+    By default the manager allocates most of the memory, which takes half a minute.
     """
     settings = transformers.ContinuousBatchingConfig()
     lengths = [
@@ -131,20 +136,20 @@ def make_batching_config(workload: Workload) -> transformers.ContinuousBatchingC
 
 
 def collect_tokens(manager: Any, workload: Workload) -> OutputTokens:
-    """What the manager generates for every request.   raises: RuntimeError"""
+    """Submit all requests, and wait for the tokens of each.   raises: RuntimeError"""
     for number, (prompt, count) in enumerate(zip(workload.prompts, workload.outputs, strict=True)):
         manager.add_request(
             list(prompt), request_id=str(number), max_new_tokens=count, eos_token_id=-1
         )
-    found: dict[str, tuple[int, ...]] = {}
-    while len(found) < len(workload.prompts):
+    tokens: dict[str, tuple[int, ...]] = {}
+    while len(tokens) < len(workload.prompts):
         result = manager.get_result(timeout=1)
         if result is None and not manager.is_running():
             raise RuntimeError(
-                f"the manager ended with {len(found)} of {len(workload.prompts)} requests done"
+                f"the manager ended with {len(tokens)} of {len(workload.prompts)} requests done"
             )
         if result is not None and result.error is not None:
             raise RuntimeError(result.error)
         if result is not None and result.is_finished():
-            found[result.request_id] = tuple(result.generated_tokens)
-    return tuple(found[str(number)] for number in range(len(workload.prompts)))
+            tokens[result.request_id] = tuple(result.generated_tokens)
+    return tuple(tokens[str(number)] for number in range(len(workload.prompts)))

@@ -1,4 +1,4 @@
-"""Contestants at the same work, in turns."""
+"""Engines that run the same workload in turns, and where their tokens differ."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from headstock_bench.latency import Latency
 from headstock_bench.workloads import Workload
 
 OutputTokens = tuple[tuple[int, ...], ...]
-"""The requested output tokens of every request, in order."""
+"""The output tokens of each request, in order, without any beyond the requested number."""
 
 
 @frozen
 class TimedRun:
-    """One contestant at one workload once: wall seconds from the first request handed over to the
-    last token.
+    """One run of a workload.
 
-    latency: None where the requests are handed over all at once
+    seconds: wall time from the submission of the first request to the last token
+    latency: None where the requests are submitted all at once
     """
 
     seconds: float
@@ -30,25 +30,26 @@ class TimedRun:
 
 
 class BenchmarkEngine(Protocol):
-    """Somebody who can do the work."""
+    """An engine that a benchmark can run; `mode` names one of several ways to run it."""
 
     engine: str
     mode: str
     version: str
 
     def run(self, workload: Workload) -> TimedRun:
-        """Do it once. Whatever makes a second run easier than the first is undone before the clock
-        starts.
+        """Run the workload once.
+
+        Before the clock starts it undoes whatever would make a second run faster, such as a cache.
         """
 
 
 @frozen(kw_only=True)
 class EngineTiming:
-    """What a contestant needed; `error` says why it could not do the work at all, and then there
-    are no runs.
+    """The timed runs of one engine.
 
-    seconds: one a run, the warm-up left out    tokens: of the last run
+    seconds: one a run    tokens: of the last run
     latencies: one a run, where requests come one by one
+    error: why the engine could not run the workload at all; then there are no runs
     """
 
     engine: str
@@ -66,49 +67,50 @@ class EngineTiming:
 
 
 RunCallback = Callable[[str, int, int], None]
+"""Called with a workload's name, how many of its timed runs are done, and how many there are."""
 
 
 def run_in_turns(
-    contestants: Sequence[BenchmarkEngine],
+    engines: Sequence[BenchmarkEngine],
     workload: Workload,
-    runs: int,
-    report: RunCallback | None = None,
+    num_runs: int,
+    on_run: RunCallback | None = None,
 ) -> list[EngineTiming]:
-    """The timings, in the contestants' order: one warm-up each, then `runs` rounds in which
-    everyone runs once.
+    """Warm each engine up, then time `num_runs` rounds in which each runs once.
 
-    A contestant other than the first that fails in its warm-up is left out, and its timing says
-    why.
+    An engine that fails in its warm-up sits out, and its timing has the error; the failure of the
+    first engine, which the others are compared with, is raised.
     """
-    errors = [None, *(warm_up(each, workload) for each in contestants[1:])]
-    contestants[0].run(workload.warm_up)
-    done: list[list[TimedRun]] = [[] for _ in contestants]
-    for count in range(runs):
-        for each, error, mine in zip(contestants, errors, done, strict=True):
+    errors = [None, *(warm_up_peer(engine, workload) for engine in engines[1:])]
+    engines[0].run(workload.warm_up)
+    runs: list[list[TimedRun]] = [[] for _ in engines]
+    # in rounds, because clock speed and other load change: each change then meets all engines
+    for number in range(num_runs):
+        for engine, error, engine_runs in zip(engines, errors, runs, strict=True):
             if error is None:
-                mine.append(each.run(workload))
-        if report is not None:
-            report(f"runs of {workload.name}", count + 1, runs)
-    return [summarize_runs(*one) for one in zip(contestants, errors, done, strict=True)]
+                engine_runs.append(engine.run(workload))
+        if on_run is not None:
+            on_run(workload.name, number + 1, num_runs)
+    return [summarize_runs(*timed) for timed in zip(engines, errors, runs, strict=True)]
 
 
-def warm_up(contestant: BenchmarkEngine, workload: Workload) -> str | None:
-    """Let it run once; why it cannot, if it cannot."""
+def warm_up_peer(engine: BenchmarkEngine, workload: Workload) -> str | None:
+    """Run the warm-up; the error when it fails."""
     try:
-        contestant.run(workload.warm_up)
+        engine.run(workload.warm_up)
     except Exception as error:
         return describe_error(error)
     return None
 
 
 def summarize_runs(
-    contestant: BenchmarkEngine, error: str | None, runs: Sequence[TimedRun]
+    engine: BenchmarkEngine, error: str | None, runs: Sequence[TimedRun]
 ) -> EngineTiming:
-    """What the contestant's runs come to."""
+    """The timing of an engine's runs."""
     return EngineTiming(
-        engine=contestant.engine,
-        mode=contestant.mode,
-        version=contestant.version,
+        engine=engine.engine,
+        mode=engine.mode,
+        version=engine.version,
         seconds=tuple(run.seconds for run in runs),
         tokens=runs[-1].tokens if runs else (),
         latencies=tuple(run.latency for run in runs if run.latency is not None),
@@ -118,8 +120,10 @@ def summarize_runs(
 
 @frozen
 class TokenDifference:
-    """Where two contestants' tokens part: how many requests differ, and the earliest output
-    position of all.
+    """How the tokens of two engines differ.
+
+    requests: how many have any other token
+    first: the earliest output position at which one differs; None when all are equal
     """
 
     requests: int
@@ -127,14 +131,14 @@ class TokenDifference:
 
 
 def find_difference(ours: OutputTokens, theirs: OutputTokens) -> TokenDifference:
-    """Where the tokens part.
+    """Compare the tokens of two engines, request by request.
 
     raises: ValueError when the numbers of requests or of their tokens differ
     """
-    firsts = []
+    first_positions = []
     for left, right in zip(ours, theirs, strict=True):
-        unequal = [
+        differing = [
             position for position, (a, b) in enumerate(zip(left, right, strict=True)) if a != b
         ]
-        firsts += unequal[:1]
-    return TokenDifference(len(firsts), min(firsts, default=None))
+        first_positions += differing[:1]
+    return TokenDifference(len(first_positions), min(first_positions, default=None))

@@ -1,6 +1,4 @@
-"""The work that speed is measured on: seeded prompts of token ids and output lengths, the same for
-every engine.
-"""
+"""Workloads: seeded prompts of token ids, and output lengths, the same for every engine."""
 
 from __future__ import annotations
 
@@ -14,15 +12,15 @@ from headstock.errors import format_count
 
 SEED = 0
 MAX_TOKEN_ID = 10_000
-"""The largest token id that is drawn."""
+"""The largest id in a prompt; the vocabularies of published models are larger."""
 
 
 @frozen(kw_only=True)
 class Workload:
-    """Requests that are all handed over at once; end-of-sequence tokens do not end them.
+    """Requests that are submitted all at once; end-of-sequence tokens do not end them.
 
-    prompts: one tuple of token ids a request    outputs: tokens to generate, by request
-    seed: of the draws, and of the first request's sampling
+    prompts: token ids, by request    outputs: tokens to generate, by request
+    seed: of the prompts, and of the first request's sampling; request i samples with seed + i
     """
 
     name: str
@@ -33,7 +31,7 @@ class Workload:
 
     @property
     def warm_up(self) -> Workload:
-        """The work that is done once before anything is timed."""
+        """The workload that runs once before the timed runs."""
         return self
 
     @property
@@ -43,19 +41,19 @@ class Workload:
 
     @property
     def tokens_out(self) -> int:
-        """Tokens that all requests generate."""
+        """Tokens to generate, of all requests."""
         return sum(self.outputs)
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens of one request, prompt and output together."""
+        """The most tokens of a request, prompt and output together."""
         return max(
             len(prompt) + output for prompt, output in zip(self.prompts, self.outputs, strict=True)
         )
 
     @property
     def length_summary(self) -> str:
-        """How long prompts and outputs are, for people."""
+        """Lengths of prompts and outputs, as text."""
         spans = [
             format_span(list(map(len, self.prompts)), "in"),
             format_span(list(self.outputs), "out"),
@@ -66,32 +64,33 @@ class Workload:
         )
 
     def fit_vocab(self, vocab: int) -> Workload:
-        """The same work with ids taken modulo the vocabulary, which changes no length and so no
-        speed.
-        """
+        """The workload with ids modulo the vocabulary; lengths, and so the speed, are the same."""
         return evolve(
             self, prompts=tuple(tuple(token % vocab for token in prompt) for prompt in self.prompts)
         )
 
 
-def format_span(counts: list[int], way: str) -> str:
-    """The least and the most of `counts`."""
+def format_span(counts: list[int], noun: str) -> str:
+    """The smallest and the largest count, as text."""
     low, high = min(counts), max(counts)
-    return f"{low} {way}" if low == high else f"{low}-{high} {way}"
+    return f"{low} {noun}" if low == high else f"{low}-{high} {noun}"
 
 
 def draw_tokens(rng: Random, count: int) -> tuple[int, ...]:
-    """So many random ids."""
+    """`count` random ids."""
     return tuple(rng.randint(0, MAX_TOKEN_ID) for _ in range(count))
 
 
 def draw_lengths(rng: Random, count: int, low: int, high: int) -> list[int]:
-    """So many lengths, uniform from `low` to `high`."""
+    """`count` lengths, uniform from `low` to `high`."""
     return [rng.randint(low, high) for _ in range(count)]
 
 
 def draw_gpu_workloads() -> dict[str, Workload]:
-    """Those that engines are compared by on a GPU; one generator draws them all, in this order."""
+    """The workloads by which engines are compared on a GPU.
+
+    One generator draws them in this order: a change of one changes those after it.
+    """
     rng = Random(SEED)
     varied = (
         tuple(draw_tokens(rng, rng.randint(100, 1024)) for _ in range(256)),
@@ -103,7 +102,7 @@ def draw_gpu_workloads() -> dict[str, Workload]:
     prefill = tuple(draw_tokens(rng, 4000) for _ in range(32)), [1] * 32
     eight = tuple(draw_tokens(rng, 256) for _ in range(8)), [256] * 8
     thirty_two = tuple(draw_tokens(rng, 512) for _ in range(32)), [256] * 32
-    drawn = {
+    requests = {
         "offline256": varied,
         "single": single,
         "prefix256": prefix,
@@ -113,12 +112,12 @@ def draw_gpu_workloads() -> dict[str, Workload]:
     }
     return {
         name: Workload(name=name, prompts=prompts, outputs=tuple(outputs), temperature=0.6)
-        for name, (prompts, outputs) in drawn.items()
+        for name, (prompts, outputs) in requests.items()
     }
 
 
 def draw_cpu32() -> Workload:
-    """A batch of the size that a small model on a CPU can bear."""
+    """A batch for a small model on a CPU."""
     rng = Random(SEED)
     prompts = tuple(draw_tokens(rng, length) for length in draw_lengths(rng, 32, 16, 512))
     return Workload(
@@ -130,15 +129,16 @@ def draw_cpu32() -> Workload:
 
 
 def draw_cpu1() -> Workload:
-    """One stream."""
+    """One request."""
     return Workload(
         name="cpu1", prompts=(draw_tokens(Random(SEED), 128),), outputs=(200,), temperature=0.0
     )
 
 
 def draw_shared_prefix() -> Workload:
-    """Requests that begin alike: what a prefix index is for. More than one step admits, so that
-    later ones can hit.
+    """Requests with a common prefix, for a prefix index.
+
+    They are more than one step admits: the first ones fill the index, and later ones hit.
     """
     rng = Random(SEED)
     shared = draw_tokens(rng, 512)
@@ -147,7 +147,7 @@ def draw_shared_prefix() -> Workload:
 
 
 def make_gpu_drawer(name: str) -> Callable[[], Workload]:
-    """Draws the one of `draw_gpu_workloads` that is called `name`."""
+    """A function that draws one workload of `draw_gpu_workloads`."""
     return lambda: draw_gpu_workloads()[name]
 
 
@@ -162,4 +162,4 @@ WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
 DEFAULT_WORKLOADS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cpu": ("cpu32", "cpu1"), "cuda": ("offline256", "single", "prefix256", "prefill32x4k")}
 )
-"""Device -> what is measured when no workload is named."""
+"""Device -> the workloads that run when none is named."""
