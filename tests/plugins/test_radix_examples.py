@@ -129,7 +129,7 @@ def test_debug_notices_a_hold_released_twice() -> None:
     index = policy.new_index()
     handle = policy.insert(index, None, ints([1]), ints([1]), "").handle
     policy.release(index, handle)
-    with pytest.raises(AssertionError, match="nobody holds"):
+    with pytest.raises(AssertionError, match="is not held"):
         policy.release(index, handle)
 
 

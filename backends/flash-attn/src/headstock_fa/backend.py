@@ -105,7 +105,7 @@ class FlashAttentionBackend(AttentionBackend):
 
 
 def _quantize_queries(q: Tensor) -> Tensor:
-    """The queries in the 8-bit type of keys and values, as the library needs; large ones saturate."""
+    """The queries in the 8-bit type of the KV, which the library needs; large ones saturate."""
     most = torch.finfo(torch.float8_e4m3fn).max
     return q.clamp(-most, most).to(torch.float8_e4m3fn)
 

@@ -133,7 +133,7 @@ def vllm_kernel(operator: Any) -> Kernel:
 
 
 def load_flash_attn() -> Kernel:
-    """FlashAttention-2 as its own package has it: one function for ragged queries, one for decode."""
+    """FlashAttention-2 of its own package: one function for ragged queries, one for decode."""
     library = import_module("flash_attn")
     ragged, decode = library.flash_attn_varlen_func, library.flash_attn_with_kvcache
 

@@ -1,4 +1,4 @@
-"""What the kernels are told of a step."""
+"""A step as the kernels of FlashAttention take it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What FlashInfer's planner is told of a step: numpy arrays from lengths that the host knows."""
+"""The arrays that FlashInfer's planner takes, from lengths that the host knows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _prefix_sums(lens: Ints) -> Ints:
 
 
 def table_places(page_start: Ints, columns: int) -> Ints:
-    """Where each row's pages stand in a page table of `columns` columns, flattened. [pages] int32"""
+    """Where each row's pages stand in a flat page table of `columns` columns. [pages] int32"""
     counts = np.diff(page_start)
     firsts = np.arange(len(counts), dtype=np.int32) * np.int32(columns) - page_start[:-1]
     places: Ints = np.arange(page_start[-1], dtype=np.int32) + np.repeat(firsts, counts)

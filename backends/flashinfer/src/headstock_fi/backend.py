@@ -205,6 +205,7 @@ class FlashInferBackend(AttentionBackend):
     def bucket(self, rows: int, group: int) -> StagedWrapper:
         """The wrapper for graphs of so many rows. Buckets of a group share the list of pages."""
         if (rows, group) not in self.buckets:
+            # Shared, as no two graphs run at the same time: a list for the longest rows is large.
             if group not in self.static_pages:
                 self.static_pages[group] = self.zeros(self.max_rows * self.columns)
             static = (
@@ -227,7 +228,7 @@ class FlashInferBackend(AttentionBackend):
         return torch.zeros(size, dtype=torch.int32, device=self.device)
 
     def graph_update(self, plan: FlashInferPlan, step: AttentionStep) -> None:
-        """Plan the step in the same buffers; rows that it lacks become one token in the dummy page."""
+        """Plan the step in the same buffers; missing rows become one token in the dummy page."""
         for staged, page_table in zip(plan.wrappers, step.page_tables, strict=True):
             lens = pad_lens(step.host_context_lens, staged.rows)
             arrays = page_arrays(np.ones_like(lens), lens, self.page_size)

@@ -88,7 +88,7 @@ class Library:
     def decode(
         self, workspace: Tensor, tensor_cores: bool, graph_buffers: tuple[Tensor, ...] = ()
     ) -> Any:
-        """A wrapper for decode, for a graph if given buffers (page_start, pages, last_page_lens)."""
+        """A wrapper for decode; for a graph if given (page_start, pages, last_page_lens)."""
         names = (
             "paged_kv_indptr_buffer",
             "paged_kv_indices_buffer",

@@ -22,7 +22,7 @@ Index = RowsIndex | GatherIndex | SparseIndex
 
 @frozen(eq=False)
 class SdpaPlan:
-    """A step with one index of its tokens a (group, window), made by the first layer that needs it."""
+    """A step with an index of its tokens for each (group, window), made when first needed."""
 
     step: AttentionStep
     indexes: dict[tuple[int, int | None], Index] = Factory(dict)

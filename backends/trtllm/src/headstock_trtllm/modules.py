@@ -34,7 +34,7 @@ they are.
 
 @frozen(kw_only=True)
 class KernelNeed:
-    """The shapes to compile for: a module of FMHA v2 with all head sizes, XQA for each combination."""
+    """The shapes to compile for: FMHA v2 with all head sizes, XQA for each combination."""
 
     head_dims: tuple[int, ...]
     page_sizes: tuple[int, ...]

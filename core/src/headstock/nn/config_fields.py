@@ -49,7 +49,7 @@ def without_nulls(hf: Json, *names: str) -> Json:
 
 
 def quoted(value: object) -> str:
-    """`value` as errors show it, at most 64 characters: as in JSON, but text as Python writes it."""
+    """`value` as errors show it, at most 64 characters: JSON, but text as Python writes it."""
     return (
         shorten(json.dumps(value))
         if value is None or isinstance(value, bool | int | float)

@@ -29,6 +29,7 @@ def mix_experts(x: Tensor, weights: Tensor, ids: Tensor, gate_up: Tensor, down: 
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
     raises: RuntimeError inside the capture of a graph, where the experts are multiplied one by one
     """
+    # Stable, so that an expert multiplies its tokens in the same order in every run.
     order = ids.flatten().argsort(stable=True)
     grouped = x[order // ids.shape[1]]
     multiply = run_experts_grouped if has_grouped_mm(x, gate_up) else run_experts_one_by_one
@@ -57,7 +58,7 @@ def run_experts_one_by_one(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: 
 
     raises: RuntimeError in a capture
     """
-    # asked for first: a number that is read inside a capture spoils more than the graph
+    # Checked first: a number that is read inside a capture spoils more than the graph.
     if _is_capturing(grouped):
         raise RuntimeError(
             "how many tokens each expert gets is counted on the host, so no graph holds these "

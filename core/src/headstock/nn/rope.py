@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021, arXiv 2104.09864) in GPT-NeoX order: halves of a head rotate."""
+"""Rotary positions (Su et al. 2021, arXiv 2104.09864) in GPT-NeoX order, by halves of a head."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ def rotate_(x: Tensor, cos_sin: CosSin, out: Tensor) -> None:
     if dim < x.shape[-1]:
         out[..., dim:] = x[..., dim:]
         x, out = x[..., :dim], out[..., :dim]
+    # The halves swapped; `sin` has the sign that makes a rotation of it. A copy, since `out` may be
+    # `x`.
     swapped = x.roll(dim // 2, -1)
     torch.mul(x, cos_sin.cos, out=out)
     out.addcmul_(swapped, cos_sin.sin)

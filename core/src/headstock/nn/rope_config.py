@@ -63,7 +63,7 @@ def read_rope(hf: Json, head_dim: int) -> Rope:
 
 
 def stretched_length(rope: Rope, stated: int) -> int:
-    """The most positions that the model serves: the stated ones, or those that YaRN stretches to."""
+    """The most positions that the model serves: as stated, or as many as YaRN stretches to."""
     original = rope.parameters.get(ORIGINAL)
     if rope.scaling != "yarn" or original is None:
         return stated

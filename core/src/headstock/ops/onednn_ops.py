@@ -97,7 +97,7 @@ def round_rows(rows: int) -> int:
 
 
 def kernel_bytes(params: Params, max_tokens: int) -> int:
-    """The most bytes that oneDNN keeps for products with these parameters, for up to `max_tokens`."""
+    """The most bytes that oneDNN keeps for products of these parameters and `max_tokens`."""
     shapes = {
         (weight.tensor.shape, weight.tensor.dtype, weight.bias is None)
         for weight in params.values()

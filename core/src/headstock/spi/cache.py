@@ -161,7 +161,7 @@ class CachePolicy(ABC):
 
     @abstractmethod
     def check_index(self, index: Any) -> None:
-        """Raise AssertionError when the index contradicts itself. For tests and --debug-invariants."""
+        """Raise AssertionError if the index contradicts itself. For tests, --debug-invariants."""
 
     @abstractmethod
     def indexed_pages(self, index: Any) -> Ints:

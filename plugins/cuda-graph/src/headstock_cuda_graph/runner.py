@@ -170,6 +170,7 @@ class CudaGraphRunner(Runner):
         program, layers, backend = self.program, self.attention.layers, self.attention.backend
         batch = program.row_tables.batch(inputs[0], inputs[1])
         if self.plans_itself:
+            # Inside the graph, so that a replay gathers the page tables of the rows that it has.
             longest = np.full(inputs.shape[1], self.attention.max_seq_len, np.int32)
             backend.graph_update(plan, self.attention_step(inputs, longest))
 
@@ -197,6 +198,7 @@ class CudaGraphRunner(Runner):
         size, padding_row = bucket.size, self.program.row_tables.padding_row
         upload(bucket.inputs.view(-1), (step.row_ids, size, padding_row), (step.positions, size, 0))
         if not self.plans_itself:
+            # Planning reads lengths on the host, which no graph can do.
             lens = (step.positions + 1).astype(np.int32)
             self.attention.backend.graph_update(
                 bucket.plan, self.attention_step(bucket.inputs, lens)
@@ -248,6 +250,7 @@ class CudaGraphRunner(Runner):
         if kind in bucket.samplers:
             bucket.samplers[kind].replay()
             return _first_rows(bucket.samplers[kind].result, count)
+        # Computed before it is captured: this step needs its tokens now.
         sample = self.sample(bucket.inputs, bucket.forward.result, kind)
         self.capture_sampler_late(bucket, kind)
         return _first_rows(sample, count)

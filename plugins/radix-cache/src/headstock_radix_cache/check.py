@@ -17,14 +17,14 @@ def assert_handle(handle: Node, must_be_held: bool) -> None:
         f"the handle's page {handle.page} was evicted: hold a match before evicting"
     )
     assert not must_be_held or handle.refs > _locked_children(handle), (
-        f"nobody holds the handle of page {handle.page}"
+        f"the handle of page {handle.page} is not held"
     )
 
 
 def assert_insert(
     index: Index, handle: Node | None, tokens: Ints, pages: Ints, page_size: int
 ) -> None:
-    """Raise AssertionError unless pages are whole, new or in their place, and the handle is held."""
+    """Raise AssertionError unless pages are whole, new or in place, and the handle is held."""
     if handle is not None:
         assert_handle(handle, must_be_held=True)
     assert tokens.dtype == "int32", f"wanted int32 tokens, got {tokens.dtype}"

@@ -137,7 +137,7 @@ class RadixCache(CachePolicy):
         return np.array(pages, np.int32)
 
     def count_evictable(self, index: Index) -> int:
-        """How many pages nobody holds; O(1)."""
+        """How many pages are not held; O(1)."""
         return len(index.idle) + len(index.dropped)
 
     def evict_all(self, index: Index) -> Ints:

@@ -103,6 +103,8 @@ class Index:
             key = data[start : start + width]
             start += width
             child = node.children.get(key)
+            # In each case the hold moves from the node to the child. The node gains a locked child
+            # unless the child was locked before.
             if child is None:
                 child = node.children[key] = Node(page, node, key, node.depth + 1)
                 self.size += 1
@@ -121,7 +123,7 @@ class Index:
         parent = node.parent
         assert parent is not None and not node.children and node.refs == 0, node
         del parent.children[node.key]
-        if parent.parent is None and not parent.children:  # nobody comes back to most namespaces
+        if parent.parent is None and not parent.children:  # most namespaces are not used again
             del self.roots[parent.key.decode(errors="surrogatepass")]
         node.parent = None
         self.size -= 1
@@ -140,7 +142,7 @@ class Index:
         return self.cut_leaf(node)
 
     def note_end(self, node: Node, limit: int) -> None:
-        """Note that a prefix ended at `node`; drop the oldest beyond `limit`, up to shared pages."""
+        """Note that a prefix ended at `node`; drop the oldest beyond `limit` but shared pages."""
         self.ends[node] = None
         self.ends.move_to_end(node)
         while len(self.ends) > limit:

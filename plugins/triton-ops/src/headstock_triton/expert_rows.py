@@ -1,4 +1,4 @@
-"""Experts of a few tokens: each pair (token, expert) reads its own weights, at the memory's speed."""
+"""Experts of a few tokens: each pair (token, expert) reads its weights at the memory's speed."""
 
 from __future__ import annotations
 

@@ -60,6 +60,7 @@ def gate_up_tiles_kernel(
     """
     block, column = _locate_block(blocks, tl.cdiv(INTERS, BN), GROUP)
     rows = tl.load(table + 2 * block + 1)
+    # The host launches as many blocks as there may be; those past the last have no rows.
     if rows > 0:
         expert = tl.load(table + 2 * block)
         row = tl.arange(0, BM)
@@ -67,6 +68,8 @@ def gate_up_tiles_kernel(
         k = tl.arange(0, BK)
         lhs = x + (pair // CHOSEN).to(tl.int64)[:, None] * WIDTH + k[None, :]
         both = tl.arange(0, 2 * BN)
+        # Columns past the end read the last one again, so that loads need no mask for them; the
+        # store leaves them out.
         source = tl.minimum(column * BN + both // 2, INTERS - 1) + (both % 2) * INTERS
         if not TMA:
             rhs = (
@@ -163,6 +166,7 @@ def combine_kernel(
     terms, ids, out, width, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Some columns of one token: its terms are summed in the order of its slots."""
+    # Not added where the products are made: several programs would add to one row, in any order.
     token = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     routed = tl.load(ids + token * CHOSEN) < EXPERTS

@@ -112,6 +112,8 @@ def heads_kernel(
     cell = cell + is_value.to(tl.int64) * side_stride
     cell = cell + (head - HEADS - is_value.to(tl.int32) * KV_HEADS) * head_stride
     query = q_out + (token * HEADS + head) * HEAD_DIM
+    # Tokens that pad a graph all write to the first slot of the dummy page. Which of them wins is
+    # open, and no row's answer depends on it. Other slots have one token each.
     to_q, to_pool = is_query[:, None], (~is_query)[:, None]
     _store_q_and_kv(turned_first, half, query, cell, in_half & to_q, in_half & to_pool, LIMIT)
     _store_q_and_kv(

@@ -305,6 +305,8 @@ def route_tokens(
     )
     if rows == 0:
         return routes, None
+    # A second launch: a pair's place depends on the counts of all programs before its own, and
+    # programs of one launch cannot wait for each other. Atomics would order pairs by chance.
     if not alone:
         place_kernel[(max(programs, triton.cdiv(blocks, _TABLE_ROWS)),)](
             routes.ids,

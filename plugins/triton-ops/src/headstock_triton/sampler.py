@@ -187,6 +187,7 @@ def _sample_tokens(
         BLOCK=block,
         num_warps=4 if block < 4096 else 8,
     )
+    # A kernel of its own: the parts of a row are programs, which cannot wait for each other.
     join_kernel[(rows,)](
         logits,
         *(
