@@ -39,6 +39,7 @@ __all__ = [
     "format_count",
     "join_reasons",
     "shorten",
+    "suggest_name",
 ]
 
 MIN_SIMILARITY = 0.66

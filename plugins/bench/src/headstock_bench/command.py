@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     start_logs(resolved, quiet=options.quiet)
     any_failed = False
     with open_config(options.shape, resolved) as config:
-        check_writable(options.output)
+        check_output_file(options.output)
         for result in run_workloads(options, config):
             print_result(result, options)
             any_failed |= result.num_finished < len(result.workload.prompts)
@@ -157,7 +157,7 @@ def open_config(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineC
         yield evolve(resolved.engine, model=folder, load_format="dummy")
 
 
-def check_writable(path: str | None) -> None:
+def check_output_file(path: str | None) -> None:
     """Raise ModelError when the file cannot be appended to; None is no file.
 
     A benchmark takes minutes: it must not find this out when it is done.

@@ -63,7 +63,7 @@ def read_commit(file: Path) -> str | None:
 def run_git(file: Path, *arguments: str) -> str | None:
     """The output of git in the folder of `file`; None when git fails or is not installed."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(file.parent), *arguments],
             capture_output=True,
             text=True,
@@ -72,4 +72,4 @@ def run_git(file: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None

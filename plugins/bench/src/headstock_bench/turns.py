@@ -136,9 +136,11 @@ def find_difference(ours: OutputTokens, theirs: OutputTokens) -> TokenDifference
     raises: ValueError when the numbers of requests or of their tokens differ
     """
     first_positions = []
-    for left, right in zip(ours, theirs, strict=True):
+    for our_row, their_row in zip(ours, theirs, strict=True):
         differing = [
-            position for position, (a, b) in enumerate(zip(left, right, strict=True)) if a != b
+            position
+            for position, (a, b) in enumerate(zip(our_row, their_row, strict=True))
+            if a != b
         ]
         first_positions += differing[:1]
     return TokenDifference(len(first_positions), min(first_positions, default=None))
