@@ -221,12 +221,11 @@ class Drive:
 
     def note(self) -> None:
         """Keep what the last step brought."""
-        accepted = self.state.accepted
-        offset = 0
+        state, offset = self.state, 0
         for admission_id, count in zip(
-            accepted.admission_ids.tolist(), accepted.counts.tolist(), strict=True
+            state.accepted_ids.tolist(), state.accepted_counts.tolist(), strict=True
         ):
-            self.outputs[self.names[admission_id]] += accepted.tokens[
+            self.outputs[self.names[admission_id]] += state.accepted_tokens[
                 offset : offset + count
             ].tolist()
             offset += count

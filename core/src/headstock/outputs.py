@@ -1,4 +1,8 @@
-"""What a request gave: text, tokens, reasons and times. Names are vLLM's."""
+"""The outputs of requests: text, tokens, finish reasons and times. The names are vLLM's.
+
+One type a hop: a runner returns a `Sample`, the scheduler takes it as a `Sampled` event, the engine
+emits an `Update` a request, and users get `RequestOutput` with `CompletionOutput` in it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ from attrs import frozen
 
 @frozen
 class Logprob:
-    """The log-probability of one token; `rank` 1 is the likeliest, None is one below those asked
-    for.
+    """The log-probability of one token.
+
+    rank: 1 is the likeliest; None is a token below the requested ones
     """
 
     logprob: float
@@ -18,11 +23,11 @@ class Logprob:
 
 @frozen(kw_only=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of `time.monotonic`; None for what did not, or
-    is not known.
+    """Times of a request in seconds of `time.monotonic`, and its counts; None for what is unknown
+    or has not happened.
 
-    `arrival` is the moment it was handed to the engine; `cached_tokens` are prompt tokens taken
-    from the prefix index.
+    arrival: when it was handed to the engine
+    cached_tokens: prompt tokens from the prefix index
     """
 
     arrival: float
@@ -44,12 +49,15 @@ class RequestMetrics:
 
 @frozen(kw_only=True)
 class CompletionOutput:
-    """One answer, or, in a stream, what is new of it.
+    """The user's type of one completion: all of it, or, in a stream, what is new.
 
-    `finish_reason` is None while it goes on, then "stop", "length", "abort" or "error" (`error`
-    says what went wrong); `stop_reason` is the stop string or the id among `stop_token_ids` that
-    ended it, None when an end-of-sequence token did. `token_ids` hold the token that ended it,
-    `text` does not. `logprobs`, when asked for, is one mapping a token, from id to Logprob.
+    text: without the token that ended it
+    token_ids: with the token that ended it
+    logprobs: if requested, one mapping a token, from id to Logprob
+    finish_reason: None while it goes on; then "stop", "length", "abort" or "error"
+    stop_reason: the stop string, or the id among `stop_token_ids`, that ended it; None after an
+        end-of-sequence token
+    error: the message of "error"
     """
 
     index: int
@@ -64,11 +72,12 @@ class CompletionOutput:
 
 @frozen(kw_only=True)
 class RequestOutput:
-    """The answers to one prompt; `prompt` is None when it was given as token ids.
+    """The user's type of one prompt: its completions, or, in a stream, what is new of one.
 
-    `max_tokens` is the most that an answer could have: what was asked for, cut to the room beside
-    the prompt. `prompt_logprobs`, when asked for, has one entry a prompt token, the first of them
-    None.
+    prompt: None when it was given as token ids
+    max_tokens: the most tokens of a completion: the requested ones, cut to the room after the
+        prompt
+    prompt_logprobs: if requested, one entry a prompt token, the first of them None
     """
 
     request_id: str
@@ -81,17 +90,17 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether every answer in it has ended."""
+        """Whether all of its completions have ended."""
         return all(output.finish_reason is not None for output in self.outputs)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens in all its answers."""
+        """The tokens of all its completions."""
         return sum(len(output.token_ids) for output in self.outputs)
 
     @property
     def sound(self) -> bool:
-        """Whether no answer in it failed."""
+        """Whether none of its completions failed."""
         return all(output.error is None for output in self.outputs)
 
 
@@ -106,12 +115,14 @@ class TokenLogprob:
 
 @frozen(kw_only=True)
 class Update:
-    """What is new of one request since its last update.
+    """The engine's type: the new tokens of one request since its last update.
 
-    `tokens` are new output tokens, a stop token included as the last. `logprobs` has one entry a
-    token; `prompt_logprobs` comes once, with the first token, its first entry None, and so does
-    `cached_tokens`, the prompt tokens that came from the prefix index. `finish_reason` ("stop",
-    "length", "abort", "error") is set in the last update, with `stop_token` or `error`.
+    tokens: with a stop token as the last
+    logprobs: one entry a token
+    prompt_logprobs, cached_tokens: in the update with the first token only; the first entry of
+        prompt_logprobs is None, cached_tokens are prompt tokens from the prefix index
+    finish_reason: in the last update only: "stop", "length", "abort" or "error", with
+        `stop_token` or `error`
     """
 
     id: str

@@ -267,7 +267,7 @@ def test_lanes_agree_with_plans_and_queues_in_every_step(overlap: bool, reuse: b
         }
     table = lanes.list_numbers()
     assert sum(table["preemptions"]) == states[-1].num_preempted > 0
-    assert sum(table["output"]) == sum(int(state.accepted.counts.sum()) for state in states)
+    assert sum(table["output"]) == sum(int(state.accepted_counts.sum()) for state in states)
     ended = {ended.id: (ended.reason, ended.cached) for state in states for ended in state.ended}
     assert {
         lanes.ids[lane]: lanes.reasons[lane]

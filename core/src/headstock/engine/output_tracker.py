@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define, field
 
 from headstock.outputs import TokenLogprob, Update
-from headstock.scheduler import Accepted, Ended, Limits, Plan, Request, RowCounter, State, num_held
+from headstock.scheduler import Ended, Limits, Plan, Request, RowCounter, State, num_held
 from headstock.spi import Sample
 from headstock.spi.arrays import Ints
 
@@ -117,28 +117,27 @@ class OutputTracker:
 
     def collect(self, plan: Plan | None, sample: Sample | None, state: State) -> tuple[Update, ...]:
         """Collect the updates of the step that ran `plan` and led to `state`."""
-        accepted = state.accepted
-        self.output_tokens += len(accepted.tokens)
+        self.output_tokens += len(state.accepted_tokens)
         if plan is not None and sample is not None and sample.logprobs is not None:
             self._add_prompt_logprobs(plan, sample)
-            self._add_logprobs(plan, sample, accepted)
+            self._add_logprobs(plan, sample, state)
         last = [self._finish_request(ended) for ended in state.ended]
-        return (*self._emit_tokens(accepted), *last)
+        return (*self._emit_tokens(state), *last)
 
-    def _emit_tokens(self, accepted: Accepted) -> list[Update]:
+    def _emit_tokens(self, state: State) -> list[Update]:
         """Make updates of requests that go on: of every token, or of the first."""
         updates: list[Update] = []
         if not self.awaiting_token:
             return updates
         stop = 0
         for admission_id, count in zip(
-            accepted.admission_ids.tolist(), accepted.counts.tolist(), strict=True
+            state.accepted_ids.tolist(), state.accepted_counts.tolist(), strict=True
         ):
             start, stop = stop, stop + count
             tracked = self.awaiting_token.get(admission_id)
             if tracked is None:
                 continue
-            updates.append(tracked.make_update(accepted.tokens[start:stop]))
+            updates.append(tracked.make_update(state.accepted_tokens[start:stop]))
             if not tracked.stream_tokens and tracked.num_emitted:
                 del self.awaiting_token[admission_id]
         return updates
@@ -192,11 +191,11 @@ class OutputTracker:
                         logprobs, at, int(prompt[following]), most
                     )
 
-    def _add_logprobs(self, plan: Plan, sample: Sample, accepted: Accepted) -> None:
+    def _add_logprobs(self, plan: Plan, sample: Sample, state: State) -> None:
         """Store the requested log-probabilities of sampled tokens that the scheduler accepted."""
         logprobs, tokens = _logprob_arrays(sample), sample.tokens.numpy()
         logits = dict(zip(plan.admission_ids.tolist(), plan.last_logits.tolist(), strict=True))
-        for admission_id in accepted.admission_ids.tolist():
+        for admission_id in state.accepted_ids.tolist():
             tracked = self.by_admission_id[admission_id]
             most = tracked.request.params.logprobs
             if most is not None:

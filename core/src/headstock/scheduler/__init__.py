@@ -8,12 +8,11 @@ from headstock.scheduler.page_pool import num_held
 from headstock.scheduler.plan import Plan
 from headstock.scheduler.request import Request, RequestState
 from headstock.scheduler.row_counters import RowCounter
-from headstock.scheduler.state import Accepted, State, initial
+from headstock.scheduler.state import State, initial
 from headstock.scheduler.step import step
 
 __all__ = [
     "Aborted",
-    "Accepted",
     "Arrived",
     "Cleared",
     "Ended",

@@ -10,7 +10,6 @@ from headstock.scheduler.limits import refusal
 from headstock.scheduler.page_pool import clear_index, forget
 from headstock.scheduler.request import Request, RequestState
 from headstock.scheduler.row_counters import NONE, RowCounter, every, some, where
-from headstock.scheduler.state import Accepted
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 
@@ -104,7 +103,7 @@ def some_each(state: WorkingState, event: Sampled, live: Ints) -> None:
         given = lengths <= (known + counts)[:, None]
     picked = np.nonzero(given)
     state.tokens[rows[picked[0]], lengths[picked] - 1] = grid[picked]
-    state.accepted.append(Accepted(counters[RowCounter.ADMISSION_ID, rows], counts, grid[picked]))
+    state.accepted.append((counters[RowCounter.ADMISSION_ID, rows], counts, grid[picked]))
     settle(counters, rows, known + counts)
     if state.limits.recompute:
         forget(state, rows)
@@ -130,7 +129,7 @@ def one_each(state: WorkingState, event: Sampled, rows: Ints) -> None:
     counters[RowCounter.NUM_PLACEHOLDERS] -= got
     if state.limits.recompute:
         forget(state, rows)
-    state.accepted.append(Accepted(event.admission_ids, got.take(rows), event.tokens))
+    state.accepted.append((event.admission_ids, got.take(rows), event.tokens))
     done = known > counters[RowCounter.LAST_POSITION]
     stopped = NONE
     stops = state.stop_ids.take(rows, axis=1) == event.tokens

@@ -18,8 +18,7 @@ class Arrived:
 
 @frozen(eq=False)
 class Sampled:
-    """Tokens of rows whose plan had logits, ragged: row i got `counts[i]` accepted tokens, laid end
-    to end in `tokens`.
+    """The scheduler's type: sampled tokens of rows, ragged: row i got `counts[i]` of `tokens`.
 
     Without `counts`, each row got the one token of its placeholder.
 

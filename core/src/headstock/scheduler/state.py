@@ -15,21 +15,6 @@ from headstock.scheduler.row_counters import NONE, NUM_COUNTERS, sealed
 from headstock.scheduler.waiting_queue import Queue
 from headstock.spi.arrays import Ints
 
-
-@frozen(eq=False)
-class Accepted:
-    """Output tokens that became known, ragged: `counts[i]` of `tokens` for `admission_ids[i]`.
-
-    admission_ids, counts: [n] int32    tokens: [sum of counts] int32
-    """
-
-    admission_ids: Ints
-    counts: Ints
-    tokens: Ints
-
-
-NOTHING = Accepted(NONE, NONE, NONE)
-
 Write = tuple[int, Ints, Ints, Ints]
 """Entries of a page table: the group, and rows, columns and pages, each [n]."""
 
@@ -47,8 +32,9 @@ class State:
         that were ever filled
     free: by group, a stack of [n] int32, taken from its end; `num_free` counts them    waiting: in
     rank order `regions` of ended sequences, oldest first, that may be taken over. `writes` are page
-    table entries that no plan has carried yet; `ended` and `accepted` tell what the events of the
-    last step came to. `num_special` counts the seated requests that are fenced (and so may have
+    table entries that no plan has carried yet; `ended` and `accepted_*` are what the
+    events of the last step came to: admission `accepted_ids[i]` got `accepted_counts[i]` of
+    `accepted_tokens`. `num_special` counts the seated requests that are fenced (and so may have
     drafts) or have their prompt scored.
 
     Owned values, handed from state to state and written in place, so never read in an old one:
@@ -74,7 +60,9 @@ class State:
     regions: tuple[Region, ...] = ()
     writes: tuple[Write, ...] = ()
     ended: tuple[Ended, ...] = ()
-    accepted: Accepted = NOTHING
+    accepted_ids: Ints = NONE
+    accepted_counts: Ints = NONE
+    accepted_tokens: Ints = NONE
     num_admitted: int = 0
     num_arrived: int = 0
     num_steps: int = 0

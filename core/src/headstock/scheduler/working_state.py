@@ -11,8 +11,8 @@ from headstock.scheduler.contiguous import Region
 from headstock.scheduler.events import Ended
 from headstock.scheduler.limits import Limits
 from headstock.scheduler.request import RequestState
-from headstock.scheduler.row_counters import RowCounter
-from headstock.scheduler.state import NOTHING, Accepted, State, Write
+from headstock.scheduler.row_counters import NONE, RowCounter
+from headstock.scheduler.state import State, Write
 from headstock.scheduler.waiting_queue import Queue
 from headstock.spi.arrays import Ints
 
@@ -46,7 +46,7 @@ class WorkingState:
     regions: tuple[Region, ...]
     writes: list[Write]
     ended: list[Ended] = field(factory=list)
-    accepted: list[Accepted] = field(factory=list)
+    accepted: list[tuple[Ints, Ints, Ints]] = field(factory=list)  # ids, counts, tokens
     new_row_ids: list[int] = field(factory=list)
     rows_unsorted: bool = False  # rows joined, so `rows_by_priority` lacks them
 
@@ -89,6 +89,7 @@ def to_state(working: WorkingState) -> State:
         working.spans,
     ):
         array.setflags(write=False)
+    accepted_ids, accepted_counts, accepted_tokens = join_accepted(working.accepted)
     return State(
         row_counters=working.row_counters,
         rows_by_priority=working.rows_by_priority,
@@ -107,7 +108,9 @@ def to_state(working: WorkingState) -> State:
         regions=working.regions,
         writes=tuple(working.writes),
         ended=tuple(working.ended),
-        accepted=join_accepted(working.accepted),
+        accepted_ids=accepted_ids,
+        accepted_counts=accepted_counts,
+        accepted_tokens=accepted_tokens,
         num_admitted=working.num_admitted,
         num_arrived=working.num_arrived,
         num_steps=working.previous.num_steps + 1,
@@ -116,15 +119,12 @@ def to_state(working: WorkingState) -> State:
     )
 
 
-def join_accepted(parts: list[Accepted]) -> Accepted:
-    """What several events accepted, as one."""
+def join_accepted(parts: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
+    """Concatenate what several events accepted: admission ids, counts and tokens."""
     if len(parts) < 2:
-        return parts[0] if parts else NOTHING
-    return Accepted(
-        np.concatenate([part.admission_ids for part in parts]),
-        np.concatenate([part.counts for part in parts]),
-        np.concatenate([part.tokens for part in parts]),
-    )
+        return parts[0] if parts else (NONE, NONE, NONE)
+    ids, counts, tokens = zip(*parts, strict=True)
+    return np.concatenate(ids), np.concatenate(counts), np.concatenate(tokens)
 
 
 def shareable(working: WorkingState) -> Ints:

@@ -47,7 +47,7 @@ class Sampling:
 
 @frozen(kw_only=True, eq=False)
 class Sample:
-    """The runner's result: what was sampled at each logit position.
+    """The runner's type: what was sampled at each logit position.
 
     On the device when a runner or ops return it, in host memory after `Pending.wait`.
 

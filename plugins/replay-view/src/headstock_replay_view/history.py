@@ -114,7 +114,7 @@ class History:
         work = (
             plan.num_tokens - plan.num_decode,
             plan.num_decode,
-            int(state.accepted.counts.sum()),
+            int(state.accepted_counts.sum()),
         )
         requests = (state.num_running, len(state.waiting), state.num_preempted)
         return (

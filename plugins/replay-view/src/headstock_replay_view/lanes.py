@@ -107,11 +107,11 @@ class Lanes:
         """Count the output tokens that the step was told of, and the time that each request waited
         for them.
         """
-        lanes = self.lane_of[state.accepted.admission_ids]
+        lanes = self.lane_of[state.accepted_ids]
         if not len(lanes):
             return
         table = self.table
-        np.add.at(table[OUTPUT], lanes, state.accepted.counts)
+        np.add.at(table[OUTPUT], lanes, state.accepted_counts)
         lanes = np.unique(lanes)
         again = table[FIRST, lanes] >= 0
         new, old = lanes[~again], lanes[again]
