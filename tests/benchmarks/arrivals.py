@@ -12,7 +12,7 @@ from attrs import evolve
 from benchmarks.running import ROWS, limits, request, sampled
 
 from headstock.scheduler import Aborted, Arrived, Event, Limits, Plan, Request, State, initial, step
-from headstock.spi import Budget, Choice, View
+from headstock.spi import Budget, ScheduleDecision, View
 
 WAITING = 4096
 CHUNK = 16
@@ -20,13 +20,13 @@ CHUNK = 16
 LONG = 6000
 
 
-def by_chunks(view: View, budget: Budget) -> Choice:
+def by_chunks(view: View, budget: Budget) -> ScheduleDecision:
     """Everyone in every step, but no more than a chunk of each: there are tokens left for those who
     wait.
     """
-    rows = view.want.nonzero()[0]
-    counts = np.minimum(view.want.take(rows), CHUNK)
-    return Choice(
+    rows = view.num_new_tokens.nonzero()[0]
+    counts = np.minimum(view.num_new_tokens.take(rows), CHUNK)
+    return ScheduleDecision(
         rows=rows, counts=counts, admit=np.arange(len(view.waiting_lengths), dtype=np.int32)
     )
 
@@ -54,7 +54,7 @@ def siblings(rng: np.random.Generator, waiting: int = WAITING) -> tuple[Limits, 
     ]
     # The first of them takes a seat with a chunk of its prompt; then the others come.
     state, plan = step(state, events[:2], evolve(bounds, max_batch_tokens=rows + CHUNK))
-    bounds = evolve(bounds, choose=by_chunks)
+    bounds = evolve(bounds, schedule=by_chunks)
     return bounds, *step(state, [sampled(state, plan, None, rng), *events[2:]], bounds)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.builtin.mixed import choose
+from headstock.builtin.mixed import schedule
 from headstock.scheduler import Limits, Plan, Request, Sampled, State
 from headstock.spi import KVGroup
 
@@ -27,7 +27,7 @@ def limits(page_size: int, rows: int, overlap: bool = False) -> Limits:
         page_size=page_size,
         num_pages=(pages,),
         groups=(GROUP,),
-        choose=choose,
+        schedule=schedule,
         scheduler="mixed",
         policy=policy,
         overlap=overlap,

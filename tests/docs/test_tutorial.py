@@ -76,7 +76,7 @@ def module(text: str) -> ModuleType:
 
 
 def test_the_plugins_choices_are_legal_and_nothing_waits_for_ever() -> None:
-    choose = module(sample_files(TUTORIAL)["src/headstock_shortest_first/choice.py"]).choose
+    schedule = module(sample_files(TUTORIAL)["src/headstock_shortest_first/choice.py"]).schedule
     group = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)
     shape = {
         "max_rows": 4,
@@ -86,7 +86,12 @@ def test_the_plugins_choices_are_legal_and_nothing_waits_for_ever() -> None:
         "num_pages": (24,),
     }
     limits = Limits(
-        **shape, groups=(group,), choose=choose, scheduler="shortest-first", policy=None, check=True
+        **shape,
+        groups=(group,),
+        schedule=schedule,
+        scheduler="shortest-first",
+        policy=None,
+        check=True,
     )
     rng = np.random.default_rng(0)
     lengths = [48, *rng.integers(1, 20, 30).tolist()]

@@ -11,14 +11,14 @@ from toy_schedule import VOCAB, Drive, alone
 from headstock.builtin import decode_first, equal_length, mixed, prefill_first
 from headstock.scheduler import Limits, Request
 from headstock.scheduler.invariants import check
-from headstock.spi import Budget, CachePolicy, Choice, Choose, KVGroup, View
+from headstock.spi import Budget, CachePolicy, KVGroup, ScheduleDecision, ScheduleFunction, View
 from headstock_radix_cache.policy import RadixCache
 
-SCHEDULERS: dict[str, Choose] = {
-    "mixed": mixed.choose,
-    "prefill-first": prefill_first.choose,
-    "decode-first": decode_first.choose,
-    "equal-length": equal_length.choose,
+SCHEDULERS: dict[str, ScheduleFunction] = {
+    "mixed": mixed.schedule,
+    "prefill-first": prefill_first.schedule,
+    "decode-first": decode_first.schedule,
+    "equal-length": equal_length.schedule,
 }
 NAMES = tuple(SCHEDULERS)
 LONGEST = 160
@@ -45,7 +45,7 @@ def limits(**changes: Any) -> Limits:
         "policy": policy,
         "check": True,
     }
-    return Limits(**(defaults | {"choose": SCHEDULERS[scheduler]} | changes))
+    return Limits(**(defaults | {"schedule": SCHEDULERS[scheduler]} | changes))
 
 
 def prompt(rng: np.random.Generator, length: int) -> np.ndarray:
@@ -83,17 +83,17 @@ def random_limits(rng: np.random.Generator, scheduler: str) -> Limits:
     )
 
 
-def pausing(choose: Choose) -> Choose:
+def pausing(schedule: ScheduleFunction) -> ScheduleFunction:
     """The scheduler, which runs nothing in every second step."""
 
-    def choose_or_not(view: View, budget: Budget) -> Choice:
+    def schedule_or_pause(view: View, budget: Budget) -> ScheduleDecision:
         return (
-            choose(view, budget)
-            if view.number % 2
-            else Choice(rows=view.rows_by_priority[:0], counts=view.rows_by_priority[:0])
+            schedule(view, budget)
+            if view.step % 2
+            else ScheduleDecision(rows=view.rows_by_priority[:0], counts=view.rows_by_priority[:0])
         )
 
-    return choose_or_not
+    return schedule_or_pause
 
 
 def random_requests(rng: np.random.Generator, fenced: bool) -> list[Request]:
@@ -130,7 +130,7 @@ def simulate(seed: int) -> Drive:
     rng = np.random.default_rng(seed)
     bounds = random_limits(rng, NAMES[seed % len(NAMES)])
     if rng.random() < 0.2:
-        bounds = evolve(bounds, choose=pausing(bounds.choose))
+        bounds = evolve(bounds, schedule=pausing(bounds.schedule))
     drafting = not bounds.recompute and rng.random() < (0.4 if len(bounds.groups) == 1 else 0.8)
     drive = Drive(bounds, rng if drafting else None)
     requests = [

@@ -15,7 +15,7 @@ from headstock.engine.loop import Loop
 from headstock.errors import EngineDied, PluginBroken
 from headstock.outputs import Update
 from headstock.scheduler.invariants import check
-from headstock.spi import Batch, Choice, LayerInfo, Runner, Sample
+from headstock.spi import Batch, LayerInfo, Runner, Sample, ScheduleDecision
 from headstock_radix_cache.policy import RadixCache
 from headstock_sdpa.backend import SdpaBackend
 
@@ -154,8 +154,8 @@ def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
 
 
 def test_a_scheduler_that_runs_nothing_is_not_waited_for(engine: Engine) -> None:
-    nothing = Choice(rows=np.zeros(0, np.int32), counts=np.zeros(0, np.int32))
-    engine.limits = evolve(engine.limits, choose=lambda view, budget: nothing)
+    nothing = ScheduleDecision(rows=np.zeros(0, np.int32), counts=np.zeros(0, np.int32))
+    engine.limits = evolve(engine.limits, schedule=lambda view, budget: nothing)
     with pytest.raises(
         PluginBroken, match=r"'mixed' runs nothing, though requests wait.*headstock replay"
     ):

@@ -18,7 +18,7 @@ from headstock.engine.engine import Engine
 from headstock.errors import PluginBroken
 from headstock.record.file import read_recording
 from headstock.scheduler import Arrived, Request
-from headstock.spi import Choice
+from headstock.spi import ScheduleDecision
 
 TIGHT = {"num_pages": 60, "page_size": 4, "max_running_requests": 16, "max_batch_tokens": 64}
 
@@ -89,12 +89,12 @@ def test_bench_and_run_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def dying(after: int, error: Exception) -> Any:
     """A scheduler that fails in a step."""
-    from headstock.builtin.mixed import choose
+    from headstock.builtin.mixed import schedule
 
-    def fail(view: Any, budget: Any) -> Choice:
-        if view.number >= after:
+    def fail(view: Any, budget: Any) -> ScheduleDecision:
+        if view.step >= after:
             raise error
-        return choose(view, budget)
+        return schedule(view, budget)
 
     return fail
 
@@ -125,7 +125,7 @@ def test_a_scheduler_that_fails_names_a_recording_that_shows_it(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     engine = Engine(EngineConfig(**TIGHT, record=str(tmp_path / "mine") if recorded else None))
-    engine.limits = evolve(engine.limits, choose=dying(9, ZeroDivisionError("oh")))
+    engine.limits = evolve(engine.limits, schedule=dying(9, ZeroDivisionError("oh")))
     submitted(engine, 3)
     with pytest.raises(
         PluginBroken, match=r"raised ZeroDivisionError: oh; .*headstock replay (\S+)"
@@ -151,7 +151,8 @@ def test_a_broken_scheduler_plugin_leaves_a_recording_too(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     engine = Engine(EngineConfig(**TIGHT))
     engine.limits = evolve(
-        engine.limits, choose=lambda view, budget: Choice(rows=np.array([99]), counts=np.array([1]))
+        engine.limits,
+        schedule=lambda view, budget: ScheduleDecision(rows=np.array([99]), counts=np.array([1])),
     )
     submitted(engine, 1)
     with pytest.raises(PluginBroken, match="a row that does not exist"):
@@ -172,7 +173,7 @@ def test_a_tail_cannot_be_replayed_but_drawn(
     engine.submit(
         Request(id="long", prompt=prompt, max_tokens=300, params=SamplingParams(temperature=0.0))
     )
-    engine.limits = evolve(engine.limits, choose=dying(290, ZeroDivisionError("oh")))
+    engine.limits = evolve(engine.limits, schedule=dying(290, ZeroDivisionError("oh")))
     with pytest.raises(PluginBroken, match="the last 256 steps are in") as raised:
         finish(engine)
     engine.close()

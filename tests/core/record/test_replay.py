@@ -294,7 +294,7 @@ def test_the_header_makes_the_same_limits() -> None:
     limits = bounds(recompute=True)
     made = restore_limits(header(limits))
 
-    assert type(made.policy) is type(limits.policy) and made.choose is limits.choose
+    assert type(made.policy) is type(limits.policy) and made.schedule is limits.schedule
     for name in (
         "max_rows",
         "max_len",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from toy_schedule import Drive, alone
 from toy_workloads import limits, prompt, request
 
-from headstock.builtin.equal_length import TURN, choose
+from headstock.builtin.equal_length import TURN, schedule
 from headstock.spi import Budget, View
 
 RNG = np.random.default_rng(11)
@@ -85,15 +85,15 @@ def test_no_row_waits_longer_than_the_bound(seed: int, count: int, arrivals: boo
     for number in range(1, 200):
         view = View(
             rows_by_priority=np.arange(count, dtype=np.int32),
-            want=np.ones(count, np.int32),
-            computed=computed,
-            prompt=np.ones(count, np.int32),
-            last_run=last_run,
+            num_new_tokens=np.ones(count, np.int32),
+            num_computed_tokens=computed,
+            num_prompt_tokens=np.ones(count, np.int32),
+            last_step=last_run,
             waiting_lengths=np.full(int(arrivals), 9, np.int32),
             waiting_priorities=np.zeros(int(arrivals), np.int32),
-            number=number,
+            step=number,
         )
-        choice = choose(view, Budget(tokens=64, free_rows=1, pages=99, page_size=4))
+        choice = schedule(view, Budget(tokens=64, free_rows=1, pages=99, page_size=4))
         assert len(set(computed[choice.rows].tolist())) <= 1 and not (
             len(choice.rows) and len(choice.admit)
         )

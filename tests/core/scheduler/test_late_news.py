@@ -7,7 +7,7 @@ import pytest
 from toy_schedule import Drive, alone, run
 from toy_workloads import FULL, SCHEDULERS, limits, prompt, request, window
 
-from headstock.spi import Budget, Choice, KVGroup, View
+from headstock.spi import Budget, KVGroup, ScheduleDecision, View
 
 SEED = 7
 RNG = np.random.default_rng(SEED)
@@ -71,16 +71,16 @@ def test_drafts_change_nothing_but_the_number_of_steps(
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_step_that_runs_nothing_loses_no_page_table_entry(overlap: bool) -> None:
-    def choose(view: View, budget: Budget) -> Choice:
-        rests = view.number % 2
+    def schedule(view: View, budget: Budget) -> ScheduleDecision:
+        rests = view.step % 2
         return (
-            Choice(rows=view.rows_by_priority[:0], counts=view.rows_by_priority[:0])
+            ScheduleDecision(rows=view.rows_by_priority[:0], counts=view.rows_by_priority[:0])
             if rests
             else SCHEDULERS["mixed"](view, budget)
         )
 
     tokens = prompt(RNG, 40)  # whoever says the same moves to the same pages
     requests = [request(str(i), tokens, 5 + 5 * i) for i in range(12)]
-    drive = run(Drive(limits(choose=choose, num_pages=200, overlap=overlap)), *requests)
+    drive = run(Drive(limits(schedule=schedule, num_pages=200, overlap=overlap)), *requests)
 
     assert drive.outputs == {one.id: alone(one) for one in requests}, "wrong tokens"

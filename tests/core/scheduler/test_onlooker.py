@@ -11,25 +11,25 @@ from toy_workloads import limits, prompt, request
 
 from headstock.builtin import mixed
 from headstock.scheduler import admission, prefix_insert
-from headstock.spi import Budget, Choice, Choose, View
+from headstock.spi import Budget, ScheduleDecision, ScheduleFunction, View
 from headstock_radix_cache.policy import RadixCache
 
 
-def preempting(last: bool) -> Choose:
+def preempting(last: bool) -> ScheduleFunction:
     """A scheduler that in every third step preempts the row of the lowest priority
     or, when not `last`, each in turn.
     """
 
-    def choose(view: View, budget: Budget) -> Choice:
+    def schedule(view: View, budget: Budget) -> ScheduleDecision:
         count = len(view.rows_by_priority)
-        if view.number % 3 or not count:
-            return mixed.choose(view, budget)
-        victim = view.rows_by_priority[-1 if last else view.number // 3 % count :][:1]
-        return Choice(
+        if view.step % 3 or not count:
+            return mixed.schedule(view, budget)
+        victim = view.rows_by_priority[-1 if last else view.step // 3 % count :][:1]
+        return ScheduleDecision(
             rows=view.rows_by_priority[:0], counts=view.rows_by_priority[:0], victims=victim
         )
 
-    return choose
+    return schedule
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def preempting(last: bool) -> Choose:
 )
 def test_requests_that_are_preempted_in_turn_are_noticed(last: bool, said: str) -> None:
     rng = np.random.default_rng(0)
-    drive = Drive(limits(choose=preempting(last)))
+    drive = Drive(limits(schedule=preempting(last)))
     for name in "01":
         drive.submit(request(name, prompt(rng, 20), 30))
 

@@ -11,7 +11,7 @@ from toy_workloads import limits, prompt, random_requests, request
 
 from headstock.builtin import mixed
 from headstock.errors import PluginBroken
-from headstock.spi import Budget, CachePolicy, CacheStats, Choice, Inserted, Match, View
+from headstock.spi import Budget, CachePolicy, CacheStats, Inserted, Match, ScheduleDecision, View
 from headstock_radix_cache.policy import RadixCache
 
 
@@ -72,35 +72,40 @@ def test_a_policy_without_insert_each_leads_to_the_same_plans(seed: int) -> None
     assert plans[0] == plans[1] and len(plans[0]) > 20
 
 
-def raises(view: View, budget: Budget) -> Choice:
+def raises(view: View, budget: Budget) -> ScheduleDecision:
     raise ZeroDivisionError("of its own")
 
 
 @pytest.mark.parametrize(
-    ("choose", "said"),
+    ("schedule", "said"),
     [
         (raises, "the scheduler 'mixed' raised ZeroDivisionError: of its own; report it"),
         (
             lambda view, budget: None,
-            "the scheduler 'mixed' gave None where a Choice belongs; report it",
+            "the scheduler 'mixed' returned None, not a ScheduleDecision; report it",
         ),
     ],
 )
-def test_a_scheduler_that_fails_is_named(choose: Any, said: str) -> None:
-    drive = Drive(limits(choose=choose))
+def test_a_scheduler_that_fails_is_named(schedule: Any, said: str) -> None:
+    drive = Drive(limits(schedule=schedule))
     drive.submit(request("a", prompt(np.random.default_rng(2), 20)))
     with pytest.raises(PluginBroken, match=said):
         drive.step()
 
 
 def test_a_scheduler_cannot_write_what_it_sees() -> None:
-    def choose(view: View, budget: Budget) -> Choice:
-        for seen in (view.rows_by_priority, view.computed, view.prompt, view.last_run):
+    def schedule(view: View, budget: Budget) -> ScheduleDecision:
+        for seen in (
+            view.rows_by_priority,
+            view.num_computed_tokens,
+            view.num_prompt_tokens,
+            view.last_step,
+        ):
             with pytest.raises(ValueError, match="read-only"):
                 seen[:] = 1
-        return mixed.choose(view, budget)
+        return mixed.schedule(view, budget)
 
-    drive = Drive(limits(choose=choose))
+    drive = Drive(limits(schedule=schedule))
     for name in "abc":
         drive.submit(request(name, prompt(np.random.default_rng(2), 20)))
     drive.drain()

@@ -22,7 +22,7 @@ from toy_schedule import VOCAB, Drive, alone
 from toy_workloads import SCHEDULERS, limits, request
 
 from headstock.scheduler import Aborted, Failed, refusal
-from headstock.spi import Budget, Choice, View
+from headstock.spi import Budget, ScheduleDecision, View
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
 
@@ -64,14 +64,14 @@ class Scheduling(RuleBasedStateMachine):
         )
         self.victims = 0
         self.drive = Drive(
-            evolve(bounds, choose=self.choose), np.random.default_rng(0) if drafts else None
+            evolve(bounds, schedule=self.schedule), np.random.default_rng(0) if drafts else None
         )
-        self.inner = bounds.choose
+        self.inner = bounds.schedule
         self.fenced = drafts
         self.requests = {}
         self.aborted: set[str] = set()
 
-    def choose(self, view: View, budget: Budget) -> Choice:
+    def schedule(self, view: View, budget: Budget) -> ScheduleDecision:
         """What the scheduler chooses, but for victims: the rows of lowest priority."""
         choice = self.inner(view, budget)
         count, self.victims = min(self.victims, len(view.rows_by_priority)), 0
@@ -81,7 +81,7 @@ class Scheduling(RuleBasedStateMachine):
         for row in victims.tolist():
             self.drive.onlooker.pardon(self.drive.state.requests_by_row[row])
         stay = ~np.isin(choice.rows, victims)
-        return Choice(rows=choice.rows[stay], counts=choice.counts[stay], victims=victims)
+        return ScheduleDecision(rows=choice.rows[stay], counts=choice.counts[stay], victims=victims)
 
     @rule(
         tokens=TOKENS,

@@ -16,7 +16,7 @@ from headstock.builtin import mixed
 from headstock.record.recorded_step import RecordedStep
 from headstock.record.replay import Divergence, ReplayedStep
 from headstock.scheduler import Aborted, Arrived, Event, Plan, State, initial, step
-from headstock.spi import Budget, Choice, View
+from headstock.spi import Budget, ScheduleDecision, View
 from headstock_replay_view.headline import Headline, find_axis_end, make_headline, percentile
 from headstock_replay_view.history import SERIES, History
 from headstock_replay_view.lanes import (
@@ -140,17 +140,21 @@ def test_a_preempted_request_that_is_aborted_ends_there() -> None:
     assert (figures.never_back, figures.aborted, figures.finished) == (1, 1, 1)
 
 
-def leaving_out(number: int) -> Callable[[View, Budget], Choice]:
+def leaving_out(number: int) -> Callable[[View, Budget], ScheduleDecision]:
     """A scheduler that runs nothing in one step."""
 
-    def choose(view: View, budget: Budget) -> Choice:
-        return Choice(rows=[], counts=[]) if view.number == number else mixed.choose(view, budget)
+    def schedule(view: View, budget: Budget) -> ScheduleDecision:
+        return (
+            ScheduleDecision(rows=[], counts=[])
+            if view.step == number
+            else mixed.schedule(view, budget)
+        )
 
-    return choose
+    return schedule
 
 
 def test_a_row_that_a_step_leaves_out_stalls() -> None:
-    engine = evolve(ONE_SEAT, choose=leaving_out(2))
+    engine = evolve(ONE_SEAT, schedule=leaving_out(2))
     history = run_script(
         engine, [(0, [Arrived(request("a", [1] * 2, 3))]), *((10 * at, []) for at in range(1, 6))]
     )

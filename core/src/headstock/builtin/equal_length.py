@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.builtin.share import NONE, share_out
-from headstock.spi.scheduler import Budget, Choice, View
+from headstock.builtin.share import NONE, split_budget
+from headstock.spi.scheduler import Budget, ScheduleDecision, View
 
 TURN = 4
 """In every so many-th step the row that waited longest goes first."""
 
 
-def choose(view: View, budget: Budget) -> Choice:
+def schedule(view: View, budget: Budget) -> ScheduleDecision:
     """One new request, or else the rows of one length, a number of computed tokens: the shortest,
     which have steps to make alone in any order, until they have caught up with the next and go on
     with them.
@@ -21,14 +21,14 @@ def choose(view: View, budget: Budget) -> Choice:
     A new request starts where a cached prefix ends, which nobody knows before it is seated, so it
     is seated alone. With n rows nobody waits for more than `TURN * (n + 1)` steps.
     """
-    ready = view.rows_by_priority[view.want[view.rows_by_priority] > 0]
-    waits = view.number - view.last_run[ready]
-    turn = view.number % TURN == 0 and len(ready) > 0 and int(waits.max()) > TURN
+    ready = view.rows_by_priority[view.num_new_tokens[view.rows_by_priority] > 0]
+    waits = view.step - view.last_step[ready]
+    turn = view.step % TURN == 0 and len(ready) > 0 and int(waits.max()) > TURN
     if len(view.waiting_lengths) and not turn:
-        return Choice(rows=NONE, counts=NONE, admit=np.zeros(1, np.int32))
+        return ScheduleDecision(rows=NONE, counts=NONE, admit=np.zeros(1, np.int32))
     if not len(ready):
-        return Choice(rows=NONE, counts=NONE)
-    lengths = view.computed[ready]
+        return ScheduleDecision(rows=NONE, counts=NONE)
+    lengths = view.num_computed_tokens[ready]
     length = lengths[waits.argmax()] if turn else lengths.min()
-    rows, counts = share_out(view, ready[lengths == length], budget.tokens)
-    return Choice(rows=rows, counts=counts)
+    rows, counts = split_budget(view, ready[lengths == length], budget.tokens)
+    return ScheduleDecision(rows=rows, counts=counts)

@@ -6,27 +6,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.builtin.share import NONE, share_out
-from headstock.spi.scheduler import Budget, Choice, View
+from headstock.builtin.share import NONE, split_budget
+from headstock.spi.scheduler import Budget, ScheduleDecision, View
 
 
-def choose(view: View, budget: Budget) -> Choice:
+def schedule(view: View, budget: Budget) -> ScheduleDecision:
     """Run rows with one new token first, then rows with several, each by priority.
 
     The counts are cut to the token budget. New requests are admitted while tokens are left.
     """
-    rows = view.want.nonzero()[0]
-    counts, total = view.want.take(rows), len(rows)
+    rows = view.num_new_tokens.nonzero()[0]
+    counts, total = view.num_new_tokens.take(rows), len(rows)
     if total > budget.tokens or np.count_nonzero(counts > 1):
-        want = view.want.take(view.rows_by_priority)
-        rows, counts = share_out(
+        num_new_tokens = view.num_new_tokens.take(view.rows_by_priority)
+        rows, counts = split_budget(
             view,
-            np.concatenate([view.rows_by_priority[want == 1], view.rows_by_priority[want > 1]]),
+            np.concatenate(
+                [
+                    view.rows_by_priority[num_new_tokens == 1],
+                    view.rows_by_priority[num_new_tokens > 1],
+                ]
+            ),
             budget.tokens,
         )
         total = int(counts.sum())
     new = len(view.waiting_lengths)
-    return Choice(
+    return ScheduleDecision(
         rows=rows,
         counts=counts,
         admit=np.arange(new, dtype=np.int32) if new and total < budget.tokens else NONE,

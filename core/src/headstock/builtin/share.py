@@ -12,11 +12,11 @@ NONE: Ints = np.zeros(0, np.int32)
 NONE.flags.writeable = False
 
 
-def share_out(view: View, rows: Ints, tokens: int) -> tuple[Ints, Ints]:
+def split_budget(view: View, rows: Ints, tokens: int) -> tuple[Ints, Ints]:
     """Give the rows, in the order named, what they want until `tokens` are gone.
 
     returns: rows that got some and how many each, [n] int32
     """
-    taken = np.minimum(np.cumsum(view.want[rows]), tokens)
+    taken = np.minimum(np.cumsum(view.num_new_tokens[rows]), tokens)
     counts = np.diff(taken, prepend=0).astype(np.int32)
     return rows[counts > 0], counts[counts > 0]

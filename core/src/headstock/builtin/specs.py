@@ -24,7 +24,7 @@ def mixed() -> SchedulerSpec:
         name="mixed",
         spi=SPI,
         summary="decode rows in every step, prompts in what the token budget leaves",
-        implementation="headstock.builtin.mixed:choose",
+        implementation="headstock.builtin.mixed:schedule",
     )
 
 
@@ -34,7 +34,7 @@ def prefill_first() -> SchedulerSpec:
         name="prefill-first",
         spi=SPI,
         summary="prompts before generation, with bounded waiting",
-        implementation="headstock.builtin.prefill_first:choose",
+        implementation="headstock.builtin.prefill_first:schedule",
     )
 
 
@@ -44,7 +44,7 @@ def decode_first() -> SchedulerSpec:
         name="decode-first",
         spi=SPI,
         summary="generation before prompts, with bounded waiting",
-        implementation="headstock.builtin.decode_first:choose",
+        implementation="headstock.builtin.decode_first:schedule",
     )
 
 
@@ -54,7 +54,7 @@ def equal_length() -> SchedulerSpec:
         name="equal-length",
         spi=SPI,
         summary="rows of equal length together, with bounded waiting",
-        implementation="headstock.builtin.equal_length:choose",
+        implementation="headstock.builtin.equal_length:schedule",
     )
 
 

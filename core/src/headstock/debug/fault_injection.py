@@ -32,14 +32,14 @@ from headstock.spi import (
     Batch,
     Budget,
     CaptureProgress,
-    Choice,
-    Choose,
     DecodeStep,
     Executor,
     Pending,
     PromptStep,
     Runner,
     Sample,
+    ScheduleDecision,
+    ScheduleFunction,
     View,
 )
 
@@ -106,14 +106,14 @@ class FaultInjector:
 
         return allocate_failing if self.has_pending("allocate") else allocate
 
-    def wrap_scheduler(self, choose: Choose) -> Choose:
-        """Wrap the scheduler's `choose`, which then raises in its step."""
+    def wrap_scheduler(self, schedule: ScheduleFunction) -> ScheduleFunction:
+        """Wrap the scheduler's `schedule`, which then raises in its step."""
 
-        def choose_failing(view: View, budget: Budget) -> Choice:
-            self.raise_if_due("schedule", view.number)
-            return choose(view, budget)
+        def schedule_failing(view: View, budget: Budget) -> ScheduleDecision:
+            self.raise_if_due("schedule", view.step)
+            return schedule(view, budget)
 
-        return choose_failing if self.has_pending("schedule") else choose
+        return schedule_failing if self.has_pending("schedule") else schedule
 
     def wrap_runner(self, runner: Runner) -> Runner:
         """Wrap `runner` with the faults of forward passes and captures."""

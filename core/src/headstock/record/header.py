@@ -54,13 +54,13 @@ def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
         groups = tuple(
             KVGroup(**group | {"layers": tuple(group["layers"])}) for group in header["groups"]
         )
-        choose = registry.import_implementation(
+        schedule = registry.import_implementation(
             registry.load_spec("scheduler", header["scheduler"])
         )
         return Limits(
             **plain,
             groups=groups,
-            choose=choose,
+            schedule=schedule,
             policy=_make_cache_policy(header, int(plain["page_size"])),
         )
     except UnknownPlugin as error:

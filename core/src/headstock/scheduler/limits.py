@@ -7,7 +7,7 @@ from attrs import frozen
 from headstock.scheduler.request import Request
 from headstock.spi.cache import CachePolicy
 from headstock.spi.model_config import KVGroup
-from headstock.spi.scheduler import Choose
+from headstock.spi.scheduler import ScheduleFunction
 
 IN_FLIGHT = 16
 """Tokens, promised or drafted, by which a row may be ahead of what is known of it."""
@@ -31,7 +31,7 @@ class Limits:
     page_size: int
     num_pages: tuple[int, ...]
     groups: tuple[KVGroup, ...]
-    choose: Choose
+    schedule: ScheduleFunction
     scheduler: str
     policy: CachePolicy | None = None
     recompute: bool = False

@@ -14,12 +14,12 @@ from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import NONE, RowCounter, some, where
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
-from headstock.spi.scheduler import Budget, Choice, View
+from headstock.spi.scheduler import Budget, ScheduleDecision, View
 
 BLAME = "report it to its author or pick another --scheduler"
 
 
-def choose(state: WorkingState) -> Ints:
+def select_rows(state: WorkingState) -> Ints:
     """How many tokens each row computes, pages already in their tables; waiting requests are seated
     here.
 
@@ -34,21 +34,21 @@ def choose(state: WorkingState) -> Ints:
         pages=available(state, 0),
         page_size=limits.page_size,
     )
-    choice = ask(state, view, budget)
-    chosen = judge(state, view, budget, choice)
+    decision = ask(state, view, budget)
+    chosen = judge(state, view, budget, decision)
     preempted = state.num_preempted
-    for row in choice.victims.tolist():
+    for row in decision.victims.tolist():
         preempt(state, row)
     chosen = provide(state, chosen)
-    # Rows preempted since the choice are in the queue now, so positions in it no longer stand.
-    if not len(choice.admit) or state.num_preempted != preempted:
+    # Rows preempted since the decision are in the queue now, so positions in it no longer stand.
+    if not len(decision.admit) or state.num_preempted != preempted:
         return chosen
-    admit(state, choice.admit, limits.max_batch_tokens - int(chosen.sum()), chosen)
-    if some(chosen) or not some(view.want):
+    admit(state, decision.admit, limits.max_batch_tokens - int(chosen.sum()), chosen)
+    if some(chosen) or not some(view.num_new_tokens):
         return chosen
     # It waited for requests that found no room: ask again without them.
-    choice = ask(state, look(state, ()), budget)
-    return provide(state, judge(state, view, budget, choice))
+    decision = ask(state, look(state, ()), budget)
+    return provide(state, judge(state, view, budget, decision))
 
 
 def look(state: WorkingState, waiting: Sequence[RequestState]) -> View:
@@ -57,73 +57,75 @@ def look(state: WorkingState, waiting: Sequence[RequestState]) -> View:
     counters.setflags(write=False)
     state.rows_by_priority.setflags(write=False)
     computed = counters[RowCounter.NUM_COMPUTED]
-    want = np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])
-    want -= computed
+    num_new_tokens = np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])
+    num_new_tokens -= computed
     if state.num_special:
-        want[(counters[RowCounter.WAIT_FOR_SAMPLE] & counters[RowCounter.NUM_PLACEHOLDERS]) > 0] = 0
+        num_new_tokens[
+            (counters[RowCounter.WAIT_FOR_SAMPLE] & counters[RowCounter.NUM_PLACEHOLDERS]) > 0
+        ] = 0
     return View(
         rows_by_priority=state.rows_by_priority,
-        want=want,
-        computed=computed,
-        prompt=counters[RowCounter.NUM_PROMPT],
-        last_run=counters[RowCounter.LAST_STEP],
+        num_new_tokens=num_new_tokens,
+        num_computed_tokens=computed,
+        num_prompt_tokens=counters[RowCounter.NUM_PROMPT],
+        last_step=counters[RowCounter.LAST_STEP],
         waiting_lengths=np.array([len(entry.tokens) for entry in waiting], np.int32)
         if waiting
         else NONE,
         waiting_priorities=np.array([entry.request.priority for entry in waiting], np.int32)
         if waiting
         else NONE,
-        number=state.previous.num_steps,
+        step=state.previous.num_steps,
     )
 
 
-def ask(state: WorkingState, view: View, budget: Budget) -> Choice:
+def ask(state: WorkingState, view: View, budget: Budget) -> ScheduleDecision:
     """What the scheduler plugin chooses.
 
     raises: PluginBroken, naming it, when it raises or gives something else
     """
     limits = state.limits
     try:
-        choice = limits.choose(view, budget)
+        decision = limits.schedule(view, budget)
     except Exception as error:
         raise PluginBroken(
             f"the scheduler {limits.scheduler!r} raised {describe_error(error)}; {BLAME}"
         ) from error
-    if not isinstance(choice, Choice):
+    if not isinstance(decision, ScheduleDecision):
         raise PluginBroken(
-            f"the scheduler {limits.scheduler!r} gave {shorten(choice)} where a Choice belongs; "
-            f"{BLAME}"
+            f"the scheduler {limits.scheduler!r} returned {shorten(decision)}, not a "
+            f"ScheduleDecision; {BLAME}"
         )
-    return choice
+    return decision
 
 
-def judge(state: WorkingState, view: View, budget: Budget, choice: Choice) -> Ints:
+def judge(state: WorkingState, view: View, budget: Budget, decision: ScheduleDecision) -> Ints:
     """What was chosen, by row.   returns: [rows] int32, 0 where a row does not run
 
-    raises: PluginBroken, naming the scheduler and the rule, when the choice breaks one
+    raises: PluginBroken, naming the scheduler and the rule, when the decision breaks one
     """
     chosen = np.zeros(state.limits.max_rows, np.int32)
     fault = ""
-    if len(choice.rows) != len(choice.counts):
-        fault = f"{len(choice.rows)} rows but {len(choice.counts)} counts"
-    elif len(choice.rows):
+    if len(decision.rows) != len(decision.counts):
+        fault = f"{len(decision.rows)} rows but {len(decision.counts)} counts"
+    elif len(decision.rows):
         try:
-            chosen[choice.rows] = choice.counts
+            chosen[decision.rows] = decision.counts
         except IndexError:
             fault = "a row that does not exist"
-        if np.count_nonzero(chosen) != len(choice.rows):
+        if np.count_nonzero(chosen) != len(decision.rows):
             fault = fault or "a row twice, or for no tokens"
         elif some(
-            chosen.view(np.uint32) > view.want.view(np.uint32)
+            chosen.view(np.uint32) > view.num_new_tokens.view(np.uint32)
         ):  # a negative count is a huge one
             fault = "a row that is free or wants fewer tokens"
         elif int(chosen.sum()) > budget.tokens:
             fault = f"{chosen.sum()} tokens of {budget.tokens}"
-    if len(choice.admit) and not legal_positions(choice.admit, len(view.waiting_lengths)):
+    if len(decision.admit) and not legal_positions(decision.admit, len(view.waiting_lengths)):
         fault = "waiting positions that are not in ascending order or do not exist"
     if (
-        len(choice.victims)
-        and not np.isin(choice.victims, np.setdiff1d(view.rows_by_priority, choice.rows)).all()
+        len(decision.victims)
+        and not np.isin(decision.victims, np.setdiff1d(view.rows_by_priority, decision.rows)).all()
     ):
         fault = "a victim that is free or chosen to run"
     if fault:

@@ -14,7 +14,7 @@ from headstock.scheduler.plan import Plan
 from headstock.scheduler.planning import commit
 from headstock.scheduler.prefix_insert import index_full
 from headstock.scheduler.row_counters import RowCounter, where
-from headstock.scheduler.selection import choose
+from headstock.scheduler.selection import select_rows
 from headstock.scheduler.state import State
 from headstock.scheduler.working_state import to_state, to_working_state
 
@@ -32,7 +32,7 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
         if kind.kind == "window":
             drop_behind(working, group, where(working.row_counters[RowCounter.ACTIVE]))
     make_room(working)
-    plan = commit(working, choose(working))
+    plan = commit(working, select_rows(working))
     sort_rows(working)
     state = to_state(working)
     if limits.check:

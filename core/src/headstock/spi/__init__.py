@@ -43,7 +43,7 @@ from headstock.spi.runner import (
     RunnerCapabilities,
     RunnerSpec,
 )
-from headstock.spi.scheduler import Budget, Choice, Choose, SchedulerSpec, View
+from headstock.spi.scheduler import Budget, ScheduleDecision, ScheduleFunction, SchedulerSpec, View
 from headstock.spi.versions import RESERVED, SPI, SpiRange
 
 __all__ = [
@@ -65,8 +65,6 @@ __all__ = [
     "CacheStats",
     "CaptureProgress",
     "CheckpointSpec",
-    "Choice",
-    "Choose",
     "CommandSpec",
     "DecodeAttention",
     "DecodeStep",
@@ -106,6 +104,8 @@ __all__ = [
     "RunnerSpec",
     "Sample",
     "Sampling",
+    "ScheduleDecision",
+    "ScheduleFunction",
     "SchedulerSpec",
     "SpiRange",
     "Stream",

@@ -1,4 +1,4 @@
-"""Scheduler plugins: one pure function from what is visible to what should run next."""
+"""Scheduler plugins: one pure function from a view of the rows to a decision for the next step."""
 
 from __future__ import annotations
 
@@ -10,39 +10,43 @@ from headstock.spi.arrays import Ints
 from headstock.spi.plugin import PluginSpec
 
 
-def none() -> Ints:
-    """No rows."""
-    import numpy as np  # a fifth of the time in which `headstock plugins list` answers
+def no_rows() -> Ints:
+    """Make an empty array of rows."""
+    import numpy as np  # late: a fifth of the time in which `headstock plugins list` answers
 
     return np.zeros(0, np.int32)
 
 
 @frozen(kw_only=True, eq=False)
 class View:
-    """What `choose` may look at; not to be written.
+    """The read-only arrays that `schedule` decides by, all int32. Free rows have zeros.
 
-    rows_by_priority: [running] taken rows, highest priority, then earliest arrival, first
-    by row, zero where the row is free: want, tokens it would like computed (0: waits for a token in
-    flight); computed, tokens already computed; prompt, the prompt's length; last_run, the number of
-    the step that the row last ran in
-    waiting_lengths, waiting_priorities: one entry for each of the first `budget.free_rows` waiting
-    requests, in queue order All are int32. `number` counts steps.
+    rows_by_priority: [running] rows in use, highest priority first, then earliest arrival
+    num_new_tokens: [rows] tokens that the row can compute; 0 while it waits for a sampled token
+    num_computed_tokens: [rows] tokens computed so far
+    num_prompt_tokens: [rows] the prompt's length
+    last_step: [rows] the step that the row last ran in, or was admitted in
+    waiting_lengths, waiting_priorities: [waiting] the first requests of the queue, in its order,
+        no more than `budget.free_rows`
+
+    `step` is the number of the step to schedule.
     """
 
     rows_by_priority: Ints
-    want: Ints
-    computed: Ints
-    prompt: Ints
-    last_run: Ints
+    num_new_tokens: Ints
+    num_computed_tokens: Ints
+    num_prompt_tokens: Ints
+    last_step: Ints
     waiting_lengths: Ints
     waiting_priorities: Ints
-    number: int
+    step: int
 
 
 @frozen(kw_only=True)
 class Budget:
-    """The limits of one step: tokens, seats and pages (free or evictable), and the size of a
-    page.
+    """The limits of one step: tokens, free rows, and pages that are free or evictable.
+
+    `page_size` is in tokens.
     """
 
     tokens: int
@@ -52,27 +56,27 @@ class Budget:
 
 
 @frozen(kw_only=True, eq=False)
-class Choice:
-    """What to run.
+class ScheduleDecision:
+    """The rows to run, requests to admit and rows to preempt in one step.
 
-    rows, counts: [n] running rows, each once, in order of preference, and how many of the wanted
-    tokens each may compute, at least one
-    admit: positions in the waiting view, ascending, to seat now; they share what the counts leave
-        of the token budget
-    victims: running rows to preempt whatever the pressure (core picks its own when pages run out)
+    rows, counts: [n] running rows, each once, and how many of its new tokens each computes, at
+        least one
+    admit: positions in the view's waiting arrays, ascending; admitted requests share the part of
+        the token budget that the counts leave
+    victims: running rows to preempt now; core picks others by priority when pages run out
     """
 
     rows: Ints
     counts: Ints
-    admit: Ints = field(factory=none)
-    victims: Ints = field(factory=none)
+    admit: Ints = field(factory=no_rows)
+    victims: Ints = field(factory=no_rows)
 
 
-Choose = Callable[[View, Budget], Choice]
+ScheduleFunction = Callable[[View, Budget], ScheduleDecision]
 
 
 @frozen(kw_only=True)
 class SchedulerSpec(PluginSpec):
     """A scheduler as its entry point returns it; `implementation` names a pure
-    `choose(view, budget) -> Choice`.
+    `schedule(view, budget) -> ScheduleDecision`.
     """

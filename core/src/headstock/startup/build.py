@@ -163,7 +163,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         parts=parts,
         terms=terms,
         memory=memory,
-        limits=attrs.evolve(limits, choose=faults.wrap_scheduler(limits.choose)),
+        limits=attrs.evolve(limits, schedule=faults.wrap_scheduler(limits.schedule)),
         executor=_watch_free_pages(
             inputs, memory, buffers, faults.wrap_executor(assembled.executor)
         ),

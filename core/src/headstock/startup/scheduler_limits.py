@@ -30,7 +30,7 @@ def make_limits(
         page_size=memory.page_size,
         num_pages=(memory.num_pages,) * len(model.kv_groups),
         groups=model.kv_groups,
-        choose=registry.import_implementation(parts.scheduler),
+        schedule=registry.import_implementation(parts.scheduler),
         scheduler=parts.scheduler.name,
         policy=_make_cache_policy(config, parts, memory.page_size) if terms.reuse else None,
         recompute=not config.kv_cache,

@@ -8,7 +8,7 @@ from toy_schedule import Drive, alone, run
 from toy_workloads import SCHEDULERS, limits, prompt, request
 
 from headstock.errors import PluginBroken
-from headstock.spi import Budget, Choice, View
+from headstock.spi import Budget, ScheduleDecision, View
 
 SEED = 7
 RNG = np.random.default_rng(SEED)
@@ -100,33 +100,35 @@ def test_victims_are_of_lower_priority_and_the_oldest_is_never_preempted() -> No
 
 
 ILLEGAL = {
-    "rows but": lambda view: Choice(rows=view.rows_by_priority, counts=np.zeros(0, np.int32)),
-    "does not exist": lambda view: Choice(rows=np.array([99]), counts=np.array([1])),
-    "twice": lambda view: Choice(rows=np.array([0, 0]), counts=np.array([1, 1])),
-    "wants fewer": lambda view: Choice(
-        rows=view.rows_by_priority, counts=view.want[view.rows_by_priority] + 1
+    "rows but": lambda view: ScheduleDecision(
+        rows=view.rows_by_priority, counts=np.zeros(0, np.int32)
     ),
-    "waiting positions": lambda view: Choice(
-        rows=view.rows_by_priority[:0], counts=view.want[:0], admit=np.array([5])
+    "does not exist": lambda view: ScheduleDecision(rows=np.array([99]), counts=np.array([1])),
+    "twice": lambda view: ScheduleDecision(rows=np.array([0, 0]), counts=np.array([1, 1])),
+    "wants fewer": lambda view: ScheduleDecision(
+        rows=view.rows_by_priority, counts=view.num_new_tokens[view.rows_by_priority] + 1
     ),
-    "victim": lambda view: Choice(
-        rows=view.rows_by_priority[:0], counts=view.want[:0], victims=np.array([7])
+    "waiting positions": lambda view: ScheduleDecision(
+        rows=view.rows_by_priority[:0], counts=view.num_new_tokens[:0], admit=np.array([5])
+    ),
+    "victim": lambda view: ScheduleDecision(
+        rows=view.rows_by_priority[:0], counts=view.num_new_tokens[:0], victims=np.array([7])
     ),
 }
 
 
 @pytest.mark.parametrize("fault", ILLEGAL)
-def test_an_illegal_choice_is_an_error_that_names_the_scheduler(fault: str) -> None:
-    def choose(view: View, budget: Budget) -> Choice:
+def test_an_illegal_decision_is_an_error_that_names_the_scheduler(fault: str) -> None:
+    def schedule(view: View, budget: Budget) -> ScheduleDecision:
         if not len(view.rows_by_priority):
-            return Choice(
+            return ScheduleDecision(
                 rows=view.rows_by_priority,
                 counts=view.rows_by_priority,
                 admit=np.arange(len(view.waiting_lengths)),
             )
         return ILLEGAL[fault](view)
 
-    drive = Drive(limits(choose=choose, scheduler="mixed"))
+    drive = Drive(limits(schedule=schedule, scheduler="mixed"))
     drive.submit(request("a", prompt(RNG, 8), 5))
     drive.step()
     with pytest.raises(PluginBroken, match=f"'mixed' chose .*{fault}"):
@@ -136,17 +138,17 @@ def test_an_illegal_choice_is_an_error_that_names_the_scheduler(fault: str) -> N
 def test_victims_that_a_scheduler_names_are_preempted_and_finish_later() -> None:
     calls = []
 
-    def choose(view: View, budget: Budget) -> Choice:
+    def schedule(view: View, budget: Budget) -> ScheduleDecision:
         calls.append(1)
         if len(calls) == 6:
-            return Choice(
+            return ScheduleDecision(
                 rows=view.rows_by_priority[:1],
-                counts=view.want[view.rows_by_priority[:1]],
+                counts=view.num_new_tokens[view.rows_by_priority[:1]],
                 victims=view.rows_by_priority[1:],
             )
         return SCHEDULERS["mixed"](view, budget)
 
-    drive = Drive(limits(choose=choose))
+    drive = Drive(limits(schedule=schedule))
     requests = [request(str(i), prompt(RNG, 8), 12) for i in range(3)]
     run(drive, *requests)
 
@@ -155,17 +157,19 @@ def test_victims_that_a_scheduler_names_are_preempted_and_finish_later() -> None
 
 
 def test_a_scheduler_that_runs_the_lowest_priority_alone_cannot_stall_a_full_pool() -> None:
-    def choose(view: View, budget: Budget) -> Choice:
+    def schedule(view: View, budget: Budget) -> ScheduleDecision:
         rows = (
             view.rows_by_priority[-1:]
-            if view.want[view.rows_by_priority[-1:]].any()
+            if view.num_new_tokens[view.rows_by_priority[-1:]].any()
             else view.rows_by_priority[:0]
         )
         admit = np.arange(len(view.waiting_lengths))
-        return Choice(rows=rows, counts=np.minimum(view.want[rows], budget.tokens), admit=admit)
+        return ScheduleDecision(
+            rows=rows, counts=np.minimum(view.num_new_tokens[rows], budget.tokens), admit=admit
+        )
 
     requests = [request(str(i), prompt(RNG, 30), 40) for i in range(3)]
-    drive = Drive(limits(choose=choose, num_pages=20, policy=None))
+    drive = Drive(limits(schedule=schedule, num_pages=20, policy=None))
     for one in requests:
         drive.submit(one)
     drive.drain(500)
