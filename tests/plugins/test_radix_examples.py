@@ -74,7 +74,7 @@ def test_the_limit_holds_between_evictions(
         assert room == len(policy.indexed_pages(index))
         assert len(policy.evict(index, count)) == min(count, room)
         policy.check_index(index)
-        leaves = [node for node in index.nodes() if not node.children]
+        leaves = [node for node in index.iter_nodes() if not node.children]
         assert len(leaves) <= limit
 
 
@@ -181,7 +181,7 @@ def test_namespaces_that_nobody_comes_back_to_leave_nothing_behind() -> None:
     assert not index.roots
 
     limited = RadixCache(1, RadixOptions(max_prefixes=1))
-    index = limited.new()
+    index = limited.new_index()
     for number in range(20):
         handle = limited.insert(
             index, None, ints([7]), ints([number + 1]), f"tenant {number}"

@@ -93,7 +93,7 @@ class Index:
         pages: list[int],
         canonical: list[int],
     ) -> Node:
-        """Index `pages` behind a held node, whose hold moves to their end, which is returned.
+        """Index `pages` behind a held node, whose hold moves to the returned node at their end.
 
         start: where the first page's tokens begin in `data`
         width: bytes of a page's tokens
