@@ -260,7 +260,7 @@ def test_a_batch_that_is_broken_off_prints_the_answers_that_are_whole(tmp_path: 
 
     assert process.returncode == 130, err
     assert [json.loads(line)["request"] for line in out.splitlines()] == [2, 3], out
-    assert "broken off before the answer to prompts.jsonl:1 was complete" in err
+    assert "interrupted before the answer to prompts.jsonl:1 was complete" in err
 
 
 def test_a_reader_that_has_enough_ends_the_run_in_silence(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_the_list_says_what_would_complete_a_backend_without_running_its_code(
     shown = capsys.readouterr()
     (line,) = (each for each in shown.out.splitlines() if " hungry " in each)
     assert line.endswith(f"incomplete: {hint}" if hint else "ok")
-    assert shown.err == "'headstock doctor' says what of this can run on this machine\n"
+    assert shown.err == "'headstock doctor' shows which of these can run on this machine\n"
 
 
 def test_an_unknown_kind_comes_with_a_suggestion() -> None:

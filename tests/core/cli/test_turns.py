@@ -103,7 +103,7 @@ def test_a_history_that_cannot_be_written_leaves_the_chat_alone(
     with editor(tmp_path / "file" / "history") as (keyboard, read):
         keyboard.send_text("first\r")
         assert [read(), recalled(keyboard, read)] == ["first", "first"]
-    assert "what is typed is not remembered: cannot write" in capsys.readouterr().err
+    assert "the chat keeps no history: cannot write" in capsys.readouterr().err
     history = open_history(tmp_path / "history")
     (tmp_path / "history").unlink()
     (tmp_path / "history").mkdir()

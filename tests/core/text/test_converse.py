@@ -80,7 +80,7 @@ def test_a_chat_remembers_resets_and_saves(
     assert prompts[4] == "<|im|>user: y\n<|im|>assistant: "
     for said in ("saved 4 turns", "exists; choose another name", "needs the name of a file",
     "chat: 2 answers",
-                 "no command /nonsense", "/reset        forget"):  # fmt: skip
+                 "no command /nonsense", "/reset        clear"):  # fmt: skip
         assert said in captured.err
     assert typed.lines == ["never"]
 
@@ -127,7 +127,7 @@ def test_ctrl_c_before_an_answer_begins_forgets_the_turn(
     llm._session.input_processor.render_chat = interrupted
     chat.answer_turn("hi")
     assert chat.turns == [] and loop.seen == []
-    assert capsys.readouterr().err == "stopped; the turn is forgotten\n"
+    assert capsys.readouterr().err == "stopped; the turn is dropped\n"
 
 
 def test_a_text_of_several_lines_is_one_turn_even_behind_a_slash(scripted: Any) -> None:

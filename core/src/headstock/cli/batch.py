@@ -73,7 +73,7 @@ class PromptBatch:
                     bars.update("prompts", ended, len(requests), tokens)
                     while waiting and waiting[0][2].is_finished:
                         self.show_answers(*waiting.pop(0))
-        except BrokenPipeError:  # nobody reads the rest
+        except BrokenPipeError:  # the reader of the output has gone: show no more of it
             raise
         except BaseException:
             self.show_finished(waiting)
@@ -97,7 +97,7 @@ class PromptBatch:
                 if len(unfinished) > 1
                 else f" to {unfinished[0]} was"
             )
-            print_note(f"headstock: broken off before the answer{more} complete")
+            print_note(f"headstock: interrupted before the answer{more} complete")
 
     def make_request(self, number: int, prompt_input: PromptInput) -> PromptRequest | None:
         """The request for one input; None after its error has been printed."""

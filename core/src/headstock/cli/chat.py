@@ -22,8 +22,8 @@ COMMANDS = ("/reset", "/system", "/stats", "/save", "/exit", "/quit", "/help")
 HELP_INDENT = 14
 """Characters before what a line of HELP says of a command."""
 
-HELP = """/reset        forget what was said
-/system TEXT  begin anew with TEXT as the system message; without TEXT, with none
+HELP = """/reset        clear the conversation
+/system TEXT  start over with TEXT as the system message; without TEXT, with none
 /stats        tokens and times of the last answer and of the whole chat
 /save FILE    write the conversation to a new file, as JSON
 /exit         leave (so do Ctrl-D, and Ctrl-C twice on an empty line)
@@ -112,11 +112,11 @@ class Chat:
             answer = self.stream_answer()
         except RequestError as error:
             self.turns.pop()
-            print_note(f"headstock: {error}; /reset begins anew")
+            print_note(f"headstock: {error}; /reset starts over")
         except KeyboardInterrupt:
             # Ctrl-C came before the answer began, or a second time while it was being stopped.
             self.turns.pop()
-            print_note("stopped; the turn is forgotten")
+            print_note("stopped; the turn is dropped")
         else:
             self.turns.append({"role": "assistant", "content": answer})
 
@@ -159,11 +159,11 @@ class Chat:
                 _print_help()
             case "/reset":
                 self.turns.clear()
-                print_note("forgotten")
+                print_note("conversation cleared")
             case "/system":
                 self.system = rest.strip() or None
                 self.turns.clear()
-                print_note("begun anew" + ("" if self.system else ", without a system message"))
+                print_note("started over" + ("" if self.system else ", without a system message"))
             case "/stats":
                 print_note(f"last answer: {self.last}")
                 print_note(f"chat: {self.summary}")

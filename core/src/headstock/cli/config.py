@@ -37,7 +37,7 @@ def make_parser() -> FlagParser:
     root = FlagParser(
         prog="headstock config",
         usage="%(prog)s VERB [options]",
-        description="The settings in effect and where each came from; the presets.",
+        description="Show the settings in effect, the source of each, and the presets.",
     )
     verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
     show = verbs.add_parser(

@@ -1,4 +1,4 @@
-"""`headstock doctor`: what works on this machine, and what to do about the rest."""
+"""`headstock doctor`: what works on this machine, and how to mend the rest."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 def make_parser() -> FlagParser:
     """The parser of `headstock doctor`."""
     about = (
-        "What works on this machine, and whether the model can be served as the flags ask; "
+        "Check what works on this machine, and whether it can serve the model with these flags. "
         "WARN is no obstacle."
     )
     root = FlagParser(prog="headstock doctor", description=about, epilog=EPILOG)

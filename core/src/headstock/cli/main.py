@@ -29,9 +29,9 @@ VERBS: Mapping[str, str] = MappingProxyType(
     {
         "run": "generate text: one prompt, a file of prompts, or a chat",
         "replay": "run a recorded schedule again, without a device",
-        "plugins": "what is installed, and what one plugin says of itself",
-        "config": "the settings in effect and where each came from; the presets",
-        "doctor": "what works on this machine, and what to do about the rest",
+        "plugins": "list the installed plugins, and describe one of them",
+        "config": "show the settings in effect, the source of each, and the presets",
+        "doctor": "check what works on this machine, and say how to mend the rest",
         "completion": "a script with which bash, zsh or fish completes verbs and flags",
     }
 )
@@ -85,7 +85,8 @@ def _report_error(error: BaseException) -> int:
             return INTERRUPTED
         case Terminated():
             return TERMINATED
-        # the reader of standard output has gone, as `head` does: the end that SIGPIPE brings
+        # The reader of standard output has gone, as `head` does. Python ignores SIGPIPE, so its
+        # exit code is given here.
         case BrokenPipeError():
             drop_output()
             return UNREAD
@@ -96,7 +97,7 @@ def _report_error(error: BaseException) -> int:
             return UNWRITTEN
         case _:
             hint = f"'headstock -v ...' or {TRACEBACK}=1 shows where"
-            _print_error(f"failed in a way it should not: {describe_error(error)}; {hint}")
+            _print_error(f"internal error: {describe_error(error)}; {hint}")
             return DIED
 
 

@@ -1,4 +1,4 @@
-"""`headstock plugins`: what is installed, and what one plugin says of itself."""
+"""`headstock plugins`: the installed plugins, and the facts about one of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
 
 def make_parser() -> FlagParser:
     """The parser of `headstock plugins`."""
-    about = "What is installed, and what one plugin says of itself."
+    about = "List the installed plugins, and describe one of them."
     root = FlagParser(prog="headstock plugins", usage="%(prog)s VERB ...", description=about)
     verbs = root.add_subparsers(
         prog="headstock plugins", dest="verb", required=True, metavar="VERB"
@@ -94,7 +94,7 @@ def _show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
     print_table(header, cells, sys.stdout, spare="TARGET")
     if width is not None:
         _show_hints(rows, width)
-    print_note("'headstock doctor' says what of this can run on this machine")
+    print_note("'headstock doctor' shows which of these can run on this machine")
 
 
 def _show_hints(rows: Sequence[dict[str, str]], width: int) -> None:

@@ -47,7 +47,7 @@ exit codes:
     0  all answered                 6  a model or file cannot be read
     1  some prompts failed         70  the engine died
     2  usage                      130  Ctrl-C
-    3  a broken plugin            141  nobody reads the output any more
+    3  a broken plugin            141  the output's reader has gone
     4  a plugin for another SPI   143  SIGTERM
     5  cannot run here
 """

@@ -171,6 +171,6 @@ def open_history(path: Path | None) -> History:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or shorten(error)
-        print_note(f"note: what is typed is not remembered: cannot write {shorten(path)}: {reason}")
+        print_note(f"note: the chat keeps no history: cannot write {shorten(path)}: {reason}")
         return InMemoryHistory()
     return History(str(path))
