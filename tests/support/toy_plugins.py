@@ -254,12 +254,12 @@ class ToyAttention(AttentionBackend):
         if layer.window is not None:
             return
         ends = np.cumsum(queries)
-        wanted = q[:, 0, 0].numpy()
+        query_positions = q[:, 0, 0].numpy()
         for row, (end, count, length) in enumerate(
             zip(ends.tolist(), queries.tolist(), lens.tolist(), strict=True)
         ):
-            assert wanted[end - 1] == length - 1, (
-                f"row {row} asks for position {wanted[end - 1]} of {length}"
+            assert query_positions[end - 1] == length - 1, (
+                f"row {row} asks for position {query_positions[end - 1]} of {length}"
             )
             out[end - count : end, 0, 0] = torch.from_numpy(hashes(tokens[row, :length], count))
 
@@ -271,8 +271,8 @@ class ToyAttention(AttentionBackend):
         returns: [rows, longest] int64, of no meaning where unseen
         """
         # [rows, pages, 2, size, 2]
-        found = self.pools[layer.index][torch.from_numpy(table).long()][:, :, :, :, 0]
-        keys, values = found.transpose(1, 2).flatten(2, 3).unbind(1)
+        context_pages = self.pools[layer.index][torch.from_numpy(table).long()][:, :, :, :, 0]
+        keys, values = context_pages.transpose(1, 2).flatten(2, 3).unbind(1)
         positions = np.arange(keys.shape[1])
         seen = positions < lens[:, None]
         if layer.window is not None:

@@ -22,6 +22,6 @@ def requests_anew() -> None:
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     """A small engine that checks every step."""
-    made = Engine(EngineConfig(**SMALL, debug_invariants=True, overlap=False))
-    yield made
-    made.close()
+    built = Engine(EngineConfig(**SMALL, debug_invariants=True, overlap=False))
+    yield built
+    built.close()

@@ -33,11 +33,11 @@ def drain(engine: Engine, *requests: Request) -> dict[str, list[Update]]:
     """Submit, run to the end, and sort the news by request."""
     for one in requests:
         engine.submit(one)
-    news: dict[str, list[Update]] = {one.id: [] for one in requests}
+    by_request: dict[str, list[Update]] = {one.id: [] for one in requests}
     while engine.has_work:
         for update in engine.step():
-            news[update.id].append(update)
-    return news
+            by_request[update.id].append(update)
+    return by_request
 
 
 def tokens(updates: list[Update]) -> list[int]:

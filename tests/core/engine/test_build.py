@@ -22,7 +22,7 @@ from .demo import SMALL, drain, request
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "text"),
+    ("settings", "error", "text"),
     [
         ({"page_size": 16, "attn": "sdpa,sdpa,sdpa"}, UsageError, "one comma"),
         ({"attn": "nope"}, UsageError, "nope"),
@@ -43,14 +43,14 @@ from .demo import SMALL, drain, request
     ],
 )
 def test_what_cannot_be_built_says_why(
-    asked: dict[str, Any], error: type[Exception] | None, text: str
+    settings: dict[str, Any], error: type[Exception] | None, text: str
 ) -> None:
     if error is None:
-        Engine(EngineConfig(**(SMALL | asked))).close()
+        Engine(EngineConfig(**(SMALL | settings))).close()
         return
-    sizes = {} if "memory_ratio" in asked else SMALL
+    sizes = {} if "memory_ratio" in settings else SMALL
     with pytest.raises(error, match=text):
-        Engine(EngineConfig(**(sizes | asked)))
+        Engine(EngineConfig(**(sizes | settings)))
 
 
 def test_options_that_nobody_would_read_are_the_fault_of_the_plugin() -> None:
@@ -121,17 +121,17 @@ def test_weights_that_do_not_fit_name_both_numbers(tmp_path: Path) -> None:
 def test_a_closed_engine_holds_neither_weights_nor_pool(overlap: bool) -> None:
     engine = Engine(EngineConfig(**(SMALL | {"overlap": overlap})))
     executor = getattr(engine.executor, "inner", engine.executor)
-    held = [
+    references = [
         weakref.ref(executor.buffers.pools[0]),
         weakref.ref(executor.runner.program.params["norm"].tensor),
     ]
     drain(engine, request("a", 12, 4))
     del executor
-    assert all(each() is not None for each in held)
+    assert all(reference() is not None for reference in references)
     engine.close()
     gc.collect()
 
-    assert [each() for each in held] == [None, None]
+    assert [reference() for reference in references] == [None, None]
 
 
 @pytest.mark.feature("S12")

@@ -80,8 +80,8 @@ def test_logprobs_agree_with_prompt_logprobs_of_the_same_text(engine: Engine) ->
     output = tokens(news)
     scores = [score for update in news for score in update.logprobs or ()]
     whole = np.concatenate([one.prompt, output]).astype(np.int32)
-    asked = SamplingParams(temperature=0.0, prompt_logprobs=1)
-    echo = Request(id="b", prompt=whole, max_tokens=1, params=asked, prompt_logprobs=True)
+    sampling_params = SamplingParams(temperature=0.0, prompt_logprobs=1)
+    echo = Request(id="b", prompt=whole, max_tokens=1, params=sampling_params, prompt_logprobs=True)
     table = drain(engine, echo)["b"][0].prompt_logprobs
 
     assert [score.token for score in scores] == output and all(

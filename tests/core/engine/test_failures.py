@@ -45,13 +45,15 @@ class Faulty(Runner):
 
 def test_a_row_with_nan_fails_alone(engine: Engine) -> None:
     requests = [request(str(i), 12, 8) for i in range(4)]
-    good = {name: tokens(news) for name, news in drain(engine, *requests).items()}
+    good = {name: tokens(by_request) for name, by_request in drain(engine, *requests).items()}
     engine.executor.runner = Faulty(engine.executor.runner, 4, "nan")
-    news = drain(engine, *requests)
+    by_request = drain(engine, *requests)
 
-    reasons = [news[str(i)][-1].finish_reason for i in range(4)]
-    assert reasons == ["length", "error", "length", "length"] and news["1"][-1].error
-    assert {name: tokens(news[name]) for name in "023"} == {name: good[name] for name in "023"}
+    reasons = [by_request[str(i)][-1].finish_reason for i in range(4)]
+    assert reasons == ["length", "error", "length", "length"] and by_request["1"][-1].error
+    assert {name: tokens(by_request[name]) for name in "023"} == {
+        name: good[name] for name in "023"
+    }
     assert engine.stats().failed == 1
 
 
@@ -81,9 +83,9 @@ def test_a_sick_model_gives_unhealthy_rows(engine: Engine) -> None:
 def test_a_step_that_raises_fails_its_requests_and_the_engine_lives(engine: Engine) -> None:
     inner = engine.executor.runner
     engine.executor.runner = Faulty(inner, 3, "raise")
-    news = drain(engine, request("a"), request("b"))
+    by_request = drain(engine, request("a"), request("b"))
 
-    assert all(updates[-1].finish_reason == "error" for updates in news.values())
+    assert all(updates[-1].finish_reason == "error" for updates in by_request.values())
     check(engine.state, engine.limits)
     assert len(tokens(drain(engine, request("c"))["c"])) == 8
 
@@ -91,7 +93,7 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_lives(engine: Engi
 def test_a_step_that_raises_says_where(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     engine.executor.runner = Faulty(engine.executor.runner, 3, "raise")
     drain(engine, request("a"))
-    (line,) = (each for each in caplog.messages if "step failed" in each)
+    (line,) = (message for message in caplog.messages if "step failed" in message)
     assert f'at="Faulty.run ({__file__}:' in line
 
 
@@ -102,8 +104,8 @@ def test_a_cache_policy_that_raises_ends_the_engine_and_is_named(
         raise RuntimeError("no such prefix")
 
     monkeypatch.setattr(RadixCache, "match_prefix", lost)
-    said = rf"scheduling failed in .*lost \({__file__}:\d+\): RuntimeError: no such prefix"
-    with pytest.raises(EngineDied, match=said):
+    message = rf"scheduling failed in .*lost \({__file__}:\d+\): RuntimeError: no such prefix"
+    with pytest.raises(EngineDied, match=message):
         drain(engine, request("a"))
 
 
@@ -119,8 +121,8 @@ def test_an_attention_that_writes_nothing_is_noticed_when_invariants_are_looked_
 
     monkeypatch.setattr(SdpaBackend, "forward", forgetful)
     engine = Engine(EngineConfig(**SMALL, debug_invariants=True))
-    news = drain(engine, request("a"), request("b"))
-    assert [updates[-1].finish_reason for updates in news.values()] == ["error", "error"]
+    by_request = drain(engine, request("a"), request("b"))
+    assert [updates[-1].finish_reason for updates in by_request.values()] == ["error", "error"]
     engine.close()
 
 

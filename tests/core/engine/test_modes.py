@@ -27,8 +27,8 @@ NAMES = map(str, itertools.count())
 @pytest.fixture
 def toys(tmp_path: Path) -> Iterator[Toys]:
     """The toy model and its parts."""
-    with installed(tmp_path) as found:
-        yield found
+    with installed(tmp_path) as toys_folder:
+        yield toys_folder
 
 
 def tokens(length: int) -> np.ndarray:
@@ -377,9 +377,9 @@ def test_what_those_who_wait_will_need_is_known_without_a_look_at_each(toys: Toy
         harness.submit(request(str(number), range(number % 30, number % 30 + 20), 4))
     harness.step()
     harness.engine.output_tracker.requests = Unread(harness.engine.output_tracker.requests)
-    wanted = harness.memory_pressure
+    pressure = harness.memory_pressure
 
-    assert harness.engine.memory_pressure == wanted > 0.4
+    assert harness.engine.memory_pressure == pressure > 0.4
     harness.engine.submit(request("new", range(20), 4))
 
 
@@ -409,13 +409,15 @@ def test_a_watch_over_a_large_pool_is_announced_with_its_size(
 ) -> None:
     monkeypatch.setattr("headstock.startup.build.MAX_QUIET_CANARY_BYTES", most)
     engine = toys.engine(debug_canary=True)
-    said = [str(record.msg) for record in caplog.records if "the whole KV pool" in str(record.msg)]
-    assert len(said) == warnings
+    messages = [
+        str(record.msg) for record in caplog.records if "the whole KV pool" in str(record.msg)
+    ]
+    assert len(messages) == warnings
     assert all(
         "pool=" in line
         and 'because="debug_canary=True"' in line
         and 'instead="num_pages=256' in line
-        for line in said
+        for line in messages
     )
     engine.close()
 

@@ -28,30 +28,30 @@ PROMPT = list(range(5, 17))
 @pytest.fixture
 def toys(tmp_path: Path) -> Iterator[Toys]:
     """The toy model and its parts."""
-    with installed(tmp_path) as found:
-        yield found
+    with installed(tmp_path) as toys_folder:
+        yield toys_folder
 
 
 def scored(requests: Sequence[Request]) -> list[Request]:
     """The same requests, of which some want log-probabilities of the output, the prompt or both."""
-    wanted: tuple[dict[str, Any], ...] = (
+    extras: tuple[dict[str, Any], ...] = (
         {},
         {"logprobs": 2},
         {"prompt_logprobs": 1},
         {"logprobs": 0},
     )
-    asked = [(one, wanted[i % 4]) for i, one in enumerate(requests)]
+    pairs = [(one, extras[i % 4]) for i, one in enumerate(requests)]
     return [
         evolve(one, params=evolve(one.params, **extra), prompt_logprobs="prompt_logprobs" in extra)
-        for one, extra in asked
+        for one, extra in pairs
     ]
 
 
-def news(
+def collect_updates(
     engine: Engine, requests: Sequence[Request], *, stream_tokens: bool, aborts: int = 6
 ) -> dict[str, list[Update]]:
     """What each request is told until all have ended; in every so many-th step one is aborted."""
-    told: dict[str, list[Update]] = {one.id: [] for one in requests}
+    updates_of: dict[str, list[Update]] = {one.id: [] for one in requests}
     for one in requests:
         engine.submit(one, stream_tokens=stream_tokens)
     steps = 0
@@ -60,17 +60,17 @@ def news(
         if steps % aborts == 0:
             engine.abort(requests[7 * (steps // aborts) % len(requests)].id)
         for update in engine.step():
-            told[update.id].append(update)
-    return told
+            updates_of[update.id].append(update)
+    return updates_of
 
 
 def whole(updates: Sequence[Update]) -> Update:
     """All that was told, as one piece of news."""
-    first = next((each for each in updates if each.tokens), updates[-1])
+    first = next((item for item in updates if item.tokens), updates[-1])
     return evolve(
         updates[-1],
-        tokens=tuple(token for each in updates for token in each.tokens),
-        logprobs=tuple(entry for each in updates for entry in each.logprobs or ()),
+        tokens=tuple(token for item in updates for token in item.tokens),
+        logprobs=tuple(entry for item in updates for entry in item.logprobs or ()),
         cached_tokens=first.cached_tokens,
         prompt_logprobs=first.prompt_logprobs,
     )
@@ -83,10 +83,10 @@ def test_news_at_the_end_says_what_news_of_each_token_says(
     toys: Toys, seed: int, overlap: bool
 ) -> None:
     requests = scored(random_requests(np.random.default_rng(seed), 40))
-    found = []
+    runs = []
     for stream_tokens in (True, False):
         engine = toys.engine(overlap=overlap, **SCARCE)
-        found.append(news(engine, requests, stream_tokens=stream_tokens))
+        runs.append(collect_updates(engine, requests, stream_tokens=stream_tokens))
         output_tracker = engine.output_tracker
         assert (
             engine.stats().preemptions
@@ -95,7 +95,7 @@ def test_news_at_the_end_says_what_news_of_each_token_says(
             and not output_tracker.awaiting_token
         )
         engine.close()
-    each_token, at_the_end = found
+    each_token, at_the_end = runs
 
     assert max(map(len, each_token.values())) > 20
     assert all(
@@ -128,32 +128,34 @@ def test_what_a_preempted_request_finds_of_its_own_is_not_counted_as_cached(toys
     engine, rng = toys.engine(**SCARCE), np.random.default_rng(3)
     # no two begin alike
     requests = [request(str(i), [i, *rng.integers(0, 50, 11)], 90) for i in range(12)]
-    told = news(engine, requests, stream_tokens=True, aborts=10**9)
+    updates_of = collect_updates(engine, requests, stream_tokens=True, aborts=10**9)
     stats = engine.stats()
 
     assert stats.preemptions, "nobody was preempted"
     assert (stats.cached_tokens, stats.prompt_tokens) == (0, 12 * 12), "cached tokens"
-    assert stats.output_tokens == sum(len(whole(updates).tokens) for updates in told.values())
-    assert {whole(updates).cached_tokens for updates in told.values()} == {0}
+    assert stats.output_tokens == sum(len(whole(updates).tokens) for updates in updates_of.values())
+    assert {whole(updates).cached_tokens for updates in updates_of.values()} == {0}
     engine.close()
 
 
 @pytest.mark.parametrize("stream_tokens", [True, False])
 def test_a_loop_that_closes_tells_what_is_known_so_far(toys: Toys, stream_tokens: bool) -> None:
     loop = Loop(toys.engine(max_running_requests=1, faults=("slow@12:0.5",)))
-    told: dict[str, list[Update]] = {"running": [], "waiting": []}
+    updates_of: dict[str, list[Update]] = {"running": [], "waiting": []}
     ask = request("running", PROMPT, 100)
-    loop.submit(ask, told["running"].append, stream_tokens=stream_tokens)
-    loop.submit(evolve(ask, id="waiting"), told["waiting"].append, stream_tokens=stream_tokens)
+    loop.submit(ask, updates_of["running"].append, stream_tokens=stream_tokens)
+    loop.submit(
+        evolve(ask, id="waiting"), updates_of["waiting"].append, stream_tokens=stream_tokens
+    )
     while loop.engine.state.num_steps < 10 and loop.thread.is_alive():
         loop.thread.join(0.01)
     loop.close()
     loop.engine.close()
-    tokens = [token for update in told["running"] for token in update.tokens]
+    tokens = [token for update in updates_of["running"] for token in update.tokens]
 
     assert len(tokens) > 5 and tokens == expected(ask)[: len(tokens)]
-    assert [told[name][-1].finish_reason for name in told] == ["abort", "abort"]
-    assert [update.tokens for update in told["waiting"]] == [()]
+    assert [updates_of[name][-1].finish_reason for name in updates_of] == ["abort", "abort"]
+    assert [update.tokens for update in updates_of["waiting"]] == [()]
 
 
 def deaf(update: Update) -> None:
@@ -201,19 +203,19 @@ def test_a_plugin_that_exits_ends_the_engine_and_everyone_is_told(
 def test_only_asked_for_alternatives_are_told(toys: Toys) -> None:
     engine = toys.engine()
     params = [SamplingParams(temperature=0.0, logprobs=most) for most in (0, 3)]
-    asked = [request(str(i), PROMPT, 3, params=each) for i, each in enumerate([*params, GREEDY])]
-    told = {
+    pairs = [request(str(i), PROMPT, 3, params=item) for i, item in enumerate([*params, GREEDY])]
+    updates_of = {
         name: whole(updates)
-        for name, updates in news(engine, asked, stream_tokens=False, aborts=99).items()
+        for name, updates in collect_updates(engine, pairs, stream_tokens=False, aborts=99).items()
     }
     engine.close()
 
-    assert [{len(entry.top) for entry in told[name].logprobs or ()} for name in "012"] == [
+    assert [{len(entry.top) for entry in updates_of[name].logprobs or ()} for name in "012"] == [
         {0},
         {3},
         set(),
     ]
-    assert [len(told[name].logprobs or ()) for name in "012"] == [3, 3, 0]
+    assert [len(updates_of[name].logprobs or ()) for name in "012"] == [3, 3, 0]
 
 
 def test_an_abort_of_nobody_does_not_concern_who_takes_that_name_later(toys: Toys) -> None:

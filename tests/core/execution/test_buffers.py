@@ -23,7 +23,7 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and all(out is not each for each in args):
+        if isinstance(out, torch.Tensor) and all(out is not argument for argument in args):
             self.bytes = max(self.bytes, out.nbytes)
         return out
 

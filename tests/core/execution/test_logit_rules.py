@@ -24,13 +24,13 @@ BUFFERS = Buffers(
 
 
 def table(
-    *asked: dict[str, Any], min_tokens: int = 0, stop_ids: tuple[int, ...] = ()
+    *settings: dict[str, Any], min_tokens: int = 0, stop_ids: tuple[int, ...] = ()
 ) -> SamplingTable:
     """RowTables in which such requests sit, all with these stop ids, and only the first with a
     minimum.
     """
     sampling = SamplingTable(5, VOCAB)
-    for row, params in enumerate(asked):
+    for row, params in enumerate(settings):
         request = Request(
             id=str(row),
             prompt=np.arange(PROMPT, dtype=np.int32),

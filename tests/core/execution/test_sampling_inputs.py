@@ -32,15 +32,15 @@ def answer(start: int = 0, stop: int = OUTPUT, **params: Any) -> list[int]:
     table.write_row(
         0, Request(id="a", prompt=prompt, max_tokens=OUTPUT, params=SamplingParams(**params))
     )
-    found = []
+    sampled = []
     for length in range(len(PROMPT) + start, len(PROMPT) + stop):
         chosen = table.make_sampling(np.zeros(1, np.int64), np.array([length - 1]), buffers)
         token = int(sample(torch.zeros(1, VOCAB), chosen).tokens)
         buffers.store_tokens(
             np.zeros(1, np.int32), np.array([length], np.int32), torch.tensor([token])
         )
-        found.append(token)
-    return found
+        sampled.append(token)
+    return sampled
 
 
 @pytest.mark.parametrize(

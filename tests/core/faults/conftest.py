@@ -13,8 +13,8 @@ from toy_engine import Toys, installed
 @pytest.fixture(scope="session")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toys]:
     """The toy plugins, installed."""
-    with installed(tmp_path_factory.mktemp("toys")) as found:
-        yield found
+    with installed(tmp_path_factory.mktemp("toys")) as toys_folder:
+        yield toys_folder
 
 
 @pytest.fixture(autouse=True)

@@ -38,8 +38,9 @@ GROWTH = 10.0
 class Tally:
     """What was done, and the memory that was in use once warm and at the end, in MiB.
 
-    `kept` are the objects of the first time, `blocks` those of memory once warm, and `since` the
-    requests until then.
+    first_objects: the objects of the first time
+    blocks: of memory once warm
+    since: the requests until then
     """
 
     rounds: int = 0
@@ -54,19 +55,19 @@ class Tally:
     most_preemptions: int = 0
     warm: float = 0.0
     last: float = 0.0
-    kept: dict[str, int] = field(factory=dict, repr=False)
+    first_objects: dict[str, int] = field(factory=dict, repr=False)
     blocks: int = 0
     since: int = 0
 
-    def add(self, done: Round) -> None:
+    def add(self, finished: Round) -> None:
         """Count what came of a round."""
-        harness = done.harness
+        harness = finished.harness
         reasons = list(harness.reasons.values())
         self.steps += harness.steps
         self.requests += len(reasons)
         self.aborted += reasons.count("abort")
         self.failed += reasons.count("error")
-        self.refused += done.refused
+        self.refused += finished.refused
         self.preempted += sum(harness.preemptions.values())
         self.most_preemptions = max(self.most_preemptions, *harness.preemptions.values(), 0)
 
@@ -77,14 +78,21 @@ class Tally:
         as many more blocks of memory than once warm as requests came since
         """
         settle(engine)
-        kept, blocks, self.last = (
+        first_objects, blocks, self.last = (
             objects() | {"threads and files": threads_and_files()},
             allocated(),
             resident(),
         )
-        self.kept = self.kept or kept
-        grown = {name: f"{self.kept.get(name, 0)} to {count}" for name, count in kept.items()}
-        grown = {name: said for name, said in grown.items() if kept[name] > self.kept.get(name, 0)}
+        self.first_objects = self.first_objects or first_objects
+        grown = {
+            name: f"{self.first_objects.get(name, 0)} to {count}"
+            for name, count in first_objects.items()
+        }
+        grown = {
+            name: growth
+            for name, growth in grown.items()
+            if first_objects[name] > self.first_objects.get(name, 0)
+        }
         assert not grown, f"left behind: {grown}"
         if self.rounds < WARM:
             return
@@ -148,15 +156,15 @@ def one_round(
         return
     requests = random_requests(rng, int(rng.integers(5, 40)))
     if number % 3 == 1:
-        done = Round(EngineHarness(lasting), rng, f"{number}/", requests)
-        done.run()
-        tally.add(done)
+        finished = Round(EngineHarness(lasting), rng, f"{number}/", requests)
+        finished.run()
+        tally.add(finished)
         return
     settings = random_settings(rng) | random_modes(rng)
     engine = toys.engine(**settings)
-    done = Round(EngineHarness(engine), rng, f"{number}/", requests)
-    done.run()
-    tally.add(done)
+    finished = Round(EngineHarness(engine), rng, f"{number}/", requests)
+    finished.run()
+    tally.add(finished)
     tally.faults += len(engine.config.faults)
     tally.cached_tokens += engine.stats().cached_tokens
     engine.close()
@@ -181,15 +189,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
     plugins, reports = tempfile.TemporaryDirectory(), tempfile.TemporaryDirectory()
     with plugins as folder, installed(Path(folder)) as toys, reports as aside:
         # Not the folder on the path: importlib keeps what it finds there for each time that the
         #     folder changes.
         tempfile.tempdir = aside
-        print(f"seed {asked.seed}, {asked.seconds:.0f} s", flush=True)
-        print("done:", soak(asked.seconds, toys, asked.seed, Now(60.0)))
+        print(f"seed {arguments.seed}, {arguments.seconds:.0f} s", flush=True)
+        print("done:", soak(arguments.seconds, toys, arguments.seed, Now(60.0)))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Waiting(threading.Thread):
 
 
 @pytest.fixture
-def held(toys: Toys) -> Iterator[tuple[LLM, Waiting, threading.Event]]:
+def held_llm(toys: Toys) -> Iterator[tuple[LLM, Waiting, threading.Event]]:
     """An engine in the middle of a step that ends when the event is set, and somebody who waits for
     it.
     """
@@ -77,9 +77,9 @@ def interrupted(llm: LLM) -> None:
 
 
 def test_who_waits_hears_of_a_close_that_was_interrupted(
-    held: tuple[LLM, Waiting, threading.Event],
+    held_llm: tuple[LLM, Waiting, threading.Event],
 ) -> None:
-    llm, waiting, go_on = held
+    llm, waiting, go_on = held_llm
     interrupted(llm)
     go_on.set()
     waiting.join(30)
@@ -88,9 +88,9 @@ def test_who_waits_hears_of_a_close_that_was_interrupted(
 
 
 def test_a_close_after_one_that_was_interrupted_waits_for_the_step(
-    held: tuple[LLM, Waiting, threading.Event],
+    held_llm: tuple[LLM, Waiting, threading.Event],
 ) -> None:
-    llm, waiting, go_on = held
+    llm, waiting, go_on = held_llm
     interrupted(llm)
     threading.Timer(0.2, go_on.set).start()
     llm.close()
@@ -140,22 +140,22 @@ def test_a_signal_handler_may_close_the_engine_while_a_request_is_handed_over(to
 
 def test_a_name_is_taken_until_its_end_has_been_told(toys: Toys) -> None:
     loop = Loop(toys.engine())
-    told: list[Update] = []
+    updates: list[Update] = []
     between, go_on = threading.Event(), threading.Event()
 
     def watch(update: Update) -> None:
         """Told before "a" is: stops the thread when the engine is done with "a"."""
-        if told and not loop.engine.output_tracker.has_request("a") and "a" in loop.sinks:
+        if updates and not loop.engine.output_tracker.has_request("a") and "a" in loop.sinks:
             between.set()
             go_on.wait(30)
 
     loop.submit(request("other", [1, 2, 3], 100), watch)
-    loop.submit(request("a", [1, 2, 4], 3), told.append)
+    loop.submit(request("a", [1, 2, 4], 3), updates.append)
     assert between.wait(30)
     with pytest.raises(RequestError, match="in use"):
-        loop.submit(request("a", [1, 2, 4], 3), told.append)
+        loop.submit(request("a", [1, 2, 4], 3), updates.append)
     go_on.set()
     loop.close()
     loop.engine.close()
 
-    assert told[-1].finish_reason == "length"
+    assert updates[-1].finish_reason == "length"

@@ -64,19 +64,19 @@ def test_a_scheduler_that_raises_ends_the_engine_and_everyone_is_told(
     toys: Toys, overlap: bool
 ) -> None:
     loop = Loop(toys.engine(faults=("schedule@4",), overlap=overlap))
-    told: list[Any] = []
-    loop.submit(request("a", PROMPTS[0], 12), told.append)
+    updates: list[Any] = []
+    loop.submit(request("a", PROMPTS[0], 12), updates.append)
     loop.thread.join(10)
 
     assert (
-        told[-1].finish_reason == "error"
-        and "InjectedFault" in told[-1].error
-        and "headstock replay" in told[-1].error
+        updates[-1].finish_reason == "error"
+        and "InjectedFault" in updates[-1].error
+        and "headstock replay" in updates[-1].error
     )
     with pytest.raises(
         EngineDied, match="the engine stopped: the scheduler 'mixed' raised InjectedFault"
     ):
-        loop.submit(request("b", PROMPTS[0], 12), told.append)
+        loop.submit(request("b", PROMPTS[0], 12), updates.append)
     loop.close()
     loop.engine.close()
 
@@ -182,8 +182,8 @@ def test_a_prefix_computed_with_nan_is_found_by_nobody() -> None:
     engine.close()
 
     assert first.reasons == {"a": "error"}, "NaN of a chunk was not noticed"
-    found = hit.reasons["b"], hit.outputs["b"]
-    assert found == (fresh.reasons["c"], fresh.outputs["c"]), "NaN of a chunk was found"
+    end = hit.reasons["b"], hit.outputs["b"]
+    assert end == (fresh.reasons["c"], fresh.outputs["c"]), "NaN of a chunk was found"
 
 
 class Counting(Runner):

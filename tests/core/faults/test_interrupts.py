@@ -43,13 +43,13 @@ class Interrupt:
     """
 
     def __init__(self, nth: int) -> None:
-        self.left = nth
+        self.remaining = nth
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         begins = event == "call" and not frame.f_code.co_flags & CO_GENERATOR
         if (begins or event == "c_return") and frame.f_globals.get("__name__") in WATCHED:
-            self.left -= 1
-            if self.left == 0:
+            self.remaining -= 1
+            if self.remaining == 0:
                 raise KeyboardInterrupt
 
 
@@ -71,11 +71,11 @@ def left_behind(llm: LLM) -> dict[str, Any]:
     deadline = time.monotonic() + 5
     while True:
         engine = llm._session.engine
-        left = {"work": engine.has_work, "sinks": dict(llm._session.loop.sinks),
+        remaining = {"work": engine.has_work, "sinks": dict(llm._session.loop.sinks),
         "accounts": dict(engine.output_tracker.requests),
                 "asked": dict(engine.queued_requests)}  # fmt: skip
-        if not any(left.values()) or time.monotonic() > deadline:
-            return {name: what for name, what in left.items() if what}
+        if not any(remaining.values()) or time.monotonic() > deadline:
+            return {name: what for name, what in remaining.items() if what}
         time.sleep(0.001)
 
 
@@ -96,7 +96,7 @@ def test_an_interrupt_anywhere_leaves_nothing_running_and_an_engine_that_answers
     toys: Toys, use: Callable[[LLM], None], most: int
 ) -> None:
     with toy_llm(toys.folder, **SIZES) as llm:
-        wanted = [answer.outputs for answer in llm.generate(PROMPTS, SHORT)]
+        expected = [answer.outputs for answer in llm.generate(PROMPTS, SHORT)]
         nth = 1
         while nth <= most and broken_off(partial(use, llm), nth):
             before = llm._session.engine.stats().output_tokens
@@ -106,7 +106,7 @@ def test_an_interrupt_anywhere_leaves_nothing_running_and_an_engine_that_answers
             )
             nth += 1
         assert nth > 60
-        assert [answer.outputs for answer in llm.generate(PROMPTS, SHORT)] == wanted
+        assert [answer.outputs for answer in llm.generate(PROMPTS, SHORT)] == expected
 
 
 def test_a_closing_that_is_interrupted_anywhere_can_be_repeated(toys: Toys, tmp_path: Path) -> None:

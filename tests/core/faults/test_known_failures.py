@@ -71,7 +71,7 @@ def test_a_hit_changes_no_score_whatever_part_of_a_page_is_left(demo: LLM) -> No
         demo.reset_prefix_cache()
         fresh += scores(demo, [tokens])
 
-    assert all(len(each) == 4 for each in hit)
+    assert all(len(item) == 4 for item in hit)
     assert hit == fresh, "a hit changes what is said"
 
 
@@ -95,9 +95,9 @@ def test_two_thousand_prompts_through_a_small_pool_wait_no_longer_at_the_end() -
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     """The demo model, checked at every step."""
-    made = Engine(EngineConfig(num_pages=256, max_running_requests=16, debug_invariants=True))
-    yield made
-    made.close()
+    built = Engine(EngineConfig(num_pages=256, max_running_requests=16, debug_invariants=True))
+    yield built
+    built.close()
 
 
 def asking(
@@ -156,7 +156,7 @@ def test_each_pair_of_features_in_one_batch_says_what_each_says_alone(engine: En
     one = {
         kind: asking(kind, 10 + i, 6, **params) for i, (kind, params) in enumerate(KINDS.items())
     }
-    solo = {kind: EngineHarness(engine).run([each]).outputs[kind] for kind, each in one.items()}
+    solo = {kind: EngineHarness(engine).run([item]).outputs[kind] for kind, item in one.items()}
     for a, b in itertools.combinations(KINDS, 2):
         assert EngineHarness(engine).run([one[a], one[b]]).outputs == {a: solo[a], b: solo[b]}, (
             f"{a} beside {b}"
@@ -168,7 +168,7 @@ def test_chunks_of_four_tokens_under_overlap_with_penalties_and_min_tokens(
     toys: Toys, rows: int
 ) -> None:
     often = {"max_tokens": 12, "min_tokens": 6, "stop_ids": tuple(range(20))}  # of fifty ids
-    asked = [
+    requests = [
         evolve(one, id=str(length), prompt=RNG.integers(0, 50, length).astype(np.int32), **often)
         for length, one in zip((1, 3, 4, 5, 12, 19, 33, 40), random_requests(RNG, 8), strict=True)
     ]
@@ -177,15 +177,17 @@ def test_chunks_of_four_tokens_under_overlap_with_penalties_and_min_tokens(
         engine = toys.engine(
             overlap=overlap, max_batch_tokens=4, max_running_requests=rows, page_size=4
         )
-        outputs.append(EngineHarness(engine).run(asked).outputs)
+        outputs.append(EngineHarness(engine).run(requests).outputs)
         engine.close()
 
     assert outputs[0] == outputs[1]
-    for said in outputs[0].values():
-        assert len(said) >= 6 and min(said[:6]) >= 20, (
-            f"a stop id before six tokens are out: {said}"
+    for token_ids in outputs[0].values():
+        assert len(token_ids) >= 6 and min(token_ids[:6]) >= 20, (
+            f"a stop id before six tokens are out: {token_ids}"
         )
-    assert {len(said) for said in outputs[0].values()} != {12}, "no stop id came after them"
+    assert {len(token_ids) for token_ids in outputs[0].values()} != {12}, (
+        "no stop id came after them"
+    )
 
 
 def test_streams_that_are_left_at_any_moment_leave_no_page_held(toys: Toys) -> None:

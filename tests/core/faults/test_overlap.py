@@ -59,8 +59,8 @@ def test_rows_whose_last_token_must_be_read_first_change_nothing_for_themselves_
     some = [evolve(one, fenced=bool(rng.random() < 0.4)) for one in requests]
     sizes = {"max_running_requests": 8, "max_batch_tokens": 40, "num_pages": 60}
     free, mixed, all_of_them = (
-        run(toys, asked, overlap=True, **sizes)
-        for asked in (requests, some, [evolve(one, fenced=True) for one in requests])
+        run(toys, variant, overlap=True, **sizes)
+        for variant in (requests, some, [evolve(one, fenced=True) for one in requests])
     )
 
     assert 5 < sum(one.fenced for one in some) < 35
@@ -144,6 +144,6 @@ def test_overlap_changes_nothing_on_the_demo_model() -> None:
             "demo", overlap=overlap, num_pages=200, max_batch_tokens=16, max_running_requests=16
         ) as llm:
             answers.append(llm.generate(prompts * 4, [kind for kind in kinds for _ in prompts]))
-    texts = [[output.text for answer in each for output in answer.outputs] for each in answers]
+    texts = [[output.text for answer in batch for output in answer.outputs] for batch in answers]
 
     assert texts[0] == texts[1] and len(texts[0]) == 4 * (1 + 3 + 1 + 2)

@@ -33,7 +33,7 @@ def test_any_mix_of_requests_aborts_and_faults_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "left", "said"),
+    ("seconds", "leak", "message"),
     [
         (0, lambda account: account, "left behind: .*output_tracker.TrackedRequest"),
         pytest.param(
@@ -49,16 +49,16 @@ def test_what_every_request_leaves_behind_is_noticed(
     toys: Toys,
     monkeypatch: pytest.MonkeyPatch,
     seconds: int,
-    left: Callable[[TrackedRequest], object],
-    said: str,
+    leak: Callable[[TrackedRequest], object],
+    message: str,
 ) -> None:
-    kept: list[object] = []
+    leaked: list[object] = []
     unseat = OutputTracker.clear_admission
 
     def leaving(self: OutputTracker, account: TrackedRequest) -> None:
-        kept.append(left(account))
+        leaked.append(leak(account))
         unseat(self, account)
 
     monkeypatch.setattr(OutputTracker, "clear_admission", leaving)
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         soak(seconds, toys, seed=13)

@@ -51,28 +51,28 @@ def test_the_padding_of_a_replayed_step_writes_to_no_page_of_anybody(toys: Toys,
 
 
 @pytest.mark.parametrize(
-    ("page", "said"), [(90, "page 90 of layer 0"), (0, "the dummy page of layer 0")]
+    ("page", "message"), [(90, "page 90 of layer 0"), (0, "the dummy page of layer 0")]
 )
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_stray_write_ends_the_engine_before_the_next_step(
-    toys: Toys, page: int, said: str, overlap: bool
+    toys: Toys, page: int, message: str, overlap: bool
 ) -> None:
     engine = toys.engine(debug_canary=True, overlap=overlap)
     engine.submit(request("a", PROMPT, 30))
     for _ in range(5):
         engine.step()
     touch(engine, page)
-    with pytest.raises(EngineDied, match=f"{said} had been written though it was free"):
+    with pytest.raises(EngineDied, match=f"{message} had been written though it was free"):
         step_on(engine)
     engine.close()
 
 
 def test_everyone_is_told_of_a_stray_write(toys: Toys) -> None:
     loop = Loop(toys.engine(debug_canary=True))
-    told: list[Any] = []
+    updates: list[Any] = []
 
     def tell(update: Any) -> None:
-        told.append(update)
+        updates.append(update)
         touch(loop.engine, 77)
 
     loop.submit(request("a", PROMPT, 30), tell)
@@ -80,7 +80,7 @@ def test_everyone_is_told_of_a_stray_write(toys: Toys) -> None:
     loop.close()
     loop.engine.close()
 
-    assert told[-1].finish_reason == "error" and "page 77" in told[-1].error
+    assert updates[-1].finish_reason == "error" and "page 77" in updates[-1].error
 
 
 def test_padding_may_write_the_dummy_page_but_no_nan(toys: Toys) -> None:
@@ -132,16 +132,18 @@ def put(array: np.ndarray, where: Any, value: int) -> np.ndarray:
     return copy
 
 
-@pytest.mark.parametrize("said", LEFT_BEHIND)
-def test_an_idle_engine_that_kept_something_says_what(toys: Toys, said: str) -> None:
+@pytest.mark.parametrize("message", LEFT_BEHIND)
+def test_an_idle_engine_that_kept_something_says_what(toys: Toys, message: str) -> None:
     engine = toys.engine(debug_invariants=False)
     EngineHarness(engine).run([request("a", PROMPT[:18], 2)])
-    kept = LEFT_BEHIND[said](engine.state)
-    if "not in the pool" in said:
-        kept = evolve(kept, num_free=(sum(len(part) for part in kept.free[0]),))
-    engine.state = kept
+    broken_state = LEFT_BEHIND[message](engine.state)
+    if "not in the pool" in message:
+        broken_state = evolve(
+            broken_state, num_free=(sum(len(part) for part in broken_state.free[0]),)
+        )
+    engine.state = broken_state
     engine.abort("nobody")
-    with pytest.raises(EngineDied, match=f"idle, yet .*{said}.*headstock replay"):
+    with pytest.raises(EngineDied, match=f"idle, yet .*{message}.*headstock replay"):
         step_on(engine)
     engine.close()
 
