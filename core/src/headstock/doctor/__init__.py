@@ -1,4 +1,4 @@
-"""What works on this machine, found out by checks that do not depend on each other."""
+"""Check what works on this machine; the checks do not depend on each other."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ __all__ = ["Finding", "Status", "check_parts", "run_checks"]
 
 
 def run_checks(config: EngineConfig) -> Iterator[Finding]:
-    """All findings about this machine, the installed plugins and the model of `config`, in the
-    order of the checks.
-    """
+    """Check this machine, the installed plugins and the model of `config`, in that order."""
     from headstock.doctor import machine_checks, software_checks
 
     checks: dict[str, Check] = {
@@ -35,9 +33,7 @@ def run_checks(config: EngineConfig) -> Iterator[Finding]:
 
 
 def check_parts(config: EngineConfig) -> Iterator[Finding]:
-    """All findings about plugins, the model, and the plugins that would be chosen, as `run` would
-    meet them.
-    """
+    """Check the plugins, the model, and the plugins that `headstock run` would select."""
     from headstock import registry
     from headstock.doctor import plugin_checks
 
@@ -62,8 +58,9 @@ def check_parts(config: EngineConfig) -> Iterator[Finding]:
 def _check_model_files(
     directory: Path, model: FamilyAndConfig | None, *, dummy: bool
 ) -> Iterator[Finding]:
-    """All findings about the files of a model beside its config.json; `model` is None when that
-    cannot be read.
+    """Check the files of a model beside its config.json.
+
+    `model` is None when config.json cannot be read.
     """
     from headstock.doctor import model_checks
 

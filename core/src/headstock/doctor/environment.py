@@ -1,6 +1,4 @@
-"""Whether what is installed can serve a model on this machine: each plugin alone, and those that
-would be chosen.
-"""
+"""Inspect whether what is installed can serve a model on this machine."""
 
 from __future__ import annotations
 
@@ -34,10 +32,10 @@ class FamilyAndConfig:
 
 @frozen(kw_only=True)
 class Environment:
-    """A machine, and what a model asks of it under a configuration.
+    """A machine, and what a model needs of it under a configuration.
 
-    `problems` are findings about why `directory`, `model` or `needs` is None; `dtype` is empty
-    when `needs` is None.
+    `problems` are findings about why `directory`, `model` or `needs` is None; `dtype` is empty when
+    `needs` is None.
     """
 
     config: EngineConfig
@@ -53,10 +51,7 @@ class Environment:
         return find_obstacles(spec, self.env, self.needs)
 
     def check_selection(self) -> Iterator[Finding]:
-        """Whether the parts that are named, `auto` decided, can serve together.
-
-        raises: HeadstockError
-        """
+        """Check that the selected plugins can serve together.   raises: HeadstockError"""
         if self.needs is None or self.model is None:
             return
         parts = select_plugins(self.config, self.env, self.needs)
@@ -76,7 +71,7 @@ class Environment:
 
 
 def inspect_environment(config: EngineConfig) -> Environment:
-    """The environment as far as it can be known; nothing is downloaded."""
+    """Inspect the environment as far as it can be known; nothing is downloaded."""
     problems: list[Finding] = []
     env = try_step("device", partial(describe_device, config.device), problems)
     directory = model = None
@@ -109,6 +104,6 @@ def inspect_environment(config: EngineConfig) -> Environment:
 def _find_needs(
     config: EngineConfig, model: ModelConfig, env: DeviceEnv
 ) -> tuple[str, AttentionNeeds]:
-    """The dtype, and what the model asks of attention.   raises: HeadstockError"""
+    """Find the dtype, and what the model asks of attention.   raises: HeadstockError"""
     dtype = resolve_model_dtype(config.dtype, model, env)
     return dtype, find_attention_needs(config, model, dtype, resolve_max_seq_len(config, model, []))

@@ -1,4 +1,4 @@
-"""What a check found, and how a check that fails itself is kept from stopping the others."""
+"""What a check found; a check that fails itself does not stop the others."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def pass_finding(subject: str, text: str) -> Finding:
-    """A finding that all is well."""
+    """Make the finding that all is well."""
     return Finding(Status.PASS, subject, text)
 
 
 def warn_finding(subject: str, text: str, hint: str) -> Finding:
-    """A finding that something is missing or slow."""
+    """Make the finding that something is missing or slow."""
     return Finding(Status.WARN, subject, text, hint)
 
 
 def fail_finding(subject: str, text: str, hint: str, exit_code: int | None = None) -> Finding:
-    """A finding that something is broken."""
+    """Make the finding that something is broken."""
     return Finding(Status.FAIL, subject, text, hint, exit_code)
 
 
 def run_check(subject: str, check: Check) -> list[Finding]:
-    """What the check found; when it breaks off, what it found so far and a FAIL that says why."""
+    """Run a check; when it breaks off, a FAIL that says why follows what it found so far."""
     findings: list[Finding] = []
     try:
         findings.extend(check())
@@ -69,7 +69,7 @@ def run_check(subject: str, check: Check) -> list[Finding]:
 
 
 def try_step(subject: str, function: Callable[[], T], problems: list[Finding]) -> T | None:
-    """The function's result; None when it raises a HeadstockError.
+    """Call the function; return None when it raises a HeadstockError.
 
     writes: problems, the FAIL that says why
     """

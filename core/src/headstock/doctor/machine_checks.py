@@ -16,7 +16,7 @@ LITTLE_MEMORY = 2 * 2**30
 
 
 def check_memory() -> Iterator[Finding]:
-    """Memory that can still be taken on the host, a container's limit included."""
+    """Check how much memory the host has free, within a container's limit."""
     host, container = read_host_memory(), read_container_memory()
     free, total = host.free, host.total
     # a limit above what the host has limits nothing
@@ -32,7 +32,7 @@ def check_memory() -> Iterator[Finding]:
 
 
 def check_encoding() -> Iterator[Finding]:
-    """Whether text goes out as UTF-8."""
+    """Check that text goes out as UTF-8."""
     names = {
         "locale": locale.getpreferredencoding(False),
         "output": getattr(sys.stdout, "encoding", None) or "utf-8",
@@ -47,7 +47,7 @@ def check_encoding() -> Iterator[Finding]:
 
 
 def check_hub() -> Iterator[Finding]:
-    """Where models from the Hugging Face hub are kept, and whether they may be downloaded."""
+    """Check where models from the Hugging Face hub are kept, and whether they may be downloaded."""
     folder = _hub_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):

@@ -16,9 +16,7 @@ _SAMPLE_TEXT = "Once upon a time"
 
 
 def check_weights(directory: Path, model: FamilyAndConfig | None) -> Iterator[Finding]:
-    """Whether the headers of the weights agree with their files and, where that is known, with the
-    model.
-    """
+    """Check that the headers of the weights agree with their files, and with the model if known."""
     from headstock.weights import check_headers
 
     tensors, files, size = check_headers(
@@ -34,9 +32,7 @@ def check_weights(directory: Path, model: FamilyAndConfig | None) -> Iterator[Fi
 
 
 def check_tokenizer(directory: Path, model: FamilyAndConfig | None) -> Iterator[Finding]:
-    """Whether the tokenizer loads, gives a text back as it was, and makes no tokens that the model
-    lacks.
-    """
+    """Check that the tokenizer gives a text back and makes no tokens that the model lacks."""
     from headstock.text.tokenizer import Tokenizer
 
     loaded = Tokenizer(directory)
@@ -55,7 +51,7 @@ def check_tokenizer(directory: Path, model: FamilyAndConfig | None) -> Iterator[
 
 
 def check_generation_config(directory: Path) -> Iterator[Finding]:
-    """Whether generation_config.json, where there is one, can be read."""
+    """Check that generation_config.json, where there is one, can be read."""
     from headstock.text.generation_config import read_generation_config
 
     read_generation_config(directory)

@@ -1,6 +1,4 @@
-"""Checks of the installed plugins: each is loaded on its own, so that a broken one hides
-nothing.
-"""
+"""Check the installed plugins; each is loaded alone, so a broken one hides no other."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ _FindObstacles = Callable[[PluginSpec], Sequence[Rejection]]
 
 
 def check_plugins(find_obstacles: _FindObstacles) -> Iterator[Finding]:
-    """Check that every installed plugin loads, fits the contract and can run here, and that each
-    kind has one.
-    """
+    """Check that every installed plugin loads and can run, and that no required kind is empty."""
     for kind in SPI:
         plugins = registry.load_specs(kind)
         if not plugins and kind in REQUIRED_KINDS:
@@ -44,7 +40,7 @@ def check_plugins(find_obstacles: _FindObstacles) -> Iterator[Finding]:
 def check_plugin(
     plugin: InstalledPlugin, spec: Any, find_obstacles: _FindObstacles
 ) -> Iterator[Finding]:
-    """The findings about one plugin, given its spec or the error that choosing it raises."""
+    """Check one plugin, given its spec or the error that loading the spec raised."""
     subject = f"{plugin.kind} {plugin.name}"
     remedy = f"repair it or remove it: pip uninstall {plugin.distribution}"
     provider = f"{plugin.distribution} {plugin.version}"

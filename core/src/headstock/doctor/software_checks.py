@@ -1,6 +1,4 @@
-"""Checks of the software around headstock: Python, torch and CUDA, compilers for kernels built at
-first use.
-"""
+"""Check Python, torch and CUDA, and the compilers of kernels that are built at first use."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _TOOLS = {
 
 
 def check_python() -> Iterator[Finding]:
-    """The interpreter's version, and headstock's own."""
+    """Check the versions of the interpreter and of headstock."""
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if sys.version_info < _LEAST_PYTHON:
         yield fail_finding(
@@ -39,7 +37,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_torch() -> Iterator[Finding]:
-    """Whether torch can be imported, and whether it and the machine agree about CUDA."""
+    """Check that torch can be imported, and that it and the machine agree about CUDA."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -73,7 +71,7 @@ def check_torch() -> Iterator[Finding]:
 
 
 def check_tools() -> Iterator[Finding]:
-    """Whether the compilers that some kernel libraries call at first use can be found."""
+    """Check that the compilers which some kernel libraries call at first use can be found."""
     for name, hint in _TOOLS.items():
         if shutil.which(name):
             yield pass_finding(name, "found")

@@ -1,5 +1,6 @@
-"""Plugins, found by metadata, loaded when chosen, checked against the contract. Importing it does
-not import torch.
+"""Find plugins by metadata, load the selected ones, and check them against the contract.
+
+Importing it does not import torch.
 """
 
 from headstock.registry.assignments import find_unclaimed, make_options

@@ -1,6 +1,4 @@
-"""A plugin's own options: `--opt NAME.FIELD=VALUE`, turned into an instance of the attrs class that
-its spec names.
-"""
+"""Read a plugin's own options: `--opt NAME.FIELD=VALUE` becomes an instance of its attrs class."""
 
 from __future__ import annotations
 
@@ -20,11 +18,12 @@ from headstock.spi import PluginSpec
 
 
 def make_options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
-    """The plugin's options with the assignments meant for it applied, the last one winning; None
-    when it has none.
+    """Make the plugin's options from the assignments to it; None when it has none.
 
-    raises: UsageError for an unknown field or a bad value, PluginBroken when the option class is
-        not usable
+    The last assignment to a field wins.
+
+    raises: UsageError for an unknown field or a bad value, PluginBroken when the option class
+        is not usable
     """
     pairs = [
         _parse_assignment(assignment)
@@ -46,24 +45,24 @@ def make_options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
 
 
 def find_unclaimed(assignments: Iterable[str], specs: Sequence[PluginSpec]) -> tuple[str, ...]:
-    """The assignments that are for none of these plugins."""
+    """List the assignments that address none of these plugins."""
     addresses = {address for spec in specs for address in _plugin_addresses(spec)}
     return tuple(text for text in assignments if _assignment_address(text) not in addresses)
 
 
 def _plugin_addresses(spec: PluginSpec) -> tuple[str, str]:
-    """The two ways to address a plugin in an assignment: by name, or by kind and name."""
+    """The two addresses of a plugin in an assignment: its name, or its kind and name."""
     kind = next(kind for kind, spec_class in SPEC_CLASSES.items() if isinstance(spec, spec_class))
     return spec.name, f"{kind}:{spec.name}"
 
 
 def _assignment_address(assignment: str) -> str:
-    """Whom an assignment is for."""
+    """The address in an assignment: all before the field."""
     return assignment.partition("=")[0].rpartition(".")[0]
 
 
 def _parse_assignment(assignment: str) -> tuple[str, str]:
-    """The field and the text of `NAME.FIELD=VALUE`.   raises: UsageError"""
+    """Parse `NAME.FIELD=VALUE` into the field and the text.   raises: UsageError"""
     target, equals, text = assignment.partition("=")
     name = target.rpartition(".")[2].strip().replace("-", "_")
     if not equals or not name or not _assignment_address(assignment):
@@ -74,7 +73,7 @@ def _parse_assignment(assignment: str) -> tuple[str, str]:
 
 
 def _option_fields(spec: PluginSpec) -> dict[str, attrs.Attribute[Any]]:
-    """The fields of the plugin's option class, types resolved.   raises: PluginBroken"""
+    """List the fields of the plugin's option class, types resolved.   raises: PluginBroken"""
     if spec.options is None:
         return {}
     cls = import_object(spec, spec.options)
@@ -88,8 +87,9 @@ def _option_fields(spec: PluginSpec) -> dict[str, attrs.Attribute[Any]]:
 def _convert_option(
     spec: PluginSpec, fields: dict[str, attrs.Attribute[Any]], name: str, text: str
 ) -> Any:
-    """`text` as the field's type; as it is for a field of another type whose converter will read
-    it.
+    """Convert `text` to the field's type.
+
+    Text for a field of another type is left to the field's converter, where it has one.
 
     raises: UsageError, PluginBroken when the field takes no text
     """
@@ -118,9 +118,9 @@ def _convert_option(
 
 
 def _parse_as_type(option_type: Any, text: str) -> Any:
-    """`text` as a bool, int, finite float, str, Literal, Enum or a union of these.
+    """Parse `text` as a bool, int, finite float, str, Literal, Enum or a union of these.
 
-    raises: ValueError whose text is what was wanted; TypeError for any other type
+    raises: ValueError whose text names what is expected; TypeError for any other type
     """
     origin_type, members = typing.get_origin(option_type), typing.get_args(option_type)
     if origin_type in (typing.Union, types.UnionType):
@@ -149,7 +149,7 @@ def _parse_as_type(option_type: Any, text: str) -> Any:
 
 
 def _parse_as_union(members: Sequence[Any], text: str) -> Any:
-    """`text` as the first member type that takes it, None before the others and plain text last."""
+    """Parse `text` as the first member type that takes it: None first, plain text last."""
     reasons = []
     for member in sorted(members, key=lambda option: (option is str, option is not types.NoneType)):
         try:
@@ -160,7 +160,7 @@ def _parse_as_union(members: Sequence[Any], text: str) -> Any:
 
 
 def _look_up_word(values: dict[str, Any], text: str, expected: str) -> Any:
-    """The value that `text` names."""
+    """Look up the value that `text` names, in lower case first.   raises: ValueError"""
     if text.lower() in values:
         return values[text.lower()]
     if text in values:
@@ -169,7 +169,7 @@ def _look_up_word(values: dict[str, Any], text: str, expected: str) -> Any:
 
 
 def parse_number(number_type: type[int] | type[float], text: str) -> int | float:
-    """`text` as a finite number."""
+    """Parse `text` as a finite number.   raises: ValueError"""
     article = "an integer" if number_type is int else "a finite number"
     try:
         value = number_type(text)

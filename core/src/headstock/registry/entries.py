@@ -1,6 +1,4 @@
-"""Which plugins are installed, by the metadata of their distributions alone: no plugin code
-runs.
-"""
+"""List installed plugins by the metadata of their distributions; no plugin code runs."""
 
 from __future__ import annotations
 
@@ -37,8 +35,9 @@ _KIND_LABELS: Mapping[str, str] = MappingProxyType(
 
 @frozen(kw_only=True)
 class InstalledPlugin:
-    """One entry point. `status` is "ok", "duplicate" (several distributions provide the name) or
-    "bad name".
+    """An entry point of a plugin.
+
+    `status` is "ok", "duplicate" (several distributions provide the name) or "bad name".
     """
 
     kind: str
@@ -54,7 +53,7 @@ class InstalledPlugin:
 
 
 def kind_label(kind: str) -> str:
-    """What error texts call a plugin of `kind`."""
+    """The noun for a plugin of `kind` in error texts."""
     return _KIND_LABELS.get(kind, kind)
 
 
@@ -69,9 +68,11 @@ def entry_point_group(kind: str) -> str:
 
 
 def list_installed(kind: str | None = None) -> tuple[InstalledPlugin, ...]:
-    """The installed plugins of `kind` (None: of every kind), by kind, name and distribution."""
+    """List the installed plugins of `kind` (None: all), by kind, name and distribution."""
+    # Metadata alone, without an import: a broken plugin must not break a list of plugins, and
+    # imports of kernel libraries take seconds.
     kinds = tuple(SPI) if kind is None else (kind,)
-    # one scan of all distributions; asking group by group would scan as often
+    # entry_points(group=...) scans all distributions each time; one scan serves all kinds.
     everything = entry_points()
     return tuple(
         plugin
@@ -81,7 +82,7 @@ def list_installed(kind: str | None = None) -> tuple[InstalledPlugin, ...]:
 
 
 def _make_records(kind: str, entries: Iterable[EntryPoint]) -> list[InstalledPlugin]:
-    """The entry points of one group as records, by name, providing distribution and target."""
+    """Make the records of one group, sorted by name, distribution and target."""
     listed = list(entries)
     providers = Counter(entry.name for entry in listed)
     records = (_make_record(kind, entry, providers[entry.name]) for entry in listed)
@@ -89,8 +90,8 @@ def _make_records(kind: str, entries: Iterable[EntryPoint]) -> list[InstalledPlu
 
 
 def _make_record(kind: str, entry: EntryPoint, providers: int) -> InstalledPlugin:
-    """What the metadata says of one entry point."""
-    # once: each look parses the whole file
+    """Make the record of one entry point from its metadata."""
+    # Every access to `dist.metadata` parses the whole file, so it is read once.
     metadata = entry.dist.metadata if entry.dist is not None else None
     is_usable = kind == "model" or (NAME.fullmatch(entry.name) and entry.name != "auto")
     return InstalledPlugin(
@@ -104,9 +105,9 @@ def _make_record(kind: str, entry: EntryPoint, providers: int) -> InstalledPlugi
 
 
 def find_plugin(kind: str, name: str) -> InstalledPlugin:
-    """The one plugin that `name` stands for; `DISTRIBUTION:NAME` picks among several.
+    """Find the one plugin that `name` stands for; `DISTRIBUTION:NAME` picks among several.
 
-    raises: UnknownPlugin, AmbiguousPlugin, PluginBroken (a name that nobody could ask for)
+    raises: UnknownPlugin, AmbiguousPlugin, PluginBroken (a name that cannot be used)
     """
     distribution, _, plugin_name = name.rpartition(":")
     installed = list_installed(kind)
@@ -129,12 +130,12 @@ def find_plugin(kind: str, name: str) -> InstalledPlugin:
 
 
 def _normalize_name(distribution: str) -> str:
-    """A distribution's name as package indexes compare it (PEP 503)."""
+    """Normalize a distribution's name as package indexes compare it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def _explain_unknown(kind: str, name: str, installed: Iterable[InstalledPlugin]) -> str:
-    """What is said when no plugin has the name: what is near, what is installed, what could be."""
+    """Explain that no plugin has the name: what is installed, what could be, and what is near."""
     present = {
         plugin.name: f"{plugin.name} ({plugin.distribution} {plugin.version})"
         for plugin in installed
@@ -155,7 +156,7 @@ def _explain_unknown(kind: str, name: str, installed: Iterable[InstalledPlugin])
 
 
 def unknown_name_error(name: str) -> UnknownPlugin:
-    """The error for a name that no plugin of any kind has."""
+    """Make the error for a name that no plugin of any kind has."""
     plugin_name = name.rpartition(":")[2]
     absent = [
         line for kind in SPI for other, line in install_lines(kind).items() if other == plugin_name
@@ -183,7 +184,7 @@ def unknown_name_error(name: str) -> UnknownPlugin:
 
 
 def unknown_architecture_error(name: str) -> CannotRun:
-    """The error for an architecture that no installed model family serves."""
+    """Make the error for an architecture that no installed model family serves."""
     absent = install_lines("model").get(name)
     if absent:
         return CannotRun(f"the model family of {name} is not installed; install it with: {absent}")
@@ -200,9 +201,7 @@ def unknown_architecture_error(name: str) -> CannotRun:
 
 
 def _explain_ambiguous(plugins: list[InstalledPlugin]) -> str:
-    """What is said when several distributions provide one name, or one distribution provides it
-    twice.
-    """
+    """Explain that several distributions provide one name, or one provides it twice."""
     providers = ", ".join(f"{plugin.distribution} {plugin.version}" for plugin in plugins)
     choices = sorted({f"{plugin.distribution}:{plugin.name}" for plugin in plugins})
     kind, name = kind_label(plugins[0].kind), plugins[0].name

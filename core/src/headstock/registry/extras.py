@@ -1,6 +1,4 @@
-"""What a distribution offers as extras: by convention each is one way to have the kernels that its
-plugins need.
-"""
+"""Read the extras of a distribution; each is one way to have the kernels of its plugins."""
 
 from __future__ import annotations
 
@@ -13,11 +11,10 @@ _EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
 
 def explain_missing_extras(name: str) -> str:
-    """What gives a distribution one of its extras, any of several ways, when it has none of them;
-    else nothing.
+    """Explain how to complete a distribution that has none of its extras; empty when it has one.
 
-    Only metadata is read, so this says nothing about devices. A library that is here as a build for
-    CPUs comes first: its build for GPUs is the smallest step.
+    Only metadata is read, so the text says nothing about devices. A library that is installed as a
+    CPU build comes first: its GPU build is the smallest step.
     """
     try:
         extras = _requirements_by_extra(distribution(name).requires or [])
@@ -33,7 +30,7 @@ def explain_missing_extras(name: str) -> str:
 
 
 def _install_hint(needs: list[str]) -> str:
-    """What gives the requirements of one extra, none of which is met by a build for GPUs."""
+    """The command that installs the requirements of one extra, or the CUDA builds that it lacks."""
     if all(is_requirement_met(need, any_build=True) for need in needs):
         built = ", ".join(
             sorted({requirement_name(need) for need in needs if not is_requirement_met(need)})
@@ -43,7 +40,7 @@ def _install_hint(needs: list[str]) -> str:
 
 
 def _requirements_by_extra(requirements: list[str]) -> dict[str, list[str]]:
-    """Extra -> the requirements that it adds, without their markers."""
+    """Group requirements by the extra that adds them, without their markers."""
     extras: dict[str, list[str]] = {}
     for requirement in requirements:
         need, _, marker = requirement.partition(";")

@@ -1,6 +1,4 @@
-"""Where this project's own plugins live, for the hint that is given when one of them is not
-installed.
-"""
+"""Where this project's own plugins live, for hints on how to install them."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ CHECKOUT = "(in a checkout of headstock)"
 
 
 def install_lines(kind: str) -> dict[str, str]:
-    """Name -> the pip line that installs it, for every first-party plugin of `kind` outside
-    core.
-    """
+    """Map each first-party plugin of `kind` outside core to the pip line that installs it."""
     return {
         name: f"pip install ./{folder} {CHECKOUT}"
         for folder, (_, names) in FOLDERS.items()
@@ -49,8 +45,9 @@ def install_lines(kind: str) -> dict[str, str]:
 
 
 def find_distribution(name: str) -> tuple[str, str]:
-    """A distribution of this project by its name or its folder's ("qwen"), and its pip line; empty
-    for others.
+    """Find a distribution of this project, and its pip line, by its name or its folder's ("qwen").
+
+    Both are empty for other names.
     """
     for folder, (distribution, names) in FOLDERS.items():
         kind, (first, *_) = next(iter(names.items()))

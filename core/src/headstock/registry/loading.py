@@ -1,8 +1,8 @@
-"""Loading of chosen plugins. The only importer of stevedore, whose ways are narrowed here.
+"""Load the selected plugins. This is the only importer of stevedore, narrowed in three ways.
 
-stevedore would list entry points from a disk cache that can be stale and forgets who provides them,
-log load errors instead of raising them, and let SystemExit and AssertionError of one plugin end the
-whole program.
+stevedore lists entry points from a disk cache, which can be stale and forgets the distribution. It
+logs load errors instead of raising them. It lets SystemExit and AssertionError of one plugin end
+the whole program.
 """
 
 from __future__ import annotations
@@ -51,16 +51,15 @@ SPEC_CLASSES: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
 
 
 class PluginDriver(DriverManager[Any]):
-    """stevedore's driver of one plugin that was just found: every failure to load it is raised as
-    PluginBroken.
-    """
+    """stevedore's driver of one plugin; every failure to load it is raised as PluginBroken."""
 
     def __init__(self, plugin: InstalledPlugin) -> None:
         self.plugin = plugin
+        # invoke_on_load calls the entry point, which returns the spec
         super().__init__(entry_point_group(plugin.kind), plugin.name, invoke_on_load=True)
 
     def list_entry_points(self) -> list[EntryPoint]:
-        """The chosen entry point alone; stevedore's cache is not asked."""
+        """The entry point of this plugin alone; stevedore's cache is not read."""
         return [EntryPoint(name=self.plugin.name, value=self.plugin.target, group=self.namespace)]
 
     def _load_one_plugin(self, ep: EntryPoint, *arguments: Any) -> Extension[Any] | None:
@@ -71,12 +70,12 @@ class PluginDriver(DriverManager[Any]):
 
     @property
     def spec(self) -> object:
-        """What the entry point's function returned."""
+        """The object that the entry point's function returned."""
         return self.extensions[0].obj
 
 
 def _explain_load_failure(plugin: InstalledPlugin, error: BaseException) -> str:
-    """What is said of a plugin that raised while it was loaded."""
+    """Explain that a plugin raised while it was loaded."""
     return (
         f"{plugin} failed to load: {describe_error(error)}; repair it or remove it with: pip "
         f"uninstall {plugin.distribution}"
@@ -84,8 +83,9 @@ def _explain_load_failure(plugin: InstalledPlugin, error: BaseException) -> str:
 
 
 def load_spec(kind: str, name: str) -> Any:
-    """The spec of the plugin that `name` stands for, checked against the contract; only its light
-    module is imported.
+    """Load the spec of a plugin and check it against the contract.
+
+    Only the light module of the spec is imported, not the implementation.
 
     raises: UnknownPlugin, AmbiguousPlugin, PluginBroken, SpiMismatch
     """
@@ -96,14 +96,12 @@ def load_spec(kind: str, name: str) -> Any:
 
 
 def load_specs(kind: str) -> tuple[tuple[InstalledPlugin, Any], ...]:
-    """Every installed plugin of `kind` with its spec, or with the HeadstockError that choosing it
-    would raise.
-    """
+    """Load every spec of `kind`; one that fails is replaced by the HeadstockError it raised."""
     return tuple((plugin, _load_spec_or_error(plugin)) for plugin in list_installed(kind))
 
 
 def _load_spec_or_error(plugin: InstalledPlugin) -> Any:
-    """The plugin's spec, or the error that choosing it would raise."""
+    """Load a plugin's spec, or return the error that loading it raises."""
     try:
         return load_spec(plugin.kind, plugin.name)
     except HeadstockError as error:
@@ -111,8 +109,9 @@ def _load_spec_or_error(plugin: InstalledPlugin) -> Any:
 
 
 def _check_spec(plugin: InstalledPlugin, spec: Any) -> None:
-    """Raise PluginBroken or SpiMismatch unless `found` is what an entry point of this kind and name
-    must return.
+    """Check what an entry point returned: its type, its name and its version of the contract.
+
+    raises: PluginBroken, SpiMismatch
     """
     spec_class = SPEC_CLASSES[plugin.kind]
     if not isinstance(spec, spec_class):
@@ -136,7 +135,7 @@ def _check_spec(plugin: InstalledPlugin, spec: Any) -> None:
 
 
 def import_implementation(spec: PluginSpec) -> Any:
-    """What the spec's `implementation` names, imported now.   raises: PluginBroken"""
+    """Import what the spec's `implementation` names.   raises: PluginBroken"""
     return import_object(spec, spec.implementation)
 
 
@@ -147,9 +146,9 @@ def make_part(
     expected: tuple[type[Exception], ...] = (),
     **keywords: Any,
 ) -> Any:
-    """What the spec's implementation makes of the parts.
+    """Make a part with the spec's implementation.
 
-    raises: PluginBroken when that is no `base`, or for an exception that is neither a
+    raises: PluginBroken when the part is no `base`, or for an exception that is neither a
         HeadstockError nor `expected`
     """
     make = import_implementation(spec)
@@ -170,7 +169,7 @@ def make_part(
 
 
 def import_object(spec: PluginSpec, path: str) -> Any:
-    """What a dotted path of the spec (`package.module:Name`) names, imported now.
+    """Import what a dotted path of the spec (`package.module:Name`) names.
 
     raises: PluginBroken
     """
@@ -184,10 +183,12 @@ def import_object(spec: PluginSpec, path: str) -> Any:
 
 
 def plugin_label(spec: PluginSpec) -> str:
-    """The plugin and its distribution as error texts name them."""
+    """The plugin and its distribution, as error texts name them."""
     kind = next(kind for kind, spec_class in SPEC_CLASSES.items() if isinstance(spec, spec_class))
     package = spec.implementation.partition(":")[0].partition(".")[0]
     same_name = [plugin for plugin in list_installed(kind) if plugin.name == spec.name]
+    # Several distributions may provide the name; the one whose package the implementation lies
+    # in is the likely origin.
     same_package = [
         plugin
         for plugin in same_name

@@ -1,4 +1,4 @@
-"""Whether what a plugin needs is installed, found out without importing any of it."""
+"""Check whether the packages that a plugin needs are installed, without importing any of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from headstock.spi import PluginSpec, Rejection, Require
 
 
 def find_missing(spec: PluginSpec) -> tuple[Rejection, ...]:
-    """One rejection for each requirement that is not met; empty when all are."""
+    """List the requirements that are not met, as rejections."""
     return tuple(
         rejection for rejection in map(_check_requirement, spec.requires) if rejection is not None
     )
 
 
 def require_installed(spec: PluginSpec) -> None:
-    """Raise CannotRun, with what to install, unless every requirement of the spec is met."""
+    """Check that every requirement of the spec is met.   raises: CannotRun with what to install"""
     rejections = find_missing(spec)
     if rejections:
         text = "; ".join(
@@ -29,7 +29,7 @@ def require_installed(spec: PluginSpec) -> None:
 
 
 def _check_requirement(requirement: Require) -> Rejection | None:
-    """Why the requirement is not met, or None when it is."""
+    """Check one requirement; None when it is met."""
     if requirement.any_of:
         outcomes = [_check_requirement(alternative) for alternative in requirement.any_of]
         rejections = [rejection for rejection in outcomes if rejection is not None]
@@ -61,7 +61,7 @@ def _check_requirement(requirement: Require) -> Rejection | None:
 
 
 def _installed_version(requirement: Require) -> str | None:
-    """The installed version of what is needed; None when the module or its distribution is absent.
+    """Read the installed version of a requirement; None when its module or distribution is absent.
 
     Only the top-level package is looked up: `find_spec` of a submodule would import its parents.
     """
@@ -74,9 +74,9 @@ def _installed_version(requirement: Require) -> str | None:
 
 
 def is_requirement_met(requirement: str, *, any_build: bool = False) -> bool:
-    """Whether a PEP 508 requirement is installed; its marker and extras are not looked at.
+    """Whether a PEP 508 requirement is installed; its marker and extras are not read.
 
-    A build for CPUs, as torch's `2.13.0+cpu`, counts only when `any_build`: it lacks the kernels of
+    A CPU build, as torch's `2.13.0+cpu`, counts only with `any_build`: it lacks the kernels of
     other devices.
     """
     from packaging.requirements import Requirement  # as below

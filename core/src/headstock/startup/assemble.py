@@ -1,4 +1,4 @@
-"""The parts that work on the device, put together over given buffers."""
+"""Assemble an executor: attention, runner and sampling over given buffers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ from headstock.startup.select import SelectedBackend, SelectedPlugins
 
 @frozen(kw_only=True, eq=False)
 class BuildInputs:
-    """What executors are made of, whatever their buffers: the chosen parts, and the model with its
-    weights.
+    """The selected plugins and the loaded model: what an executor is built from, but its buffers.
+
+    The profile run and the engine assemble the same inputs over different buffers.
     """
 
     config: EngineConfig
@@ -60,7 +61,7 @@ class AssembledExecutor:
 
 
 def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> AssembledExecutor:
-    """The executor over these buffers, nothing captured yet.   raises: CannotRun"""
+    """Assemble the executor over these buffers; no graph is captured yet.   raises: CannotRun"""
     model, parts = inputs.model, inputs.parts
     router = _make_attention_router(inputs, buffers)
     sampling = SamplingTable(len(buffers.tokens), model.vocab, buffers.device)
@@ -111,7 +112,9 @@ def _make_row_tables(buffers: Buffers, sampling: SamplingTable) -> RowTables:
 
 
 def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter:
-    """The attention backends, built; one instance when one serves all phases.
+    """Make the attention backends, and the router that sends rows to them by phase.
+
+    A backend that serves all phases is made once.
 
     raises: CannotRun
     """
@@ -150,7 +153,7 @@ def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter
 
 
 def make_attention_backend(spec: AttentionSpec, context: AttentionContext) -> AttentionBackend:
-    """The backend that the plugin makes.
+    """Make the backend of an attention plugin.
 
     raises: CannotRun, PluginBroken, torch.OutOfMemoryError
     """
@@ -159,7 +162,8 @@ def make_attention_backend(spec: AttentionSpec, context: AttentionContext) -> At
         backend: AttentionBackend = registry.make_part(
             spec, AttentionBackend, context, expected=expected
         )
-    except ValueError as error:  # by contract: the options or the machine do not suit it
+    # The contract lets a backend refuse its options or the machine with ValueError.
+    except ValueError as error:
         raise CannotRun(f"--attn {spec.name}: {shorten(error, 400)}") from error
     except (ImportError, OSError) as error:
         raise CannotRun(

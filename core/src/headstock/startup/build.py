@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a running engine, in the order in which memory is spent."""
+"""Build an engine's parts from a configuration, in the order in which memory is used."""
 
 from __future__ import annotations
 
@@ -59,21 +59,18 @@ from headstock.startup.select import SelectedPlugins, check_plugin_options, sele
 LOG = logging.getLogger(__name__)
 
 _GRAPH_SLACK_BYTES = 64 << 20
-"""Bytes by which graphs may differ from the plan unsaid: the driver hands memory out in large
-pieces.
-"""
+"""Bytes by which graphs may exceed the plan unreported: the driver allocates in large pieces."""
 
 MAX_QUIET_CANARY_BYTES = 1 << 30
-"""Bytes of a pool that is watched unsaid: about a quarter of a second a step on one thread of a
-CPU.
+"""Bytes of the largest pool that the canary reads in every step without a warning.
+
+Reading it takes about a quarter of a second a step on one thread of a CPU.
 """
 
 
 @frozen(kw_only=True, eq=False)
 class EngineBuild:
-    """An engine's parts and what was decided on the way; `notes` are lines that the user should
-    see.
-    """
+    """An engine's parts and the decisions behind them; `notes` are lines for the user."""
 
     config: EngineConfig
     env: DeviceEnv
@@ -88,10 +85,12 @@ class EngineBuild:
 
 
 def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = None) -> EngineBuild:
-    """The parts for `config`, weights loaded.
+    """Build the parts for `config` and load the weights.
 
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
+    # Every refusal comes before the weights load, which can take minutes: model, options, parts and
+    # terms are checked first, in the order in which each needs the one before.
     env = describe_device(config.device)
     device = torch.device(env.device)
     directory = locate_model(config.model, revision=config.revision)
@@ -135,6 +134,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         "page_size": terms.page_size or max_len,
         "rows": config.max_running_requests,
     }
+    # After the weights and before the pool: what is left then is all that the pool may take.
     memory = _plan_device_memory(inputs, sizes, max_len, free)
     if memory.kv_tokens < max_len:
         cut = (
@@ -154,6 +154,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
     )
     limits = make_limits(config, parts, terms, memory, model, max_len)
     assembled = assemble_executor(inputs, buffers, max_len)
+    # Graphs come last: they hold the addresses of the buffers that serve.
     graphs = _capture_runner_graphs(assembled, inputs, memory, on_progress)
     return EngineBuild(
         config=config,
@@ -174,7 +175,12 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
 def _plan_device_memory(
     inputs: BuildInputs, sizes: Mapping[str, Any], max_len: int, free: int
 ) -> MemoryPlan:
-    """What of the `free` bytes goes to what, weights being loaded.   raises: CannotRun"""
+    """Divide the bytes that were free before loading among weights, steps and the KV pool.
+
+    On a GPU the rest is measured by a profile run, on a CPU it is estimated.
+
+    raises: CannotRun
+    """
     config, model = inputs.config, inputs.model
     rows, tokens = config.max_running_requests, config.max_batch_tokens
     on_gpu = sizes["device"].type == "cuda"
@@ -198,7 +204,7 @@ def _plan_device_memory(
 
 
 def profile_memory_use(inputs: BuildInputs, sizes: Mapping[str, Any], max_len: int) -> MemoryUse:
-    """What the largest step, the backends and the graphs take.   raises: CannotRun"""
+    """Measure what the largest step, the backends and the graphs take.   raises: CannotRun"""
     parts = inputs.parts
     names = f"{parts.attention_name}, {parts.ops.name}"
     reason = (
@@ -222,7 +228,7 @@ def _capture_runner_graphs(
     memory: MemoryPlan,
     on_progress: ProgressCallback | None,
 ) -> tuple[str, ...]:
-    """Capture the runner's graphs; what the user should know of it."""
+    """Capture the runner's graphs; return the notes about them."""
     sizes = graph_sizes(assembled.runner, inputs)
     if not sizes.rows:
         if inputs.faults.has_pending("capture"):
@@ -266,15 +272,12 @@ def _capture_runner_graphs(
 
 
 def _count_free_bytes(device: torch.device) -> int:
-    """Bytes that are free on the device, what torch keeps for later not counted as used."""
+    """Count the bytes that are free on the device; torch's cached blocks count as free."""
     return count_settled_bytes() if device.type == "cuda" else free_bytes(device)
 
 
 def _reserve_buffers(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:
-    """The buffers that `allocate` makes of `sizes`.
-
-    raises: CannotRun when there is no memory for them after all
-    """
+    """Allocate the buffers.   raises: CannotRun when the memory is not free after all"""
     try:
         return allocate(**sizes)
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -288,7 +291,7 @@ def _reserve_buffers(memory: MemoryPlan, allocate: Callable[..., Buffers], **siz
 def _watch_free_pages(
     inputs: BuildInputs, memory: MemoryPlan, buffers: Buffers, executor: Executor
 ) -> Executor:
-    """The executor, its free pages watched under `--debug-canary`."""
+    """Wrap the executor in the canary, which watches free pages, under `--debug-canary`."""
     if not inputs.config.debug_canary:
         return executor
     if memory.pool > MAX_QUIET_CANARY_BYTES:

@@ -32,7 +32,7 @@ from headstock.startup.needs import AttentionNeeds
 
 
 class BackendRefused(CannotRun):
-    """A backend cannot serve a query: the `refusal`, and sentences that say what may help."""
+    """A backend cannot serve a query: the `refusal`, and sentences that may help."""
 
     def __init__(self, refusal: str, hints: Sequence[str]) -> None:
         super().__init__(" ".join((f"{refusal}.", *dict.fromkeys(hints))))
@@ -41,7 +41,7 @@ class BackendRefused(CannotRun):
 
 
 def join_refusals(errors: Sequence[HeadstockError]) -> str:
-    """What several backends were refused for as one text, each hint once and at the end."""
+    """Join the refusals of several backends into one text; each hint comes once, at the end."""
     refusals = join_reasons(
         error.refusal if isinstance(error, BackendRefused) else str(error) for error in errors
     )
@@ -54,11 +54,13 @@ def join_refusals(errors: Sequence[HeadstockError]) -> str:
 def resolve_capabilities(
     spec: AttentionSpec, query: AttentionQuery, env: DeviceEnv
 ) -> AttentionCapabilities:
-    """The backend's capabilities here, no wider than those it declares.
+    """Resolve the backend's capabilities on this machine; they are no wider than declared.
 
     raises: CannotRun with every reason; PluginBroken when its own `resolve` widens or raises
     """
     capabilities = spec.capabilities
+    # The declared capabilities decide first: only a plugin that passes them is imported, so a
+    # refusal needs no kernel library. `resolve` can then narrow them by what is installed.
     reasons = [*find_rejections(capabilities, query, env)]
     if not reasons and spec.resolve is not None:
         answer = _call_resolve(spec, spec.resolve, query, env)
@@ -79,9 +81,9 @@ def resolve_capabilities(
 def _call_resolve(
     spec: AttentionSpec, path: str, query: AttentionQuery, env: DeviceEnv
 ) -> AttentionCapabilities | tuple[Rejection, ...]:
-    """What the backend's own `resolve` says.
+    """Call the backend's own `resolve`.
 
-    raises: PluginBroken when it raises, or says something else
+    raises: PluginBroken when it raises, or returns anything but capabilities or rejections
     """
     function = registry.import_object(spec, path)
     try:
@@ -109,8 +111,9 @@ _GPU_NOT_FOUND = "Where there is a GPU, 'headstock doctor' says why torch does n
 
 
 def explain_device_mismatch(spec: PluginSpec, env: DeviceEnv) -> str:
-    """Why a plugin that names its devices does not run on this one; empty when it does, or names
-    none.
+    """Explain why the plugin does not run on this device.
+
+    The text is empty when it does, or when its spec names no devices.
     """
     devices = getattr(getattr(spec, "capabilities", None), "devices", None)
     if devices is None or any(env in device_range for device_range in devices):
@@ -121,11 +124,11 @@ def explain_device_mismatch(spec: PluginSpec, env: DeviceEnv) -> str:
 def find_obstacles(
     spec: PluginSpec, env: DeviceEnv, needs: AttentionNeeds | None
 ) -> tuple[Rejection, ...]:
-    """Why the plugin cannot run here; empty when it can, or as far as that is known without a model
-    (`needs` is None).
+    """List why the plugin cannot run here; empty when it can.
 
-    The device and the model come first. No package that could be installed helps against either, so
-    missing packages are named only when both are served.
+    Without a model (`needs` is None) attention backends are compared with the device only. The
+    device and the model come first: no package helps against either, so missing packages are
+    named only when both are served.
     """
     if isinstance(spec, AttentionSpec) and needs is not None:
         try:
@@ -140,7 +143,7 @@ def find_obstacles(
 def find_rejections(
     capabilities: AttentionCapabilities, query: AttentionQuery, env: DeviceEnv
 ) -> list[Rejection]:
-    """Every reason why these capabilities do not meet the query on this machine."""
+    """List every reason why these capabilities do not meet the query on this machine."""
     rejections: list[Rejection] = []
 
     def reject(code: str, message: str, hint: str = "") -> None:
@@ -154,7 +157,7 @@ def find_rejections(
             else f"{_recommend_backend(env)} {_GPU_NOT_FOUND}"
         )
         reject("device", f"it runs on {served}, and this is {env}", hint)
-        return rejections  # nothing else could be mended by a flag
+        return rejections  # no flag would mend any further reason
     lacking = query.phases - capabilities.phases
     if lacking:
         reject(
@@ -210,8 +213,9 @@ def find_rejections(
 
 
 def _recommend_backend(env: DeviceEnv) -> str:
-    """The sentence that names an attention backend for this device: one that is installed, else how
-    to install one.
+    """Recommend an attention backend for this device, in a sentence.
+
+    An installed one comes before one that could be installed.
     """
     names = [
         name

@@ -1,5 +1,6 @@
-"""What `auto` means: lists that the engine owns, so that installing a package changes nothing until
-it is named.
+"""What `auto` means: lists that core owns, one for each setting.
+
+Installing a package changes nothing until it is named, because no plugin can enter a list.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OPS = ("triton", "fbgemm", "onednn", "torch")
 """What `--ops auto` tries, best first."""
 
 PAGE_SIZES = {"cuda": 64, "cpu": 16}
-"""What `--page-size auto` begins with, by kind of device."""
+"""What `--page-size auto` tries first, by kind of device."""
 
 OTHER_PAGE_SIZES = (64, 32, 16, 128, 256, 8, 4, 2, 1)
-"""What it goes on with when a plugin does not serve that size."""
+"""What `--page-size auto` tries after that, when a plugin does not serve the first size."""

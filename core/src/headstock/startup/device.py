@@ -12,7 +12,7 @@ from headstock.startup.host_memory import free_host_bytes
 
 
 def describe_device(requested: str) -> DeviceEnv:
-    """The machine for `asked` ("auto", "cpu" or "cuda").
+    """Describe the machine for `asked` ("auto", "cpu" or "cuda").
 
     raises: CannotRun when CUDA is asked for and there is none
     """
@@ -46,8 +46,9 @@ def describe_device(requested: str) -> DeviceEnv:
 
 
 def check_usable(env: DeviceEnv) -> None:
-    """Ask the device whether it still serves this process: after an illegal access, say, no call
-    ever does.
+    """Check that the device still serves this process.
+
+    After an illegal access every later call fails too.
 
     raises: EngineDied
     """
@@ -63,7 +64,7 @@ def check_usable(env: DeviceEnv) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that are free on the device now; on a CPU those that this process can still take."""
+    """Count the bytes that are free on the device, or that this process can still take on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_host_bytes()

@@ -21,14 +21,14 @@ class MemoryBounds:
 
 
 def read_host_memory(path: Path = _MEMINFO) -> MemoryBounds:
-    """The memory of the host.   raises: OSError where /proc is not mounted"""
+    """Read the memory of the host.   raises: OSError where /proc is not mounted"""
     fields = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
     free, total = (int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
     return MemoryBounds(free, total)
 
 
 def read_container_memory(folder: Path = _CGROUP) -> MemoryBounds | None:
-    """The memory of the container (cgroup version 2); None when it has no limit."""
+    """Read the memory of the container (cgroup version 2); None when it has no limit."""
     try:
         limit, used = (
             (folder / name).read_text().strip() for name in ("memory.max", "memory.current")
@@ -42,10 +42,10 @@ def read_container_memory(folder: Path = _CGROUP) -> MemoryBounds | None:
 
 
 def unwritten_bytes(status: Path = _PROCESS_STATUS) -> int:
-    """Bytes that this process has allocated and not yet written: above all the rest of another
-    engine's pool.
+    """Count the bytes that this process has allocated and not yet written.
 
     Linux hands pages out at the first write, so MemAvailable still counts these bytes as free.
+    Most of them are the unused rest of another engine's pool.
     """
     try:
         fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
@@ -58,9 +58,7 @@ def unwritten_bytes(status: Path = _PROCESS_STATUS) -> int:
 
 
 def free_host_bytes() -> int:
-    """Bytes that this process can still take: free on the host and in the container, and not
-    allocated already.
-    """
+    """Count the bytes that this process can still take, in the host and in the container."""
     try:
         free = read_host_memory().free
     except (OSError, KeyError):  # not Linux

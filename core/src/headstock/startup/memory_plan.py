@@ -1,4 +1,4 @@
-"""How the memory of a device is shared out."""
+"""Divide the memory of a device: weights, steps, graphs, and the KV pool."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from headstock.spi import ModelConfig
 
 @frozen(kw_only=True)
 class MemoryUse:
-    """Bytes that go to other things than weights and the pool: the largest step while it runs, what
-    backends and libraries hold, and captured graphs. `capturable` is False when graphs were tried
-    and could not be captured.
+    """Bytes that neither weights nor the pool take.
+
+    `activations` are those of the largest step while it runs, `workspaces` what backends and
+    libraries hold. `capturable` is False when graphs were tried and could not be captured.
     """
 
     activations: int
@@ -26,14 +27,15 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of the three."""
         return self.activations + self.workspaces + self.graphs
 
 
 @frozen(kw_only=True)
 class MemoryPlan:
-    """Bytes by use, and the pages they give. `budget` is what all may take together; `pool` counts
-    the dummy page too.
+    """Bytes by use, and the pages that they give.
+
+    `budget` bounds the sum of all uses; `pool` includes the dummy page.
     """
 
     free: int
@@ -51,7 +53,7 @@ class MemoryPlan:
         return self.num_pages * self.page_size
 
     def lines(self) -> list[str]:
-        """The arithmetic, and one bar."""
+        """The lines of the start-up print: the arithmetic, and a bar."""
         other = self.other_use
         uses = {
             "weights": self.weights,
@@ -78,7 +80,7 @@ class MemoryPlan:
 
 
 def page_bytes(model: ModelConfig, page_size: int, kv_dtype: torch.dtype) -> int:
-    """Bytes of one page over all layers: K and V of `page_size` tokens."""
+    """Count the bytes of one page over all layers: K and V of `page_size` tokens."""
     return (
         sum(prod(group.page_shape(page_size)) * len(group.layers) for group in model.kv_groups)
         * kv_dtype.itemsize
@@ -88,10 +90,10 @@ def page_bytes(model: ModelConfig, page_size: int, kv_dtype: torch.dtype) -> int
 def estimate_memory_use(
     model: ModelConfig, tokens: int, rows: int, itemsize: int, kernels: int = 0
 ) -> MemoryUse:
-    """What the largest step takes where it cannot be measured: the widest layer's tensors, and
-    float32 logits twice.
+    """Estimate what the largest step takes where it cannot be measured, as on a CPU.
 
-    On a CPU memory is not counted by the device, and a pool is never as large as what is free.
+    It counts the tensors of the widest layer, and float32 logits twice.
+
     kernels: bytes of what libraries compile while steps run
     """
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
@@ -112,10 +114,11 @@ def plan_memory(
     free: int,
     max_useful_tokens: int,
 ) -> MemoryPlan:
-    """The pool's size, by the one size that was asked for or else from the memory ratio.
+    """Size the pool by the one setting that fixes its size, or else by the memory ratio.
 
-    `free` is what was free before loading; `most_tokens` is what all rows could fill at their
-    longest: more is never of use.
+    `free` is what was free before loading. `max_useful_tokens` is what all rows could fill at
+    their longest: a larger pool is of no use.
+
     raises: CannotRun naming both numbers when it does not fit
     """
     page = page_bytes(model, page_size, kv_dtype)
@@ -146,6 +149,7 @@ def plan_memory(
             "--max-batch-tokens"
         )
     room = free - weights - other_use.total
+    # One page more than is counted: padding rows write to the dummy page.
     if (pages + 1) * page > room:
         raise CannotRun(
             f"{flag}: the KV pool would take {format_bytes((pages + 1) * page)}, and "
@@ -164,7 +168,7 @@ def plan_memory(
 
 
 def format_bytes(count: int) -> str:
-    """Bytes in the largest unit that gives at least 1."""
+    """Format bytes in the largest unit that gives at least 1."""
     value = float(count)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
@@ -174,7 +178,7 @@ def format_bytes(count: int) -> str:
 
 
 def draw_memory_bar(parts: tuple[int, ...], total: int, width: int = 50) -> str:
-    """The parts of `total` as one line of marks: weights #, activations =, KV pool +, rest ."""
+    """Draw the parts of `total` as a line of marks: weights #, activations =, KV pool +, rest ."""
     marks = ""
     for mark, part in zip("#=+", parts, strict=True):
         marks += mark * round(width * part / max(total, 1))

@@ -1,4 +1,4 @@
-"""The model that an engine serves: where it lies, what it is, and its parameters on the device."""
+"""Locate, read and load the model that an engine serves."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def locate_model(
     fetch: Callable[[str, str | None], Path] = weights.download_model,
     revision: str | None = None,
 ) -> Path:
-    """The directory of a model: an installed checkpoint's, the one named, or what `fetch` gives for
-    a name on the hub.
+    """Locate the directory of a model.
 
-    `fetch` is given the name and the revision, which only a model on the hub has.
+    It is that of an installed checkpoint, the named directory, or what `fetch` returns for a name
+    on the hub. `fetch` gets the name and the revision, which only a model on the hub has.
+
     raises: ModelError, UsageError for the revision of another model
     """
     fetched: list[str] = []
@@ -52,7 +53,7 @@ def locate_model(
 
 
 def _find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
-    """The directory of an installed checkpoint, the one named, or what `fetch` gives.
+    """Find the directory of an installed checkpoint, the named one, or what `fetch` returns.
 
     raises: ModelError
     """
@@ -70,7 +71,7 @@ def _find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
 
 
 def read_model(directory: Path) -> tuple[Model, ModelConfig]:
-    """The family that serves the directory, and its configuration.
+    """Read the configuration of a model directory with the family that serves it.
 
     raises: ModelError; CannotRun when no installed family serves the architecture
     """
@@ -110,10 +111,9 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
 
 
 def untie_embeddings(directory: Path, family: Model, model: ModelConfig) -> ModelConfig:
-    """`model`, its output matrix apart from its embeddings where the checkpoint stores one that
-    differs.
+    """Give the model an output matrix of its own where the checkpoint stores one that differs.
 
-    raises: ModelError when a file is not what it says
+    raises: ModelError when a file does not match its header
     """
     differing = (
         weights.find_differing_copies(directory, family.params(model))
@@ -132,9 +132,12 @@ def untie_embeddings(directory: Path, family: Model, model: ModelConfig) -> Mode
 
 
 def resolve_max_seq_len(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:
-    """The longest sequence that the configuration and the model allow; a cut that may be is noted.
+    """Resolve the longest sequence that the configuration and the model allow.
 
-    raises: UsageError when more is asked for than the model allows
+    A cut that the configuration permits is noted.
+
+    writes: notes
+    raises: UsageError when the configuration wants more than the model allows
     """
     if config.max_seq_len is None:
         return model.max_position
@@ -164,7 +167,7 @@ def load_onto_device(
     free: int,
     on_progress: ProgressCallback | None,
 ) -> Params:
-    """The model's parameters on the device.
+    """Load the model's parameters onto the device.
 
     raises: ModelError; CannotRun when they do not fit into `free` bytes
     """
@@ -193,6 +196,6 @@ def load_onto_device(
 
 
 def tensor_bytes(weight: Any) -> int:
-    """Bytes of a parameter's tensors."""
+    """Count the bytes of a parameter's tensors."""
     tensors = (weight.tensor, weight.scales, weight.bias)
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)

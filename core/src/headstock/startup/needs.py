@@ -10,7 +10,7 @@ from headstock.spi import AttentionQuery, DeviceEnv, Feature, ModelConfig, Phase
 
 @frozen(kw_only=True)
 class AttentionNeeds:
-    """What a model asks of attention, before phases are shared out."""
+    """What a model asks of attention, before phases are divided among backends."""
 
     model: ModelConfig
     dtype: str
@@ -21,7 +21,7 @@ class AttentionNeeds:
     max_seq_len: int
 
     def make_query(self, phases: frozenset[Phase]) -> AttentionQuery:
-        """The question for one backend."""
+        """Make the query for one backend, which serves these phases."""
         window = any(layer.window is not None for layer in self.model.layers)
         softcap = any(layer.softcap for layer in self.model.layers)
         features = self.model.features
@@ -43,8 +43,9 @@ class AttentionNeeds:
 
 
 def resolve_model_dtype(requested: str, model: ModelConfig, env: DeviceEnv) -> str:
-    """The type of weights and activations: float32 on a CPU whatever the checkpoint; on CUDA the
-    checkpoint's, float16 for float32.
+    """Resolve the type of weights and activations.
+
+    On a CPU it is float32 whatever the checkpoint; on CUDA the checkpoint's, float16 for float32.
     """
     if requested != "auto":
         return requested
@@ -54,14 +55,14 @@ def resolve_model_dtype(requested: str, model: ModelConfig, env: DeviceEnv) -> s
 
 
 def resolve_kv_dtype(requested: str, dtype: str) -> str:
-    """The type of keys and values in the pool, by torch name."""
+    """Resolve the type of keys and values in the pool, by torch name."""
     return {"auto": dtype, "fp8_e4m3": "float8_e4m3fn"}.get(requested, requested)
 
 
 def find_attention_needs(
     config: EngineConfig, model: ModelConfig, dtype: str, max_len: int
 ) -> AttentionNeeds:
-    """What the model asks of attention under this configuration."""
+    """Find what the model asks of attention under this configuration."""
     exact = isinstance(config.page_size, int) and not config.page_size_or_less
     return AttentionNeeds(
         model=model,

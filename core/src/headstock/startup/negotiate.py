@@ -1,4 +1,4 @@
-"""What all parts of an engine agree on, before weights load."""
+"""Negotiate the terms that all parts of an engine share, before weights load."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headstock.startup.select import SelectedPlugins
 
 @frozen(kw_only=True)
 class Terms:
-    """The terms, and who set them: `table` has (what, value, who constrained it) for the start-up
-    print.
+    """The terms, and which part set each of them.
 
-    `reuse`: prefixes are shared page by page. `take_over`: regions of ended sequences are kept for
-        those that go on.
+    `table` has (term, value, what constrained it) for the start-up print. With `reuse`, prefixes
+    are shared page by page; with `take_over`, regions of ended sequences are kept for those that
+    go on.
     """
 
     dtype: str
@@ -33,7 +33,10 @@ class Terms:
 def negotiate_terms(
     config: EngineConfig, parts: SelectedPlugins, model: ModelConfig, dtype: str, env: DeviceEnv
 ) -> Terms:
-    """The terms that every part can serve.   raises: CannotRun naming who rules what out"""
+    """Negotiate the terms that every part can serve.
+
+    raises: CannotRun naming which part rules what out
+    """
     contiguous = config.paged_attn == "off"
     claims = {
         f"--attn {choice.spec.name}": choice.capabilities.page_sizes for choice in parts.attention
@@ -82,7 +85,7 @@ def negotiate_terms(
 
 
 def _find_reuse_obstacle(config: EngineConfig, parts: SelectedPlugins) -> str:
-    """The flag that rules out that a request starts on what another one computed; nothing when none
+    """Find the flag that forbids a request to start on what another one computed; empty when none
     does.
     """
     if not config.kv_cache:
@@ -93,8 +96,9 @@ def _find_reuse_obstacle(config: EngineConfig, parts: SelectedPlugins) -> str:
 
 
 def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: DeviceEnv) -> int:
-    """The page size asked for when everyone serves it; for `auto` the first that everyone
-    serves.
+    """Agree on the requested page size; for `auto` on the first that every part serves.
+
+    raises: CannotRun
     """
     requested = config.page_size
     if isinstance(requested, int) and not config.page_size_or_less:
@@ -104,8 +108,10 @@ def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: Device
                     f"--page-size {requested}: {who} serves {sizes}; choose one of those"
                 )
         return requested
+    # For `auto` the best size of the device comes first, then the others in a fixed order.
     candidates: tuple[int, ...] = (defaults.PAGE_SIZES[env.device], *defaults.OTHER_PAGE_SIZES)
     if isinstance(requested, int):
+        # --page-size-or-less: the largest size below the requested one
         candidates = tuple(range(requested, 0, -1))
     for size in candidates:
         if all(size in sizes for sizes in claims.values()):

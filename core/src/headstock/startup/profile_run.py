@@ -1,5 +1,7 @@
-"""A trial on the device before the pool is sized: what a worst step and the graphs take is
-measured, not guessed.
+"""Measure what the largest step and the graphs take, before the pool is sized.
+
+The pool takes all that is left, so a guess that is too low ends in an out-of-memory error during
+serving. vLLM and SGLang run a profile for the same reason.
 """
 
 from __future__ import annotations
@@ -29,18 +31,19 @@ _WORST_SAMPLING = (0.7, 0.9, 0.05, 1.1, 0.1, 0.1)
 
 
 _SLOW_NOTICE_SECONDS = 5.0
-"""Seconds for which nobody wants a reason."""
+"""Seconds that a stage may take before its reason is logged."""
 
 _DEFAULT_GRAPH_TOKENS = 2048
-"""Tokens of a step above which launching its operations one by one seldom takes longer than doing
-them.
+"""Tokens of a step above which graphs are not captured by default: there the device, not the launch
+of operations, bounds the step.
 """
 
 
 @frozen
 class GraphSizes:
-    """Which graphs are captured: row counts of decode steps, token counts of steps with prompt
-    tokens.
+    """Which graphs are captured.
+
+    `rows`: row counts of decode steps. `tokens`: token counts of steps with prompt tokens.
     """
 
     rows: tuple[int, ...] = ()
@@ -50,11 +53,11 @@ class GraphSizes:
 def measure_memory_use(
     inputs: BuildInputs, make_buffers: Callable[[], Buffers], max_len: int
 ) -> MemoryUse:
-    """What steps, backends and graphs take on a CUDA device, by doing it all once over a pool of
-    two pages.
+    """Measure what steps, backends and graphs take on a CUDA device, over a pool of two pages.
 
     raises: CannotRun; torch.OutOfMemoryError
     """
+    # What loading left behind, freed during the run, would hide what the run takes.
     gc.collect()
     torch.cuda.empty_cache()
     buffers = make_buffers()
@@ -62,11 +65,14 @@ def measure_memory_use(
     before = count_settled_bytes()
     assembled = assemble_executor(inputs, buffers, max_len)
     activations = _run_worst_step(assembled, inputs, max_len)
+    # In this order: the step makes libraries allocate their workspaces, the first capture what
+    # captures need; only then do more graphs show their own bytes.
     capturable = try_capture(assembled, _max_graph_rows(inputs))
     sizes = graph_sizes(assembled.runner, inputs)
     workspaces = max(before - count_settled_bytes(), 0) + tables
     graphs = measure_graph_bytes(assembled, sizes) if capturable else 0
     assembled.executor.close()
+    # The pool takes this memory next, so nothing of the profile run may live on.
     del assembled, buffers
     gc.collect()
     torch.cuda.empty_cache()
@@ -76,14 +82,14 @@ def measure_memory_use(
 
 
 def _max_graph_rows(inputs: BuildInputs) -> int:
-    """The most rows that graphs are wanted for."""
+    """The most rows of a decode step that a graph is captured for."""
     config = inputs.config
     most = config.max_running_requests
     return most if config.cuda_graph_max_bs is None else min(most, config.cuda_graph_max_bs)
 
 
 def graph_sizes(runner: Runner, inputs: BuildInputs) -> GraphSizes:
-    """The sizes that the runner captures graphs of under this configuration."""
+    """List the sizes that the runner captures graphs of under this configuration."""
     config = inputs.config
     rows = runner.buckets(_max_graph_rows(inputs))
     most = (
@@ -96,22 +102,24 @@ def graph_sizes(runner: Runner, inputs: BuildInputs) -> GraphSizes:
 
 
 def count_settled_bytes() -> int:
-    """Bytes that are free on the device, what torch keeps for later not counted as used."""
+    """Count the bytes that are free on the device after torch has returned its cached blocks."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info()[0])
 
 
 def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: int) -> int:
-    """The bytes that the largest step takes while it runs: all rows, all of the token budget, and
-    sampling with every setting. Its tokens lie in the dummy page.
+    """Run the largest step; return the bytes that it takes while it runs.
+
+    It has all rows, the whole token budget, and sampling with every setting. Its tokens lie in the
+    dummy page.
     """
     config, sampling = inputs.config, assembled.sampling
     rows = min(config.max_running_requests, config.max_batch_tokens)
     counts = np.full(rows, min(config.max_batch_tokens // rows, max_len), np.int32)
     counts[0] = min(config.max_batch_tokens - int(counts[1:].sum()), max_len)
     starts = np.zeros(rows, np.int32)
-    starts[0] = max_len - counts[0]  # what penalties look at is as wide as the longest row
+    starts[0] = max_len - counts[0]  # penalties allocate as wide as the longest row
     seats, ones = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32)
     plan = Plan(
         number=0,
@@ -128,6 +136,8 @@ def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: 
         True,
     )
     sampling.top_k[:rows], sampling.logprobs[:rows] = 50, 5
+    # Reserved, not allocated, bytes: the pool competes with the blocks that torch keeps, which
+    # fragmentation makes larger than the tensors in them.
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()
     assembled.executor.execute(plan, {}).wait()
@@ -136,8 +146,9 @@ def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: 
 
 
 def try_capture(assembled: AssembledExecutor, rows: int) -> bool:
-    """Whether graphs can be captured. One is, and forgotten: what libraries take at a first capture
-    is none of the graphs'.
+    """Whether graphs can be captured: one is, and is dropped again.
+
+    This also keeps what libraries allocate at a first capture out of the graphs' bytes.
     """
     first = GraphSizes(assembled.runner.buckets(rows)[:1])
     return None not in (
@@ -149,10 +160,10 @@ def try_capture(assembled: AssembledExecutor, rows: int) -> bool:
 def measure_graph_bytes(
     assembled: AssembledExecutor, sizes: GraphSizes, free: Callable[[], int] | None = None
 ) -> int:
-    """What graphs of these sizes take; 0 when they cannot be captured.
+    """Measure what graphs of these sizes take; 0 when they cannot be captured.
 
-    All are captured, since what one adds is no measure of the next: memory comes in large pieces,
-    and some backends take more for each. `free` tells how many bytes are free.
+    All are captured, because the bytes of one say nothing about the next: memory comes in large
+    pieces, and some backends take more for each. `free` returns how many bytes are free.
     """
     free = free or count_settled_bytes
     before = free()
@@ -163,15 +174,15 @@ def measure_graph_bytes(
 
 
 def _ignore_progress(done: int, total: int) -> None:
-    """Tell nobody how far it is."""
+    """Ignore the progress of a capture."""
 
 
 def capture_graphs(
     assembled: AssembledExecutor, sizes: GraphSizes, on_progress: Callable[[int, int], None]
 ) -> GraphSizes | None:
-    """Capture these sizes in place of those captured before, and say which were; None, with a
-    warning, when that
-    fails: steps run without graphs then.
+    """Capture graphs of these sizes in place of earlier ones; return the captured sizes.
+
+    A capture that fails is logged as a warning and gives None: steps run without graphs then.
     """
     try:
         with torch.inference_mode():
@@ -188,12 +199,10 @@ def capture_graphs(
 def slow_notice(
     stage: str, reason: str, seconds_until_notice: float = _SLOW_NOTICE_SECONDS
 ) -> Iterator[None]:
-    """Log the stage, and why it may take long, once `patience` seconds have passed, and how long it
-    took in the end.
-    """
+    """Log why a stage takes long, once `seconds_until_notice` have passed, and its duration."""
     started_at = time.monotonic()
     notice = Timer(seconds_until_notice, LOG.warning, [log_event(f"still {stage}", because=reason)])
-    notice.daemon = True
+    notice.daemon = True  # a stage that hangs must not keep the process alive
     notice.start()
     try:
         yield

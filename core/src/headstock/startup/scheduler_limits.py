@@ -1,4 +1,4 @@
-"""The scheduler's limits, from the configuration, the terms and the memory plan."""
+"""Make the scheduler's limits from the configuration, the terms and the memory plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_limits(
     model: ModelConfig,
     max_len: int,
 ) -> Limits:
-    """The scheduler's limits.   raises: CannotRun"""
+    """Make the scheduler's limits.   raises: CannotRun"""
     return Limits(
         max_rows=config.max_running_requests,
         max_batch_tokens=config.max_batch_tokens,
@@ -44,9 +44,7 @@ def make_limits(
 def _explain_max_len(
     config: EngineConfig, memory: MemoryPlan, model: ModelConfig, max_len: int
 ) -> str:
-    """What lets a sequence have more than `max_len` tokens, for errors about one that is too
-    long.
-    """
+    """Explain how a sequence may have more than `max_len` tokens, as the end of an error text."""
     if max_len >= model.max_position:
         return ": the model itself allows no more"
     if max_len >= memory.kv_tokens:
@@ -61,7 +59,7 @@ def _explain_max_len(
 
 
 def _make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: int) -> CachePolicy:
-    """The cache policy, bounded by `--prefix-cache-n`.
+    """Make the cache policy, bounded by `--prefix-cache-n`.
 
     raises: CannotRun when it cannot be bounded
     """
@@ -78,9 +76,7 @@ def _make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: 
 
 
 def _region_limit(config: EngineConfig, memory: MemoryPlan) -> int:
-    """How many regions of ended sequences are kept: all that there is room for, unless
-    `--prefix-cache-n` says less.
-    """
+    """How many regions of ended sequences are kept: as many as fit, or `--prefix-cache-n`."""
     return (
         memory.num_pages
         if config.prefix_cache_n is None

@@ -1,4 +1,4 @@
-"""Which plugins an engine is made of."""
+"""Select the plugins that an engine is made of."""
 
 from __future__ import annotations
 
@@ -80,12 +80,13 @@ class SelectedPlugins:
 
 
 def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) -> SelectedPlugins:
-    """The plugins that `config` names, `auto` decided; each can run here.
+    """Select the plugins that `config` names, or those that `auto` stands for; each can run here.
 
     raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun with the reasons
     """
     if config.tp > 1:
         raise CannotRun(f"--tp {config.tp}: this version runs on one device; use --tp 1")
+    # Attention first: runners depend on the graph support of the decode backend.
     attention = select_attention(config.attn, env, needs, config.spell)
     decode = attention[-1].capabilities
 
@@ -147,11 +148,11 @@ def _needs_graphs(spec: RunnerSpec) -> bool:
 
 
 def _resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
-    """The runner that the configuration names; `auto`, and a log line, when it wants graphs that
-    cannot be had.
+    """Resolve the name of the runner.
 
-    Graphs cannot be had in contiguous mode, and on a CPU. There a preset may want them; a runner
-    that is named and does not serve the device is left for `select` to refuse.
+    It is `auto`, with a log line, when the configuration wants graphs where none can be captured:
+    in contiguous mode, and on a CPU, where a preset may want them. A named runner that does not
+    serve the device keeps its name, so that `select_plugins` refuses it.
     """
     spec = None if config.runner == "auto" else registry.load_spec("runner", config.runner)
     if spec is not None and not any(env in devices for devices in spec.capabilities.devices):
@@ -186,9 +187,10 @@ def _resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
 
 
 def _find_ready_spec(kind: str, name: str, env: DeviceEnv) -> Any:
-    """The plugin's spec, what it requires being installed. A plugin that does not run on this
-    device is not asked for
-    that: nothing that could be installed would help, and its caller says why.
+    """Load a plugin's spec and check that its requirements are installed.
+
+    A plugin that does not run on this device is not checked for packages: none would help, and the
+    caller's error names the device.
     """
     spec = registry.load_spec(kind, name)
     if not explain_device_mismatch(spec, env):
@@ -203,10 +205,11 @@ def select_first_accepted(
     flag: str,
     spell: Callable[[str], str] = str,
 ) -> T:
-    """What `make` gives for the name asked for, or for the first of `names` that it does not
-    refuse.
+    """Return what `make` gives for the name, or for `auto` the first of `names` that it accepts.
 
-    `spell` puts flags in logs into the words of whoever configured the engine.
+    `spell` puts flags in logs into the words in which the engine was configured.
+
+    raises: CannotRun with the reason of each candidate
     """
     if name_or_auto != "auto":
         return make(name_or_auto)
@@ -216,6 +219,7 @@ def select_first_accepted(
             return make(name)
         except HeadstockError as error:
             refusals.append(error)
+            # A candidate that does not suit the machine is what `auto` is for; a broken one is not.
             level = (
                 logging.WARNING if isinstance(error, PluginBroken | SpiMismatch) else logging.DEBUG
             )
@@ -231,7 +235,7 @@ def select_first_accepted(
 def select_attention(
     name_or_auto: str, env: DeviceEnv, needs: AttentionNeeds, spell: Callable[[str], str] = str
 ) -> tuple[SelectedBackend, ...]:
-    """The attention backends for `--attn`, each narrowed to this machine."""
+    """Select the attention backends for `--attn`, each with its capabilities on this machine."""
     names = next((names for served, names in defaults.ATTENTION if env in served), ())
     choices = select_first_accepted(
         name_or_auto, names, lambda pair: select_backends(pair, env, needs), "--attn", spell
@@ -246,7 +250,7 @@ def select_attention(
 def select_backends(
     pair: str, env: DeviceEnv, needs: AttentionNeeds
 ) -> tuple[SelectedBackend, ...]:
-    """One backend for every phase, or one for prompts and one for decoding.
+    """Select one backend for every phase, or one for prompts and one for decoding.
 
     raises: UsageError, CannotRun
     """
@@ -282,8 +286,9 @@ def select_backends(
 
 
 def check_plugin_options(config: EngineConfig, parts: SelectedPlugins) -> None:
-    """Raise UsageError for an `--opt` that no chosen plugin takes, PluginBroken for options that
-    would not be read.
+    """Check `--opt`: each names a selected plugin that reads options.
+
+    raises: UsageError for one that no plugin takes, PluginBroken for options that nothing reads
     """
     specs: list[PluginSpec] = [choice.spec for choice in parts.attention]
     specs += [parts.cache, parts.scheduler, parts.runner, parts.ops, parts.executor]

@@ -1,4 +1,4 @@
-"""What an engine says of itself."""
+"""Summarize an engine for its start-up print and for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headstock.startup.build import EngineBuild
 
 @frozen(kw_only=True)
 class EngineSummary:
-    """What was chosen at start, for people."""
+    """What was selected and negotiated at start-up."""
 
     model: str
     architecture: str
@@ -31,7 +31,7 @@ class EngineSummary:
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """The start-up print."""
+        """The lines of the start-up print."""
         names = ("attention", "cache", "scheduler", "runner", "ops")
         parts = " | ".join(f"{name} {getattr(self, name)}" for name in names)
         wide = max(len(what) for what, *_ in self.table)
@@ -50,7 +50,7 @@ class EngineSummary:
 
 
 def summarize_engine(build: EngineBuild) -> EngineSummary:
-    """The summary of an engine made of these parts."""
+    """Summarize an engine made of these parts."""
     parts = build.parts
     return EngineSummary(
         model=build.config.model,

@@ -1,5 +1,6 @@
-"""Model directories: their configuration and their weights. Files are data; nothing in them is ever
-executed.
+"""Read model directories: configuration and weights.
+
+Files are data: nothing in them is executed.
 """
 
 from headstock.weights.directory import read_config

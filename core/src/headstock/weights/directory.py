@@ -18,8 +18,7 @@ _MAX_JSON_BYTES = 64 << 20
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The parsed config.json of a model directory that can be loaded without running anything from
-    it.
+    """Read the config.json of a model directory that needs no code of its own.
 
     raises: ModelError when it is missing, not JSON, asks for code, or points to other files
     """
@@ -44,8 +43,9 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a directory: model.safetensors, or those that
-    model.safetensors.index.json names.
+    """List the safetensors files of a directory.
+
+    They are model.safetensors, or those that model.safetensors.index.json names.
 
     raises: ModelError when there are none, one is missing, or one lies elsewhere
     """
@@ -68,7 +68,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _explain_weights(directory: Path) -> str:
-    """What a directory has in place of the files that `weight_files` reads, and the next move."""
+    """Explain what a directory has in place of the files that `weight_files` reads."""
     others = sorted(
         path.name
         for path in directory.glob("*.safetensors")
@@ -87,7 +87,7 @@ def _explain_weights(directory: Path) -> str:
 
 
 def _explain_snapshot(directory: Path) -> str:
-    """What to say of a repository that was downloaded from the hub without weights; empty for other
+    """Explain a repository that was downloaded from the hub without weights; empty for other
     directories.
     """
     repository = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
@@ -102,7 +102,7 @@ def _explain_snapshot(directory: Path) -> str:
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file of the directory."""
+    """Read the JSON object in a file of the directory.   raises: ModelError"""
     path = _resolve_inside(directory, name)
     if path.stat().st_size > _MAX_JSON_BYTES:
         raise ModelError(
@@ -125,7 +125,10 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 
 
 def _resolve_inside(directory: Path, name: str) -> Path:
-    """The real path of a file that lies in the directory, also after links are followed."""
+    """Resolve the real path of a file that must lie in the directory, also after links.
+
+    raises: ModelError
+    """
     real = Path(os.path.realpath(directory))
     # The hub's own cache keeps files in models--NAME/blobs and links to them from
     # models--NAME/snapshots/REVISION.

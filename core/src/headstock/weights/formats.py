@@ -1,5 +1,5 @@
-"""Formats that are not served, told from one another by names alone, and the commands that convert
-them.
+"""Recognize formats that are not served, by file names alone, and name the command that converts
+each.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MERGE_ADAPTER = (
 
 
 def explain_file(path: Path) -> str:
-    """What a file is that was given in place of a model directory, and the next move."""
+    """Explain what a file is that was given in place of a model directory."""
     directory = path.parent
     if path.match(GGUF):
         return _explain_gguf(path)
@@ -65,9 +65,7 @@ def explain_file(path: Path) -> str:
 
 
 def explain_directory(directory: Path) -> str:
-    """Why a directory is no model that can be served, and the next move; empty when that cannot be
-    told.
-    """
+    """Explain why a directory is no model that can be served; empty when its names do not say."""
     if (directory / _ADAPTER).is_file():
         return _explain_adapter(directory)
     gguf = sorted(directory.glob(GGUF))
@@ -93,7 +91,7 @@ def explain_directory(directory: Path) -> str:
 
 
 def _explain_adapter(directory: Path) -> str:
-    """What to do about an adapter, which is no model by itself."""
+    """Explain how to merge an adapter, which is no model by itself."""
     base = _find_adapter_base(directory)
     command = _python_command(_MERGE_ADAPTER, directory, base, _conversion_directory(directory))
     return (
@@ -103,7 +101,7 @@ def _explain_adapter(directory: Path) -> str:
 
 
 def _explain_gguf(path: Path) -> str:
-    """What to do about a GGUF file."""
+    """Explain how to convert a GGUF file."""
     command = _python_command(_CONVERT_GGUF, path.parent, path.name, _conversion_directory(path))
     return (
         f"{shorten(path.name)} is in the GGUF format, and only .safetensors are read; use the "
@@ -112,7 +110,7 @@ def _explain_gguf(path: Path) -> str:
 
 
 def _explain_pickles(directory: Path, names: list[str]) -> str:
-    """What to do about a directory whose weights are pickles."""
+    """Explain how to convert a directory whose weights are pickles."""
     problem = f"{directory} has weights only as pickles ({shorten(names[0])}), which can run code"
     if (directory / "config.json").is_file() and any(Path(name).match(_WEIGHTS) for name in names):
         return (
@@ -126,16 +124,14 @@ def _explain_pickles(directory: Path, names: list[str]) -> str:
 
 
 def _list_pickles(directory: Path) -> list[str]:
-    """The names of the pickles in a directory that has no .safetensors, in order; empty for one
-    that has.
-    """
+    """List the pickles of a directory, sorted; none when it has .safetensors."""
     if any(directory.glob("*.safetensors")):
         return []
     return sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
 
 
 def _find_adapter_base(directory: Path) -> str:
-    """The model that the adapter in `directory` was made for; BASE when the file does not say."""
+    """Find the model that an adapter was made for; BASE when its file does not say."""
     try:
         name = json.loads((directory / _ADAPTER).read_text(encoding="utf-8"))[
             "base_model_name_or_path"
@@ -152,9 +148,7 @@ def is_lfs_pointer(path: Path) -> bool:
 
 
 def _conversion_directory(path: Path) -> str:
-    """The directory that a conversion of `path` is written to: a new name in the working
-    directory.
-    """
+    """The directory for a conversion of `path`: a new name in the working directory."""
     stem = path.stem if path.suffix in (".gguf", ".bin") else path.name
     return f"./{stem or 'model'}-safetensors"
 

@@ -1,4 +1,4 @@
-"""Where a model lies: a directory, or a repository on the Hugging Face hub."""
+"""Find a model in a directory, or in a repository on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headstock.errors import ModelError, describe_error, shorten
 from headstock.weights.formats import explain_file
 
 _DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
-"""What is fetched of a repository on the hub: no pickles and no code."""
+"""The files of a repository that are downloaded: no pickles and no code."""
 
 _REPOSITORY_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_ADDRESS = re.compile(
@@ -27,10 +27,10 @@ class NotDownloaded(ModelError):
 
 
 def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) -> Path:
-    """The directory that `model` names: a local one, or else what `fetch` gives for a hub
-    repository `owner/name`.
+    """Resolve `model` to a local directory, or to what `fetch` returns for `owner/name` on the hub.
 
-    `fetch` is `download_model` where none is given.
+    `fetch` is `download_model` by default.
+
     raises: ModelError when there is no such directory and it cannot be fetched
     """
     path = os.path.expanduser(model)
@@ -52,9 +52,10 @@ def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) ->
 
 
 def download_model(name: str, revision: str | None = None) -> Path:
-    """The copy of a repository on the hub, downloaded where it is not in the cache.
+    """Download a repository from the hub unless it is in the cache; return the directory.
 
-    `revision` is a branch, a tag or a commit; without one it is the main branch's.
+    `revision` is a branch, a tag or a commit; the default is the main branch.
+
     raises: ModelError
     """
     from huggingface_hub import snapshot_download  # only here: it costs half a second to import
@@ -68,8 +69,7 @@ def download_model(name: str, revision: str | None = None) -> Path:
 
 
 def find_cached(name: str, revision: str | None = None) -> Path:
-    """The copy of a repository on the hub, as `download_model` gives it, from the cache; nothing is
-    downloaded.
+    """Find a repository of the hub in the cache; nothing is downloaded.
 
     raises: NotDownloaded, ModelError where nothing may be downloaded
     """
@@ -97,7 +97,7 @@ def find_cached(name: str, revision: str | None = None) -> Path:
 
 
 def _unavailable_error(name: str, revision: str | None, error: BaseException) -> ModelError:
-    """The error for a repository that is neither a directory nor to be had from the hub."""
+    """Make the error for a name that is no directory and cannot be downloaded from the hub."""
     why = explain_hub_failure(shorten(name), None if revision is None else shorten(revision), error)
     return ModelError(f"no directory {_repository_label(name, revision)}, and {why}")
 
@@ -108,7 +108,7 @@ def _repository_label(name: str, revision: str | None) -> str:
 
 
 def explain_hub_failure(name: str, revision: str | None, error: BaseException) -> str:
-    """Why the hub did not give a repository, and the next move, after "no directory NAME, and "."""
+    """Explain why the hub did not give a repository, after "no directory NAME, and "."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         DisabledRepoError,

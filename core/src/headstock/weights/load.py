@@ -1,4 +1,4 @@
-"""Parameters on their device, from a checkpoint or as noise, by their declaration alone."""
+"""Load parameters onto their device, from a checkpoint or as noise, by their declaration alone."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ def load_weights(
     on_progress: ProgressCallback | None = None,
     prepare: _Prepare | None = None,
 ) -> Params:
-    """Every declared parameter, floating tensors in `dtype` unless their declaration says
-    otherwise.
+    """Load every declared parameter; floating tensors get `dtype` unless declared otherwise.
 
     `on_progress("weights", done, total)` counts bytes. Dummy weights read nothing from `directory`.
-    `prepare` is that of the operations that will use the weights; each plain tensor is freed as
-    soon as it is prepared.
-    raises: ModelError when files are damaged, do not fit the declaration, or hold NaN or infinities
+    `prepare` is that of the operations that will use the weights. Each plain tensor is freed as
+    soon as it is prepared, so that two copies of all weights never exist at once.
+
+    raises: ModelError when files are damaged, do not fit the declaration, or hold NaN or
+        infinities
     """
 
     def target_dtype(spec: ParamSpec) -> torch.dtype:
         return dtype if spec.dtype is None else getattr(torch, spec.dtype)
 
+    # Computed parameters, such as tables of RoPE, are in no file.
     tensors = {
         name: spec.compute(config, max_seq_len).to(device, target_dtype(spec))
         for name, spec in specs.items()
@@ -64,7 +66,7 @@ def load_weights(
 
 
 def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple[str, ...]:
-    """The tensors in `directory` that are declared as copies of others and differ from them.
+    """List the tensors that are declared as copies of others and differ from them.
 
     raises: ModelError
     """
@@ -78,9 +80,9 @@ def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tu
 
 
 def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tuple[int, int, int]:
-    """Tensors, files and bytes of the weights in `directory`, no tensor being read.
+    """Count the tensors, files and bytes of the weights; no tensor is read.
 
-    raises: ModelError when a file is not what its header says, or the tensors are not those of
+    raises: ModelError when a file does not match its header, or the tensors are not those of
         `specs` (None: any are)
     """
     with CheckpointReader.open(directory) as checkpoint:
@@ -91,7 +93,7 @@ def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tup
 
 
 def weight_bytes(specs: Mapping[str, ParamSpec], dtype: torch.dtype) -> int:
-    """Bytes that the parameters take on the device, as declared."""
+    """Count the bytes that the declared parameters take on the device."""
     return sum(
         math.prod(spec.shape)
         * (dtype if spec.dtype is None else getattr(torch, spec.dtype)).itemsize
@@ -106,7 +108,7 @@ def _read_parameters(
     device: torch.device,
     on_progress: ProgressCallback,
 ) -> dict[str, Tensor]:
-    """The parameters as the checkpoint has them."""
+    """Read the parameters from the checkpoint.   raises: ModelError"""
     tensors: dict[str, Tensor] = {}
     with CheckpointReader.open(directory) as checkpoint:
         pieces_by_parameter = plan_pieces(specs, checkpoint)
@@ -142,7 +144,9 @@ def _assemble_parameter(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """One parameter, its pieces copied into place; conversion and transfer happen in the copy."""
+    """Assemble one parameter from its pieces; conversion and transfer happen in the copy."""
+    # Each piece is copied from the mapped file into its slice: neither the host nor the device
+    # holds the pieces and their concatenation at once.
     tensor = torch.empty(spec.shape, dtype=dtype, device=device)
     for piece in parts:
         row = tensor if piece.row is None else tensor[piece.row]
@@ -151,9 +155,11 @@ def _assemble_parameter(
 
 
 def _check_finite(tensors: Mapping[str, Tensor], directory: Path) -> None:
-    """Raise ModelError when a tensor holds NaN or infinities, with one wait for the device."""
+    """Check all tensors for NaN and infinities, with one wait for the device.
+
+    raises: ModelError"""
     # A sum is finite exactly when all its terms are: no weights are so large that float32
-    # overflows.
+    # overflows. Reading the flags of all tensors at once waits for the device once, not per tensor.
     sums = torch.stack([tensor.sum(dtype=torch.float32) for tensor in tensors.values()])
     broken = [
         name for name, good in zip(tensors, sums.isfinite().tolist(), strict=True) if not good
@@ -172,8 +178,9 @@ def _make_dummy_weights(
     device: torch.device,
     on_progress: ProgressCallback,
 ) -> dict[str, Tensor]:
-    """Parameters as their `dummy` says, else normal noise that depends on the parameter's name
-    alone.
+    """Make parameters without a checkpoint: the declared `dummy` value, else normal noise.
+
+    The noise depends on the parameter's name alone.
     """
     sizes = {
         name: math.prod(spec.shape) * target_dtype(spec).itemsize for name, spec in specs.items()
@@ -197,7 +204,7 @@ def _make_dummy_weights(
 
 
 def _prepare_weights(tensors: dict[str, Tensor], prepare: _Prepare) -> dict[str, Weight]:
-    """The tensors as weights, each `NAME.bias` inside that of NAME, prepared.
+    """Make weights of the tensors, with each `NAME.bias` inside that of NAME, and prepare them.
 
     writes: tensors, emptied
     raises: PluginBroken when `prepare` makes anything but a Weight

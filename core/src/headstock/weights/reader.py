@@ -1,4 +1,4 @@
-"""The tensors of a model directory, checked against what the model declares before any is read."""
+"""Read the tensors of a model directory, checked against the declaration before any is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_NAMES_SHOWN = 5
 
 @frozen(eq=False)
 class CheckpointReader:
-    """The open files of a model directory. Used in a `with` statement."""
+    """The open files of a model directory, used in a `with` statement."""
 
     directory: Path
     entries: Mapping[str, tuple[Path, TensorEntry]]
@@ -33,7 +33,7 @@ class CheckpointReader:
 
     @classmethod
     def open(cls, directory: Path) -> CheckpointReader:
-        """The checkpoint in `directory`; ModelError when a file is not what it says."""
+        """Open the checkpoint.   raises: ModelError when a file does not match its header"""
         entries: dict[str, tuple[Path, TensorEntry]] = {}
         for path in weight_files(directory):
             for name, entry in read_header(path).items():
@@ -46,8 +46,10 @@ class CheckpointReader:
         return cls(directory, entries)
 
     def read(self, name: str) -> Tensor:
-        """The tensor of that name, on the CPU as it is stored."""
+        """Read the tensor of that name, on the CPU as it is stored."""
         path, _ = self.entries[name]
+        # A file is mapped at its first tensor and stays open: a second mapping would parse the
+        # header again.
         if path not in self._files:
             self._files[path] = self._stack.enter_context(safe_open(path, framework="pt"))
         return self._files[path].get_tensor(name)  # type: ignore[no-any-return]
@@ -74,8 +76,9 @@ class CheckpointReader:
 
 @frozen
 class Piece:
-    """A checkpoint tensor and its place in a parameter: `row` of a stack or None, then from `start`
-    on.
+    """A checkpoint tensor and its place in a parameter.
+
+    `row` is its row in a stack, or None; `start` is its first index in the next dimension.
     """
 
     name: str
@@ -85,7 +88,7 @@ class Piece:
 
 
 def _list_pieces(spec: ParamSpec, checkpoint: CheckpointReader) -> Iterator[Piece]:
-    """The checkpoint tensors that make up a parameter."""
+    """List the checkpoint tensors that make up a parameter."""
     if spec.whole is not None and spec.whole in checkpoint.entries:
         yield Piece(spec.whole, spec.shape, None, 0)
         return
@@ -102,7 +105,7 @@ def _list_pieces(spec: ParamSpec, checkpoint: CheckpointReader) -> Iterator[Piec
 def plan_pieces(
     specs: Mapping[str, ParamSpec], checkpoint: CheckpointReader
 ) -> dict[str, list[Piece]]:
-    """Each parameter's pieces, once every one is there as declared and nothing else is.
+    """Plan each parameter's pieces, and check that the checkpoint has exactly those.
 
     raises: ModelError naming tensors that are missing, unexpected, or of another shape or kind of
         dtype
@@ -140,7 +143,7 @@ def plan_pieces(
 def list_differing_copies(
     specs: Mapping[str, ParamSpec], checkpoint: CheckpointReader
 ) -> Iterator[str]:
-    """The stored tensors that are declared as copies of another stored one and differ from it."""
+    """List the stored tensors that are declared as copies of another one and differ from it."""
     for spec in specs.values():
         for name in spec.copies:
             source = spec.sources[0][0]
@@ -151,6 +154,6 @@ def list_differing_copies(
 
 
 def _join_names(names: list[str]) -> str:
-    """The first few names and how many more there are."""
+    """Join the first few names, and count the rest."""
     rest = f" and {len(names) - _MAX_NAMES_SHOWN} more" if len(names) > _MAX_NAMES_SHOWN else ""
     return ", ".join(map(shorten, names[:_MAX_NAMES_SHOWN])) + rest

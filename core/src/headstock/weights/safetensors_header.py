@@ -1,4 +1,4 @@
-"""The header of a safetensors file, checked against the file before anything is read by it."""
+"""Read the header of a safetensors file, and check it against the file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @frozen
 class TensorEntry:
-    """One tensor of a file: its dtype as the format calls it, its shape, and where its bytes are
-    after the header.
+    """One tensor of a file: its dtype in the format's words, its shape, and its bytes.
+
+    `start` and `stop` count from the end of the header.
     """
 
     dtype: str
@@ -41,9 +42,9 @@ class TensorEntry:
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """The tensors of a safetensors file, by name, in the order of their bytes.
+    """Read the tensors of a safetensors file, by name, in the order of their bytes.
 
-    raises: ModelError when the file is truncated, or says of itself what cannot be
+    raises: ModelError when the file is truncated, or its header contradicts itself
     """
     try:
         if is_lfs_pointer(path):
@@ -67,9 +68,10 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 
 def _read_header_text(path: Path) -> tuple[int, bytes]:
-    """The file's size and the bytes of its header."""
+    """Read the size of the file and the bytes of its header.   raises: ModelError"""
     size = path.stat().st_size
     with path.open("rb") as file:
+        # The length is the file's own claim: it is compared before that many bytes are read.
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
             damaged = f"a header of {length} bytes cannot be in a file of {size}"
@@ -78,7 +80,7 @@ def _read_header_text(path: Path) -> tuple[int, bytes]:
 
 
 def _reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The pairs as a mapping; ValueError when a name comes twice."""
+    """Make a mapping of the pairs.   raises: ValueError when a name comes twice"""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         raise ValueError("a name comes twice")
@@ -86,7 +88,10 @@ def _reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
-    """One tensor's description, once it agrees with itself."""
+    """Parse the description of one tensor, and check that it agrees with itself.
+
+    raises: ModelError
+    """
     match value:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]} if (
             all(type(n) is int and n >= 0 for n in shape)
@@ -110,8 +115,9 @@ def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
 
 
 def _check_layout(path: Path, entries: dict[str, TensorEntry], data: int) -> None:
-    """Raise ModelError unless the tensors lie one after another and fill the file's `data`
-    bytes.
+    """Check that the tensors lie one after another and fill the file's `data` bytes.
+
+    raises: ModelError
     """
     end = 0
     for name, tensor in entries.items():
