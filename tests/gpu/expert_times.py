@@ -43,7 +43,7 @@ from torch import Tensor
 from headstock.nn import moe
 from headstock_triton.expert_rows import mix_rows
 from headstock_triton.expert_tiles import combine_terms
-from headstock_triton.experts import mix_experts
+from headstock_triton.experts import fused_mix_experts
 from headstock_triton.routing import Blocks, route_tokens
 from headstock_triton.tiles import RowTile, Tile, Tiles
 
@@ -86,7 +86,7 @@ class Sweep:
     def time_whole(self, steps: list[Step], tiles: RowTile | Tiles) -> float:
         """Microseconds of a layer's experts by those tiles, from scores to sums."""
         works = [
-            lambda x=x, s=s: mix_experts(x, s, EXPERTS, self.gate_up, self.down, tiles=tiles)
+            lambda x=x, s=s: fused_mix_experts(x, s, EXPERTS, self.gate_up, self.down, tiles=tiles)
             for x, s in steps
         ]
         return time_us(works)
@@ -227,7 +227,7 @@ def check_graph(gate_up: Tensor, down: Tensor) -> float:
         case = Mixture(tokens=tokens, count=128, chosen=8, hidden=HIDDEN, inters=768)
         x, scores = draw_tokens(case, DTYPE, DEVICE)
         graph, (found,) = capture(
-            [lambda x=x, scores=scores: mix_experts(x, scores, EXPERTS, gate_up, down)]
+            [lambda x=x, scores=scores: fused_mix_experts(x, scores, EXPERTS, gate_up, down)]
         )
         for seed in (5, 6):
             for target, other in zip(
@@ -235,7 +235,7 @@ def check_graph(gate_up: Tensor, down: Tensor) -> float:
             ):
                 target.copy_(other)
             graph.replay()
-            expected = mix_experts(x, scores, EXPERTS, gate_up, down)
+            expected = fused_mix_experts(x, scores, EXPERTS, gate_up, down)
             assert isinstance(found, Tensor) and torch.equal(found, expected), (
                 f"{tokens} tokens in a graph"
             )

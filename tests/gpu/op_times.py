@@ -116,7 +116,7 @@ def layer_times(shape: Shape, tokens: int) -> dict[str, Any]:
         "norm, torch": (torch_norm, 4 * totals[0].numel()),
         "heads": (heads, 2 * qkvs[0].numel()),
         "heads, torch": (torch_heads, 2 * qkvs[0].numel()),
-        "activation": (lambda i: activation.silu_and_mul(gates[i]), 1.5 * gates[0].numel()),
+        "activation": (lambda i: activation.fused_silu_and_mul(gates[i]), 1.5 * gates[0].numel()),
         "activation, torch": (lambda i: ops.silu_and_mul(gates[i]), 1.5 * gates[0].numel()),
     }
     return {
@@ -173,7 +173,8 @@ def sampling_times(rows: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for label, logits in (("flat", flat), ("peaked", peaked)):
         found[label] = speed(
-            graph_us(lambda i, logits=logits: sampler.sample(logits, asked), 1), 2 * logits.numel()
+            graph_us(lambda i, logits=logits: sampler.fused_sample(logits, asked), 1),
+            2 * logits.numel(),
         )
     found["torch, flat"] = speed(
         device_us(lambda i: torch_sampler.sample(flat.float(), asked)), 2 * flat.numel()

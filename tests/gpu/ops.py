@@ -172,7 +172,7 @@ def noise_case() -> float:
         torch.arange(rows, device=DEVICE),
     )
     asked = Sampling(temperature=torch.ones(rows, device=DEVICE), seeds=seeds, positions=positions)
-    found = sampler.sample(
+    found = sampler.fused_sample(
         torch.zeros(rows, VOCAB, dtype=torch.bfloat16, device=DEVICE), asked
     ).tokens
     expected = gumbel(seeds, positions, VOCAB)
@@ -189,7 +189,9 @@ def distribution_case(settings: Mapping[str, Any]) -> None:
     row = cases.noise(1, vocab, dtype=torch.bfloat16, device=DEVICE, scale=1.5)
     asked = sampling_cases.sampling_of(draws, DEVICE, dict(settings))
     asked.temperature[3] = asked.temperature[0]  # no greedy row
-    counts = sampler.sample(row.repeat(draws, 1), asked).tokens.bincount(minlength=vocab).double()
+    counts = (
+        sampler.fused_sample(row.repeat(draws, 1), asked).tokens.bincount(minlength=vocab).double()
+    )
     one = evolve(asked, **{name: getattr(asked, name)[:1] for name in settings})
     scores = sampling_cases.torch_cut(
         (row.float() - row.float().amax()) / one.temperature[:, None], one
@@ -207,7 +209,7 @@ def sampling_in_a_graph(settings: Mapping[str, Any], rows: int) -> float:
     """A graph gives the tokens of new logits and new seeds."""
     logits = sampling_cases.logits_of(rows, VOCAB, torch.bfloat16, DEVICE)
     asked = sampling_cases.sampling_of(rows, DEVICE, dict(settings))
-    graph, found = replayed(lambda: sampler.sample(logits, asked))
+    graph, found = replayed(lambda: sampler.fused_sample(logits, asked))
     wrong = 0.0
     for seed in (5, 6):
         logits.copy_(
@@ -216,7 +218,7 @@ def sampling_in_a_graph(settings: Mapping[str, Any], rows: int) -> float:
         if asked.seeds is not None:
             asked.seeds.add_(seed)
         graph.replay()
-        expected = sampler.sample(logits, asked)
+        expected = sampler.fused_sample(logits, asked)
         assert torch.equal(found.tokens, expected.tokens) and torch.equal(
             found.healthy, expected.healthy
         )

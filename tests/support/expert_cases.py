@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headstock.nn import moe
 from headstock.spi import Experts
-from headstock_triton.experts import mix_experts
+from headstock_triton.experts import fused_mix_experts
 from headstock_triton.tiles import RowTile, Tile, Tiles
 
 SMALL = Tile(n=16, k=32)
@@ -106,7 +106,7 @@ def mixture_case(
         draw_tokens(case, dtype, device),
     )
     expected = mix_exactly(case, x, scores, gate_up, down)
-    found = mix_experts(x, scores, case.experts, gate_up, down, tiles=way, **more)
+    found = fused_mix_experts(x, scores, case.experts, gate_up, down, tiles=way, **more)
     return within(error(found, expected), dtype)
 
 
@@ -120,7 +120,7 @@ def one_expert_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile
     scores[:, case.count - 1] = 20.0
     expected = mix_exactly(case, x, scores, gate_up, down)
     return within(
-        error(mix_experts(x, scores, case.experts, gate_up, down, tiles=way), expected), dtype
+        error(fused_mix_experts(x, scores, case.experts, gate_up, down, tiles=way), expected), dtype
     )
 
 
@@ -132,12 +132,14 @@ def padding_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile | 
         draw_weights(case, dtype, device),
         draw_tokens(case, dtype, device),
     )
-    alone = mix_experts(x, scores, case.experts, gate_up, down, tiles=way)
+    alone = fused_mix_experts(x, scores, case.experts, gate_up, down, tiles=way)
     token = torch.arange(case.tokens, device=device)
     slots = torch.where(token % 3 == 0, token % 4, 4 + token)
     padding = token % 3 == 0
     x[padding], scores[padding] = torch.nan, torch.nan
-    found = mix_experts(x, scores, case.experts, gate_up, down, slots=slots, page_size=4, tiles=way)
+    found = fused_mix_experts(
+        x, scores, case.experts, gate_up, down, slots=slots, page_size=4, tiles=way
+    )
     assert torch.equal(found[~padding], alone[~padding]), "padding changed other tokens"
     assert bool((found[padding] == 0).all()), "padding is not 0"
     return 0.0
@@ -151,9 +153,9 @@ def nan_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile | Tile
         draw_weights(case, dtype, device),
         draw_tokens(case, dtype, device),
     )
-    sound = mix_experts(x, scores, case.experts, gate_up, down, tiles=way)
+    sound = fused_mix_experts(x, scores, case.experts, gate_up, down, tiles=way)
     x[1], scores[-1] = torch.nan, torch.nan
-    found = mix_experts(x, scores, case.experts, gate_up, down, tiles=way)
+    found = fused_mix_experts(x, scores, case.experts, gate_up, down, tiles=way)
     assert torch.equal(found[2:-1], sound[2:-1]) and torch.equal(found[0], sound[0]), (
         "NaN reached other tokens"
     )
@@ -168,7 +170,7 @@ def neighbour_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile 
     others, other_scores = draw_tokens(case, dtype, device, seed=3)
     others[-1], other_scores[-1] = x[0], scores[0]
     first, last = (
-        mix_experts(tokens, each, case.experts, gate_up, down, tiles=way)
+        fused_mix_experts(tokens, each, case.experts, gate_up, down, tiles=way)
         for tokens, each in ((x, scores), (others, other_scores))
     )
     assert torch.equal(first[0], last[-1]), "a token depends on its neighbours"

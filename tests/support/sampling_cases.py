@@ -63,7 +63,7 @@ def sampling_case(
         sampling_of(rows, device, settings, **more),
     )
     expected = torch_sampler.sample(logits.to(torch.float32, copy=True), asked)
-    found = sampler.sample(logits.clone(), asked)
+    found = sampler.fused_sample(logits.clone(), asked)
     assert bool((found.healthy == expected.healthy).all()), "other rows are healthy"
     assert bool(((found.tokens >= 0) & (found.tokens < vocab)).all())
     sound = found.healthy

@@ -15,12 +15,12 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 from headstock.spi import Experts, Sampling
-from headstock_triton.activation import silu_and_mul
-from headstock_triton.experts import mix_experts
+from headstock_triton.activation import fused_silu_and_mul
+from headstock_triton.experts import fused_mix_experts
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import small_linear
 from headstock_triton.norm import add_norm, embed_norm
-from headstock_triton.sampler import sample
+from headstock_triton.sampler import fused_sample
 from headstock_triton.tiles import Tile, Tiles
 from headstock_triton.truncation import SORTED_ROWS
 
@@ -64,7 +64,7 @@ def test_norms_and_activation(compiled: list[str]) -> None:
     add_norm(x, None, weight, 1e-6)
     add_norm(x, x, weight, 1e-6)
     embed_norm(tensor(3, dtype=torch.int64), x, weight, 1e-6)
-    silu_and_mul(x)
+    fused_silu_and_mul(x)
 
     assert compiled == [
         "add_norm_kernel",
@@ -107,7 +107,7 @@ def mix(tokens: int, tiles: Tiles | None) -> None:
     """What the experts of a step make of so many tokens."""
     experts = Experts(count=16, per_token=2, intermediate=192, renormalize=True)
     x, scores, slots = tensor(tokens, 512), tensor(tokens, 16), tensor(tokens, dtype=torch.int64)
-    mix_experts(
+    fused_mix_experts(
         x,
         scores,
         experts,
@@ -160,6 +160,6 @@ def warm() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("asked", SAMPLINGS)
 def test_sampling(compiled: list[str], asked: str) -> None:
-    sample(tensor(ROWS, 151_936), SAMPLINGS[asked]())
+    fused_sample(tensor(ROWS, 151_936), SAMPLINGS[asked]())
 
     assert compiled == [*["cut_kernel"] * (asked == "cut"), "part_kernel", "join_kernel"]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headstock.spi.attention import LayerInfo
 from headstock_sdpa.dense import sdpa_attention, softmax_in_float32, write_rows
-from headstock_sdpa.slots import Bucket, Visible, decode_buckets
+from headstock_sdpa.slots import PaddedBucket, Visible, decode_buckets
 
 MIN_SAVED_PADDING = 4096
 """Tokens of padding that are worth one more gather."""
@@ -23,7 +23,7 @@ class GatherIndex:
     """
 
     order: Tensor | None
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[PaddedBucket, ...]
 
 
 def gather_index(page_table: Tensor, seen: Visible, page_size: int) -> GatherIndex:

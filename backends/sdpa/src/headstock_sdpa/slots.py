@@ -64,7 +64,7 @@ def ragged_slots(page_table: Tensor, seen: Visible, page_size: int) -> Tensor:
 
 
 @frozen(eq=False)
-class Bucket:
+class PaddedBucket:
     """Decode rows of similar length, padded: places `first` to `last`, longest first."""
 
     first: int
@@ -131,20 +131,20 @@ def sort_into_buckets(
 
 def decode_buckets(
     page_table: Tensor, seen: Visible, page_size: int, least: int, most: int
-) -> tuple[Tensor | None, tuple[Bucket, ...]]:
+) -> tuple[Tensor | None, tuple[PaddedBucket, ...]]:
     """The rows in buckets, longest first; in the batch's own order (None) when one takes all.
 
     returns: order [rows], buckets
     """
     longest_first, cuts = sort_into_buckets(seen.lens, least, most)
     if longest_first is None:
-        return None, (Bucket(0, len(seen.lens), *_padded_slots(page_table, seen, page_size)),)
+        return None, (PaddedBucket(0, len(seen.lens), *_padded_slots(page_table, seen, page_size)),)
     order = _to_device(longest_first, page_table.device)
     buckets, first = [], 0
     for rows in cuts:
         last = first + len(rows)
         some = Visible(seen.start[rows], seen.stop[rows], seen.lens[rows])
         table = page_table.index_select(0, order[first:last])
-        buckets.append(Bucket(first, last, *_padded_slots(table, some, page_size)))
+        buckets.append(PaddedBucket(first, last, *_padded_slots(table, some, page_size)))
         first = last
     return order, tuple(buckets)

@@ -13,7 +13,7 @@ from headstock.nn.decoder_config import (
 from headstock.spi import ModelConfig
 
 
-def llama(hf: Json) -> ModelConfig:
+def llama_config(hf: Json) -> ModelConfig:
     """Llama: biases as configured, and no windows."""
     hf = without_nulls(hf, "head_dim", "num_key_value_heads")
     bias = read_flag(hf, "attention_bias", False)
@@ -33,7 +33,7 @@ def llama(hf: Json) -> ModelConfig:
     )
 
 
-def mistral(hf: Json) -> ModelConfig:
+def mistral_config(hf: Json) -> ModelConfig:
     """Mistral: one window for all layers, 4096 where the field is absent and none where it is null.
 
     A configuration with `layer_types`, be they null, is Ministral, as transformers has it.
@@ -42,8 +42,8 @@ def mistral(hf: Json) -> ModelConfig:
     return _read_mistral(hf, "MistralForCausalLM", by_layer=hf.get("model_type") == "ministral")
 
 
-def ministral(hf: Json) -> ModelConfig:
-    """Ministral as transformers 5 saves it: as `mistral`, but for what `model_type` implies."""
+def ministral_config(hf: Json) -> ModelConfig:
+    """Ministral as transformers 5 saves it: as `mistral_config` but for `model_type`."""
     return _read_mistral(
         without_nulls(hf, "head_dim"),
         "MinistralForCausalLM",
@@ -82,6 +82,6 @@ def _ministral_windows(hf: Json) -> list[int | None]:
     return [window] * read_layer_count(hf) if types is None else windows_by_type(types, window)
 
 
-LLAMA = decoder(llama)
-MISTRAL = decoder(mistral)
-MINISTRAL = decoder(ministral)
+LLAMA = decoder(llama_config)
+MISTRAL = decoder(mistral_config)
+MINISTRAL = decoder(ministral_config)

@@ -27,7 +27,7 @@ EXPERT_FIELDS = (
 )
 
 
-def qwen2(hf: Json) -> ModelConfig:
+def qwen2_config(hf: Json) -> ModelConfig:
     """Qwen2: biases on queries, keys and values."""
     return decoder_config(
         hf,
@@ -40,7 +40,7 @@ def qwen2(hf: Json) -> ModelConfig:
     )
 
 
-def qwen3(hf: Json) -> ModelConfig:
+def qwen3_config(hf: Json) -> ModelConfig:
     """Qwen3: normalized queries and keys, heads of 128 unless it says otherwise."""
     bias = read_flag(hf, "attention_bias", False)
     return decoder_config(
@@ -57,7 +57,7 @@ def qwen3(hf: Json) -> ModelConfig:
     )
 
 
-def qwen3_moe(hf: Json) -> ModelConfig:
+def qwen3_moe_config(hf: Json) -> ModelConfig:
     """Qwen3-MoE: as Qwen3, with experts in most layers and one window for all layers."""
     bias = read_flag(hf, "attention_bias", False)
     return decoder_config(
@@ -118,6 +118,6 @@ def _layer_experts(hf: Json) -> list[Experts | None]:
     ]
 
 
-QWEN2 = decoder(qwen2)
-QWEN3 = decoder(qwen3)
-QWEN3_MOE = decoder(qwen3_moe)
+QWEN2 = decoder(qwen2_config)
+QWEN3 = decoder(qwen3_config)
+QWEN3_MOE = decoder(qwen3_moe_config)

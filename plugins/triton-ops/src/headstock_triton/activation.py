@@ -24,7 +24,7 @@ def silu_and_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + at, round_to(silu * up.to(tl.float32), gate.dtype), mask)
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
+def fused_silu_and_mul(gate_up: Tensor) -> Tensor:
     """silu(first half) times the second half.   gate_up: [tokens, 2 * n]    returns: [tokens, n]"""
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(tokens, width)

@@ -117,7 +117,7 @@ def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: Row
     per_token = routes.ids.shape[1]
     inner = x.new_empty(tokens * per_token, inters)
     out = torch.empty_like(x)
-    _launch(
+    _launch_rows(
         gate_up_rows_kernel,
         (x, routes.ids, gate_up, inner, width, inters),
         (triton.cdiv(inters, tile.gate_up), tokens * per_token),
@@ -127,7 +127,7 @@ def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: Row
         ROWS=tile.gate_up,
         num_warps=tile.warps,
     )
-    _launch(
+    _launch_rows(
         down_rows_kernel,
         (inner, routes.ids, routes.weights, down, out, width, inters),
         (triton.cdiv(width, tile.down), tokens),
@@ -140,7 +140,7 @@ def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: Row
     return out
 
 
-def _launch(
+def _launch_rows(
     kernel: Any,
     arguments: tuple[Any, ...],
     grid: tuple[int, int],

@@ -205,7 +205,7 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
         source = TensorDescriptor(
             weight, [count, inters, 2, width], strides, [1, tile.n, 2, tile.k]
         )
-    _launch(
+    _launch_tiles(
         gate_up_tiles_kernel,
         (x, blocks.order, blocks.table, source, inner),
         blocks,
@@ -231,7 +231,7 @@ def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> 
     tma = tile.tma and _is_describable(weight)
     if tma:
         source = TensorDescriptor(weight, [count * width, inters], [inters, 1], [tile.n, tile.k])
-    _launch(
+    _launch_tiles(
         down_tiles_kernel,
         (inner, blocks.order, blocks.table, blocks.routes.weights, source, terms),
         blocks,
@@ -245,7 +245,7 @@ def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> 
     return terms
 
 
-def _launch(
+def _launch_tiles(
     kernel: Any,
     pointers: tuple[Any, ...],
     blocks: Blocks,

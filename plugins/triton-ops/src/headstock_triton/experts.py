@@ -12,7 +12,7 @@ from headstock_triton.routing import route_tokens
 from headstock_triton.tiles import RowTile, Tiles, choose_tiles
 
 
-def mix_experts(
+def fused_mix_experts(
     x: Tensor,
     scores: Tensor,
     experts: Experts,

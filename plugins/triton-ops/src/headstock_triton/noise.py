@@ -32,7 +32,7 @@ def _philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
-def random_words(seed, position, start, BLOCK: tl.constexpr):
+def philox_words(seed, position, start, BLOCK: tl.constexpr):
     """A random word for each of the token ids start, start + 1, ...; `start` is a multiple of 4.
 
     seed, position: int64    returns: [BLOCK] uint32
@@ -47,8 +47,8 @@ def random_words(seed, position, start, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gumbel(seed, position, start, BLOCK: tl.constexpr):
+def gumbel_noise(seed, position, start, BLOCK: tl.constexpr):
     """Standard Gumbel noise for the token ids start, start + 1, ...   returns: [BLOCK] float32"""
-    u = (random_words(seed, position, start, BLOCK).to(tl.float32) + 0.5) * 2.0**-32
+    u = (philox_words(seed, position, start, BLOCK).to(tl.float32) + 0.5) * 2.0**-32
     u = tl.minimum(u, 1.0 - 2.0**-24)
     return -tl.log(-log1p(-u))

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Batch, LayerConfig, ModelConfig, Params, Sample, Sampling, Stream, Weight
-from headstock_triton.activation import silu_and_mul
-from headstock_triton.experts import mix_experts
+from headstock_triton.activation import fused_silu_and_mul
+from headstock_triton.experts import fused_mix_experts
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import small_linear
 from headstock_triton.norm import add_norm, embed_norm
 from headstock_triton.options import TritonOptions
-from headstock_triton.sampler import sample
+from headstock_triton.sampler import fused_sample
 
 
 @define(eq=False)
@@ -110,7 +110,7 @@ class TritonOps(TorchOps):
     ) -> Stream:
         """The stream with the layer's feed-forward part pending.   writes: x"""
         normed = x.normalize(params[f"{layer.prefix}mlp_norm"], config.norm_eps)
-        inner = silu_and_mul(self.linear(normed, params[f"{layer.prefix}gate_up"]))
+        inner = fused_silu_and_mul(self.linear(normed, params[f"{layer.prefix}gate_up"]))
         return x.add_pending(self.all_reduce(self.linear(inner, params[f"{layer.prefix}down"])))
 
     def moe(
@@ -129,7 +129,7 @@ class TritonOps(TorchOps):
             #     many as rows use.
             page_size = batch.pools[layer.index].shape[2]
             slots = batch.slots[layer.group]
-            mixed = mix_experts(
+            mixed = fused_mix_experts(
                 normed,
                 scores,
                 layer.experts,
@@ -148,12 +148,12 @@ class TritonOps(TorchOps):
         return normed
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
-        """See `headstock_triton.sampler.sample`."""
-        return sample(logits, sampling)
+        """See `headstock_triton.sampler.fused_sample`."""
+        return fused_sample(logits, sampling)
 
     def lm_head_sample(
         self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
     ) -> Sample:
         """Tokens sampled from the scores of `hidden` [n, hidden], in the type of the product."""
         head = params["embed" if config.tied_embeddings else "lm_head"]
-        return sample(self.all_gather(self.linear(hidden, head)), sampling)
+        return fused_sample(self.all_gather(self.linear(hidden, head)), sampling)

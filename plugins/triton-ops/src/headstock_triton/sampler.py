@@ -13,7 +13,7 @@ from torch import Tensor
 from headstock.nn.penalties import apply_logit_rules_
 from headstock.nn.sampler import attach_logprobs
 from headstock.spi import Sample, Sampling
-from headstock_triton.noise import gumbel
+from headstock_triton.noise import gumbel_noise
 from headstock_triton.truncation import Cut, apply_temperature, find_cut
 
 FEW_ROWS = 16
@@ -80,7 +80,9 @@ def part_kernel(
         else:
             scores = apply_temperature(x, level, heat)
         if heat > 0:
-            scores += gumbel(tl.load(seeds + row), tl.load(positions + row), part * BLOCK, BLOCK)
+            scores += gumbel_noise(
+                tl.load(seeds + row), tl.load(positions + row), part * BLOCK, BLOCK
+            )
     value, place = tl.max(scores, 0, return_indices=True)
     out = row * tl.num_programs(1) + part
     tl.store(best + out, value)
@@ -213,7 +215,7 @@ def _sample_tokens(
     return tokens, healthy.view(torch.bool), logprobs
 
 
-def sample(logits: Tensor, sampling: Sampling) -> Sample:
+def fused_sample(logits: Tensor, sampling: Sampling) -> Sample:
     """`headstock.nn.sampler.sample`; torch applies rules and finds alternatives, which are rare.
 
     logits: [n, vocab] of any float type

@@ -73,7 +73,7 @@ def choose_tiles(
 
     shape: experts, experts per token, hidden, intermediate
     """
-    measured = _read_table(_name_gpu(device), shape)
+    measured = _read_measured(_name_gpu(device), shape)
     if measured:
         return next((tiles for most, tiles in measured if tokens <= most), measured[-1][1])
     if tokens <= _RULES[0][0]:
@@ -89,7 +89,7 @@ def _name_gpu(device: torch.device) -> str:
 
 
 @cache
-def _read_table(
+def _read_measured(
     gpu: str, shape: tuple[int, int, int, int]
 ) -> tuple[tuple[int, RowTile | Tiles], ...]:
     """What was measured on that GPU for that shape, by the most tokens of each entry, ascending."""

@@ -13,7 +13,7 @@ from sampling_cases import SETTINGS
 from headstock.nn.noise import gumbel, random_words
 from headstock.spi import Sampling
 from headstock_triton import noise
-from headstock_triton.sampler import sample
+from headstock_triton.sampler import fused_sample
 
 # numpy, which interprets, warns of what is meant: infinity less infinity in rows that are not
 # sound.
@@ -31,10 +31,12 @@ def noise_kernel(seeds, positions, words, values, vocab, BLOCK: tl.constexpr):
     seed, position = tl.load(seeds + row), tl.load(positions + row)
     tl.store(
         words + row * vocab + at,
-        noise.random_words(seed, position, start, BLOCK).to(tl.int64),
+        noise.philox_words(seed, position, start, BLOCK).to(tl.int64),
         at < vocab,
     )
-    tl.store(values + row * vocab + at, noise.gumbel(seed, position, start, BLOCK), at < vocab)
+    tl.store(
+        values + row * vocab + at, noise.gumbel_noise(seed, position, start, BLOCK), at < vocab
+    )
 
 
 def test_noise_is_torchs_word_for_word() -> None:
@@ -103,6 +105,6 @@ def test_penalties_bans_and_bias() -> None:
 
 
 def test_no_rows() -> None:
-    found = sample(torch.empty(0, 20), Sampling(top_logprobs=0))
+    found = fused_sample(torch.empty(0, 20), Sampling(top_logprobs=0))
     assert found.tokens.shape == found.healthy.shape == found.logprobs.shape == (0,)
     assert found.tokens.dtype == torch.int64 and found.healthy.dtype == torch.bool

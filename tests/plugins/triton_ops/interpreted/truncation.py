@@ -14,7 +14,7 @@ from sampling_cases import SETTINGS
 
 from headstock.nn.truncation import apply_top_k_top_p
 from headstock.spi import Sampling
-from headstock_triton.sampler import sample
+from headstock_triton.sampler import fused_sample
 
 # numpy, which interprets, warns of what is meant: infinity less infinity in rows that are not
 # sound.
@@ -84,7 +84,7 @@ def test_the_distribution_is_that_of_the_softmax(draws: int) -> None:
         positions=torch.arange(draws) * 3,
     )
 
-    tokens = sample(logits.repeat(draws, 1), asked).tokens
+    tokens = fused_sample(logits.repeat(draws, 1), asked).tokens
 
     expected = (
         apply_top_k_top_p(logits[None] / 0.8, asked.top_k[:1], asked.top_p[:1])[0].softmax(-1)
