@@ -61,14 +61,14 @@ def test_a_hit_changes_no_score_whatever_part_of_a_page_is_left(demo: LLM) -> No
     prompts = [
         head[: 16 + 8 * (tail % 3)] + RNG.integers(5, 500, tail).tolist() for tail in range(1, 16)
     ]
-    demo.reset_prefix_cache()
+    demo._session.loop.reset_prefix_cache()
     scores(demo, [head])
-    before = demo.engine.stats().cached_tokens
+    before = demo._session.engine.stats().cached_tokens
     hit = scores(demo, prompts)
-    assert demo.engine.stats().cached_tokens - before >= 16 * len(prompts)
+    assert demo._session.engine.stats().cached_tokens - before >= 16 * len(prompts)
     fresh = []
     for tokens in prompts:
-        demo.reset_prefix_cache()
+        demo._session.loop.reset_prefix_cache()
         fresh += scores(demo, [tokens])
 
     assert all(len(item) == 4 for item in hit)
