@@ -1,7 +1,7 @@
-"""The least that a pure scheduler costs: counters in columns, copied on write, and nothing else.
+"""The least that a pure scheduler costs: row counters, copied on write, and nothing else.
 
-No prefix index, no stop ids, no admission by memory. Its time on a machine is the measure of what
-our step costs there.
+It has no prefix index, no stop ids and no admission by memory. What the real step costs on a
+machine is compared with its time there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Request:
 
 @frozen
 class Limits:
-    """What never changes."""
+    """The constants of a scheduler."""
 
     max_batch_tokens: int
     page_size: int
@@ -36,14 +36,15 @@ class Limits:
 
 @frozen(eq=False)
 class State:
-    """What is known between steps; `running` and `pages` are by row, the arrays are [rows] but for
-    the free pages.
+    """The state between steps; `running` and `pages` are by row, arrays are [rows].
+
+    free_pages: [free pages]
     """
 
     waiting: tuple[Request, ...]
     running: tuple[Request | None, ...]
     pages: tuple[Ints, ...]
-    order: Ints
+    admission_ids: Ints
     num_tokens: Ints
     num_computed: Ints
     max_tokens: Ints
@@ -71,9 +72,7 @@ Event = Arrived | Sampled
 
 @frozen(eq=False)
 class Plan:
-    """Intervals of positions to compute by row, and pages to write: (row, first column, page
-    numbers).
-    """
+    """Positions to compute, by row, and new pages: (row, first column, page ids)."""
 
     rows: Ints
     starts: Ints
@@ -84,8 +83,8 @@ class Plan:
 NONE = np.zeros(0, np.int32)
 
 
-def initial(num_rows: int, num_pages: int) -> State:
-    """Nothing running."""
+def make_state(num_rows: int, num_pages: int) -> State:
+    """A state without requests."""
     zeros = np.zeros(num_rows, np.int32)
     free = np.arange(num_pages, dtype=np.int32)
     return State((), (None,) * num_rows, (NONE,) * num_rows, zeros, zeros, zeros, zeros, free)
@@ -93,37 +92,37 @@ def initial(num_rows: int, num_pages: int) -> State:
 
 def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, Plan]:
     """The state after the events, and what to run next."""
-    state = functools.reduce(functools.partial(absorb, limits=limits), events, state)
-    return schedule(admit(state), limits)
+    state = functools.reduce(functools.partial(apply_event, limits=limits), events, state)
+    return make_plan(admit_waiting(state), limits)
 
 
-def absorb(state: State, event: Event, limits: Limits) -> State:
+def apply_event(state: State, event: Event, limits: Limits) -> State:
     """The state after one event."""
     match event:
         case Arrived(request):
             return evolve(state, waiting=(*state.waiting, request))
         case Sampled(rows, tokens):
-            num_tokens = put(state.num_tokens, rows, state.num_tokens[rows] + 1)
-            done = (tokens == limits.stop_token) | (num_tokens[rows] >= state.max_tokens[rows])
-            return release(evolve(state, num_tokens=num_tokens), rows[done])
+            num_tokens = set_values(state.num_tokens, rows, state.num_tokens[rows] + 1)
+            finished = (tokens == limits.stop_token) | (num_tokens[rows] >= state.max_tokens[rows])
+            return free_rows(evolve(state, num_tokens=num_tokens), rows[finished])
 
 
-def release(state: State, rows: Ints) -> State:
+def free_rows(state: State, rows: Ints) -> State:
     """The state without these rows' requests."""
     if not len(rows):
         return state
-    gone = frozenset(rows.tolist())
+    freed_rows = frozenset(rows.tolist())
     return evolve(
         state,
-        running=tuple(None if i in gone else r for i, r in enumerate(state.running)),
-        pages=tuple(NONE if i in gone else p for i, p in enumerate(state.pages)),
-        num_tokens=put(state.num_tokens, rows, 0),
-        num_computed=put(state.num_computed, rows, 0),
-        free_pages=np.concatenate([state.free_pages, *(state.pages[i] for i in gone)]),
+        running=tuple(None if i in freed_rows else r for i, r in enumerate(state.running)),
+        pages=tuple(NONE if i in freed_rows else p for i, p in enumerate(state.pages)),
+        num_tokens=set_values(state.num_tokens, rows, 0),
+        num_computed=set_values(state.num_computed, rows, 0),
+        free_pages=np.concatenate([state.free_pages, *(state.pages[i] for i in freed_rows)]),
     )
 
 
-def admit(state: State) -> State:
+def admit_waiting(state: State) -> State:
     """The state with waiting requests in free rows, first come, first served."""
     if not state.waiting:
         return state
@@ -139,57 +138,57 @@ def admit(state: State) -> State:
         state,
         waiting=state.waiting[len(rows) :],
         running=tuple(running),
-        order=put(state.order, rows, state.admitted + np.arange(len(rows))),
-        num_tokens=put(state.num_tokens, rows, lengths),
-        max_tokens=put(state.max_tokens, rows, lengths + [r.max_tokens for r in new]),
+        admission_ids=set_values(state.admission_ids, rows, state.admitted + np.arange(len(rows))),
+        num_tokens=set_values(state.num_tokens, rows, lengths),
+        max_tokens=set_values(state.max_tokens, rows, lengths + [r.max_tokens for r in new]),
         admitted=state.admitted + len(rows),
     )
 
 
-def schedule(state: State, limits: Limits) -> tuple[State, Plan]:
-    """The oldest rows first, as far as tokens and pages last."""
+def make_plan(state: State, limits: Limits) -> tuple[State, Plan]:
+    """The state after a step, and its plan: oldest rows first, while tokens and pages last."""
     want = state.num_tokens - state.num_computed
     rows = np.flatnonzero(want)
-    rows = rows[np.argsort(state.order[rows])]
+    rows = rows[np.argsort(state.admission_ids[rows])]
     take = np.diff(np.minimum(np.cumsum(want[rows]), limits.max_batch_tokens), prepend=0)
     starts = state.num_computed[rows]
     stops = starts + take
-    held = -(-starts // limits.page_size)
-    need = -(-stops // limits.page_size) - held
+    num_held = -(-starts // limits.page_size)
+    need = -(-stops // limits.page_size) - num_held
     fits = (np.cumsum(need) <= len(state.free_pages)) & (take > 0)
     if len(rows) and not fits[0]:
-        return schedule(preempt(state), limits)
-    rows, starts, stops, held, need = (x[fits] for x in (rows, starts, stops, held, need))
+        return make_plan(preempt_youngest(state), limits)
+    rows, starts, stops, num_held, need = (x[fits] for x in (rows, starts, stops, num_held, need))
 
     pages, new_pages, free = list(state.pages), [], state.free_pages
     for i in np.flatnonzero(need):
         row, fresh, free = int(rows[i]), free[: need[i]], free[need[i] :]
         pages[row] = np.concatenate([pages[row], fresh])
-        new_pages.append((row, int(held[i]), fresh))
+        new_pages.append((row, int(num_held[i]), fresh))
     state = evolve(
         state,
-        num_computed=put(state.num_computed, rows, stops),
+        num_computed=set_values(state.num_computed, rows, stops),
         pages=tuple(pages),
         free_pages=free,
     )
     return state, Plan(rows, starts, stops, tuple(new_pages))
 
 
-def preempt(state: State) -> State:
+def preempt_youngest(state: State) -> State:
     """The state without the pages of the youngest row that holds any; its tokens are computed again
     later.
     """
     holders = [i for i, pages in enumerate(state.pages) if len(pages)]
-    row = max(holders, key=lambda i: state.order[i])
+    row = max(holders, key=lambda i: state.admission_ids[i])
     return evolve(
         state,
-        num_computed=put(state.num_computed, row, 0),
+        num_computed=set_values(state.num_computed, row, 0),
         pages=(*state.pages[:row], NONE, *state.pages[row + 1 :]),
         free_pages=np.concatenate([state.free_pages, state.pages[row]]),
     )
 
 
-def put(column: Ints, rows: Ints | list[int] | int, values: Ints | int) -> Ints:
+def set_values(column: Ints, rows: Ints | list[int] | int, values: Ints | int) -> Ints:
     """A copy of `column` with `values` at `rows`."""
     column = column.copy()
     column[rows] = values
@@ -197,11 +196,13 @@ def put(column: Ints, rows: Ints | list[int] | int, values: Ints | int) -> Ints:
     return column
 
 
-def measure(rows: int, steps: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
+def measure_steps(
+    rows: int, steps: int, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
     """Seconds of each step in steady decode, pages of 16, ascending."""
     limits = Limits(max_batch_tokens=10**9, page_size=16, stop_token=-1)
     arrived = [Arrived(Request(str(i), (1,) * (1000 + i % 16), 10_000)) for i in range(rows)]
-    state, plan = step(initial(rows, 200_000), arrived, limits)
+    state, plan = step(make_state(rows, 200_000), arrived, limits)
     times = []
     for _ in range(steps):
         start = clock()

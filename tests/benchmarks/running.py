@@ -1,4 +1,4 @@
-"""A scheduler in steady decode, to be timed: every row is told one token a step."""
+"""A scheduler in steady decode, to be timed: each row samples one token a step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ROWS = 256
 STOP_IDS = (2, 3)
 
 
-def limits(page_size: int, rows: int, overlap: bool = False) -> Limits:
-    """Room for every row at its longest, with the radix index on."""
+def make_limits(page_size: int, rows: int, overlap: bool = False) -> Limits:
+    """Limits with pages for every row at its longest, and the radix index."""
     from headstock_radix_cache.plugin import spec
 
     module, name = spec().implementation.split(":")
@@ -34,14 +34,16 @@ def limits(page_size: int, rows: int, overlap: bool = False) -> Limits:
     )
 
 
-def request(number: int, rng: np.random.Generator, max_tokens: int) -> Request:
-    """A request of about a thousand prompt tokens that shares nothing."""
+def make_request(number: int, rng: np.random.Generator, max_tokens: int) -> Request:
+    """A request of about 1,000 prompt tokens, without a prefix in common with others."""
     prompt = rng.integers(10, 50_000, 1000 + number * 7 % 64).astype(np.int32)
     return Request(id=str(number), prompt=prompt, max_tokens=max_tokens, stop_ids=STOP_IDS)
 
 
-def sampled(state: State, plan: Plan, ending: int | None, rng: np.random.Generator) -> Sampled:
-    """Random tokens, a stop id for the row `ending`."""
+def sample_tokens(
+    state: State, plan: Plan, ending: int | None, rng: np.random.Generator
+) -> Sampled:
+    """Random tokens, and a stop id for the row `ending`."""
     rows = plan.rows[plan.samples > 0]
     tokens = rng.integers(10, 50_000, len(rows)).astype(np.int32)
     if ending is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks import arrivals, columns
-from benchmarks.running import ROWS, limits, request, sampled
+from benchmarks.running import ROWS, make_limits, make_request, sample_tokens
 
 import headstock
 from headstock.scheduler import Arrived, Event, RowCounter, initial, step
@@ -26,40 +26,40 @@ WARM_UP = 100
 """Steps that are not timed."""
 
 
-def measure(
+def measure_steps(
     page_size: int,
     steps: int,
     rows: int = ROWS,
     overlap: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Seconds of each step, ascending. With `overlap` tokens are told one step late, as the engine
-    does.
-    """
+    """Seconds of each step, ascending. With `overlap` tokens come a step late, as in the engine."""
     rng = np.random.default_rng(0)
-    bounds = limits(page_size, rows, overlap)
-    state = initial(bounds)
+    limits = make_limits(page_size, rows, overlap)
+    state = initial(limits)
     number = rows
     # Lengths are spread, so that about as many pages fill in every step.
-    events: list[Event] = [Arrived(request(i, rng, 7000)) for i in range(rows)]
-    state, plan = step(state, events, bounds)
-    flying, times = plan, []
+    events: list[Event] = [Arrived(make_request(i, rng, 7000)) for i in range(rows)]
+    state, plan = step(state, events, limits)
+    in_flight, times = plan, []
     for count in range(steps + WARM_UP):
-        landed, flying = (flying, plan) if overlap and count else (plan, plan)
+        finished, in_flight = (in_flight, plan) if overlap and count else (plan, plan)
         ending = int(state.rows_by_priority[0]) if count % 8 == 4 else None
-        events = [sampled(state, landed, ending, rng)] if count or not overlap else []
+        events = [sample_tokens(state, finished, ending, rng)] if count or not overlap else []
         if ending is not None:
-            events.append(Arrived(request(number, rng, 7000)))
+            events.append(Arrived(make_request(number, rng, 7000)))
             number += 1
         start = clock()
-        state, plan = step(state, events, bounds)
+        state, plan = step(state, events, limits)
         times.append(clock() - start)
     assert state.num_running == rows and int(state.row_counters[RowCounter.ACTIVE].sum()) == rows
     return sorted(times[WARM_UP:])
 
 
-def record(what: str, page_size: int, times: list[float], overlap: bool = False) -> dict[str, Any]:
-    """The figure, in microseconds, with what it depends on."""
+def make_record(
+    what: str, page_size: int, times: list[float], overlap: bool = False
+) -> dict[str, Any]:
+    """The result as JSON, in microseconds, with its conditions."""
     return {
         "what": what,
         "date": datetime.now(UTC).date().isoformat(),
@@ -77,29 +77,29 @@ def record(what: str, page_size: int, times: list[float], overlap: bool = False)
 
 
 def main() -> None:
-    """Print one JSON object for the measure of the machine (columns.py), then one for each figure
-    of ours.
-    """
+    """Print a JSON object for the machine's own speed (columns.py), and one for each result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--output", metavar="FILE", help="append the objects to a file, one a line")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     gc.collect()
     gc.freeze()
-    records = [record("columns alone", 16, columns.measure(ROWS, asked.steps))]
+    records = [make_record("columns alone", 16, columns.measure_steps(ROWS, options.steps))]
     for size, overlap in ((64, False), (64, True), (16, False), (16, True)):
         records.append(
-            record("scheduler step", size, measure(size, asked.steps, ROWS, overlap), overlap)
+            make_record(
+                "scheduler step", size, measure_steps(size, options.steps, ROWS, overlap), overlap
+            )
         )
-    added, _ = arrivals.measure(asked.steps // 4, alike=False)
-    records.append(record("arrival at 4,096 waiting", 64, added))
-    added, steps = arrivals.measure(asked.steps // 4, alike=True)
-    records.append(record("arrival at 4,096 siblings", 64, added))
-    records.append(record("scheduler step at 4,096 siblings", 64, steps))
-    text = "".join(json.dumps(one) + "\n" for one in records)
+    added, _ = arrivals.measure_arrivals(options.steps // 4, same_prompt=False)
+    records.append(make_record("arrival at 4,096 waiting", 64, added))
+    added, steps = arrivals.measure_arrivals(options.steps // 4, same_prompt=True)
+    records.append(make_record("arrival at 4,096 siblings", 64, added))
+    records.append(make_record("scheduler step at 4,096 siblings", 64, steps))
+    text = "".join(json.dumps(record) + "\n" for record in records)
     print(text, end="")
-    if asked.output is not None:
-        with open(asked.output, "a") as file:
+    if options.output is not None:
+        with open(options.output, "a") as file:
             file.write(text)
 
 

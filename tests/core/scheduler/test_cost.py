@@ -36,7 +36,7 @@ def no_collection() -> Iterator[None]:
 
 def least(clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of the median step of columns alone, now."""
-    return columns.measure(ROWS, STEPS, clock)[STEPS // 2]
+    return columns.measure_steps(ROWS, STEPS, clock)[STEPS // 2]
 
 
 @pytest.mark.alone
@@ -48,7 +48,7 @@ def test_a_step_costs_less_than_twice_its_goals(page_size: int, overlap: bool) -
     clock = time.thread_time
     rounds = []
     for _ in range(ROUNDS):
-        measure, times = least(clock), scheduler.measure(page_size, STEPS, ROWS, overlap, clock)
+        measure, times = least(clock), scheduler.measure_steps(page_size, STEPS, ROWS, overlap, clock)
         rounds.append((times[STEPS // 2] / measure, times[STEPS * 99 // 100] / measure))
     best = [min(ratios) for ratios in zip(*rounds, strict=True)]
     assert all(
@@ -61,6 +61,6 @@ def test_a_step_costs_less_than_twice_its_goals(page_size: int, overlap: bool) -
 def test_an_arrival_while_thousands_wait_costs_less_than_twice_its_goal(alike: bool) -> None:
     ratios = []
     for _ in range(ROUNDS):
-        measure, (added, _) = least(), arrivals.measure(100, alike=alike)
+        measure, (added, _) = least(), arrivals.measure_arrivals(100, same_prompt=alike)
         ratios.append(added[len(added) // 2] / measure)
     assert min(ratios) < 2 * ARRIVAL / COLUMNS, ratios

@@ -25,7 +25,7 @@ FORMAT = (
 """What every recorded figure has (docs/benchmarks)."""
 
 
-def small(count: int, shared: int, own: int, out: int, name: str = "small") -> Workload:
+def make_workload(count: int, shared: int, own: int, out: int, name: str = "small") -> Workload:
     """Requests with a shared prefix and ids of the demo model."""
     rng = Random(0)
     prefix = draw_tokens(rng, shared)
@@ -37,7 +37,7 @@ def small(count: int, shared: int, own: int, out: int, name: str = "small") -> W
     )
 
 
-SMALL: Mapping[str, Callable[[], Workload]] = {"small": lambda: small(3, 0, 20, 6)}
+SMALL: Mapping[str, Callable[[], Workload]] = {"small": lambda: make_workload(3, 0, 20, 6)}
 
 
 @pytest.fixture
@@ -122,7 +122,9 @@ def test_people_read_the_same_facts(run: Callable[..., Any]) -> None:
 def test_figures_count_preemptions(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "WORKLOADS", {"long": lambda: small(6, 0, 20, 60, "long"), **SMALL})
+    monkeypatch.setattr(
+        bench, "WORKLOADS", {"long": lambda: make_workload(6, 0, 20, 60, "long"), **SMALL}
+    )
     code, out, err = run(
         "long",
         "small",
@@ -144,12 +146,12 @@ def test_figures_count_preemptions(
 
 @pytest.mark.feature("T20", "G14")
 def test_two_benches_do_the_same_work() -> None:
-    found = []
+    tokens = []
     for _ in range(2):
         with LLM("demo", num_pages=256) as llm:
-            work = small(3, 0, 20, 6)
-            found.append(measure(llm, work).timing.tokens)
-    assert found[0] == found[1]
+            work = make_workload(3, 0, 20, 6)
+            tokens.append(measure_workload(llm, work).timing.tokens)
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.feature("T20")
@@ -220,7 +222,7 @@ def test_the_help_has_every_workload_and_every_form(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["smal"], 2, "did you mean small?"),
         (["onlin:16:200"], 2, "known are small, online:RATE:COUNT, first-token:LENGTH[:COUNT]"),
@@ -240,41 +242,41 @@ def test_the_help_has_every_workload_and_every_form(capsys: pytest.CaptureFixtur
     ],
 )
 def test_each_error_is_one_clear_line(
-    run: Callable[..., Any], arguments: list[str], code: int, said: str
+    run: Callable[..., Any], arguments: list[str], code: int, message: str
 ) -> None:
-    found, out, err = run(*arguments, "--quiet")
-    assert (found, out) == (code, "")
-    assert said in err and len(err.splitlines()) == 1
+    exit_code, out, err = run(*arguments, "--quiet")
+    assert (exit_code, out) == (code, "")
+    assert message in err and len(err.splitlines()) == 1
 
 
-def measure(llm: LLM, work: Workload) -> Any:
-    """The figure of one run."""
+def measure_workload(llm: LLM, work: Workload) -> Any:
+    """The result of one run."""
     return Benchmark(llm, version="0", shape="demo", runs=1).measure(work)
 
 
 @pytest.mark.feature("T3")
 @pytest.mark.alone
 def test_more_at_once_is_more_throughput_and_more_pages() -> None:
-    work = small(64, 0, 16, 4)
-    found = {}
+    work = make_workload(64, 0, 16, 4)
+    results = {}
     for cap in (1, 64):
         with LLM("demo", num_pages=1024, max_running_requests=cap) as llm:
-            found[cap] = measure(llm, work)
-    assert found[64].timing.tokens == found[1].timing.tokens
-    assert found[64].out_tok_s > 2 * found[1].out_tok_s
-    assert found[64].peak_kv_pages > 16 * found[1].peak_kv_pages
+            results[cap] = measure_workload(llm, work)
+    assert results[64].timing.tokens == results[1].timing.tokens
+    assert results[64].out_tok_s > 2 * results[1].out_tok_s
+    assert results[64].peak_kv_pages > 16 * results[1].peak_kv_pages
 
 
 @pytest.mark.feature("S16", "S17")
 def test_radix_reuses_a_shared_prefix_and_naive_never_does() -> None:
-    work = small(24, 96, 8, 8)
-    found = {}
+    work = make_workload(24, 96, 8, 8)
+    results = {}
     for cache in ("radix", "naive"):
         with LLM("demo", num_pages=512, cache_type=cache, max_batch_tokens=256) as llm:
-            found[cache] = measure(llm, work)
-    assert found["naive"].cached_tokens == 0
+            results[cache] = measure_workload(llm, work)
+    assert results["naive"].cached_tokens == 0
     # Two prompts fill a step, and a page is in the index once its step is known to be done: later
     # ones find the prefix.
-    assert found["radix"].cached_tokens >= 18 * 96
-    assert found["radix"].timing.tokens == found["naive"].timing.tokens
-    assert found["radix"].peak_kv_pages < found["naive"].peak_kv_pages
+    assert results["radix"].cached_tokens >= 18 * 96
+    assert results["radix"].timing.tokens == results["naive"].timing.tokens
+    assert results["radix"].peak_kv_pages < results["naive"].peak_kv_pages

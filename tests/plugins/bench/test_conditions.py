@@ -1,4 +1,4 @@
-"""Which source a figure was measured with."""
+"""The source and the machine that a result was measured with."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 from headstock_bench.conditions import read_commit, read_cpu_name
 
 
-def git(folder: Path, *arguments: str) -> str:
+def run_git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", "-C", str(folder), *identity, *arguments],
         capture_output=True,
         text=True,
         check=True,
         timeout=150,
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def test_a_tracked_file_has_a_commit_and_changes_show(tmp_path: Path) -> None:
     file, other = tmp_path / "source.py", tmp_path / "installed.py"
     file.write_text("1")
-    git(tmp_path, "init", "-q")
-    git(tmp_path, "add", "source.py")
-    git(tmp_path, "commit", "-q", "-m", "one")
-    head = git(tmp_path, "rev-parse", "HEAD")
+    run_git(tmp_path, "init", "-q")
+    run_git(tmp_path, "add", "source.py")
+    run_git(tmp_path, "commit", "-q", "-m", "one")
+    head = run_git(tmp_path, "rev-parse", "HEAD")
     assert read_commit(file) == head[:12]
     other.write_text("not part of the repository around it")
     assert read_commit(other) is None

@@ -21,8 +21,8 @@ from headstock_bench.streams import stream_requests
 from headstock_bench.turns import EngineTiming, run_in_turns
 
 
-def piece(*token_ids: int, error: str | None = None) -> RequestOutput:
-    """What a stream yields."""
+def make_output(*token_ids: int, error: str | None = None) -> RequestOutput:
+    """An output of a stream."""
     reason = None if error is None else "error"
     answer = CompletionOutput(
         index=0, text="", token_ids=token_ids, finish_reason=reason, error=error
@@ -38,7 +38,7 @@ def piece(*token_ids: int, error: str | None = None) -> RequestOutput:
     )
 
 
-def work(arrivals: tuple[float, ...] | None, count: int = 2) -> LatencyWorkload:
+def make_workload(arrivals: tuple[float, ...] | None, count: int = 2) -> LatencyWorkload:
     """Requests whose prompts are their numbers."""
     return LatencyWorkload(
         name="work",
@@ -97,8 +97,8 @@ class ScriptedLLM:
 PARAMS = [SamplingParams(max_tokens=2)] * 2
 
 
-def run(llm: Any, workload: LatencyWorkload) -> list[StreamTimes]:
-    """What the callers of the requests saw."""
+def run_streams(llm: Any, workload: LatencyWorkload) -> list[StreamTimes]:
+    """Run a workload; what the caller of each request saw."""
     return stream_requests(llm, workload, PARAMS)[0]
 
 
@@ -132,12 +132,12 @@ def test_a_request_that_failed_is_not_finished_and_its_tokens_count() -> None:
 def test_a_request_is_late_from_the_moment_that_it_was_due() -> None:
     async def answer(number: int) -> AsyncIterator[RequestOutput]:
         if number == 0:
-            time.sleep(0.1)  # nobody in this event loop can send the second request meanwhile
-        yield piece(1)
-        yield piece()  # text without a token is no token
-        yield piece(2, 3)
+            time.sleep(0.1)  # this event loop cannot send the second request meanwhile
+        yield make_output(1)
+        yield make_output()  # text without a token is no token
+        yield make_output(2, 3)
 
-    first, second = run(ScriptedLLM(answer), work((0.0, 0.02)))
+    first, second = run_streams(ScriptedLLM(answer), make_workload((0.0, 0.02)))
     assert second.arrival - first.arrival == pytest.approx(0.02)
     assert second.times[0] - second.arrival >= 0.079
     assert (first.token_ids, len(first.times)) == ((1, 2, 3), 2)
@@ -145,54 +145,54 @@ def test_a_request_is_late_from_the_moment_that_it_was_due() -> None:
 
 def test_no_request_is_sent_before_it_is_due() -> None:
     async def answer(number: int) -> AsyncIterator[RequestOutput]:
-        yield piece(1)
+        yield make_output(1)
 
-    first, second = run(ScriptedLLM(answer), work((0.03, 0.08)))
+    first, second = run_streams(ScriptedLLM(answer), make_workload((0.03, 0.08)))
     assert first.times[0] >= first.arrival and second.times[0] >= second.arrival
     assert second.times[0] - first.arrival >= 0.049
 
 
 def test_without_arrivals_each_request_finds_the_engine_idle() -> None:
     async def answer(number: int) -> AsyncIterator[RequestOutput]:
-        yield piece(1)
+        yield make_output(1)
         llm.busy_polls = 3
 
     llm = ScriptedLLM(answer, busy_polls=2)
-    streams = run(llm, work(None))
+    streams = run_streams(llm, make_workload(None))
     assert llm.log == [0, -1, 1, -2]
     assert streams[1].arrival > streams[0].times[-1]
 
 
 def test_an_engine_that_dies_ends_the_measurement_and_closes_the_other_streams() -> None:
     async def answer(number: int) -> AsyncIterator[RequestOutput]:
-        yield piece(1)
+        yield make_output(1)
         if number == 1:
             raise EngineDied("lost")
         await asyncio.sleep(60)
 
     llm = ScriptedLLM(answer)
     with pytest.raises(EngineDied, match=r"^lost$"):
-        run(llm, work((0.0, 0.01)))
+        run_streams(llm, make_workload((0.0, 0.01)))
     assert sorted(llm.log) == [-2, -1, 0, 1]
 
 
 def test_some_failed_requests_leave_a_figure_and_all_of_them_none() -> None:
     async def answer(number: int) -> AsyncIterator[RequestOutput]:
         if number in failing:
-            yield piece(error="refused")
+            yield make_output(error="refused")
         else:
-            yield piece(1)
-            yield piece(2)
+            yield make_output(1)
+            yield make_output(2)
 
     llm: Any = ScriptedLLM(answer)
     failing = {1}
-    (timing,) = run_in_turns([HeadstockEngine(llm, "1")], work((0.0, 0.0)), 1)
+    (timing,) = run_in_turns([HeadstockEngine(llm, "1")], make_workload((0.0, 0.0)), 1)
     (latency,) = timing.latencies
     assert (latency.finished, latency.num_tokens, latency.error) == (1, 2, "refused")
     assert timing.tokens == ((1, 2), ())
     failing = {0, 1}
     with pytest.raises(EngineDied, match=r"work: every request failed, so .* no result: refused"):
-        run_in_turns([HeadstockEngine(llm, "1")], work((0.0, 0.0)), 1)
+        run_in_turns([HeadstockEngine(llm, "1")], make_workload((0.0, 0.0)), 1)
 
 
 def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() -> None:
@@ -217,7 +217,7 @@ def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() ->
     )
     result = BenchmarkResult(
         conditions=conditions,
-        workload=work((0.0, 0.0)),
+        workload=make_workload((0.0, 0.0)),
         timing=timing,
         peak_kv_pages=1,
         cached_tokens=0,
@@ -244,8 +244,8 @@ def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() ->
 
 def test_the_first_sixteen_requests_warm_up_and_then_all_are_measured() -> None:
     async def answer(number: int) -> AsyncIterator[RequestOutput]:
-        yield piece(1)
+        yield make_output(1)
 
     llm: Any = ScriptedLLM(answer)
-    run_in_turns([HeadstockEngine(llm, "1")], work(None, 18), 1)
+    run_in_turns([HeadstockEngine(llm, "1")], make_workload(None, 18), 1)
     assert [number for number in llm.log if number >= 0] == [*range(16), *range(18)]

@@ -1,4 +1,4 @@
-"""Contestants take turns, and a peer that cannot run is said to be one."""
+"""Engines run in turns, and a peer that cannot run has its error in the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORK = Workload(name="work", prompts=((1, 2), (3,)), outputs=(2, 1), temperature
 
 @define
 class Scripted:
-    """Says how long its runs took; `log` keeps who ran when."""
+    """An engine whose runs last as long as `seconds` says; `log` has the mode of each run."""
 
     mode: str
     seconds: list[float]
@@ -38,7 +38,7 @@ class Scripted:
         return TimedRun(self.seconds.pop(0), self.tokens)
 
 
-def test_contestants_warm_up_and_then_alternate() -> None:
+def test_engines_warm_up_and_then_run_in_turns() -> None:
     log: list[str] = []
     ours, theirs = (
         Scripted("ours", [9.0, 1.0, 3.0, 2.0], log),
@@ -56,7 +56,7 @@ def test_contestants_warm_up_and_then_alternate() -> None:
     )
 
 
-def test_a_peer_that_cannot_run_has_an_error_in_place_of_a_figure() -> None:
+def test_a_peer_that_cannot_run_has_an_error_in_place_of_a_result() -> None:
     ours = Scripted("ours", [9.0, 1.0], [])
     timings = run_in_turns(
         [ours, Scripted("theirs", [], [], fails=RuntimeError("no kernel"))], WORK, 1

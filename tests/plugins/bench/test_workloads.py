@@ -1,4 +1,4 @@
-"""The work is the same every time, and what the names promise."""
+"""Workloads are the same every time, and of the sizes that their names promise."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_the_shape_with_experts_has_them_in_every_layer(tmp_path: Path) -> None:
     write_model_directory(MODEL_SHAPES["qwen3-30b-a3b"], tmp_path)
     _, model = read_model(tmp_path)
 
-    wanted = Experts(count=128, per_token=8, intermediate=768, renormalize=True)
-    assert [layer.experts for layer in model.layers] == [wanted] * 48
+    expected = Experts(count=128, per_token=8, intermediate=768, renormalize=True)
+    assert [layer.experts for layer in model.layers] == [expected] * 48
 
 
 @pytest.mark.parametrize("name", MODEL_SHAPES)

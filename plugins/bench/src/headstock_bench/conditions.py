@@ -57,6 +57,7 @@ def read_commit(file: Path) -> str | None:
     """
     if run_git(file, "ls-files", "--error-unmatch", file.name) is None:
         return None
+    # all tags are excluded, or git would name the nearest tag and not the commit
     return run_git(file, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
 

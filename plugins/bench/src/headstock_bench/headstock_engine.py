@@ -46,6 +46,7 @@ class HeadstockEngine:
             )
             for number, count in enumerate(workload.outputs)
         ]
+        # the warm-up and earlier runs left these very prompts in the index
         self.session.loop.reset_prefix_cache()
         if isinstance(workload, LatencyWorkload):
             return self._run_streams(workload, params)

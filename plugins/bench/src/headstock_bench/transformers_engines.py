@@ -118,6 +118,7 @@ class TransformersContinuous:
                 tokens = collect_tokens(manager, workload)
                 return TimedRun(time.perf_counter() - begin, tokens)
         finally:
+            # the manager replaces the attention of the model, which `generate` runs next
             self.model.set_attn_implementation(attention)
 
 
@@ -138,6 +139,7 @@ def make_batching_config(workload: Workload) -> transformers.ContinuousBatchingC
 def collect_tokens(manager: Any, workload: Workload) -> OutputTokens:
     """Submit all requests, and wait for the tokens of each.   raises: RuntimeError"""
     for number, (prompt, count) in enumerate(zip(workload.prompts, workload.outputs, strict=True)):
+        # no token has the id -1, so nothing ends a request early
         manager.add_request(
             list(prompt), request_id=str(number), max_new_tokens=count, eos_token_id=-1
         )
