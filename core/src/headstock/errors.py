@@ -43,9 +43,7 @@ __all__ = [
 ]
 
 MIN_SIMILARITY = 0.66
-"""A name less like a word is not near it: two letters in the wrong order of a word of three still
-are.
-"""
+"""Names less similar are not suggested; two swapped letters in a word of three still pass."""
 
 
 class HeadstockError(Exception):
@@ -143,9 +141,12 @@ def find_nearest_name(word: str, names: Iterable[str]) -> str | None:
     """The name that `word` likely means: one that it begins, or a similar one of its length."""
     lower = {name.lower(): name for name in names}
     sought = word.lower()
+    # "max" for "max_tokens": a beginning is a likelier slip than a similar name, but two letters
+    # begin too many names.
     longer = [name for name in lower if len(sought) > 2 and name.startswith(sought)]
     if longer:
         return lower[min(longer, key=len)]
+    # Names of another length share letters by chance.
     alike = [name for name in lower if abs(len(name) - len(sought)) <= max(1, len(sought) // 4)]
     close = difflib.get_close_matches(sought, alike, n=1, cutoff=MIN_SIMILARITY)
     return lower[close[0]] if close else None

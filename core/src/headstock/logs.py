@@ -83,7 +83,7 @@ class _KeyValueFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        happened = (
+        message = (
             record.msg if isinstance(record.msg, LogEvent) else LogEvent(record.getMessage(), {})
         )
         verbose = logging.getLogger(ROOT_LOGGER).isEnabledFor(logging.DEBUG)
@@ -92,12 +92,12 @@ class _KeyValueFormatter(logging.Formatter):
             tail["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
             if verbose:
                 tail["traceback"] = self.formatException(record.exc_info)
-        facts = {**head, "event": happened.name, **happened.facts, **tail}
+        facts = {**head, "event": message.name, **message.facts, **tail}
         return _format_pairs(facts) if verbose else _format_line(facts)
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is at the moment of writing."""
+    """Writes to the current `sys.stderr`, which progress bars and tests replace for a time."""
 
     @property
     def stream(self) -> TextIO:
@@ -105,7 +105,7 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
     @stream.setter
     def stream(self, value: TextIO) -> None:
-        """Nothing is kept: the stream is looked up when a line is written."""
+        """Ignore the stream: it is looked up when a line is written."""
 
 
 def show_logs(level: str, least: str = "NOTSET") -> None:
@@ -117,6 +117,7 @@ def show_logs(level: str, least: str = "NOTSET") -> None:
     levels = logging.getLevelNamesMapping()
     logger = logging.getLogger(ROOT_LOGGER)
     logger.setLevel(max(levels[level], levels[least]))
+    # Handlers of the root logger, which a library may have set, would print each line again.
     logger.propagate = False
     if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
         handler = StderrHandler()

@@ -39,6 +39,7 @@ def make_parameter_error(name: str, rule: str, value: object) -> RequestError:
 
 def is_int(value: Any, low: int, high: int) -> TypeGuard[int]:
     """Whether `value` is an integer (not a bool) in low..high."""
+    # numpy's integers are Integral; the type is asked, since a proxy may claim any __class__
     return (
         not isinstance(value, bool)
         and issubclass(type(value), Integral)
@@ -48,6 +49,7 @@ def is_int(value: Any, low: int, high: int) -> TypeGuard[int]:
 
 def is_real(value: Any) -> TypeGuard[float]:
     """Whether `value` is a finite number (not a bool)."""
+    # NaN fails every comparison, and infinity the one with the largest float
     return (
         not isinstance(value, bool)
         and issubclass(type(value), Real)

@@ -71,6 +71,7 @@ class PromptBatch:
                     ended += request.is_finished
                     tokens += piece.num_output_tokens
                     bars.update("prompts", ended, len(requests), tokens)
+                    # In the order of the prompts: a script can pair answers with its lines.
                     while waiting and waiting[0][2].is_finished:
                         self.show_answers(*waiting.pop(0))
         except BrokenPipeError:  # the reader of the output has gone: show no more of it

@@ -157,7 +157,7 @@ class Chat:
                 return False
             case "/help":
                 _print_help()
-            case "/reset":
+            case "/reset":  # the system message stays
                 self.turns.clear()
                 print_note("conversation cleared")
             case "/system":

@@ -126,6 +126,7 @@ def _set_completions(parser: argparse.ArgumentParser) -> None:
             and action.nargs != 0
             and (values := _list_values(settings[action.dest]))
         ):
+            # shtab completes from choices. This parser never parses, so they refuse no value.
             action.choices = tuple(values)
 
 

@@ -55,11 +55,12 @@ def main(argv: list[str] | None = None) -> int:
             traceback.print_exc()
         code = _report_error(error)
         if argv is None and code == DIED:
-            exit_at_once(code)  # while the error keeps what is not to be freed; see `Engine.close`
+            # The error still holds tensors that a broken device may never free; see `Engine.close`.
+            exit_at_once(code)
         return code
     finally:
         if argv is None:
-            # the process ends: one more look at all that torch defined would take 0.6 s
+            # The process ends. A last collection over all that torch defined would take 0.6 s.
             gc.freeze()
 
 
@@ -71,6 +72,7 @@ def _run_verb(arguments: list[str]) -> int:
         code = (
             leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else DIED
         )
+    # Flushed here, where a closed pipe or a full disk still becomes an exit code.
     sys.stdout.flush()
     return code
 

@@ -36,12 +36,14 @@ class Terminated(BaseException):
 @contextlib.contextmanager
 def raise_on_sigterm() -> Iterator[None]:
     """SIGTERM raises Terminated in this block; a second one ends the process."""
+    # Only the main thread may set a handler, and one that an embedding program set is its own.
     ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     )
 
     def terminate(number: int, frame: FrameType | None) -> None:
+        # Restored first, so that a second SIGTERM ends a process that hangs while it closes.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise Terminated
 
@@ -65,8 +67,8 @@ def expand_memory(environment: MutableMapping[str, str]) -> None:
 
 def open_streams() -> None:
     """Open output that the caller closed on the null device, and escape what a terminal lacks."""
-    # Opened before anything else: a file that took the number of standard output would get what
-    #     libraries print.
+    # First of all: a file that is opened later could take the number of standard output, and would
+    # get what libraries print.
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - it lives as long as the process
@@ -80,6 +82,7 @@ def exit_at_once(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    # Not sys.exit: destructors would wait for a device that may hang.
     os._exit(code)
 
 
@@ -109,6 +112,8 @@ def _identify_file(path: str) -> str | None:
     """What all links to a file share; None for a pipe or a device, which keeps nothing."""
     try:
         status = os.stat(path)
-    except (OSError, ValueError):  # it is yet to be written, or to be refused
+    except (OSError, ValueError):
+        # The file does not exist yet, or it will be refused when it is opened.
         return os.path.realpath(path)
+    # Device and inode are the same through symbolic and hard links.
     return f"{status.st_dev}:{status.st_ino}" if stat.S_ISREG(status.st_mode) else None

@@ -66,6 +66,7 @@ def main(arguments: list[str]) -> int:
     start_logs(resolved, quiet=args.quiet)
     inputs = _collect_prompts(args, is_chat=_is_chat(args, resolved))
     if inputs is None:
+        # deferred for start-up time: only a chat needs a line editor
         from headstock.cli.chat import run_chat
         from headstock.cli.turns import history_path, open_reader
 
@@ -164,6 +165,7 @@ def _is_chat(args: Namespace, resolved: ResolvedConfig) -> bool:
     return (
         args.chat
         or args.system is not None
+        # A template from a file or variable may be there for every run; a flag is for this one.
         or resolved.origins["chat_template"].startswith("flag ")
     )
 

@@ -54,6 +54,7 @@ def fold_line(line: str, width: int | None, indent: int) -> str:
     wrapper = textwrap.TextWrapper(
         width=width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
     )
+    # textwrap breaks at spaces alone, so a quoted command goes through it without any.
     unbroken = QUOTED_COMMAND.sub(lambda command: command[0].replace(" ", UNBROKEN_SPACE), line)
     return "\n".join(wrapper.wrap(unbroken)).replace(UNBROKEN_SPACE, " ")
 

@@ -81,6 +81,7 @@ def merge_sources(
     """
     environment, notes = from_environment(environ)
     above = ChainMap(dict(flags), dict(environment))
+    # A file cannot name another file, but it can name a preset.
     path = str(above["config"].value()) if "config" in above else None
     file = from_file(path) if path is not None else {}
     requested = above.get("preset", file.get("preset"))
@@ -166,6 +167,7 @@ def _limit_running_requests(
         key in sources and sources[key].source_kind in EXPLICIT
         for key in ("max_batch_tokens", "max_running_requests")
     )
+    # One of the two may be a default or a preset's, which the user's other value should not break.
     if running <= tokens or has_both:
         return ()
     values["max_running_requests"] = tokens

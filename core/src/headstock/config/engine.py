@@ -357,6 +357,7 @@ class EngineConfig:
         group="running",
     )
 
+    # Left out of comparisons: two configurations are equal however their settings were named.
     surface: Surface = attrs.field(factory=Surface, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:

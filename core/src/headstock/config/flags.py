@@ -80,6 +80,7 @@ class FlagParser(argparse.ArgumentParser):
         if not word.startswith("-"):
             self.error(f"unexpected argument {shorten(word)}{self.hint}")
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        # The sentence of an equivalent names flags of the engine, which not every verb takes.
         equivalent = find_equivalent(word) if engine_settings()["model"].flag in flags else None
         close = (
             f"; {equivalent}"
@@ -110,9 +111,11 @@ def _add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
     """Add one setting's flag, its aliases, which only the flag's help names, and its negative."""
     also = f"; also {', '.join(setting.aliases)}" if setting.aliases else ""
     negative = f"; {setting.negative} turns it off" if setting.negative else ""
+    # argparse takes a percent sign in help for a format.
     text = f"{setting.help} (default: {setting.default_text}{also}{negative})".replace("%", "%%")
     options: dict[str, Any] = {
         "dest": DEST_PREFIX + setting.key,
+        # Without defaults the namespace holds only the flags that were given.
         "default": argparse.SUPPRESS,
         "metavar": _make_metavar(setting),
     }
@@ -157,6 +160,7 @@ def _make_action(setting: Setting) -> type[argparse.Action]:
             raw: object = "off" if flag == setting.negative else values
             source_text = flag if flag == setting.negative else f"{flag} {shorten(values)}"
             if isinstance(setting.value_type, Repeated):
+                # The last flag wins for other types; here each one adds to those before it.
                 earlier = getattr(namespace, self.dest, None)
                 raw = [*(earlier.raw if earlier is not None else ()), values]
             setattr(namespace, self.dest, SourceValue(name, raw, "flag", flag, source_text))

@@ -86,7 +86,8 @@ def setting_field(
         try:
             return value_type.read(raw)
         except InvalidValue as broken:
-            # flags are read before
+            # Only a Python value gets here unread: flags, files and variables were read before, and
+            # failed in their own words.
             raise UsageError(f"{field.name}={shorten(raw)}: {field.name} {broken}") from None
 
     return attrs.field(

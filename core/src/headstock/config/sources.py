@@ -79,6 +79,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[SourceValues, tuple[st
     """
     values: dict[str, SourceValue] = {}
     notes = []
+    # LOG_LEVEL first: HEADSTOCK_LOG_LEVEL, which is more precise, then replaces it.
     if environ.get("LOG_LEVEL"):
         values["log_level"] = _read_variable(
             SettingName(engine_settings()["log_level"]), "LOG_LEVEL", environ["LOG_LEVEL"]

@@ -100,6 +100,8 @@ def make_spelling(surface: Surface, settings: Iterable[Setting]) -> Spelling:
 
 def name_parameters(text: str, names: Mapping[str, str]) -> str:
     """`text` with sampling parameters under `names`: its first word, and words with "_"."""
+    # A message begins with the parameter. Later only words with "_" surely are parameters: "n" or
+    # "stop" may be plain words.
     first, space, rest = text.partition(" ")
     words = re.sub(
         r"(?<![\w.-])[a-z]+(?:_[a-z]+)+(?![\w-])", lambda word: names.get(word[0], word[0]), rest

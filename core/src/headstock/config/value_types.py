@@ -70,6 +70,7 @@ class Integer(ValueType):
 
     def parse_number(self, raw: object) -> int:
         """`raw` as an integer.   raises: Invalid"""
+        # numpy's integers have __index__ too; True would otherwise count as 1
         if not isinstance(raw, bool) and hasattr(raw, "__index__"):
             return operator.index(raw)
         # at most 4,000 digits: int() refuses longer texts with an error of its own
@@ -134,6 +135,7 @@ class Choice(ValueType):
 
     def read(self, raw: object) -> Value:
         if isinstance(raw, str):
+            # Names are lower case (float32) or upper case (DEBUG), and the user's case is no error.
             for text in (raw.strip(), raw.strip().lower(), raw.strip().upper()):
                 name = self.spellings.get(text, text)
                 if name in self.names:

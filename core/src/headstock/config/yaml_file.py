@@ -33,6 +33,7 @@ class _SettingsLoader(yaml.SafeLoader):
     A few nested aliases can stand for more data than fits any memory.
     """
 
+    # A table of its own: add_implicit_resolver would copy the rules of YAML 1.1 from SafeLoader.
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # the stubs take it for an instance's
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
