@@ -1,5 +1,5 @@
-"""Recordings of the schedule: written by a running engine, re-run without a device. Never imports
-torch.
+"""Recordings of the schedule: a running engine writes them, `replay` runs them again without a
+device. The package never imports torch.
 """
 
 from headstock.record.file import Recording, read_recording, reserve_file

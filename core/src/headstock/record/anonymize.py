@@ -1,5 +1,5 @@
-"""Names in place of tokens, which keep what a schedule depends on and nothing else
-(docs/decisions/0010).
+"""Hashes in place of tokens: they keep what a schedule depends on and nothing else
+(docs/decisions/0010-recordings.md).
 """
 
 from __future__ import annotations
@@ -13,34 +13,36 @@ from headstock.scheduler import Arrived, Event, Limits, Plan, Request, RequestSt
 from headstock.spi.arrays import Ints
 
 STOP = 1 << 30
-"""The first stop id of each request is written as STOP, its second as STOP + 1, and so on; other
-names are smaller.
+"""The first stop id of each request is written as STOP, its second as STOP + 1, and so on. Hashes
+are smaller, so no hash is taken for a stop id.
 """
 
 
 class TokenAnonymizer:
-    """Renames the tokens of a run, step by step.
+    """Replaces the tokens of a run by hashes, step by step.
 
-    The last two tokens of a page are written as names for all tokens up to and including them;
-    every other token is written as 0. Two pages get the same names when they and all before them
-    are the same, in one namespace, which is what a cache policy asks; where regions are taken over,
-    each token counts as a page. A token that ends its request gets the name of that stop id. A name
-    is cut from a hash under a secret that is never written, so it cannot be turned back or looked
-    up.
+    The last two tokens of a page become hashes of the namespace and all tokens up to them; every
+    other token becomes 0. Equal prefixes get equal hashes, others differ but for one pair in
+    2**60; a cache policy asks for no more. In contiguous mode each token counts as a page. A token
+    that ends its request becomes the number of that stop id. The hash has a secret key that is
+    never written, so that tokens cannot be found by hashing guesses.
     """
+
+    # A renaming of the vocabulary would keep as much of the schedule, but it is a substitution
+    # cipher: in a long recording the most frequent numbers are the most frequent words.
 
     def __init__(self, limits: Limits, secret: bytes) -> None:
         rows, self.unit = limits.max_rows, 1 if limits.most_regions else limits.page_size
         self.secret = secret
         self.admission_ids = np.zeros(rows, np.int32)
         self.num_tokens = np.zeros(rows, np.int64)
-        self.stop_from = np.zeros(rows, np.int64)  # length before which no stop id counts
+        self.stop_from = np.zeros(rows, np.int64)  # a stop id counts from this length on
         self.stop_ids = np.full((rows, 1), -1, np.int64)
-        self.tails = np.zeros((rows, self.unit), np.int32)  # the tokens of each row's last page
-        self.prefix_hashes = [b""] * rows  # the hash of all pages before it
+        self.tails = np.zeros((rows, self.unit), np.int32)  # tokens of each row's last page
+        self.prefix_hashes = [b""] * rows  # hash of all pages before the last
 
     def anonymize_event(self, event: Event) -> Event:
-        """The event with names for tokens, stop ids and namespace."""
+        """Return the event with tokens, stop ids and namespace replaced."""
         match event:
             case Arrived(request):
                 return Arrived(self._anonymize_request(request))
@@ -51,7 +53,7 @@ class TokenAnonymizer:
         return event
 
     def _anonymize_request(self, request: Request) -> Request:
-        """The request without its tokens."""
+        """Return the request with its prompt, stop ids and namespace replaced."""
         space = request.namespace
         return evolve(
             request,
@@ -61,7 +63,7 @@ class TokenAnonymizer:
         )
 
     def add_rows(self, plan: Plan, admitted: tuple[RequestState, ...]) -> None:
-        """Take note of the requests that the plan seated."""
+        """Remember the requests that the plan admitted; their samples come in later events."""
         admission_ids = (
             dict(zip(plan.rows.tolist(), plan.admission_ids.tolist(), strict=True))
             if admitted
@@ -83,10 +85,9 @@ class TokenAnonymizer:
             self.stop_ids[row, : len(request.stop_ids)] = request.stop_ids
 
     def anonymize_samples(self, event: Sampled) -> Ints:
-        """Names of sampled tokens; 0 for tokens of rows that were not seated under this eye, or are
-        gone.
+        """Return hashes of sampled tokens; 0 for rows that are gone or were never added.
 
-        An event that makes no sense, which may be what a scheduler died of, gets zeros alone.
+        An inconsistent event, which may be what the scheduler failed on, gets zeros alone.
         """
         counts = np.ones_like(event.rows) if event.counts is None else event.counts
         names = np.zeros(len(event.tokens), np.int32)
@@ -95,6 +96,7 @@ class TokenAnonymizer:
             return names
         starts = np.cumsum(counts) - counts
         live = self.admission_ids[event.rows] == event.admission_ids
+        # speculation accepts several tokens of a row: one round for each, all rows together
         for turn in range(int(counts.max(initial=0))):
             at = np.flatnonzero(live & (counts > turn))
             names[starts[at] + turn] = self._anonymize_tokens(
@@ -103,11 +105,13 @@ class TokenAnonymizer:
         return names
 
     def _anonymize_tokens(self, rows: Ints, tokens: Ints) -> Ints:
-        """Names of one more token for each row.   rows, tokens, returns: [n]"""
+        """Append a token to each row and return its hash.   rows, tokens, returns: [n]"""
         known, names = self.num_tokens[rows], np.zeros(len(rows), np.int64)
         offsets = known % self.unit
         self.tails[rows, offsets] = tokens
         self.num_tokens[rows] = known + 1
+        # Two hashes of 30 bits stand for a page: a token is an int32, and one would collide too
+        # often.
         for at in np.flatnonzero(offsets >= self.unit - 2).tolist():
             row, offset = int(rows[at]), int(offsets[at])
             digest = self._hash(self.prefix_hashes[row], self.tails[row, : offset + 1].tobytes())
@@ -120,7 +124,7 @@ class TokenAnonymizer:
         return np.where(stops.any(1), STOP + stops.argmax(1), names)
 
     def anonymize_prompt(self, tokens: Ints, namespace: str) -> tuple[Ints, bytes]:
-        """Names of tokens from a sequence's start on, and the hash of its full pages."""
+        """Return hashes of tokens from a sequence's start on, and the hash of its full pages."""
         names, unit = np.zeros(len(tokens), np.int32), self.unit
         data, width = np.ascontiguousarray(tokens, np.int32).tobytes(), 4
         parent = self._hash(b"start", namespace.encode())
@@ -134,10 +138,10 @@ class TokenAnonymizer:
         return names, parent
 
     def _hash(self, before: bytes, data: bytes) -> bytes:
-        """The hash of `data` after what hashed to `before`."""
+        """Return the hash of `data` after that of its prefix."""
         return hashlib.blake2b(before + data, key=self.secret, digest_size=16).digest()
 
 
 def _short_hash(digest: bytes) -> int:
-    """30 bits of a hash."""
+    """Return 30 bits of a hash: a token is an int32, and stop ids take the range above."""
     return int.from_bytes(digest[:4], "little") % STOP

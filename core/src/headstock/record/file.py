@@ -1,8 +1,9 @@
 """The file of a recording: a line with the version, a header as JSON, blocks of steps, an end mark.
 
-Each part is a frame: four letters, the length of the data, a checksum over all of it, the data. A
-block begins anew (nothing in it refers to an earlier one), so what was written before an engine was
-killed can be read.
+Each part but the first line is a frame: four letters, the length of the data, a checksum over all
+of it, the data. No block refers to an earlier one, so whole blocks can be read after the engine was
+killed. Blocks are compressed one by one at zlib's fastest level: the thread that writes shares the
+interpreter with the engine, and differences between steps pack well at any level.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ FRAME_HEADER = struct.Struct("<4sII")
 HEADER, BLOCK, END = b"head", b"step", b"end."
 
 MAX_BLOCK_BYTES = 1 << 30
-"""No block is larger, packed or unpacked."""
+"""Most bytes of a block, packed or unpacked: a damaged length allocates no more."""
 
 
 def write_header(file: BinaryIO, header: Mapping[str, Any]) -> None:
-    """Write what comes before the steps."""
+    """Write the version and the header, which come before the steps."""
     file.write(FIRST + b"%d\n" % VERSION)
     write_frame(file, HEADER, json.dumps({**header, "fields": list_fields()}).encode())
 
@@ -77,7 +78,7 @@ def _checksum(kind: bytes, data: bytes) -> int:
 
 
 def open_for_writing(path: str | Path, mode: Literal["wb", "ab"] = "wb") -> BinaryIO:
-    """The file to record into, empty unless the mode says otherwise.   raises: ModelError"""
+    """Open the file to record into, emptied unless the mode says otherwise.   raises: ModelError"""
     try:
         return open(path, mode)
     except OSError as error:
@@ -86,14 +87,13 @@ def open_for_writing(path: str | Path, mode: Literal["wb", "ab"] = "wb") -> Bina
         ) from error
 
 
-def check_writable(path: str | None, *, overwrite: bool = False) -> bool:
-    """Raise unless there is no path or a file can be written there; what it holds stays until
-    recording begins.
+def _check_writable(path: str | None, *, overwrite: bool = False) -> bool:
+    """Raise when a recording cannot be written to `path`; what the file holds stays as it is.
 
-    A pipe is left alone: its reader would take the end of a trial for the end of the recording.
     returns: whether the file was made here
-    raises: UsageError when the file holds something and is not to be overwritten; ModelError
+    raises: UsageError when the file is not empty and may not be overwritten, ModelError
     """
+    # A pipe is not opened: its reader would take the closing for the end of the recording.
     if path is None or Path(path).is_fifo():
         return False
     try:
@@ -112,10 +112,13 @@ def check_writable(path: str | None, *, overwrite: bool = False) -> bool:
 
 @contextlib.contextmanager
 def reserve_file(path: str | None, *, overwrite: bool = False) -> Iterator[None]:
-    """As `check_writable`; when the block raises, a file that was made here and is still empty is
-    removed.
+    """Check that `path` can be written; while the block runs, an error removes a new empty file.
+
+    raises: as `_check_writable`
     """
-    is_new = check_writable(path, overwrite=overwrite)
+    # An engine takes seconds to load weights: a wrong path is found before that, and a start that
+    # fails leaves no empty file behind.
+    is_new = _check_writable(path, overwrite=overwrite)
     try:
         yield
     except BaseException:
@@ -142,11 +145,11 @@ class Recording:
 
     @property
     def first_step(self) -> int:
-        """The number of its first step: 0 unless it holds only the last steps before a crash."""
+        """The number of its first step; not 0 when it holds only the steps before a crash."""
         return int(self.header["first"])
 
     def read_steps(self) -> Iterator[RecordedStep]:
-        """The steps in their order, from the first on each time.   raises: ModelError"""
+        """Yield all steps in order; each call begins with the first.   raises: ModelError"""
         self.file.seek(self.start)
         self.is_complete, number = True, self.first_step
         while True:
@@ -180,7 +183,7 @@ class _Truncated(Exception):
 
 
 def read_recording(path: str | Path, *, partial: bool = False) -> Recording:
-    """The recording in a file, its header read.   raises: ModelError"""
+    """Open a recording and check its header.   raises: ModelError"""
     name = shorten(path)
     try:
         file = io.BytesIO(Path(path).read_bytes())
@@ -214,7 +217,7 @@ def read_recording(path: str | Path, *, partial: bool = False) -> Recording:
 
 
 def _parse_header(data: bytes, name: str) -> dict[str, Any]:
-    """The header of a recording.   raises: ModelError"""
+    """Return the header of a recording.   raises: ModelError"""
     try:
         header = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -227,7 +230,7 @@ def _parse_header(data: bytes, name: str) -> dict[str, Any]:
 
 
 def read_frame(file: BinaryIO, name: str, number: int) -> tuple[bytes, bytes]:
-    """The next frame's kind and data; `number` is that of the step it begins with.
+    """Return the next frame's kind and data; it begins with step `number`.
 
     raises: ModelError, _Truncated
     """
@@ -249,8 +252,9 @@ def read_frame(file: BinaryIO, name: str, number: int) -> tuple[bytes, bytes]:
 
 
 def _decode_block(data: bytes, name: str, number: int) -> Iterator[RecordedStep]:
-    """The steps of a block, the first of which is `number`.   raises: ModelError"""
+    """Yield the steps of a block, which begins with step `number`.   raises: ModelError"""
     try:
+        # with a limit: a small block may unpack to any size
         unpacked = zlib.decompressobj().decompress(data, MAX_BLOCK_BYTES)
         count, block = int.from_bytes(unpacked[:4], "little"), BlockReader(unpacked[4:])
         for offset in range(count):

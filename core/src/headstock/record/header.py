@@ -1,4 +1,4 @@
-"""What a recording says of its engine, and the scheduler's limits made from it again."""
+"""The header of a recording: what the schedule of an engine depends on, and how to restore it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from headstock.spi import CachePolicy, KVGroup
 
 
 def make_header(config: EngineConfig, limits: Limits) -> dict[str, Any]:
-    """The header of what an engine of these limits does, for JSON."""
+    """Return the header for an engine of these limits, for JSON."""
     plain = {name: getattr(limits, name) for name in LIMIT_RULES}
     return {
         "headstock": _core_version(),
+        # The last part of the path alone: a recording is passed on, and folders name people.
         "model": PurePath(config.model).name,
         "limits": plain,
         "groups": [attrs.asdict(group) for group in limits.groups],
@@ -33,7 +34,7 @@ def make_header(config: EngineConfig, limits: Limits) -> dict[str, Any]:
 
 
 def _core_version() -> str:
-    """The installed version of core."""
+    """Return the installed version of core."""
     from importlib import metadata
 
     try:
@@ -43,10 +44,10 @@ def _core_version() -> str:
 
 
 def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
-    """The limits that the header describes, with the installed plugins of those names.
+    """Return the limits that the header describes, with the installed plugins of those names.
 
-    raises: ModelError when the header is not sound, CannotRun when a plugin is not installed, and
-    what else choosing a plugin may raise
+    raises: ModelError for a bad header, CannotRun when a plugin is not installed, and what the
+    registry raises for a broken plugin
     """
     try:
         plain = dict(header["limits"]) | {"check": check}
@@ -54,6 +55,8 @@ def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
         groups = tuple(
             KVGroup(**group | {"layers": tuple(group["layers"])}) for group in header["groups"]
         )
+        # The scheduler and the policy are code, so the header has their names: a replay proves that the
+        # installed plugins plan as the recorded ones did.
         schedule = registry.import_implementation(
             registry.load_spec("scheduler", header["scheduler"])
         )
@@ -78,7 +81,7 @@ def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
 
 
 def _make_cache_policy(header: Mapping[str, Any], page_size: int) -> CachePolicy | None:
-    """The cache policy with the options it had."""
+    """Return the cache policy with its recorded options; None where there was none."""
     if header["cache"] is None:
         return None
     spec = registry.load_spec("cache", header["cache"])

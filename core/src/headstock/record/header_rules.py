@@ -1,5 +1,6 @@
-"""What the fields of a recording's header may hold. A recording is a file from anywhere, so each
-one is checked.
+"""The values that the fields of a recording's header may have.
+
+A recording may come from anyone, so every field is checked before tables of its sizes are made.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ MAX_ROWS = 1 << 20
 MAX_PAGES = 1 << 27
 MAX_GROUPS = 1 << 10
 MAX_CELLS = 1 << 31
-"""Entries of a replay's token and page tables together: eight times what 4,096 requests of 65,536
-tokens take.
+"""Most entries of a replay's token and page tables together: eight times those of 4,096 requests
+of 65,536 tokens.
 """
 
 
 @frozen
 class FieldRule:
-    """What a value must be, in words and as a test."""
+    """A condition on a value, in words and as a predicate."""
 
     wanted: str
     holds: Callable[[Any], bool]
@@ -36,15 +37,16 @@ class FieldRule:
 
 
 def _integer(least: int, most: int) -> FieldRule:
-    """An integer between two limits."""
+    """Return the rule for an integer from `least` to `most`."""
     return FieldRule(
         f"an integer from {least} to {most}",
+        # not isinstance: True is an int too
         lambda value: type(value) is int and least <= value <= most,
     )
 
 
 def _list_of(rule: FieldRule, least: int, most: int) -> FieldRule:
-    """A list of values under one rule."""
+    """Return the rule for a list whose values follow one rule."""
 
     def holds(value: Any) -> bool:
         return (
@@ -55,7 +57,7 @@ def _list_of(rule: FieldRule, least: int, most: int) -> FieldRule:
 
 
 def _optional(rule: FieldRule) -> FieldRule:
-    """A value under a rule, or none."""
+    """Return the rule for a value that may be null."""
     return FieldRule(f"{rule.wanted}, or null", lambda value: value is None or rule.holds(value))
 
 
@@ -106,9 +108,7 @@ GROUP_RULES: Mapping[str, FieldRule] = MappingProxyType(
 
 
 def check_header(header: Mapping[str, Any]) -> None:
-    """Raise ValueError for a field that is missing, unknown, of a wrong type or of an absurd
-    size.
-    """
+    """Raise ValueError for a field that is missing, unknown, mistyped or absurdly large."""
     _check_fields(header, HEADER_RULES, "", others=True)  # later versions may say more
     limits, groups = header["limits"], header["groups"]
     _check_fields(limits, LIMIT_RULES, "limits.")

@@ -11,13 +11,13 @@ from headstock.scheduler import Event, Plan, RequestState
 
 
 class PendingRecord(NamedTuple):
-    """A step as the engine hands it over: references alone, for nothing of it is written
-    afterwards.
+    """A step as the engine hands it over, before it is encoded.
 
-    `at`: nanoseconds on a clock that only goes forward, taken when the plan was made. `admitted`:
-    what the plan seated, in the order of `plan.new_row_ids`. A step that raised has no plan but an
-    error.
+    `at` is the time of planning in nanoseconds of a monotonic clock. `admitted` holds the requests
+    that got rows, in the order of `plan.new_row_ids`. A step that raised has an error and no plan.
     """
+
+    # References suffice: events and plans are frozen, so the writer may encode them later.
 
     at: int
     events: Sequence[Event]
@@ -28,7 +28,7 @@ class PendingRecord(NamedTuple):
 
 @frozen(kw_only=True)
 class Admission:
-    """A request that a plan gave a row, after that many preemptions."""
+    """A request that got a row; `preemptions` counts how often it lost one before."""
 
     id: str
     row: int

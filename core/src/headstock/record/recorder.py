@@ -1,4 +1,4 @@
-"""What a running engine remembers of its schedule, and writes when asked or when it dies."""
+"""Recording of a running engine: the last steps in memory, all of them in a file on request."""
 
 from __future__ import annotations
 
@@ -34,25 +34,28 @@ from headstock.scheduler import Event, Limits, Plan, RequestState, State
 LOG = logging.getLogger(__name__)
 
 NUM_REMEMBERED = 256
-"""Steps that a crash report holds."""
+"""Steps that the engine keeps in memory, and that a crash recording holds."""
 MAX_CRASH_RECORDINGS = 4
-"""Crash reports that one engine writes at most: a step that fails may fail again."""
+"""Most crash recordings of one engine: a step that fails may fail again."""
 MAX_KEPT = 10
-"""Crash reports of this user that stay in the temporary folder."""
+"""Most crash recordings of a user in the temporary folder."""
 PREFIX, SUFFIX = "headstock-crash-", ".recording"
 WRITE_SECONDS = 0.25
 """Seconds between two writes to the file."""
 MAX_BLOCK_STEPS = 256
-"""Steps in a block at most."""
+"""Most steps of a block, which is what a reader decodes at once."""
 
 
 class Recorder:
-    """Keeps the last steps always, and all of them in a file when there is a `path`.
+    """Keeps the last steps in memory, and writes all of them when there is a `path`.
 
-    `step` only notes references; a thread of its own names, packs and writes them, a quarter of a
-    second later at most.
-    `prompts`: tokens are written as they are. raises: ModelError when the file cannot be written
+    `prompts`: tokens are written as they are.
+    raises: ModelError when the file cannot be written
     """
+
+    # It is always on: a failure that comes unexpected is the one to replay. So a step may cost the
+    # engine a few microseconds only. It stores references, and a thread of the writer anonymizes,
+    # encodes and compresses them while the device works.
 
     def __init__(
         self,
@@ -73,13 +76,12 @@ class Recorder:
         )
 
     def make_anonymizer(self) -> TokenAnonymizer | None:
-        """New names for tokens; None when they are recorded as they are."""
+        """Return an anonymizer; None when tokens are recorded as they are."""
+        # The key is drawn anew for each file: hashes of two recordings cannot be compared.
         return None if self.prompts else TokenAnonymizer(self.limits, secrets.token_bytes(32))
 
     def record_step(self, events: Sequence[Event], state: State, plan: Plan) -> None:
-        """Remember what the scheduler was told and what it planned; `state` is the one that came
-        with the plan.
-        """
+        """Record a step: its events, its plan and the state that came with the plan."""
         admitted: tuple[RequestState, ...] = ()
         if len(plan.new_row_ids):
             admitted = tuple(
@@ -92,23 +94,24 @@ class Recorder:
         self.add_record(PendingRecord(time.perf_counter_ns(), events, plan, admitted))
 
     def add_record(self, pending: PendingRecord) -> None:
-        """Remember a step."""
+        """Keep a step, and queue it for the file."""
         self.num_steps += 1
         self.recent.append(pending)
         if self.writer is not None:
             self.writer.pending.append(pending)
 
     def record_failure(self, events: Sequence[Event], error: BaseException) -> str:
-        """Remember the step that raised, and write down what is remembered: what to tell the user
-        of it.
-        """
+        """Record the step that raised; return where the recording is, for the error message."""
         self.add_record(
             PendingRecord(time.perf_counter_ns(), events, None, error=describe_error(error))
         )
         return self.write_crash_recording()
 
     def write_crash_recording(self) -> str:
-        """Write down what is remembered: what to tell the user of it."""
+        """Write the kept steps to a file; return where it is, for the error message.
+
+        With a `path` the recording itself has them.
+        """
         if self.writer is not None and self.writer.file is not None:
             self.writer.write_pending()
             return f"the recording {self.writer.path} shows it: headstock replay {self.writer.path}"
@@ -129,15 +132,15 @@ class Recorder:
         return f"the last {steps} in {path}: headstock replay {path}"
 
     def close(self) -> None:
-        """Write what is left to the file and end it."""
+        """Write the remaining steps and end the file."""
         if self.writer is not None:
             self.writer.close()
 
 
 def _remove_old_crash_recordings(folder: Path) -> None:
-    """Delete all but the newest crash reports of this user in the folder.
+    """Delete all but the newest crash recordings of this user in the folder.
 
-    Other files stay, whatever their names: a report is a regular file that begins as recordings do.
+    Other files stay, whatever their names.
     """
     crash_recordings = [
         path for path in folder.glob(f"{PREFIX}*{SUFFIX}") if _is_crash_recording(path)
@@ -148,8 +151,9 @@ def _remove_old_crash_recordings(folder: Path) -> None:
 
 
 def _is_crash_recording(path: Path) -> bool:
-    """Whether the file is a crash report that this user's engines wrote."""
+    """Whether the file is a crash recording that an engine of this user wrote."""
     try:
+        # The folder is everyone's: not a link, not another user's file, and a recording inside.
         facts = path.lstat()
         if not stat.S_ISREG(facts.st_mode) or (
             hasattr(os, "getuid") and facts.st_uid != os.getuid()
@@ -162,7 +166,7 @@ def _is_crash_recording(path: Path) -> bool:
 
 
 class RecordingWriter:
-    """A thread that writes what is appended to `pending`."""
+    """A thread that writes the steps that are appended to `pending`."""
 
     def __init__(
         self, path: str, header: Mapping[str, Any], anonymizer: TokenAnonymizer | None
@@ -172,7 +176,7 @@ class RecordingWriter:
         self.pending: deque[PendingRecord] = deque()
         self.file: BinaryIO | None = open_for_writing(path)
         self.lock = threading.Lock()
-        # released at the end; Ctrl-C cannot leave it half set, as it can an Event
+        # `close` releases it. Ctrl-C cannot leave a lock half set, as it can a threading.Event.
         self.stop_lock = threading.Lock()
         self.stop_lock.acquire()
         write_header(self.file, header)
@@ -180,14 +184,15 @@ class RecordingWriter:
         self.thread.start()
 
     def _run(self) -> None:
-        """Write now and then until the end, then what is left and the end mark."""
+        """Write every quarter of a second; at the end the remaining steps and the end mark."""
         while not self.stop_lock.acquire(timeout=WRITE_SECONDS):
             self.write_pending()
         self.write_pending(last=True)
 
     def write_pending(self, *, last: bool = False) -> None:
-        """Write all that is pending, and the `last` time the end mark; a file that fails is given
-        up, and logged.
+        """Write all pending steps, and the end mark if it is the `last` time.
+
+        A file that fails is logged and closed.
         """
         with self.lock:
             try:
@@ -196,7 +201,8 @@ class RecordingWriter:
                 if last and self.file is not None:
                     write_end_mark(self.file)
                     self._stop_writing()
-            except Exception as error:  # whatever it is, requests are served on
+            # A full disk or a fault of the encoder ends the recording, never the engine.
+            except Exception as error:
                 LOG.error(log_event("recording stopped", file=self.path), exc_info=error)
                 self._stop_writing()
 
@@ -207,13 +213,13 @@ class RecordingWriter:
         while self.pending and count < MAX_BLOCK_STEPS:
             write_step(block, self.pending.popleft(), self.anonymizer)
             count += 1
-            # lets the engine's thread go on at once, not at the interpreter's next switch (5 ms)
+            # Lets the engine's thread go on at once, not at the interpreter's next switch (5 ms).
             time.sleep(0)
         write_block(file, block, count)
-        file.flush()
+        file.flush()  # a killed process loses a quarter of a second, not the file's buffer
 
     def _stop_writing(self) -> None:
-        """Write nothing more, and let nothing pile up."""
+        """Close the file, and drop steps that still come."""
         self.pending = deque(maxlen=0)
         file, self.file = self.file, None
         if file is not None:
@@ -223,7 +229,7 @@ class RecordingWriter:
                 LOG.debug(log_event("recording not closed", file=self.path))
 
     def close(self) -> None:
-        """Have the thread end the file, and wait for it."""
+        """Have the thread end the file, and wait for the thread."""
         with contextlib.suppress(RuntimeError):  # closed before
             self.stop_lock.release()
         self.thread.join()

@@ -1,4 +1,9 @@
-"""A recorded schedule, run again."""
+"""A recorded schedule, run again.
+
+Scheduling is a pure function, so equal events give equal plans. A replay that is identical proves
+that the plans depend on the recorded events alone, and that this scheduler and cache policy are
+those of the recording. It says nothing of tokens, kernels or times.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from headstock.record.recorded_step import RecordedStep
 from headstock.scheduler import Limits, Plan, State, initial, step
 
 NUM_SHOWN = 8
-"""Entries of an array that are shown around a difference."""
+"""Entries of an array that a divergence shows."""
 
 
 @frozen(kw_only=True)
@@ -34,11 +39,10 @@ class Divergence:
 
 @frozen(kw_only=True, eq=False)
 class ReplayedStep:
-    """A step that was run again. It led to `after`, which is None when the step raised, as recorded
-    or not.
+    """A recorded step and the state that it led to; `after` is None when the step raised.
 
-    The owned values of `after` (index, tables, reference counts) hold until the next step is taken
-    from the iterator.
+    The owned values of `after` (prefix index, tables, reference counts) are valid until the next
+    step is taken from the iterator.
     """
 
     recorded: RecordedStep
@@ -47,7 +51,7 @@ class ReplayedStep:
 
 
 def replay_steps(recorded_steps: Iterator[RecordedStep], limits: Limits) -> Iterator[ReplayedStep]:
-    """Each step run again by the pure scheduler, up to the first that differs."""
+    """Run the scheduler over the recorded events, up to the first step that differs."""
     state = initial(limits)
     for recorded in recorded_steps:
         after, divergence = replay_step(recorded, state, limits)
@@ -59,8 +63,10 @@ def replay_steps(recorded_steps: Iterator[RecordedStep], limits: Limits) -> Iter
 
 @frozen(kw_only=True)
 class ReplayResult:
-    """How a replay ended: after `steps` steps, with the recorded `error` of the last one if it
-    failed. `is_complete` is False for a recording that breaks off.
+    """How a replay ended.
+
+    `error` is that of the last step, which failed as recorded. `is_complete` is False for a
+    recording that breaks off.
     """
 
     steps: int
@@ -78,16 +84,16 @@ class ReplayResult:
 
 
 def replay_recording(
-    recording: Recording, limits: Limits, see: Callable[[ReplayedStep], None] | None = None
+    recording: Recording, limits: Limits, on_step: Callable[[ReplayedStep], None] | None = None
 ) -> ReplayResult:
-    """Run a recording again from step 0; `see` is called with each step.   raises: ModelError"""
+    """Run a recording again from step 0 and call `on_step` with each step.   raises: ModelError"""
     steps, error = 0, ""
     divergence: Divergence | None = None
     for replayed in replay_steps(recording.read_steps(), limits):
         steps += 1
         divergence, error = replayed.divergence, replayed.recorded.error
-        if see is not None:
-            see(replayed)
+        if on_step is not None:
+            on_step(replayed)
     return ReplayResult(
         steps=steps, divergence=divergence, error=error, is_complete=recording.is_complete
     )
@@ -96,11 +102,12 @@ def replay_recording(
 def replay_step(
     recorded: RecordedStep, state: State, limits: Limits
 ) -> tuple[State | None, Divergence | None]:
-    """The state after the step, and how its plan differs."""
+    """Run one step again; return the state after it, and how its plan differs."""
     try:
         after, plan = step(state, recorded.events, limits)
     except Exception as error:
         kind = type(error).__name__
+        # the type alone: messages hold addresses, paths and words that a later version changes
         if recorded.error.partition(":")[0] == kind:
             return None, None
         return None, Divergence(
@@ -117,7 +124,7 @@ def replay_step(
 
 
 def _compare_plans(number: int, recorded: Plan, replayed: Plan) -> Divergence | None:
-    """The first field in which the plans differ."""
+    """Return the first field in which the plans differ; None when they are equal."""
     for each in fields(Plan):
         ours, theirs = getattr(recorded, each.name), getattr(replayed, each.name)
         if not np.array_equal(ours, theirs):
@@ -132,7 +139,7 @@ def _compare_plans(number: int, recorded: Plan, replayed: Plan) -> Divergence | 
 
 
 def _first_difference(ours: np.ndarray | int, theirs: np.ndarray | int) -> int:
-    """The first position at which two arrays differ."""
+    """Return the first position at which two arrays differ."""
     a, b = np.ravel(ours), np.ravel(theirs)
     size = min(len(a), len(b))
     unlike = np.flatnonzero(a[:size] != b[:size])

@@ -1,5 +1,7 @@
-"""Steps of a schedule as values of a block. What a record consists of is read off its class, so
-that a field that is added to an event or a plan is recorded without a word here.
+"""Steps of a schedule as values of a block.
+
+The fields of events, requests and plans are read off their classes, so this module stays as it is
+when one of them gets a field.
 """
 
 from __future__ import annotations
@@ -16,25 +18,28 @@ from headstock.scheduler import Event, Plan, Request
 
 EVENT_TYPES: tuple[type[Any], ...] = get_args(Event)
 OMITTED_FIELDS = frozenset({"params"})
-"""Fields of a request that only the sampler reads: its texts and numbers are no part of the
-schedule.
+"""Fields of a request that only the sampler reads. The schedule does not depend on them, and they
+may hold text of the user.
 """
 
 NONE, ARRAY, NESTED, JSON = range(4)
 
 
 def _field_names(kind: type[Any]) -> list[str]:
-    """The recorded fields of a class."""
+    """Return the recorded fields of a class."""
     return [each.name for each in attrs.fields(kind) if each.name not in OMITTED_FIELDS]
 
 
 def list_fields() -> dict[str, list[str]]:
-    """What recorded classes consist of; a recording with other fields is of another version."""
+    """Return the fields of every recorded class.
+
+    The header holds them: a recording with other fields is refused, not replayed to nonsense.
+    """
     return {kind.__name__: _field_names(kind) for kind in (*EVENT_TYPES, Request, Plan)}
 
 
 def _write_fields(block: BlockWriter, value: Any) -> None:
-    """Add an event, a request or a plan."""
+    """Add the fields of an event, a request or a plan."""
     kind = type(value)
     for each in _field_names(kind):
         _write_value(block, f"{kind.__name__}.{each}", getattr(value, each))
@@ -56,15 +61,16 @@ def _write_value(block: BlockWriter, key: str, value: Any) -> None:
 
 
 def _read_fields(block: BlockReader, kind: type[Any]) -> Any:
-    """The next event, request or plan."""
+    """Return the next event, request or plan."""
     values = {each: _read_value(block, f"{kind.__name__}.{each}") for each in _field_names(kind)}
+    # blocks hold flat arrays, and this one has two columns
     if kind is Plan and len(values["copies"]):
         values["copies"] = values["copies"].reshape(-1, 2)
     return kind(**values)
 
 
 def _read_value(block: BlockReader, key: str) -> Any:
-    """The next field's value."""
+    """Return the next field's value.   raises: ValueError"""
     form = block.read_int()
     if form == NONE:
         return None
@@ -75,7 +81,7 @@ def _read_value(block: BlockReader, key: str) -> Any:
     if form == JSON:
         value = block.read_json()
         return tuple(value) if isinstance(value, list) else value
-    raise ValueError(f"{key} is of no known form")
+    raise ValueError(f"{key} has form {form}; wanted {NONE} to {JSON}")
 
 
 def write_step(
@@ -92,18 +98,19 @@ def write_step(
         return
     _write_fields(block, pending.plan)
     block.write_json([[entry.request.id, entry.preemptions] for entry in pending.admitted])
+    # after the events: tokens that this step's events carry are of rows admitted before
     if anonymizer is not None:
         anonymizer.add_rows(pending.plan, pending.admitted)
 
 
 def read_step(block: BlockReader, number: int) -> RecordedStep:
-    """The next step, which is that of `number`."""
+    """Return the next step, which gets `number`.   raises: ValueError"""
     at = block.read_int()
     events = []
     for _ in range(block.read_int()):
         kind = block.read_int()
         if not 0 <= kind < len(EVENT_TYPES):
-            raise ValueError(f"no event is of kind {kind}")
+            raise ValueError(f"event type {kind}; wanted 0 to {len(EVENT_TYPES) - 1}")
         events.append(_read_fields(block, EVENT_TYPES[kind]))
     error = block.read_json()
     plan = None if error else _read_fields(block, Plan)
