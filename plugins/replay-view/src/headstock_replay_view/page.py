@@ -1,6 +1,4 @@
-"""The page: the computed data and the files that draw it as one text, with nothing loaded from
-elsewhere.
-"""
+"""The page: data, style and scripts in one text that loads nothing."""
 
 from __future__ import annotations
 
@@ -14,16 +12,19 @@ from typing import Any
 from headstock_replay_view.page_text import list_facts, list_slowest, list_tiles
 
 SCRIPTS = ("model.js", "canvas.js", "lanes.js", "charts.js", "tree.js", "readout.js", "controls.js")
-"""In this order they are one script."""
+"""In this order they make one script."""
+
+BY_SWITCH = ':root[data-theme="dark"]'
+"""The selector of the dark theme in dark.css."""
 
 
 def render_page(data: Mapping[str, Any]) -> str:
-    """The page's text; whatever the data says is shown as text and never run."""
-    # Imported here, for a replay without a page does not need it.
+    """Return the text of the page; texts of the recording are escaped and never run."""
+    # imported here: a trace needs no templates
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    style, script = _read_asset("page.css"), "".join(map(_read_asset, SCRIPTS))
+    style, script = _make_style(), "".join(map(_read_asset, SCRIPTS))
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
     environment = ImmutableSandboxedEnvironment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(_read_asset("page.html")).render(
@@ -38,15 +39,20 @@ def render_page(data: Mapping[str, Any]) -> str:
     )
 
 
+def _make_style() -> str:
+    """Return the style sheet; the dark theme applies by the switch or by the system's choice."""
+    dark = _read_asset("dark.css")
+    by_system = dark.replace(BY_SWITCH, ':root:not([data-theme="light"])')
+    return f"{_read_asset('page.css')}{dark}@media (prefers-color-scheme: dark) {{\n{by_system}}}\n"
+
+
 def _read_asset(name: str) -> str:
-    """The text of a file that draws."""
+    """Return the text of an asset."""
     return files("headstock_replay_view").joinpath("assets", name).read_text("utf-8")
 
 
 def make_content_policy(style: str, script: str) -> str:
-    """A content security policy under which only this style and this script count, and nothing is
-    loaded.
-    """
+    """Return a content security policy that allows this style and this script and nothing else."""
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (style, script)
@@ -60,5 +66,5 @@ def make_content_policy(style: str, script: str) -> str:
 
 
 def escape_json(data: Mapping[str, Any]) -> str:
-    """The data as JSON in which no text can end the element that it stands in."""
+    """Return the data as JSON that cannot end the script element around it."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
