@@ -30,7 +30,7 @@ def recorder(limits: Limits, path: Path | None, *, prompts: bool = False) -> Rec
 
 
 def bounds(**changes: Any) -> Limits:
-    """An engine of 64 seats and 300 pages."""
+    """An engine of 64 rows and 300 pages."""
     sizes = {
         "max_rows": 64,
         "num_pages": 300,

@@ -42,7 +42,7 @@ def test_pages_get_equal_names_exactly_when_they_and_all_before_them_are_equal(
         assert (hidden_a[:stop].tolist() == hidden_b[:stop].tolist()) == equal
 
 
-def seated(made: TokenAnonymizer, tokens: list[int], **changes: object) -> None:
+def admit_request(made: TokenAnonymizer, tokens: list[int], **changes: object) -> None:
     """Seat a request in row 0 as number 1."""
     one = request("a", tokens, 50, **changes)
     zeros = np.zeros(1, np.int32)
@@ -64,7 +64,7 @@ def test_sampled_tokens_get_the_names_that_a_prompt_with_them_gets(
     prompt: list[int], output: list[int], unit: int, drafted: bool
 ) -> None:
     made = names(unit)
-    seated(made, prompt)
+    admit_request(made, prompt)
     row = np.zeros(1, np.int32)
     if drafted and output:
         events = [Sampled(row, row + 1, row + len(output), array(output))]
@@ -79,7 +79,7 @@ def test_sampled_tokens_get_the_names_that_a_prompt_with_them_gets(
 
 def test_a_token_that_ends_its_request_is_named_after_the_stop_id_and_an_early_one_is_not() -> None:
     made = names(4)
-    seated(made, [5, 5, 5], stop_ids=(9, 7), min_tokens=2)
+    admit_request(made, [5, 5, 5], stop_ids=(9, 7), min_tokens=2)
     row = np.zeros(1, np.int32)
     hidden = [
         int(made.anonymize_samples(Sampled(row, row + 1, None, array([token])))[0])
@@ -92,7 +92,7 @@ def test_a_token_that_ends_its_request_is_named_after_the_stop_id_and_an_early_o
 
 def test_late_news_of_a_row_that_is_gone_counts_for_nothing() -> None:
     made = names(1)
-    seated(made, [5])
+    admit_request(made, [5])
     row = np.zeros(1, np.int32)
     assert made.anonymize_samples(Sampled(row, row + 99, None, array([3]))).tolist() == [0]
     assert (

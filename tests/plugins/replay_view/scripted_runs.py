@@ -19,7 +19,7 @@ from headstock_replay_view.page import render_page
 from headstock_replay_view.page_data import collect_page_data
 
 MS = 1_000_000
-ONE_SEAT = limits(max_rows=1, max_batch_tokens=4, policy=None)
+ONE_ROW = limits(max_rows=1, max_batch_tokens=4, policy=None)
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x "
     "onerror=alert(2)>&\u202e\n\"'`${alert(3)}{{ data }}"

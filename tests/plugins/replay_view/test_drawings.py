@@ -90,10 +90,10 @@ def test_a_trace_tells_what_each_request_did(pressed: Path, tmp_path: Path) -> N
         plan = recorded.plan
         assert plan is not None
         new = {event.request.id for event in recorded.events if isinstance(event, Arrived)}
-        at_once |= new & {seat.id for seat in recorded.admissions}
-        for seat in recorded.admissions:
-            owner[int(plan.admission_ids[plan.rows == seat.row][0])] = seat.id
-            preempted[seat.id] += seat.preemptions > 0
+        at_once |= new & {admission.id for admission in recorded.admissions}
+        for admission in recorded.admissions:
+            owner[int(plan.admission_ids[plan.rows == admission.row][0])] = admission.id
+            preempted[admission.id] += admission.preemptions > 0
         for i, admission_id in enumerate(plan.admission_ids.tolist()):
             what = "decode" if i < plan.num_decode else "prefill chunk"
             computed[owner[admission_id]][what] += int(plan.stops[i] - plan.starts[i])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from core.record.runs import bounds, requests, run
-from plugins.replay_view.scripted_runs import MS, ONE_SEAT, run_script, show_step
+from plugins.replay_view.scripted_runs import MS, ONE_ROW, run_script, show_step
 from toy_workloads import limits, request
 
 from headstock.builtin import mixed
@@ -46,22 +46,22 @@ def headline(history: History) -> Headline:
 
 def one_after_the_other() -> History:
     """`a` (6 prompt tokens, 3 to generate) takes two steps for its prompt, and `b` (2 and 1) waits
-    for its seat.
+    for its row.
     """
     a, b = request("a", [1] * 6, 3), request("b", [2] * 2, 1)
     return run_script(
-        ONE_SEAT,
+        ONE_ROW,
         [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, []), (150, [])],
     )
 
 
-def test_a_lane_is_queued_until_it_is_seated_then_in_prefill_then_decodes() -> None:
+def test_a_lane_is_queued_until_it_is_admitted_then_in_prefill_then_decodes() -> None:
     lanes = one_after_the_other().lanes
     assert lanes.segments == [
         [(0, PREFILL), (2, DECODE), (4, GONE)],
         [(0, QUEUED), (4, PREFILL), (5, GONE)],
     ]
-    assert numbers(lanes, "arrived", "seated", "first", "ended", "prompt", "output") == [
+    assert numbers(lanes, "arrived", "admitted", "first", "ended", "prompt", "output") == [
         (0, 0, 2, 4, 6, 3),
         (0, 4, 5, 5, 2, 1),
     ]
@@ -99,9 +99,9 @@ def test_requests_are_counted_by_what_they_do_in_each_step() -> None:
 
 
 def preempting(*more: tuple[int, list[Event]]) -> History:
-    """`low` (4 and 4) computes 5 tokens, has two, and loses the only seat to `high` (2 and 1)."""
+    """`low` (4 and 4) computes 5 tokens, has two, and loses the only row to `high` (2 and 1)."""
     low, high = request("low", [1] * 4, 4), request("high", [2] * 2, 1, priority=1)
-    engine = evolve(ONE_SEAT, max_batch_tokens=8)
+    engine = evolve(ONE_ROW, max_batch_tokens=8)
     return run_script(engine, [(0, [Arrived(low)]), (10, []), (20, [Arrived(high)]), *more])
 
 
@@ -154,7 +154,7 @@ def leaving_out(number: int) -> Callable[[View, Budget], ScheduleDecision]:
 
 
 def test_a_row_that_a_step_leaves_out_stalls() -> None:
-    engine = evolve(ONE_SEAT, schedule=leaving_out(2))
+    engine = evolve(ONE_ROW, schedule=leaving_out(2))
     history = run_script(
         engine, [(0, [Arrived(request("a", [1] * 2, 3))]), *((10 * at, []) for at in range(1, 6))]
     )
@@ -175,7 +175,7 @@ def test_an_id_may_come_again_and_what_can_never_fit_ends_at_once() -> None:
         (10, [Aborted("same")]),
         (20, []),
     ]
-    lanes = run_script(ONE_SEAT, script).lanes
+    lanes = run_script(ONE_ROW, script).lanes
     assert lanes.segments == [
         [(0, PREFILL), (1, GONE)],
         [(0, QUEUED), (0, GONE)],
@@ -184,7 +184,7 @@ def test_an_id_may_come_again_and_what_can_never_fit_ends_at_once() -> None:
     assert lanes.reasons == ["length", "error", "abort"]
 
 
-def test_the_hit_rate_is_of_prompts_when_they_are_first_seated() -> None:
+def test_the_hit_rate_is_of_prompts_when_they_are_first_admitted() -> None:
     engine = limits(max_rows=1)
     a, b = request("a", [*range(9)], 2), request("b", [*range(9)], 1)
     history = run_script(engine, [(0, [Arrived(a)]), (10, [Arrived(b)]), (20, []), (30, [])])
@@ -193,7 +193,7 @@ def test_the_hit_rate_is_of_prompts_when_they_are_first_seated() -> None:
 
 
 def test_the_busiest_step_is_the_first_of_most_tokens_then_of_most_requests() -> None:
-    lanes = Lanes(ONE_SEAT)
+    lanes = Lanes(ONE_ROW)
     series = {name: np.zeros(5, np.int64) for name in SERIES}
     series["prefill"] += [1, 4, 2, 4, 4]
     series["decode"] += [5, 3, 4, 3, 3]
@@ -208,7 +208,7 @@ def test_steps_above_p99_are_listed_and_do_not_move_the_axis() -> None:
     lengths[[40, 150]] = 700 * MS, 900 * MS
     series["at"][1:] = np.cumsum(lengths)
     series["decode"] += 1
-    figures = make_headline(series, Lanes(ONE_SEAT), 10)
+    figures = make_headline(series, Lanes(ONE_ROW), 10)
     assert (figures.slow_from, figures.slow, figures.slowest) == (5, (40, 150), 150)
 
 
@@ -222,7 +222,7 @@ def test_one_outlier_among_few_steps_does_not_move_the_axis() -> None:
 
 def test_time_in_which_nothing_was_computed_is_not_busy() -> None:
     a, b = request("a", [1] * 2, 1), request("b", [2] * 2, 1)
-    history = run_script(ONE_SEAT, [(0, [Arrived(a)]), (10, []), (5010, [Arrived(b)]), (5030, [])])
+    history = run_script(ONE_ROW, [(0, [Arrived(a)]), (10, []), (5010, [Arrived(b)]), (5030, [])])
     figures = headline(history)
     assert (figures.span, figures.busy) == (5.03, 0.03)
     assert figures.output_rate == pytest.approx(2 / 0.03)
@@ -282,7 +282,7 @@ def test_lanes_agree_with_plans_and_queues_in_every_step(overlap: bool, reuse: b
 
 def test_a_step_that_differs_is_not_drawn() -> None:
     history = one_after_the_other()
-    state, plan = step(initial(ONE_SEAT), [Arrived(request("c", [1], 1))], ONE_SEAT)
+    state, plan = step(initial(ONE_ROW), [Arrived(request("c", [1], 1))], ONE_ROW)
     wrong = Divergence(step=6, field="rows", recorded="[1]", replayed="[0]")
     recorded = RecordedStep(number=6, at=0, events=(), plan=plan, admissions=(), error="")
     history.add_step(ReplayedStep(recorded=recorded, after=state, divergence=wrong))
@@ -290,7 +290,7 @@ def test_a_step_that_differs_is_not_drawn() -> None:
 
 
 def test_a_clock_that_goes_back_stands_still() -> None:
-    history = run_script(ONE_SEAT, [(10, [Arrived(request("a", [1], 1))]), (3, []), (12, [])])
+    history = run_script(ONE_ROW, [(10, [Arrived(request("a", [1], 1))]), (3, []), (12, [])])
     assert history.make_series()["at"].tolist() == [10 * MS, 10 * MS, 12 * MS]
 
 
@@ -298,7 +298,7 @@ def test_numbers_of_any_size_are_drawn() -> None:
     # waits behind the other, so no array holds its priority
     late = request("late", [1], 1, priority=-(2**80))
     script = [(-(2**63) / MS, [Arrived(request("a", [1], 3)), Arrived(late)]), (2**63 / MS, [])]
-    history = run_script(ONE_SEAT, script)
+    history = run_script(ONE_ROW, script)
     assert (
         history.make_series()["at"].tolist() == [0, 2**62]
         and headline(history).ttft == (2**62 / 1e9,) * 2

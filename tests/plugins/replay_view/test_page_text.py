@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plugins.replay_view.scripted_runs import ONE_SEAT, run_script
+from plugins.replay_view.scripted_runs import ONE_ROW, run_script
 from toy_workloads import request
 
 from headstock.scheduler import Arrived
@@ -48,7 +48,7 @@ def test_a_number_has_three_digits_or_all_before_its_point() -> None:
 def test_tiles_facts_and_the_table_of_a_run_worked_out_by_hand() -> None:
     a, b = request("a", [1] * 6, 3), request("b", [2] * 2, 1)
     script = [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, [])]
-    data = collect_page_data(run_script(ONE_SEAT, script), HEADER, "fine", is_complete=False)
+    data = collect_page_data(run_script(ONE_ROW, script), HEADER, "fine", is_complete=False)
     tiles = {
         tile.name.replace("\xa0", " "): (tile.value, tile.detail)
         for tile in list_tiles(data["headline"])

@@ -55,8 +55,8 @@ def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
         groups = tuple(
             KVGroup(**group | {"layers": tuple(group["layers"])}) for group in header["groups"]
         )
-        # The scheduler and the policy are code, so the header has their names: a replay proves that the
-        # installed plugins plan as the recorded ones did.
+        # The scheduler and the policy are code, so the header has their names alone: a replay
+        # proves that the installed plugins plan as the recorded ones did.
         schedule = registry.import_implementation(
             registry.load_spec("scheduler", header["scheduler"])
         )

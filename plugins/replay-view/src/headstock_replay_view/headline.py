@@ -1,4 +1,4 @@
-"""The figures that a person who tunes an engine looks at first."""
+"""The figures that someone who tunes an engine looks at first."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from headstock_replay_view.lanes import GONE, PREEMPTED, Lanes
 
 @frozen(kw_only=True)
 class Headline:
-    """A run in few numbers; None where there is nothing to measure.
+    """The figures of a run; None where there is nothing to measure.
 
-    Seconds are those of the engine's clock: `span` from the first planned step to the last, `busy`
-    without the time after steps that computed nothing. Rates are per busy second. `hit_rate` is the
-    share of prompt tokens that came from the prefix index when a request was first seated. `ttft`
-    and `gap` (between a request's tokens) are percentiles 50 and 99, in seconds. `pages` is the
-    most pages that rows held at once, of `all_pages`. `busiest` is the first of the steps that
-    computed most tokens, among those the first with most requests running. Steps longer than
-    `slow_from` milliseconds (percentile 99; of fewer than 100 steps the longest but one) are
-    `slow`, the longest of all is `slowest`.
+    - `span`: seconds from the first planned step to the last
+    - `busy`: the same without the time after steps that computed nothing; rates are per busy second
+    - `hit_rate`: share of prompt tokens that the prefix index had at the first admission
+    - `ttft`, `gap` (between a request's tokens): percentiles 50 and 99, in seconds
+    - `pages`: the most pages that rows held at once, of `all_pages`
+    - `busiest`: the step that computed most tokens; of several the one with most requests
+    - `slow_from`: percentile 99 in milliseconds; of fewer than 100 steps the longest but one
+    - `slow`: steps longer than that; `slowest`: the longest of all
     """
 
     steps: int
@@ -59,17 +59,17 @@ class Headline:
 
 
 def make_headline(series: Mapping[str, Ints], lanes: Lanes, all_pages: int) -> Headline:
-    """The figures of a run.   series: by name, an entry for each step; "at" in nanoseconds"""
+    """Return the figures of a run.   series: by name, an entry for each step; "at" in ns"""
     count = len(series["at"])
     table = {name: np.array(values, np.int64) for name, values in lanes.list_numbers().items()}
-    seated, ended = table["seated"] >= 0, table["ended"] >= 0
+    admitted, ended = table["admitted"] >= 0, table["ended"] >= 0
     reasons = np.array(lanes.reasons, object)
     failed, finished = reasons == "error", np.isin(reasons, ("stop", "length"))
     tokens = series["prefill"] + series["decode"]
     lengths = _measure_steps(series["at"], tokens)
     ran = lengths[lengths >= 0]
     busy, output = float(ran.sum()) / 1e9, int(table["output"].sum())
-    looked_up = int(table["prompt"][seated].sum())
+    looked_up = int(table["prompt"][admitted].sum())
     cached = int(table["cached"].sum())
     top = find_axis_end(ran)
     return Headline(
@@ -107,23 +107,19 @@ def make_headline(series: Mapping[str, Ints], lanes: Lanes, all_pages: int) -> H
 
 
 def _is_away(segments: list[tuple[int, int]]) -> bool:
-    """Whether a request was preempted and got no seat again, ended or not."""
+    """Whether a request was preempted and never admitted again."""
     phases = [phase for _, phase in segments if phase != GONE]
     return phases[-1] == PREEMPTED
 
 
 def _measure_steps(at: Ints, tokens: Ints) -> Ints:
-    """Nanoseconds from each step to the next; -1 for one that computed nothing, and the last, which
-    has no next.
-    """
+    """Return nanoseconds from each step to the next; -1 for the last and empty steps."""
     lengths = np.append(np.diff(at), -1)[: len(at)]
     return np.where(tokens > 0, lengths, -1)
 
 
 def percentile(values: Ints, share: float) -> int | None:
-    """The smallest of the values that is no less than `share` percent of them (nearest rank); None
-    of none.
-    """
+    """Return the percentile by nearest rank; None without values."""
     if not len(values):
         return None
     rank = max(math.ceil(len(values) * share / 100), 1)
@@ -131,22 +127,21 @@ def percentile(values: Ints, share: float) -> int | None:
 
 
 def find_axis_end(values: Ints) -> int | None:
-    """Percentile 99; of fewer than 100 values, where that is the largest, the largest but one: an
-    outlier among few flattens nothing either.
-    """
+    """Return percentile 99; of fewer than 100 values the largest but one."""
+    # Percentile 99 of few values is the largest, and one outlier would flatten the whole chart.
     if 2 <= len(values) < 100:
         return int(np.sort(values)[-2])
     return percentile(values, 99)
 
 
 def _percentile_pair(values: Ints, unit: float) -> tuple[float, float] | None:
-    """Percentiles 50 and 99 in units of `unit`."""
+    """Return percentiles 50 and 99 in units of `unit`."""
     low, high = percentile(values, 50), percentile(values, 99)
     return None if low is None or high is None else (low / unit, high / unit)
 
 
 def _weighted_percentile_pair(counts: Mapping[int, int]) -> tuple[float, float] | None:
-    """Percentiles 50 and 99 of nanoseconds by how often each came, in seconds."""
+    """Return percentiles 50 and 99, in seconds, of nanoseconds and how often each occurred."""
     if not counts:
         return None
     values = np.array(sorted(counts), np.int64)

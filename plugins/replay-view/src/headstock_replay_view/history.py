@@ -1,5 +1,6 @@
-"""What a replay shows of pages and prefixes, thinned out so that any number of steps fits into one
-picture.
+"""The history of a replay: numbers of every step, page maps and prefix trees of some.
+
+Maps and trees are thinned out, so that a run of any length fits into one picture.
 """
 
 from __future__ import annotations
@@ -15,17 +16,15 @@ from headstock_replay_view.lanes import Lanes
 from headstock_replay_view.prefix_tree import PrefixTracker
 
 MAX_COLUMNS = 1024
-"""Page maps kept at most; half of them at least, once there are so many steps."""
+"""Most page maps; a run of so many steps keeps at least half as many."""
 MAX_TREES = 96
 MAX_ROWS = 384
-"""Rows of the page map at most; a row stands for several pages when there are more."""
+"""Most rows of the page map; a row stands for several pages when there are more."""
 FINE_ROWS = 4096
-"""Rows kept until the map's height is known."""
+"""Most rows that are kept until the end, when the highest page in use is known."""
 FREE, CACHED, LIVE, SHARED = range(4)
 LATEST = 1 << 62
-"""Nanoseconds after which a clock stands still, so that no difference of a damaged one leaves 64
-bits.
-"""
+"""Nanoseconds at which a clock is cut off: differences of a damaged one still fit into 64 bits."""
 
 SERIES = (
     *("at", "prefill", "decode", "told"),
@@ -33,15 +32,15 @@ SERIES = (
     *("queued", "prefilling", "decoding", "stalled", "away"),
     *("free", "cached", "live", "shared"),
 )
-"""What is kept of every step: nanoseconds, tokens of prompts computed, decode rows, output tokens
-that became known; requests with a seat and without, preemptions so far; requests by phase (`away`:
-preempted); pages by kind.
+"""The numbers of every step, in four groups: time in nanoseconds, prompt tokens computed, decode
+rows, output tokens that became known; requests running and waiting, preemptions so far; requests by
+phase (`away`: preempted); pages by kind.
 """
 
 
 @define
 class ThinnedSteps:
-    """Values of some steps: at most `most`, evenly spread however many steps there are."""
+    """Values of at most `most` steps, evenly spread over a run of any length."""
 
     most: int
     stride: int = 1
@@ -49,11 +48,11 @@ class ThinnedSteps:
     values: list[Any] = field(factory=list)
 
     def keeps_step(self, number: int) -> bool:
-        """Whether the step is one to keep."""
+        """Whether a step of this number is kept."""
         return number % self.stride == 0
 
     def add(self, number: int, value: Any) -> None:
-        """Keep a value; every second one goes when there are too many."""
+        """Keep a value; drop every second one when there are too many."""
         self.steps.append(number)
         self.values.append(value)
         if len(self.steps) > self.most:
@@ -63,7 +62,10 @@ class ThinnedSteps:
 
 @define
 class History:
-    """Looks at each replayed step before the next one is run."""
+    """Collects what the page shows, from each replayed step before the next one runs."""
+
+    # While the replay runs, because a state's owned values hold until the next step, and because
+    # the states of a long run do not fit into memory.
 
     limits: Limits
     series: list[tuple[int, ...]] = field(factory=list)
@@ -79,9 +81,7 @@ class History:
         self.lanes = Lanes(self.limits)
 
     def add_step(self, replayed: ReplayedStep) -> None:
-        """Take a step in; one that failed is not drawn, nor one that differs, whose plan is not
-        that of its state.
-        """
+        """Add a step, unless it failed or differs: then plan and state do not belong together."""
         recorded, state, plan = replayed.recorded, replayed.after, replayed.recorded.plan
         if replayed.divergence is not None:
             self.differing_step = recorded.number
@@ -90,6 +90,7 @@ class History:
             return
         number = recorded.number
         last = self.series[-1][0] if self.series else 0
+        # a recording may come from anyone: its clock may go back
         at = min(max(recorded.at, last), LATEST)
         self.lanes.add_step(recorded, at, state, plan)
         self.series.append(self._measure_step(at, state, plan))
@@ -103,7 +104,7 @@ class History:
             self.trees.add(number, self.prefixes.make_tree(indexed, state.refs[0]))
 
     def _measure_step(self, at: int, state: State, plan: Plan) -> tuple[int, ...]:
-        """The step's entries of SERIES."""
+        """Return the step's entry of SERIES."""
         refs, total = state.refs[0], self.limits.num_pages[0]
         held, shared = int(np.count_nonzero(refs)), int(np.count_nonzero(refs > 1))
         cached = len(state.regions)
@@ -129,12 +130,12 @@ class History:
         )
 
     def make_series(self) -> dict[str, np.ndarray]:
-        """Each of SERIES.   each: [steps] int64"""
+        """Return the numbers by the names of SERIES.   returns: [steps] int64 each"""
         table = np.array(self.series, np.int64).reshape(-1, len(SERIES)).T
         return dict(zip(SERIES, table, strict=True))
 
     def list_indexed_pages(self, state: State) -> np.ndarray:
-        """The pages that the prefix index holds.   returns: [n] int32"""
+        """Return the pages that the prefix index holds.   returns: [n] int32"""
         return (
             np.zeros(0, np.int32)
             if self.limits.policy is None
@@ -142,10 +143,7 @@ class History:
         )
 
     def _map_pages(self, state: State, indexed: np.ndarray) -> np.ndarray:
-        """What each page is, or most of the pages that make a row.
-
-        returns: [at most FINE_ROWS] uint8
-        """
+        """Return the kind of each row of pages.   returns: [at most FINE_ROWS] uint8"""
         refs = state.refs[0]
         kinds = np.zeros(len(refs), np.uint8)
         kinds[indexed] = CACHED
@@ -158,34 +156,30 @@ class History:
 
     @property
     def pages_per_fine_row(self) -> int:
-        """Pages in a row as it is kept."""
+        """Pages of a kept row."""
         return -(-self.limits.num_pages[0] // FINE_ROWS)
 
     @property
     def map_height(self) -> tuple[int, int]:
-        """Rows of the finished map, and pages in each: up to the highest page that was ever
-        used.
-        """
+        """Rows of the finished map and pages in each, up to the highest page in use at any time."""
         fine = -(-self.highest_page // self.pages_per_fine_row)
         each = -(-fine // MAX_ROWS)
         return -(-fine // each), each * self.pages_per_fine_row
 
     def make_page_map(self) -> np.ndarray:
-        """The page map over time.   returns: [steps kept, rows] uint8"""
+        """Return the page map over time.   returns: [steps kept, rows] uint8"""
         rows, pages = self.map_height
         each = pages // self.pages_per_fine_row
         columns = [_downsample_kinds(column, each)[:rows] for column in self.maps.values]
         return np.array(columns, np.uint8).reshape(len(columns), rows)
 
 
-def _downsample_kinds(kinds: np.ndarray, each: int) -> np.ndarray:
-    """The most frequent kind among `each` neighbours, the busier one when two are equally
-    frequent.
-    """
-    if each == 1:
+def _downsample_kinds(kinds: np.ndarray, size: int) -> np.ndarray:
+    """Return the most frequent kind of every `size` pages; of equally frequent ones the busier."""
+    if size == 1:
         return kinds
     # 255: no page
-    grid = np.pad(kinds, (0, -len(kinds) % each), constant_values=255).reshape(-1, each)
+    grid = np.pad(kinds, (0, -len(kinds) % size), constant_values=255).reshape(-1, size)
     counts = np.stack([(grid == kind).sum(1) for kind in (SHARED, LIVE, CACHED, FREE)])
     kept: np.ndarray = (SHARED - counts.argmax(0)).astype(np.uint8)
     return kept

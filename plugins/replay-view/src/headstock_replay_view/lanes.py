@@ -1,4 +1,4 @@
-"""What each request did, step by step, read off the replayed state."""
+"""What each request did in every step, read off the replayed states."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from headstock.scheduler import Arrived, Limits, Plan, Request, RowCounter, Stat
 from headstock.spi.arrays import Ints
 
 QUEUED, PREFILL, DECODE, STALLED, PREEMPTED, GONE = range(6)
-"""What a request does in a step. `STALLED` has a seat and work to do, but the step left it out."""
+"""What a request does in a step."""
 
 MAX_STALLS = 100_000
-"""Stalls that are drawn; later ones are only counted, so that alternating rows do not fill the
-page.
+"""Most stalls that are drawn; later ones are only counted, so that rows that take turns do not fill
+the page.
 """
 
 FIELDS = (
     "arrived",
-    "seated",
+    "admitted",
     "first",
     "ended",
     "prompt",
@@ -35,19 +35,18 @@ FIELDS = (
 
 ARRIVED, ADMITTED, FIRST, ENDED, PROMPT, CACHED, OUTPUT, PREEMPTIONS, RECOMPUTED, STALLS = range(10)
 LAST_TOKEN_AT, LOST = 10, 11
-"""Nanoseconds of the last token, and tokens that were computed before a preemption; for counting
-alone.
-"""
+"""The time of the last token in nanoseconds, and the tokens that a preemption lost; not shown."""
 
 
 @define
 class Lanes:
     """Follows every request from the step that first saw it.
 
-    A request *queues* until it is seated, is in *prefill* up to and including the step that samples
-    its next token, *decodes* afterwards, *stalls* while it has work and a seat but no part in the
-    step, and is *preempted* from the step that took its seat until one that gives it another. A
-    preempted request that never comes back stays so.
+    - *queued*: until it is admitted
+    - *prefill*: up to the step that samples its next token, that step included
+    - *decode*: afterwards
+    - *stalled*: it has a row and work to do, but no part in the step
+    - *preempted*: from the step that took its row until it gets another, or to the end
     """
 
     limits: Limits
@@ -75,7 +74,7 @@ class Lanes:
         self.has_sampled = np.zeros(rows, bool)
 
     def add_step(self, recorded: RecordedStep, at: int, state: State, plan: Plan) -> None:
-        """Take in a step that began at `at` nanoseconds and led to `state`."""
+        """Add a step that began at `at` nanoseconds and led to `state`."""
         number, admission_ids = recorded.number, state.row_counters[RowCounter.ADMISSION_ID]
         for event in recorded.events:
             if isinstance(event, Arrived):
@@ -91,7 +90,7 @@ class Lanes:
         )
 
     def _add_lane(self, request: Request, number: int, at: int) -> None:
-        """Begin the lane of a request that queues."""
+        """Begin the lane of a request that arrived."""
         lane = len(self.ids)
         self.table = _grow(self.table, lane)
         self.table[:, lane] = 0
@@ -104,9 +103,7 @@ class Lanes:
         self.arrival_times.append(at)
 
     def _count_tokens(self, state: State, number: int, at: int) -> None:
-        """Count the output tokens that the step was told of, and the time that each request waited
-        for them.
-        """
+        """Count the output tokens that became known, and the time since each request's last."""
         lanes = self.lane_of[state.accepted_ids]
         if not len(lanes):
             return
@@ -122,7 +119,7 @@ class Lanes:
         table[LAST_TOKEN_AT, lanes] = at
 
     def _end_lanes(self, state: State, number: int) -> None:
-        """Close the lanes of the requests that ended."""
+        """End the lanes of the requests that ended."""
         queued: set[int] = set()
         if any(not ended.admission_id for ended in state.ended):
             queued = {entry.arrival for entry in state.waiting}
@@ -139,9 +136,9 @@ class Lanes:
             self._begin_phase(lane, number, GONE)
 
     def _find_waiting_lane(self, id: str, queued: set[int]) -> int:
-        """The lane of a request that ended without a seat.
+        """Return the lane of a request that ended without a row.
 
-        queued: arrival numbers of those that still wait
+        `queued`: arrival numbers of the requests that still wait
         """
         outside = (QUEUED, PREEMPTED)  # an id may have come again after its first request ended
         return next(
@@ -151,7 +148,7 @@ class Lanes:
         )
 
     def _change_rows(self, state: State, number: int) -> None:
-        """Note who lost a seat without having ended, then who got one."""
+        """Record which requests lost their rows before they ended, then which got one."""
         admission_ids = state.row_counters[RowCounter.ADMISSION_ID]
         changed = np.flatnonzero(admission_ids != self.admission_ids)
         for row in changed[self.admission_ids[changed] > 0].tolist():
@@ -177,7 +174,7 @@ class Lanes:
                 self.num_preempted -= 1
 
     def _follow_rows(self, state: State, plan: Plan, number: int) -> None:
-        """Note what each seated request does in the step."""
+        """Record what each running request does in the step."""
         counters, rows = state.row_counters, plan.rows
         lanes = self.lane_of[plan.admission_ids]
         again = np.minimum(plan.stops, self.table[LOST, lanes]) - plan.starts
@@ -201,7 +198,7 @@ class Lanes:
         self.phases = phases
 
     def _begin_phase(self, lane: int, number: int, phase: int) -> None:
-        """Begin a phase of a lane; one that lasted no step is forgotten."""
+        """Begin a phase of a lane, in place of one that lasted no step."""
         steps = self.segments[lane]
         if phase == STALLED:
             if self.num_stalls >= MAX_STALLS:
@@ -213,21 +210,20 @@ class Lanes:
             steps.append((number, phase))
 
     def count_phases(self, state: State) -> tuple[int, int, int, int, int]:
-        """How many requests queue, are in prefill, decode, stall and are preempted after the
-        step.
-        """
+        """Return how many requests are queued, in prefill, in decode, stalled and preempted."""
         prefill, decode, stalled = (
             int(np.count_nonzero(self.phases == phase)) for phase in (PREFILL, DECODE, STALLED)
         )
         return len(state.waiting) - self.num_preempted, prefill, decode, stalled, self.num_preempted
 
     def list_numbers(self) -> dict[str, list[int]]:
-        """Each of FIELDS, a list with an entry for each request in the order they came."""
+        """Return the numbers by the names of FIELDS, an entry for each request as they arrived."""
         return {name: self.table[at, : len(self.ids)].tolist() for at, name in enumerate(FIELDS)}
 
 
 def _grow(array: Ints, index: int) -> Ints:
-    """The array with room for `index` along its last axis."""
+    """Return the array with room for `index` along its last axis."""
+    # doubled, as a list grows: requests come one by one
     if index < array.shape[-1]:
         return array
     more = max(array.shape[-1], index + 1 - array.shape[-1])

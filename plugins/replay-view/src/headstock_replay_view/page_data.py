@@ -1,6 +1,4 @@
-"""All that the page shows, as plain values: what draws it computes nothing but places and
-colours.
-"""
+"""The data of the page as plain values; the scripts compute places and colours from them."""
 
 from __future__ import annotations
 
@@ -20,10 +18,9 @@ from headstock_replay_view.lanes import MAX_STALLS, Lanes
 def collect_page_data(
     history: History, header: Mapping[str, Any], verdict: str, *, is_complete: bool = True
 ) -> dict[str, Any]:
-    """What the page shows, for JSON; texts are cut to one line of 64 characters, the verdict to
-    400.
+    """Return the data of the page, for JSON.
 
-    `is_complete`: the recording did not break off.
+    Texts of the recording are cut to one line of 64 characters, the verdict to 400.
     """
     limits, series = history.limits, history.make_series()
     headline = make_headline(series, history.lanes, limits.num_pages[0])
@@ -62,8 +59,9 @@ def collect_page_data(
 
 
 def _collect_lanes(lanes: Lanes) -> dict[str, Any]:
-    """The lanes: an entry for each request, in the order they came. A segment is a step and what
-    began in it.
+    """Return the lanes: an entry for each request as they arrived.
+
+    Segments are flat: a step, the phase that began in it, the next step, and so on.
     """
     return {
         "ids": [escape_text(id) for id in lanes.ids],
@@ -77,9 +75,8 @@ def _collect_lanes(lanes: Lanes) -> dict[str, Any]:
 
 
 def escape_text(value: object, most: int = 64) -> str:
-    """The value as one line of at most `most` characters; one that does not print is shown as its
-    code.
-    """
+    """Return the value as one line of at most `most` characters, unprintable ones as codes."""
+    # A request's id may hold marks that reverse the text around them.
     text = "".join(
         each if each.isprintable() else f"\\u{ord(each):04x}" for each in shorten(value, most)
     )
@@ -87,13 +84,13 @@ def escape_text(value: object, most: int = 64) -> str:
 
 
 def _list_notes(history: History, headline: Headline, *, is_complete: bool) -> list[str]:
-    """What the recording cannot say, and what of it is not drawn."""
+    """List what a recording does not hold, and what the page leaves out."""
     notes = [
         "A request is known from the step that first saw it; the time before (tokenizing, a "
         "server's queue) is not in a recording.",
         "A step lasts until the next one is planned, so the last step has no length; a step that "
         "computes nothing has none either.",
-        "A token counts from the step that was told of it"
+        "A token counts from the step that read it"
         + (
             ", with overlap one step after the one that computed it."
             if history.limits.overlap
@@ -112,7 +109,7 @@ def _list_notes(history: History, headline: Headline, *, is_complete: bool) -> l
         )
     if headline.never_back:
         notes.append(
-            f"{format_count(headline.never_back, 'request')} lost the seat and got none again. The "
+            f"{format_count(headline.never_back, 'request')} lost the row and got none again. The "
             "recorded plans do not say so; the replayed state does."
         )
     if len(history.limits.groups) > 1:
@@ -127,13 +124,13 @@ def _list_notes(history: History, headline: Headline, *, is_complete: bool) -> l
 
 
 def delta_encode(values: Any) -> list[int]:
-    """The first value, then what each adds to the one before: short numbers."""
+    """Return the first value and the differences between neighbours, which are short numbers."""
     deltas: list[int] = np.diff(np.asarray(values, np.int64), prepend=0).tolist()
     return deltas
 
 
 def pack_kinds(picture: np.ndarray) -> str:
-    """Four kinds a byte, the first in the lowest bits, as base64."""
+    """Return kinds as base64, four in a byte, the first in the lowest bits."""
     flat = picture.ravel()
     quads = np.pad(flat, (0, -len(flat) % 4)).reshape(-1, 4)
     return base64.b64encode(

@@ -1,4 +1,4 @@
-"""The figures of a page as words: tiles, facts, and the table for a browser without scripts."""
+"""The texts of the page: tiles, facts, and the table for a browser without scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLUMN_NAMES = ("request", "arrived", "first token after", "output tokens", "pre
 
 @frozen(kw_only=True)
 class Tile:
-    """One figure: its name, value, what belongs beside it, and how it is counted."""
+    """A figure: its name and value, a detail beside it, and how it is counted."""
 
     name: str
     value: str
@@ -23,7 +23,7 @@ class Tile:
 
 
 def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
-    """The headline, most wanted first."""
+    """Return the tiles of the headline, the most important first."""
     f = figures
     ends = {
         "finished": f["finished"],
@@ -31,7 +31,7 @@ def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
         "failed": f["failed"],
         "unfinished": f["unfinished"],
     }
-    lost = {"never seated again": f["never_back"]}
+    lost = {"never admitted again": f["never_back"]}
     return [
         Tile(
             name="Output tokens/s",
@@ -45,14 +45,13 @@ def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
             name="Time to first token, p50\u00a0/\u00a0p99",
             value=_format_pair(f["ttft"]),
             detail="from the step that first saw the request",
-            meaning="from the step that first saw a request to the step that was told of its "
-            "first token.",
+            meaning="from the step that first saw a request to the step that read its first token.",
         ),
         Tile(
             name="Time between tokens, p50\u00a0/\u00a0p99",
             value=_format_pair(f["gap"]),
             detail="of all tokens after a request's first",
-            meaning="from one step that was told of a request's tokens to the next such step, "
+            meaning="from one step that read tokens of a request to the next such step, "
             "preemptions included.",
         ),
         Tile(
@@ -60,28 +59,28 @@ def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
             value=NO_VALUE if f["hit_rate"] is None else f"{f['hit_rate']:.1%}",
             detail=f"{f['cached_tokens']:,} prompt tokens from the index",
             meaning="share of prompt tokens that were in the prefix index when a request was "
-            "first seated.",
+            "first admitted.",
         ),
         Tile(
             name="Requests",
             value=f"{f['requests']:,}",
             detail=f"{_join_counts(ends)}; at most {f['running']:,} running, "
             f"{f['waiting']:,} waiting",
-            meaning="requests that the scheduler was told of, by how they ended.",
+            meaning="requests that the scheduler got, by how they ended.",
         ),
         Tile(
             name="Preemptions",
             value=f"{f['preemptions']:,}",
             detail=f"of {f['preempted']:,} requests; {f['recomputed']:,} tokens computed again"
             + (f"; {_join_counts(lost)}" if f["never_back"] else ""),
-            meaning="how often a request lost its seat before it ended; what it had computed is "
+            meaning="how often a request lost its row before it ended; what it had computed is "
             "computed again unless the prefix index kept it.",
         ),
         Tile(
             name="Steps",
             value=f"{f['steps']:,}",
             detail=f"p50 / p99 {_format_pair(f['step_ms'], 1000)}; {f['stalled']:,} stalls",
-            meaning="scheduling steps; a stall is a request with a seat and work to do that a "
+            meaning="scheduling steps; a stall is a request with a row and work to do that a "
             "step left out.",
         ),
         Tile(
@@ -95,7 +94,7 @@ def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
 
 
 def list_facts(data: Mapping[str, Any]) -> list[str]:
-    """What the engine was made of."""
+    """Return the parts and limits of the engine, as short texts."""
     figures, limits = data["headline"], data["limits"]
     return [
         f"{figures['steps']:,} steps in {format_seconds(figures['span'])}",
@@ -106,8 +105,9 @@ def list_facts(data: Mapping[str, Any]) -> list[str]:
 
 
 def list_slowest(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The requests that waited longest for a first token, those without one first, as a table of
-    texts.
+    """Return a table of the requests that waited longest for a first token.
+
+    Requests without one come first.
     """
     lanes, at, total = data["lanes"], [], 0
     for step in data["series"]["at"]:
@@ -133,7 +133,7 @@ def list_slowest(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_seconds(value: float) -> str:
-    """A time to three digits, in the unit that suits it."""
+    """Return a time with three digits, in s, ms or µs."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= 0.9995 * size:
             return f"{format_number(value / size)} {unit}"
@@ -141,24 +141,24 @@ def format_seconds(value: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """A number to three digits, or all before its point."""
+    """Return a number with three digits, or all before its point."""
     return (
         f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
     )
 
 
 def _format_pair(pair: tuple[float, float] | None, per_second: float = 1) -> str:
-    """Two percentiles."""
+    """Return two percentiles as text."""
     return (
         NO_VALUE if pair is None else " / ".join(format_seconds(each / per_second) for each in pair)
     )
 
 
 def _format_rate(value: float | None) -> str:
-    """Something a second."""
+    """Return a rate as text."""
     return NO_VALUE if value is None else format_number(value)
 
 
 def _join_counts(counts: Mapping[str, int]) -> str:
-    """The counts that are not zero; all of nothing are "none"."""
+    """Return the counts that are not zero as text, "none" when all are."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"

@@ -1,5 +1,6 @@
-"""The prefix tree, as it can be seen from outside of any cache policy: by the pages of rows, and
-which are indexed.
+"""The prefix tree, drawn from the pages of rows and the set of indexed pages.
+
+A policy's index is its own, so the tree is inferred from what every policy shows.
 """
 
 from __future__ import annotations
@@ -11,14 +12,12 @@ from headstock.spi.arrays import Ints
 
 NO_PAGES: Ints = np.zeros(0, np.int32)
 MAX_SEGMENTS = 400
-"""Segments of a tree that are kept; those with fewest tokens below them are counted only."""
+"""Most segments of a tree; those with the fewest tokens below them are only counted."""
 GONE = -1
 
 
 class PrefixTracker:
-    """Follows which page comes after which. A page's place is noted when a row shows it among its
-    indexed pages.
-    """
+    """Follows which page comes after which; rows show that when their pages are indexed."""
 
     def __init__(self, limits: Limits) -> None:
         pages = limits.num_pages[0] + 1
@@ -27,19 +26,19 @@ class PrefixTracker:
         self.depths = np.zeros(pages, np.int32)
         # number of the last step in which a row held the page
         self.last_used = np.zeros(pages, np.int64)
-        # admission number and indexed pages noted, by row
+        # admission id and number of indexed pages of each row, after the last step
         self.rows_seen = np.zeros((2, limits.max_rows), np.int32)
-        # what the rows held after the last step
+        # the pages of each row, after the last step
         self.pages_by_row: tuple[Ints, ...] = (NO_PAGES,) * limits.max_rows
 
     def add_step(self, after: State, number: int) -> None:
-        """Note the pages of rows whose indexed pages changed."""
+        """Link the pages of rows whose indexed pages changed."""
         before, self.pages_by_row = self.pages_by_row, after.pages[0]
         self.last_used[after.refs[0] > 0] = number
         now = after.row_counters[[RowCounter.ADMISSION_ID, RowCounter.NUM_INDEXED]]
         changed = (now != self.rows_seen).any(0)
         left = changed & (now[0] != self.rows_seen[0]) & (self.rows_seen[0] > 0)
-        # it may have indexed pages just before it was preempted
+        # a row that left may have had pages indexed in this very step
         for row in np.flatnonzero(left).tolist():
             self._link_pages(before[row])
         for row in np.flatnonzero(changed & (now[1] > 0)).tolist():
@@ -47,18 +46,19 @@ class PrefixTracker:
         self.rows_seen = now
 
     def _link_pages(self, pages: Ints) -> None:
-        """Note that these pages follow each other from a sequence's start."""
+        """Link pages that follow each other from a sequence's start."""
         if len(pages):
             self.parents[pages[0]] = 0
             self.parents[pages[1:]] = pages[:-1]
             self.depths[pages] = np.arange(1, len(pages) + 1)
 
     def make_tree(self, indexed: Ints, refs: Ints) -> list[list[int]]:
-        """The tree of the indexed pages, pages in a chain with as many holders as one segment,
-        parents first.
+        """Return the tree of the indexed pages as segments, parents first.
 
-        returns: [parent segment or -1, tokens, rows that hold it, step of last use, how many such]
-        of each; the last one is [GONE, tokens, 0, 0, segments] of what was left out
+        A segment is a chain of pages that equally many rows hold.
+
+        returns: [parent segment or -1, tokens, rows that hold it, step of last use, count] of each
+        segment; the last one is [GONE, tokens, 0, 0, count] of those left out
         """
         pages = indexed[np.argsort(self.depths[indexed], kind="stable")]
         known = np.zeros(len(refs), bool)
@@ -91,8 +91,9 @@ class PrefixTracker:
 
 
 def fold_equal_leaves(segments: list[list[int]]) -> list[list[int]]:
-    """The segments with equal leaves of one parent (as many tokens, as many holders) counted as
-    one, used last when the latest of them was.
+    """Return the segments with equal leaves of one parent folded into one, with their count.
+
+    Leaves are equal when they have as many tokens and as many rows. The last use is the latest.
     """
     inner = {segment[0] for segment in segments}
     places: dict[int, int] = {GONE: GONE}
@@ -112,12 +113,12 @@ def fold_equal_leaves(segments: list[list[int]]) -> list[list[int]]:
 
 
 def keep_largest_segments(segments: list[list[int]]) -> list[list[int]]:
-    """The segments with the most tokens in and below them, renumbered, and one for the rest."""
+    """Return the segments with the most tokens in and below them, and one for the rest."""
     below = [segment[1] * segment[4] for segment in segments]
     for at in range(len(segments) - 1, -1, -1):
         if segments[at][0] != GONE:
             below[segments[at][0]] += below[at]
-    # A parent has more below it than its child, so it is kept whenever the child is.
+    # A parent has more tokens than its child, so it is kept whenever the child is.
     kept = sorted(sorted(range(len(segments)), key=lambda at: -below[at])[:MAX_SEGMENTS])
     place = {at: new for new, at in enumerate(kept)} | {GONE: GONE}
     rest = [segment for at, segment in enumerate(segments) if at not in place]

@@ -1,5 +1,5 @@
-"""A recording as a trace that Perfetto and chrome://tracing open: a track of steps, and one for
-each request.
+"""A recording as a trace for Perfetto and chrome://tracing: a track of steps, and one for each
+request.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from headstock.record import RecordedStep
 from headstock.scheduler import Aborted, Arrived, Plan
 
 ENGINE, REQUESTS = 1, 2
-"""The two processes of the trace."""
+"""The two processes of the trace, which viewers show as groups of tracks."""
 
 
 @define
 class Track:
-    """One request: what it does since when, in nanoseconds."""
+    """The track of a request: its activity, and since when in nanoseconds."""
 
     number: int
     activity: str = ""
@@ -31,12 +31,14 @@ class Track:
 
 @define
 class Timeline:
-    """Writes the trace as steps come. A step lasts until the next one is planned.
+    """Writes the trace while steps are read. A step lasts until the next one is planned.
 
-    A request is *queued* until it is seated, then in a *prefill chunk* or *decoding* (steps in a
-    row are one slice), and *preempted* from its last step until it is seated again, if it is: a
-    recording says so only then.
+    A request is *queued* until it is admitted, then in a *prefill chunk* or in *decode*; adjacent
+    steps of decode are one slice. It is *preempted* from its last step until it is admitted again.
     """
+
+    # Nothing is replayed here, so that the tail of a run can be drawn too. A plan does not name
+    # the requests that it preempts: the next admission does.
 
     file: TextIO
     start: int | None = None
@@ -46,7 +48,7 @@ class Timeline:
     written: int = 0
 
     def add_step(self, recorded: RecordedStep) -> None:
-        """Take the next step in."""
+        """Add the next step."""
         if self.start is None:
             self.start = recorded.at
             self.file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
@@ -59,7 +61,7 @@ class Timeline:
         self.previous = recorded
 
     def _apply_events(self, recorded: RecordedStep) -> None:
-        """Note who came, left and was seated."""
+        """Begin and end the activities of requests that arrived, were aborted or admitted."""
         for event in recorded.events:
             match event:
                 case Arrived(request):
@@ -76,14 +78,14 @@ class Timeline:
         admission_ids = dict(
             zip(recorded.plan.rows.tolist(), recorded.plan.admission_ids.tolist(), strict=True)
         )
-        for seat in recorded.admissions:
-            track = self._get_track(seat.id)
-            if seat.preemptions:
+        for admission in recorded.admissions:
+            track = self._get_track(admission.id)
+            if admission.preemptions:
                 self._draw_activity(track, track.until)
                 track.activity, track.since = "preempted", track.until
             self._draw_activity(track, recorded.at)
             track.activity = ""
-            self.by_admission_id[admission_ids.get(seat.row, 0)] = seat.id
+            self.by_admission_id[admission_ids.get(admission.row, 0)] = admission.id
 
     def _draw_step(self, recorded: RecordedStep, plan: Plan, end: int) -> None:
         """Draw a step that lasted until `end`."""
@@ -117,7 +119,8 @@ class Timeline:
         for i, (admission_id, count) in enumerate(
             zip(plan.admission_ids.tolist(), counts.tolist(), strict=True)
         ):
-            id = self.by_admission_id.setdefault(admission_id, f"seated earlier, {admission_id}")
+            # the tail of a run has rows whose admission it lacks
+            id = self.by_admission_id.setdefault(admission_id, f"admitted earlier, {admission_id}")
             self._extend_activity(
                 self._get_track(id),
                 "decode" if i < plan.num_decode else "prefill chunk",
@@ -129,7 +132,7 @@ class Timeline:
     def _extend_activity(
         self, track: Track, activity: str, recorded: RecordedStep, end: int, count: int
     ) -> None:
-        """Note that a request did something in a step."""
+        """Record what a request did in a step."""
         goes_on = activity == "decode" and track.activity == activity and track.until == recorded.at
         if not goes_on:
             self._draw_activity(track, track.until)
@@ -140,9 +143,9 @@ class Timeline:
         track.steps += 1
 
     def _get_track(self, id: str) -> Track:
-        """The request's track, begun when it is new."""
+        """Return the request's track; a new one gets a name."""
         if id not in self.tracks:
-            # A track that has its process's number is its main thread to Perfetto, which is shown
+            # Perfetto takes a track with its process's number for the main thread and shows it
             # first.
             number = REQUESTS + 1 + len(self.tracks)
             self.tracks[id] = Track(number)
@@ -150,7 +153,7 @@ class Timeline:
         return self.tracks[id]
 
     def _draw_activity(self, track: Track, end: int) -> None:
-        """Draw what the request has been doing until `end`."""
+        """Draw the activity of a request, which lasted until `end`."""
         if track.activity and end > track.since:
             facts = (
                 {"tokens": track.tokens, "steps": track.steps, "first step": track.first}
@@ -164,7 +167,7 @@ class Timeline:
         track.activity, track.since, track.tokens, track.steps = "", end, 0, 0
 
     def finish(self) -> None:
-        """Draw what is unfinished and close the trace."""
+        """Draw the unfinished activities and end the trace."""
         for track in self.tracks.values():
             last = self.previous.at if self.previous is not None else track.until
             self._draw_activity(track, last if track.activity == "queued" else track.until)

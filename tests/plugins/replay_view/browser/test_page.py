@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from core.record.runs import bounds, record, recorder, requests
 from playwright.sync_api import Browser
-from plugins.replay_view.scripted_runs import HOSTILE, ONE_SEAT, hostile_page, run_script
+from plugins.replay_view.scripted_runs import HOSTILE, ONE_ROW, hostile_page, run_script
 from toy_workloads import request
 
 from headstock.cli.main import main
@@ -44,17 +44,17 @@ def browser() -> Iterator[Browser]:
 
 
 def data_of_toy() -> dict[str, Any]:
-    """Two requests of one seat, as test_lanes has worked them out: steps 0 to 5 at 0, 10, 30, 60,
+    """Two requests of one row, as test_lanes has worked them out: steps 0 to 5 at 0, 10, 30, 60,
     100 and 900 ms.
     """
     a, b = request("a", [1] * 6, 3), request("b", [2] * 2, 1)
     script = [(0, [Arrived(a), Arrived(b)]), (10, []), (30, []), (60, []), (100, []), (900, [])]
-    return collect_page_data(run_script(ONE_SEAT, script), HEADER, "6 steps, identical")
+    return collect_page_data(run_script(ONE_ROW, script), HEADER, "6 steps, identical")
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of two requests of one seat."""
+    """The page of two requests of one row."""
     return written(tmp_path_factory.mktemp("toy"), render_page(data_of_toy()))
 
 
@@ -105,7 +105,7 @@ def test_keys_move_between_requests_and_say_what_they_did(browser: Browser, toy:
         press(page, "j", "j")
         assert page.locator("#request h3").text_content() == "b"
         facts = request_facts(page)
-        assert facts["arrived"] == "step 0, 0 µs" and facts["seated"] == "step 4, after 100 ms"
+        assert facts["arrived"] == "step 0, 0 µs" and facts["admitted"] == "step 4, after 100 ms"
         assert (
             facts["first token"] == "step 5, after 900 ms"
             and facts["ended"] == "step 5, after 900 ms: length"
@@ -222,7 +222,7 @@ def test_slow_steps_are_marked_and_reached(browser: Browser, tmp_path: Path) -> 
         (sum(lengths[:at]), []) for at in range(len(lengths) + 1)
     ]
     script[0] = (0, [Arrived(request("a", [1], 150))])
-    data = collect_page_data(run_script(ONE_SEAT, script), HEADER, "fine")
+    data = collect_page_data(run_script(ONE_ROW, script), HEADER, "fine")
     with open_page(browser, written(tmp_path, render_page(data))) as page:
         said = "The axis ends at p99, 5 ms; ▲ 1 step took longer, at most 700 ms (step 40)."
         assert said in str(page.locator("#ms-note").text_content())

@@ -43,8 +43,8 @@ function refresh() { // the theme, the window or the choice of lanes changed
   treeNow = "";
   keys("phase-keys", PHASES.map((name, at) => [name, { queued: "queued",
     prefill: "prefill, to the next token", decode: "decode",
-    stalled: "stalled: a seat, but no part in the step",
-    preempted: "preempted, waiting for a seat" } [name], HEIGHTS[at]]));
+    stalled: "stalled: a row, but no part in the step",
+    preempted: "preempted, waiting for a row" } [name], HEIGHTS[at]]));
   keys("page-keys", [
     ["cached", "cached: only the prefix index keeps it", .8],
     ["live", "live: one row holds it", .8],

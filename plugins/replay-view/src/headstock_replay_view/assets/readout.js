@@ -68,12 +68,12 @@ function drawRequest() {
   title.textContent = lanes.ids[i];
   list.className = "request";
   tools.className = "tools";
-  const { arrived, seated, first, ended } = lanes;
+  const { arrived, admitted, first, ended } = lanes;
   field(list, "arrived", `step ${whole(arrived[i])}, ${duration(timeAt(arrived[i]) - timeAt(0))}`,
     arrived[i]);
-  if (seated[i] >= 0) field(list, "seated",
-    `step ${whole(seated[i])}, after ${between(arrived[i], seated[i])}`, seated[i]);
-  else field(list, "seated", "never");
+  if (admitted[i] >= 0) field(list, "admitted",
+    `step ${whole(admitted[i])}, after ${between(arrived[i], admitted[i])}`, admitted[i]);
+  else field(list, "admitted", "never");
   if (first[i] >= 0) field(list, "first token",
     `step ${whole(first[i])}, after ${between(arrived[i], first[i])}`, first[i]);
   else field(list, "first token", "never");
