@@ -76,6 +76,7 @@ class FlashInferBackend(AttentionBackend):
         self.rings: dict[tuple[bool, int], Ring] = {}
         self.buckets: dict[tuple[int, int], StagedWrapper] = {}
         self.static_pages: dict[int, Tensor] = {}
+        # Compiling may take minutes: now, not in the first step.
         self.warm_up(query.phases)
 
     def warm_up(self, phases: frozenset[Phase]) -> None:

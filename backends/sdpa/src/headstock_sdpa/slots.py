@@ -89,7 +89,7 @@ def _padded_slots(
     if seen.start.any():
         positions = _to_device(seen.start, device)[:, None] + counts
         if valid is not None:
-            positions *= valid
+            positions *= valid  # padding reads entry 0, which every table has
         rows = torch.arange(len(seen.lens), device=device)[:, None]
         slots = _key_slots(page_table, rows, positions, page_size)
     else:

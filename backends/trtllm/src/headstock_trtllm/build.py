@@ -90,7 +90,8 @@ def build(need: KernelNeed) -> None:
     env.FLASHINFER_JIT_DIR.mkdir(parents=True, exist_ok=True)
     with (env.FLASHINFER_JIT_DIR / "headstock-trtllm.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        names = modules.missing_modules(need)  # another process may have made them in the meantime
+        # Asked again under the lock: another process may have compiled them meanwhile.
+        names = modules.missing_modules(need)
         specs = [module for module in modules.decode_specs(need) if module.name in names]
         head_dims = need.head_dims
         if modules.prefill_name(need.q_dtype) in names:
@@ -170,6 +171,7 @@ def _install_module(spec: Any, head_dims: tuple[int, ...]) -> None:
         (folder / HEAD_DIMS).write_text(" ".join(map(str, head_dims)) + "\n")
     (folder / MADE_WITH).write_text(import_module("flashinfer").__version__)
     fresh = folder / f"{spec.name}.so.new"
+    # Copied beside it and renamed: no other process ever loads half a library.
     shutil.copyfile(spec.jit_library_path, fresh)
     fresh.replace(spec.aot_path)
 

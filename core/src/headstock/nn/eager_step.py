@@ -14,6 +14,7 @@ from headstock.spi import Attend, Batch, Program, Sample, Sampling
 def run_eager_step(program: Program, batch: Batch, attend: Attend) -> Sample:
     """What the batch's logit positions sample.   writes: batch.pools"""
     hidden = program.model.forward(program.params, program.config, batch, attend, program.ops)
+    # Before the head: most tokens of a prompt need no logits.
     if batch.logit_indices is not None:
         hidden = hidden[batch.logit_indices]
     return score_and_sample(program, hidden, batch.sampling)

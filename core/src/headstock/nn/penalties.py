@@ -47,6 +47,7 @@ def token_counts(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     position = torch.arange(sampling.history.shape[1], device=logits.device)
     is_token = position < sampling.history_lens[:, None]
     output = is_token & (position >= sampling.prompt_lens[:, None])
+    # Padding needs some index: it is added to token 0 with weight 0.
     tokens = sampling.history.masked_fill(~is_token, 0)
     seen = torch.zeros_like(logits).scatter_add_(1, tokens, is_token.to(logits.dtype)) > 0
     counts = torch.zeros_like(logits).scatter_add_(1, tokens, output.to(logits.dtype))

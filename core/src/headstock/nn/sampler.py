@@ -26,6 +26,7 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
     logits: [n, vocab] float32
     writes: logits
     """
+    # Before the rules: the log-probabilities are those of the model.
     logprobs = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
     apply_logit_rules_(logits, sampling)
     scores = (

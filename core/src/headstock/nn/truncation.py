@@ -26,6 +26,7 @@ def apply_top_k_top_p(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None
     keeps all.
     scores: [n, vocab] float32    top_k: [n] int64    top_p: [n] float32
     """
+    # Stable, so that of equal scores the lower id comes first.
     ranked, ids = scores.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         rank = torch.arange(scores.shape[-1], device=scores.device)

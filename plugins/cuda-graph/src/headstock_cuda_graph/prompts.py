@@ -68,6 +68,8 @@ class PromptGraphs:
         rows, padding_row = 3 * WHOLE_ROWS, self.program.row_tables.padding_row
         self.inputs = self.program.row_tables.tokens.new_empty(2 * max(sizes, default=0) + rows)
         for size in sizes:
+            # All buckets read the beginning of one buffer, as one step runs at a time. For the
+            # capture every token and row is padding.
             inputs = self.inputs[: 2 * size + rows]
             inputs[:size], inputs[size:], inputs[2 * size : 2 * size + WHOLE_ROWS] = (
                 padding_row,
@@ -83,6 +85,7 @@ class PromptGraphs:
                     size, inputs, self.capturer.capture_pieces(pieces), whole
                 )
             report()
+        # Ascending: the first bucket with room is the smallest one.
         self.captured = dict(sorted(self.captured.items()))
 
     def capture_whole(self, inputs: Tensor, size: int) -> CapturedGraph[Tensor] | None:

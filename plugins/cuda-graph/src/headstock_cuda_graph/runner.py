@@ -123,6 +123,8 @@ class CudaGraphRunner(Runner):
         for size in buckets:
             captured[size] = self.capture_bucket(lines[: 3 * size].view(3, size))
             report(next(captures), total)
+        # Last, so that an error above leaves nothing to replay; ascending, as the first bucket with
+        # room is taken.
         self.captured, self.prompts = dict(sorted(captured.items())), prompts
         return sorted(prompts.captured, reverse=True)
 

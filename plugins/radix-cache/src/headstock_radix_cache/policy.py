@@ -42,6 +42,7 @@ class RadixCache(CachePolicy):
         node = index.roots.get(namespace)
         pages: list[int] = []
         if node is not None and self.max_prefixes != 0:
+            # Keys are bytes: a slice and a hash a page, without an object for each token.
             data = tokens.tobytes()
             width = self.page_size * tokens.itemsize
             for start in range(0, len(data) - width + 1, width):
@@ -121,6 +122,7 @@ class RadixCache(CachePolicy):
                 )
             ends.append(node)
         index.version += 1
+        # The array itself tells core that no page was a duplicate.
         return pages if canonical == page_list else np.array(canonical, np.int32), ends
 
     def evict(self, index: Index, count: int) -> Ints:
@@ -130,6 +132,7 @@ class RadixCache(CachePolicy):
         """
         index.version += 1
         count = min(max(count, 0), self.count_evictable(index))
+        # Dropped pages first: nothing can match them any more.
         pages = index.dropped[:count]
         del index.dropped[:count]
         pages += [index.pop_oldest() for _ in range(count - len(pages))]

@@ -27,6 +27,7 @@ def _store_q_and_kv(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
     tl.store(pool[:, None] + at, round_to(kv, pool.dtype.element_ty), kv_mask)
 
 
+# Positions and slots are parts of one upload and may begin anywhere: one kernel serves all places.
 @triton.jit(do_not_specialize_on_alignment=("positions", "slots"))
 def heads_kernel(
     qkv,

@@ -125,8 +125,8 @@ class TritonOps(TorchOps):
             params[f"{layer.prefix}experts_down"],
         )
         if self.fused_experts and normed.dtype.itemsize == 2:
-            # Padding goes to no expert: else each graph's missing rows would read the weights of as
-            #     many as rows use.
+            # Padding goes to no expert: else each padding row of a graph would read the weights
+            # of as many experts as a row uses.
             page_size = batch.pools[layer.index].shape[2]
             slots = batch.slots[layer.group]
             mixed = fused_mix_experts(

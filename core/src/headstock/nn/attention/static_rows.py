@@ -66,6 +66,7 @@ class StaticRows:
         """
         rows = step.num_rows
         self.context_lens[:rows].copy_(step.context_lens)
+        # The bucket is launched whole: missing rows read one token of the dummy page.
         self.context_lens[rows:bucket].fill_(1)
         for static, table in zip(self.page_tables, step.page_tables, strict=True):
             static[:rows, : table.shape[1]].copy_(table)
