@@ -306,6 +306,13 @@ def test_a_command_of_ours_that_is_not_installed_says_what_to_install(
     assert capsys.readouterr().err == "headstock: unknown verb 'bnech'; did you mean bench?\n"
 
 
+def test_a_command_can_be_named_with_its_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["headstock-bench:bench", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: headstock bench ")
+    assert main(["hum-verb:bench", "--help"]) == 2
+    assert "no command 'hum-verb:bench' is installed" in capsys.readouterr().err
+
+
 def test_unknown_verbs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, said in [
         (["rnu"], "headstock: unknown verb 'rnu'; did you mean run?\n"),
