@@ -82,7 +82,7 @@ class SamplingParams:
         default=1.0,
         validator=NumberCheck(0, MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"),
         metadata=_make_flag_metadata(
-            "spread of the choice of tokens; 0 always takes the likeliest", "the model's, else 1.0"
+            "randomness of sampling; 0 is greedy", "the model's, else 1.0"
         ),
     )
     top_p: float = field(
@@ -114,7 +114,7 @@ class SamplingParams:
         default=0.0,
         validator=PENALTY,
         metadata=_make_flag_metadata(
-            "subtract this from the score of each token that the answer has", "off"
+            "subtract this from the logit of each token that the answer has", "off"
         ),
     )
     frequency_penalty: float = field(
@@ -128,7 +128,7 @@ class SamplingParams:
         default=1.0,
         validator=NumberCheck(MIN_REPETITION, MAX_REPETITION, "between 0.01 and 100.0"),
         metadata=_make_flag_metadata(
-            "divide the score of each token in prompt or answer by this; multiply it if negative",
+            "divide the logits of tokens in prompt or answer by this; multiply negative ones",
             "the model's, else 1.0",
         ),
     )
@@ -155,14 +155,14 @@ class SamplingParams:
         default=False,
         validator=check_bool,
         metadata=_make_flag_metadata(
-            "go on to the most tokens past the model's end-of-sequence tokens"
+            "continue past the model's end-of-sequence tokens, up to max_tokens"
         ),
     )
     max_tokens: int | None = field(
         default=DEFAULT_MAX_TOKENS,
         validator=POSITIVE_OR_NONE,
         metadata=_make_flag_metadata(
-            "most tokens to generate for a prompt",
+            "maximum number of tokens to generate for a prompt",
             "the model's, else 100",
             aliases=("--max-new-tokens",),
         ),
@@ -170,19 +170,19 @@ class SamplingParams:
     min_tokens: int = field(
         default=0,
         validator=IntegerCheck(0, MAX_COUNT, f"an integer from 0 to {MAX_COUNT}"),
-        metadata=_make_flag_metadata("tokens before which nothing ends a text"),
+        metadata=_make_flag_metadata("minimum number of tokens before an answer may end"),
     )
     logprobs: int | None = field(
         default=None,
         validator=LOGPROBS,
         metadata=_make_flag_metadata(
-            "report each token's log-probability, and those of this many likeliest ones", "none"
+            "report each token's log-probability and this many likeliest alternatives", "none"
         ),
     )
     prompt_logprobs: int | None = field(
         default=None,
         validator=LOGPROBS,
-        metadata=_make_flag_metadata("the same of the prompt's tokens", "none"),
+        metadata=_make_flag_metadata("the same for the prompt's tokens", "none"),
     )
     skip_special_tokens: bool = field(
         default=True,
@@ -192,7 +192,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = field(
         default=False,
         validator=check_bool,
-        metadata=_make_flag_metadata("end a text behind the stop string"),
+        metadata=_make_flag_metadata("keep the stop string at the end of the text"),
     )
     logit_bias: dict[int, float] | None = field(
         default=None,
@@ -200,14 +200,14 @@ class SamplingParams:
         validator=check_logit_bias,
         hash=False,
         metadata=_make_flag_metadata(
-            "add a number to the score of a token, such as 42=-100 to forbid it", "none"
+            "add a number to a token's logit, such as 42=-100 to forbid it", "none"
         ),
     )
     allowed_token_ids: tuple[int, ...] | None = field(
         default=None,
         converter=to_optional_ids,
         validator=TokenIdsCheck(MAX_ALLOWED_TOKEN_IDS, empty=False),
-        metadata=_make_flag_metadata("choose from these tokens alone", "all"),
+        metadata=_make_flag_metadata("sample only from these tokens", "all"),
     )
 
     __signature__: ClassVar[inspect.Signature]

@@ -39,7 +39,7 @@ from headstock.errors import UsageError
         (
             "swap_space",
             4,
-            "no pages are swapped to the host; a preempted request is computed again",
+            "no pages are swapped to the host; a preempted request is recomputed",
         ),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_keyword_of_vllm_is_answered_with_its_equivalent(
         ),
         (
             "--swap-space=4",
-            "no pages are swapped to the host; a preempted request is computed again",
+            "no pages are swapped to the host; a preempted request is recomputed",
         ),
     ],
 )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 EPILOG = """
 A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages", and any sampling
 parameters of its own, such as {"prompt": "Hello", "max_tokens": 20}; "priority" (lower goes first)
-and "cache_salt" (nothing is shared with prompts of another one) too. With no prompt and a terminal,
+and "cache_salt" (prefixes are shared only within one salt) too. With no prompt and a terminal,
 a chat begins.
 
 exit codes:
@@ -127,7 +127,7 @@ def make_parser() -> FlagParser:
     section.add_argument(
         "--history",
         metavar="FILE|off",
-        help="where a chat remembers what was typed (default: headstock/history in the user's "
+        help="file for the history of a chat's lines (default: headstock/history in the user's "
         "state folder)",
     )
     section.add_argument(

@@ -93,7 +93,7 @@ class EngineConfig:
         "--max-seq-len",
         Integer(least=1, word="auto"),
         None,
-        "most tokens of a request, prompt and output together",
+        "maximum number of tokens of a request, prompt and output together",
         aliases=("--max-seq-len-override", "--max-model-len"),
         default_text="from the model, cut to what the pool can hold",
         group="model",
@@ -117,7 +117,9 @@ class EngineConfig:
     cache_type: str = setting_field(
         "--cache-type", NAME, "radix", "policy for reusing the KV pages of prompts", group="parts"
     )
-    scheduler: str = setting_field("--scheduler", NAME, "mixed", "what runs next", group="parts")
+    scheduler: str = setting_field(
+        "--scheduler", NAME, "mixed", "policy that picks what each step computes", group="parts"
+    )
     runner: str = setting_field(
         "--runner",
         NAME,
@@ -126,9 +128,11 @@ class EngineConfig:
         default_text="auto: cudagraph where the decode backend supports it, else eager",
         group="parts",
     )
-    ops: str = setting_field("--ops", NAME, "auto", "kernels of the decoder's parts", group="parts")
+    ops: str = setting_field(
+        "--ops", NAME, "auto", "kernels of the decoder's operations", group="parts"
+    )
     executor: str = setting_field(
-        "--executor", NAME, "inline", "where steps are carried out", group="parts"
+        "--executor", NAME, "inline", "where steps are executed", group="parts"
     )
     opt: tuple[str, ...] = setting_field(
         "--opt",
@@ -222,14 +226,14 @@ class EngineConfig:
         "--kv-cache",
         Switch(),
         True,
-        "off: every token is computed again at every step, and no prefix is kept (for debugging)",
+        "off: recompute every token at every step and keep no prefix (for debugging)",
         group="memory",
     )
     max_batch_tokens: int = setting_field(
         "--max-batch-tokens",
         Integer(least=1),
         8192,
-        "most tokens computed in one step; longer prompts are cut into chunks",
+        "maximum number of tokens computed in one step; longer prompts are cut into chunks",
         aliases={
             "--max-prefill-length": "",
             "--max-total-tokens": SGLANG_TOKENS,
@@ -241,7 +245,7 @@ class EngineConfig:
         "--max-running-requests",
         Integer(least=1),
         Factory(lambda self: min(DEFAULT_RUNNING, self.max_batch_tokens), takes_self=True),
-        "most requests that run at once; the rest wait",
+        "maximum number of running requests; the rest wait",
         aliases={"--max-seqs": "", "--max-batch-size": "", "--max-num-seqs": VLLM_SEQS},
         default_text="256, cut to --max-batch-tokens",
         group="scheduling",
@@ -250,7 +254,7 @@ class EngineConfig:
         "--max-queued-requests",
         Integer(least=1),
         1024,
-        "most requests that wait at a server's door",
+        "maximum number of requests that wait at a server",
         group="scheduling",
     )
     on_pressure: str = setting_field(
@@ -258,7 +262,7 @@ class EngineConfig:
         Choice(names=("queue", "reject")),
         "queue",
         (
-            "queue: preempt and compute again when pages run out; reject: refuse new requests "
+            "queue: preempt and recompute when pages run out; reject: refuse new requests "
             "above --memory-threshold"
         ),
         group="scheduling",
@@ -283,7 +287,7 @@ class EngineConfig:
         "--cuda-graph-max-tokens",
         Integer(least=0, word="auto"),
         None,
-        "most tokens of a step with prompt tokens that CUDA graphs replay, 0 for none",
+        "largest step with prompt tokens, in tokens, that CUDA graphs replay; 0 for none",
         aliases={"--piecewise-cuda-graph-max-tokens": ""},
         default_text="auto: 2048",
         group="running",
@@ -299,7 +303,7 @@ class EngineConfig:
         "--tp",
         Integer(least=1),
         1,
-        "ranks that share every layer (tensor parallel)",
+        "tensor-parallel ranks that share every layer",
         aliases=("--tp-size", "--tensor-parallel-size"),
         group="running",
     )
@@ -307,7 +311,7 @@ class EngineConfig:
         "--engine-seed",
         Integer(least=0, most=2**63 - 1),
         0,
-        "seed of requests that name none",
+        "seed of requests without one of their own",
         group="running",
     )
     debug_invariants: bool = setting_field(
@@ -321,14 +325,14 @@ class EngineConfig:
         "--debug-canary",
         Switch(),
         False,
-        "fill free pages with a pattern, die when one is written",
+        "fill free pages with a pattern; fail when one is written",
         group="running",
     )
     faults: tuple[str, ...] = setting_field(
         "--faults",
         Texts(item=FAULT, spaced=True),
         (),
-        "for tests: what is to go wrong, such as nan@7:2",
+        "for tests: faults to inject, such as nan@7:2",
         default_text="none",
         group="running",
     )
@@ -343,7 +347,7 @@ class EngineConfig:
         "--record-overwrite",
         Switch(),
         False,
-        "let --record replace a file that holds something",
+        "let --record replace a file that is not empty",
         group="running",
     )
     record_prompts: bool = setting_field(
@@ -353,7 +357,7 @@ class EngineConfig:
         "--log-level",
         Choice(names=("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), spellings=LEVEL_SPELLINGS),
         "INFO",
-        "least serious log line that is shown; LOG_LEVEL in the environment says the same",
+        "lowest level of log lines to show; LOG_LEVEL in the environment does the same",
         group="running",
     )
 

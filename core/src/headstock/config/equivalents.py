@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 EAGER = "CUDA graphs are replayed where the backend allows it; --runner eager runs without"
 PREFIXES = "prefixes are reused by default; --cache-type naive turns that off"
-NO_SWAP = "no pages are swapped to the host; a preempted request is computed again"
+NO_SWAP = "no pages are swapped to the host; a preempted request is recomputed"
 NO_OFFLOAD = "weights are not offloaded to the host; a smaller --dtype halves them"
 UNQUANTIZED = (
     "only unquantized checkpoints are served; --kv-dtype fp8_e4m3 stores the KV pool in 8 bits"
@@ -28,15 +28,17 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
         "cpu_offload_gb": NO_OFFLOAD,
         "trust_remote_code": "code out of a model's directory is never run",
         "enable_chunked_prefill": CHUNKED,
-        "chunked_prefill_size": "--max-batch-tokens is the most tokens computed in one step",
+        "chunked_prefill_size": "--max-batch-tokens is the maximum number of tokens computed in "
+        "one step",
         "max_seq_len_to_capture": "--cuda-graph-max-bs and --cuda-graph-max-tokens limit what is "
         "captured",
         **dict.fromkeys(("kv_cache_dtype", "cache_dtype"), "--kv-dtype is the type of the KV pool"),
         "mem_fraction_static": "--memory-ratio is the share of the free memory that is used",
         **dict.fromkeys(
-            ("context_length", "max_context_len"), "--max-seq-len is the most tokens of a request"
+            ("context_length", "max_context_len"),
+            "--max-seq-len is the maximum number of tokens of a request",
         ),
-        "random_seed": "--engine-seed is the seed of requests that name none",
+        "random_seed": "--engine-seed is the seed of requests without one of their own",
         **dict.fromkeys(("async_scheduling", "disable_overlap_schedule"), OVERLAP),
         **dict.fromkeys(
             ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"), ONE_DEVICE

@@ -20,7 +20,8 @@ VLLM_RATIO = (
 )
 SGLANG_TOKENS = "the tokens computed in one step; SGLang's flag means the pool's size in tokens"
 VLLM_SEQS = (
-    "the most running requests, as in vLLM; Hetero-Paged-Infer's flag counts the waiting ones too"
+    "the maximum number of running requests, as in vLLM; Hetero-Paged-Infer's flag counts "
+    "the waiting ones too"
 )
 GRAPH_BATCH = "the largest batch size that gets a CUDA graph, 0 for none; it is no on/off switch"
 

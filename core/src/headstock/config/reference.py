@@ -36,15 +36,15 @@ value and where it came from; `--json` prints the same for programs.
 - Options of a plugin may also be tables in a file: `[opt.fa]` with `num_splits = 4` is `--opt
   fa.num_splits=4`.
 - At most one of $sizes
-  may be given. One of a higher rank replaces one of a lower rank.
-- Errors name a setting as it was given: its flag on the command line, its keyword in Python.
+  may be given by one source. One of higher precedence replaces the others.
+- Errors call a setting by the name that was used: its flag, or its keyword in Python.
 - A `max_seq_len` above the model's own limit is an error, unless `max_seq_len_or_less` has it cut;
   one above what the KV pool holds is cut, with a warning.
 - `max_seq_len` must be at least `page_size`. `max_batch_tokens` must be at least
-  `max_running_requests` when both are written down; otherwise the running requests are cut to the
+  `max_running_requests` when both are set explicitly; otherwise the running requests are cut to the
   budget, and a line says so.
 - The other names are those of mini-sglang, SGLang, vLLM, mistral.rs and Hetero-Paged-Infer. One
-  that means something else there is taken as said below, and a line says so when it is used.
+  that means something else there is noted below, and a line says so when it is used.
 
 $tables
 ## Presets
