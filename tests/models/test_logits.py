@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import frozen
-from checkpoints import VARIANTS, Variant, save
+from checkpoints import VARIANTS, Variant, save_model
 from paged import Paged
 from torch import Tensor
 
@@ -53,7 +53,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory: Path = tmp_path_factory.mktemp(variant.name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = save(variant, directory)
+        theirs = save_model(variant, directory)
     model = MODELS[variant.family]
     config = model.config(read_config(directory))
     params = load_weights(

@@ -24,8 +24,9 @@ def spec():
 
 @frozen(kw_only=True)
 class Dist:
-    """A distribution with one plugin. `module` is the text of its only module; `extras` maps names
-    to requirements.
+    """A distribution with one plugin.
+
+    `module` is the text of its only module; `extras` maps names to requirements.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Dist:
         return self.name.replace("-", "_")
 
 
-def scheduler(
+def scheduler_module(
     name: str, *, major: int = 0, minor: int = 2, path: str = "json:loads", more: str = ""
 ) -> str:
     """A module whose `spec` returns a SchedulerSpec."""
@@ -75,7 +76,7 @@ def spec():
 IMPORT = "from headstock.spi import Require\n"
 
 DISTS = (
-    Dist(name="sound-plugin", plugin="sound", module=scheduler("sound")),
+    Dist(name="sound-plugin", plugin="sound", module=scheduler_module("sound")),
     Dist(
         name="raises-import-error", plugin="import-error", module="import no_such_module_anywhere\n"
     ),
@@ -98,28 +99,36 @@ DISTS = (
         plugin="wrong-type",
         module="def spec():\n    return {'name': 'wrong-type'}\n",
     ),
-    Dist(name="wrong-name", plugin="wrong-name", module=scheduler("another")),
-    Dist(name="twin-first", plugin="twin", module=scheduler("twin")),
-    Dist(name="twin-second", plugin="twin", module=scheduler("twin")),
-    Dist(name="from-the-future", plugin="future", module=scheduler("future", major=99, minor=0)),
-    Dist(name="from-the-past", plugin="past", module=scheduler("past", minor=1)),
+    Dist(name="wrong-name", plugin="wrong-name", module=scheduler_module("another")),
+    Dist(name="twin-first", plugin="twin", module=scheduler_module("twin")),
+    Dist(name="twin-second", plugin="twin", module=scheduler_module("twin")),
     Dist(
-        name="needs-kernels", plugin="needy", module=IMPORT + scheduler("needy", more=NEEDS_KERNELS)
+        name="from-the-future",
+        plugin="future",
+        module=scheduler_module("future", major=99, minor=0),
+    ),
+    Dist(name="from-the-past", plugin="past", module=scheduler_module("past", minor=1)),
+    Dist(
+        name="needs-kernels",
+        plugin="needy",
+        module=IMPORT + scheduler_module("needy", more=NEEDS_KERNELS),
     ),
     Dist(
-        name="needs-either", plugin="choosy", module=IMPORT + scheduler("choosy", more=NEEDS_EITHER)
+        name="needs-either",
+        plugin="choosy",
+        module=IMPORT + scheduler_module("choosy", more=NEEDS_EITHER),
     ),
     Dist(name="no-kernels", plugin="kernelless", module=KERNELLESS, kind="attention"),
     Dist(
         name="breaks-late",
         plugin="late",
-        module=scheduler("late", path="breaks_late_inside:choose"),
+        module=scheduler_module("late", path="breaks_late_inside:choose"),
     ),
 )
 
 
-def unpack(folder: Path, dists: tuple[Dist, ...] = DISTS) -> None:
-    """Write the distributions to `folder` as an installer would leave them."""
+def write_installed(folder: Path, dists: tuple[Dist, ...] = DISTS) -> None:
+    """Write the distributions to `folder` as an installer leaves them."""
     for dist in dists:
         (folder / f"{dist.package}.py").write_text(dist.module)
         info = folder / f"{dist.package}-1.0.dist-info"
@@ -134,7 +143,7 @@ def unpack(folder: Path, dists: tuple[Dist, ...] = DISTS) -> None:
         )
 
 
-def build(folder: Path, dist: Dist) -> None:
+def build_wheel(folder: Path, dist: Dist) -> None:
     """Build the distribution's wheel into `folder`, which needs hatchling."""
     with tempfile.TemporaryDirectory() as name:
         project = Path(name)
@@ -160,5 +169,5 @@ def build(folder: Path, dist: Dist) -> None:
 
 
 if __name__ == "__main__":
-    for each in DISTS:
-        build(Path(sys.argv[1]), each)
+    for broken in DISTS:
+        build_wheel(Path(sys.argv[1]), broken)

@@ -1,6 +1,4 @@
-"""Small random checkpoints, written by transformers, of every shape that the loader and the decoder
-must read.
-"""
+"""Small random checkpoints, written by transformers: every shape that the loader must read."""
 
 from __future__ import annotations
 
@@ -91,8 +89,8 @@ VARIANTS = (
 )
 
 
-def build(variant: Variant) -> PreTrainedModel:
-    """The model in float32, weights and norms and biases all random."""
+def build_model(variant: Variant) -> PreTrainedModel:
+    """Build the model in float32; weights, norms and biases are all random."""
     config = getattr(transformers, f"{variant.family}Config")(**{**SHAPE, **variant.changes})
     config._attn_implementation = "eager"
     torch.manual_seed(0)
@@ -106,8 +104,8 @@ def build(variant: Variant) -> PreTrainedModel:
     return model
 
 
-def save(variant: Variant, directory: Path) -> PreTrainedModel:
-    """The model, saved in `directory`."""
-    model = build(variant)
+def save_model(variant: Variant, directory: Path) -> PreTrainedModel:
+    """Build the model and save it in `directory`."""
+    model = build_model(variant)
     model.save_pretrained(directory, **variant.saving)
     return model

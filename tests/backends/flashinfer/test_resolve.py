@@ -44,7 +44,7 @@ def test_8_bit_kv_needs_a_gpu_that_converts_it(
     if eight_bit:
         assert resolved(spec(), narrow, env(*capability)) == answer
     else:
-        with pytest.raises(CannotRun, match="not bfloat16 with float8_e4m3fn KV"):
+        with pytest.raises(CannotRun, match="bfloat16 with float8_e4m3fn KV is not supported"):
             resolved(spec(), narrow, env(*capability))
 
 
@@ -81,9 +81,9 @@ def test_without_a_gpu_nobody_is_told_to_install_a_library_that_would_not_help(
 
 def test_shapes_and_features_without_kernels_are_refused() -> None:
     for change, words in (
-        ({"head_dim": 80}, "heads of 80 are not among 64, 128, 256"),
+        ({"head_dim": 80}, "head_dim 80 is not supported; supported: 64, 128, 256"),
         ({"features": frozenset({Feature.SLIDING_WINDOW})}, "the model needs sliding-window"),
-        ({"q_dtype": "float32"}, "not float32 with bfloat16 KV"),
+        ({"q_dtype": "float32"}, "float32 with bfloat16 KV is not supported"),
     ):
         with pytest.raises(CannotRun, match=words):
             resolved(spec(), evolve(QUERY, **change), env(9, 0))

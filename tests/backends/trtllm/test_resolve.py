@@ -71,19 +71,27 @@ def test_what_is_claimed_by_device_and_phase(
             r"FMHA v2 reads float8_e4m3fn KV with queries of that type only.*--attn fi,trtllm",
         ),
         (H200, EIGHT_BIT | {"phases": PROMPTS}, "FMHA v2 reads float8_e4m3fn KV"),
-        (B200, EIGHT_BIT, "not bfloat16 with float8_e4m3fn KV"),
-        (H200, {"q_dtype": "float32", "kv_dtype": "float32"}, "not float32 with float32 KV"),
-        (H200, {"page_size": 256}, "pages of 256 are not among 16, 32, 64, 128"),
-        (H200, {"page_size": 8}, "pages of 8 are not among"),
+        (B200, EIGHT_BIT, "bfloat16 with float8_e4m3fn KV is not supported"),
+        (
+            H200,
+            {"q_dtype": "float32", "kv_dtype": "float32"},
+            "float32 with float32 KV is not supported",
+        ),
+        (H200, {"page_size": 256}, "page size 256 is not supported; supported: 16, 32, 64, 128"),
+        (H200, {"page_size": 8}, "page size 8 is not supported; supported:"),
         (
             B200,
             {"page_size": 128},
             r"trtllm-gen reads pages of 16, 32, 64, not 128.*--page-size 64",
         ),
-        (B200, {"head_dim": 256}, "heads of 256 are not among 64, 128"),
-        (H200, {"head_dim": 80}, "heads of 80 are not among 64, 128, 256"),
-        (H200, {"heads": 64, "kv_heads": 1}, "64 query heads a KV head are not among any up to 32"),
-        (H200, {"contiguous": True}, "it reads pages only"),
+        (B200, {"head_dim": 256}, "head_dim 256 is not supported; supported: 64, 128"),
+        (H200, {"head_dim": 80}, "head_dim 80 is not supported; supported: 64, 128, 256"),
+        (
+            H200,
+            {"heads": 64, "kv_heads": 1},
+            "64 query heads per KV head are not supported; supported: any up to 32",
+        ),
+        (H200, {"contiguous": True}, "contiguous regions are not supported; supported: pages"),
         (H200, {"features": frozenset({Feature.SLIDING_WINDOW})}, "the model needs sliding-window"),
         (A100, {}, r"it runs on cuda sm_90, cuda sm_100 to sm_103, and this is cuda sm_80"),
         (RTX, {}, "this is cuda sm_120"),
@@ -104,7 +112,7 @@ def test_decode_alone_takes_more_types_on_hopper(env: DeviceEnv, change: dict[st
     if env is H200 or change is HALF:
         assert isinstance(resolved(spec(), query, env), AttentionCapabilities)
     else:
-        with pytest.raises(CannotRun, match="not bfloat16 with float8_e4m3fn KV"):
+        with pytest.raises(CannotRun, match="bfloat16 with float8_e4m3fn KV is not supported"):
             resolved(spec(), query, env)
 
 

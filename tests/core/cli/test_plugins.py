@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from broken_plugins import Dist, scheduler, unpack
+from broken_plugins import Dist, scheduler_module, write_installed
 
 from headstock import registry
 from headstock.cli.plugins import main
@@ -60,7 +60,7 @@ def test_the_list_says_what_would_complete_a_backend_without_running_its_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     module = "raise SystemExit('plugin code was run')\n"
-    unpack(
+    write_installed(
         tmp_path,
         (
             Dist(
@@ -145,7 +145,9 @@ def test_inspect_shows_where_a_checkpoint_is(capsys: pytest.CaptureFixture[str])
 def test_a_name_of_several_kinds_must_be_asked_for_by_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unpack(tmp_path, (Dist(name="other-radix", plugin="radix", module=scheduler("radix")),))
+    write_installed(
+        tmp_path, (Dist(name="other-radix", plugin="radix", module=scheduler_module("radix")),)
+    )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match="ask for cache:radix or scheduler:radix"):
         main(["inspect", "radix"])
@@ -157,9 +159,10 @@ def test_a_name_of_two_distributions_must_be_asked_for_by_distribution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dists = tuple(
-        Dist(name=name, plugin="twin", module=scheduler("twin")) for name in ("twin-a", "twin-b")
+        Dist(name=name, plugin="twin", module=scheduler_module("twin"))
+        for name in ("twin-a", "twin-b")
     )
-    unpack(tmp_path, dists)
+    write_installed(tmp_path, dists)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match="choose with twin-a:twin or twin-b:twin"):
         main(["inspect", "twin"])
@@ -169,7 +172,7 @@ def test_a_name_of_two_distributions_must_be_asked_for_by_distribution(
 def test_a_name_that_nobody_could_ask_for_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unpack(tmp_path, (Dist(name="loud", plugin="LOUD", module=scheduler("LOUD")),))
+    write_installed(tmp_path, (Dist(name="loud", plugin="LOUD", module=scheduler_module("LOUD")),))
     monkeypatch.syspath_prepend(tmp_path)
     assert [
         each.status for each in registry.list_installed("scheduler") if each.name == "LOUD"

@@ -28,7 +28,7 @@ from .demo import SMALL, drain, request
         ({"attn": "nope"}, UsageError, "nope"),
         ({"runner": "cudagraf"}, UsageError, "cudagraph"),
         ({"kv_dtype": "fp8_e4m3"}, CannotRun, "float8_e4m3fn KV"),
-        ({"kv_dtype": "bfloat16"}, CannotRun, "not float32 with bfloat16 KV"),
+        ({"kv_dtype": "bfloat16"}, CannotRun, "float32 with bfloat16 KV is not supported"),
         ({"tp": 2}, CannotRun, "--tp 2"),
         ({"opt": ("nobody.x=1",)}, UsageError, "nobody"),
         ({"opt": ("mixed.x=1",)}, UsageError, "'mixed' has no options"),

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from broken_plugins import DISTS, unpack
+from broken_plugins import DISTS, write_installed
 
 
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder on `sys.path` where the broken distributions are."""
-    unpack(tmp_path)
+    write_installed(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for dist in DISTS:
         monkeypatch.delitem(sys.modules, dist.package, raising=False)

@@ -6,7 +6,7 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from attrs import fields
 
@@ -24,6 +24,8 @@ from headstock.spi import (
     AttentionQuery,
     AttentionSpec,
     DeviceEnv,
+    Feature,
+    Phase,
     PluginSpec,
     Rejection,
 )
@@ -162,7 +164,8 @@ def find_rejections(
     if lacking:
         reject(
             "phase",
-            f"it does not do {', '.join(sorted(phase.value for phase in lacking))}",
+            f"{_join_values(lacking)} is not supported; supported: "
+            f"{_join_values(capabilities.phases)}",
             "Name two backends.",
         )
     # what comes out goes where q came from
@@ -174,31 +177,41 @@ def find_rejections(
             if (query.q_dtype, query.q_dtype) in dtypes
             else "Change --dtype or --kv-dtype."
         )
-        reject("dtype", f"it takes {accepted}, not {query.q_dtype} with {query.kv_dtype} KV", hint)
+        dtype = f"{query.q_dtype} with {query.kv_dtype} KV"
+        reject("dtype", f"{dtype} is not supported; supported: {accepted}", hint)
     if query.head_dim not in capabilities.head_dims:
         reject(
             "head_dim",
-            f"heads of {query.head_dim} are not among {capabilities.head_dims}",
+            f"head_dim {query.head_dim} is not supported; supported: {capabilities.head_dims}",
             _SEE_DOCTOR,
         )
     ratio = query.heads // query.kv_heads
     if ratio not in capabilities.gqa_ratios:
         reject(
             "gqa_ratio",
-            f"{ratio} query heads a KV head are not among {capabilities.gqa_ratios}",
+            f"{ratio} query heads per KV head are not supported; supported: "
+            f"{capabilities.gqa_ratios}",
             _SEE_DOCTOR,
         )
     missing = query.features - capabilities.features
     if missing:
         reject(
             "feature",
-            f"the model needs {', '.join(sorted(feature.value for feature in missing))}",
+            f"the model needs {_join_values(missing)}, which is not supported",
             _SEE_DOCTOR,
         )
     if query.contiguous and not capabilities.contiguous:
-        reject("contiguous", "it reads pages only", "Use --paged-attn on.")
+        reject(
+            "contiguous",
+            "contiguous regions are not supported; supported: pages",
+            "Use --paged-attn on.",
+        )
     if not query.contiguous and not capabilities.paged:
-        reject("paged", "it reads contiguous regions only", "Use --paged-attn off.")
+        reject(
+            "paged",
+            "pages are not supported; supported: contiguous regions",
+            "Use --paged-attn off.",
+        )
     if (
         not query.contiguous
         and query.page_size is not None
@@ -206,10 +219,15 @@ def find_rejections(
     ):
         reject(
             "page_size",
-            f"pages of {query.page_size} are not among {capabilities.page_sizes}",
+            f"page size {query.page_size} is not supported; supported: {capabilities.page_sizes}",
             "Change --page-size.",
         )
     return rejections
+
+
+def _join_values(members: Iterable[Phase | Feature]) -> str:
+    """Join the values of phases or features for an error text."""
+    return ", ".join(sorted(member.value for member in members))
 
 
 def _recommend_backend(env: DeviceEnv) -> str:
