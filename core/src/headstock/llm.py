@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
 from types import TracebackType
-from typing import cast
+from typing import cast, overload
 
 from headstock.config import EngineConfig, make_engine_config
 from headstock.errors import UsageError, describe_type
@@ -49,6 +49,25 @@ class LLM:
         **settings: SettingValue,
     ) -> None:
         self._session = EngineSession(_make_config(model, config, settings), start)
+
+    # Two signatures for type checkers: of a union they could not tell what a list literal holds.
+    @overload
+    def generate(
+        self,
+        prompts: PromptType,
+        sampling_params: ParamsInput = None,
+        use_tqdm: UseTqdm = False,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[PromptType],
+        sampling_params: ParamsInput = None,
+        use_tqdm: UseTqdm = False,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]: ...
 
     def generate(
         self,

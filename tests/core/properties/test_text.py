@@ -155,7 +155,7 @@ def test_a_stop_string_and_what_follows_are_no_part_of_the_answer(
 def test_no_piece_ends_within_a_character(
     told: Told, text: str, stops: list[str], pace: int
 ) -> None:
-    tokens = told[0].tokenizer.encode(text)
+    tokens = told[0]._session.tokenizer.encode(text)
     pieces = pieces_of(told, text, pace, SamplingParams(stop=stops))
     for count in range(len(pieces) + 1):
         assert text.startswith("".join(pieces[:count])), (
@@ -166,10 +166,10 @@ def test_no_piece_ends_within_a_character(
     assert "".join(pieces) == whole
     # may end within a character, and says so
     cut = pieces_of(told, text, pace, SamplingParams(max_tokens=1))
-    assert "".join(cut) == told[0].tokenizer.decode(tokens[:1])
+    assert "".join(cut) == told[0]._session.tokenizer.decode(tokens[:1])
 
 
 @pytest.mark.feature("I21")
 @pytest.mark.parametrize("text", ["日", "😀", "é"])
 def test_the_texts_have_characters_of_several_tokens(told: Told, text: str) -> None:
-    assert len(told[0].tokenizer.encode(text + text[::-1])) >= 2
+    assert len(told[0]._session.tokenizer.encode(text + text[::-1])) >= 2

@@ -152,8 +152,8 @@ def test_a_given_template_runs_in_the_sandbox_and_its_failures_are_its_own(
     tokenizer: Tokenizer,
 ) -> None:
     for template, said in (
-        ("{{ messages.append(1) }}", "the given chat template does what none may"),
-        ("{{ ''.__class__.__mro__ }}", "the given chat template does what none may"),
+        ("{{ messages.append(1) }}", "the given chat template uses what the sandbox forbids"),
+        ("{{ ''.__class__.__mro__ }}", "the given chat template uses what the sandbox forbids"),
         (
             "{{ ''.__class__.mro() }}",
             "access to attribute '__class__' of 'str' object is unsafe; correct it",

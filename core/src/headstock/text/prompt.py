@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any, Final, cast
+from typing import Final, NotRequired, TypedDict, cast
 
 from attrs import frozen
 
@@ -15,9 +15,9 @@ from headstock.text.tokenizer import Tokenizer
 
 @frozen
 class Prompt:
-    """Token ids, and the text they came from if there was one.
+    """Token ids, and the text that they came from, if there was one.
 
-    Prompts of different `cache_salt` never share what is cached of them.
+    Prompts of different `cache_salt` never share cached pages.
     """
 
     text: str | None
@@ -25,13 +25,22 @@ class Prompt:
     cache_salt: str = ""
 
 
-PromptType = str | Sequence[int] | Mapping[str, Any] | Prompt
-"""Text, token ids, one of {"prompt": text} and {"prompt_token_ids": ids}, or what `LLM.chat_prompt`
-made.
+class TextPrompt(TypedDict):
+    """A prompt as text; `cache_salt` as in Prompt."""
 
-A mapping may have a "cache_salt" too: a string, with which prompts share nothing with those of
-another one.
-"""
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; `cache_salt` as in Prompt."""
+
+    prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
+
+
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt | Prompt
+"""What users give as a prompt. The names are vLLM's."""
 
 MAX_SALT_LENGTH: Final = 256  # characters
 KEY_FORMS: Final = {"prompt": "text", "prompt_token_ids": "a list of token ids"}
@@ -39,21 +48,21 @@ KEY_FORMS: Final = {"prompt": "text", "prompt_token_ids": "a list of token ids"}
 
 
 def list_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
-    """The prompts, one or several, as a list; a list of integers is one prompt.
+    """The prompts, one or several, as a list. A list of integers is one prompt.
 
     raises: RequestError
     """
     if isinstance(prompts, str | Mapping | Prompt):
         return [prompts]
+    # Bytes are a sequence of integers too, and would pass as token ids.
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray | memoryview):
         forms = (
             "text, a list of token ids, a mapping with prompt or prompt_token_ids, or a list "
             "of such"
         )
         raise RequestError(f"prompts must be {forms}, got {describe_type(prompts)}", "prompts")
-    if prompts and all(
-        isinstance(token, Integral) and not isinstance(token, bool) for token in prompts
-    ):
+    items = cast("Sequence[object]", prompts)
+    if items and all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return [cast("Sequence[int]", prompts)]
     return list(cast("Sequence[PromptType]", prompts))
 
@@ -61,7 +70,10 @@ def list_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]
 def tokenize_prompt(
     prompt: PromptType, tokenizer: Tokenizer, *, add_special_tokens: bool = True
 ) -> Prompt:
-    """The prompt's ids.   raises: RequestError"""
+    """The prompt as token ids; a Prompt stays as it is.
+
+    raises: RequestError
+    """
     if isinstance(prompt, Prompt):
         return prompt
     content, salt = split_prompt(prompt)
@@ -73,7 +85,7 @@ def tokenize_prompt(
 
 
 def split_prompt(prompt: object) -> tuple[str | tuple[int, ...], str]:
-    """The text or the token ids of a prompt, and its salt; checked as far as no model is needed.
+    """The text or the token ids of a prompt, and its salt, checked without a model.
 
     raises: RequestError
     """
@@ -83,10 +95,8 @@ def split_prompt(prompt: object) -> tuple[str | tuple[int, ...], str]:
     salt = check_salt(rest.pop("cache_salt", None))
     if len(rest) != 1 or not rest.keys() <= KEY_FORMS.keys():
         raise RequestError(
-            (
-                "a prompt given as a mapping must have one of prompt and prompt_token_ids, and may "
-                "have a cache_salt"
-            ),
+            "a prompt given as a mapping must have one of prompt and prompt_token_ids, and may "
+            "have a cache_salt",
             "prompt",
         )
     ((name, value),) = rest.items()
@@ -94,7 +104,7 @@ def split_prompt(prompt: object) -> tuple[str | tuple[int, ...], str]:
 
 
 def check_content(value: object, name: str, *forms: str) -> str | tuple[int, ...]:
-    """The text or the token ids, whichever of the two is `forms`.   raises: RequestError"""
+    """The text or the token ids, of a form in `forms`.   raises: RequestError"""
     if isinstance(value, str) and "text" in forms:
         if not value:
             raise RequestError("prompt is empty; give it at least one character", "prompt")
@@ -107,7 +117,7 @@ def check_content(value: object, name: str, *forms: str) -> str | tuple[int, ...
 
 
 def check_salt(salt: object) -> str:
-    """The cache_salt; empty for None.   raises: RequestError"""
+    """A checked cache_salt; empty for None.   raises: RequestError"""
     if salt is None:
         return ""
     if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_LENGTH:
@@ -121,24 +131,24 @@ def check_salt(salt: object) -> str:
 
 
 def check_unicode(text: str, name: str) -> None:
-    """Raise RequestError when parameter `name` is a text that has no UTF-8 form."""
+    """Raise RequestError when `text`, the value of parameter `name`, has no UTF-8 form."""
+    # Half of a surrogate pair has none; JSON escapes and bytes on a command line can spell one.
     try:
         text.encode("utf-8")
-    except (
-        UnicodeEncodeError
-    ):  # half of a surrogate pair, as a JSON escape or bytes on a command line can spell
+    except UnicodeEncodeError:
         raise RequestError(
             f"{name} holds characters that are not valid Unicode; remove them", name
         ) from None
 
 
 def check_tokens(tokens: Sequence[int], vocab: int) -> None:
-    """Raise RequestError unless there are tokens, all ids of a model with `vocab` scores."""
+    """Raise RequestError for no tokens, or for one that is no integer from 0 to `vocab` - 1."""
     if not tokens:
         raise RequestError("prompt is empty; give it at least one token", "prompt")
+    # Long prompts pass here, in C: the loop below takes ten times as long.
     if set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab:
         return
-    for token in tokens:  # one of them is at fault, or all are integers of another type
+    for token in tokens:  # one of them is at fault, or they are integers of another type
         if not is_int(token, 0, vocab - 1):
             raise RequestError(
                 (
@@ -150,10 +160,9 @@ def check_tokens(tokens: Sequence[int], vocab: int) -> None:
 
 
 def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int, longer: str) -> None:
-    """Raise RequestError unless `tokens` are ids of a model with `vocab` scores and leave room for
-    one token more.
+    """Raise RequestError unless `tokens` are ids below `vocab` and leave room for one token more.
 
-    `longer` says what would let sequences be longer.
+    `longer` says what would allow longer sequences.
     """
     check_tokens(tokens, vocab)
     if len(tokens) >= max_seq_len:
@@ -165,9 +174,7 @@ def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int, longer:
 
 
 def check_ids(tokens: Sequence[int], parameter: str, vocab: int) -> None:
-    """Raise RequestError when a token id of sampling parameter `parameter` is none of the
-    model's.
-    """
+    """Raise RequestError when an id in sampling parameter `parameter` is not below `vocab`."""
     for token in tokens:
         if token >= vocab:
             raise RequestError(
