@@ -18,18 +18,20 @@ VOCAB = 1000
 STOPS = (7, 8)
 
 
-def header(limits: Limits) -> dict[str, Any]:
+def make_run_header(limits: Limits) -> dict[str, Any]:
     """The header of the engine that these limits would be of."""
     cache = "radix" if limits.policy is not None else "naive"
     return make_header(EngineConfig(cache_type=cache, scheduler=limits.scheduler), limits)
 
 
-def recorder(limits: Limits, path: Path | None, *, prompts: bool = False) -> Recorder:
+def make_recorder(limits: Limits, path: Path | None, *, prompts: bool = False) -> Recorder:
     """A recorder of an engine of these limits."""
-    return Recorder(header(limits), limits, None if path is None else str(path), prompts=prompts)
+    return Recorder(
+        make_run_header(limits), limits, None if path is None else str(path), prompts=prompts
+    )
 
 
-def bounds(**changes: Any) -> Limits:
+def make_run_limits(**changes: Any) -> Limits:
     """An engine of 64 rows and 300 pages."""
     sizes = {
         "max_rows": 64,
@@ -42,7 +44,7 @@ def bounds(**changes: Any) -> Limits:
     return small_limits(**(sizes | changes))
 
 
-def requests(count: int, seed: int = 0) -> list[Request]:
+def make_requests(count: int, seed: int = 0) -> list[Request]:
     """Requests in families that share long beginnings, as chats with a system prompt and turns
     do.
     """
@@ -71,13 +73,13 @@ def requests(count: int, seed: int = 0) -> list[Request]:
     return made
 
 
-def run(
-    limits: Limits, asked: list[Request], most: int, seed: int = 1
+def run_steps(
+    limits: Limits, arrivals: list[Request], most: int, seed: int = 1
 ) -> Iterator[tuple[list[Event], State, Plan]]:
     """Steps with random tokens, requests coming in bursts, until all are done or there were `most`
     steps.
     """
-    rng, state, waiting = np.random.default_rng(seed), initial(limits), list(asked)
+    rng, state, waiting = np.random.default_rng(seed), initial(limits), list(arrivals)
     events: list[Event] = []
     for number in range(most):
         burst = int(rng.integers(0, 12)) if number % 300 < 150 and rng.random() < 0.15 else 0
@@ -95,14 +97,14 @@ def run(
         )
 
 
-def record(
-    path: Path, limits: Limits, asked: list[Request], most: int, *, prompts: bool = False
+def record_run(
+    path: Path, limits: Limits, arrivals: list[Request], most: int, *, prompts: bool = False
 ) -> int:
     """Record a run to its end; how many steps it had."""
-    kept = recorder(limits, path, prompts=prompts)
+    recorder = make_recorder(limits, path, prompts=prompts)
     count = 0
-    for events, state, plan in run(limits, asked, most):
-        kept.record_step(events, state, plan)
+    for events, state, plan in run_steps(limits, arrivals, most):
+        recorder.record_step(events, state, plan)
         count += 1
-    kept.close()
+    recorder.close()
     return count

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from core.record.runs import bounds, record, requests
+from core.record.runs import make_requests, make_run_limits, record_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_workloads import request
@@ -19,12 +19,12 @@ SECRET = b"s" * 32
 TOKENS = st.lists(st.integers(0, 3), min_size=0, max_size=24)
 
 
-def names(unit: int, secret: bytes = SECRET) -> TokenAnonymizer:
+def make_anonymizer(unit: int, secret: bytes = SECRET) -> TokenAnonymizer:
     """Names for pages of `unit` tokens."""
-    return TokenAnonymizer(bounds(page_size=unit), secret)
+    return TokenAnonymizer(make_run_limits(page_size=unit), secret)
 
 
-def array(tokens: list[int]) -> np.ndarray:
+def int32_array(tokens: list[int]) -> np.ndarray:
     """Tokens as the scheduler has them."""
     return np.array(tokens, np.int32)
 
@@ -33,16 +33,16 @@ def array(tokens: list[int]) -> np.ndarray:
 def test_pages_get_equal_names_exactly_when_they_and_all_before_them_are_equal(
     start: list[int], one: list[int], other: list[int], unit: int, same_space: bool
 ) -> None:
-    made = names(unit)
-    a, b = array(start + one), array(start + other)
-    hidden_a = made.anonymize_prompt(a, "x")[0]
-    hidden_b = made.anonymize_prompt(b, "x" if same_space else "y")[0]
+    anonymizer = make_anonymizer(unit)
+    a, b = int32_array(start + one), int32_array(start + other)
+    hidden_a = anonymizer.anonymize_prompt(a, "x")[0]
+    hidden_b = anonymizer.anonymize_prompt(b, "x" if same_space else "y")[0]
     for stop in range(unit, min(len(a), len(b)) + 1, unit):
         equal = same_space and a[:stop].tolist() == b[:stop].tolist()
         assert (hidden_a[:stop].tolist() == hidden_b[:stop].tolist()) == equal
 
 
-def admit_request(made: TokenAnonymizer, tokens: list[int], **changes: object) -> None:
+def admit_request(anonymizer: TokenAnonymizer, tokens: list[int], **changes: object) -> None:
     """Seat a request in row 0 as number 1."""
     one = request("a", tokens, 50, **changes)
     zeros = np.zeros(1, np.int32)
@@ -50,7 +50,7 @@ def admit_request(made: TokenAnonymizer, tokens: list[int], **changes: object) -
     plan = Plan(number=0, num_decode=0, rows=zeros, admission_ids=ones, starts=zeros, stops=ones,
     num_logits=zeros,
                 samples=zeros, new_row_ids=zeros)  # fmt: skip
-    made.add_rows(plan, (RequestState(request=one, tokens=one.prompt, arrival=1),))
+    anonymizer.add_rows(plan, (RequestState(request=one, tokens=one.prompt, arrival=1),))
 
 
 @given(
@@ -63,26 +63,28 @@ def admit_request(made: TokenAnonymizer, tokens: list[int], **changes: object) -
 def test_sampled_tokens_get_the_names_that_a_prompt_with_them_gets(
     prompt: list[int], output: list[int], unit: int, drafted: bool
 ) -> None:
-    made = names(unit)
-    admit_request(made, prompt)
+    anonymizer = make_anonymizer(unit)
+    admit_request(anonymizer, prompt)
     row = np.zeros(1, np.int32)
     if drafted and output:
-        events = [Sampled(row, row + 1, row + len(output), array(output))]
+        events = [Sampled(row, row + 1, row + len(output), int32_array(output))]
     else:
-        events = [Sampled(row, row + 1, None, array([token])) for token in output]
-    hidden = np.concatenate([array([]), *(made.anonymize_samples(event) for event in events)])
+        events = [Sampled(row, row + 1, None, int32_array([token])) for token in output]
+    hidden = np.concatenate(
+        [int32_array([]), *(anonymizer.anonymize_samples(event) for event in events)]
+    )
     assert (
         hidden.tolist()
-        == made.anonymize_prompt(array(prompt + output), "")[0][len(prompt) :].tolist()
+        == anonymizer.anonymize_prompt(int32_array(prompt + output), "")[0][len(prompt) :].tolist()
     )
 
 
 def test_a_token_that_ends_its_request_is_named_after_the_stop_id_and_an_early_one_is_not() -> None:
-    made = names(4)
-    admit_request(made, [5, 5, 5], stop_ids=(9, 7), min_tokens=2)
+    anonymizer = make_anonymizer(4)
+    admit_request(anonymizer, [5, 5, 5], stop_ids=(9, 7), min_tokens=2)
     row = np.zeros(1, np.int32)
     hidden = [
-        int(made.anonymize_samples(Sampled(row, row + 1, None, array([token])))[0])
+        int(anonymizer.anonymize_samples(Sampled(row, row + 1, None, int32_array([token])))[0])
         for token in (7, 7, 9)
     ]
     # the page's last token, under its name although it is a stop id
@@ -91,20 +93,23 @@ def test_a_token_that_ends_its_request_is_named_after_the_stop_id_and_an_early_o
 
 
 def test_late_news_of_a_row_that_is_gone_counts_for_nothing() -> None:
-    made = names(1)
-    admit_request(made, [5])
+    anonymizer = make_anonymizer(1)
+    admit_request(anonymizer, [5])
     row = np.zeros(1, np.int32)
-    assert made.anonymize_samples(Sampled(row, row + 99, None, array([3]))).tolist() == [0]
+    assert anonymizer.anonymize_samples(
+        Sampled(row, row + 99, None, int32_array([3]))
+    ).tolist() == [0]
     assert (
-        made.anonymize_samples(Sampled(row, row + 1, None, array([3]))).tolist()
-        == made.anonymize_prompt(array([5, 3]), "")[0][1:].tolist()
+        anonymizer.anonymize_samples(Sampled(row, row + 1, None, int32_array([3]))).tolist()
+        == anonymizer.anonymize_prompt(int32_array([5, 3]), "")[0][1:].tolist()
     )
 
 
 def test_another_recording_has_other_names() -> None:
-    tokens = array(list(range(64)))
+    tokens = int32_array(list(range(64)))
     one, other = (
-        names(4, secret).anonymize_prompt(tokens, "")[0] for secret in (b"a" * 32, b"b" * 32)
+        make_anonymizer(4, secret).anonymize_prompt(tokens, "")[0]
+        for secret in (b"a" * 32, b"b" * 32)
     )
     used = one > 0
     assert used.sum() == 32 and (one[used] != other[used]).all()
@@ -115,8 +120,8 @@ def test_no_token_of_a_prompt_is_in_a_recording_unless_asked_for(
     prompts: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.recording"
-    asked = requests(40)
-    record(path, bounds(), asked, 200, prompts=prompts)
+    arrivals = make_requests(40)
+    record_run(path, make_run_limits(), arrivals, 200, prompts=prompts)
     recording = read_recording(path)
     arrived = {}
     sampled: list[int] = []
@@ -129,7 +134,7 @@ def test_no_token_of_a_prompt_is_in_a_recording_unless_asked_for(
                     sampled += event.tokens.tolist()
     assert recording.header["tokens"] == ("ids" if prompts else "page names")
     assert len(arrived) > 10
-    for one in asked:
+    for one in arrivals:
         if one.id not in arrived:
             continue
         found = arrived[one.id]

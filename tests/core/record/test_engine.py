@@ -87,7 +87,7 @@ def test_bench_and_run_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert not one.prompt.any()  # shorter than a page, so nothing of it is there
 
 
-def dying(after: int, error: Exception) -> Any:
+def failing_scheduler(after: int, error: Exception) -> Any:
     """A scheduler that fails in a step."""
     from headstock.builtin.mixed import schedule
 
@@ -99,13 +99,13 @@ def dying(after: int, error: Exception) -> Any:
     return fail
 
 
-def finish(engine: Engine) -> None:
+def run_to_end(engine: Engine) -> None:
     """Step until there is nothing left to do."""
     while engine.has_work:
         engine.step()
 
 
-def submitted(engine: Engine, count: int) -> None:
+def submit_requests(engine: Engine, count: int) -> None:
     """Hand in requests of 60 tokens each."""
     for number in range(count):
         prompt = np.arange(5, 35, dtype=np.int32) + number
@@ -125,12 +125,12 @@ def test_a_scheduler_that_fails_names_a_recording_that_shows_it(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     engine = Engine(EngineConfig(**TIGHT, record=str(tmp_path / "mine") if recorded else None))
-    engine.limits = evolve(engine.limits, schedule=dying(9, ZeroDivisionError("oh")))
-    submitted(engine, 3)
+    engine.limits = evolve(engine.limits, schedule=failing_scheduler(9, ZeroDivisionError("oh")))
+    submit_requests(engine, 3)
     with pytest.raises(
         PluginBroken, match=r"raised ZeroDivisionError: oh; .*headstock replay (\S+)"
     ) as raised:
-        finish(engine)
+        run_to_end(engine)
     engine.close()
 
     named = str(raised.value).rpartition(" ")[2]
@@ -154,7 +154,7 @@ def test_a_broken_scheduler_plugin_leaves_a_recording_too(
         engine.limits,
         schedule=lambda view, budget: ScheduleDecision(rows=np.array([99]), counts=np.array([1])),
     )
-    submitted(engine, 1)
+    submit_requests(engine, 1)
     with pytest.raises(PluginBroken, match="a row that does not exist"):
         engine.step()
     engine.close()
@@ -173,9 +173,9 @@ def test_a_tail_cannot_be_replayed_but_drawn(
     engine.submit(
         Request(id="long", prompt=prompt, max_tokens=300, params=SamplingParams(temperature=0.0))
     )
-    engine.limits = evolve(engine.limits, schedule=dying(290, ZeroDivisionError("oh")))
+    engine.limits = evolve(engine.limits, schedule=failing_scheduler(290, ZeroDivisionError("oh")))
     with pytest.raises(PluginBroken, match="the last 256 steps are in") as raised:
-        finish(engine)
+        run_to_end(engine)
     engine.close()
 
     named, trace = str(raised.value).rpartition(" ")[2], tmp_path / "trace.json"

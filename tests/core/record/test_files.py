@@ -109,6 +109,6 @@ def test_a_recording_may_go_through_a_pipe(here: Path) -> None:
     with LLM("demo", num_pages=64, record="pipe") as llm:
         llm.generate("Once upon a time")
     reader.join(30)
-    (here / "kept").write_bytes(found[0])
+    (here / "recorder").write_bytes(found[0])
 
-    assert len(list(read_recording(here / "kept").read_steps())) > 5
+    assert len(list(read_recording(here / "recorder").read_steps())) > 5

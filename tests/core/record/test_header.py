@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
-from core.record.runs import bounds, header, record, requests
+from core.record.runs import make_requests, make_run_header, make_run_limits, record_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,11 +28,11 @@ Place = tuple[str | int, ...]
 def recording(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A short recording."""
     path = tmp_path_factory.mktemp("recording") / "it"
-    record(path, bounds(), requests(8), 60)
+    record_run(path, make_run_limits(), make_requests(8), 60)
     return path.read_bytes()
 
 
-def change(data: bytes, edit: Any) -> bytes:
+def change_header(data: bytes, edit: Any) -> bytes:
     """The recording with `edit` applied to its header, checksums true."""
     file = io.BytesIO(data)
     line = file.readline()
@@ -45,7 +45,7 @@ def change(data: bytes, edit: Any) -> bytes:
     return changed.getvalue() + file.read()
 
 
-def places(value: Any, at: Place = ()) -> Iterator[Place]:
+def list_places(value: Any, at: Place = ()) -> Iterator[Place]:
     """Where values lie within a value of JSON."""
     if at:
         yield at
@@ -56,10 +56,10 @@ def places(value: Any, at: Place = ()) -> Iterator[Place]:
         if isinstance(value, list)
         else ()
     ):
-        yield from places(inner, (*at, key))
+        yield from list_places(inner, (*at, key))
 
 
-def put(values: Any, at: Place, new: Any) -> None:
+def put_value(values: Any, at: Place, new: Any) -> None:
     """Replace the value at a place."""
     for key in at[:-1]:
         values = values[key]
@@ -68,7 +68,9 @@ def put(values: Any, at: Place, new: Any) -> None:
 
 FIELDS = [
     at
-    for at in places(json.loads(json.dumps({**header(bounds()), "first": 0})))
+    for at in list_places(
+        json.loads(json.dumps({**make_run_header(make_run_limits()), "first": 0}))
+    )
     if at[0] != "fields"
 ]
 
@@ -82,7 +84,7 @@ def test_a_field_of_a_wrong_type_or_an_absurd_size_is_refused_in_one_line(
 ) -> None:
     """Unless the field may be so, in which case the replay tells its end."""
     file = tmp_path / "it"
-    file.write_bytes(change(recording, lambda values: put(values, at, new)))
+    file.write_bytes(change_header(recording, lambda values: put_value(values, at, new)))
     code = main(["replay", str(file)])
     out, err = capsys.readouterr()
     assert "internal error" not in err and out.count("\n") + err.count("\n") == 1
@@ -118,11 +120,11 @@ def test_no_header_ends_in_a_traceback(
 
     def edit(found: Any) -> None:
         for _ in range(data.draw(st.integers(1, 3))):
-            here = [at for at in places(copy.deepcopy(found)) if at[0] != "fields"]
-            put(found, data.draw(st.sampled_from(here)), data.draw(values))
+            here = [at for at in list_places(copy.deepcopy(found)) if at[0] != "fields"]
+            put_value(found, data.draw(st.sampled_from(here)), data.draw(values))
 
     file = tmp_path / "it"
-    file.write_bytes(change(recording, edit))
+    file.write_bytes(change_header(recording, edit))
     draw = ["replay-view", str(file)]
     commands = (
         ["replay", str(file)],

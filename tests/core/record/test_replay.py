@@ -9,7 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attrs import define, evolve, field
-from core.record.runs import bounds, header, record, recorder, requests, run
+from core.record.runs import (
+    make_recorder,
+    make_requests,
+    make_run_header,
+    make_run_limits,
+    record_run,
+    run_steps,
+)
 from often import often
 from toy_schedule import Drive, alone
 from toy_workloads import random_limits, random_requests
@@ -63,19 +70,19 @@ class Recorded(Drive):
         return plan
 
 
-def drive(
-    path: Path, limits: Limits, asked: list[Request], rng: np.random.Generator | None = None
+def drive_engine(
+    path: Path, limits: Limits, arrivals: list[Request], rng: np.random.Generator | None = None
 ) -> Drive:
     """The requests run with the toy model to their end, recorded."""
-    driven = Recorded(limits, rng, recorder=recorder(limits, path))
-    for each in asked:
+    driven = Recorded(limits, rng, recorder=make_recorder(limits, path))
+    for each in arrivals:
         driven.submit(each)
     driven.drain()
     driven.recorder.close()
     return driven
 
 
-def replayed(path: Path) -> tuple[list[Plan | None], str | None]:
+def replay_file(path: Path) -> tuple[list[Plan | None], str | None]:
     """The recorded plans, and what is said of the first that differs."""
     recording = read_recording(path)
     steps = list(replay_steps(recording.read_steps(), restore_limits(recording.header, check=True)))
@@ -89,7 +96,7 @@ def test_a_run_of_256_requests_with_preemption_replays_to_the_same_plans(
     overlap: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shared = RNG.integers(0, 50, 24)
-    asked = [
+    arrivals = [
         toy_request(
             f"r{number}",
             np.concatenate(
@@ -104,11 +111,13 @@ def test_a_run_of_256_requests_with_preemption_replays_to_the_same_plans(
         for number in range(256)
     ]
     path = tmp_path / "run.recording"
-    driven = drive(path, bounds(max_rows=32, num_pages=90, page_size=4, overlap=overlap), asked)
+    driven = drive_engine(
+        path, make_run_limits(max_rows=32, num_pages=90, page_size=4, overlap=overlap), arrivals
+    )
 
     assert driven.state.num_preempted > 0
-    assert all(driven.outputs[each.id] == alone(each) for each in asked)
-    plans, said = replayed(path)
+    assert all(driven.outputs[each.id] == alone(each) for each in arrivals)
+    plans, said = replay_file(path)
     assert said is None
     assert [plan.encode() for plan in plans if plan is not None] == [
         plan.encode() for plan in driven.plans
@@ -124,9 +133,9 @@ def test_any_engine_and_workload_replays(seed: int, scheduler: str, tmp_path: Pa
     limits = random_limits(rng, scheduler)
     fenced = seed % 3 == 0
     path = tmp_path / "run.recording"
-    driven = drive(path, limits, random_requests(rng, fenced), rng if fenced else None)
+    driven = drive_engine(path, limits, random_requests(rng, fenced), rng if fenced else None)
 
-    plans, said = replayed(path)
+    plans, said = replay_file(path)
     assert said is None
     assert [plan.encode() for plan in plans if plan is not None] == [
         plan.encode() for plan in driven.plans
@@ -138,7 +147,8 @@ def test_regions_that_are_taken_over_replay(overlap: bool, tmp_path: Path) -> No
     path, rng = tmp_path / "run.recording", np.random.default_rng(3)
     sizes = {"page_size": 400, "num_pages": 6, "max_rows": 6, "most_regions": 6, "policy": None}
     driven = Recorded(
-        bounds(overlap=overlap, **sizes), recorder=recorder(bounds(overlap=overlap, **sizes), path)
+        make_run_limits(overlap=overlap, **sizes),
+        recorder=make_recorder(make_run_limits(overlap=overlap, **sizes), path),
     )
     talks = [rng.integers(0, 50, 20).astype(np.int32) for _ in range(4)]
     for turn in range(4):
@@ -154,10 +164,10 @@ def test_regions_that_are_taken_over_replay(overlap: bool, tmp_path: Path) -> No
         int((plan.starts[np.isin(plan.rows, plan.new_row_ids)] > 0).sum()) for plan in driven.plans
     )
 
-    assert taken == 12 and replayed(path)[1] is None
+    assert taken == 12 and replay_file(path)[1] is None
 
 
-def changed(recorded: list[RecordedStep], at: int, **changes: np.ndarray) -> list[RecordedStep]:
+def change_plan(recorded: list[RecordedStep], at: int, **changes: np.ndarray) -> list[RecordedStep]:
     """The steps, the plan of one of them changed."""
     plan = recorded[at].plan
     assert plan is not None
@@ -166,12 +176,12 @@ def changed(recorded: list[RecordedStep], at: int, **changes: np.ndarray) -> lis
 
 def test_the_first_step_that_differs_is_named_with_its_field(tmp_path: Path) -> None:
     path = tmp_path / "run.recording"
-    record(path, bounds(), requests(20), 60)
+    record_run(path, make_run_limits(), make_requests(20), 60)
     recording = read_recording(path)
     recorded = list(recording.read_steps())
     plan = recorded[30].plan
     assert plan is not None
-    other = changed(
+    other = change_plan(
         recorded, 30, stops=plan.stops + np.eye(1, len(plan.stops), 2, dtype=np.int32)[0]
     )
     steps = list(replay_steps(iter(other), restore_limits(recording.header)))
@@ -189,12 +199,16 @@ def test_the_first_step_that_differs_is_named_with_its_field(tmp_path: Path) -> 
 def test_another_scheduler_than_recorded_is_found_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    limits = bounds()
+    limits = make_run_limits()
     path = tmp_path / "run.recording"
-    kept = recorder(limits, path)
-    kept.close()
-    lying = recorder(evolve(bounds(scheduler="prefill-first"), scheduler="mixed"), path)
-    for events, state, plan in run(bounds(scheduler="prefill-first"), requests(200), 300):
+    recorder = make_recorder(limits, path)
+    recorder.close()
+    lying = make_recorder(
+        evolve(make_run_limits(scheduler="prefill-first"), scheduler="mixed"), path
+    )
+    for events, state, plan in run_steps(
+        make_run_limits(scheduler="prefill-first"), make_requests(200), 300
+    ):
         lying.record_step(events, state, plan)
     lying.close()
 
@@ -206,12 +220,12 @@ def test_a_scheduler_that_failed_fails_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.recording"
-    kept = recorder(bounds(), path)
-    for events, state, plan in run(bounds(), requests(5), 20):
-        kept.record_step(events, state, plan)
+    recorder = make_recorder(make_run_limits(), path)
+    for events, state, plan in run_steps(make_run_limits(), make_requests(5), 20):
+        recorder.record_step(events, state, plan)
     bad: list[Event] = [Sampled(np.array([9999]), np.array([1]), None, np.array([1]))]
-    kept.record_failure(bad, IndexError("index 9999 is out of bounds"))
-    kept.close()
+    recorder.record_failure(bad, IndexError("index 9999 is out of bounds"))
+    recorder.close()
 
     assert main(["replay", str(path)]) == 0
     out = capsys.readouterr().out
@@ -220,11 +234,11 @@ def test_a_scheduler_that_failed_fails_again(
 
 def test_a_recorded_failure_that_does_not_come_back_is_a_difference(tmp_path: Path) -> None:
     path = tmp_path / "run.recording"
-    kept = recorder(bounds(), path)
-    kept.record_failure([], MemoryError("no memory"))
-    kept.close()
+    recorder = make_recorder(make_run_limits(), path)
+    recorder.record_failure([], MemoryError("no memory"))
+    recorder.close()
 
-    _, said = replayed(path)
+    _, said = replay_file(path)
     assert said == "step 0 differs in outcome: recorded MemoryError: no memory, replayed a plan"
 
 
@@ -280,7 +294,7 @@ def test_every_event_keeps_its_fields() -> None:
 
 def test_replaying_imports_no_torch(tmp_path: Path) -> None:
     path = tmp_path / "run.recording"
-    record(path, bounds(), requests(10), 50)
+    record_run(path, make_run_limits(), make_requests(10), 50)
     script = (
         "import sys; from headstock.cli.main import main; code = main(sys.argv[1:]); "
         "print('torch' in sys.modules); sys.exit(code)"
@@ -291,8 +305,8 @@ def test_replaying_imports_no_torch(tmp_path: Path) -> None:
 
 
 def test_the_header_makes_the_same_limits() -> None:
-    limits = bounds(recompute=True)
-    made = restore_limits(header(limits))
+    limits = make_run_limits(recompute=True)
+    made = restore_limits(make_run_header(limits))
 
     assert type(made.policy) is type(limits.policy) and made.schedule is limits.schedule
     for name in (

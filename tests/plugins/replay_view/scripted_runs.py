@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from attrs import evolve
-from core.record.runs import bounds, recorder, requests
+from core.record.runs import make_recorder, make_requests, make_run_limits
 from toy_workloads import limits
 
 from headstock.record.file import read_recording
@@ -15,7 +15,7 @@ from headstock.record.recorded_step import RecordedStep
 from headstock.record.replay import ReplayedStep, replay_steps
 from headstock.scheduler import Aborted, Arrived, Event, Limits, Plan, Sampled, State, initial, step
 from headstock_replay_view.history import History
-from headstock_replay_view.page import render_page
+from headstock_replay_view.page import render_html
 from headstock_replay_view.page_data import collect_page_data
 
 MS = 1_000_000
@@ -58,21 +58,21 @@ def show_step(
 
 def hostile_page(folder: Path) -> str:
     """The page of a recording in which every text is hostile."""
-    engine, path = bounds(max_rows=2), folder / "run.recording"
-    kept, state = recorder(engine, path), initial(engine)
-    kept.header |= {"model": HOSTILE, "headstock": HOSTILE}
+    engine, path = make_run_limits(max_rows=2), folder / "run.recording"
+    recorder, state = make_recorder(engine, path), initial(engine)
+    recorder.header |= {"model": HOSTILE, "headstock": HOSTILE}
     arrivals = [
-        Arrived(evolve(one, id=f"{number}{HOSTILE}")) for number, one in enumerate(requests(4))
+        Arrived(evolve(one, id=f"{number}{HOSTILE}")) for number, one in enumerate(make_requests(4))
     ]
     ids = [arrived.request.id for arrived in arrivals]
     for events in (arrivals, [Aborted(ids[3], HOSTILE)], [Aborted(ids[0], HOSTILE)], []):
         state, plan = step(state, tuple(events), engine)
-        kept.record_step(events, state, plan)
-    kept.close()
+        recorder.record_step(events, state, plan)
+    recorder.close()
     recording, history = read_recording(path), History(engine)
     for replayed in replay_steps(recording.read_steps(), engine):
         history.add_step(replayed)
     header = dict(recording.header) | dict.fromkeys(
         ("model", "headstock", "scheduler", "cache"), HOSTILE
     )
-    return render_page(collect_page_data(history, header, HOSTILE))
+    return render_html(collect_page_data(history, header, HOSTILE))

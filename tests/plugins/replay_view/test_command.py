@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from core.record.runs import bounds, record, recorder, requests, run
+from core.record.runs import make_recorder, make_requests, make_run_limits, record_run, run_steps
 
 from headstock.cli.main import main
 
@@ -16,7 +16,7 @@ from headstock.cli.main import main
 def recording(tmp_path: Path) -> Path:
     """A short recording."""
     path = tmp_path / "run.recording"
-    record(path, bounds(), requests(4), 40)
+    record_run(path, make_run_limits(), make_requests(4), 40)
     return path
 
 
@@ -90,8 +90,8 @@ def test_the_page_of_a_tail_is_refused_and_its_trace_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    tail = recorder(bounds(), None)
-    for events, state, plan in run(bounds(), requests(100), 300):
+    tail = make_recorder(make_run_limits(), None)
+    for events, state, plan in run_steps(make_run_limits(), make_requests(100), 300):
         tail.record_step(events, state, plan)
     tail.write_crash_recording()
     (path,) = tmp_path.glob("*.recording")

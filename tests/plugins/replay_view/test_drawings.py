@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core.record.runs import bounds, record, recorder, requests
+from core.record.runs import make_recorder, make_requests, make_run_limits, record_run
 from often import often
 from plugins.replay_view.scripted_runs import hostile_page
 
@@ -45,7 +45,7 @@ REQUESTS = 2
 MAX_BYTES = 10_000_000
 
 
-def trace(path: Path, folder: Path) -> list[dict[str, Any]]:
+def read_trace(path: Path, folder: Path) -> list[dict[str, Any]]:
     """The events of the recording's trace."""
     out = folder / "trace.json"
     assert main(["replay-view", str(path), "--timeline", str(out)]) == 0
@@ -66,12 +66,12 @@ def data_of(page: Path) -> dict[str, Any]:
 def pressed(tmp_path: Path) -> Path:
     """A recording with preemptions."""
     path = tmp_path / "run.recording"
-    record(path, bounds(num_pages=80), requests(150), 900)
+    record_run(path, make_run_limits(num_pages=80), make_requests(150), 900)
     return path
 
 
 def test_a_trace_tells_what_each_request_did(pressed: Path, tmp_path: Path) -> None:
-    events = trace(pressed, tmp_path)
+    events = read_trace(pressed, tmp_path)
     names = {
         e["tid"]: e["args"]["name"]
         for e in events
@@ -109,21 +109,23 @@ def test_a_trace_tells_what_each_request_did(pressed: Path, tmp_path: Path) -> N
 
 
 def test_a_request_aborted_in_the_queue_is_queued_until_then(tmp_path: Path) -> None:
-    limits, path = bounds(max_rows=1), tmp_path / "run.recording"
-    kept = recorder(limits, path)
-    first, second = requests(2)
+    limits, path = make_run_limits(max_rows=1), tmp_path / "run.recording"
+    recorder = make_recorder(limits, path)
+    first, second = make_requests(2)
     state = initial(limits)
     for events in ([Arrived(first), Arrived(second)], [Aborted(second.id)], []):
         state, plan = step(state, tuple(events), limits)
-        kept.record_step(events, state, plan)
-    kept.close()
+        recorder.record_step(events, state, plan)
+    recorder.close()
     steps = list(read_recording(path).read_steps())
     (tid,) = [
-        e["tid"] for e in trace(path, tmp_path) if e["ph"] == "M" and e["args"]["name"] == second.id
+        e["tid"]
+        for e in read_trace(path, tmp_path)
+        if e["ph"] == "M" and e["args"]["name"] == second.id
     ]
     (queued,) = [
         e
-        for e in trace(path, tmp_path)
+        for e in read_trace(path, tmp_path)
         if e["ph"] == "X" and (e["pid"], e["tid"]) == (REQUESTS, tid)
     ]
     assert queued["name"] == "queued"
@@ -134,8 +136,8 @@ def test_an_empty_recording_draws_nothing_and_is_valid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, page = tmp_path / "run.recording", tmp_path / "page.html"
-    recorder(bounds(), path).close()
-    assert trace(path, tmp_path) == []
+    make_recorder(make_run_limits(), path).close()
+    assert read_trace(path, tmp_path) == []
     assert main(["replay-view", str(path), "--html", str(page)]) == 0
     assert "0 steps, identical" in capsys.readouterr().out
     assert data_of(page)["series"]["at"] == []
@@ -144,7 +146,10 @@ def test_an_empty_recording_draws_nothing_and_is_valid(
 @pytest.mark.parametrize("steps", often(1, [3_000, 10_000]))
 def test_a_page_of_10000_steps_stays_small_and_loads_nothing(steps: int, tmp_path: Path) -> None:
     path, page = tmp_path / "run.recording", tmp_path / "page.html"
-    assert record(path, bounds(max_rows=16), requests(6 * steps // 10), steps) == steps
+    assert (
+        record_run(path, make_run_limits(max_rows=16), make_requests(6 * steps // 10), steps)
+        == steps
+    )
     assert main(["replay-view", str(path), "--html", str(page)]) == 0
     text = page.read_text()
     assert len(text) < MAX_BYTES * steps / 10_000
@@ -198,10 +203,10 @@ def test_long_and_unprintable_texts_are_cut_and_shown_as_codes() -> None:
 
 @pytest.mark.parametrize("reuse", [True, False])
 def test_pages_are_counted_and_drawn_as_the_state_has_them(reuse: bool, tmp_path: Path) -> None:
-    limits, path = bounds(num_pages=80), tmp_path / "run.recording"
+    limits, path = make_run_limits(num_pages=80), tmp_path / "run.recording"
     if not reuse:
-        limits = bounds(num_pages=80, policy=None)
-    record(path, limits, requests(60), 400)
+        limits = make_run_limits(num_pages=80, policy=None)
+    record_run(path, limits, make_requests(60), 400)
     recording = read_recording(path)
     history = History(restore_limits(recording.header))
     seen = 0
@@ -219,8 +224,8 @@ def test_pages_are_counted_and_drawn_as_the_state_has_them(reuse: bool, tmp_path
 
 
 def test_the_tree_is_that_of_the_policy(tmp_path: Path) -> None:
-    limits, path = bounds(num_pages=80), tmp_path / "run.recording"
-    record(path, limits, requests(150), 900)
+    limits, path = make_run_limits(num_pages=80), tmp_path / "run.recording"
+    record_run(path, limits, make_requests(150), 900)
     recording = read_recording(path)
     history = History(restore_limits(recording.header))
     trees = 0
@@ -275,11 +280,11 @@ def test_a_large_tree_keeps_its_heaviest_branches() -> None:
         [GONE, 8, 1, 0, 1],
         *([0 if at % 2 else GONE, 8 + at % 100, 0, 0, 1] for at in range(2000)),
     ]
-    kept = keep_largest_segments(segments)
-    assert len(kept) == MAX_SEGMENTS + 1
-    assert sum(segment[1] for segment in kept) == sum(segment[1] for segment in segments)
-    assert kept[0] == [GONE, 8, 1, 0, 1] and kept[-1][4] == len(segments) - MAX_SEGMENTS
-    assert min(segment[1] for segment in kept[1:-1]) >= 87
+    recorder = keep_largest_segments(segments)
+    assert len(recorder) == MAX_SEGMENTS + 1
+    assert sum(segment[1] for segment in recorder) == sum(segment[1] for segment in segments)
+    assert recorder[0] == [GONE, 8, 1, 0, 1] and recorder[-1][4] == len(segments) - MAX_SEGMENTS
+    assert min(segment[1] for segment in recorder[1:-1]) >= 87
 
 
 def test_thinning_keeps_steps_evenly_spread() -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from attrs import evolve
-from core.record.runs import bounds, requests, run
+from core.record.runs import make_requests, make_run_limits, run_steps
 from plugins.replay_view.scripted_runs import MS, ONE_ROW, run_script, show_step
 from toy_workloads import limits, request
 
@@ -29,17 +29,17 @@ from headstock_replay_view.lanes import (
     STALLED,
     Lanes,
 )
-from headstock_replay_view.page import render_page
+from headstock_replay_view.page import render_html
 from headstock_replay_view.page_data import collect_page_data
 
 
-def numbers(lanes: Lanes, *names: str) -> list[tuple[int, ...]]:
+def list_numbers(lanes: Lanes, *names: str) -> list[tuple[int, ...]]:
     """Some numbers of each lane."""
     table = lanes.list_numbers()
     return list(zip(*(table[name] for name in names), strict=True))
 
 
-def headline(history: History) -> Headline:
+def measure(history: History) -> Headline:
     """The figures of what was watched."""
     return make_headline(history.make_series(), history.lanes, history.limits.num_pages[0])
 
@@ -61,7 +61,7 @@ def test_a_lane_is_queued_until_it_is_admitted_then_in_prefill_then_decodes() ->
         [(0, PREFILL), (2, DECODE), (4, GONE)],
         [(0, QUEUED), (4, PREFILL), (5, GONE)],
     ]
-    assert numbers(lanes, "arrived", "admitted", "first", "ended", "prompt", "output") == [
+    assert list_numbers(lanes, "arrived", "admitted", "first", "ended", "prompt", "output") == [
         (0, 0, 2, 4, 6, 3),
         (0, 4, 5, 5, 2, 1),
     ]
@@ -69,7 +69,7 @@ def test_a_lane_is_queued_until_it_is_admitted_then_in_prefill_then_decodes() ->
 
 
 def test_the_headline_of_a_run_worked_out_by_hand() -> None:
-    figures = headline(one_after_the_other())
+    figures = measure(one_after_the_other())
     assert (figures.steps, figures.requests, figures.finished, figures.unfinished) == (6, 2, 2, 0)
     assert (figures.span, figures.busy) == (0.15, 0.15)
     assert (figures.output_tokens, figures.prompt_tokens) == (4, 8)
@@ -98,7 +98,7 @@ def test_requests_are_counted_by_what_they_do_in_each_step() -> None:
     ]
 
 
-def preempting(*more: tuple[int, list[Event]]) -> History:
+def run_preemption(*more: tuple[int, list[Event]]) -> History:
     """`low` (4 and 4) computes 5 tokens, has two, and loses the only row to `high` (2 and 1)."""
     low, high = request("low", [1] * 4, 4), request("high", [2] * 2, 1, priority=1)
     engine = evolve(ONE_ROW, max_batch_tokens=8)
@@ -106,12 +106,12 @@ def preempting(*more: tuple[int, list[Event]]) -> History:
 
 
 def test_a_preempted_lane_shows_its_way_back_and_what_was_computed_again() -> None:
-    lanes = preempting((30, []), (40, []), (50, [])).lanes
+    lanes = run_preemption((30, []), (40, []), (50, [])).lanes
     assert lanes.segments == [
         [(0, PREFILL), (1, DECODE), (2, PREEMPTED), (3, PREFILL), (4, DECODE), (5, GONE)],
         [(2, PREFILL), (3, GONE)],
     ]
-    assert numbers(lanes, "preemptions", "recomputed", "output", "first") == [
+    assert list_numbers(lanes, "preemptions", "recomputed", "output", "first") == [
         (1, 5, 4, 1),
         (0, 0, 1, 3),
     ]
@@ -120,9 +120,9 @@ def test_a_preempted_lane_shows_its_way_back_and_what_was_computed_again() -> No
 
 
 def test_a_preempted_request_that_never_comes_back_is_known_from_the_replayed_state() -> None:
-    history = preempting()
+    history = run_preemption()
     assert history.lanes.segments[0] == [(0, PREFILL), (1, DECODE), (2, PREEMPTED)]
-    figures = headline(history)
+    figures = measure(history)
     assert (figures.never_back, figures.preemptions, figures.preempted, figures.unfinished) == (
         1,
         1,
@@ -133,10 +133,10 @@ def test_a_preempted_request_that_never_comes_back_is_known_from_the_replayed_st
 
 
 def test_a_preempted_request_that_is_aborted_ends_there() -> None:
-    history = preempting((30, [Aborted("low")]))
+    history = run_preemption((30, [Aborted("low")]))
     assert history.lanes.segments[0][-2:] == [(2, PREEMPTED), (3, GONE)]
     assert history.lanes.reasons == ["abort", "length"] and history.lanes.num_preempted == 0
-    figures = headline(history)
+    figures = measure(history)
     assert (figures.never_back, figures.aborted, figures.finished) == (1, 1, 1)
 
 
@@ -161,7 +161,7 @@ def test_a_row_that_a_step_leaves_out_stalls() -> None:
     assert history.lanes.segments == [
         [(0, PREFILL), (1, DECODE), (2, STALLED), (3, DECODE), (4, GONE)]
     ]
-    assert headline(history).stalled == 1
+    assert measure(history).stalled == 1
 
 
 def test_an_id_may_come_again_and_what_can_never_fit_ends_at_once() -> None:
@@ -188,8 +188,8 @@ def test_the_hit_rate_is_of_prompts_when_they_are_first_admitted() -> None:
     engine = limits(max_rows=1)
     a, b = request("a", [*range(9)], 2), request("b", [*range(9)], 1)
     history = run_script(engine, [(0, [Arrived(a)]), (10, [Arrived(b)]), (20, []), (30, [])])
-    assert numbers(history.lanes, "prompt", "cached") == [(9, 0), (9, 8)]
-    assert headline(history).hit_rate == 8 / 18
+    assert list_numbers(history.lanes, "prompt", "cached") == [(9, 0), (9, 8)]
+    assert measure(history).hit_rate == 8 / 18
 
 
 def test_the_busiest_step_is_the_first_of_most_tokens_then_of_most_requests() -> None:
@@ -223,7 +223,7 @@ def test_one_outlier_among_few_steps_does_not_move_the_axis() -> None:
 def test_time_in_which_nothing_was_computed_is_not_busy() -> None:
     a, b = request("a", [1] * 2, 1), request("b", [2] * 2, 1)
     history = run_script(ONE_ROW, [(0, [Arrived(a)]), (10, []), (5010, [Arrived(b)]), (5030, [])])
-    figures = headline(history)
+    figures = measure(history)
     assert (figures.span, figures.busy) == (5.03, 0.03)
     assert figures.output_rate == pytest.approx(2 / 0.03)
     assert figures.step_ms == (10, 20)
@@ -245,12 +245,12 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(share: int) 
 @pytest.mark.parametrize("reuse", [False, True])
 def test_lanes_agree_with_plans_and_queues_in_every_step(overlap: bool, reuse: bool) -> None:
     engine = (
-        bounds(num_pages=80, overlap=overlap)
+        make_run_limits(num_pages=80, overlap=overlap)
         if reuse
-        else bounds(num_pages=80, overlap=overlap, policy=None)
+        else make_run_limits(num_pages=80, overlap=overlap, policy=None)
     )
     history, states, plans = History(engine), list[State](), list[Plan]()
-    for number, (events, state, plan) in enumerate(run(engine, requests(120), 700)):
+    for number, (events, state, plan) in enumerate(run_steps(engine, make_requests(120), 700)):
         show_step(history, number, number * MS, list(events), state, plan)
         states.append(state)
         plans.append(plan)
@@ -301,9 +301,9 @@ def test_numbers_of_any_size_are_drawn() -> None:
     history = run_script(ONE_ROW, script)
     assert (
         history.make_series()["at"].tolist() == [0, 2**62]
-        and headline(history).ttft == (2**62 / 1e9,) * 2
+        and measure(history).ttft == (2**62 / 1e9,) * 2
     )
     header = {"model": "toy", "headstock": "1", "scheduler": "mixed", "cache": None}
-    assert f'"priority":["0","{-(2**80)}"]' in render_page(
+    assert f'"priority":["0","{-(2**80)}"]' in render_html(
         collect_page_data(history, header, "fine")
     )

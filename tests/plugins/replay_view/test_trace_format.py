@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import evolve
-from core.record.runs import bounds, recorder, requests, run
-from plugins.replay_view.trace_format import faults
+from core.record.runs import make_recorder, make_requests, make_run_limits, run_steps
+from plugins.replay_view.trace_format import find_faults
 
 from headstock.cli.main import main
 from headstock.record.recorded_step import PendingRecord
@@ -32,35 +32,37 @@ does something else.
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("pages", [80, 300])
 def test_a_trace_is_what_every_viewer_takes(overlap: bool, pages: int, tmp_path: Path) -> None:
-    path, limits = tmp_path / "run.recording", bounds(num_pages=pages, overlap=overlap)
-    kept, at, rng = recorder(limits, path), 10**15, np.random.default_rng(pages)
-    for events, state, plan in run(limits, requests(150), 900):
+    path, limits = tmp_path / "run.recording", make_run_limits(num_pages=pages, overlap=overlap)
+    recorder, at, rng = make_recorder(limits, path), 10**15, np.random.default_rng(pages)
+    for events, state, plan in run_steps(limits, make_requests(150), 900):
         at += int(rng.choice(PAUSES))
         admitted = tuple(
             entry
             for row in plan.new_row_ids.tolist()
             if (entry := state.requests_by_row[row]) is not None
         )
-        kept.add_record(PendingRecord(at, events, plan, admitted))
-    kept.close()
+        recorder.add_record(PendingRecord(at, events, plan, admitted))
+    recorder.close()
 
-    assert faults(trace_of(path, tmp_path)) == []
+    assert find_faults(trace_of(path, tmp_path)) == []
 
 
 def test_a_trace_with_a_failure_aborts_and_odd_names_is_too(tmp_path: Path) -> None:
-    path, limits = tmp_path / "run.recording", bounds(max_rows=2)
-    kept, state = recorder(limits, path), initial(limits)
+    path, limits = tmp_path / "run.recording", make_run_limits(max_rows=2)
+    recorder, state = make_recorder(limits, path), initial(limits)
     names = ['"quoted" \\ and\nbroken', "日本 😀", "</script>", "x" * 300]
-    asked = [Arrived(evolve(one, id=name)) for one, name in zip(requests(4), names, strict=True)]
-    for events in (asked, [Aborted(names[2])], [Aborted(names[0])], []):
+    arrivals = [
+        Arrived(evolve(one, id=name)) for one, name in zip(make_requests(4), names, strict=True)
+    ]
+    for events in (arrivals, [Aborted(names[2])], [Aborted(names[0])], []):
         state, plan = step(state, tuple(events), limits)
-        kept.record_step(events, state, plan)
+        recorder.record_step(events, state, plan)
     bad = Sampled(np.array([9999]), np.array([1]), None, np.array([1]))
-    kept.record_failure([bad], IndexError('row 9999 "is" not there'))
-    kept.close()
+    recorder.record_failure([bad], IndexError('row 9999 "is" not there'))
+    recorder.close()
     text = trace_of(path, tmp_path)
 
-    assert faults(text) == []
+    assert find_faults(text) == []
     assert {
         event["args"]["name"] for event in json.loads(text)["traceEvents"] if event["ph"] == "M"
     } >= set(names)
@@ -70,13 +72,13 @@ def test_the_tail_of_a_run_makes_a_whole_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    kept = recorder(bounds(), None)
-    for events, state, plan in run(bounds(), requests(200), 700):
-        kept.record_step(events, state, plan)
-    kept.write_crash_recording()
+    recorder = make_recorder(make_run_limits(), None)
+    for events, state, plan in run_steps(make_run_limits(), make_requests(200), 700):
+        recorder.record_step(events, state, plan)
+    recorder.write_crash_recording()
     (path,) = tmp_path.glob("*.recording")
 
-    assert faults(trace_of(path, tmp_path)) == []
+    assert find_faults(trace_of(path, tmp_path)) == []
 
 
 NAMED = [
@@ -109,21 +111,21 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("said", WRONG)
 def test_a_trace_that_is_not_is_found_out(said: str) -> None:
-    found = faults(json.dumps({"traceEvents": [*NAMED, *WRONG[said]]}))
+    found = find_faults(json.dumps({"traceEvents": [*NAMED, *WRONG[said]]}))
 
     assert found and said in found[0]
 
 
 def test_other_files_are_no_traces() -> None:
     assert (
-        faults("[1")
-        and faults("[]")
-        and faults('{"traceEvents":[],"traceEvents":[]}')
-        and faults("{}")
+        find_faults("[1")
+        and find_faults("[]")
+        and find_faults('{"traceEvents":[],"traceEvents":[]}')
+        and find_faults("{}")
     )
     good = [
         {"ph": "B", **AT, "ts": 1},
         {"ph": "X", **AT, "ts": 1, "dur": 1},
         {"ph": "E", **AT, "ts": 2},
     ]
-    assert faults(json.dumps({"traceEvents": [*NAMED, *good]})) == []
+    assert find_faults(json.dumps({"traceEvents": [*NAMED, *good]})) == []

@@ -30,7 +30,7 @@ Event = dict[str, Any]
 Track = tuple[int, int]
 
 
-def faults(text: str) -> list[str]:
+def find_faults(text: str) -> list[str]:
     """What is wrong with a trace; nothing when every viewer must take it."""
     try:
         trace = json.loads(text, parse_constant=refuse, object_pairs_hook=without_doubles)

@@ -91,8 +91,8 @@ class TokenAnonymizer:
         """
         counts = np.ones_like(event.rows) if event.counts is None else event.counts
         names = np.zeros(len(event.tokens), np.int32)
-        known = (event.rows >= 0) & (event.rows < len(self.admission_ids))
-        if not known.all() or int(counts.sum()) != len(names):
+        is_row = (event.rows >= 0) & (event.rows < len(self.admission_ids))
+        if not is_row.all() or int(counts.sum()) != len(names):
             return names
         starts = np.cumsum(counts) - counts
         live = self.admission_ids[event.rows] == event.admission_ids
@@ -106,10 +106,10 @@ class TokenAnonymizer:
 
     def _anonymize_tokens(self, rows: Ints, tokens: Ints) -> Ints:
         """Append a token to each row and return its hash.   rows, tokens, returns: [n]"""
-        known, names = self.num_tokens[rows], np.zeros(len(rows), np.int64)
-        offsets = known % self.unit
+        lengths, names = self.num_tokens[rows], np.zeros(len(rows), np.int64)
+        offsets = lengths % self.unit
         self.tails[rows, offsets] = tokens
-        self.num_tokens[rows] = known + 1
+        self.num_tokens[rows] = lengths + 1
         # Two hashes of 30 bits stand for a page: a token is an int32, and one would collide too
         # often.
         for at in np.flatnonzero(offsets >= self.unit - 2).tolist():
@@ -118,7 +118,7 @@ class TokenAnonymizer:
             names[at] = _short_hash(digest)
             if offset == self.unit - 1:
                 self.prefix_hashes[row] = digest
-        stops = (self.stop_ids[rows] == tokens[:, None]) & (known + 1 >= self.stop_from[rows])[
+        stops = (self.stop_ids[rows] == tokens[:, None]) & (lengths + 1 >= self.stop_from[rows])[
             :, None
         ]
         return np.where(stops.any(1), STOP + stops.argmax(1), names)

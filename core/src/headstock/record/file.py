@@ -193,9 +193,9 @@ def read_recording(path: str | Path, *, partial: bool = False) -> Recording:
     if not line.startswith(FIRST) or not line.endswith(b"\n"):
         raise ModelError(f"{name} is not a recording; headstock run --record FILE makes one")
     if line != FIRST + b"%d\n" % VERSION:
-        found = shorten(line.removeprefix(FIRST).decode(errors="replace"))
+        version = shorten(line.removeprefix(FIRST).decode(errors="replace"))
         raise ModelError(
-            f"{name} is a recording of version {found} and this headstock reads version "
+            f"{name} is a recording of version {version} and this headstock reads version "
             f"{VERSION}; replay it with the headstock that wrote it"
         )
     try:
@@ -204,9 +204,9 @@ def read_recording(path: str | Path, *, partial: bool = False) -> Recording:
         raise ModelError(str(error)) from None
     header = _parse_header(data, name) if kind == HEADER else {}
     if header.get("fields") != list_fields():
-        made = shorten(header.get("headstock", "another"))
+        maker = shorten(header.get("headstock", "another"))
         raise ModelError(
-            f"{name} was made by headstock {made}, whose steps consist of other fields; replay it "
+            f"{name} was made by headstock {maker}, whose steps consist of other fields; replay it "
             "there"
         )
     try:
@@ -236,7 +236,7 @@ def read_frame(file: BinaryIO, name: str, number: int) -> tuple[bytes, bytes]:
     """
     at = file.tell()
     head = file.read(FRAME_HEADER.size)
-    kind, length, wanted = (
+    kind, length, checksum = (
         FRAME_HEADER.unpack(head) if len(head) == FRAME_HEADER.size else (b"", 0, 0)
     )
     data = file.read(min(length, MAX_BLOCK_BYTES))
@@ -244,7 +244,7 @@ def read_frame(file: BinaryIO, name: str, number: int) -> tuple[bytes, bytes]:
         raise _Truncated(
             f"{name} breaks off in the part at byte {at}, which begins with step {number}"
         )
-    if _checksum(kind, data) != wanted:
+    if _checksum(kind, data) != checksum:
         raise ModelError(
             f"{name} is damaged in the part at byte {at}, which begins with step {number}"
         )

@@ -64,7 +64,7 @@ def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
             **plain,
             groups=groups,
             schedule=schedule,
-            policy=_make_cache_policy(header, int(plain["page_size"])),
+            policy=_restore_cache_policy(header, int(plain["page_size"])),
         )
     except UnknownPlugin as error:
         raise CannotRun(str(error)) from error
@@ -80,7 +80,7 @@ def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
         ) from error
 
 
-def _make_cache_policy(header: Mapping[str, Any], page_size: int) -> CachePolicy | None:
+def _restore_cache_policy(header: Mapping[str, Any], page_size: int) -> CachePolicy | None:
     """Return the cache policy with its recorded options; None where there was none."""
     if header["cache"] is None:
         return None
@@ -89,5 +89,5 @@ def _make_cache_policy(header: Mapping[str, Any], page_size: int) -> CachePolicy
     options = registry.make_options(spec, header["options"])
     if header["prefix_cache_n"] is not None:
         options = evolve(options, max_prefixes=header["prefix_cache_n"])
-    made: CachePolicy = registry.import_implementation(spec)(page_size, options)
-    return made
+    cache_policy: CachePolicy = registry.import_implementation(spec)(page_size, options)
+    return cache_policy

@@ -27,13 +27,13 @@ of 65,536 tokens.
 class FieldRule:
     """A condition on a value, in words and as a predicate."""
 
-    wanted: str
+    condition: str
     holds: Callable[[Any], bool]
 
     def check(self, name: str, value: object) -> None:
         """Raise ValueError when the value is something else."""
         if not self.holds(value):
-            raise ValueError(f"{name} is {shorten(repr(value))}, wanted {self.wanted}")
+            raise ValueError(f"{name} is {shorten(repr(value))}, wanted {self.condition}")
 
 
 def _integer(least: int, most: int) -> FieldRule:
@@ -53,12 +53,12 @@ def _list_of(rule: FieldRule, least: int, most: int) -> FieldRule:
             isinstance(value, list) and least <= len(value) <= most and all(map(rule.holds, value))
         )
 
-    return FieldRule(f"a list of {least} to {most}, each {rule.wanted}", holds)
+    return FieldRule(f"a list of {least} to {most}, each {rule.condition}", holds)
 
 
 def _optional(rule: FieldRule) -> FieldRule:
     """Return the rule for a value that may be null."""
-    return FieldRule(f"{rule.wanted}, or null", lambda value: value is None or rule.holds(value))
+    return FieldRule(f"{rule.condition}, or null", lambda value: value is None or rule.holds(value))
 
 
 TEXT = FieldRule("a text", lambda value: isinstance(value, str))

@@ -125,13 +125,13 @@ def replay_step(
 
 def _compare_plans(number: int, recorded: Plan, replayed: Plan) -> Divergence | None:
     """Return the first field in which the plans differ; None when they are equal."""
-    for each in fields(Plan):
-        ours, theirs = getattr(recorded, each.name), getattr(replayed, each.name)
+    for field in fields(Plan):
+        ours, theirs = getattr(recorded, field.name), getattr(replayed, field.name)
         if not np.array_equal(ours, theirs):
             start = _first_difference(ours, theirs)
             return Divergence(
                 step=number,
-                field=each.name,
+                field=field.name,
                 recorded=_format_entries(ours, start),
                 replayed=_format_entries(theirs, start),
             )

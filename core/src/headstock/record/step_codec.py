@@ -27,7 +27,7 @@ NONE, ARRAY, NESTED, JSON = range(4)
 
 def _field_names(kind: type[Any]) -> list[str]:
     """Return the recorded fields of a class."""
-    return [each.name for each in attrs.fields(kind) if each.name not in OMITTED_FIELDS]
+    return [field.name for field in attrs.fields(kind) if field.name not in OMITTED_FIELDS]
 
 
 def list_fields() -> dict[str, list[str]]:
@@ -41,8 +41,8 @@ def list_fields() -> dict[str, list[str]]:
 def _write_fields(block: BlockWriter, value: Any) -> None:
     """Add the fields of an event, a request or a plan."""
     kind = type(value)
-    for each in _field_names(kind):
-        _write_value(block, f"{kind.__name__}.{each}", getattr(value, each))
+    for name in _field_names(kind):
+        _write_value(block, f"{kind.__name__}.{name}", getattr(value, name))
 
 
 def _write_value(block: BlockWriter, key: str, value: Any) -> None:
@@ -62,7 +62,7 @@ def _write_value(block: BlockWriter, key: str, value: Any) -> None:
 
 def _read_fields(block: BlockReader, kind: type[Any]) -> Any:
     """Return the next event, request or plan."""
-    values = {each: _read_value(block, f"{kind.__name__}.{each}") for each in _field_names(kind)}
+    values = {name: _read_value(block, f"{kind.__name__}.{name}") for name in _field_names(kind)}
     # blocks hold flat arrays, and this one has two columns
     if kind is Plan and len(values["copies"]):
         values["copies"] = values["copies"].reshape(-1, 2)

@@ -10,7 +10,7 @@ from headstock.config import FlagParser
 from headstock.errors import CannotRun, ModelError, UsageError, shorten
 from headstock.record import Recording, read_recording, replay_recording, restore_limits
 from headstock_replay_view.history import History
-from headstock_replay_view.page import render_page
+from headstock_replay_view.page import render_html
 from headstock_replay_view.page_data import collect_page_data
 from headstock_replay_view.timeline import Timeline
 
@@ -94,7 +94,7 @@ def write_page(recording: Recording, path: str, *, check: bool) -> int:
     history = History(limits)
     verdict = replay_recording(recording, limits, history.add_step)
     print(fold_line(str(verdict), terminal_width(sys.stdout), 0))
-    text = render_page(
+    text = render_html(
         collect_page_data(
             history, recording.header, str(verdict), is_complete=recording.is_complete
         )

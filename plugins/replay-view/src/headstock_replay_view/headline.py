@@ -146,6 +146,6 @@ def _weighted_percentile_pair(counts: Mapping[int, int]) -> tuple[float, float] 
         return None
     values = np.array(sorted(counts), np.int64)
     ranks = np.cumsum([counts[value] for value in values.tolist()])
-    wanted = [max(math.ceil(int(ranks[-1]) * share / 100), 1) for share in (50, 99)]
-    low, high = values[np.searchsorted(ranks, wanted)].tolist()
+    positions = [max(math.ceil(int(ranks[-1]) * share / 100), 1) for share in (50, 99)]
+    low, high = values[np.searchsorted(ranks, positions)].tolist()
     return low / 1e9, high / 1e9

@@ -106,12 +106,12 @@ class History:
     def _measure_step(self, at: int, state: State, plan: Plan) -> tuple[int, ...]:
         """Return the step's entry of SERIES."""
         refs, total = state.refs[0], self.limits.num_pages[0]
-        held, shared = int(np.count_nonzero(refs)), int(np.count_nonzero(refs > 1))
+        num_held, shared = int(np.count_nonzero(refs)), int(np.count_nonzero(refs > 1))
         cached = len(state.regions)
         if self.limits.policy is not None:
             stats = self.limits.policy.stats(state.index)
             cached += stats.pages - stats.held
-        free = total - held - cached
+        free = total - num_held - cached
         work = (
             plan.num_tokens - plan.num_decode,
             plan.num_decode,
@@ -125,7 +125,7 @@ class History:
             *self.lanes.count_phases(state),
             free,
             cached,
-            held - shared,
+            num_held - shared,
             shared,
         )
 
@@ -163,14 +163,14 @@ class History:
     def map_height(self) -> tuple[int, int]:
         """Rows of the finished map and pages in each, up to the highest page in use at any time."""
         fine = -(-self.highest_page // self.pages_per_fine_row)
-        each = -(-fine // MAX_ROWS)
-        return -(-fine // each), each * self.pages_per_fine_row
+        size = -(-fine // MAX_ROWS)
+        return -(-fine // size), size * self.pages_per_fine_row
 
     def make_page_map(self) -> np.ndarray:
         """Return the page map over time.   returns: [steps kept, rows] uint8"""
         rows, pages = self.map_height
-        each = pages // self.pages_per_fine_row
-        columns = [_downsample_kinds(column, each)[:rows] for column in self.maps.values]
+        size = pages // self.pages_per_fine_row
+        columns = [_downsample_kinds(column, size)[:rows] for column in self.maps.values]
         return np.array(columns, np.uint8).reshape(len(columns), rows)
 
 
@@ -181,5 +181,5 @@ def _downsample_kinds(kinds: np.ndarray, size: int) -> np.ndarray:
     # 255: no page
     grid = np.pad(kinds, (0, -len(kinds) % size), constant_values=255).reshape(-1, size)
     counts = np.stack([(grid == kind).sum(1) for kind in (SHARED, LIVE, CACHED, FREE)])
-    kept: np.ndarray = (SHARED - counts.argmax(0)).astype(np.uint8)
-    return kept
+    frequent: np.ndarray = (SHARED - counts.argmax(0)).astype(np.uint8)
+    return frequent

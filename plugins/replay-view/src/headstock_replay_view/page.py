@@ -18,7 +18,7 @@ BY_SWITCH = ':root[data-theme="dark"]'
 """The selector of the dark theme in dark.css."""
 
 
-def render_page(data: Mapping[str, Any]) -> str:
+def render_html(data: Mapping[str, Any]) -> str:
     """Return the text of the page; texts of the recording are escaped and never run."""
     # imported here: a trace needs no templates
     from jinja2 import StrictUndefined

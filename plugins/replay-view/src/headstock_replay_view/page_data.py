@@ -78,7 +78,8 @@ def escape_text(value: object, most: int = 64) -> str:
     """Return the value as one line of at most `most` characters, unprintable ones as codes."""
     # A request's id may hold marks that reverse the text around them.
     text = "".join(
-        each if each.isprintable() else f"\\u{ord(each):04x}" for each in shorten(value, most)
+        letter if letter.isprintable() else f"\\u{ord(letter):04x}"
+        for letter in shorten(value, most)
     )
     return shorten(text, most)
 

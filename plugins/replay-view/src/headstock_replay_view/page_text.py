@@ -13,7 +13,7 @@ COLUMN_NAMES = ("request", "arrived", "first token after", "output tokens", "pre
 
 
 @frozen(kw_only=True)
-class Tile:
+class FigureTile:
     """A figure: its name and value, a detail beside it, and how it is counted."""
 
     name: str
@@ -22,7 +22,7 @@ class Tile:
     meaning: str
 
 
-def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
+def list_tiles(figures: Mapping[str, Any]) -> list[FigureTile]:
     """Return the tiles of the headline, the most important first."""
     f = figures
     ends = {
@@ -33,7 +33,7 @@ def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
     }
     lost = {"never admitted again": f["never_back"]}
     return [
-        Tile(
+        FigureTile(
             name="Output tokens/s",
             value=_format_rate(f["output_rate"]),
             detail=f"{f['output_tokens']:,} tokens in {format_seconds(f['busy'])}; "
@@ -41,34 +41,34 @@ def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
             meaning="output tokens that became known, by the time of all steps that computed "
             "something.",
         ),
-        Tile(
+        FigureTile(
             name="Time to first token, p50\u00a0/\u00a0p99",
             value=_format_pair(f["ttft"]),
             detail="from the step that first saw the request",
             meaning="from the step that first saw a request to the step that read its first token.",
         ),
-        Tile(
+        FigureTile(
             name="Time between tokens, p50\u00a0/\u00a0p99",
             value=_format_pair(f["gap"]),
             detail="of all tokens after a request's first",
             meaning="from one step that read tokens of a request to the next such step, "
             "preemptions included.",
         ),
-        Tile(
+        FigureTile(
             name="Prefix hit rate",
             value=NO_VALUE if f["hit_rate"] is None else f"{f['hit_rate']:.1%}",
             detail=f"{f['cached_tokens']:,} prompt tokens from the index",
             meaning="share of prompt tokens that were in the prefix index when a request was "
             "first admitted.",
         ),
-        Tile(
+        FigureTile(
             name="Requests",
             value=f"{f['requests']:,}",
             detail=f"{_join_counts(ends)}; at most {f['running']:,} running, "
             f"{f['waiting']:,} waiting",
             meaning="requests that the scheduler got, by how they ended.",
         ),
-        Tile(
+        FigureTile(
             name="Preemptions",
             value=f"{f['preemptions']:,}",
             detail=f"of {f['preempted']:,} requests; {f['recomputed']:,} tokens computed again"
@@ -76,14 +76,14 @@ def list_tiles(figures: Mapping[str, Any]) -> list[Tile]:
             meaning="how often a request lost its row before it ended; what it had computed is "
             "computed again unless the prefix index kept it.",
         ),
-        Tile(
+        FigureTile(
             name="Steps",
             value=f"{f['steps']:,}",
             detail=f"p50 / p99 {_format_pair(f['step_ms'], 1000)}; {f['stalled']:,} stalls",
             meaning="scheduling steps; a stall is a request with a row and work to do that a "
             "step left out.",
         ),
-        Tile(
+        FigureTile(
             name="KV pages at the peak",
             value=f"{f['pages'] / f['all_pages']:.0%}",
             detail=f"{f['pages']:,} of {f['all_pages']:,} held by requests",
@@ -150,7 +150,9 @@ def format_number(value: float) -> str:
 def _format_pair(pair: tuple[float, float] | None, per_second: float = 1) -> str:
     """Return two percentiles as text."""
     return (
-        NO_VALUE if pair is None else " / ".join(format_seconds(each / per_second) for each in pair)
+        NO_VALUE
+        if pair is None
+        else " / ".join(format_seconds(value / per_second) for value in pair)
     )
 
 

@@ -37,9 +37,9 @@ class PrefixTracker:
         self.last_used[after.refs[0] > 0] = number
         now = after.row_counters[[RowCounter.ADMISSION_ID, RowCounter.NUM_INDEXED]]
         changed = (now != self.rows_seen).any(0)
-        left = changed & (now[0] != self.rows_seen[0]) & (self.rows_seen[0] > 0)
+        has_left = changed & (now[0] != self.rows_seen[0]) & (self.rows_seen[0] > 0)
         # a row that left may have had pages indexed in this very step
-        for row in np.flatnonzero(left).tolist():
+        for row in np.flatnonzero(has_left).tolist():
             self._link_pages(before[row])
         for row in np.flatnonzero(changed & (now[1] > 0)).tolist():
             self._link_pages(self.pages_by_row[row][: now[1, row]])
@@ -61,9 +61,9 @@ class PrefixTracker:
         segment; the last one is [GONE, tokens, 0, 0, count] of those left out
         """
         pages = indexed[np.argsort(self.depths[indexed], kind="stable")]
-        known = np.zeros(len(refs), bool)
-        known[pages] = True
-        parents = np.where(known[self.parents[pages]], self.parents[pages], 0)
+        is_indexed = np.zeros(len(refs), bool)
+        is_indexed[pages] = True
+        parents = np.where(is_indexed[self.parents[pages]], self.parents[pages], 0)
         children = np.bincount(parents, minlength=len(refs))
         alone = (parents > 0) & (children[parents] == 1) & (refs[pages] == refs[parents])
         segment_of = np.full(len(refs), GONE)
@@ -119,11 +119,17 @@ def keep_largest_segments(segments: list[list[int]]) -> list[list[int]]:
         if segments[at][0] != GONE:
             below[segments[at][0]] += below[at]
     # A parent has more tokens than its child, so it is kept whenever the child is.
-    kept = sorted(sorted(range(len(segments)), key=lambda at: -below[at])[:MAX_SEGMENTS])
-    place = {at: new for new, at in enumerate(kept)} | {GONE: GONE}
+    indices = sorted(sorted(range(len(segments)), key=lambda at: -below[at])[:MAX_SEGMENTS])
+    place = {at: new for new, at in enumerate(indices)} | {GONE: GONE}
     rest = [segment for at, segment in enumerate(segments) if at not in place]
-    chosen = [[place[segments[at][0]], *segments[at][1:]] for at in kept]
+    largest = [[place[segments[at][0]], *segments[at][1:]] for at in indices]
     return [
-        *chosen,
-        [GONE, sum(each[1] * each[4] for each in rest), 0, 0, sum(each[4] for each in rest)],
+        *largest,
+        [
+            GONE,
+            sum(segment[1] * segment[4] for segment in rest),
+            0,
+            0,
+            sum(segment[4] for segment in rest),
+        ],
     ]

