@@ -11,7 +11,17 @@ import numpy as np
 from attrs import evolve
 from benchmarks.running import ROWS, make_limits, make_request, sample_tokens
 
-from headstock.scheduler import Aborted, Arrived, Event, Limits, Plan, Request, State, initial, step
+from headstock.scheduler import (
+    Aborted,
+    Arrived,
+    Event,
+    Limits,
+    Plan,
+    Request,
+    State,
+    initial_state,
+    step,
+)
 from headstock.spi import Budget, ScheduleDecision, View
 
 WAITING = 4096
@@ -33,7 +43,7 @@ def fill_rows(rng: np.random.Generator) -> tuple[Limits, State, Plan]:
     """A scheduler whose rows are all taken, with requests that wait for one."""
     limits = make_limits(64, ROWS)
     events = [Arrived(make_request(i, rng, 7000)) for i in range(ROWS + WAITING)]
-    return limits, *step(initial(limits), events, limits)
+    return limits, *step(initial_state(limits), events, limits)
 
 
 def share_prompt(rng: np.random.Generator, waiting: int = WAITING) -> tuple[Limits, State, Plan]:
@@ -44,7 +54,7 @@ def share_prompt(rng: np.random.Generator, waiting: int = WAITING) -> tuple[Limi
     limits = make_limits(64, ROWS)
     rows = ROWS * 3 // 4 - 1
     state, plan = step(
-        initial(limits), [Arrived(make_request(i, rng, 7000)) for i in range(rows)], limits
+        initial_state(limits), [Arrived(make_request(i, rng, 7000)) for i in range(rows)], limits
     )
     prompt = rng.integers(10, 50_000, PROMPT_TOKENS).astype(np.int32)
     events: list[Event] = [sample_tokens(state, plan, None, rng)]

@@ -19,7 +19,7 @@ from benchmarks import arrivals, columns
 from benchmarks.running import ROWS, make_limits, make_request, sample_tokens
 
 import headstock
-from headstock.scheduler import Arrived, Event, RowCounter, initial, step
+from headstock.scheduler import Arrived, Event, RowCounter, initial_state, step
 from headstock_bench.conditions import read_commit, read_cpu_name
 
 WARM_UP = 100
@@ -36,7 +36,7 @@ def measure_steps(
     """Seconds of each step, ascending. With `overlap` tokens come a step late, as in the engine."""
     rng = np.random.default_rng(0)
     limits = make_limits(page_size, rows, overlap)
-    state = initial(limits)
+    state = initial_state(limits)
     number = rows
     # Lengths are spread, so that about as many pages fill in every step.
     events: list[Event] = [Arrived(make_request(i, rng, 7000)) for i in range(rows)]

@@ -13,7 +13,7 @@ import pytest
 from sample_plugins import FENCE, install_sample, run_headstock, sample_files
 from source_tree import ROOT
 
-from headstock.scheduler import Arrived, Limits, Request, Sampled, initial, step
+from headstock.scheduler import Arrived, Limits, Request, Sampled, initial_state, step
 from headstock.spi import KVGroup
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -99,7 +99,7 @@ def test_the_plugins_choices_are_legal_and_nothing_waits_for_ever() -> None:
         Arrived(Request(id=str(i), prompt=np.ones(n, np.int32), max_tokens=5))
         for i, n in enumerate(lengths)
     ]
-    state, ended, steps = initial(limits), [], 0
+    state, ended, steps = initial_state(limits), [], 0
     while len(ended) < len(lengths):
         state, plan = step(state, tuple(events), limits)
         ended += [end.id for end in state.ended]

@@ -20,7 +20,7 @@ from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError
 from headstock.scheduler import Request
-from headstock.scheduler.invariants import check
+from headstock.scheduler.invariants import check_state
 
 GREEDY = SamplingParams(temperature=0.0)
 LONGEST = 160
@@ -195,7 +195,7 @@ class EngineHarness:
             f"{stats.running} running and {stats.waiting} waiting after {most} steps"
         )
         assert self.reasons.keys() == self.requests.keys()
-        check(self.engine.state, self.engine.limits)
+        check_state(self.engine.state, self.engine.limits)
         assert stats.free_pages + stats.cached_pages == stats.total_pages
         return self
 

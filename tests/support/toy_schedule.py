@@ -20,7 +20,7 @@ from headstock.scheduler import (
     RowCounter,
     Sampled,
     State,
-    initial,
+    initial_state,
     step,
 )
 
@@ -193,7 +193,7 @@ class Drive:
     onlooker: Onlooker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.state = initial(self.limits)
+        self.state = initial_state(self.limits)
         self.onlooker = Onlooker(self.limits, guesses=self.rng is not None)
         self.device = ToyDevice(self.limits)
 

@@ -10,7 +10,7 @@ from toy_schedule import VOCAB, Drive, alone
 
 from headstock.builtin import decode_first, equal_length, mixed, prefill_first
 from headstock.scheduler import Limits, Request
-from headstock.scheduler.invariants import check
+from headstock.scheduler.invariants import check_state
 from headstock.spi import Budget, CachePolicy, KVGroup, ScheduleDecision, ScheduleFunction, View
 from headstock_radix_cache.policy import RadixCache
 
@@ -145,8 +145,8 @@ def simulate(seed: int) -> Drive:
         assert plan.num_tokens <= bounds.max_batch_tokens
         assert len(drive.plans) < 10_000, f"seed {seed} is still busy"
         if len(drive.plans) % 16 == 0:
-            check(drive.state, bounds)
-    check(drive.state, bounds)
+            check_state(drive.state, bounds)
+    check_state(drive.state, bounds)
     wanted = {one.id: alone(one) for one in requests} | {"never": []}
     assert drive.outputs == wanted, f"seed {seed}: wrong tokens"
     assert {name for name, reason in drive.reasons.items() if reason not in ("stop", "length")} == {

@@ -13,7 +13,7 @@ from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError, RequestError
 from headstock.scheduler import Request
-from headstock.scheduler.invariants import check
+from headstock.scheduler.invariants import check_state
 
 from .demo import drain, request, tokens
 
@@ -26,7 +26,7 @@ def test_every_request_ends_once_and_pages_come_back(engine: Engine) -> None:
         assert len(tokens(news[str(i)])) == 1 + i % 7
         assert [update.finish_reason for update in news[str(i)]][-1] == "length"
         assert all(update.finish_reason is None for update in news[str(i)][:-1])
-    check(engine.state, engine.limits)
+    check_state(engine.state, engine.limits)
     stats = engine.stats()
     assert stats.running == stats.waiting == 0 and stats.free_pages + stats.cached_pages == 256
     assert stats.output_tokens == sum(1 + i % 7 for i in range(40))

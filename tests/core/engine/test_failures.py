@@ -14,7 +14,7 @@ from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.errors import EngineDied, PluginBroken
 from headstock.outputs import Update
-from headstock.scheduler.invariants import check
+from headstock.scheduler.invariants import check_state
 from headstock.spi import Batch, LayerInfo, Runner, Sample, ScheduleDecision
 from headstock_radix_cache.policy import RadixCache
 from headstock_sdpa.backend import SdpaBackend
@@ -86,7 +86,7 @@ def test_a_step_that_raises_fails_its_requests_and_the_engine_lives(engine: Engi
     by_request = drain(engine, request("a"), request("b"))
 
     assert all(updates[-1].finish_reason == "error" for updates in by_request.values())
-    check(engine.state, engine.limits)
+    check_state(engine.state, engine.limits)
     assert len(tokens(drain(engine, request("c"))["c"])) == 8
 
 

@@ -23,7 +23,7 @@ from headstock import LLM, RequestError, SamplingParams
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.scheduler import Request
-from headstock.scheduler.invariants import check
+from headstock.scheduler.invariants import check_state
 
 SEED = 17
 RNG = np.random.default_rng(SEED)
@@ -85,7 +85,7 @@ def test_two_thousand_prompts_through_a_small_pool_wait_no_longer_at_the_end() -
             drive.step()
             assert len(drive.plans) - came < 100, f"request {number} waits for ever"
         waits.append(len(drive.plans) - came)
-        check(drive.state, bounds)
+        check_state(drive.state, bounds)
     drive.drain(20)
 
     assert not np.count_nonzero(drive.state.refs[0])

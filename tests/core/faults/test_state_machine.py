@@ -21,7 +21,7 @@ from toy_engine import LONGEST, SCHEDULERS, EngineHarness, contiguous, installed
 from toy_schedule import VOCAB
 
 from headstock.errors import CapacityError
-from headstock.scheduler import Request, refusal
+from headstock.scheduler import Request, find_refusal
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
 FAULTS = st.lists(
@@ -127,7 +127,7 @@ class Serving(RuleBasedStateMachine):
         """Hand a request in, or see it refused: it is too long, or the engine is told to refuse
         when it is full.
         """
-        if refusal(one, self.harness.engine.limits) is None:
+        if find_refusal(one, self.harness.engine.limits) is None:
             self.refused += not self.harness.try_submit(one)
             return
         self.refused += 1

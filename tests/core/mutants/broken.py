@@ -57,22 +57,24 @@ def around(owner: Any, name: str, wrap: Callable[..., Any]) -> Patch:
     return apply
 
 
-def free_twice(release: Any, state: Any, row: int) -> None:
+def free_twice(free_row_pages: Any, state: Any, row: int) -> None:
     """The row's private pages go back twice."""
-    private = page_pool.held(state, 0, row)[int(state.row_counters[RowCounter.NUM_INDEXED, row]) :]
-    release(state, row)
-    page_pool.give_back(state, 0, private)
+    private = page_pool.copy_row_pages(state, 0, row)[
+        int(state.row_counters[RowCounter.NUM_INDEXED, row]) :
+    ]
+    free_row_pages(state, row)
+    page_pool.free_pages(state, 0, private)
 
 
-def lose_one(give_back: Any, state: Any, group: int, given: np.ndarray) -> None:
+def lose_one(free_pages: Any, state: Any, group: int, given: np.ndarray) -> None:
     """The last page is forgotten."""
-    give_back(state, group, given[:-1])
+    free_pages(state, group, given[:-1])
 
 
-def without_writing(change_over: Any, state: Any, *arguments: Any) -> None:
+def without_writing(dedup_pages: Any, state: Any, *arguments: Any) -> None:
     """A row moves to other pages and its page table is not told."""
     writes = list(state.writes)
-    change_over(state, *arguments)
+    dedup_pages(state, *arguments)
     state.writes = writes
 
 
@@ -93,44 +95,46 @@ def with_part(
     return found if child is None else Match(np.append(found.pages, np.int32(child.page)), child)
 
 
-def whole_prompt(find: Any, state: Any, entry: Any) -> Any:
+def whole_prompt(match_prefix: Any, state: Any, entry: Any) -> Any:
     """The last token of a prompt may be cached too."""
     return state.limits.policy.match_prefix(state.index, entry.tokens, entry.request.namespace)
 
 
-def without_promise(score: Any, state: Any, chosen: np.ndarray) -> Any:
+def without_promise(mark_logits: Any, state: Any, chosen: np.ndarray) -> Any:
     """The token that a launched step will sample is not counted."""
-    num_logits, samples = score(state, chosen)
+    num_logits, samples = mark_logits(state, chosen)
     state.row_counters[RowCounter.NUM_TOKENS] -= samples
     return num_logits, samples
 
 
-def behind_drafts(drop_behind: Any, state: Any, group: int, rows: np.ndarray) -> None:
+def behind_drafts(free_out_of_window: Any, state: Any, group: int, rows: np.ndarray) -> None:
     """Pages are freed behind what was computed, though drafts may be rejected and go back."""
     known = state.row_counters[RowCounter.NUM_KNOWN].copy()
     state.row_counters[RowCounter.NUM_KNOWN] = state.row_counters[RowCounter.NUM_COMPUTED]
-    drop_behind(state, group, rows)
+    free_out_of_window(state, group, rows)
     state.row_counters[RowCounter.NUM_KNOWN] = known
 
 
-def lost_with_an_empty_plan(commit: Any, state: Any, chosen: np.ndarray) -> Any:
+def lost_with_an_empty_plan(make_plan: Any, state: Any, chosen: np.ndarray) -> Any:
     """What a plan without rows would write is dropped."""
-    plan = commit(state, chosen)
+    plan = make_plan(state, chosen)
     if not len(plan.rows):
         state.writes = []
     return plan
 
 
-def for_whoever_sits_there(sampled: Any, state: Any, event: Any) -> None:
+def for_whoever_sits_there(apply_samples: Any, state: Any, event: Any) -> None:
     """News of a row goes to the row's present request."""
     taken = state.row_counters[RowCounter.ACTIVE].take(event.rows) > 0
     admission_ids = state.row_counters[RowCounter.ADMISSION_ID].take(event.rows)
-    sampled(state, evolve(event, admission_ids=np.where(taken, admission_ids, event.admission_ids)))
+    apply_samples(
+        state, evolve(event, admission_ids=np.where(taken, admission_ids, event.admission_ids))
+    )
 
 
-def stop_at_once(fill: Any, state: Any, entry: Any, row: int, cached: int) -> None:
+def stop_at_once(init_row: Any, state: Any, entry: Any, row: int, cached: int) -> None:
     """Stop ids count from the first token on."""
-    fill(state, entry, row, cached)
+    init_row(state, entry, row, cached)
     state.row_counters[RowCounter.MIN_LEN, row] = 0
 
 
@@ -143,10 +147,12 @@ def youngest_first(sort_rows: Any, state: Any) -> None:
     )
 
 
-def waits_for_pages(squeeze: Any, state: Any, chosen: np.ndarray, needs: np.ndarray) -> np.ndarray:
+def waits_for_pages(
+    preempt_until_fits: Any, state: Any, chosen: np.ndarray, needs: np.ndarray
+) -> np.ndarray:
     """The lowest priority keeps its pages and waits for more, though nobody else runs."""
     alone = np.count_nonzero(chosen) == chosen[state.rows_by_priority[-1]] > 0
-    return np.zeros_like(chosen) if alone else squeeze(state, chosen, needs)
+    return np.zeros_like(chosen) if alone else preempt_until_fits(state, chosen, needs)
 
 
 def admission_id_kept(vacate_row: Any, state: Any, row: int) -> None:
@@ -156,10 +162,10 @@ def admission_id_kept(vacate_row: Any, state: Any, row: int) -> None:
     state.row_counters[RowCounter.ADMISSION_ID, row] = admission_id
 
 
-def in_flight(index_full: Any, state: Any) -> None:
+def in_flight(insert_full_pages: Any, state: Any) -> None:
     """Pages of the step that still runs are indexed."""
     state.limits, limits = evolve(state.limits, overlap=False), state.limits
-    index_full(state)
+    insert_full_pages(state)
     state.limits = limits
 
 
@@ -227,50 +233,53 @@ def stray(
 
 MUTANTS = {
     "pages freed twice": Mutant(
-        around(lifecycle, "release", free_twice), "(free|indexed) twice|not its own"
+        around(lifecycle, "free_row_pages", free_twice), "(free|indexed) twice|not its own"
     ),
-    "pages lost": Mutant(around(page_pool, "give_back", lose_one), "a page is lost"),
+    "pages lost": Mutant(around(page_pool, "free_pages", lose_one), "a page is lost"),
     "duplicates freed behind the table's back": Mutant(
-        around(prefix_insert, "change_over", without_writing), "not its own"
+        around(prefix_insert, "dedup_pages", without_writing), "not its own"
     ),
     "part of a page shared": Mutant(
         around(RadixCache, "match_prefix", with_part),
         "part of a page|not the same to both|a hit changes what is said",
     ),
     "last token not computed": Mutant(
-        around(admission, "find", whole_prompt), "the last token is not computed"
+        around(admission, "match_prefix", whole_prompt), "the last token is not computed"
     ),
     "held pages evicted": Mutant(
         around(RadixCache, "hold", lambda hold, *_: None),
         r"Node\(.* refs=|evicted a page that a running row holds",
     ),
     "promise dropped": Mutant(
-        around(planning, "score", without_promise), "running and .* waiting after|runs nothing"
+        around(planning, "mark_logits", without_promise),
+        "running and .* waiting after|runs nothing",
     ),
     "window freed under drafts": Mutant(
-        around(step, "drop_behind", behind_drafts), "not its own|dummy page"
+        around(step, "free_out_of_window", behind_drafts), "not its own|dummy page"
     ),
     "writes lost with an empty plan": Mutant(
-        around(step, "commit", lost_with_an_empty_plan), "not its own"
+        around(step, "make_plan", lost_with_an_empty_plan), "not its own"
     ),
     "stale news taken": Mutant(
-        around(apply, "sampled", for_whoever_sits_there),
+        around(apply, "apply_samples", for_whoever_sits_there),
         "wrong tokens|said .* and not|knows more tokens",
     ),
-    "stop before min_tokens": Mutant(around(admission, "fill", stop_at_once), "before min_tokens"),
+    "stop before min_tokens": Mutant(
+        around(admission, "init_row", stop_at_once), "before min_tokens"
+    ),
     "youngest first": Mutant(
         around(step, "sort_rows", youngest_first),
         "the oldest was preempted|for a younger one|first in priority order was preempted",
     ),
     "lowest priority never gives way": Mutant(
-        around(selection, "squeeze", waits_for_pages), "still busy|does not end"
+        around(selection, "preempt_until_fits", waits_for_pages), "still busy|does not end"
     ),
     "ended twice": Mutant(
         around(lifecycle, "vacate_row", admission_id_kept),
         "ended twice|keeps something|took the engine along",
     ),
     "pages in flight indexed": Mutant(
-        around(step, "index_full", in_flight), "had yet to be computed"
+        around(step, "insert_full_pages", in_flight), "had yet to be computed"
     ),
     "chunks not judged": Mutant(
         around(engine, "make_step_events", unjudged_chunks), "NaN of a chunk"
@@ -279,7 +288,7 @@ MUTANTS = {
         around(RadixCache, "match_prefix", without_namespace), r"another tenant|cached\(|== \[\]"
     ),
     "too long not refused": Mutant(
-        around(apply, "refusal", lambda *_: None), "still busy|was not refused"
+        around(apply, "find_refusal", lambda *_: None), "still busy|was not refused"
     ),
     "NaN fails all": Mutant(around(engine, "make_step_events", all_fail), "did not fail alone"),
     "table not cleared": Mutant(

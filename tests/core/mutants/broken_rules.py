@@ -20,29 +20,29 @@ from headstock_cuda_graph import prompts, runner
 from .broken import DIFFERS, Mutant, around
 
 
-def by_prefix(aborted: Any, state: Any, id: str, reason: str) -> None:
+def by_prefix(apply_abort: Any, state: Any, id: str, reason: str) -> None:
     """An abort takes every request whose id begins so."""
     entries = [*state.waiting, *(entry for entry in state.requests_by_row if entry is not None)]
     for name in [entry.request.id for entry in entries if entry.request.id.startswith(id)]:
-        aborted(state, name, reason)
+        apply_abort(state, name, reason)
 
 
-def of_the_queue_alone(aborted: Any, state: Any, id: str, reason: str) -> None:
+def of_the_queue_alone(apply_abort: Any, state: Any, id: str, reason: str) -> None:
     """Who runs is not aborted."""
     if any(entry.request.id == id for entry in state.waiting):
-        aborted(state, id, reason)
+        apply_abort(state, id, reason)
 
 
-def but_for_the_preempted(aborted: Any, state: Any, id: str, reason: str) -> None:
+def but_for_the_preempted(apply_abort: Any, state: Any, id: str, reason: str) -> None:
     """Who was preempted is not aborted while it waits."""
     if not any(entry.request.id == id and entry.preemptions for entry in state.waiting):
-        aborted(state, id, reason)
+        apply_abort(state, id, reason)
 
 
-def as_if_it_were_there(aborted: Any, state: Any, id: str, reason: str) -> None:
+def as_if_it_were_there(apply_abort: Any, state: Any, id: str, reason: str) -> None:
     """An abort of who is not there is a mistake."""
     entries = [*state.waiting, *(entry for entry in state.requests_by_row if entry is not None)]
-    aborted(state, {entry.request.id: id for entry in entries}[id], reason)
+    apply_abort(state, {entry.request.id: id for entry in entries}[id], reason)
 
 
 def one_page_more(
@@ -117,15 +117,15 @@ class Overtaking(Executor):
 
 
 NEGLECTED = {
-    "aborts by prefix": Mutant(around(apply, "aborted", by_prefix), "another one was aborted"),
+    "aborts by prefix": Mutant(around(apply, "apply_abort", by_prefix), "another one was aborted"),
     "who runs is not aborted": Mutant(
-        around(apply, "aborted", of_the_queue_alone), "runs on though aborted"
+        around(apply, "apply_abort", of_the_queue_alone), "runs on though aborted"
     ),
     "who was preempted is not aborted": Mutant(
-        around(apply, "aborted", but_for_the_preempted), "waits on though aborted"
+        around(apply, "apply_abort", but_for_the_preempted), "waits on though aborted"
     ),
     "aborts of who is gone raise": Mutant(
-        around(apply, "aborted", as_if_it_were_there), "KeyError: 'a'"
+        around(apply, "apply_abort", as_if_it_were_there), "KeyError: 'a'"
     ),
     "a page too many wanted": Mutant(around(admission, "has_room", one_page_more), "still busy"),
     "padding rows stay as they were": Mutant(

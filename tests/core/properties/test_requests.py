@@ -21,7 +21,7 @@ from toy_workloads import request as toy_request
 from headstock import LLM, SamplingParams
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError, RequestError
-from headstock.scheduler import Arrived, Limits, Plan, Request, initial, step
+from headstock.scheduler import Arrived, Limits, Plan, Request, initial_state, step
 from headstock.spi import Pending, Sample
 
 FIFO = st.sampled_from(["mixed", "prefill-first", "decode-first"])
@@ -195,7 +195,9 @@ def test_what_can_never_fit_fails_at_once_and_disturbs_nobody(
     pages = data.draw(st.integers(10, 200))
     bounds = limits(max_len=160, page_size=page_size, num_pages=pages)
     assume(length + most > 160 or -(-(length + most - 1) // page_size) > pages)
-    state, _ = step(initial(bounds), (Arrived(toy_request("big", np.zeros(length), most)),), bounds)
+    state, _ = step(
+        initial_state(bounds), (Arrived(toy_request("big", np.zeros(length), most)),), bounds
+    )
     assert [(ended.id, ended.reason) for ended in state.ended] == [("big", "error")], (
         "it was not refused"
     )

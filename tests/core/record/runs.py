@@ -12,7 +12,17 @@ from toy_workloads import limits as small_limits
 from headstock.config import EngineConfig
 from headstock.record.header import make_header
 from headstock.record.recorder import Recorder
-from headstock.scheduler import Arrived, Event, Limits, Plan, Request, Sampled, State, initial, step
+from headstock.scheduler import (
+    Arrived,
+    Event,
+    Limits,
+    Plan,
+    Request,
+    Sampled,
+    State,
+    initial_state,
+    step,
+)
 
 VOCAB = 1000
 STOPS = (7, 8)
@@ -79,7 +89,7 @@ def run_steps(
     """Steps with random tokens, requests coming in bursts, until all are done or there were `most`
     steps.
     """
-    rng, state, waiting = np.random.default_rng(seed), initial(limits), list(arrivals)
+    rng, state, waiting = np.random.default_rng(seed), initial_state(limits), list(arrivals)
     events: list[Event] = []
     for number in range(most):
         burst = int(rng.integers(0, 12)) if number % 300 < 150 and rng.random() < 0.15 else 0

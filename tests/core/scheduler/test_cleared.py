@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from toy_schedule import Drive, alone
 from toy_workloads import limits, prompt, random_limits, random_requests, request
 
-from headstock.scheduler import Cleared, initial, step
-from headstock.scheduler.invariants import check
+from headstock.scheduler import Cleared, initial_state, step
+from headstock.scheduler.invariants import check_state
 
 
 def test_an_idle_engine_has_every_page_free_afterwards() -> None:
@@ -24,7 +24,7 @@ def test_an_idle_engine_has_every_page_free_afterwards() -> None:
 
     drive.events.append(Cleared())
     drive.step()
-    check(drive.state, bounds)
+    check_state(drive.state, bounds)
     assert drive.state.num_free[0] == 100 and bounds.policy.stats(drive.state.index).pages == 0
 
 
@@ -44,8 +44,8 @@ def test_a_request_that_arrives_with_it_finds_no_prefix() -> None:
 
 def test_it_does_nothing_without_an_index() -> None:
     bounds = limits(policy=None)
-    state, plan = step(initial(bounds), (Cleared(),), bounds)
-    check(state, bounds)
+    state, plan = step(initial_state(bounds), (Cleared(),), bounds)
+    check_state(state, bounds)
     assert state.num_free[0] == 100 and not len(plan.rows)
 
 
@@ -61,5 +61,5 @@ def test_running_requests_keep_their_pages_and_their_tokens(seed: int) -> None:
         if rng.random() < 0.3:
             drive.events.append(Cleared())
         drive.step()
-        check(drive.state, drive.limits)
+        check_state(drive.state, drive.limits)
     assert drive.outputs == {one.id: alone(one) for one in requests}

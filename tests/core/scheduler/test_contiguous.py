@@ -12,7 +12,7 @@ from toy_schedule import VOCAB, Drive, alone
 from toy_workloads import FULL, limits, prompt, request, window
 
 from headstock.scheduler import Aborted, Cleared, Failed, Limits
-from headstock.scheduler.invariants import check, check_idle
+from headstock.scheduler.invariants import check_idle, check_state
 
 RNG = np.random.default_rng(41)
 
@@ -175,7 +175,7 @@ def test_conversations_of_many_turns_say_what_each_turn_says_alone(
             if rng.random() < 0.1:
                 drive.events.append(Aborted(one.id))
         drive.drain()
-        check(drive.state, drive.limits)
+        check_state(drive.state, drive.limits)
         check_idle(drive.state, drive.limits)
         for number in range(3):
             said = drive.outputs[f"{turn}.{number}"]

@@ -7,8 +7,8 @@ import pytest
 from toy_schedule import Drive, alone, run
 from toy_workloads import limits, prompt, request
 
-from headstock.scheduler import Aborted, Failed, refusal
-from headstock.scheduler.invariants import check
+from headstock.scheduler import Aborted, Failed, find_refusal
+from headstock.scheduler.invariants import check_state
 
 SEED = 7
 RNG = np.random.default_rng(SEED)
@@ -43,7 +43,7 @@ def test_abort_anywhere_gives_everything_back(at: str) -> None:
         drive.events.append(Aborted("a"))
     drive.drain()
 
-    check(drive.state, drive.limits)
+    check_state(drive.state, drive.limits)
     assert not np.count_nonzero(drive.state.refs[0])
     assert drive.reasons.get("a") == {"ended": "length", "unknown": None}.get(at, "abort")
 
@@ -114,8 +114,8 @@ def test_what_a_running_step_computes_is_found_only_once_it_is_done() -> None:
 @pytest.mark.feature("C3")
 def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
     bounds = limits(num_pages=10, max_len=1000)
-    assert refusal(request("a", prompt(RNG, 30), 11), bounds) is None
-    reason = refusal(request("a", prompt(RNG, 30), 12), bounds)
+    assert find_refusal(request("a", prompt(RNG, 30), 11), bounds) is None
+    reason = find_refusal(request("a", prompt(RNG, 30), 12), bounds)
 
     assert reason is not None and "11 pages" in reason and "10" in reason
     drive = Drive(bounds)
@@ -139,7 +139,7 @@ def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
 def test_a_prompt_longer_than_a_sequence_may_be_is_refused_with_both_numbers() -> None:
     bounds = limits(max_len=20)
 
-    assert refusal(request("a", prompt(RNG, 19), 1), bounds) is None
-    assert "20" in str(refusal(request("a", prompt(RNG, 20), 1), bounds))
-    assert "21" in str(refusal(request("a", prompt(RNG, 19), 2), bounds))
-    assert "empty" in str(refusal(request("a", [], 1), bounds))
+    assert find_refusal(request("a", prompt(RNG, 19), 1), bounds) is None
+    assert "20" in str(find_refusal(request("a", prompt(RNG, 20), 1), bounds))
+    assert "21" in str(find_refusal(request("a", prompt(RNG, 19), 2), bounds))
+    assert "empty" in str(find_refusal(request("a", [], 1), bounds))

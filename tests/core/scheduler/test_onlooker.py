@@ -63,7 +63,7 @@ def test_without_a_cache_requests_wait_for_what_the_others_take_in_every_step(
 
     assert set(run().reasons.values()) == {"length"}
     monkeypatch.setattr(
-        admission, "lacking", lambda state, group, stays: int(np.count_nonzero(stays))
+        admission, "count_missing_pages", lambda state, group, stays: int(np.count_nonzero(stays))
     )
     with pytest.raises(AssertionError, match="over and over"):
         run()
@@ -90,7 +90,7 @@ def test_a_tenant_that_reads_what_another_computed_is_noticed(
 def test_rows_that_begin_alike_on_pages_of_their_own_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefix_insert, "change_over", lambda *_: None)
+    monkeypatch.setattr(prefix_insert, "dedup_pages", lambda *_: None)
     drive, tokens = Drive(limits(check=False)), prompt(np.random.default_rng(0), 3)
     for name in "ab":  # shorter than a page, so that neither waits for the other
         drive.submit(request(name, tokens, 30))

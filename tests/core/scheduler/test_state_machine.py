@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from toy_schedule import VOCAB, Drive, alone
 from toy_workloads import SCHEDULERS, limits, request
 
-from headstock.scheduler import Aborted, Failed, refusal
+from headstock.scheduler import Aborted, Failed, find_refusal
 from headstock.spi import Budget, ScheduleDecision, View
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
@@ -154,7 +154,7 @@ class Scheduling(RuleBasedStateMachine):
             else:
                 assert alone(one)[: len(self.drive.outputs[name])] == self.drive.outputs[name]
                 assert reason == "abort" or reason == "error"
-            if refusal(one, self.drive.limits):
+            if find_refusal(one, self.drive.limits):
                 assert reason == "error" and not self.drive.outputs[name]
         assert not np.count_nonzero(self.drive.state.refs[0])
 

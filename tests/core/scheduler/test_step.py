@@ -7,8 +7,8 @@ import pytest
 from toy_schedule import Drive, alone, next_token, run
 from toy_workloads import FULL, limits, prompt, request, window
 
-from headstock.scheduler import Plan, RowCounter, initial, step
-from headstock.scheduler.invariants import check
+from headstock.scheduler import Plan, RowCounter, initial_state, step
+from headstock.scheduler.invariants import check_state
 
 SEED = 7
 RNG = np.random.default_rng(SEED)
@@ -144,8 +144,8 @@ def test_scored_prompts_ignore_hits_and_score_every_position_once() -> None:
 
 def test_a_fresh_state_is_sound_and_idle_steps_do_nothing() -> None:
     bounds = limits()
-    state, plan = step(initial(bounds), (), bounds)
-    check(state, bounds)
+    state, plan = step(initial_state(bounds), (), bounds)
+    check_state(state, bounds)
 
     assert not len(plan.rows) and plan.num_tokens == 0
     assert next_token([1, 2]) != next_token([2, 1])

@@ -25,7 +25,7 @@ def entry(arrival: int, priority: int) -> RequestState:
 
 @given(DONE)
 def test_a_queue_is_a_sorted_list_and_old_ones_stay(done: list[int | set[int]]) -> None:
-    now, model = waiting_queue.Queue(), []
+    now, model = waiting_queue.WaitingQueue(), []
     for arrival, each in enumerate(done):
         before, kept = now, list(now)
         if isinstance(each, int):
@@ -38,12 +38,12 @@ def test_a_queue_is_a_sorted_list_and_old_ones_stay(done: list[int | set[int]]) 
         assert list(before) == kept
         assert [one.priority_key for one in now] == model and len(now) == len(model)
         assert [one.priority_key for one in now.first(5)] == model[:5]
-        assert all(0 < len(part) <= waiting_queue.LONGEST for part in now.parts)
+        assert all(0 < len(part) <= waiting_queue.MAX_PART for part in now.parts)
     assert not model or now.head.priority_key == model[0]
 
 
 def test_a_preempted_entry_goes_between_those_that_came_before_and_after() -> None:
-    now = waiting_queue.Queue()
+    now = waiting_queue.WaitingQueue()
     for arrival in range(0, 1000, 2):
         now = now.put(entry(arrival, 0))
     now = now.put(entry(501, 0)).put(entry(-1, 0)).put(entry(2000, 1))

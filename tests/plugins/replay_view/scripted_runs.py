@@ -13,7 +13,17 @@ from toy_workloads import limits
 from headstock.record.file import read_recording
 from headstock.record.recorded_step import RecordedStep
 from headstock.record.replay import ReplayedStep, replay_steps
-from headstock.scheduler import Aborted, Arrived, Event, Limits, Plan, Sampled, State, initial, step
+from headstock.scheduler import (
+    Aborted,
+    Arrived,
+    Event,
+    Limits,
+    Plan,
+    Sampled,
+    State,
+    initial_state,
+    step,
+)
 from headstock_replay_view.history import History
 from headstock_replay_view.page import render_html
 from headstock_replay_view.page_data import collect_page_data
@@ -31,7 +41,7 @@ def run_script(engine: Limits, script: Sequence[tuple[float, list[Event]]]) -> H
 
     Its events are those given, and a token for each row that the step before sampled.
     """
-    state, history, told = initial(engine), History(engine), list[Event]()
+    state, history, told = initial_state(engine), History(engine), list[Event]()
     for number, (at, more) in enumerate(script):
         events = [*told, *more]
         state, plan = step(state, events, engine)
@@ -59,7 +69,7 @@ def show_step(
 def hostile_page(folder: Path) -> str:
     """The page of a recording in which every text is hostile."""
     engine, path = make_run_limits(max_rows=2), folder / "run.recording"
-    recorder, state = make_recorder(engine, path), initial(engine)
+    recorder, state = make_recorder(engine, path), initial_state(engine)
     recorder.header |= {"model": HOSTILE, "headstock": HOSTILE}
     arrivals = [
         Arrived(evolve(one, id=f"{number}{HOSTILE}")) for number, one in enumerate(make_requests(4))

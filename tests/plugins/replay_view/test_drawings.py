@@ -22,7 +22,7 @@ from headstock.cli.main import main
 from headstock.record.file import read_recording
 from headstock.record.header import restore_limits
 from headstock.record.replay import replay_steps
-from headstock.scheduler import Aborted, Arrived, initial, step
+from headstock.scheduler import Aborted, Arrived, initial_state, step
 from headstock_replay_view.history import (
     FREE,
     MAX_COLUMNS,
@@ -112,7 +112,7 @@ def test_a_request_aborted_in_the_queue_is_queued_until_then(tmp_path: Path) -> 
     limits, path = make_run_limits(max_rows=1), tmp_path / "run.recording"
     recorder = make_recorder(limits, path)
     first, second = make_requests(2)
-    state = initial(limits)
+    state = initial_state(limits)
     for events in ([Arrived(first), Arrived(second)], [Aborted(second.id)], []):
         state, plan = step(state, tuple(events), limits)
         recorder.record_step(events, state, plan)

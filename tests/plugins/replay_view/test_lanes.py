@@ -15,7 +15,7 @@ from toy_workloads import limits, request
 from headstock.builtin import mixed
 from headstock.record.recorded_step import RecordedStep
 from headstock.record.replay import Divergence, ReplayedStep
-from headstock.scheduler import Aborted, Arrived, Event, Plan, State, initial, step
+from headstock.scheduler import Aborted, Arrived, Event, Plan, State, initial_state, step
 from headstock.spi import Budget, ScheduleDecision, View
 from headstock_replay_view.headline import Headline, find_axis_end, make_headline, percentile
 from headstock_replay_view.history import SERIES, History
@@ -282,7 +282,7 @@ def test_lanes_agree_with_plans_and_queues_in_every_step(overlap: bool, reuse: b
 
 def test_a_step_that_differs_is_not_drawn() -> None:
     history = one_after_the_other()
-    state, plan = step(initial(ONE_ROW), [Arrived(request("c", [1], 1))], ONE_ROW)
+    state, plan = step(initial_state(ONE_ROW), [Arrived(request("c", [1], 1))], ONE_ROW)
     wrong = Divergence(step=6, field="rows", recorded="[1]", replayed="[0]")
     recorded = RecordedStep(number=6, at=0, events=(), plan=plan, admissions=(), error="")
     history.add_step(ReplayedStep(recorded=recorded, after=state, divergence=wrong))

@@ -14,7 +14,7 @@ from plugins.replay_view.trace_format import find_faults
 
 from headstock.cli.main import main
 from headstock.record.recorded_step import PendingRecord
-from headstock.scheduler import Aborted, Arrived, Sampled, initial, step
+from headstock.scheduler import Aborted, Arrived, Sampled, initial_state, step
 
 
 def trace_of(path: Path, tmp_path: Path) -> str:
@@ -49,7 +49,7 @@ def test_a_trace_is_what_every_viewer_takes(overlap: bool, pages: int, tmp_path:
 
 def test_a_trace_with_a_failure_aborts_and_odd_names_is_too(tmp_path: Path) -> None:
     path, limits = tmp_path / "run.recording", make_run_limits(max_rows=2)
-    recorder, state = make_recorder(limits, path), initial(limits)
+    recorder, state = make_recorder(limits, path), initial_state(limits)
     names = ['"quoted" \\ and\nbroken', "日本 😀", "</script>", "x" * 300]
     arrivals = [
         Arrived(evolve(one, id=name)) for one, name in zip(make_requests(4), names, strict=True)

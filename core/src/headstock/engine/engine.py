@@ -39,8 +39,8 @@ from headstock.scheduler import (
     RequestState,
     Sampled,
     State,
-    initial,
-    refusal,
+    find_refusal,
+    initial_state,
     step,
 )
 from headstock.scheduler.invariants import check_idle
@@ -98,7 +98,7 @@ class Engine:
         )
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize_engine(parts)
-        self.state = initial(self.limits)
+        self.state = initial_state(self.limits)
         self.output_tracker = OutputTracker()
         self.recorder = Recorder(
             make_header(self.config, self.limits),
@@ -178,7 +178,7 @@ class Engine:
                 raise RequestError(
                     f"{name}: token {wrong} is not in the vocabulary of {self.model.vocab}", name
                 )
-        reason = refusal(request, self.limits)
+        reason = find_refusal(request, self.limits)
         if reason is not None:
             raise CapacityError(self.config.spell(reason), "prompt")
         if (

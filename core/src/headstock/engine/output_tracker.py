@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define, field
 
 from headstock.outputs import TokenLogprob, Update
-from headstock.scheduler import Ended, Limits, Plan, Request, RowCounter, State, num_held
+from headstock.scheduler import Ended, Limits, Plan, Request, RowCounter, State, count_held_pages
 from headstock.spi import Sample
 from headstock.spi.arrays import Ints
 
@@ -90,7 +90,7 @@ class OutputTracker:
 
     def track_admissions(self, plan: Plan, state: State, limits: Limits) -> None:
         """Note the admission ids that the plan gave out, and the peak of held pages."""
-        self.peak_held_pages = max(self.peak_held_pages, num_held(state, limits))
+        self.peak_held_pages = max(self.peak_held_pages, count_held_pages(state, limits))
         for row in plan.new_row_ids.tolist():
             entry = state.requests_by_row[row]
             assert entry is not None, f"internal error: row {row} was admitted without a request"

@@ -15,7 +15,7 @@ from attrs import fields, frozen
 from headstock.errors import format_count
 from headstock.record.file import Recording
 from headstock.record.recorded_step import RecordedStep
-from headstock.scheduler import Limits, Plan, State, initial, step
+from headstock.scheduler import Limits, Plan, State, initial_state, step
 
 NUM_SHOWN = 8
 """Entries of an array that a divergence shows."""
@@ -52,7 +52,7 @@ class ReplayedStep:
 
 def replay_steps(recorded_steps: Iterator[RecordedStep], limits: Limits) -> Iterator[ReplayedStep]:
     """Run the scheduler over the recorded events, up to the first step that differs."""
-    state = initial(limits)
+    state = initial_state(limits)
     for recorded in recorded_steps:
         after, divergence = replay_step(recorded, state, limits)
         yield ReplayedStep(recorded=recorded, after=after, divergence=divergence)

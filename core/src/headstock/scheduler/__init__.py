@@ -3,12 +3,12 @@ torch.
 """
 
 from headstock.scheduler.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
-from headstock.scheduler.limits import Limits, refusal
-from headstock.scheduler.page_pool import num_held
+from headstock.scheduler.limits import Limits, find_refusal
+from headstock.scheduler.page_pool import count_held_pages
 from headstock.scheduler.plan import Plan
 from headstock.scheduler.request import Request, RequestState
 from headstock.scheduler.row_counters import RowCounter
-from headstock.scheduler.state import State, initial
+from headstock.scheduler.state import State, initial_state
 from headstock.scheduler.step import step
 
 __all__ = [
@@ -25,8 +25,8 @@ __all__ = [
     "RowCounter",
     "Sampled",
     "State",
-    "initial",
-    "num_held",
-    "refusal",
+    "count_held_pages",
+    "find_refusal",
+    "initial_state",
     "step",
 ]

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.scheduler.contiguous import Region, longest
-from headstock.scheduler.lifecycle import preempt
-from headstock.scheduler.page_pool import available, grow_one, held, share, take_over
-from headstock.scheduler.prefix_wait import Beginning, begins_alike, soon_cached
+from headstock.scheduler.contiguous import Region, match_region
+from headstock.scheduler.lifecycle import preempt_row
+from headstock.scheduler.page_pool import (
+    append_row_pages,
+    copy_row_pages,
+    count_available_pages,
+    reuse_region,
+    share_prefix,
+)
+from headstock.scheduler.prefix_wait import PrefixWait, joins_prefix_wait, must_wait_for_prefix
 from headstock.scheduler.request import RequestState
-from headstock.scheduler.row_counters import NONE, NUM_COUNTERS, RowCounter, where, writeable
+from headstock.scheduler.row_counters import NONE, NUM_COUNTERS, RowCounter, indices, writeable_copy
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import Match
@@ -35,7 +41,7 @@ def sort_rows(state: WorkingState) -> None:
     state.rows_unsorted = False
 
 
-def make_room(state: WorkingState) -> None:
+def preempt_for_priority(state: WorkingState) -> None:
     """Preempt rows of lower priority than the first that waits, while it lacks a seat or pages and
     they would help.
     """
@@ -43,21 +49,21 @@ def make_room(state: WorkingState) -> None:
         entry, lowest = state.waiting.head, int(state.rows_by_priority[-1])
         if state.row_counters[RowCounter.PRIORITY, lowest] >= entry.request.priority:
             return
-        head = find(state, entry)
-        if soon_cached(state, entry, length_of(state, head), []):
+        prefix_hit = match_prefix(state, entry)
+        if must_wait_for_prefix(state, entry, count_prefix_tokens(state, prefix_hit), []):
             return
         free_rows, length = (
             state.limits.max_rows - len(state.rows_by_priority),
-            length_to_admit(state, entry),
+            count_tokens_to_admit(state, entry),
         )
-        if free_rows and has_room(state, head, length):
+        if free_rows and has_room(state, prefix_hit, length):
             return
-        if not has_room(state, head, length, below=entry.request.priority):
+        if not has_room(state, prefix_hit, length, below=entry.request.priority):
             return
-        preempt(state, lowest)
+        preempt_row(state, lowest)
 
 
-def admit(state: WorkingState, positions: Ints, budget: int, chosen: Ints) -> None:
+def admit_requests(state: WorkingState, positions: Ints, budget: int, chosen: Ints) -> None:
     """Seat the waiting requests at `positions`, in that order, while tokens and pages last.
 
     A request whose next page is being computed for another one waits for it, and those behind go
@@ -67,20 +73,20 @@ def admit(state: WorkingState, positions: Ints, budget: int, chosen: Ints) -> No
     waiting = state.waiting.first(int(positions[-1]) + 1)
     entries = [waiting[i] for i in positions.tolist()]
     admitted: set[int] = set()
-    siblings: list[Beginning] = []
-    free_rows = where(state.row_counters[RowCounter.ACTIVE] == 0).tolist()
+    prefix_waits: list[PrefixWait] = []
+    free_rows = indices(state.row_counters[RowCounter.ACTIVE] == 0).tolist()
     for entry in entries:
         if budget <= 0 or not free_rows:
             break
-        if begins_alike(entry, siblings):
+        if joins_prefix_wait(entry, prefix_waits):
             continue
-        head = find(state, entry)
-        if soon_cached(state, entry, length_of(state, head), siblings):
+        prefix_hit = match_prefix(state, entry)
+        if must_wait_for_prefix(state, entry, count_prefix_tokens(state, prefix_hit), prefix_waits):
             continue
-        if not has_room(state, head, length_to_admit(state, entry)):
+        if not has_room(state, prefix_hit, count_tokens_to_admit(state, entry)):
             break
         row = free_rows.pop(0)
-        chosen[row] = count = place_in_row(state, entry, row, head, budget)
+        chosen[row] = count = place_in_row(state, entry, row, prefix_hit, budget)
         state.new_row_ids.append(row)
         admitted.add(entry.arrival)
         budget -= count
@@ -90,26 +96,30 @@ def admit(state: WorkingState, positions: Ints, budget: int, chosen: Ints) -> No
 
 
 def place_in_row(
-    state: WorkingState, entry: RequestState, row: int, head: Match | Region | None, budget: int
+    state: WorkingState,
+    entry: RequestState,
+    row: int,
+    prefix_hit: Match | Region | None,
+    budget: int,
 ) -> int:
     """Give the entry the row, what was found of its tokens, and pages for the next ones; how many
     those are.
     """
-    cached = length_of(state, head)
+    cached = count_prefix_tokens(state, prefix_hit)
     count = min(len(entry.tokens) - cached, budget)
-    fill(state, entry, row, cached)
-    if isinstance(head, Region):
-        take_over(state, row, head)
-    elif head is not None:
-        share(state, row, head)
+    init_row(state, entry, row, cached)
+    if isinstance(prefix_hit, Region):
+        reuse_region(state, row, prefix_hit)
+    elif prefix_hit is not None:
+        share_prefix(state, row, prefix_hit)
     pages = state.limits.pages_for(cached + count)
     for group, span in enumerate(state.spans[:, row].tolist()):
         if pages > span:
-            grow_one(state, group, row, pages - span)
+            append_row_pages(state, group, row, pages - span)
     return count
 
 
-def find(state: WorkingState, entry: RequestState) -> Match | Region | None:
+def match_prefix(state: WorkingState, entry: RequestState) -> Match | Region | None:
     """The longest beginning that need not be computed; never the last token, which must be, to be
     scored.
     """
@@ -117,17 +127,17 @@ def find(state: WorkingState, entry: RequestState) -> Match | Region | None:
     searched = entry.tokens[:0] if entry.request.prompt_logprobs else entry.tokens[:-1]
     if limits.policy is not None:
         return limits.policy.match_prefix(state.index, searched, entry.request.namespace)
-    return longest(state.regions, searched, entry.request.namespace)
+    return match_region(state.regions, searched, entry.request.namespace)
 
 
-def length_of(state: WorkingState, head: Match | Region | None) -> int:
+def count_prefix_tokens(state: WorkingState, prefix_hit: Match | Region | None) -> int:
     """How many tokens were found."""
-    if isinstance(head, Region):
-        return len(head.tokens)
-    return len(head.pages) * state.limits.page_size if head is not None else 0
+    if isinstance(prefix_hit, Region):
+        return len(prefix_hit.tokens)
+    return len(prefix_hit.pages) * state.limits.page_size if prefix_hit is not None else 0
 
 
-def length_to_admit(state: WorkingState, entry: RequestState) -> int:
+def count_tokens_to_admit(state: WorkingState, entry: RequestState) -> int:
     """For how many tokens there must be room before the entry is seated: those it has and a page
     more, if it grows.
     """
@@ -135,7 +145,7 @@ def length_to_admit(state: WorkingState, entry: RequestState) -> int:
 
 
 def has_room(
-    state: WorkingState, head: Match | Region | None, length: int, below: int | None = None
+    state: WorkingState, prefix_hit: Match | Region | None, length: int, below: int | None = None
 ) -> bool:
     """Whether pages are left for `length` tokens beside those that the running rows will take next.
 
@@ -145,28 +155,28 @@ def has_room(
     counters = state.row_counters
     wanted = int(counters[RowCounter.NUM_TOKENS].sum() - counters[RowCounter.NUM_COMPUTED].sum())
     for group in range(len(state.refs)):
-        need, left = state.limits.most_pages(group, length), available(state, group)
+        need, left = state.limits.most_pages(group, length), count_available_pages(state, group)
         if (
             below is None
             and need + len(state.requests_by_row) + wanted // state.limits.page_size <= left
         ):
             continue  # there is plenty: no need to look what each row lacks
-        if isinstance(head, Region):
+        if isinstance(prefix_hit, Region):
             need, left = need - 1, left - 1
-        elif head is not None and group == 0:
+        elif prefix_hit is not None and group == 0:
             # Matched pages that someone holds cost nothing; the others stop being evictable.
-            need -= int(np.count_nonzero(state.refs[0][head.pages]))
+            need -= int(np.count_nonzero(state.refs[0][prefix_hit.pages]))
         stays = counters[RowCounter.ACTIVE] > 0
         if below is not None:
             gone = stays & (counters[RowCounter.PRIORITY] < below)
-            left += freed(state, group, where(gone), head)
+            left += count_freed_pages(state, group, indices(gone), prefix_hit)
             stays &= ~gone
-        if need + lacking(state, group, stays) > left:
+        if need + count_missing_pages(state, group, stays) > left:
             return False
     return True
 
 
-def lacking(state: WorkingState, group: int, stays: Ints) -> int:
+def count_missing_pages(state: WorkingState, group: int, stays: Ints) -> int:
     """Pages that the rows that stay lack for their tokens, one at least of each that has yet to
     grow.
 
@@ -178,19 +188,21 @@ def lacking(state: WorkingState, group: int, stays: Ints) -> int:
     return int(np.clip(pages, 1, limits.most_pages(group, limits.max_len))[growing].sum())
 
 
-def freed(state: WorkingState, group: int, rows: Ints, head: Match | Region | None) -> int:
+def count_freed_pages(
+    state: WorkingState, group: int, rows: Ints, prefix_hit: Match | Region | None
+) -> int:
     """Pages that only these rows hold, but for those that were found for the request that is to
     come.
     """
-    pages = np.concatenate([NONE, *(held(state, group, row) for row in rows.tolist())])
+    pages = np.concatenate([NONE, *(copy_row_pages(state, group, row) for row in rows.tolist())])
     refs = state.refs[group]
     alone = (np.bincount(pages, minlength=len(refs)) == refs) & (refs > 0)
-    if isinstance(head, Match) and group == 0:
-        alone[head.pages] = False
+    if isinstance(prefix_hit, Match) and group == 0:
+        alone[prefix_hit.pages] = False
     return int(np.count_nonzero(alone))
 
 
-def fill(state: WorkingState, entry: RequestState, row: int, cached: int) -> None:
+def init_row(state: WorkingState, entry: RequestState, row: int, cached: int) -> None:
     """Write the entry's counters and tokens to the row."""
     request, length = entry.request, len(entry.tokens)
     prompt = len(request.prompt)
@@ -223,6 +235,6 @@ def set_stop_ids(state: WorkingState, row: int, ids: tuple[int, ...]) -> None:
     width = len(state.stop_ids)
     if len(ids) > width:
         state.stop_ids = np.pad(state.stop_ids, ((0, len(ids) - width), (0, 0)), constant_values=-1)
-    state.stop_ids = writeable(state.stop_ids)
+    state.stop_ids = writeable_copy(state.stop_ids)
     state.stop_ids[:, row] = -1
     state.stop_ids[: len(ids), row] = ids

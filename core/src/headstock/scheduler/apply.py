@@ -5,47 +5,47 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
-from headstock.scheduler.lifecycle import end
-from headstock.scheduler.limits import refusal
-from headstock.scheduler.page_pool import clear_index, forget
+from headstock.scheduler.lifecycle import end_request
+from headstock.scheduler.limits import find_refusal
+from headstock.scheduler.page_pool import clear_index, recompute_rows
 from headstock.scheduler.request import Request, RequestState
-from headstock.scheduler.row_counters import NONE, RowCounter, every, some, where
+from headstock.scheduler.row_counters import NONE, RowCounter, all_set, any_set, indices
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 
 
-def absorb(state: WorkingState, event: Event) -> None:
+def apply_event(state: WorkingState, event: Event) -> None:
     """Apply one event to the state."""
     match event:
         case Sampled():
-            sampled(state, event)
+            apply_samples(state, event)
         case Arrived(request):
-            arrived(state, request)
+            apply_arrival(state, request)
         case Aborted(id, reason):
-            aborted(state, id, reason)
+            apply_abort(state, id, reason)
         case Failed():
             live = state.row_counters[RowCounter.ADMISSION_ID, event.rows] == event.admission_ids
             for row in event.rows[live].tolist():
-                end(state, row, "error")
+                end_request(state, row, "error")
         case Cleared():
             clear_index(state)
 
 
-def arrived(state: WorkingState, request: Request) -> None:
+def apply_arrival(state: WorkingState, request: Request) -> None:
     """Queue the request, or end it at once when it can never fit."""
     state.num_arrived += 1
     entry = RequestState(request=request, tokens=request.prompt, arrival=state.num_arrived)
-    if refusal(request, state.limits) is not None:
+    if find_refusal(request, state.limits) is not None:
         state.ended.append(ended_while_waiting(entry, "error"))
     else:
         state.waiting = state.waiting.put(entry)
 
 
-def aborted(state: WorkingState, id: str, reason: str) -> None:
+def apply_abort(state: WorkingState, id: str, reason: str) -> None:
     """End the request wherever it is; an unknown id changes nothing."""
     for row, entry in enumerate(state.requests_by_row):
         if entry is not None and entry.request.id == id:
-            end(state, row, reason)
+            end_request(state, row, reason)
             return
     for entry in state.waiting:
         if entry.request.id == id:
@@ -67,26 +67,26 @@ def ended_while_waiting(entry: RequestState, reason: str) -> Ended:
     )
 
 
-def sampled(state: WorkingState, event: Sampled) -> None:
+def apply_samples(state: WorkingState, event: Sampled) -> None:
     """Write the accepted tokens, end rows that reached a stop id or their length, and note
     drafts.
     """
     rows = event.rows.astype(np.int64)  # numpy would convert 32 bits anew for each use as an index
     live = state.row_counters[RowCounter.ADMISSION_ID].take(rows) == event.admission_ids
-    if event.counts is None and every(live):
-        one_each(state, event, rows)
+    if event.counts is None and all_set(live):
+        apply_single_samples(state, event, rows)
     else:
-        some_each(state, event, live)
+        apply_any_samples(state, event, live)
 
 
-def some_each(state: WorkingState, event: Sampled, live: Ints) -> None:
+def apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
     """As `sampled`, for any event.   live: [n] bool, which of its rows the news is for
 
     A verified row (nothing promised) goes back to its last accepted token: what was computed for
     rejected drafts does not count.
     """
     counters, rows = state.row_counters, event.rows[live]
-    grid, counts = padded(
+    grid, counts = pad_ragged(
         event.tokens, np.ones_like(event.rows) if event.counts is None else event.counts
     )
     grid, counts = grid[live], counts[live]
@@ -104,16 +104,16 @@ def some_each(state: WorkingState, event: Sampled, live: Ints) -> None:
     picked = np.nonzero(given)
     state.tokens[rows[picked[0]], lengths[picked] - 1] = grid[picked]
     state.accepted.append((counters[RowCounter.ADMISSION_ID, rows], counts, grid[picked]))
-    settle(counters, rows, known + counts)
+    sync_counters(counters, rows, known + counts)
     if state.limits.recompute:
-        forget(state, rows)
+        recompute_rows(state, rows)
     if len(event.drafts):
-        note_drafts(state, event, live, done)
-    for row, at in zip(rows[done].tolist(), where(done).tolist(), strict=True):
-        end(state, row, "stop" if stops[at, counts[at] - 1] else "length")
+        append_drafts(state, event, live, done)
+    for row, at in zip(rows[done].tolist(), indices(done).tolist(), strict=True):
+        end_request(state, row, "stop" if stops[at, counts[at] - 1] else "length")
 
 
-def one_each(state: WorkingState, event: Sampled, rows: Ints) -> None:
+def apply_single_samples(state: WorkingState, event: Sampled, rows: Ints) -> None:
     """As `sampled` when every row is live and got the one token that it was promised.
     rows: [n] int64, the event's
 
@@ -128,28 +128,28 @@ def one_each(state: WorkingState, event: Sampled, rows: Ints) -> None:
     known += got
     counters[RowCounter.NUM_PLACEHOLDERS] -= got
     if state.limits.recompute:
-        forget(state, rows)
+        recompute_rows(state, rows)
     state.accepted.append((event.admission_ids, got.take(rows), event.tokens))
     done = known > counters[RowCounter.LAST_POSITION]
     stopped = NONE
     stops = state.stop_ids.take(rows, axis=1) == event.tokens
-    if some(stops):
+    if any_set(stops):
         stopped = rows[stops.nonzero()[1]]
         stopped = stopped[known[stopped] >= counters[RowCounter.MIN_LEN][stopped]]
         done[stopped] = True
-    if some(done):
+    if any_set(done):
         for row in rows[done[rows]].tolist():
-            end(state, row, "stop" if row in stopped else "length")
+            end_request(state, row, "stop" if row in stopped else "length")
 
 
-def padded(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:
+def pad_ragged(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:
     """Ragged tokens as a grid.   returns: [n, longest] int32, and the counts"""
     grid = np.full((len(counts), max(int(counts.max(initial=0)), 1)), -1, np.int32)
     grid[np.arange(grid.shape[1]) < counts[:, None]] = tokens
     return grid, counts
 
 
-def settle(counters: Ints, rows: Ints, known: Ints) -> None:
+def sync_counters(counters: Ints, rows: Ints, known: Ints) -> None:
     """Make the rows' counters agree with `known` tokens."""
     promised = counters[RowCounter.NUM_PLACEHOLDERS, rows]
     counters[RowCounter.NUM_KNOWN, rows] = known
@@ -163,13 +163,13 @@ def settle(counters: Ints, rows: Ints, known: Ints) -> None:
         )
 
 
-def note_drafts(state: WorkingState, event: Sampled, live: Ints, done: Ints) -> None:
+def append_drafts(state: WorkingState, event: Sampled, live: Ints, done: Ints) -> None:
     """Append guesses to the rows that go on; they count as wanted tokens, not as known ones."""
     counters = state.row_counters
     offsets = np.cumsum(event.draft_counts) - event.draft_counts
     ended = np.ones(len(live), bool)
     ended[live] = done
-    for i in where(~ended & (event.draft_counts > 0)).tolist():
+    for i in indices(~ended & (event.draft_counts > 0)).tolist():
         row = int(event.rows[i])
         assert counters[RowCounter.NUM_PLACEHOLDERS, row] == 0, (
             f"row {row} got drafts while a token was in flight; it must be fenced"

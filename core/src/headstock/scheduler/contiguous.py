@@ -23,7 +23,7 @@ class Region:
     namespace: str
 
 
-def longest(regions: Sequence[Region], tokens: Ints, namespace: str) -> Region | None:
+def match_region(regions: Sequence[Region], tokens: Ints, namespace: str) -> Region | None:
     """The region with most tokens that `tokens` go on from, whole: a region that begins otherwise
     is of no use.
 

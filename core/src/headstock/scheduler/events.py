@@ -11,7 +11,7 @@ from headstock.spi.arrays import Ints
 
 @frozen
 class Arrived:
-    """A new request; it must fit (see `limits.refusal`)."""
+    """A new request; it must fit (see `limits.find_refusal`)."""
 
     request: Request
 

@@ -9,7 +9,7 @@ from headstock.scheduler.row_counters import NONE, RowCounter
 from headstock.scheduler.state import State
 
 
-def check(state: State, limits: Limits) -> None:
+def check_state(state: State, limits: Limits) -> None:
     """Raise AssertionError with a reason when the state contradicts itself."""
     for group in range(len(limits.groups)):
         check_pages(state, limits, group)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from headstock.scheduler.events import Ended
-from headstock.scheduler.page_pool import keep_region, release
+from headstock.scheduler.page_pool import free_row_pages, retain_region
 from headstock.scheduler.row_counters import RowCounter
 from headstock.scheduler.working_state import WorkingState
 
 
-def end(state: WorkingState, row: int, reason: str) -> None:
+def end_request(state: WorkingState, row: int, reason: str) -> None:
     """The row's request has ended: give everything back and say so."""
     entry = state.requests_by_row[row]
     assert entry is not None, f"row {row} ended twice"
@@ -26,24 +26,24 @@ def end(state: WorkingState, row: int, reason: str) -> None:
         )
     )
     if reason != "error":
-        keep_region(state, row)
+        retain_region(state, row)
     vacate_row(state, row)
 
 
-def preempt(state: WorkingState, row: int) -> None:
+def preempt_row(state: WorkingState, row: int) -> None:
     """Send the row's request back to the queue; its tokens stay and are computed again later."""
     entry = state.requests_by_row[row]
     assert entry is not None, f"row {row} is free and cannot be preempted"
     known = int(state.row_counters[RowCounter.NUM_KNOWN, row])
-    state.waiting = state.waiting.put(entry.preempted(state.tokens[row, :known].copy()))
-    keep_region(state, row)
+    state.waiting = state.waiting.put(entry.requeued(state.tokens[row, :known].copy()))
+    retain_region(state, row)
     vacate_row(state, row)
     state.num_preempted += 1
 
 
 def vacate_row(state: WorkingState, row: int) -> None:
     """Free the row's pages and its seat."""
-    release(state, row)
+    free_row_pages(state, row)
     state.writes = [
         (group, *(part[rows != row] for part in (rows, *rest)))
         for group, rows, *rest in state.writes

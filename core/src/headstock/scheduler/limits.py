@@ -55,7 +55,7 @@ class Limits:
         return min(pages, self.pages_for(window + self.max_batch_tokens + IN_FLIGHT) + 1)
 
 
-def refusal(request: Request, limits: Limits) -> str | None:
+def find_refusal(request: Request, limits: Limits) -> str | None:
     """Why the request can never run, naming both numbers, or None when it can."""
     length = len(request.prompt)
     if length < 1:

@@ -13,9 +13,9 @@ import numpy as np
 from headstock.errors import PluginBroken
 from headstock.scheduler.contiguous import Region
 from headstock.scheduler.limits import Limits
-from headstock.scheduler.row_counters import RowCounter, some, where, writeable
+from headstock.scheduler.row_counters import RowCounter, any_set, indices, writeable_copy
 from headstock.scheduler.state import State
-from headstock.scheduler.working_state import WorkingState, shareable
+from headstock.scheduler.working_state import WorkingState, count_shareable_tokens
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy, Match
 
@@ -23,7 +23,7 @@ MOST_PARTS = 256
 """Arrays that a free list may consist of before they are joined."""
 
 
-def available(state: WorkingState, group: int) -> int:
+def count_available_pages(state: WorkingState, group: int) -> int:
     """Pages of `group` that could be handed out now: free ones, evictable ones and kept regions."""
     count = state.num_free[group] + len(state.regions)
     if state.limits.policy is not None and group == 0:
@@ -31,7 +31,7 @@ def available(state: WorkingState, group: int) -> int:
     return count
 
 
-def num_held(state: State, limits: Limits) -> int:
+def count_held_pages(state: State, limits: Limits) -> int:
     """Pages of the first group that rows hold: those that are neither free nor cached."""
     cached = len(state.regions) + (
         0 if limits.policy is None else limits.policy.count_evictable(state.index)
@@ -39,7 +39,7 @@ def num_held(state: State, limits: Limits) -> int:
     return limits.num_pages[0] - state.num_free[0] - cached
 
 
-def take(state: WorkingState, group: int, count: int) -> Ints:
+def take_pages(state: WorkingState, group: int, count: int) -> Ints:
     """`count` pages off the free list; the caller has made sure that they are available.
 
     returns: [count] int32
@@ -48,7 +48,7 @@ def take(state: WorkingState, group: int, count: int) -> Ints:
         drop_region(state)
     short = count - state.num_free[group]
     if short > 0:
-        give_back(state, group, evict(state, short))
+        free_pages(state, group, evict_pages(state, short))
     state.num_free[group] -= count
     stack, parts = state.free[group], []
     while count:
@@ -61,7 +61,7 @@ def take(state: WorkingState, group: int, count: int) -> Ints:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def give_back(state: WorkingState, group: int, pages: Ints) -> None:
+def free_pages(state: WorkingState, group: int, pages: Ints) -> None:
     """Put pages on the free list, a stack of arrays: joining them to one would copy the whole list
     each time.
     """
@@ -74,12 +74,12 @@ def give_back(state: WorkingState, group: int, pages: Ints) -> None:
         state.free[group] = [np.concatenate(stack)]
 
 
-def evict(state: WorkingState, count: int) -> Ints:
+def evict_pages(state: WorkingState, count: int) -> Ints:
     """`count` pages that the index gives up."""
     policy = state.limits.policy
     assert policy is not None, "evict without a cache policy"
     pages = policy.evict(state.index, count)
-    check_unheld(state, policy, pages)
+    check_not_held(state, policy, pages)
     if len(pages) < count:
         raise PluginBroken(
             f"the cache plugin {type(policy).__name__} promised {count} evictable pages and gave "
@@ -96,8 +96,8 @@ def clear_index(state: WorkingState) -> None:
     if policy is None:
         return
     pages = policy.evict_all(state.index)
-    check_unheld(state, policy, pages)
-    give_back(state, 0, pages)
+    check_not_held(state, policy, pages)
+    free_pages(state, 0, pages)
 
 
 def drop_region(state: WorkingState) -> None:
@@ -105,10 +105,10 @@ def drop_region(state: WorkingState) -> None:
     oldest, *rest = state.regions
     state.regions = tuple(rest)
     for group, page in enumerate(oldest.pages):
-        give_back(state, group, np.array([page], np.int32))
+        free_pages(state, group, np.array([page], np.int32))
 
 
-def check_unheld(state: WorkingState, policy: CachePolicy, pages: Ints) -> None:
+def check_not_held(state: WorkingState, policy: CachePolicy, pages: Ints) -> None:
     """Raise PluginBroken when a row holds one of the pages that the index gave up."""
     if state.refs[0][pages].any():
         raise PluginBroken(
@@ -117,33 +117,33 @@ def check_unheld(state: WorkingState, policy: CachePolicy, pages: Ints) -> None:
         )
 
 
-def grow(state: WorkingState, group: int, rows: Ints, counts: Ints, total: int) -> None:
+def append_pages(state: WorkingState, group: int, rows: Ints, counts: Ints, total: int) -> None:
     """Give each row as many new pages as it needs; the caller has made sure that they are
     available.
 
     rows: [n] int64    counts: [n] int32, at least 1, `total` together
     """
-    fresh = take(state, group, total)
+    fresh = take_pages(state, group, total)
     state.refs[group][fresh] = 1
     spans = state.spans[group]
     columns = spans.take(rows)
     spans[rows] = columns + counts
     if total > len(rows):  # some row got several
-        rows, columns = spread(rows, columns, counts)
+        rows, columns = expand_intervals(rows, columns, counts)
     state.table[group][rows, columns] = fresh
     state.writes.append((group, rows, columns, fresh))
 
 
-def grow_one(state: WorkingState, group: int, row: int, count: int) -> None:
+def append_row_pages(state: WorkingState, group: int, row: int, count: int) -> None:
     """As `grow`, for one row."""
-    fresh = take(state, group, count)
+    fresh = take_pages(state, group, count)
     state.refs[group][fresh] = 1
     span = int(state.spans[group, row])
     state.spans[group, row] = span + count
-    write(state, group, row, span, fresh)
+    write_page_table(state, group, row, span, fresh)
 
 
-def spread(rows: Ints, starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
+def expand_intervals(rows: Ints, starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
     """Rows and columns of `counts` table entries of each row from `starts` on.
 
     each: [sum of counts]
@@ -153,7 +153,7 @@ def spread(rows: Ints, starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
     return np.repeat(rows, counts), columns
 
 
-def write(state: WorkingState, group: int, row: int, column: int, pages: Ints) -> None:
+def write_page_table(state: WorkingState, group: int, row: int, column: int, pages: Ints) -> None:
     """Let the row's page table hold `pages` from `column` on, where the device is told of it
     too.
     """
@@ -164,12 +164,12 @@ def write(state: WorkingState, group: int, row: int, column: int, pages: Ints) -
     )
 
 
-def held(state: WorkingState, group: int, row: int) -> Ints:
+def copy_row_pages(state: WorkingState, group: int, row: int) -> Ints:
     """A copy of the row's live pages: the table itself is written over.   returns: [n] int32"""
     return state.table[group, row, state.first_pages[group, row] : state.spans[group, row]].copy()
 
 
-def share(state: WorkingState, row: int, match: Match) -> None:
+def share_prefix(state: WorkingState, row: int, match: Match) -> None:
     """Let the row start on matched pages."""
     if state.limits.policy is not None and match.handle is not None:
         state.limits.policy.hold(state.index, match.handle)
@@ -180,45 +180,45 @@ def share(state: WorkingState, row: int, match: Match) -> None:
     state.refs[0][match.pages] += np.uint16(1)
     state.row_counters[RowCounter.NUM_INDEXED, row] = count
     state.spans[0, row] = count
-    write(state, 0, row, 0, match.pages)
+    write_page_table(state, 0, row, 0, match.pages)
 
 
-def release(state: WorkingState, row: int) -> None:
+def free_row_pages(state: WorkingState, row: int) -> None:
     """Take all pages from the row: those the index knows stay cached there, the others become
     free.
     """
     indexed = int(state.row_counters[RowCounter.NUM_INDEXED, row])
     for group, refs in enumerate(state.refs):
-        pages = held(state, group, row)
+        pages = copy_row_pages(state, group, row)
         refs[pages] -= np.uint16(1)
-        give_back(state, group, pages[indexed:] if group == 0 else pages)
+        free_pages(state, group, pages[indexed:] if group == 0 else pages)
     if state.handles[row] is not None and state.limits.policy is not None:
         state.limits.policy.release(state.index, state.handles[row])
     state.handles[row] = None
-    let_go(state, row)
+    clear_page_table(state, row)
 
 
-def let_go(state: WorkingState, row: int) -> None:
+def clear_page_table(state: WorkingState, row: int) -> None:
     """The row's page table is empty."""
     state.spans[:, row] = 0
-    if some(state.first_pages[:, row]):
-        state.first_pages = writeable(state.first_pages)
+    if any_set(state.first_pages[:, row]):
+        state.first_pages = writeable_copy(state.first_pages)
         state.first_pages[:, row] = 0
 
 
-def forget(state: WorkingState, rows: Ints) -> None:
+def recompute_rows(state: WorkingState, rows: Ints) -> None:
     """Take all pages from the rows, none of which is indexed: every token of theirs is to be
     computed again.
     """
     for row in rows.tolist():
         spans = state.spans[:, row].tolist()
-        release(state, row)
+        free_row_pages(state, row)
         for group, span in enumerate(spans):
-            write(state, group, row, 0, np.zeros(span, np.int32))
+            write_page_table(state, group, row, 0, np.zeros(span, np.int32))
     state.row_counters[RowCounter.NUM_COMPUTED, rows] = 0
 
 
-def drop_behind(state: WorkingState, group: int, rows: Ints) -> None:
+def free_out_of_window(state: WorkingState, group: int, rows: Ints) -> None:
     """Free pages that lie wholly behind the window of `group` for whatever the rows compute
     next.
     """
@@ -231,24 +231,24 @@ def drop_behind(state: WorkingState, group: int, rows: Ints) -> None:
         counters[RowCounter.NUM_COMPUTED, rows], counters[RowCounter.NUM_KNOWN, rows]
     )
     first = np.maximum(computed - window + 1, 0) // state.limits.page_size
-    ready = where(first > state.first_pages[group, rows])
+    ready = indices(first > state.first_pages[group, rows])
     for row, wanted in zip(rows[ready].tolist(), first[ready].tolist(), strict=True):
         start = int(state.first_pages[group, row])
         gone = state.table[group, row, start:wanted].copy()
         state.refs[group][gone] -= np.uint16(1)
-        give_back(state, group, gone)
-        write(state, group, row, start, np.zeros(len(gone), np.int32))
-        state.first_pages = writeable(state.first_pages)
+        free_pages(state, group, gone)
+        write_page_table(state, group, row, start, np.zeros(len(gone), np.int32))
+        state.first_pages = writeable_copy(state.first_pages)
         state.first_pages[group, row] = wanted
 
 
-def keep_region(state: WorkingState, row: int) -> None:
+def retain_region(state: WorkingState, row: int) -> None:
     """Take the row's region from it and keep it, when regions are kept, for a request that goes on
     from there.
     """
     if not state.limits.most_regions:
         return
-    count = int(shareable(state)[row])
+    count = int(count_shareable_tokens(state)[row])
     if not count:
         return
     entry = state.requests_by_row[row]
@@ -256,7 +256,7 @@ def keep_region(state: WorkingState, row: int) -> None:
     pages = tuple(state.table[:, row, 0].tolist())
     for refs, page in zip(state.refs, pages, strict=True):
         refs[page] = 0
-    let_go(state, row)
+    clear_page_table(state, row)
     tokens = state.tokens[row, :count].copy()
     state.regions = (
         *state.regions,
@@ -266,10 +266,10 @@ def keep_region(state: WorkingState, row: int) -> None:
         drop_region(state)
 
 
-def take_over(state: WorkingState, row: int, region: Region) -> None:
+def reuse_region(state: WorkingState, row: int, region: Region) -> None:
     """Let the row go on in a kept region, which is its own from now on."""
     state.regions = tuple([other for other in state.regions if other is not region])
     for group, page in enumerate(region.pages):
         state.refs[group][page] = 1
         state.spans[group, row] = 1
-        write(state, group, row, 0, np.array([page], np.int32))
+        write_page_table(state, group, row, 0, np.array([page], np.int32))

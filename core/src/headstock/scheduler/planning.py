@@ -5,27 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler.plan import Plan
-from headstock.scheduler.row_counters import NONE, RowCounter, every, where
+from headstock.scheduler.row_counters import NONE, RowCounter, all_set, indices
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 
 
-def commit(state: WorkingState, chosen: Ints) -> Plan:
+def make_plan(state: WorkingState, chosen: Ints) -> Plan:
     """The plan for the chosen rows, with the counters moved on to what will be true once it has
     run.
 
     chosen: [rows]
     """
     counters = state.row_counters
-    rows, num_decode = batch_order(counters, chosen)
+    rows, num_decode = order_batch(counters, chosen)
     counts, starts = chosen.take(rows), counters[RowCounter.NUM_COMPUTED].take(rows)
     counters[RowCounter.NUM_COMPUTED_BEFORE] = counters[RowCounter.NUM_COMPUTED]
     counters[RowCounter.NUM_COMPUTED] += chosen
-    num_logits, samples = score(state, chosen)
+    num_logits, samples = mark_logits(state, chosen)
     counters[RowCounter.LAST_STEP][rows] = state.previous.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = (
-        flat_writes(state) if len(rows) else (NONE, NONE, NONE, NONE)
+        flatten_writes(state) if len(rows) else (NONE, NONE, NONE, NONE)
     )
     return Plan(
         number=state.previous.num_steps,
@@ -44,21 +44,21 @@ def commit(state: WorkingState, chosen: Ints) -> Plan:
     )
 
 
-def batch_order(counters: Ints, chosen: Ints) -> tuple[Ints, int]:
+def order_batch(counters: Ints, chosen: Ints) -> tuple[Ints, int]:
     """The rows that run, those first that compute one token after earlier ones, and how many those
     are.
 
     chosen: [rows]    returns: [n] int64
     """
-    rows = where(chosen)
+    rows = indices(chosen)
     decode = (chosen.take(rows) == 1) & (counters[RowCounter.NUM_COMPUTED].take(rows) > 0)
     num_decode = int(np.count_nonzero(decode))
-    if num_decode not in (0, len(rows)) and not every(decode[:num_decode]):
+    if num_decode not in (0, len(rows)) and not all_set(decode[:num_decode]):
         rows = np.concatenate((rows[decode], rows[~decode]))
     return rows, num_decode
 
 
-def score(state: WorkingState, chosen: Ints) -> tuple[Ints, Ints]:
+def mark_logits(state: WorkingState, chosen: Ints) -> tuple[Ints, Ints]:
     """How many positions of each row are scored, and which rows get a token; promises are noted in
     the counters.
 
@@ -93,7 +93,7 @@ def score(state: WorkingState, chosen: Ints) -> tuple[Ints, Ints]:
     return num_logits, reached
 
 
-def flat_writes(state: WorkingState) -> tuple[Ints, Ints, Ints, Ints]:
+def flatten_writes(state: WorkingState) -> tuple[Ints, Ints, Ints, Ints]:
     """The page table entries to write: groups, rows, columns, pages, each [m] int32."""
     if not state.writes:
         return NONE, NONE, NONE, NONE

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.scheduler.page_pool import give_back, spread, write
-from headstock.scheduler.row_counters import RowCounter, some, where
-from headstock.scheduler.working_state import WorkingState, shareable
+from headstock.scheduler.page_pool import expand_intervals, free_pages, write_page_table
+from headstock.scheduler.row_counters import RowCounter, any_set, indices
+from headstock.scheduler.working_state import WorkingState, count_shareable_tokens
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy
 
 
-def index_full(state: WorkingState) -> None:
+def insert_full_pages(state: WorkingState) -> None:
     """Insert into the prefix index every page that has become full of known tokens, by steps known
     to be done.
     """
     policy, size = state.limits.policy, state.limits.page_size
     if policy is None:
         return
-    full = shareable(state) // size
+    full = count_shareable_tokens(state) // size
     indexed = state.row_counters[RowCounter.NUM_INDEXED]
-    rows = where(full > indexed)
+    rows = indices(full > indexed)
     if len(rows):
         starts, stops = indexed.take(rows), full.take(rows)
         indexed[rows] = stops
-        insert(state, policy, rows, starts, stops - starts)
+        insert_pages(state, policy, rows, starts, stops - starts)
 
 
-def insert(
+def insert_pages(
     state: WorkingState, policy: CachePolicy, rows: Ints, starts: Ints, counts: Ints
 ) -> None:
     """Insert `counts` pages of each of the rows, from table columns `starts` on.   each: [n]"""
     numbers, handles, requests = rows.tolist(), state.handles, state.requests_by_row
     columns = starts
-    if some(counts > 1):
-        rows, columns = spread(rows, starts, counts)
+    if any_set(counts > 1):
+        rows, columns = expand_intervals(rows, starts, counts)
     tokens = state.tokens.reshape(len(state.tokens), -1, state.limits.page_size)[rows, columns]
     own = state.table[0][rows, columns]
     canonical, ends = policy.insert_each(
@@ -54,21 +54,21 @@ def insert(
         stop = 0
         for row, column, count in zip(numbers, starts.tolist(), counts.tolist(), strict=True):
             start, stop = stop, stop + count
-            change_over(state, row, column, own[start:stop], canonical[start:stop])
+            dedup_pages(state, row, column, own[start:stop], canonical[start:stop])
 
 
-def change_over(state: WorkingState, row: int, column: int, own: Ints, canonical: Ints) -> None:
+def dedup_pages(state: WorkingState, row: int, column: int, own: Ints, canonical: Ints) -> None:
     """Move the row from its own pages to those that the index had for the same tokens already.
 
     own, canonical: [n] int32, from `column` on
     """
     changed = canonical != own
-    if not some(changed):
+    if not any_set(changed):
         return
     # The table is rewritten before the duplicates are freed: nothing points at a free page, at no
     # time.
-    write(state, 0, row, column, canonical)
+    write_page_table(state, 0, row, column, canonical)
     refs = state.refs[0]
     refs[canonical[changed]] += np.uint16(1)
     refs[own[changed]] -= np.uint16(1)
-    give_back(state, 0, own[changed])
+    free_pages(state, 0, own[changed])

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler.request import RequestState
-from headstock.scheduler.row_counters import RowCounter, where
+from headstock.scheduler.row_counters import RowCounter, indices
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 
-Beginning = tuple[RequestState, int, int]
+PrefixWait = tuple[RequestState, int, int]
 """A request that was found to wait in this step, for how many tokens, and the priority of the row
 at work on them.
 """
 
 
-def begins_alike(entry: RequestState, waiting: list[Beginning]) -> bool:
+def joins_prefix_wait(entry: RequestState, waiting: list[PrefixWait]) -> bool:
     """Whether the entry waits as another does that begins alike: 1 us in place of 20 for each of
     many siblings.
     """
@@ -27,21 +27,21 @@ def begins_alike(entry: RequestState, waiting: list[Beginning]) -> bool:
             and request.priority <= priority
             and request.namespace == other.request.namespace
             and not request.prompt_logprobs
-            and (tokens is other.tokens or same(tokens[:stop], other.tokens[:stop]))
+            and (tokens is other.tokens or are_equal(tokens[:stop], other.tokens[:stop]))
         ):
             return True
     return False
 
 
-def same(one: Ints, other: Ints) -> bool:
+def are_equal(one: Ints, other: Ints) -> bool:
     """Whether equally many tokens are equal; four times as fast as `np.array_equal` for short
     ones.
     """
     return not np.count_nonzero(one != other)
 
 
-def soon_cached(
-    state: WorkingState, entry: RequestState, found: int, waiting: list[Beginning]
+def must_wait_for_prefix(
+    state: WorkingState, entry: RequestState, found: int, waiting: list[PrefixWait]
 ) -> bool:
     """Whether a running request of no lower priority is computing the page that follows the `found`
     tokens.
@@ -59,13 +59,13 @@ def soon_cached(
         counters[RowCounter.NUM_KNOWN] >= stop
     )
     late &= counters[RowCounter.PRIORITY] >= request.priority
-    rows = where(late)
+    rows = indices(late)
     if not len(rows):  # few requests are that near to their beginning
         return False
     for row in rows[state.tokens[rows, stop - 1] == entry.tokens[stop - 1]].tolist():
         other = state.requests_by_row[row]
         together = other is not None and other.request.namespace == request.namespace
-        if together and same(state.tokens[row, :stop], entry.tokens[:stop]):
+        if together and are_equal(state.tokens[row, :stop], entry.tokens[:stop]):
             waiting.append((entry, stop, int(counters[RowCounter.PRIORITY, row])))
             return True
     return False

@@ -57,6 +57,6 @@ class RequestState:
         """Sorts before every entry it goes ahead of."""
         return (-self.request.priority, self.arrival)
 
-    def preempted(self, tokens: Ints) -> RequestState:
+    def requeued(self, tokens: Ints) -> RequestState:
         """The entry as it goes back to the queue with `tokens` known."""
         return evolve(self, tokens=tokens, preemptions=self.preemptions + 1)

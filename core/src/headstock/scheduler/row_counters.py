@@ -40,28 +40,28 @@ NONE: Ints = np.zeros(0, np.int32)
 NONE.flags.writeable = False
 
 
-def sealed(array: np.ndarray) -> np.ndarray:
+def read_only(array: np.ndarray) -> np.ndarray:
     """The array, no longer writeable."""
     array.setflags(write=False)
     return array
 
 
-def writeable(array: np.ndarray) -> np.ndarray:
+def writeable_copy(array: np.ndarray) -> np.ndarray:
     """The array itself when it may be written, else a copy."""
     return array if array.flags.writeable else array.copy()
 
 
-def some(mask: np.ndarray) -> bool:
+def any_set(mask: np.ndarray) -> bool:
     """Whether any entry of the mask is set; four times as fast as `mask.any()` at these sizes."""
     return bool(np.count_nonzero(mask))
 
 
-def every(mask: np.ndarray) -> bool:
+def all_set(mask: np.ndarray) -> bool:
     """Whether all entries of the mask are set."""
     return int(np.count_nonzero(mask)) == mask.size
 
 
-def where(mask: np.ndarray) -> Ints:
+def indices(mask: np.ndarray) -> Ints:
     """Where the entries of the mask are set; five times as fast as `np.flatnonzero(mask)` at these
     sizes.
 

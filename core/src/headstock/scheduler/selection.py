@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from headstock.errors import PluginBroken, describe_error, shorten
-from headstock.scheduler.admission import admit
-from headstock.scheduler.lifecycle import preempt
-from headstock.scheduler.page_pool import available, grow, grow_one
+from headstock.scheduler.admission import admit_requests
+from headstock.scheduler.lifecycle import preempt_row
+from headstock.scheduler.page_pool import append_pages, append_row_pages, count_available_pages
 from headstock.scheduler.request import RequestState
-from headstock.scheduler.row_counters import NONE, RowCounter, some, where
+from headstock.scheduler.row_counters import NONE, RowCounter, any_set, indices
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 from headstock.spi.scheduler import Budget, ScheduleDecision, View
@@ -27,31 +27,31 @@ def select_rows(state: WorkingState) -> Ints:
     """
     limits = state.limits
     free_rows = limits.max_rows - len(state.rows_by_priority)
-    view = look(state, state.waiting.first(free_rows))
+    view = make_view(state, state.waiting.first(free_rows))
     budget = Budget(
         tokens=limits.max_batch_tokens,
         free_rows=free_rows,
-        pages=available(state, 0),
+        pages=count_available_pages(state, 0),
         page_size=limits.page_size,
     )
-    decision = ask(state, view, budget)
-    chosen = judge(state, view, budget, decision)
+    decision = call_scheduler(state, view, budget)
+    chosen = validate_decision(state, view, budget, decision)
     preempted = state.num_preempted
     for row in decision.victims.tolist():
-        preempt(state, row)
-    chosen = provide(state, chosen)
+        preempt_row(state, row)
+    chosen = allocate_pages(state, chosen)
     # Rows preempted since the decision are in the queue now, so positions in it no longer stand.
     if not len(decision.admit) or state.num_preempted != preempted:
         return chosen
-    admit(state, decision.admit, limits.max_batch_tokens - int(chosen.sum()), chosen)
-    if some(chosen) or not some(view.num_new_tokens):
+    admit_requests(state, decision.admit, limits.max_batch_tokens - int(chosen.sum()), chosen)
+    if any_set(chosen) or not any_set(view.num_new_tokens):
         return chosen
     # It waited for requests that found no room: ask again without them.
-    decision = ask(state, look(state, ()), budget)
-    return provide(state, judge(state, view, budget, decision))
+    decision = call_scheduler(state, make_view(state, ()), budget)
+    return allocate_pages(state, validate_decision(state, view, budget, decision))
 
 
-def look(state: WorkingState, waiting: Sequence[RequestState]) -> View:
+def make_view(state: WorkingState, waiting: Sequence[RequestState]) -> View:
     """What a scheduler may see, `waiting` of the queue."""
     counters = state.row_counters.view()
     counters.setflags(write=False)
@@ -79,7 +79,7 @@ def look(state: WorkingState, waiting: Sequence[RequestState]) -> View:
     )
 
 
-def ask(state: WorkingState, view: View, budget: Budget) -> ScheduleDecision:
+def call_scheduler(state: WorkingState, view: View, budget: Budget) -> ScheduleDecision:
     """What the scheduler plugin chooses.
 
     raises: PluginBroken, naming it, when it raises or gives something else
@@ -99,7 +99,9 @@ def ask(state: WorkingState, view: View, budget: Budget) -> ScheduleDecision:
     return decision
 
 
-def judge(state: WorkingState, view: View, budget: Budget, decision: ScheduleDecision) -> Ints:
+def validate_decision(
+    state: WorkingState, view: View, budget: Budget, decision: ScheduleDecision
+) -> Ints:
     """What was chosen, by row.   returns: [rows] int32, 0 where a row does not run
 
     raises: PluginBroken, naming the scheduler and the rule, when the decision breaks one
@@ -115,13 +117,13 @@ def judge(state: WorkingState, view: View, budget: Budget, decision: ScheduleDec
             fault = "a row that does not exist"
         if np.count_nonzero(chosen) != len(decision.rows):
             fault = fault or "a row twice, or for no tokens"
-        elif some(
+        elif any_set(
             chosen.view(np.uint32) > view.num_new_tokens.view(np.uint32)
         ):  # a negative count is a huge one
             fault = "a row that is free or wants fewer tokens"
         elif int(chosen.sum()) > budget.tokens:
             fault = f"{chosen.sum()} tokens of {budget.tokens}"
-    if len(decision.admit) and not legal_positions(decision.admit, len(view.waiting_lengths)):
+    if len(decision.admit) and not are_valid_positions(decision.admit, len(view.waiting_lengths)):
         fault = "waiting positions that are not in ascending order or do not exist"
     if (
         len(decision.victims)
@@ -133,13 +135,13 @@ def judge(state: WorkingState, view: View, budget: Budget, decision: ScheduleDec
     return chosen
 
 
-def legal_positions(positions: Ints, count: int) -> bool:
+def are_valid_positions(positions: Ints, count: int) -> bool:
     """Whether the positions ascend within [0, count)."""
     given: list[int] = positions.tolist()
     return given[0] >= 0 and given[-1] < count and given == sorted(set(given))
 
 
-def provide(state: WorkingState, chosen: Ints) -> Ints:
+def allocate_pages(state: WorkingState, chosen: Ints) -> Ints:
     """Give the scheduled rows the pages they need, by preemption when the pool is full.
 
     chosen: [rows]    returns: [rows], the tokens of each row that still runs
@@ -147,23 +149,23 @@ def provide(state: WorkingState, chosen: Ints) -> Ints:
     size = state.limits.page_size
     stops = state.row_counters[RowCounter.NUM_COMPUTED] + chosen
     short = stops > state.spans * size
-    if not some(short):
+    if not any_set(short):
         return chosen
     needs = []
     for group in range(len(short)):
-        rows, spans = where(short[group]), state.spans[group]
+        rows, spans = indices(short[group]), state.spans[group]
         counts = -(-stops.take(rows) // size) - spans.take(rows)
         total = sum(counts.tolist())  # few rows lack a page: 1 us less than the array's own sum
-        if total > state.num_free[group] and total > available(state, group):
-            return squeeze(state, chosen, -(-stops // size) - state.spans)
+        if total > state.num_free[group] and total > count_available_pages(state, group):
+            return preempt_until_fits(state, chosen, -(-stops // size) - state.spans)
         needs.append((rows, counts, total))
     for group, (rows, counts, total) in enumerate(needs):
         if total:
-            grow(state, group, rows, counts, total)
+            append_pages(state, group, rows, counts, total)
     return chosen
 
 
-def squeeze(state: WorkingState, chosen: Ints, needs: Ints) -> Ints:
+def preempt_until_fits(state: WorkingState, chosen: Ints, needs: Ints) -> Ints:
     """As `provide`, when pages are short: serve rows by priority and preempt from the last one up.
 
     The first row may take the pages of all others, and every request fits the pool alone, so some
@@ -179,14 +181,16 @@ def squeeze(state: WorkingState, chosen: Ints, needs: Ints) -> Ints:
         if not chosen[row]:
             continue
         need = needs[:, row].tolist()
-        while running and any(count > available(state, group) for group, count in enumerate(need)):
-            preempt(state, running.pop())
-        if any(count > available(state, group) for group, count in enumerate(need)):
-            if not some(kept):
-                preempt(state, row)
+        while running and any(
+            count > count_available_pages(state, group) for group, count in enumerate(need)
+        ):
+            preempt_row(state, running.pop())
+        if any(count > count_available_pages(state, group) for group, count in enumerate(need)):
+            if not any_set(kept):
+                preempt_row(state, row)
             break  # nobody of lower priority is left, so this was the last row
         for group, count in enumerate(need):
             if count > 0:
-                grow_one(state, group, row, count)
+                append_row_pages(state, group, row, count)
         kept[row] = chosen[row]
     return kept

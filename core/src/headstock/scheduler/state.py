@@ -11,8 +11,8 @@ from headstock.scheduler.contiguous import Region
 from headstock.scheduler.events import Ended
 from headstock.scheduler.limits import Limits
 from headstock.scheduler.request import RequestState
-from headstock.scheduler.row_counters import NONE, NUM_COUNTERS, sealed
-from headstock.scheduler.waiting_queue import Queue
+from headstock.scheduler.row_counters import NONE, NUM_COUNTERS, read_only
+from headstock.scheduler.waiting_queue import WaitingQueue
 from headstock.spi.arrays import Ints
 
 Write = tuple[int, Ints, Ints, Ints]
@@ -52,7 +52,7 @@ class State:
     spans: Ints
     free: tuple[tuple[Ints, ...], ...]
     num_free: tuple[int, ...]
-    waiting: Queue
+    waiting: WaitingQueue
     index: Any
     tokens: Ints
     table: Ints
@@ -84,23 +84,23 @@ class State:
         )
 
 
-def initial(limits: Limits) -> State:
+def initial_state(limits: Limits) -> State:
     """Nothing running, every page free."""
     rows, groups, columns = limits.max_rows, len(limits.groups), limits.pages_for(limits.max_len)
     return State(
-        row_counters=sealed(np.zeros((NUM_COUNTERS, rows), np.int32)),
+        row_counters=read_only(np.zeros((NUM_COUNTERS, rows), np.int32)),
         rows_by_priority=NONE,
-        stop_ids=sealed(np.full((1, rows), -1, np.int32)),
+        stop_ids=read_only(np.full((1, rows), -1, np.int32)),
         requests_by_row=(None,) * rows,
         handles=(None,) * rows,
-        first_pages=sealed(np.zeros((groups, rows), np.int32)),
-        spans=sealed(np.zeros((groups, rows), np.int32)),
+        first_pages=read_only(np.zeros((groups, rows), np.int32)),
+        spans=read_only(np.zeros((groups, rows), np.int32)),
         # Descending, so that low pages go out first.
         free=tuple(
-            (sealed(np.arange(count, 0, -1, dtype=np.int32)),) for count in limits.num_pages
+            (read_only(np.arange(count, 0, -1, dtype=np.int32)),) for count in limits.num_pages
         ),
         num_free=limits.num_pages,
-        waiting=Queue(),
+        waiting=WaitingQueue(),
         index=limits.policy.new_index() if limits.policy else None,
         tokens=np.zeros((rows, columns * limits.page_size), np.int32),
         table=np.zeros((groups, rows, columns), np.int32),

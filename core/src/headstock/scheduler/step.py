@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headstock.scheduler.admission import make_room, sort_rows
-from headstock.scheduler.apply import absorb
+from headstock.scheduler.admission import preempt_for_priority, sort_rows
+from headstock.scheduler.apply import apply_event
 from headstock.scheduler.events import Event
-from headstock.scheduler.invariants import check
+from headstock.scheduler.invariants import check_state
 from headstock.scheduler.limits import Limits
-from headstock.scheduler.page_pool import drop_behind
+from headstock.scheduler.page_pool import free_out_of_window
 from headstock.scheduler.plan import Plan
-from headstock.scheduler.planning import commit
-from headstock.scheduler.prefix_insert import index_full
-from headstock.scheduler.row_counters import RowCounter, where
+from headstock.scheduler.planning import make_plan
+from headstock.scheduler.prefix_insert import insert_full_pages
+from headstock.scheduler.row_counters import RowCounter, indices
 from headstock.scheduler.selection import select_rows
 from headstock.scheduler.state import State
 from headstock.scheduler.working_state import to_state, to_working_state
@@ -26,15 +26,15 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
     """
     working = to_working_state(state, limits)
     for event in events:
-        absorb(working, event)
-    index_full(working)
+        apply_event(working, event)
+    insert_full_pages(working)
     for group, kind in enumerate(limits.groups):
         if kind.kind == "window":
-            drop_behind(working, group, where(working.row_counters[RowCounter.ACTIVE]))
-    make_room(working)
-    plan = commit(working, select_rows(working))
+            free_out_of_window(working, group, indices(working.row_counters[RowCounter.ACTIVE]))
+    preempt_for_priority(working)
+    plan = make_plan(working, select_rows(working))
     sort_rows(working)
     state = to_state(working)
     if limits.check:
-        check(state, limits)
+        check_state(state, limits)
     return state, plan

@@ -9,14 +9,14 @@ from attrs import frozen
 
 from headstock.scheduler.request import RequestState
 
-LONGEST = 128
+MAX_PART = 128
 """Entries of a part; a longer one is halved."""
 
 Part = tuple[RequestState, ...]
 
 
 @frozen
-class Queue:
+class WaitingQueue:
     """Waiting requests in priority order, as parts of up to `LONGEST`.
 
     A change copies one part and the tuple of parts. One tuple of 4,096 entries would be copied
@@ -47,11 +47,11 @@ class Queue:
             taken += part
         return taken[:count]
 
-    def put(self, entry: RequestState) -> Queue:
+    def put(self, entry: RequestState) -> WaitingQueue:
         """The queue with the entry where its key belongs."""
         parts, key = self.parts, entry.priority_key
         if not parts:
-            return Queue(((entry,),), 1)
+            return WaitingQueue(((entry,),), 1)
         at = len(parts) - 1
         if parts[at][0].priority_key > key:  # most arrivals sort last
             at = max(bisect_right(parts, key, key=lambda part: part[0].priority_key) - 1, 0)
@@ -63,10 +63,10 @@ class Queue:
         )
         part = (*part[:inside], entry, *part[inside:])
         half = len(part) // 2
-        new = (part,) if len(part) <= LONGEST else (part[:half], part[half:])
-        return Queue((*parts[:at], *new, *parts[at + 1 :]), self.length + 1)
+        new = (part,) if len(part) <= MAX_PART else (part[:half], part[half:])
+        return WaitingQueue((*parts[:at], *new, *parts[at + 1 :]), self.length + 1)
 
-    def without(self, gone: Set[int]) -> Queue:
+    def without(self, gone: Set[int]) -> WaitingQueue:
         """The queue without the entries of these arrival numbers, all of which wait; those in front
         go fastest.
         """
@@ -80,4 +80,4 @@ class Queue:
             left -= len(part) - len(rest)
             if rest:
                 kept.append(rest)
-        return Queue(tuple(kept), self.length - len(gone))
+        return WaitingQueue(tuple(kept), self.length - len(gone))

@@ -13,7 +13,7 @@ from headstock.scheduler.limits import Limits
 from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import NONE, RowCounter
 from headstock.scheduler.state import State, Write
-from headstock.scheduler.waiting_queue import Queue
+from headstock.scheduler.waiting_queue import WaitingQueue
 from headstock.spi.arrays import Ints
 
 
@@ -34,7 +34,7 @@ class WorkingState:
     spans: Ints
     free: list[list[Ints]]
     num_free: list[int]
-    waiting: Queue
+    waiting: WaitingQueue
     index: Any
     tokens: Ints
     table: Ints
@@ -127,7 +127,7 @@ def join_accepted(parts: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, Int
     return np.concatenate(ids), np.concatenate(counts), np.concatenate(tokens)
 
 
-def shareable(working: WorkingState) -> Ints:
+def count_shareable_tokens(working: WorkingState) -> Ints:
     """How many tokens of each row may be shared or kept: known ones, computed by steps known to be
     done.
 
