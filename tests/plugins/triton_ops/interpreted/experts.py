@@ -190,7 +190,7 @@ def test_padding_of_a_step_goes_to_no_expert_where_experts_are_fused(
 def test_no_tokens() -> None:
     gate_up, down = cases.draw_weights(Mixture(tokens=0, count=4, chosen=2), torch.bfloat16, "cpu")
     x, scores = torch.empty(0, 48, dtype=torch.bfloat16), torch.empty(0, 4, dtype=torch.bfloat16)
-    found = cases.mix_experts(
+    found = cases.fused_mix_experts(
         x, scores, Mixture(tokens=0, count=4, chosen=2).experts, gate_up, down
     )
     assert found.shape == (0, 48)
