@@ -78,9 +78,9 @@ def test_only_headstocks_own_logger_is_touched() -> None:
     assert (
         len(
             [
-                each
-                for each in logging.getLogger(ROOT_LOGGER).handlers
-                if isinstance(each, StderrHandler)
+                handler
+                for handler in logging.getLogger(ROOT_LOGGER).handlers
+                if isinstance(handler, StderrHandler)
             ]
         )
         == 1

@@ -116,8 +116,8 @@ def test_parameters_survive_copies_and_pickles() -> None:
 
 
 def test_every_field_with_a_limit_has_a_row() -> None:
-    named = {name for name, _, _ in EDGES}
-    assert named | {"ignore_eos", "skip_special_tokens", "include_stop_str_in_output"} == {
+    parameters = {name for name, _, _ in EDGES}
+    assert parameters | {"ignore_eos", "skip_special_tokens", "include_stop_str_in_output"} == {
         field.name for field in SamplingParams.__attrs_attrs__
     }
 

@@ -30,7 +30,7 @@ def test_a_script_has_every_verb_and_flag_and_the_names_of_plugins(
     settings = (CONFIG, PRESET, *engine_settings().values(), *sampling_settings().values())
     flags = [setting.flag for setting in settings]
     words = set(re.findall(r"[\w-]+", script))
-    for each in (
+    for line in (
         *VERBS,
         "bench",
         "--compare",
@@ -42,7 +42,7 @@ def test_a_script_has_every_verb_and_flag_and_the_names_of_plugins(
         "prefill-first",
         "low-latency",
     ):
-        assert each in words or each.lstrip("-") in words, each
+        assert line in words or line.lstrip("-") in words, line
 
 
 def test_a_broken_command_leaves_the_others_their_completion(
@@ -98,7 +98,7 @@ def completed(shell: pexpect.spawn, line: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "wanted"),
+    ("line", "expected"),
     [
         ("headstock doc", "headstock doctor "),
         ("headstock run --max-tok", "headstock run --max-tokens "),
@@ -112,5 +112,5 @@ def completed(shell: pexpect.spawn, line: str) -> str:
         ("headstock run --input promp", "headstock run --input prompts.jsonl "),
     ],
 )
-def test_bash_completes(bash: pexpect.spawn, line: str, wanted: str) -> None:
-    assert completed(bash, line) == wanted
+def test_bash_completes(bash: pexpect.spawn, line: str, expected: str) -> None:
+    assert completed(bash, line) == expected

@@ -29,7 +29,7 @@ def shown(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     return printed
 
 
-def said(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+def read_error(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     """The one line on standard error when `config show` refuses the flags."""
     assert main(["config", "show", *flags]) == 2
     out, error = capsys.readouterr()
@@ -80,7 +80,7 @@ def test_the_effective_configuration_shows_origins(
 def test_the_effective_value_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for text, wanted in {
+    for text, expected in {
         "on": True,
         "1": True,
         "true": True,
@@ -89,29 +89,31 @@ def test_the_effective_value_is_printed(
         "false": False,
     }.items():
         monkeypatch.setenv("HEADSTOCK_OVERLAP", text)
-        assert shown(capsys)["settings"]["overlap"]["value"] is wanted
+        assert shown(capsys)["settings"]["overlap"]["value"] is expected
     monkeypatch.setenv("HEADSTOCK_OVERLAP", "perhaps")
     assert (
-        said(capsys)
+        read_error(capsys)
         == "headstock: HEADSTOCK_OVERLAP=perhaps: overlap must be one of on, off, 1, 0, true, false"
     )
 
 
 @pytest.mark.feature("T4", "P5")
 def test_two_pool_sizes_name_both_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    line = said(capsys, "--num-pages", "8", "--pa-memory-mb", "5")
+    line = read_error(capsys, "--num-pages", "8", "--pa-memory-mb", "5")
     assert line.startswith("headstock: --num-pages 8 and --pa-memory-mb 5: give at most one of")
 
 
 @pytest.mark.feature("P1")
 def test_paged_attn_lists_the_three(capsys: pytest.CaptureFixture[str]) -> None:
-    line = said(capsys, "--paged-attn", "maybe")
+    line = read_error(capsys, "--paged-attn", "maybe")
     assert line == "headstock: --paged-attn maybe: paged_attn must be one of auto, on, off"
 
 
 @pytest.mark.feature("S13")
 def test_three_backends_are_too_many(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "attn must be one name, or two as PREFILL,DECODE" in said(capsys, "--attn", "a,b,c")
+    assert "attn must be one name, or two as PREFILL,DECODE" in read_error(
+        capsys, "--attn", "a,b,c"
+    )
 
 
 @pytest.mark.feature("H1", "H2", "H3", "H4", "H7")
@@ -129,14 +131,14 @@ def test_three_backends_are_too_many(capsys: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_limits(capsys: pytest.CaptureFixture[str], flag: str, value: str, rule: str) -> None:
-    assert said(capsys, flag, value) == f"headstock: {flag} {value}: {rule}"
+    assert read_error(capsys, flag, value) == f"headstock: {flag} {value}: {rule}"
 
 
 @pytest.mark.feature("H5", "H6")
 def test_limits_between_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    line = said(capsys, "--max-model-len", "15", "--block-size", "16")
+    line = read_error(capsys, "--max-model-len", "15", "--block-size", "16")
     assert "max_seq_len must be at least page_size (16)" in line
-    line = said(capsys, "--max-batch-tokens", "7", "--max-seqs", "8")
+    line = read_error(capsys, "--max-batch-tokens", "7", "--max-seqs", "8")
     assert "max_batch_tokens must be at least max_running_requests (8)" in line
     printed = shown(capsys, "--max-batch-tokens", "7")
     assert printed["settings"]["max_running_requests"]["value"] == 7
@@ -183,11 +185,13 @@ def test_a_size_given_replaces_the_presets(capsys: pytest.CaptureFixture[str]) -
 def test_unknown_keys_and_presets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "engine.toml"
     path.write_text("page_sise = 32\n", encoding="utf-8")
-    assert said(capsys, "--config", str(path)).endswith(
+    assert read_error(capsys, "--config", str(path)).endswith(
         "unknown setting 'page_sise'; did you mean page_size?"
     )
-    assert said(capsys, "--preset", "debgu").endswith("; did you mean debug?")
-    assert said(capsys, "--overlpa").endswith("unknown flag --overlpa; did you mean --overlap?")
+    assert read_error(capsys, "--preset", "debgu").endswith("; did you mean debug?")
+    assert read_error(capsys, "--overlpa").endswith(
+        "unknown flag --overlpa; did you mean --overlap?"
+    )
     assert main(["config", "show", "--config", str(tmp_path / "none.toml")]) == 6
     assert "No such file" in capsys.readouterr().err
 

@@ -30,9 +30,9 @@ from headstock.registry import InstalledPlugin
 from headstock.spi import OpsCapabilities, OpsSpec, Require, SpiRange
 
 
-def statuses(found: list[Finding]) -> dict[str, str]:
+def statuses(findings: list[Finding]) -> dict[str, str]:
     """Subject -> status."""
-    return {each.subject: each.status.value for each in found}
+    return {finding.subject: finding.status.value for finding in findings}
 
 
 def test_a_check_that_breaks_off_keeps_what_it_found() -> None:
@@ -40,9 +40,9 @@ def test_a_check_that_breaks_off_keeps_what_it_found() -> None:
         yield pass_finding("first", "fine")
         raise SystemExit(3)
 
-    found = run_check("second", check)
-    assert statuses(found) == {"first": "PASS", "second": "FAIL"}
-    assert "SystemExit" in found[1].text
+    findings = run_check("second", check)
+    assert statuses(findings) == {"first": "PASS", "second": "FAIL"}
+    assert "SystemExit" in findings[1].text
 
 
 def test_one_failing_check_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,13 +52,13 @@ def test_one_failing_check_does_not_stop_the_others(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(machine_checks, "check_memory", broken)
     monkeypatch.setattr(plugin_checks, "check_plugins", broken)
-    found = statuses(list(run_checks(EngineConfig(model="no-such-model"))))
-    assert found["memory"] == found["plugins"] == found["model no-such-model"] == "FAIL"
-    assert {"python", "torch", "encoding"} <= set(found)
+    findings = statuses(list(run_checks(EngineConfig(model="no-such-model"))))
+    assert findings["memory"] == findings["plugins"] == findings["model no-such-model"] == "FAIL"
+    assert {"python", "torch", "encoding"} <= set(findings)
 
 
 @pytest.mark.parametrize(
-    ("found", "code"),
+    ("findings", "code"),
     [
         ([pass_finding("a", "b")], 0),
         ([warn_finding("a", "b", "c")], 0),
@@ -68,15 +68,17 @@ def test_one_failing_check_does_not_stop_the_others(monkeypatch: pytest.MonkeyPa
 def test_the_exit_code_is_5_when_something_failed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    found: list[Finding],
+    findings: list[Finding],
     code: int,
 ) -> None:
-    monkeypatch.setattr(verb, "run_checks", lambda config: iter(found))
+    monkeypatch.setattr(verb, "run_checks", lambda config: iter(findings))
     assert main(["doctor"]) == code
-    assert capsys.readouterr().out.count("\n") == len(found) + 1
+    assert capsys.readouterr().out.count("\n") == len(findings) + 1
     assert main(["doctor", "--json"]) == code
     printed = json.loads(capsys.readouterr().out)
-    assert [each["status"] for each in printed] == [each.status.value for each in found]
+    assert [finding["status"] for finding in printed] == [
+        finding.status.value for finding in findings
+    ]
     assert set(printed[0]) == {"status", "subject", "text", "hint"}
 
 
@@ -107,8 +109,8 @@ def test_the_exit_code_is_that_of_run_with_the_same_flags(
 
 
 def test_hints_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [warn_finding("nvcc", "not found", "install it")]
-    assert print_findings(iter(found)) == found
+    findings = [warn_finding("nvcc", "not found", "install it")]
+    assert print_findings(iter(findings)) == findings
     assert (
         "WARN  nvcc                       not found  (install it)\n0 PASS, 1 WARN, 0 FAIL"
         in capsys.readouterr().out
@@ -136,8 +138,8 @@ ODD = InstalledPlugin(
 def test_plugins_pass_lack_kernels_or_are_broken() -> None:
     def status(outcome: object) -> list[tuple[str, str]]:
         return [
-            (each.status.value, each.hint)
-            for each in plugin_checks.check_plugin(ODD, outcome, registry.find_missing)
+            (finding.status.value, finding.hint)
+            for finding in plugin_checks.check_plugin(ODD, outcome, registry.find_missing)
         ]
 
     need = Require(
@@ -156,25 +158,25 @@ def test_plugins_pass_lack_kernels_or_are_broken() -> None:
 @pytest.mark.feature("S15")
 def test_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_next_move() -> None:
     all_found = list(check_parts(EngineConfig(device="cpu")))
-    found = {each.subject: each for each in all_found}
-    assert len(found) == len(all_found) and not any(
-        "pip install" in each.hint for each in all_found
+    findings = {finding.subject: finding for finding in all_found}
+    assert len(findings) == len(all_found) and not any(
+        "pip install" in finding.hint for finding in all_found
     )
     for name in ("fa", "fi"):
-        assert found[f"attention {name}"].status is Status.WARN
+        assert findings[f"attention {name}"].status is Status.WARN
         assert (
             "it runs on cuda from sm_80, and this is cpu. Use --attn sdpa."
-            in found[f"attention {name}"].text
+            in findings[f"attention {name}"].text
         )
-    assert found["attention sdpa"].status is found["choice"].status is Status.PASS
-    assert found["choice"].text.startswith(
+    assert findings["attention sdpa"].status is findings["choice"].status is Status.PASS
+    assert findings["choice"].text.startswith(
         "attention sdpa, cache radix, scheduler mixed, runner eager, ops "
     )
 
 
 @pytest.mark.feature("S15")
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"attn": "fa,fi"}, "--attn fa cannot serve"),
         ({"attn": "nope"}, "no attention backend 'nope' is installed"),
@@ -185,15 +187,15 @@ def test_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_nex
     ],
 )
 def test_what_was_chosen_and_cannot_run_here_is_a_failure(
-    settings: dict[str, Any], said: str | None
+    settings: dict[str, Any], message: str | None
 ) -> None:
-    (found,) = (
-        each
-        for each in check_parts(EngineConfig(device="cpu", **settings))
-        if each.subject == "choice"
+    (choice,) = (
+        finding
+        for finding in check_parts(EngineConfig(device="cpu", **settings))
+        if finding.subject == "choice"
     )
-    assert found.status is (Status.PASS if said is None else Status.FAIL)
-    assert said is None or said in found.text
+    assert choice.status is (Status.PASS if message is None else Status.FAIL)
+    assert message is None or message in choice.text
 
 
 def test_flags_reach_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,9 +208,9 @@ def test_flags_reach_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kind_without_any_plugin_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "load_specs", lambda kind: ())
-    found = list(plugin_checks.check_plugins(registry.find_missing))
-    assert statuses(found) == dict.fromkeys(plugin_checks.REQUIRED_KINDS, "FAIL")
-    assert all("pip install" in each.hint for each in found)
+    findings = list(plugin_checks.check_plugins(registry.find_missing))
+    assert statuses(findings) == dict.fromkeys(plugin_checks.REQUIRED_KINDS, "FAIL")
+    assert all("pip install" in finding.hint for finding in findings)
 
 
 def checkpoint(folder: Path, weights: bytes) -> Path:
@@ -237,8 +239,8 @@ WHOLE = struct.pack("<Q", len(HEADER)) + HEADER + bytes(8)
 def test_weights_are_read_as_far_as_their_header(
     tmp_path: Path, weights: bytes, status: str
 ) -> None:
-    found = list(check_parts(EngineConfig(model=str(checkpoint(tmp_path, weights)))))
-    by_subject = statuses(found)
+    findings = list(check_parts(EngineConfig(model=str(checkpoint(tmp_path, weights)))))
+    by_subject = statuses(findings)
     assert by_subject["config.json"] == "FAIL"  # nobody serves X
     assert by_subject["weights"] == status
     assert by_subject["tokenizer"] == "FAIL"  # there is none
@@ -247,8 +249,8 @@ def test_weights_are_read_as_far_as_their_header(
 def test_no_weights_and_no_directory(tmp_path: Path) -> None:
     checkpoint(tmp_path, WHOLE).joinpath("model.safetensors").unlink()
     assert statuses(list(check_parts(EngineConfig(model=str(tmp_path)))))["weights"] == "FAIL"
-    found = list(check_parts(EngineConfig(model=str(tmp_path / "none"))))
-    assert found[-1].status is Status.FAIL and "no model directory" in found[-1].text
+    findings = list(check_parts(EngineConfig(model=str(tmp_path / "none"))))
+    assert findings[-1].status is Status.FAIL and "no model directory" in findings[-1].text
 
 
 DEMO = Path(registry.load_spec("checkpoint", "demo").directory)
@@ -296,33 +298,37 @@ def test_a_model_that_cannot_be_read_is_one_failure_with_the_code_of_run(
 ) -> None:
     changes, subject, code = BROKEN[damage]
     directory = str(copy_demo(tmp_path, **changes))
-    found = list(check_parts(EngineConfig(model=directory, device="cpu")))
+    findings = list(check_parts(EngineConfig(model=directory, device="cpu")))
 
-    assert [(each.subject, each.exit_code) for each in found if each.status is Status.FAIL] == [
-        (subject, code)
-    ]
-    assert not any("ModelError" in each.text or "broke off" in each.hint for each in found)
+    assert [
+        (finding.subject, finding.exit_code)
+        for finding in findings
+        if finding.status is Status.FAIL
+    ] == [(subject, code)]
+    assert not any(
+        "ModelError" in finding.text or "broke off" in finding.hint for finding in findings
+    )
     flags = ["--model", directory, "--device", "cpu", "--num-pages", "64"]
     assert main(["doctor", *flags]) == main(["run", "--prompt", "x", "--quiet", *flags]) == code
     capsys.readouterr()
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("pytorch_model.bin", "only as pickles"), ("model.gguf", "GGUF")]
+    ("name", "message"), [("pytorch_model.bin", "only as pickles"), ("model.gguf", "GGUF")]
 )
 def test_weights_in_another_format_fail_alone(
-    name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = copy_demo(tmp_path, model=None)
     (directory / name).write_bytes(b"GGUF")
-    found = list(check_parts(EngineConfig(model=str(directory), device="cpu")))
+    findings = list(check_parts(EngineConfig(model=str(directory), device="cpu")))
 
-    (failure,) = [each for each in found if each.status is Status.FAIL]
-    assert (failure.subject, failure.exit_code) == ("weights", 6) and said in failure.text
+    (failure,) = [finding for finding in findings if finding.status is Status.FAIL]
+    assert (failure.subject, failure.exit_code) == ("weights", 6) and message in failure.text
     assert (
         main(["run", "--prompt", "x", "--quiet", "--model", str(directory), "--device", "cpu"]) == 6
     )
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("model", ["no-such-model", "config", "demo"])
@@ -330,18 +336,20 @@ def test_what_a_plugin_can_do_here_does_not_depend_on_whether_the_model_can_be_r
     model: str, tmp_path: Path
 ) -> None:
     name = str(copy_demo(tmp_path, config="{bad")) if model == "config" else model
-    found = statuses(list(check_parts(EngineConfig(model=name, device="cpu"))))
+    findings = statuses(list(check_parts(EngineConfig(model=name, device="cpu"))))
     cuda = ("attention fa", "attention fi", "attention trtllm", "runner cudagraph", "ops triton")
-    assert {subject: found[subject] for subject in cuda} == dict.fromkeys(cuda, "WARN")
-    assert found["attention sdpa"] == found["runner eager"] == "PASS"
+    assert {subject: findings[subject] for subject in cuda} == dict.fromkeys(cuda, "WARN")
+    assert findings["attention sdpa"] == findings["runner eager"] == "PASS"
 
 
 def test_a_device_that_is_not_there_is_its_own_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = [
-        each for each in check_parts(EngineConfig(device="cuda")) if each.status is Status.FAIL
+    findings = [
+        finding
+        for finding in check_parts(EngineConfig(device="cuda"))
+        if finding.status is Status.FAIL
     ]
-    assert [(each.subject, each.exit_code) for each in found] == [("device", 5)]
+    assert [(finding.subject, finding.exit_code) for finding in findings] == [("device", 5)]
 
 
 def test_a_model_that_is_not_downloaded_yet_is_a_warning(
@@ -349,9 +357,9 @@ def test_a_model_that_is_not_downloaded_yet_is_a_warning(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    found = list(check_parts(EngineConfig(model="owner/name", device="cpu")))
-    assert found[-1].status is Status.WARN and "is not in the cache yet" in found[-1].text
-    assert not any(each.status is Status.FAIL for each in found)
+    findings = list(check_parts(EngineConfig(model="owner/name", device="cpu")))
+    assert findings[-1].status is Status.WARN and "is not in the cache yet" in findings[-1].text
+    assert not any(finding.status is Status.FAIL for finding in findings)
 
 
 def test_a_tokenizer_of_another_model_is_a_warning_and_its_texts_are_refused(
@@ -363,21 +371,22 @@ def test_a_tokenizer_of_another_model_is_a_warning_and_its_texts_are_refused(
     ]
     tokenizer["added_tokens"] += words
     directory = str(copy_demo(tmp_path, tokenizer=json.dumps(tokenizer)))
-    found = {
-        each.subject: each for each in check_parts(EngineConfig(model=directory, device="cpu"))
+    findings = {
+        finding.subject: finding
+        for finding in check_parts(EngineConfig(model=directory, device="cpu"))
     }
-    assert found["tokenizer"].status is Status.WARN
-    assert found["tokenizer"].text == "777 tokens, and the model has scores for 768"
+    assert findings["tokenizer"].status is Status.WARN
+    assert findings["tokenizer"].text == "777 tokens, and the model has scores for 768"
 
     assert (
         main(["run", "--model", directory, "--prompt", "a<|8|>", "--quiet", "--num-pages", "64"])
         == 1
     )
-    said = (
+    message = (
         "the tokenizer makes token 776 of this text, and the model knows 768: is it the "
         "model's own tokenizer?"
     )
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_tools_memory_encoding_and_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -401,5 +410,5 @@ def test_tools_memory_encoding_and_hub(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_python_and_torch() -> None:
-    found = statuses([*software_checks.check_python(), *software_checks.check_torch()])
-    assert found["python"] == found["torch"] == "PASS"
+    findings = statuses([*software_checks.check_python(), *software_checks.check_torch()])
+    assert findings["python"] == findings["torch"] == "PASS"

@@ -66,17 +66,17 @@ def test_help_version_and_config_import_neither_torch_nor_plugins(arguments: lis
         "print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); "
         "sys.exit(code)"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         check=True,
         timeout=150,
     )
-    assert "'headstock'" in done.stderr
-    assert "'torch'" not in done.stderr
-    assert "'stevedore'" not in done.stderr
-    assert "headstock_" not in done.stderr
+    assert "'headstock'" in process.stderr
+    assert "'torch'" not in process.stderr
+    assert "'stevedore'" not in process.stderr
+    assert "headstock_" not in process.stderr
 
 
 @pytest.mark.alone
@@ -101,15 +101,15 @@ def test_only_a_process_that_ends_with_its_command_spares_the_collector_a_last_l
         f"import gc; from headstock.cli.main import main; {call}; print(gc.get_freeze_count() > 0)"
     )
     command = [sys.executable, "-c", script, "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
-    assert done.stdout.splitlines()[-1] == str(frozen)
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
+    assert process.stdout.splitlines()[-1] == str(frozen)
 
 
 def test_python_m_headstock_is_the_console_script() -> None:
     def headstock(*arguments: str) -> tuple[int, str, str]:
         command = [sys.executable, "-m", "headstock", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
-        return done.returncode, done.stdout, done.stderr
+        process = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+        return process.returncode, process.stdout, process.stderr
 
     assert headstock("--version") == (0, f"headstock {entry.read_version()}\n", "")
     code, out, err = headstock("run", "--page-sise", "4")
@@ -146,23 +146,23 @@ def test_every_error_is_one_line_and_an_exit_code(
 ) -> None:
     failing(verb, error)
     assert main(["run"]) == code
-    out, said = capsys.readouterr()
+    out, message = capsys.readouterr()
     assert out == ""
-    assert said.startswith("headstock: ")
-    assert said.count("\n") == 1
+    assert message.startswith("headstock: ")
+    assert message.count("\n") == 1
     if not isinstance(error, HeadstockError):
-        assert type(error).__name__ in said
-        assert "HEADSTOCK_TRACEBACK=1" in said
+        assert type(error).__name__ in message
+        assert "HEADSTOCK_TRACEBACK=1" in message
 
 
 def test_a_traceback_only_when_asked_for(
     verb: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(verb, KeyError("lost"))
-    for value, wanted in {"0": False, "": False, "1": True}.items():
+    for value, expected in {"0": False, "": False, "1": True}.items():
         monkeypatch.setenv(entry.TRACEBACK, value)
         assert main(["run"]) == 70
-        assert ("Traceback" in capsys.readouterr().err) is wanted
+        assert ("Traceback" in capsys.readouterr().err) is expected
     monkeypatch.delenv(entry.TRACEBACK)
     assert main(["-v", "run"]) == 70
     assert "Traceback" in capsys.readouterr().err
@@ -207,25 +207,27 @@ def test_a_termination_is_143_silent_and_closes_what_is_open(
 CONFIG = "import sys; from headstock.cli.main import main; sys.exit(main(['config', 'show']))"
 
 
-@pytest.mark.parametrize(("redirection", "code", "said"), [
+@pytest.mark.parametrize(("redirection", "code", "message"), [
     (">&-", 0, ""),
     ("2>&-", 0, ""),
     (">&- 2>&- <&-", 0, ""),
     (">/dev/full", 1, ("headstock: cannot write output: No space left on device; make room, or "
                       "write elsewhere\n")),
 ])  # fmt: skip
-def test_closed_and_full_streams_are_no_traceback(redirection: str, code: int, said: str) -> None:
+def test_closed_and_full_streams_are_no_traceback(
+    redirection: str, code: int, message: str
+) -> None:
     command = f'"{sys.executable}" -c "{CONFIG}" {redirection}'
-    done = subprocess.run(
+    process = subprocess.run(
         ["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=150
     )
-    assert (done.returncode, done.stderr) == (code, said)
+    assert (process.returncode, process.stderr) == (code, message)
 
 
 def test_a_reader_that_leaves_is_no_noise() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CONFIG],
         stdout=writer,
         stderr=subprocess.PIPE,
@@ -234,8 +236,8 @@ def test_a_reader_that_leaves_is_no_noise() -> None:
         timeout=150,
     )
     os.close(writer)
-    assert done.stderr == ""
-    assert done.returncode == 141
+    assert process.stderr == ""
+    assert process.returncode == 141
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -244,11 +246,11 @@ def test_device_memory_is_extended_unless_the_user_set_the_allocator_up(
 ) -> None:
     seen = []
     verb.main = lambda arguments: (
-        seen.append({each: os.environ.get(each) for each in ALLOCATOR}) or 0
+        seen.append({variable: os.environ.get(variable) for variable in ALLOCATOR}) or 0
     )  # type: ignore[attr-defined]
-    for each in ALLOCATOR:
-        monkeypatch.setenv(each, "")
-        monkeypatch.delenv(each)
+    for variable in ALLOCATOR:
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
     main(["run"])
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     monkeypatch.setenv(name, "max_split_size_mb:128")
@@ -264,7 +266,7 @@ def test_device_memory_is_extended_unless_the_user_set_the_allocator_up(
 def test_a_verb_of_a_plugin_that_is_no_function_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = InstalledPlugin(
+    plugin = InstalledPlugin(
         kind="command",
         name="hum",
         distribution="hum-verb",
@@ -273,7 +275,7 @@ def test_a_verb_of_a_plugin_that_is_no_function_is_named(
         status="ok",
     )
     spec = CommandSpec(name="hum", spi=SpiRange(0, 2), summary="", implementation="math:pi")
-    monkeypatch.setattr(registry, "list_installed", lambda kind=None: (found,))
+    monkeypatch.setattr(registry, "list_installed", lambda kind=None: (plugin,))
     monkeypatch.setattr(registry, "load_spec", lambda kind, name: spec)
     assert main(["hum"]) == 3
     assert capsys.readouterr().err == (
@@ -314,11 +316,11 @@ def test_a_command_can_be_named_with_its_distribution(capsys: pytest.CaptureFixt
 
 
 def test_unknown_verbs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, said in [
+    for arguments, message in [
         (["rnu"], "headstock: unknown verb 'rnu'; did you mean run?\n"),
         (["zzzzzz"], "headstock: unknown verb 'zzzzzz'; see 'headstock --help'\n"),
         (["--hlep"], "headstock: unknown flag '--hlep'; see 'headstock --help'\n"),
         (["x" * 999], f"headstock: unknown verb '{'x' * 61}...'; see 'headstock --help'\n"),
     ]:
         assert main(arguments) == 2
-        assert capsys.readouterr().err == said
+        assert capsys.readouterr().err == message

@@ -31,8 +31,8 @@ def test_the_list_can_be_cut_to_one_kind_and_read_by_programs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     listed = json.loads(output(capsys, "list", "cache", "--json"))
-    assert {each["kind"] for each in listed} == {"cache"}
-    assert {"naive", "radix"} <= {each["name"] for each in listed}
+    assert {plugin["kind"] for plugin in listed} == {"cache"}
+    assert {"naive", "radix"} <= {plugin["name"] for plugin in listed}
 
 
 @pytest.mark.feature("S15")
@@ -73,14 +73,14 @@ def test_the_list_says_what_would_complete_a_backend_without_running_its_code(
     (tmp_path / "cpu_built-2.1+cpu.dist-info" / "METADATA").write_text(metadata)
     monkeypatch.syspath_prepend(tmp_path)
     (row,) = (
-        each
-        for each in json.loads(output(capsys, "list", "attention", "--json"))
-        if each["name"] == "hungry"
+        plugin
+        for plugin in json.loads(output(capsys, "list", "attention", "--json"))
+        if plugin["name"] == "hungry"
     )
     assert (row["status"], row["hint"]) == ("incomplete" if hint else "ok", hint)
     assert main(["list", "attention"]) == 0
     shown = capsys.readouterr()
-    (line,) = (each for each in shown.out.splitlines() if " hungry " in each)
+    (line,) = (row for row in shown.out.splitlines() if " hungry " in row)
     assert line.endswith(f"incomplete: {hint}" if hint else "ok")
     assert shown.err == "'headstock doctor' shows which of these can run on this machine\n"
 
@@ -107,7 +107,7 @@ def test_inspect_shows_spec_capabilities_contract_and_options(
 def test_inspect_says_what_is_missing_and_that_the_device_is_another(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for env, wanted in (
+    for env, expected in (
         (
             DeviceEnv(device="cpu"),
             "cannot: it runs on cuda from sm_80, and this is cpu; 'headstock doctor' says what can",
@@ -115,7 +115,7 @@ def test_inspect_says_what_is_missing_and_that_the_device_is_another(
         (DeviceEnv(device="cuda", capability=(9, 0)), "can"),
     ):
         monkeypatch.setattr("headstock.startup.device.describe_device", lambda asked, env=env: env)
-        assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"] == wanted
+        assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"] == expected
         assert json.loads(output(capsys, "inspect", "radix", "--json"))["this machine"] == "can"
     monkeypatch.setitem(sys.modules, "headstock.startup.device", None)
     assert json.loads(output(capsys, "inspect", "fi", "--json"))["this machine"].startswith(
@@ -129,7 +129,8 @@ def test_inspect_and_list_agree_on_what_is_missing(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     listed = {
-        each["name"]: each for each in json.loads(output(capsys, "list", "attention", "--json"))
+        plugin["name"]: plugin
+        for plugin in json.loads(output(capsys, "list", "attention", "--json"))
     }
     missing = json.loads(output(capsys, "inspect", name, "--json"))["missing"]
 
@@ -175,7 +176,7 @@ def test_a_name_that_nobody_could_ask_for_is_broken(
     write_installed(tmp_path, (Dist(name="loud", plugin="LOUD", module=scheduler_module("LOUD")),))
     monkeypatch.syspath_prepend(tmp_path)
     assert [
-        each.status for each in registry.list_installed("scheduler") if each.name == "LOUD"
+        plugin.status for plugin in registry.list_installed("scheduler") if plugin.name == "LOUD"
     ] == ["bad name"]
     with pytest.raises(PluginBroken, match=r"loud 1\.0.*cannot be used"):
         main(["inspect", "LOUD"])

@@ -18,9 +18,9 @@ ROWS = [("a", "module:spec", "short"), ("longer", "x", "a sentence of words " * 
 def piped(*arguments: str) -> list[str]:
     """The lines of a command that nobody reads on a terminal."""
     command = [sys.executable, "-m", "headstock", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
-    assert "\x1b" not in done.stdout
-    return done.stdout.splitlines()
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
+    assert "\x1b" not in process.stdout
+    return process.stdout.splitlines()
 
 
 def test_without_a_terminal_a_record_is_one_line_in_columns() -> None:
@@ -73,8 +73,8 @@ def test_commands_are_never_broken_so_that_they_can_be_copied() -> None:
         'pip install gguf accelerate && python -c "import sys; print(sys.argv)" DIR x.gguf '
         "./x-safetensors"
     )
-    said = "it is in the GGUF format; use the model it was made from, or convert it: "
-    assert fold_line(said + command, 40, 2).splitlines() == [
+    message = "it is in the GGUF format; use the model it was made from, or convert it: "
+    assert fold_line(message + command, 40, 2).splitlines() == [
         "it is in the GGUF format; use the model",
         "  it was made from, or convert it:",
         command,

@@ -90,5 +90,5 @@ def test_a_key_of_a_file_is_answered_too(tmp_path_factory: pytest.TempPathFactor
 
 def test_the_table_names_no_setting_of_headstock_and_only_flags_that_are_there() -> None:
     assert not EQUIVALENTS.keys() & keyword_names().keys()
-    flags = {each for text in EQUIVALENTS.values() for each in re.findall(r"--[a-z-]+", text)}
+    flags = {flag for text in EQUIVALENTS.values() for flag in re.findall(r"--[a-z-]+", text)}
     assert flags <= {setting.flag for setting in engine_settings().values()} and "--runner" in flags

@@ -57,10 +57,10 @@ def test_a_count_of_many_digits_is_refused_by_its_limit() -> None:
     "value", [1.5, math.nan, math.inf, "x", "", "1e3", True, None, [1], "9" * 5000]
 )
 def test_counts_must_be_whole_numbers(value: object) -> None:
-    said = refused(max_batch_tokens=value)
-    assert said.startswith("max_batch_tokens=")
-    assert said.endswith(": max_batch_tokens must be a whole number")
-    assert len(said) < 160
+    message = refused(max_batch_tokens=value)
+    assert message.startswith("max_batch_tokens=")
+    assert message.endswith(": max_batch_tokens must be a whole number")
+    assert len(message) < 160
 
 
 @pytest.mark.feature("H5")
@@ -111,8 +111,8 @@ def test_memory_ratio_must_be_above_0_and_at_most_1() -> None:
 @pytest.mark.feature("T4")
 def test_two_pool_sizes_in_python() -> None:
     for sizes in ({"num_pages": 3, "kv_memory_mb": 4}, {"num_pages": 3, "memory_ratio": 0.5}):
-        said = refused(**sizes)
-        assert all(f"{name}={value}" in said for name, value in sizes.items())
+        message = refused(**sizes)
+        assert all(f"{name}={value}" in message for name, value in sizes.items())
     assert EngineConfig(num_pages=3).num_pages == 3
 
 

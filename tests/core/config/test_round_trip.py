@@ -98,10 +98,10 @@ OTHER_SAMPLING: dict[str, tuple[object, list[str]]] = {
 
 def parser() -> FlagParser:
     """All flags."""
-    made = FlagParser(prog="headstock run")
-    add_engine_flags(made)
-    add_sampling_flags(made)
-    return made
+    flag_parser = FlagParser(prog="headstock run")
+    add_engine_flags(flag_parser)
+    add_sampling_flags(flag_parser)
+    return flag_parser
 
 
 @pytest.mark.feature("T22")
@@ -117,23 +117,23 @@ def test_each_field_has_a_value_here_that_is_not_its_default() -> None:
 def test_one_setting_by_flag_environment_file_and_keyword(key: str, tmp_path: Path) -> None:
     setting, value = engine_settings()[key], OTHER_VALUES[key]
     texts = value if isinstance(value, tuple) else (setting.value_type.show(value),)  # type: ignore[arg-type]
-    wanted = EngineConfig(**{setting.name: value})
+    expected = EngineConfig(**{setting.name: value})
     for flag in (setting.flag, *setting.aliases):
         line = [word for text in texts for word in (flag, str(text))]
-        assert resolve_flags(parser().parse_args(line), {}).engine == wanted
+        assert resolve_flags(parser().parse_args(line), {}).engine == expected
     by_variable = {f"HEADSTOCK_{key.upper()}": " ".join(map(str, texts))}
-    assert resolve_flags(parser().parse_args([]), by_variable).engine == wanted
+    assert resolve_flags(parser().parse_args([]), by_variable).engine == expected
     (tmp_path / "a.json").write_text(json.dumps({key: value}), encoding="utf-8")
     assert (
         resolve_flags(parser().parse_args(["--config", str(tmp_path / "a.json")]), {}).engine
-        == wanted
+        == expected
     )
     for word in {
         setting.name,
         key,
         *(flag[2:].replace("-", "_") for flag in setting.aliases if flag != "-m"),
     }:
-        assert resolve_keywords({word: value}, {}).engine == wanted
+        assert resolve_keywords({word: value}, {}).engine == expected
 
 
 @pytest.mark.feature("T22")
@@ -147,12 +147,12 @@ def test_each_sampling_parameter_has_a_value_here_that_is_not_its_default() -> N
 @pytest.mark.parametrize("name", OTHER_SAMPLING)
 def test_one_sampling_parameter_by_flag_environment_and_file(name: str, tmp_path: Path) -> None:
     setting, (value, texts) = sampling_settings()[name], OTHER_SAMPLING[name]
-    wanted = SamplingParams(**{name: value})  # type: ignore[arg-type]
+    expected = SamplingParams(**{name: value})  # type: ignore[arg-type]
     for flag in (setting.flag, *setting.aliases):
         line = [word for text in texts for word in (flag, text)]
         assert (
             SamplingParams().replace(resolve_flags(parser().parse_args(line), {}).sampling)
-            == wanted
+            == expected
         )
     if setting.negative is not None:
         word = setting.flag if value else setting.negative
@@ -174,16 +174,16 @@ def test_one_sampling_parameter_by_flag_environment_and_file(name: str, tmp_path
 
 @pytest.mark.feature("T22")
 def test_the_defaults_of_sampling_say_when_they_are_the_models() -> None:
-    left = {
+    unset = {
         name
         for name, setting in sampling_settings().items()
         if "the model's" in setting.default_text
     }
-    assert left == set(PARAM_NAMES.values())
+    assert unset == set(PARAM_NAMES.values())
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("-n 0", "-n 0: n must be greater than 0"),
         ("--n 129", "--n 129: n must be at most 128"),
@@ -209,10 +209,10 @@ def test_the_defaults_of_sampling_say_when_they_are_the_models() -> None:
         ),
     ],
 )
-def test_a_sampling_flag_out_of_range_says_its_rule(line: str, said: str) -> None:
+def test_a_sampling_flag_out_of_range_says_its_rule(line: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
         resolve_flags(parser().parse_args(line.split()), {})
-    assert str(raised.value).endswith(said)
+    assert str(raised.value).endswith(message)
 
 
 @pytest.mark.feature("T22")
@@ -267,14 +267,14 @@ def test_keywords_of_python() -> None:
     assert resolve_keywords({"preset": "debug"}, {}).engine.runner == "eager"
     assert resolve_keywords({"no_overlap": True}, {}).engine.overlap is False
     assert resolve_keywords({}, {"HEADSTOCK_TP": "3"}).engine.tp == 3
-    found = resolve_keywords({"tp": 2}, {"HEADSTOCK_TP": "3"})
-    assert (found.engine.tp, found.origins["tp"]) == (2, "keyword tp")
+    resolved = resolve_keywords({"tp": 2}, {"HEADSTOCK_TP": "3"})
+    assert (resolved.engine.tp, resolved.origins["tp"]) == (2, "keyword tp")
     assert make_engine_config(model=Path("some") / "where").model == "some/where"
-    for keywords, said in [
+    for keywords, message in [
         ({"page_sise": 4}, "page_sise=4: unknown setting 'page_sise'; did you mean page_size?"),
         ({"temperature": 1}, "temperature: a sampling value"),
         ({"tp": 1, "tp_size": 1}, "tp=1 and tp_size=1 set the same value"),
         ({"tp": 0}, "tp=0: tp must be greater than 0"),
     ]:
-        with pytest.raises(UsageError, match=said.replace("?", r"\?")):
+        with pytest.raises(UsageError, match=message.replace("?", r"\?")):
             make_engine_config(**keywords)

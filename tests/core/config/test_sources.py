@@ -23,7 +23,7 @@ from headstock.config.catalog import engine_settings
 from headstock.errors import HeadstockError, ModelError, UsageError
 
 
-def settled(line: str = "", environ: dict[str, str] | None = None) -> ResolvedConfig:
+def resolve_line(line: str = "", environ: dict[str, str] | None = None) -> ResolvedConfig:
     """What is in effect for the flags of a command line."""
     parser = FlagParser(prog="headstock run")
     add_engine_flags(parser)
@@ -36,7 +36,7 @@ def refused(
 ) -> str:
     """What is said of flags that are refused: always one line."""
     with pytest.raises(kind) as raised:
-        settled(line, environ)
+        resolve_line(line, environ)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -50,11 +50,15 @@ def written(folder: Path, text: str, name: str = "engine.toml") -> str:
 @pytest.mark.feature("H8")
 def test_a_partial_file_and_the_command_line_wins(tmp_path: Path) -> None:
     path = written(tmp_path, "page_size = 32\nmax-queued-requests = 9\n")
-    found = settled(f"--config {path} --page-size 8")
-    assert (found.engine.page_size, found.engine.max_queued_requests, found.engine.tp) == (8, 9, 1)
-    assert found.origins["page_size"] == "flag --page-size"
-    assert found.origins["max_queued_requests"] == f"file {path}"
-    assert found.origins["tp"] == "default"
+    resolved = resolve_line(f"--config {path} --page-size 8")
+    assert (resolved.engine.page_size, resolved.engine.max_queued_requests, resolved.engine.tp) == (
+        8,
+        9,
+        1,
+    )
+    assert resolved.origins["page_size"] == "flag --page-size"
+    assert resolved.origins["max_queued_requests"] == f"file {path}"
+    assert resolved.origins["tp"] == "default"
 
 
 RANKS = ("flag", "environment", "file", "preset")
@@ -74,10 +78,10 @@ def test_the_highest_rank_wins(present: set[str], form: str) -> None:
             line += f" --config {written(Path(folder), text, f'engine.{form.lower()}')}"
         if "preset" in present:
             line += " --preset low-latency"
-        found = settled(line, environ)
+        resolved = resolve_line(line, environ)
     winner = next((rank for rank in RANKS if rank in present), None)
-    assert found.engine.max_queued_requests == (1024 if winner is None else values[winner])
-    assert found.origins["max_queued_requests"].split()[0] == (winner or "default")
+    assert resolved.engine.max_queued_requests == (1024 if winner is None else values[winner])
+    assert resolved.origins["max_queued_requests"].split()[0] == (winner or "default")
 
 
 VALUES = {
@@ -108,7 +112,7 @@ def test_each_setting_is_merged_on_its_own(
     with tempfile.TemporaryDirectory() as folder:
         path = written(Path(folder), json.dumps(file), "engine.json")
         line += f" --config {path}" + (f" --preset {preset}" if preset else "")
-        found = settled(
+        resolved = resolve_line(
             line, {f"HEADSTOCK_{key.upper()}": shown(value) for key, value in environ.items()}
         )
     for key, setting in engine_settings().items():
@@ -116,20 +120,20 @@ def test_each_setting_is_merged_on_its_own(
             continue
         ranked = (flags, environ, file, PRESETS[preset] if preset else {})
         expected = next((source[key] for source in ranked if key in source), setting.default)
-        assert getattr(found.engine, setting.name) == expected
+        assert getattr(resolved.engine, setting.name) == expected
 
 
 @pytest.mark.feature("T19", "G1")
 @pytest.mark.parametrize("text", ["on", "1", "true", "TRUE", "off", "0", "false", "Off"])
 def test_switches_by_flag_and_environment(text: str) -> None:
-    wanted = text.lower() in ("on", "1", "true")
+    expected = text.lower() in ("on", "1", "true")
     for name in ("overlap", "kv_cache", "debug_invariants"):
         flag, variable = "--" + name.replace("_", "-"), f"HEADSTOCK_{name.upper()}"
-        assert getattr(settled(f"{flag} {text}").engine, name) is wanted
-        assert getattr(settled(f"{flag}={text}").engine, name) is wanted
-        assert getattr(settled("", {variable: text}).engine, name) is wanted
-        assert getattr(settled(flag).engine, name) is True
-        assert getattr(settled(f"--no-{flag[2:]}").engine, name) is False
+        assert getattr(resolve_line(f"{flag} {text}").engine, name) is expected
+        assert getattr(resolve_line(f"{flag}={text}").engine, name) is expected
+        assert getattr(resolve_line("", {variable: text}).engine, name) is expected
+        assert getattr(resolve_line(flag).engine, name) is True
+        assert getattr(resolve_line(f"--no-{flag[2:]}").engine, name) is False
 
 
 @pytest.mark.feature("T19", "G1")
@@ -153,10 +157,10 @@ def test_two_pool_sizes_are_one_error() -> None:
     for first in sizes:
         for second in sizes:
             if first < second:
-                said = refused(f"{first} {sizes[first]} {second} {sizes[second]}")
-                assert f"{first} {sizes[first]}" in said
-                assert f"{second} {sizes[second]}" in said
-                assert "at most one of" in said
+                message = refused(f"{first} {sizes[first]} {second} {sizes[second]}")
+                assert f"{first} {sizes[first]}" in message
+                assert f"{second} {sizes[second]}" in message
+                assert "at most one of" in message
     assert "HEADSTOCK_NUM_PAGES=8 and HEADSTOCK_KV_MEMORY_MB=5" in refused(
         "", {"HEADSTOCK_NUM_PAGES": "8", "HEADSTOCK_KV_MEMORY_MB": "5"}
     )
@@ -164,36 +168,42 @@ def test_two_pool_sizes_are_one_error() -> None:
 
 @pytest.mark.feature("S25")
 def test_a_size_of_a_higher_rank_replaces_the_presets() -> None:
-    found = settled("--preset long-context --num-pages 8 --page-size 32")
-    assert (found.engine.num_pages, found.engine.memory_ratio, found.engine.page_size) == (
+    resolved = resolve_line("--preset long-context --num-pages 8 --page-size 32")
+    assert (resolved.engine.num_pages, resolved.engine.memory_ratio, resolved.engine.page_size) == (
         8,
         0.9,
         32,
     )
-    assert found.engine.page_size_or_less is False
-    assert found.origins["memory_ratio"] == "default"
-    assert found.notes == ("preset long-context (memory_ratio = 0.95): replaced by --num-pages 8",)
-    found = settled("--kv-memory-mb 64", {"HEADSTOCK_NUM_PAGES": "8"})
-    assert (found.engine.kv_memory_mb, found.engine.num_pages) == (64, None)
-    assert settled("--num-pages auto", {"HEADSTOCK_KV_MEMORY_MB": "64"}).engine.kv_memory_mb == 64
+    assert resolved.engine.page_size_or_less is False
+    assert resolved.origins["memory_ratio"] == "default"
+    assert resolved.notes == (
+        "preset long-context (memory_ratio = 0.95): replaced by --num-pages 8",
+    )
+    resolved = resolve_line("--kv-memory-mb 64", {"HEADSTOCK_NUM_PAGES": "8"})
+    assert (resolved.engine.kv_memory_mb, resolved.engine.num_pages) == (64, None)
+    assert (
+        resolve_line("--num-pages auto", {"HEADSTOCK_KV_MEMORY_MB": "64"}).engine.kv_memory_mb == 64
+    )
 
 
 @pytest.mark.feature("H6")
 def test_running_requests_are_cut_aloud_unless_both_are_written() -> None:
-    found = settled("--max-batch-tokens 7")
-    assert found.engine.max_running_requests == 7
-    assert "max_running_requests 256 is cut to max_batch_tokens 7" in found.notes[0]
-    found = settled("--max-running-requests 8193")
-    assert (found.engine.max_running_requests, found.engine.max_batch_tokens) == (8192, 8192)
+    resolved = resolve_line("--max-batch-tokens 7")
+    assert resolved.engine.max_running_requests == 7
+    assert "max_running_requests 256 is cut to max_batch_tokens 7" in resolved.notes[0]
+    resolved = resolve_line("--max-running-requests 8193")
+    assert (resolved.engine.max_running_requests, resolved.engine.max_batch_tokens) == (8192, 8192)
     assert (
-        found.origins["max_running_requests"]
+        resolved.origins["max_running_requests"]
         == "flag --max-running-requests (cut to max_batch_tokens)"
     )
-    assert settled("--max-running-requests 8192").notes == ()
+    assert resolve_line("--max-running-requests 8192").notes == ()
     assert "max_batch_tokens must be at least" in refused(
         "--max-batch-tokens 7", {"HEADSTOCK_MAX_RUNNING_REQUESTS": "8"}
     )
-    assert settled("--preset low-latency --max-batch-tokens 5").engine.max_running_requests == 5
+    assert (
+        resolve_line("--preset low-latency --max-batch-tokens 5").engine.max_running_requests == 5
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,42 +218,42 @@ def test_running_requests_are_cut_aloud_unless_both_are_written() -> None:
 def test_an_alias_that_means_something_else_elsewhere_is_said(
     line: str, field: str, value: object, note: str
 ) -> None:
-    found = settled(line)
-    assert getattr(found.engine, field) == value
-    assert len(found.notes) == 1
-    assert found.notes[0].startswith(f"{line}: {note}")
+    resolved = resolve_line(line)
+    assert getattr(resolved.engine, field) == value
+    assert len(resolved.notes) == 1
+    assert resolved.notes[0].startswith(f"{line}: {note}")
 
 
 @pytest.mark.feature("G1")
 def test_overlap_off_by_environment() -> None:
-    found = settled("", {"HEADSTOCK_OVERLAP": "0"})
-    assert found.engine.overlap is False
-    assert found.origins["overlap"] == "environment HEADSTOCK_OVERLAP"
+    resolved = resolve_line("", {"HEADSTOCK_OVERLAP": "0"})
+    assert resolved.engine.overlap is False
+    assert resolved.origins["overlap"] == "environment HEADSTOCK_OVERLAP"
 
 
 @pytest.mark.feature("S24")
 def test_log_level_by_environment() -> None:
-    assert settled("", {"LOG_LEVEL": "debug"}).engine.log_level == "DEBUG"
-    both = settled("", {"LOG_LEVEL": "DEBUG", "HEADSTOCK_LOG_LEVEL": "ERROR"})
+    assert resolve_line("", {"LOG_LEVEL": "debug"}).engine.log_level == "DEBUG"
+    both = resolve_line("", {"LOG_LEVEL": "DEBUG", "HEADSTOCK_LOG_LEVEL": "ERROR"})
     assert both.engine.log_level == "ERROR"
-    assert settled("--log-level WARNING", {"LOG_LEVEL": "DEBUG"}).engine.log_level == "WARNING"
+    assert resolve_line("--log-level WARNING", {"LOG_LEVEL": "DEBUG"}).engine.log_level == "WARNING"
     assert "LOG_LEVEL=loud: log_level must be one of" in refused("", {"LOG_LEVEL": "loud"})
 
 
 def test_a_misspelt_variable_is_pointed_out() -> None:
-    notes = settled(
+    notes = resolve_line(
         "", {"HEADSTOCK_OVERLP": "0", "HEADSTOCK_TRACEBACK": "1", "HEADSTOCK_": "", "OTHER": "1"}
     ).notes
     assert notes == (
         "HEADSTOCK_OVERLP is not a setting and has no effect; did you mean HEADSTOCK_OVERLAP?",
     )
-    assert settled("", {"HEADSTOCK_TP": ""}).engine.tp == 1
+    assert resolve_line("", {"HEADSTOCK_TP": ""}).engine.tp == 1
 
 
 @pytest.mark.parametrize("word", ["bogus", "verbose", "port", "threads", "gpus"])
 def test_a_name_that_is_like_none_gets_no_suggestion(word: str) -> None:
     assert refused(f"--{word} 4") == f"unknown flag --{word}; see 'headstock run --help'"
-    assert settled("", {f"HEADSTOCK_{word.upper()}": "4"}).notes == ()
+    assert resolve_line("", {f"HEADSTOCK_{word.upper()}": "4"}).notes == ()
 
 
 def test_file_with_tables_lists_aliases_and_sampling(tmp_path: Path) -> None:
@@ -251,16 +261,18 @@ def test_file_with_tables_lists_aliases_and_sampling(tmp_path: Path) -> None:
         'block_size = 4\nno_kv_cache = true\ntemperature = 0\nstop = ["a b", '
         '"c"]\n[opt.fa]\nnum_splits = 4\nx = "y"\n'
     )
-    found = settled(f"--config {written(tmp_path, text)}")
-    assert (found.engine.page_size, found.engine.kv_cache) == (4, False)
-    assert found.engine.opt == ("fa.num_splits=4", "fa.x=y")
-    assert found.sampling == {"temperature": 0.0, "stop": ("a b", "c")}
-    assert settled("", {"HEADSTOCK_CONFIG": str(tmp_path / "engine.toml")}).engine.page_size == 4
+    resolved = resolve_line(f"--config {written(tmp_path, text)}")
+    assert (resolved.engine.page_size, resolved.engine.kv_cache) == (4, False)
+    assert resolved.engine.opt == ("fa.num_splits=4", "fa.x=y")
+    assert resolved.sampling == {"temperature": 0.0, "stop": ("a b", "c")}
+    assert (
+        resolve_line("", {"HEADSTOCK_CONFIG": str(tmp_path / "engine.toml")}).engine.page_size == 4
+    )
 
 
 @pytest.mark.feature("H8")
 @pytest.mark.parametrize(
-    ("text", "name", "said"),
+    ("text", "name", "message"),
     [
         ("page_sise = 4", "a.toml", "unknown setting 'page_sise'; did you mean page_size?"),
         ("page_size = 0", "a.toml", "page_size = 0: page_size must be greater than 0"),
@@ -273,8 +285,8 @@ def test_file_with_tables_lists_aliases_and_sampling(tmp_path: Path) -> None:
         ("preset = 'low-latancy'", "a.toml", "preset must be one of max-throughput"),
     ],
 )
-def test_a_wrong_entry_is_a_usage_error(tmp_path: Path, text: str, name: str, said: str) -> None:
-    assert said in refused(f"--config {written(tmp_path, text, name)}")
+def test_a_wrong_entry_is_a_usage_error(tmp_path: Path, text: str, name: str, message: str) -> None:
+    assert message in refused(f"--config {written(tmp_path, text, name)}")
 
 
 @pytest.mark.feature("H8")
@@ -290,9 +302,9 @@ def test_a_wrong_entry_is_a_usage_error(tmp_path: Path, text: str, name: str, sa
     ],
 )
 def test_a_file_that_cannot_be_read_is_a_model_error(tmp_path: Path, text: str, name: str) -> None:
-    said = refused(f"--config {written(tmp_path, text, name)}", kind=ModelError)
-    assert said.startswith("--config ")
-    assert len(said) < 220
+    message = refused(f"--config {written(tmp_path, text, name)}", kind=ModelError)
+    assert message.startswith("--config ")
+    assert len(message) < 220
 
 
 @pytest.mark.feature("H8")
@@ -311,19 +323,19 @@ def test_unknown_flags_and_missing_values() -> None:
 
 
 def test_sampling_flags_hold_only_what_was_given() -> None:
-    assert settled().sampling == {}
-    found = settled(
+    assert resolve_line().sampling == {}
+    resolved = resolve_line(
         "--max-tokens 5 --top-k -1 --seed 3 --stop a --stop b", {"HEADSTOCK_TEMPERATURE": "0"}
     )
-    assert found.sampling == {
+    assert resolved.sampling == {
         "max_tokens": 5,
         "temperature": 0.0,
         "top_k": -1,
         "seed": 3,
         "stop": ("a", "b"),
     }
-    assert found.engine.seed == 0
-    assert settled("--temperature auto", {"HEADSTOCK_TEMPERATURE": "0"}).sampling == {}
+    assert resolved.engine.seed == 0
+    assert resolve_line("--temperature auto", {"HEADSTOCK_TEMPERATURE": "0"}).sampling == {}
 
 
 def test_a_gpu_is_another_word_for_cuda() -> None:

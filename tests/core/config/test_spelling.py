@@ -46,7 +46,7 @@ def test_every_setting_is_named_as_it_was_given(key: str) -> None:
         assert str(raised.value).startswith(f"{flag} ")
         name = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else key
         assert f": {name} must" in str(raised.value)
-    for word in [each for each, name in keyword_names().items() if name.setting.key == key]:
+    for word in [word for word, name in keyword_names().items() if name.setting.key == key]:
         with pytest.raises(UsageError) as raised:
             make_engine_config(**{word: value})
         assert str(raised.value).startswith(
@@ -97,19 +97,19 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "said"), ERRORS, ids=str)
+@pytest.mark.parametrize(("settings", "message"), ERRORS, ids=str)
 def test_python_names_keywords_and_the_command_line_flags(
-    settings: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, object], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(HeadstockError) as raised:
         LLM(device="cpu", **settings)  # type: ignore[arg-type]
     text = str(raised.value)
-    assert text.startswith(said) and not re.search(r"(?<![\w-])--[a-z]", text)
+    assert text.startswith(message) and not re.search(r"(?<![\w-])--[a-z]", text)
 
     flags = [f"--{word.replace('_', '-')}={value}" for word, value in settings.items()]
     assert main(["run", "--prompt", "x", "--device", "cpu", *flags]) == type(raised.value).exit_code
     line = capsys.readouterr().err.splitlines()[-1]
-    first = said.split()[0].split("=")[0].rstrip(":").replace("_", "-")
+    first = message.split()[0].split("=")[0].rstrip(":").replace("_", "-")
     assert line.startswith(f"headstock: --{first}")
     assert not re.search(r"\b[a-z]+_[a-z_]+=", line)
 
@@ -134,11 +134,11 @@ def test_a_prompt_that_is_too_long_is_told_what_limits_it(
         longest = llm._session.engine.max_seq_len
         with pytest.raises(HeadstockError) as raised:
             llm.generate([[1] * 5000])
-    said = (
+    message = (
         f"prompt has 5000 tokens, but sequences may have {longest} here, at least one of them "
         "output"
     )
-    assert str(raised.value) == f"{said}; shorten the prompt{longer}"
+    assert str(raised.value) == f"{message}; shorten the prompt{longer}"
 
 
 def test_a_length_that_is_cut_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from headstock.config import (
 from headstock.errors import HeadstockError, ModelError, UsageError
 
 
-def settled(tmp_path: Path, text: str, name: str = "engine.yaml") -> ResolvedConfig:
+def resolve_text(tmp_path: Path, text: str, name: str = "engine.yaml") -> ResolvedConfig:
     """The configuration that a file of this text sets."""
     (tmp_path / name).write_text(text, encoding="utf-8")
     parser = FlagParser(prog="headstock run")
@@ -31,7 +31,7 @@ def settled(tmp_path: Path, text: str, name: str = "engine.yaml") -> ResolvedCon
 def refused(tmp_path: Path, text: str, error: type[HeadstockError]) -> str:
     """What is said of a file of this text."""
     with pytest.raises(error) as raised:
-        settled(tmp_path, text)
+        resolve_text(tmp_path, text)
     return str(raised.value)
 
 
@@ -49,32 +49,36 @@ stop: ["a b", c]
 opt:
   fa: {num_splits: 4, x: y}
 """
-    found = settled(tmp_path, text, name)
-    assert found.engine == EngineConfig(
+    resolved = resolve_text(tmp_path, text, name)
+    assert resolved.engine == EngineConfig(
         page_size=4, memory_ratio=0.1, kv_cache=False, opt=("fa.num_splits=4", "fa.x=y")
     )
-    assert found.sampling == {"temperature": 0.0, "stop": ("a b", "c")}
-    assert found.origins["page_size"] == f"file {tmp_path / name}"
+    assert resolved.sampling == {"temperature": 0.0, "stop": ("a b", "c")}
+    assert resolved.origins["page_size"] == f"file {tmp_path / name}"
 
 
 @pytest.mark.feature("H8")
 def test_a_yaml_file_may_be_partial_or_empty(tmp_path: Path) -> None:
-    assert settled(tmp_path, "").engine == settled(tmp_path, "# nothing\n").engine == EngineConfig()
+    assert (
+        resolve_text(tmp_path, "").engine
+        == resolve_text(tmp_path, "# nothing\n").engine
+        == EngineConfig()
+    )
 
 
 @pytest.mark.feature("H8")
 def test_on_and_off_are_words_and_digits_are_decimal_in_yaml(tmp_path: Path) -> None:
     text = "paged_attn: off\noverlap: off\nkv_cache: on\nmax_seq_len: 010\nrecord: off\n"
-    found = settled(tmp_path, text).engine
-    assert found == EngineConfig(paged_attn="off", overlap=False, max_seq_len=10)
-    assert settled(tmp_path, "model: 2026-11-22\nrecord: 1:30\n").engine == EngineConfig(
+    resolved = resolve_text(tmp_path, text).engine
+    assert resolved == EngineConfig(paged_attn="off", overlap=False, max_seq_len=10)
+    assert resolve_text(tmp_path, "model: 2026-11-22\nrecord: 1:30\n").engine == EngineConfig(
         model="2026-11-22", record="1:30"
     )
 
 
 @pytest.mark.feature("H8")
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("page_sise: 4", "unknown setting 'page_sise'; did you mean page_size?"),
         ("4: 2", "unknown setting '4'"),
@@ -86,14 +90,14 @@ def test_on_and_off_are_words_and_digits_are_decimal_in_yaml(tmp_path: Path) -> 
     ],
 )
 def test_a_wrong_entry_of_a_yaml_file_is_a_usage_error(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    assert said in refused(tmp_path, text, UsageError)
+    assert message in refused(tmp_path, text, UsageError)
 
 
 @pytest.mark.feature("H8")
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("tp: 1\nattn: sdpa\ntp: 2", "not valid YAML: key tp comes twice, at line 3, column 1"),
         ("opt:\n  fa: {x: 1, x: 2}", "not valid YAML: key x comes twice, at line 2, column 14"),
@@ -117,7 +121,7 @@ def test_a_wrong_entry_of_a_yaml_file_is_a_usage_error(
     ],
 )
 def test_a_file_that_is_no_yaml_is_a_model_error_with_the_line(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    found = refused(tmp_path, text, ModelError)
-    assert found.startswith("--config ") and said in found and len(found) < 300
+    resolved = refused(tmp_path, text, ModelError)
+    assert resolved.startswith("--config ") and message in resolved and len(resolved) < 300
