@@ -1,1 +1,5 @@
-"""What looks for faults while an engine runs: injected ones and corrupted pages."""
+"""Injected faults, and the canary that finds writes to free pages."""
+
+from __future__ import annotations
+
+__all__ = ["canary", "fault_injection"]

@@ -15,6 +15,7 @@ from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.stats import EngineStats, collect_stats
+from headstock.engine.step_events import make_step_events
 from headstock.errors import (
     CapacityError,
     EngineDied,
@@ -33,11 +34,9 @@ from headstock.scheduler import (
     Arrived,
     Cleared,
     Event,
-    Failed,
     Plan,
     Request,
     RequestState,
-    Sampled,
     State,
     find_refusal,
     initial_state,
@@ -52,7 +51,7 @@ from headstock.startup.summary import EngineSummary, summarize_engine
 
 LOG = logging.getLogger(__name__)
 
-MAX_IDLE_STEPS = 10_000
+_MAX_IDLE_STEPS = 10_000
 """Steps in a row that may run nothing while requests wait and no event or result is due."""
 
 
@@ -251,7 +250,7 @@ class Engine:
         self.num_idle_steps = self.num_idle_steps + 1 if is_idle else 0
         if not self.has_work:
             self._check_idle()
-        elif self.num_idle_steps > MAX_IDLE_STEPS:
+        elif self.num_idle_steps > _MAX_IDLE_STEPS:
             raise PluginBroken(
                 f"the scheduler {self.limits.scheduler!r} runs nothing, though requests wait; "
                 f"{self.config.spell(BLAME)}; {self.recorder.write_crash_recording()}"
@@ -395,25 +394,3 @@ class Engine:
             if not self.device_lost:
                 self.executor.close()
                 self.in_flight.clear()
-
-
-def make_step_events(plan: Plan, sample: Sample | None) -> list[Event]:
-    """Make events of a step's result: sampled tokens of healthy rows, failure of the others.
-
-    A step without a sample failed as a whole.
-    """
-    if sample is None:
-        return [Failed(plan.rows, plan.admission_ids)]
-    last_logits = plan.last_logits
-    healthy = sample.healthy.numpy()[last_logits]
-    events: list[Event] = []
-    if not healthy.all():
-        unhealthy = ~healthy
-        LOG.error(log_event("logits are not finite", step=plan.number, rows=int(unhealthy.sum())))
-        events.append(Failed(plan.rows[unhealthy], plan.admission_ids[unhealthy]))
-    # Rows in the middle of their prompt are scored only for their health; their tokens are dropped.
-    is_sampled = healthy & (plan.samples > 0)
-    if is_sampled.any():
-        tokens = sample.tokens.numpy()[last_logits[is_sampled]].astype(np.int32)
-        events.append(Sampled(plan.rows[is_sampled], plan.admission_ids[is_sampled], None, tokens))
-    return events

@@ -203,11 +203,11 @@ class OutputTracker:
                 tracked.logprobs.append(_token_logprob(logprobs, at, int(tokens[at]), most))
 
 
-LogprobArrays = tuple[np.ndarray, Ints, np.ndarray]
+_LogprobArrays = tuple[np.ndarray, Ints, np.ndarray]
 """[n] float32 logprobs, [n, k] top_ids, [n, k] float32 top_logprobs."""
 
 
-def _logprob_arrays(sample: Sample) -> LogprobArrays:
+def _logprob_arrays(sample: Sample) -> _LogprobArrays:
     """View the log-probabilities of a sample as arrays: one entry of a tensor takes far longer."""
     assert (
         sample.logprobs is not None
@@ -217,7 +217,7 @@ def _logprob_arrays(sample: Sample) -> LogprobArrays:
     return sample.logprobs.numpy(), sample.top_ids.numpy(), sample.top_logprobs.numpy()
 
 
-def _token_logprob(arrays: LogprobArrays, at: int, token: int, most: int) -> TokenLogprob:
+def _token_logprob(arrays: _LogprobArrays, at: int, token: int, most: int) -> TokenLogprob:
     """Make the log-probability of one logit position, with `most` alternatives.
 
     A batch computes the most alternatives that any of its rows asks for.

@@ -1,1 +1,13 @@
 """From a plan to the device and back: batches, buffers, sampling inputs and executors."""
+
+from __future__ import annotations
+
+__all__ = [
+    "attention_router",
+    "batch",
+    "buffers",
+    "executor",
+    "readback",
+    "sampling_inputs",
+    "threaded",
+]

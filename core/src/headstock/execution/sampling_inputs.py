@@ -17,7 +17,7 @@ from headstock.spi.arrays import Ints
 if TYPE_CHECKING:
     from headstock.execution.buffers import Buffers
 
-FLOATS = {
+_NEUTRAL_VALUES = {
     "temperature": 0.0,
     "top_p": 1.0,
     "min_p": 0.0,
@@ -26,7 +26,7 @@ FLOATS = {
     "frequency": 0.0,
 }
 """Column -> its neutral value; the first three have columns on the device."""
-PENALTIES = {"repetition", "presence", "frequency"}
+_PENALTIES = {"repetition", "presence", "frequency"}
 
 
 @frozen(eq=False)
@@ -43,7 +43,9 @@ class DeviceColumns:
     @classmethod
     def make_greedy(cls, rows: int, vocab: int, device: torch.device) -> DeviceColumns:
         """Make columns in which every row is greedy."""
-        neutral = torch.tensor(list(FLOATS.values())[:3], device=device)[:, None].repeat(1, rows)
+        neutral = torch.tensor(list(_NEUTRAL_VALUES.values())[:3], device=device)[:, None].repeat(
+            1, rows
+        )
         integers = torch.zeros((2, rows), dtype=torch.int64, device=device)
         integers[0] = vocab
         return cls(neutral, integers)
@@ -58,7 +60,7 @@ class SamplingTable:
 
     def __init__(self, rows: int, vocab: int, device: torch.device | str = "cpu") -> None:
         self.vocab = vocab
-        self.neutral = np.array(list(FLOATS.values()), np.float32)
+        self.neutral = np.array(list(_NEUTRAL_VALUES.values()), np.float32)
         self.floats = self.neutral[:, None].repeat(rows, 1)
         self.active = np.zeros(self.floats.shape, bool)
         self.columns = DeviceColumns.make_greedy(rows, vocab, torch.device(device))
@@ -82,7 +84,7 @@ class SamplingTable:
             "presence": params.presence_penalty,
             "frequency": params.frequency_penalty,
         }
-        self.floats[:, row] = [floats[name] for name in FLOATS]
+        self.floats[:, row] = [floats[name] for name in _NEUTRAL_VALUES]
         self.active[:, row] = self.floats[:, row] != self.neutral
         self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab else self.vocab
         self.seeds[row] = params.seed or 0
@@ -107,9 +109,11 @@ class SamplingTable:
         writes: columns
         """
         used = {
-            name for name, is_used in zip(FLOATS, self._used_columns(rows), strict=True) if is_used
+            name
+            for name, is_used in zip(_NEUTRAL_VALUES, self._used_columns(rows), strict=True)
+            if is_used
         }
-        if used & PENALTIES or self.logprobs[rows].max(initial=-1) >= 0:
+        if used & _PENALTIES or self.logprobs[rows].max(initial=-1) >= 0:
             return None
         if self._active_rules(rows, positions):
             return None
@@ -139,7 +143,7 @@ class SamplingTable:
         return [(i, length, self.logit_rules[row]) for i, length, row in entries]
 
     def _used_columns(self, rows: Ints) -> list[bool]:
-        """Whether some of these rows has another than the neutral value, for each of `FLOATS`."""
+        """Whether some of these rows differs from the neutral value, for each column."""
         used: list[bool] = np.logical_or.reduce(self.active.take(rows, axis=1), axis=1).tolist()
         return used
 
@@ -151,13 +155,13 @@ class SamplingTable:
         rows, positions: [n] int64
         """
         floats = self.floats[:, rows]
-        columns = zip(FLOATS, self._used_columns(rows), floats, strict=True)
+        columns = zip(_NEUTRAL_VALUES, self._used_columns(rows), floats, strict=True)
         used: dict[str, Any] = {
             name: buffers.to_device(values) for name, is_used, values in columns if is_used
         }
         top_k = self.top_k[rows]
         if "temperature" not in used:
-            used = {name: values for name, values in used.items() if name in PENALTIES}
+            used = {name: values for name, values in used.items() if name in _PENALTIES}
         else:
             # The noise of a token depends on its seed and its own position alone, so that it is
             # the same in any batch. The sampled token comes one past the scored position.
@@ -167,9 +171,9 @@ class SamplingTable:
             }
             if (top_k < self.vocab).any():
                 used["top_k"] = buffers.to_device(top_k)
-        if used.keys() & PENALTIES:
+        if used.keys() & _PENALTIES:
             used |= self._penalty_inputs(
-                rows, positions, buffers, dict(zip(FLOATS, floats, strict=True))
+                rows, positions, buffers, dict(zip(_NEUTRAL_VALUES, floats, strict=True))
             )
         if rules := self._active_rules(rows, positions):
             used |= make_logit_tables(rules, (len(rows), self.vocab), buffers)
