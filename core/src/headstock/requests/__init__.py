@@ -1,1 +1,1 @@
-"""From prompts to requests, and from what the engine says of them to text."""
+"""From prompts to requests, and from the engine's updates to outputs."""

@@ -136,7 +136,7 @@ class InputProcessor:
         params_list: list[SamplingParams | None]
         if isinstance(params, list | tuple):
             params_list = list(params)
-        else:  # `process` refuses what is of another type
+        else:  # `process` refuses other types
             params_list = [cast("SamplingParams | None", params)] * count
         if len(params_list) != count:
             raise RequestError(

@@ -25,7 +25,7 @@ class Detokenizer:
 
     # A token alone has no text: it may hold a part of a character, and a decoder may drop the first
     # space of what it gets. So a window of the last tokens is decoded again for every token, and
-    # what is new of its text goes out. What may still change is held back:
+    # the new part of its text goes out. The part that may still change is held back:
     #   - Byte-level vocabularies: an unfinished character decodes to one U+FFFD at the very end,
     #     however many of its bytes are there, and nothing before it can change.
     #   - Byte fallback: one bad byte turns its whole run of byte tokens into U+FFFD, so a run is

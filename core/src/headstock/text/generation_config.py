@@ -26,9 +26,7 @@ PARAM_NAMES = {
 
 @frozen
 class GenerationConfig:
-    """How to sample when the user does not say, and the ids that end a text (empty: those of
-    config.json do).
-    """
+    """The default parameters, and the ids that end a text; with none, those of config.json do."""
 
     params: SamplingParams
     eos_ids: tuple[int, ...]

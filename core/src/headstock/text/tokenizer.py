@@ -15,7 +15,7 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """How vocabularies with byte fallback spell a byte (tokenizers' ByteFallback decoder)."""
 
 MAX_REASON_LENGTH = 160
-"""Characters of what transformers says of a config.json, whose key comes late in it."""
+"""Characters of transformers' error about a config.json, which names the key late."""
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt")
 """The files that transformers reads a vocabulary from; tokenizer_config.json has none."""
@@ -24,7 +24,7 @@ SENTENCEPIECE = ("sentencepiece", "protobuf")
 """The distributions with which transformers reads a tokenizer.model."""
 
 LFS_POINTER = b"version https://git-lfs"
-"""How the file begins that Git leaves in place of a large one until LFS fetches that."""
+"""The beginning of the pointer that stands for a large file until Git LFS fetches it."""
 
 
 class Tokenizer:
@@ -37,6 +37,7 @@ class Tokenizer:
     def __init__(self, directory: Path) -> None:
         self._hf_tokenizer = load_tokenizer(directory)
         self.backend = self._hf_tokenizer.backend_tokenizer
+        # A tokenizer.json may ask for both, and would cut or pad prompts in silence.
         self.backend.no_truncation()
         self.backend.no_padding()
         self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
@@ -47,7 +48,7 @@ class Tokenizer:
         )
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
-        self.byte_ids = byte_fallback_ids(self.backend.get_vocab())
+        self.byte_ids = _find_byte_ids(self.backend.get_vocab())
 
     @property
     def hf_tokenizer(self) -> Any:
@@ -55,24 +56,21 @@ class Tokenizer:
         return self._hf_tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`, with the tokens a checkpoint begins every text with unless told
-        otherwise.
+        """The ids of `text`; `add_special_tokens` adds those that begin or end every text.
 
         raises: RequestError
         """
+        # Half of a surrogate pair, which a JSON escape can spell, has no UTF-8 form.
         try:
             return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        except (
-            UnicodeEncodeError,
-            TypeError,
-        ):  # half of a surrogate pair, as a JSON escape can spell
+        except (UnicodeEncodeError, TypeError):
             raise RequestError(
                 "prompt holds characters that are not valid Unicode", parameter="prompt"
             ) from None
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `tokens`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary
-        nothing.
+        """The text of `tokens`. Bytes that are no UTF-8 become U+FFFD; ids outside the vocabulary
+        have no text.
         """
         return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
@@ -82,8 +80,7 @@ class Tokenizer:
 
 
 class NoTokenizer(Tokenizer):
-    """What stands for the tokenizer of a directory without one: ids are served, and their text is
-    empty.
+    """Stands for the tokenizer of a directory without one: token ids are served, with empty text.
 
     `encode` and `hf_tokenizer` raise ModelError with `reason`.
     """
@@ -154,26 +151,26 @@ def load_tokenizer(directory: Path) -> Any:
             "checkpoint directory"
         )
     present = [name for name in VOCABULARIES if (directory / name).exists()]
-    load_from = choose_loader(directory)
+    load_from = _choose_loader(directory)
     try:
         tokenizer = load_from(str(directory), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the library raises whatever its parsers do
-        if has_code(directory):
+        if _has_code(directory):
             raise ModelError(
                 f"the tokenizer in {shorten(directory)} needs Python code of its own, which is "
                 "never run; choose a checkpoint with a plain tokenizer.json"
             ) from error
-        check_config(directory, error)
+        _check_config(directory, error)
         if not present:
-            raise make_missing_error(directory) from error
+            raise _make_missing_error(directory) from error
         reason = shorten(str(error) or type(error).__name__)
-        advice = suggest_repair(directory / present[0])
+        advice = _suggest_repair(directory / present[0])
         raise ModelError(
             f"cannot read the tokenizer in {shorten(directory)}: {reason}; {advice}"
         ) from error
     if not present and not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
-        # of some families transformers makes a tokenizer that knows no text
-        raise make_missing_error(directory)
+        # Of some families transformers makes a tokenizer without a vocabulary, and no error.
+        raise _make_missing_error(directory)
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(
             f"the tokenizer in {shorten(directory)} has no tokenizer.json; save it with "
@@ -182,13 +179,11 @@ def load_tokenizer(directory: Path) -> Any:
     return tokenizer
 
 
-def choose_loader(directory: Path) -> Callable[..., Any]:
-    """What reads the tokenizer of `directory`.
-
-    A tokenizer.json is the whole of it, and reading it imports a tenth of transformers: finding the
-    family's own class took 4.5 s of a start on a GPU host, most of it for training libraries.
-    """
-    if (directory / "tokenizer.json").exists() and not has_code(directory):
+def _choose_loader(directory: Path) -> Callable[..., Any]:
+    """The function of transformers that loads the tokenizer of `directory`."""
+    # A tokenizer.json is complete, and loading it imports a tenth of transformers. Finding the
+    # family's own class took 4.5 s of a start on a GPU host, most of it for training libraries.
+    if (directory / "tokenizer.json").exists() and not _has_code(directory):
         from transformers import PreTrainedTokenizerFast
 
         load_fast: Callable[..., Any] = PreTrainedTokenizerFast.from_pretrained
@@ -199,7 +194,7 @@ def choose_loader(directory: Path) -> Callable[..., Any]:
     return load_any
 
 
-def make_missing_error(directory: Path) -> MissingTokenizer:
+def _make_missing_error(directory: Path) -> MissingTokenizer:
     """The error for a directory without a vocabulary."""
     return MissingTokenizer(
         f"no tokenizer in {shorten(directory)}; looked for {', '.join(VOCABULARIES)}; copy or "
@@ -207,7 +202,7 @@ def make_missing_error(directory: Path) -> MissingTokenizer:
     )
 
 
-def suggest_repair(file: Path) -> str:
+def _suggest_repair(file: Path) -> str:
     """The next move after `file` could not be read as a tokenizer."""
     with file.open("rb") as opened:
         if opened.read(len(LFS_POINTER)) == LFS_POINTER:
@@ -228,24 +223,24 @@ def is_installed(distribution: str) -> bool:
         return False
 
 
-def check_config(directory: Path, refused: Exception) -> None:
-    """Raise ModelError when what `refused` the tokenizer is the config.json beside it, which
-    transformers reads too.
+def _check_config(directory: Path, refusal: Exception) -> None:
+    """Raise ModelError when the config.json beside the tokenizer, which transformers reads too, is
+    the reason for `refusal`.
     """
     from transformers import AutoConfig
 
     try:
         AutoConfig.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # as above
-        if str(error) == str(refused) and (directory / "config.json").exists():
+    except Exception as error:  # transformers raises whatever its parsers do
+        if str(error) == str(refusal) and (directory / "config.json").exists():
             reason = " ".join(str(error).split())[:MAX_REASON_LENGTH] or type(error).__name__
             raise ModelError(
                 f"config.json in {shorten(directory)} cannot be read by transformers: {reason}"
             ) from error
 
 
-def has_code(directory: Path) -> bool:
-    """Whether the tokenizer asks for code that comes with the checkpoint."""
+def _has_code(directory: Path) -> bool:
+    """Whether the tokenizer needs code that comes with the checkpoint."""
     try:
         return "auto_map" in json.loads(
             (directory / "tokenizer_config.json").read_text(encoding="utf-8")
@@ -254,8 +249,6 @@ def has_code(directory: Path) -> bool:
         return False
 
 
-def byte_fallback_ids(vocabulary: dict[str, int]) -> frozenset[int]:
-    """The ids that stand for single bytes in a vocabulary with byte fallback; empty for one
-    without.
-    """
+def _find_byte_ids(vocabulary: dict[str, int]) -> frozenset[int]:
+    """The ids of single bytes in a vocabulary with byte fallback; empty for one without."""
     return frozenset(token for piece, token in vocabulary.items() if BYTE_TOKEN.fullmatch(piece))
