@@ -105,7 +105,7 @@ def attention() -> AttentionSpec:
 
 
 def planned_attention() -> AttentionSpec:
-    """The backend `toy-planned`: `toy`, told of each step on the host before it is replayed."""
+    """The backend `toy-planned`: `toy`, planned on the host before each replay."""
     spec = attention()
     narrow = evolve(spec.capabilities, planning=Planning.PER_STEP, graph=GraphSupport.DECODE)
     return evolve(spec, name="toy-planned", capabilities=narrow)
@@ -158,7 +158,7 @@ def config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def params(config: ModelConfig) -> Mapping[str, ParamSpec]:
-    """One number that nobody uses: an engine wants some weights."""
+    """One unused number: an engine needs some weights."""
     return {"nothing": ParamSpec(shape=(1,), sources=(("nothing",),), dummy=0.0)}
 
 

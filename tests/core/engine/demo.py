@@ -30,7 +30,7 @@ def request(name: str, length: int = 20, max_tokens: int = 8, **params: Any) -> 
 
 
 def drain(engine: Engine, *requests: Request) -> dict[str, list[Update]]:
-    """Submit, run to the end, and sort the news by request."""
+    """Submit, run to the end, and sort the updates by request."""
     for one in requests:
         engine.submit(one)
     by_request: dict[str, list[Update]] = {one.id: [] for one in requests}

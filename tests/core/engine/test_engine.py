@@ -20,12 +20,12 @@ from .demo import drain, request, tokens
 
 @pytest.mark.feature("I12", "I13")
 def test_every_request_ends_once_and_pages_come_back(engine: Engine) -> None:
-    news = drain(engine, *(request(str(i), 5 + i, 1 + i % 7) for i in range(40)))
+    by_request = drain(engine, *(request(str(i), 5 + i, 1 + i % 7) for i in range(40)))
 
     for i in range(40):
-        assert len(tokens(news[str(i)])) == 1 + i % 7
-        assert [update.finish_reason for update in news[str(i)]][-1] == "length"
-        assert all(update.finish_reason is None for update in news[str(i)][:-1])
+        assert len(tokens(by_request[str(i)])) == 1 + i % 7
+        assert [update.finish_reason for update in by_request[str(i)]][-1] == "length"
+        assert all(update.finish_reason is None for update in by_request[str(i)][:-1])
     check_state(engine.state, engine.limits)
     stats = engine.stats()
     assert stats.running == stats.waiting == 0 and stats.free_pages + stats.cached_pages == 256
@@ -56,10 +56,10 @@ def test_features_in_one_batch_do_not_touch_neighbours(engine: Engine) -> None:
     ]  # fmt: skip
     others = [request(str(i), 10 + i, 12, **kind) for i, kind in enumerate(kinds)]
     solo = {one.id: tokens(drain(engine, one)[one.id]) for one in others}
-    news = drain(engine, *others, plain)
+    by_request = drain(engine, *others, plain)
 
-    assert tokens(news["plain"]) == alone
-    assert {one.id: tokens(news[one.id]) for one in others} == solo
+    assert tokens(by_request["plain"]) == alone
+    assert {one.id: tokens(by_request[one.id]) for one in others} == solo
     assert set(solo["3"]) == {7} and set(solo["8"]) <= {9, 10}
 
 
@@ -76,9 +76,9 @@ def test_min_tokens_bans_stop_ids(engine: Engine) -> None:
 
 def test_logprobs_agree_with_prompt_logprobs_of_the_same_text(engine: Engine) -> None:
     one = request("a", 20, 6, logprobs=3)
-    news = drain(engine, one)["a"]
-    output = tokens(news)
-    scores = [score for update in news for score in update.logprobs or ()]
+    updates = drain(engine, one)["a"]
+    output = tokens(updates)
+    scores = [score for update in updates for score in update.logprobs or ()]
     whole = np.concatenate([one.prompt, output]).astype(np.int32)
     sampling_params = SamplingParams(temperature=0.0, prompt_logprobs=1)
     echo = Request(id="b", prompt=whole, max_tokens=1, params=sampling_params, prompt_logprobs=True)
@@ -117,9 +117,9 @@ def test_reject_refuses_under_pressure_and_accepts_again() -> None:
         engine.submit(request("b", 10, 5))
     while engine.has_work:
         engine.step()
-    news = drain(engine, request("b", 10, 5))
+    by_request = drain(engine, request("b", 10, 5))
 
-    assert len(tokens(news["b"])) == 5
+    assert len(tokens(by_request["b"])) == 5
     engine.close()
 
 

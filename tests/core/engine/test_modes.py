@@ -225,7 +225,7 @@ def test_refused_at_the_threshold_accepted_just_below_and_again_once_freed() -> 
         assert not engine.output_tracker.has_request("refused")
         engine.step()
         assert engine.memory_pressure == 0.5, (
-            "seated requests count as they did when they were queued"
+            "running requests count as they did when they were queued"
         )
         engine.abort(just_below.id)
         engine.step()
@@ -360,7 +360,7 @@ def test_a_fault_of_captures_is_said_to_be_impossible_where_nothing_is_captured(
 
 
 class Unread(dict[str, Any]):
-    """A mapping of which one key may be looked up, and that nobody walks."""
+    """A mapping of which one key may be looked up, and that is never walked."""
 
     def __iter__(self) -> Any:
         raise AssertionError("who arrives pays for everyone who waits")

@@ -50,7 +50,7 @@ def scored(requests: Sequence[Request]) -> list[Request]:
 def collect_updates(
     engine: Engine, requests: Sequence[Request], *, stream_tokens: bool, aborts: int = 6
 ) -> dict[str, list[Update]]:
-    """What each request is told until all have ended; in every so many-th step one is aborted."""
+    """The updates of each request until all have ended; in every so many-th step one is aborted."""
     updates_of: dict[str, list[Update]] = {one.id: [] for one in requests}
     for one in requests:
         engine.submit(one, stream_tokens=stream_tokens)
@@ -65,7 +65,7 @@ def collect_updates(
 
 
 def whole(updates: Sequence[Update]) -> Update:
-    """All that was told, as one piece of news."""
+    """All updates of a request, as one."""
     first = next((item for item in updates if item.tokens), updates[-1])
     return evolve(
         updates[-1],
@@ -131,7 +131,7 @@ def test_what_a_preempted_request_finds_of_its_own_is_not_counted_as_cached(toys
     updates_of = collect_updates(engine, requests, stream_tokens=True, aborts=10**9)
     stats = engine.stats()
 
-    assert stats.preemptions, "nobody was preempted"
+    assert stats.preemptions, "no request was preempted"
     assert (stats.cached_tokens, stats.prompt_tokens) == (0, 12 * 12), "cached tokens"
     assert stats.output_tokens == sum(len(whole(updates).tokens) for updates in updates_of.values())
     assert {whole(updates).cached_tokens for updates in updates_of.values()} == {0}

@@ -31,7 +31,7 @@ class Round:
     refused: int = 0
 
     def run(self) -> None:
-        """Work until nobody is left.   raises: AssertionError"""
+        """Work until no request is left.   raises: AssertionError"""
         harness, often = self.harness, float(self.rng.choice([0.2, 0.5, 1.0]))
         while self.todo or harness.engine.has_work:
             while self.todo and self.rng.random() < often:

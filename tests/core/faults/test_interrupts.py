@@ -67,7 +67,7 @@ def broken_off(work: Callable[[], Any], nth: int) -> bool:
 
 
 def left_behind(llm: LLM) -> dict[str, Any]:
-    """What is still there some seconds later of requests that nobody waits for."""
+    """What is still there some seconds later of requests without a waiting caller."""
     deadline = time.monotonic() + 5
     while True:
         engine = llm._session.engine
@@ -80,7 +80,7 @@ def left_behind(llm: LLM) -> dict[str, Any]:
 
 
 def generate(llm: LLM) -> None:
-    """Several requests whose answers nobody will see."""
+    """Several requests whose answers are dropped."""
     llm.generate(PROMPTS, ENDLESS)
 
 

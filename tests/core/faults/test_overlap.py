@@ -70,7 +70,7 @@ def test_rows_whose_last_token_must_be_read_first_change_nothing_for_themselves_
         "length",
     }
     assert free.engine.state.num_steps < all_of_them.engine.state.num_steps, (
-        "nobody waited for a token"
+        "no request waited for a token"
     )
 
 
