@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
         from headstock.cli.turns import history_path, open_reader
 
         _check_chat(resolved)
-        check_tokenizer(resolved)
+        _require_tokenizer(resolved)
         read = open_reader(history_path(args.history, os.environ))
         with open_model(resolved, quiet=args.quiet, alone=True) as session:
             return run_chat(
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
         prompt_input.messages is not None or isinstance(prompt_input.content, str)
         for _, prompt_input in good
     ):
-        check_tokenizer(resolved)
+        _require_tokenizer(resolved)
     with open_model(resolved, quiet=args.quiet) as session:
         batch = PromptBatch(
             session=session,
@@ -212,7 +212,7 @@ def _check_chat(resolved: ResolvedConfig) -> None:
             )
 
 
-def check_tokenizer(resolved: ResolvedConfig) -> None:
+def _require_tokenizer(resolved: ResolvedConfig) -> None:
     """Raise ModelError when a model that is on this machine has no tokenizer for text.
 
     Other faults of the model are left to loading it.

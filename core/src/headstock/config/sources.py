@@ -120,7 +120,7 @@ def from_file(path: str) -> SourceValues:
     raises: ModelError when it cannot be read; UsageError for an unknown key
     """
     values: dict[str, SourceValue] = {}
-    for word, raw in _read_table(Path(path)).items():
+    for word, raw in _read_settings_file(Path(path)).items():
         name = find_setting_name(word, setting_names(), path)
         value = SourceValue(name, raw, "file", path, f"{path}: {word} = {shorten(raw)}")
         if name.setting.key == "config":
@@ -130,7 +130,7 @@ def from_file(path: str) -> SourceValues:
     return values
 
 
-def _read_table(path: Path) -> Mapping[str, object]:
+def _read_settings_file(path: Path) -> Mapping[str, object]:
     """The top-level table of a file.   raises: ModelError"""
     file_format = FILE_FORMATS.get(path.suffix.lower(), "TOML")
     try:
