@@ -74,6 +74,7 @@ def write_recording(
 
 def _checksum(kind: bytes, data: bytes) -> int:
     """CRC-32 over a frame's kind, length and data."""
+    # the head too: a damaged length would shift all that follows
     return zlib.crc32(data, zlib.crc32(kind + len(data).to_bytes(4, "little")))
 
 
@@ -186,6 +187,7 @@ def read_recording(path: str | Path, *, partial: bool = False) -> Recording:
     """Open a recording and check its header.   raises: ModelError"""
     name = shorten(path)
     try:
+        # whole, because the steps may be read twice, and from a pipe
         file = io.BytesIO(Path(path).read_bytes())
     except OSError as error:
         raise ModelError(f"{name}: cannot be read: {error.strerror}") from error

@@ -119,6 +119,7 @@ class Recorder:
             return "the earlier recordings show the like"
         self.num_crash_recordings += 1
         try:
+            # readable by its user alone: request ids are written as they are
             handle, path = tempfile.mkstemp(prefix=PREFIX, suffix=SUFFIX)
             with os.fdopen(handle, "wb") as file:
                 first = {"first": self.num_steps - len(self.recent)}

@@ -152,6 +152,7 @@ class History:
         kinds[refs > 1] = SHARED
         used = np.flatnonzero(kinds)
         self.highest_page = max(self.highest_page, int(used[-1]) if len(used) else 0)
+        # without page 0, the dummy page of padding
         return _downsample_kinds(kinds[1:], self.pages_per_fine_row)
 
     @property

@@ -49,6 +49,9 @@ class Lanes:
     - *preempted*: from the step that took its row until it gets another, or to the end
     """
 
+    # A request's arrival number is its lane's index plus one: both count Arrived events. Ids would
+    # not do, because one may come again after its first request ended.
+
     limits: Limits
     ids: list[str] = field(factory=list)
     reasons: list[str] = field(factory=list)
@@ -184,13 +187,16 @@ class Lanes:
         phases[counters[RowCounter.ADMISSION_ID] == 0] = GONE
         phases[rows] = np.where(self.has_sampled[rows], DECODE, PREFILL)
         self.has_sampled[rows[plan.samples > 0]] = True
-        want = (
+        has_work = (
             np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])
             > counters[RowCounter.NUM_COMPUTED]
         )
-        want &= (counters[RowCounter.WAIT_FOR_SAMPLE] & counters[RowCounter.NUM_PLACEHOLDERS]) == 0
-        want[rows] = False
-        stalled = want & (counters[RowCounter.ACTIVE] > 0)
+        # a row that waits for its sample was not left out: it has no work yet
+        has_work &= (
+            counters[RowCounter.WAIT_FOR_SAMPLE] & counters[RowCounter.NUM_PLACEHOLDERS]
+        ) == 0
+        has_work[rows] = False
+        stalled = has_work & (counters[RowCounter.ACTIVE] > 0)
         phases[stalled] = STALLED
         self.table[STALLS, counters[RowCounter.ARRIVAL, stalled] - 1] += 1
         for row in np.flatnonzero((phases != self.phases) & (phases != GONE)).tolist():

@@ -25,6 +25,7 @@ def collect_page_data(
     limits, series = history.limits, history.make_series()
     headline = make_headline(series, history.lanes, limits.num_pages[0])
     rows, pages = history.map_height
+    # microseconds from the start: JavaScript's integers are exact up to 2**53 only
     since = (series["at"] - series["at"][:1]) // 1000 if len(series["at"]) else series["at"]
     return {
         "verdict": escape_text(verdict, 400),

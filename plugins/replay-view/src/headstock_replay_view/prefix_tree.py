@@ -60,6 +60,7 @@ class PrefixTracker:
         returns: [parent segment or -1, tokens, rows that hold it, step of last use, count] of each
         segment; the last one is [GONE, tokens, 0, 0, count] of those left out
         """
+        # by depth, so that every parent comes before its children
         pages = indexed[np.argsort(self.depths[indexed], kind="stable")]
         is_indexed = np.zeros(len(refs), bool)
         is_indexed[pages] = True
