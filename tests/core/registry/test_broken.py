@@ -42,14 +42,16 @@ EXPECTED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "error", "said"), EXPECTED, ids=[name for name, _, _ in EXPECTED])
+@pytest.mark.parametrize(
+    ("name", "error", "words"), EXPECTED, ids=[name for name, _, _ in EXPECTED]
+)
 def test_a_broken_plugin_is_named_with_its_distribution_and_its_reason(
-    broken: Path, name: str, error: type[HeadstockError], said: list[str]
+    broken: Path, name: str, error: type[HeadstockError], words: list[str]
 ) -> None:
     with pytest.raises(error) as caught:
         registry.load_spec("scheduler", name)
     assert type(caught.value) is error
-    assert [part for part in said if part not in str(caught.value)] == []
+    assert [part for part in words if part not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
 
 
@@ -62,8 +64,8 @@ def test_the_others_keep_working(broken: Path) -> None:
 
 
 def test_one_of_two_providers_is_chosen_by_its_distribution(broken: Path) -> None:
-    plugins = [each for each in registry.list_installed("scheduler") if each.name == "twin"]
-    assert [(each.distribution, each.status) for each in plugins] == [
+    plugins = [entry for entry in registry.list_installed("scheduler") if entry.name == "twin"]
+    assert [(entry.distribution, entry.status) for entry in plugins] == [
         ("twin-first", "duplicate"),
         ("twin-second", "duplicate"),
     ]
@@ -79,8 +81,8 @@ def test_a_clash_is_found_before_anything_is_loaded(broken: Path) -> None:
 
 
 def test_listing_loads_nothing(broken: Path) -> None:
-    found = {each.distribution for each in registry.list_installed()}
-    assert {dist.name for dist in DISTS} <= found
+    distributions = {entry.distribution for entry in registry.list_installed()}
+    assert {dist.name for dist in DISTS} <= distributions
     assert not {dist.package for dist in DISTS} & sys.modules.keys()
 
 

@@ -24,14 +24,14 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "code", "said"), CHOSEN, ids=[name for name, _, _ in CHOSEN])
+@pytest.mark.parametrize(("name", "code", "words"), CHOSEN, ids=[name for name, _, _ in CHOSEN])
 def test_run_with_a_broken_plugin_ends_with_one_line_and_its_code(
-    broken: Path, capsys: pytest.CaptureFixture[str], name: str, code: int, said: str
+    broken: Path, capsys: pytest.CaptureFixture[str], name: str, code: int, words: str
 ) -> None:
     assert main(["run", "--scheduler", name, "--prompt", "Hello", "--quiet"]) == code
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert said in captured.err
+    assert words in captured.err
     assert captured.err.count("\n") == 1
 
 

@@ -92,14 +92,15 @@ def test_an_architecture_that_nobody_serves_is_answered_with_those_served(
 ) -> None:
     with pytest.raises(CannotRun) as caught:
         read_model(write_model(tmp_path, architecture))
-    said = str(caught.value)
-    assert said.startswith(
+    message = str(caught.value)
+    assert message.startswith(
         f"no installed model family serves the architecture {architecture}; served: "
     )
-    assert "LlamaForCausalLM, MinistralForCausalLM, MistralForCausalLM (headstock-llama)" in said
-    assert "Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM (headstock-qwen)" in said
+    assert "LlamaForCausalLM, MinistralForCausalLM, MistralForCausalLM (headstock-llama)" in message
+    assert "Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM (headstock-qwen)" in message
     assert (
-        said.endswith("; docs/plugins.md says how to add a family") and "did you mean" not in said
+        message.endswith("; docs/plugins.md says how to add a family")
+        and "did you mean" not in message
     )
 
 
@@ -126,7 +127,7 @@ def test_the_pip_lines_for_plugins_of_ours_can_be_followed_in_a_checkout() -> No
         "--no-index",
         "--no-build-isolation",
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         [*pip, "--ignore-installed", *paths],
         cwd=ROOT,
         capture_output=True,
@@ -134,15 +135,15 @@ def test_the_pip_lines_for_plugins_of_ours_can_be_followed_in_a_checkout() -> No
         check=False,
         timeout=150,
     )
-    assert done.returncode == 0, done.stderr
-    (would,) = (line for line in done.stdout.splitlines() if line.startswith("Would install "))
-    wanted = {"headstock", *(name for name, _ in FOLDERS.values())}
-    assert {each.rpartition("-")[0] for each in would.split()[2:]} == wanted
+    assert result.returncode == 0, result.stderr
+    (would,) = (line for line in result.stdout.splitlines() if line.startswith("Would install "))
+    expected = {"headstock", *(name for name, _ in FOLDERS.values())}
+    assert {item.rpartition("-")[0] for item in would.split()[2:]} == expected
 
 
 def read_hints(need: Require) -> list[str]:
     """The hints of a requirement and of its alternatives."""
-    return [need.hint, *(hint for each in need.any_of for hint in read_hints(each))]
+    return [need.hint, *(hint for item in need.any_of for hint in read_hints(item))]
 
 
 LIBRARIES = sorted(
@@ -168,21 +169,21 @@ def test_a_hint_names_a_requirement_that_pip_can_read(requirement: str) -> None:
 @pytest.mark.parametrize("requirement", LIBRARIES)
 def test_a_hint_names_what_the_package_index_has(requirement: str) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--ignore-installed"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*pip, requirement], capture_output=True, text=True, check=False, timeout=600
     )
-    assert done.returncode == 0, done.stderr
-    assert "Would install" in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "Would install" in result.stdout
 
 
 def test_another_distribution_is_upgraded_by_its_name() -> None:
     assert upgrade_line("somebody-elses") == "pip install --upgrade somebody-elses"
 
 
-OURS = [each for each in registry.list_installed() if each.distribution.startswith("headstock")]
+OURS = [item for item in registry.list_installed() if item.distribution.startswith("headstock")]
 
 
-@pytest.mark.parametrize("plugin", OURS, ids=lambda each: f"{each.kind}:{each.name}")
+@pytest.mark.parametrize("plugin", OURS, ids=lambda item: f"{item.kind}:{item.name}")
 def test_every_plugin_of_ours_can_be_chosen_or_says_what_to_install(
     plugin: InstalledPlugin,
 ) -> None:

@@ -46,10 +46,10 @@ def spec(monkeypatch: pytest.MonkeyPatch) -> SchedulerSpec:
     module.Plain = dict  # type: ignore[attr-defined]
     module.Unread = Unread  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fa_options", module)
-    return made("fa_options:Options")
+    return make_spec("fa_options:Options")
 
 
-def made(options: str | None) -> SchedulerSpec:
+def make_spec(options: str | None) -> SchedulerSpec:
     return SchedulerSpec(
         name="fa", spi=SpiRange(0, 2), summary="test", implementation="json:loads", options=options
     )
@@ -61,7 +61,7 @@ def test_nothing_assigned_gives_the_defaults(spec: SchedulerSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "wanted"),
+    ("assignment", "expected"),
     [
         ("fa.num_splits=4", Options(num_splits=4)),
         ("fa.num-splits=4", Options(num_splits=4)),
@@ -77,13 +77,13 @@ def test_nothing_assigned_gives_the_defaults(spec: SchedulerSpec) -> None:
     ],
 )
 def test_an_assignment_is_converted_to_the_type_of_its_field(
-    spec: SchedulerSpec, assignment: str, wanted: Options
+    spec: SchedulerSpec, assignment: str, expected: Options
 ) -> None:
-    assert registry.make_options(spec, [assignment]) == wanted
+    assert registry.make_options(spec, [assignment]) == expected
 
 
 @pytest.mark.parametrize(
-    ("assignment", "said"),
+    ("assignment", "words"),
     [
         ("fa.num_split=4", "; did you mean num_splits?"),
         ("fa.num_splits=four", "wanted an integer"),
@@ -96,10 +96,12 @@ def test_an_assignment_is_converted_to_the_type_of_its_field(
         ("fa.num_splits", "wanted NAME.FIELD=VALUE"),
     ],
 )
-def test_a_bad_assignment_is_a_usage_error(spec: SchedulerSpec, assignment: str, said: str) -> None:
+def test_a_bad_assignment_is_a_usage_error(
+    spec: SchedulerSpec, assignment: str, words: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         registry.make_options(spec, [assignment])
-    assert said in str(caught.value)
+    assert words in str(caught.value)
 
 
 def test_the_last_assignment_wins(spec: SchedulerSpec) -> None:
@@ -109,16 +111,16 @@ def test_the_last_assignment_wins(spec: SchedulerSpec) -> None:
 
 
 def test_a_plugin_without_options_takes_none() -> None:
-    assert registry.make_options(made(None)) is None
+    assert registry.make_options(make_spec(None)) is None
     with pytest.raises(UsageError, match="'fa' has no options"):
-        registry.make_options(made(None), ["fa.x=1"])
+        registry.make_options(make_spec(None), ["fa.x=1"])
 
 
 def test_an_option_class_must_be_an_attrs_class(spec: SchedulerSpec) -> None:
     with pytest.raises(PluginBroken, match="not an attrs class"):
-        registry.make_options(made("fa_options:Plain"))
+        registry.make_options(make_spec("fa_options:Plain"))
     with pytest.raises(PluginBroken, match="no_such_module"):
-        registry.make_options(made("no_such_module:Options"))
+        registry.make_options(make_spec("no_such_module:Options"))
 
 
 def test_a_field_that_no_text_can_be_read_for_is_its_authors_mistake_unless_it_reads_it_itself(
@@ -128,8 +130,8 @@ def test_a_field_that_no_text_can_be_read_for_is_its_authors_mistake_unless_it_r
         with pytest.raises(
             PluginBroken, match=f"its option '{name}': it is of type .*, wanted int, float"
         ):
-            registry.make_options(made("fa_options:Unread"), [f"fa.{name}=3"])
-    assert registry.make_options(made("fa_options:Unread"), ["fa.read=312"]) == Unread(
+            registry.make_options(make_spec("fa_options:Unread"), [f"fa.{name}=3"])
+    assert registry.make_options(make_spec("fa_options:Unread"), ["fa.read=312"]) == Unread(
         read=(3, 1, 2)
     )
 

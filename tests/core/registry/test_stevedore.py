@@ -63,7 +63,7 @@ def test_a_plugin_that_is_removed_is_gone_at_once(broken: Path) -> None:
     (broken / "sound_plugin-1.0.dist-info").rmdir()
     with pytest.raises(PackageNotFoundError):
         version("sound-plugin")
-    assert "sound" not in {each.name for each in registry.list_installed("scheduler")}
+    assert "sound" not in {plugin.name for plugin in registry.list_installed("scheduler")}
 
 
 def test_an_interrupt_is_not_swallowed(broken: Path) -> None:

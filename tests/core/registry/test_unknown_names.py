@@ -6,11 +6,11 @@ from headstock.registry import entries, unknown_name_error
 
 
 def test_a_family_that_is_installed_names_its_architectures() -> None:
-    said = (
+    message = (
         "no plugin is called 'qwen'; headstock-qwen has Qwen2ForCausalLM, Qwen3ForCausalLM, "
         "Qwen3MoeForCausalLM"
     )
-    assert str(unknown_name_error("qwen")) == said
+    assert str(unknown_name_error("qwen")) == message
 
 
 def test_a_family_that_is_absent_is_known_by_the_name_of_its_folder(

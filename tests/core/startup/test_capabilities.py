@@ -96,11 +96,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("claims", "asked", "code"), REFUSED)
+@pytest.mark.parametrize(("claims", "requested", "code"), REFUSED)
 def test_each_claim_that_is_not_met_is_a_reason(
-    claims: dict[str, Any], asked: dict[str, Any], code: str
+    claims: dict[str, Any], requested: dict[str, Any], code: str
 ) -> None:
-    query = question(**asked).make_query(ALL)
+    query = question(**requested).make_query(ALL)
 
     (reason,) = find_rejections(capabilities(**claims), query, CPU)
     assert reason.code == code and reason.hint
@@ -130,18 +130,18 @@ CLAIMS = {"--attn x": IntSet.of(16, 32), "--cache-type y": IntSet.all()}
 
 
 @pytest.mark.feature("P6", "S3", "S4")
-@pytest.mark.parametrize("asked", [8, 64, 256])
-def test_a_page_size_asked_for_is_never_replaced_by_another(asked: int) -> None:
-    with pytest.raises(CannotRun, match=rf"--page-size {asked}: --attn x serves 16, 32"):
-        agree_page_size(EngineConfig(page_size=asked), CLAIMS, CPU)
+@pytest.mark.parametrize("requested", [8, 64, 256])
+def test_a_page_size_asked_for_is_never_replaced_by_another(requested: int) -> None:
+    with pytest.raises(CannotRun, match=rf"--page-size {requested}: --attn x serves 16, 32"):
+        agree_page_size(EngineConfig(page_size=requested), CLAIMS, CPU)
 
 
 @pytest.mark.feature("S4")
-@pytest.mark.parametrize(("asked", "who"), [("auto", "--attn x"), (32, "--page-size 32")])
-def test_the_summary_says_who_decided_the_page_size(asked: Any, who: str) -> None:
+@pytest.mark.parametrize(("requested", "who"), [("auto", "--attn x"), (32, "--page-size 32")])
+def test_the_summary_says_who_decided_the_page_size(requested: Any, who: str) -> None:
     attention = (SimpleNamespace(spec=spec(), capabilities=capabilities()),)
     parts: Any = SimpleNamespace(attention=attention, cache=registry.load_spec("cache", "naive"))
-    agreed = negotiate_terms(EngineConfig(page_size=asked), parts, model(), "float32", CPU)
+    agreed = negotiate_terms(EngineConfig(page_size=requested), parts, model(), "float32", CPU)
     assert ("page size", str(agreed.page_size), who) in agreed.table
 
 
@@ -152,7 +152,7 @@ def test_page_sizes_that_are_left_open_are_those_that_everyone_serves() -> None:
     ) -> int:
         return agree_page_size(EngineConfig(page_size=size, page_size_or_less=or_less), claims, env)
 
-    assert [agreed(asked, CLAIMS, or_less=True) for asked in (256, 32, 31)] == [32, 32, 16]
+    assert [agreed(requested, CLAIMS, or_less=True) for requested in (256, 32, 31)] == [32, 32, 16]
     anything, halves = {"--attn x": IntSet.all()}, {"--attn x": IntSet.multiples(256)}
     assert [agreed("auto", anything, env) for env in (H200, CPU)] == [64, 16]
     assert agreed("auto", CLAIMS) == 32 and agreed("auto", halves) == 256
@@ -167,19 +167,21 @@ def test_the_first_name_serves_prompts_and_the_second_decode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(registry, "load_spec", lambda kind, name: attrs.evolve(spec(), name=name))
-    chosen = [
-        (each.spec.name, set(each.phases)) for each in select_backends("a,b", CPU, question())
+    selected = [
+        (item.spec.name, set(item.phases)) for item in select_backends("a,b", CPU, question())
     ]
-    assert chosen == [("a", {Phase.PREFILL, Phase.EXTEND}), ("b", {Phase.DECODE})]
+    assert selected == [("a", {Phase.PREFILL, Phase.EXTEND}), ("b", {Phase.DECODE})]
 
 
 @pytest.mark.feature("S15")
 def test_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = (DeviceRange("cuda"),)
-    found = registry.load_spec
-    named = {name: attrs.evolve(spec(devices=gpu), name=name) for name in "ab"}
+    original_load = registry.load_spec
+    specs_by_name = {name: attrs.evolve(spec(devices=gpu), name=name) for name in "ab"}
     monkeypatch.setattr(
-        registry, "load_spec", lambda kind, name: named.get(name) or found(kind, name)
+        registry,
+        "load_spec",
+        lambda kind, name: specs_by_name.get(name) or original_load(kind, name),
     )
     with pytest.raises(
         CannotRun, match=r"--attn a cannot serve .*; --attn b cannot serve"
@@ -199,7 +201,7 @@ def test_a_device_that_is_not_served_is_answered_with_a_backend_that_can_be_had(
     )
     assert reason.hint.startswith("Use --attn sdpa. Where")
 
-    others = tuple(each for each in registry.list_installed("attention") if each.name != "sdpa")
+    others = tuple(item for item in registry.list_installed("attention") if item.name != "sdpa")
     monkeypatch.setattr(registry, "list_installed", lambda kind: others)
     monkeypatch.setattr(registry, "load_spec", Mock(side_effect=UnknownPlugin("not here")))
     (reason,) = find_rejections(
@@ -299,7 +301,7 @@ def test_a_field_of_a_spec_that_is_of_another_type_cannot_be_given(wrong: dict[s
 
 
 @pytest.mark.parametrize(
-    ("error", "wanted", "text"),
+    ("error", "expected", "text"),
     [
         (
             TypeError("Mine" * 15 + " without an implementation for abstract method 'forward'"),
@@ -323,7 +325,7 @@ def test_a_field_of_a_spec_that_is_of_another_type_cannot_be_given(wrong: dict[s
     ],
 )
 def test_a_backend_that_cannot_be_made_is_named(
-    error: BaseException | None, wanted: Any, text: str, monkeypatch: pytest.MonkeyPatch
+    error: BaseException | None, expected: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make(context: Any) -> object:
         if error is not None:
@@ -331,7 +333,7 @@ def test_a_backend_that_cannot_be_made_is_named(
         return object()
 
     monkeypatch.setattr(loading, "import_implementation", lambda spec: make)
-    with pytest.raises(wanted, match=text):
+    with pytest.raises(expected, match=text):
         make_attention_backend(spec(), Mock())
 
 

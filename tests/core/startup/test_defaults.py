@@ -34,14 +34,14 @@ AUTO = [
 @pytest.mark.feature("S14")
 @pytest.mark.parametrize(("env", "names"), AUTO)
 def test_what_auto_tries_on_each_device(env: DeviceEnv, names: tuple[str, ...]) -> None:
-    assert next(found for served, found in auto.ATTENTION if env in served) == names
+    assert next(names_tried for served, names_tried in auto.ATTENTION if env in served) == names
 
 
 @pytest.mark.feature("S14")
 def test_each_candidate_that_auto_passes_over_is_logged_with_its_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    names = next(found for served, found in auto.ATTENTION if H200 in served)
+    names = next(names_tried for served, names_tried in auto.ATTENTION if H200 in served)
 
     def make(name: str) -> str:
         if name != names[-1]:
@@ -52,12 +52,12 @@ def test_each_candidate_that_auto_passes_over_is_logged_with_its_reason(
         assert (
             select_first_accepted("auto", names, make, "--attn", EngineConfig().spell) == names[-1]
         )
-    told = [record.getMessage() for record in caplog.records]
-    wanted = [
+    messages = [record.getMessage() for record in caplog.records]
+    expected = [
         f'event="auto rejected" setting=attn candidate={name} reason="{name} lacks its kernels"'
         for name in names
     ]
-    assert len(names) > 2 and told == wanted[:-1]
+    assert len(names) > 2 and messages == expected[:-1]
 
 
 @pytest.mark.feature("S14")
@@ -73,10 +73,12 @@ def test_auto_says_so_when_a_gpu_is_left_with_sdpa(
     assert choice.spec.name == "sdpa"
     select_attention("sdpa", env, question())  # as asked
 
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == warnings
-    assert all("left with its last choice" in line and "chosen=sdpa" in line for line in said)
-    assert all("headstock doctor, with the same flags" in line for line in said)
+    warning = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
+    assert len(warning) == warnings
+    assert all("left with its last choice" in line and "chosen=sdpa" in line for line in warning)
+    assert all("headstock doctor, with the same flags" in line for line in warning)
 
 
 DTYPES = [
@@ -91,9 +93,9 @@ DTYPES = [
 
 
 @pytest.mark.feature("S23")
-@pytest.mark.parametrize(("asked", "stored", "env", "wanted"), DTYPES)
-def test_the_dtype_table(asked: str, stored: str, env: DeviceEnv, wanted: str) -> None:
-    assert resolve_model_dtype(asked, attrs.evolve(model(), dtype=stored), env) == wanted
+@pytest.mark.parametrize(("requested", "stored", "env", "expected"), DTYPES)
+def test_the_dtype_table(requested: str, stored: str, env: DeviceEnv, expected: str) -> None:
+    assert resolve_model_dtype(requested, attrs.evolve(model(), dtype=stored), env) == expected
 
 
 @pytest.mark.feature("S14")

@@ -39,11 +39,11 @@ def model(layers: int = 32, kv_heads: int = 32, head_dim: int = 128) -> ModelCon
 
 
 def plan(
-    free: int = 40 * GIB, weights: int = 10 * GIB, most_tokens: int = 10**9, **asked: Any
+    free: int = 40 * GIB, weights: int = 10 * GIB, most_tokens: int = 10**9, **settings: Any
 ) -> MemoryPlan:
     """The plan for a 7B shape in float16 with pages of 16."""
     return plan_memory(
-        EngineConfig(**asked),
+        EngineConfig(**settings),
         model=model(),
         page_size=16,
         kv_dtype=torch.float16,

@@ -78,7 +78,11 @@ def loading() -> Callable[..., Any]:
 
     def run(directory: Path, **changes: Any) -> Any:
         config = QWEN3.config(read_config(directory))
-        asked = {"dtype": torch.float32, "device": torch.device("cpu"), "max_seq_len": 20} | changes
-        return load_weights(directory, QWEN3.params(config), config, **asked)
+        settings = {
+            "dtype": torch.float32,
+            "device": torch.device("cpu"),
+            "max_seq_len": 20,
+        } | changes
+        return load_weights(directory, QWEN3.params(config), config, **settings)
 
     return run

@@ -44,9 +44,9 @@ def write(directory: Path, *names: str) -> Path:
     return directory
 
 
-def command_of(said: str) -> list[str]:
+def command_of(message: str) -> list[str]:
     """The arguments of the Python command at the end of an error, its program compiled."""
-    _, _, command = said.partition("python -c ")
+    _, _, command = message.partition("python -c ")
     program, *arguments = shlex.split(command)
     compile(program, "hint", "exec")
     return arguments
@@ -57,43 +57,48 @@ def test_a_file_of_a_model_is_answered_with_its_directory(tmp_path: Path) -> Non
         tmp_path / "my model", "config.json", "model.safetensors", "training_args.bin"
     )
     for name in ("config.json", "model.safetensors", "training_args.bin"):
-        said = refuse(resolve_directory, str(directory / name))
-        assert said.endswith(f"is one file of a model; give its directory: --model '{directory}'")
+        message = refuse(resolve_directory, str(directory / name))
+        assert message.endswith(
+            f"is one file of a model; give its directory: --model '{directory}'"
+        )
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "notes.txt"])
 def test_a_file_without_a_config_beside_it(tmp_path: Path, name: str) -> None:
-    said = refuse(resolve_directory, str(write(tmp_path, name) / name))
+    message = refuse(resolve_directory, str(write(tmp_path, name) / name))
     assert (
         "is a file; --model wants the directory that holds config.json, a tokenizer and "
-        ".safetensors" in said
+        ".safetensors" in message
     )
 
 
 def test_a_gguf_file_and_a_directory_of_them_say_how_to_convert(tmp_path: Path) -> None:
     directory = write(tmp_path / "it's", "small.gguf")
-    for said in (
+    for message in (
         refuse(resolve_directory, str(directory / "small.gguf")),
         refuse(read_config, directory),
     ):
         assert (
             "small.gguf is in the GGUF format, and only .safetensors are read; use the model it"
-            in said
+            in message
         )
-        assert "convert it: pip install gguf accelerate && python -c " in said
-        assert command_of(said) == [str(directory), "small.gguf", "./small-safetensors"]
+        assert "convert it: pip install gguf accelerate && python -c " in message
+        assert command_of(message) == [str(directory), "small.gguf", "./small-safetensors"]
     assert "is in the GGUF format" in refuse(weight_files, write(directory, "config.json"))
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
 def test_pickles_that_transformers_reads_say_how_to_convert(tmp_path: Path, name: str) -> None:
     directory = write(tmp_path / "old", "config.json", name)
-    for said in (refuse(resolve_directory, str(directory / name)), refuse(weight_files, directory)):
+    for message in (
+        refuse(resolve_directory, str(directory / name)),
+        refuse(weight_files, directory),
+    ):
         assert (
             f"has weights only as pickles ({name}), which can run code; if you trust them, "
-            "convert them: " in said
+            "convert them: " in message
         )
-        assert command_of(said) == [str(directory), "./old-safetensors"]
+        assert command_of(message) == [str(directory), "./old-safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +107,8 @@ def test_pickles_that_transformers_reads_say_how_to_convert(tmp_path: Path, name
 def test_pickles_of_another_layout_are_not_said_to_be_convertible(
     tmp_path: Path, names: tuple[str, ...]
 ) -> None:
-    said = refuse(weight_files, write(tmp_path, *names))
-    assert said.endswith(
+    message = refuse(weight_files, write(tmp_path, *names))
+    assert message.endswith(
         "which can run code; get the model as a directory with config.json and .safetensors, as "
         "most on the hub are"
     )
@@ -112,10 +117,10 @@ def test_pickles_of_another_layout_are_not_said_to_be_convertible(
 def test_an_adapter_names_its_model_and_says_how_to_merge(tmp_path: Path) -> None:
     directory = write(tmp_path / "lora", "adapter_config.json", "adapter_model.safetensors")
     for function in (read_config, weight_files):
-        said = refuse(function, directory)
-        assert " holds an adapter of owner/base, and adapters are not served; merge it" in said
-        assert "pip install peft && python -c" in said
-        assert command_of(said) == [str(directory), "owner/base", "./lora-safetensors"]
+        message = refuse(function, directory)
+        assert " holds an adapter of owner/base, and adapters are not served; merge it" in message
+        assert "pip install peft && python -c" in message
+        assert command_of(message) == [str(directory), "owner/base", "./lora-safetensors"]
         write(directory, "config.json")
     (directory / "adapter_config.json").write_text("[]")
     assert "an adapter of BASE" in refuse(weight_files, directory)
@@ -123,8 +128,8 @@ def test_an_adapter_names_its_model_and_says_how_to_merge(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("inside", ["model", "snapshots/0123", "models--a--b/snapshots/0123"])
 def test_a_folder_with_a_model_in_it_names_that(tmp_path: Path, inside: str) -> None:
-    said = refuse(read_config, write(tmp_path, f"{inside}/config.json"))
-    assert said.endswith(f" in it is: --model {tmp_path / inside}")
+    message = refuse(read_config, write(tmp_path, f"{inside}/config.json"))
+    assert message.endswith(f" in it is: --model {tmp_path / inside}")
 
 
 def test_an_empty_directory_is_called_empty(tmp_path: Path) -> None:
@@ -151,17 +156,17 @@ def test_an_empty_directory_is_called_empty(tmp_path: Path) -> None:
     ],
 )
 def test_weights_under_other_names(tmp_path: Path, names: list[str], advice: str) -> None:
-    said = refuse(weight_files, write(tmp_path, "config.json", *names))
+    message = refuse(weight_files, write(tmp_path, "config.json", *names))
     assert (
-        said
+        message
         == f"{tmp_path} has neither model.safetensors nor model.safetensors.index.json; {advice}"
     )
 
 
 def test_a_repository_without_safetensors_is_not_called_incomplete(tmp_path: Path) -> None:
     snapshot = write(tmp_path / "models--some-owner--a--b" / "snapshots" / "0123", "config.json")
-    said = refuse(weight_files, snapshot)
-    assert said.endswith(
+    message = refuse(weight_files, snapshot)
+    assert message.endswith(
         "some-owner/a--b on the hub has no .safetensors files at its top level, or they were not "
         "downloaded"
     )
@@ -171,8 +176,10 @@ def test_a_git_lfs_pointer_is_named(tmp_path: Path, write: Any, loading: Any, te
     directory = write(tensors)
     for name in ("model.safetensors", "config.json"):
         (directory / name).write_text(POINTER)
-        said = refuse(loading, directory)
-        assert said == f"{directory / name} is a Git LFS pointer: fetch the file with git lfs pull"
+        message = refuse(loading, directory)
+        assert (
+            message == f"{directory / name} is a Git LFS pointer: fetch the file with git lfs pull"
+        )
 
 
 @pytest.mark.full  # transformers takes half a minute
@@ -189,10 +196,10 @@ def test_the_command_for_pickles_converts_them(
         f"{shlex.quote(sys.executable)} -c",
         refuse(read_config, directory).partition("them: ")[2],
     )
-    done = subprocess.run(
+    result = subprocess.run(
         command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     converted = loading(tmp_path / f"{directory.name}-safetensors")
     save_file(tensors, directory / "model.safetensors")
     expected = loading(directory)

@@ -101,7 +101,7 @@ FAILURES = {
 def test_each_failure_of_the_hub_has_a_line_and_a_next_move(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make, said = FAILURES[failure]
+    make, message = FAILURES[failure]
 
     def fail(*arguments: Any, **options: Any) -> str:
         raise make()
@@ -110,7 +110,7 @@ def test_each_failure_of_the_hub_has_a_line_and_a_next_move(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "CACHE")
 
-    assert refuse("own/it") == f"no directory own/it, and {said}"
+    assert refuse("own/it") == f"no directory own/it, and {message}"
 
 
 def test_the_command_for_a_download_elsewhere_has_the_revision(
@@ -123,12 +123,12 @@ def test_the_command_for_a_download_elsewhere_has_the_revision(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(ModelError) as caught:
         download_model("own/it", "v1.2")
-    said = str(caught.value)
+    message = str(caught.value)
     command = "'hf download own/it --revision v1.2 --local-dir DIR'"
-    assert said.endswith(
+    assert message.endswith(
         f", or download it elsewhere with {command} and pass that as --model, without --revision"
     )
-    in_python = EngineConfig().spell(said)
+    in_python = EngineConfig().spell(message)
     assert in_python.endswith(f" with {command} and pass that as model, without revision")
 
 
@@ -138,10 +138,10 @@ def test_offline_is_said_with_the_variable_that_asks_for_it(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
 
-    said = refuse("own/it")
+    message = refuse("own/it")
 
-    assert said.startswith("no directory own/it, and HF_HUB_OFFLINE is set and the cache ")
-    assert said.endswith(f" has no whole copy: unset it to download, {ELSEWHERE}")
+    assert message.startswith("no directory own/it, and HF_HUB_OFFLINE is set and the cache ")
+    assert message.endswith(f" has no whole copy: unset it to download, {ELSEWHERE}")
     with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set"):
         find_cached("own/it")
 
@@ -217,12 +217,12 @@ def test_a_revision_that_the_hub_lacks_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     with pytest.raises(ModelError) as error:
         locate_model("own/it", revision="v2")
-    said = (
+    message = (
         "on the hub it has no such revision: choose one of https://huggingface.co/own/it/tree/main"
     )
     assert (
         str(error.value)
-        == f"no directory own/it at revision v2, and {said}, a branch, a tag or a commit"
+        == f"no directory own/it at revision v2, and {message}, a branch, a tag or a commit"
     )
 
 

@@ -58,15 +58,15 @@ def test_dtype_and_progress(write: Any, loading: Any, tensors: Any) -> None:
     assert all(before[1] <= after[1] for before, after in pairwise(seen))
 
 
-@pytest.mark.parametrize("made", [None, torch.ones(1)])
+@pytest.mark.parametrize("returned", [None, torch.ones(1)])
 def test_operations_that_make_no_weight_of_a_parameter_are_named(
-    made: Any, write: Any, loading: Any, tensors: Any
+    returned: Any, write: Any, loading: Any, tensors: Any
 ) -> None:
     def careless(name: str, weight: Weight) -> Any:
-        return made
+        return returned
 
-    said = rf"careless\('.*'\) returned a {type(made).__name__}; wanted a headstock.spi.Weight"
-    with pytest.raises(PluginBroken, match=said):
+    text = rf"careless\('.*'\) returned a {type(returned).__name__}; wanted a headstock.spi.Weight"
+    with pytest.raises(PluginBroken, match=text):
         loading(write(tensors), prepare=careless)
 
 
