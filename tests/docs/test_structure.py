@@ -7,7 +7,7 @@ import re
 from source_tree import CORE, ROOT, files, imports, tree
 
 PAGE = (ROOT / "docs" / "structure.md").read_text()
-ANYONE = {"spi", "errors", "logs", "outputs", "sampling_params", "sampling_checks"}
+ANYONE = {"spi", "errors", "logs", "outputs", "callbacks", "sampling_params", "sampling_checks"}
 """What every folder may import."""
 
 
