@@ -96,7 +96,7 @@ def pausing(schedule: ScheduleFunction) -> ScheduleFunction:
     return schedule_or_pause
 
 
-def random_requests(rng: np.random.Generator, fenced: bool) -> list[Request]:
+def random_requests(rng: np.random.Generator, wait_for_sample: bool) -> list[Request]:
     """Up to 30 requests, half of which share a prefix of some length and some of which come several
     times over.
     """
@@ -116,7 +116,7 @@ def random_requests(rng: np.random.Generator, fenced: bool) -> list[Request]:
             stop_ids=tuple(rng.integers(0, VOCAB, int(rng.integers(0, 3))).tolist()),
             priority=int(rng.integers(0, 3)) if rng.random() < 0.5 else 0,
             namespace="other" if rng.random() < 0.2 else "",
-            fenced=fenced,
+            wait_for_sample=wait_for_sample,
             prompt_logprobs=bool(rng.random() < 0.1),
         )
         requests += [evolve(one, id=f"{one.id}.{i}") for i in range(rng.choice([1, 1, 3]))]
@@ -134,8 +134,8 @@ def simulate(seed: int) -> Drive:
     drafting = not bounds.recompute and rng.random() < (0.4 if len(bounds.groups) == 1 else 0.8)
     drive = Drive(bounds, rng if drafting else None)
     requests = [
-        *random_requests(rng, fenced=drafting),
-        request("whole", prompt(rng, LONGEST - 1), 1, fenced=drafting),
+        *random_requests(rng, wait_for_sample=drafting),
+        request("whole", prompt(rng, LONGEST - 1), 1, wait_for_sample=drafting),
     ]
     todo = [*requests, request("never", prompt(rng, LONGEST), 1)]
     while todo or drive.busy:

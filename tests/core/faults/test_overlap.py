@@ -56,14 +56,14 @@ def test_rows_whose_last_token_must_be_read_first_change_nothing_for_themselves_
 ) -> None:
     rng = np.random.default_rng(seed)
     requests = random_requests(rng, 40)
-    some = [evolve(one, fenced=bool(rng.random() < 0.4)) for one in requests]
+    some = [evolve(one, wait_for_sample=bool(rng.random() < 0.4)) for one in requests]
     sizes = {"max_running_requests": 8, "max_batch_tokens": 40, "num_pages": 60}
     free, mixed, all_of_them = (
         run(toys, variant, overlap=True, **sizes)
-        for variant in (requests, some, [evolve(one, fenced=True) for one in requests])
+        for variant in (requests, some, [evolve(one, wait_for_sample=True) for one in requests])
     )
 
-    assert 5 < sum(one.fenced for one in some) < 35
+    assert 5 < sum(one.wait_for_sample for one in some) < 35
     assert free.outputs == mixed.outputs == all_of_them.outputs
     assert free.reasons == mixed.reasons == all_of_them.reasons and set(free.reasons.values()) == {
         "stop",

@@ -100,9 +100,9 @@ def whole_prompt(match_prefix: Any, state: Any, entry: Any) -> Any:
     return state.limits.policy.match_prefix(state.index, entry.tokens, entry.request.namespace)
 
 
-def without_promise(mark_logits: Any, state: Any, chosen: np.ndarray) -> Any:
+def without_promise(mark_logits: Any, state: Any, num_scheduled: np.ndarray) -> Any:
     """The token that a launched step will sample is not counted."""
-    num_logits, samples = mark_logits(state, chosen)
+    num_logits, samples = mark_logits(state, num_scheduled)
     state.row_counters[RowCounter.NUM_TOKENS] -= samples
     return num_logits, samples
 
@@ -115,9 +115,9 @@ def behind_drafts(free_out_of_window: Any, state: Any, group: int, rows: np.ndar
     state.row_counters[RowCounter.NUM_KNOWN] = known
 
 
-def lost_with_an_empty_plan(make_plan: Any, state: Any, chosen: np.ndarray) -> Any:
+def lost_with_an_empty_plan(make_plan: Any, state: Any, num_scheduled: np.ndarray) -> Any:
     """What a plan without rows would write is dropped."""
-    plan = make_plan(state, chosen)
+    plan = make_plan(state, num_scheduled)
     if not len(plan.rows):
         state.writes = []
     return plan
@@ -148,11 +148,13 @@ def youngest_first(sort_rows: Any, state: Any) -> None:
 
 
 def waits_for_pages(
-    preempt_until_fits: Any, state: Any, chosen: np.ndarray, needs: np.ndarray
+    preempt_until_fits: Any, state: Any, num_scheduled: np.ndarray, needs: np.ndarray
 ) -> np.ndarray:
     """The lowest priority keeps its pages and waits for more, though nobody else runs."""
-    alone = np.count_nonzero(chosen) == chosen[state.rows_by_priority[-1]] > 0
-    return np.zeros_like(chosen) if alone else preempt_until_fits(state, chosen, needs)
+    alone = np.count_nonzero(num_scheduled) == num_scheduled[state.rows_by_priority[-1]] > 0
+    return (
+        np.zeros_like(num_scheduled) if alone else preempt_until_fits(state, num_scheduled, needs)
+    )
 
 
 def admission_id_kept(vacate_row: Any, state: Any, row: int) -> None:
@@ -218,8 +220,12 @@ def no_ban(join: Any, self: Any, row: int, request: Any) -> None:
 
 def noise_of_the_batch(select: Any, self: Any, rows: Any, positions: Any, table: Any) -> Any:
     """Noise depends on the place in the batch."""
-    chosen = select(self, rows, positions, table)
-    return chosen if chosen.seeds is None else evolve(chosen, seeds=torch.arange(len(chosen.seeds)))
+    num_scheduled = select(self, rows, positions, table)
+    return (
+        num_scheduled
+        if num_scheduled.seeds is None
+        else evolve(num_scheduled, seeds=torch.arange(len(num_scheduled.seeds)))
+    )
 
 
 def stray(

@@ -131,9 +131,11 @@ def test_a_run_of_256_requests_with_preemption_replays_to_the_same_plans(
 def test_any_engine_and_workload_replays(seed: int, scheduler: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)
     limits = random_limits(rng, scheduler)
-    fenced = seed % 3 == 0
+    wait_for_sample = seed % 3 == 0
     path = tmp_path / "run.recording"
-    driven = drive_engine(path, limits, random_requests(rng, fenced), rng if fenced else None)
+    driven = drive_engine(
+        path, limits, random_requests(rng, wait_for_sample), rng if wait_for_sample else None
+    )
 
     plans, said = replay_file(path)
     assert said is None
@@ -250,7 +252,7 @@ def test_every_event_keeps_its_fields() -> None:
         stop_ids=(2, 3),
         priority=5,
         namespace="x",
-        fenced=True,
+        wait_for_sample=True,
         prompt_logprobs=True,
     )
     ints = np.arange(3, dtype=np.int32)
@@ -287,7 +289,11 @@ def test_every_event_keeps_its_fields() -> None:
     back = first.events[0].request  # type: ignore[union-attr]
     assert back.prompt.tolist() == [1, 2, 3]
     assert (back.id, back.stop_ids, back.priority, back.namespace) == ("a", (2, 3), 5, "x")
-    assert back.fenced and back.prompt_logprobs and (back.max_tokens, back.min_tokens) == (4, 0)
+    assert (
+        back.wait_for_sample
+        and back.prompt_logprobs
+        and (back.max_tokens, back.min_tokens) == (4, 0)
+    )
     assert first.events[1].counts is None and first.events[2].counts.tolist() == [0, 1, 2]  # type: ignore[union-attr]
     assert first.events[3] == Aborted("b", "stop")
 

@@ -44,13 +44,15 @@ def test_the_next_plan_is_made_before_the_last_token_is_known() -> None:
 
 def test_a_fenced_row_waits_for_its_token_and_others_go_on() -> None:
     drive = Drive(limits(overlap=True))
-    drive.submit(request("fenced", prompt(RNG, 6), 8, fenced=True))
+    drive.submit(request("wait_for_sample", prompt(RNG, 6), 8, wait_for_sample=True))
     drive.submit(request("free", prompt(RNG, 6), 8))
     plans = [drive.step() for _ in range(6)]
 
     assert [len(plan.rows) for plan in plans] == [2, 1, 2, 1, 2, 1]
     drive.drain()
-    assert drive.outputs["fenced"] == alone(request("x", drive.device.requests[0].prompt, 8))
+    assert drive.outputs["wait_for_sample"] == alone(
+        request("x", drive.device.requests[0].prompt, 8)
+    )
 
 
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, window(3))], ids=["full", "window"])
@@ -59,7 +61,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(
     groups: tuple[KVGroup, ...], overlap: bool
 ) -> None:
     bounds = limits(groups=groups, page_size=1, num_pages=400, overlap=overlap)
-    requests = [request(str(i), prompt(RNG, 10), 40, fenced=True) for i in range(4)]
+    requests = [request(str(i), prompt(RNG, 10), 40, wait_for_sample=True) for i in range(4)]
     plain = run(Drive(bounds), *requests)
     drafted = run(Drive(bounds, np.random.default_rng(3)), *requests)
 

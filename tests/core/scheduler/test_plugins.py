@@ -64,7 +64,7 @@ def test_a_policy_without_insert_each_leads_to_the_same_plans(seed: int) -> None
     for policy in (RadixCache(4), Stranger(4)):
         rng = np.random.default_rng(seed)
         drive = Drive(limits(policy=policy, num_pages=60, overlap=seed % 2 == 0))
-        for one in random_requests(rng, fenced=False):
+        for one in random_requests(rng, wait_for_sample=False):
             drive.submit(one)
             drive.step()
         drive.drain(3_000)

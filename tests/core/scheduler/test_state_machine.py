@@ -67,7 +67,7 @@ class Scheduling(RuleBasedStateMachine):
             evolve(bounds, schedule=self.schedule), np.random.default_rng(0) if drafts else None
         )
         self.inner = bounds.schedule
-        self.fenced = drafts
+        self.wait_for_sample = drafts
         self.requests = {}
         self.aborted: set[str] = set()
 
@@ -99,7 +99,14 @@ class Scheduling(RuleBasedStateMachine):
         head = list(range(20)) if shared else []
         for _ in range(n):
             name = str(len(self.requests))
-            one = request(name, head + tokens, most, fenced=self.fenced, stop_ids=(stop,), **more)
+            one = request(
+                name,
+                head + tokens,
+                most,
+                wait_for_sample=self.wait_for_sample,
+                stop_ids=(stop,),
+                **more,
+            )
             self.requests[name] = one
             self.drive.submit(one)
 

@@ -63,12 +63,12 @@ def preempt_for_priority(state: WorkingState) -> None:
         preempt_row(state, lowest)
 
 
-def admit_requests(state: WorkingState, positions: Ints, budget: int, chosen: Ints) -> None:
+def admit_requests(state: WorkingState, positions: Ints, budget: int, num_scheduled: Ints) -> None:
     """Seat the waiting requests at `positions`, in that order, while tokens and pages last.
 
     A request whose next page is being computed for another one waits for it, and those behind go
     ahead.
-    writes: chosen [rows], the tokens that each seated row computes in this step
+    writes: num_scheduled [rows], the tokens that each seated row computes in this step
     """
     waiting = state.waiting.first(int(positions[-1]) + 1)
     entries = [waiting[i] for i in positions.tolist()]
@@ -86,7 +86,7 @@ def admit_requests(state: WorkingState, positions: Ints, budget: int, chosen: In
         if not has_room(state, prefix_hit, count_tokens_to_admit(state, entry)):
             break
         row = free_rows.pop(0)
-        chosen[row] = count = place_in_row(state, entry, row, prefix_hit, budget)
+        num_scheduled[row] = count = place_in_row(state, entry, row, prefix_hit, budget)
         state.new_row_ids.append(row)
         admitted.add(entry.arrival)
         budget -= count
@@ -153,37 +153,43 @@ def has_room(
     `below`: whether there would be room if every row of a priority under that were preempted.
     """
     counters = state.row_counters
-    wanted = int(counters[RowCounter.NUM_TOKENS].sum() - counters[RowCounter.NUM_COMPUTED].sum())
+    num_new_tokens = int(
+        counters[RowCounter.NUM_TOKENS].sum() - counters[RowCounter.NUM_COMPUTED].sum()
+    )
     for group in range(len(state.refs)):
-        need, left = state.limits.most_pages(group, length), count_available_pages(state, group)
+        need, num_available = (
+            state.limits.most_pages(group, length),
+            count_available_pages(state, group),
+        )
         if (
             below is None
-            and need + len(state.requests_by_row) + wanted // state.limits.page_size <= left
+            and need + len(state.requests_by_row) + num_new_tokens // state.limits.page_size
+            <= num_available
         ):
             continue  # there is plenty: no need to look what each row lacks
         if isinstance(prefix_hit, Region):
-            need, left = need - 1, left - 1
+            need, num_available = need - 1, num_available - 1
         elif prefix_hit is not None and group == 0:
             # Matched pages that someone holds cost nothing; the others stop being evictable.
             need -= int(np.count_nonzero(state.refs[0][prefix_hit.pages]))
-        stays = counters[RowCounter.ACTIVE] > 0
+        staying = counters[RowCounter.ACTIVE] > 0
         if below is not None:
-            gone = stays & (counters[RowCounter.PRIORITY] < below)
-            left += count_freed_pages(state, group, indices(gone), prefix_hit)
-            stays &= ~gone
-        if need + count_missing_pages(state, group, stays) > left:
+            preempted = staying & (counters[RowCounter.PRIORITY] < below)
+            num_available += count_freed_pages(state, group, indices(preempted), prefix_hit)
+            staying &= ~preempted
+        if need + count_missing_pages(state, group, staying) > num_available:
             return False
     return True
 
 
-def count_missing_pages(state: WorkingState, group: int, stays: Ints) -> int:
+def count_missing_pages(state: WorkingState, group: int, staying: Ints) -> int:
     """Pages that the rows that stay lack for their tokens, one at least of each that has yet to
     grow.
 
     stays: [rows] bool
     """
     limits, spans, counters = state.limits, state.spans[group], state.row_counters
-    growing = stays & (spans < -(-counters[RowCounter.LAST_POSITION] // limits.page_size))
+    growing = staying & (spans < -(-counters[RowCounter.LAST_POSITION] // limits.page_size))
     pages = -(-counters[RowCounter.NUM_TOKENS] // limits.page_size) - spans
     return int(np.clip(pages, 1, limits.most_pages(group, limits.max_len))[growing].sum())
 
@@ -215,7 +221,7 @@ def init_row(state: WorkingState, entry: RequestState, row: int, cached: int) ->
     values[RowCounter.NUM_PROMPT] = prompt
     values[RowCounter.LAST_POSITION] = request.max_len - 1
     values[RowCounter.MIN_LEN] = prompt + request.min_tokens
-    values[RowCounter.WAIT_FOR_SAMPLE] = int(request.fenced or state.limits.recompute)
+    values[RowCounter.WAIT_FOR_SAMPLE] = int(request.wait_for_sample or state.limits.recompute)
     values[RowCounter.PROMPT_LOGPROBS] = int(request.prompt_logprobs)
     values[RowCounter.NUM_CACHED] = min(cached, prompt)
     values[RowCounter.PRIORITY] = request.priority

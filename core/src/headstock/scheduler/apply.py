@@ -90,26 +90,26 @@ def apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
         event.tokens, np.ones_like(event.rows) if event.counts is None else event.counts
     )
     grid, counts = grid[live], counts[live]
-    known = counters[RowCounter.NUM_KNOWN, rows]
-    lengths = known[:, None] + np.arange(1, grid.shape[1] + 1, dtype=np.int32)
-    given = lengths <= (known + counts)[:, None]
+    num_known = counters[RowCounter.NUM_KNOWN, rows]
+    lengths = num_known[:, None] + np.arange(1, grid.shape[1] + 1, dtype=np.int32)
+    in_range = lengths <= (num_known + counts)[:, None]
     stops = (state.stop_ids.T[rows][:, None, :] == grid[:, :, None]).any(2) & (
         lengths >= counters[RowCounter.MIN_LEN, rows][:, None]
     )
-    ends = given & (stops | (lengths > counters[RowCounter.LAST_POSITION, rows][:, None]))
-    done = ends.any(1)
-    if done.any():
-        counts = np.where(done, ends.argmax(1) + 1, counts).astype(np.int32)
-        given = lengths <= (known + counts)[:, None]
-    picked = np.nonzero(given)
+    ends = in_range & (stops | (lengths > counters[RowCounter.LAST_POSITION, rows][:, None]))
+    finished = ends.any(1)
+    if finished.any():
+        counts = np.where(finished, ends.argmax(1) + 1, counts).astype(np.int32)
+        in_range = lengths <= (num_known + counts)[:, None]
+    picked = np.nonzero(in_range)
     state.tokens[rows[picked[0]], lengths[picked] - 1] = grid[picked]
     state.accepted.append((counters[RowCounter.ADMISSION_ID, rows], counts, grid[picked]))
-    sync_counters(counters, rows, known + counts)
+    sync_counters(counters, rows, num_known + counts)
     if state.limits.recompute:
         recompute_rows(state, rows)
     if len(event.drafts):
-        append_drafts(state, event, live, done)
-    for row, at in zip(rows[done].tolist(), indices(done).tolist(), strict=True):
+        append_drafts(state, event, live, finished)
+    for row, at in zip(rows[finished].tolist(), indices(finished).tolist(), strict=True):
         end_request(state, row, "stop" if stops[at, counts[at] - 1] else "length")
 
 
@@ -121,24 +121,24 @@ def apply_single_samples(state: WorkingState, event: Sampled, rows: Ints) -> Non
         out of them.
     """
     counters = state.row_counters
-    known = counters[RowCounter.NUM_KNOWN]
-    state.tokens[rows, known.take(rows)] = event.tokens
-    got = np.zeros(len(known), np.int32)
-    got[rows] = 1
-    known += got
-    counters[RowCounter.NUM_PLACEHOLDERS] -= got
+    num_known = counters[RowCounter.NUM_KNOWN]
+    state.tokens[rows, num_known.take(rows)] = event.tokens
+    added = np.zeros(len(num_known), np.int32)
+    added[rows] = 1
+    num_known += added
+    counters[RowCounter.NUM_PLACEHOLDERS] -= added
     if state.limits.recompute:
         recompute_rows(state, rows)
-    state.accepted.append((event.admission_ids, got.take(rows), event.tokens))
-    done = known > counters[RowCounter.LAST_POSITION]
+    state.accepted.append((event.admission_ids, added.take(rows), event.tokens))
+    finished = num_known > counters[RowCounter.LAST_POSITION]
     stopped = NONE
     stops = state.stop_ids.take(rows, axis=1) == event.tokens
     if any_set(stops):
         stopped = rows[stops.nonzero()[1]]
-        stopped = stopped[known[stopped] >= counters[RowCounter.MIN_LEN][stopped]]
-        done[stopped] = True
-    if any_set(done):
-        for row in rows[done[rows]].tolist():
+        stopped = stopped[num_known[stopped] >= counters[RowCounter.MIN_LEN][stopped]]
+        finished[stopped] = True
+    if any_set(finished):
+        for row in rows[finished[rows]].tolist():
             end_request(state, row, "stop" if row in stopped else "length")
 
 
@@ -149,35 +149,37 @@ def pad_ragged(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:
     return grid, counts
 
 
-def sync_counters(counters: Ints, rows: Ints, known: Ints) -> None:
+def sync_counters(counters: Ints, rows: Ints, num_known: Ints) -> None:
     """Make the rows' counters agree with `known` tokens."""
-    promised = counters[RowCounter.NUM_PLACEHOLDERS, rows]
-    counters[RowCounter.NUM_KNOWN, rows] = known
-    verified = promised == 0
-    counters[RowCounter.NUM_PLACEHOLDERS, rows] = np.maximum(promised - 1, 0)
+    num_placeholders = counters[RowCounter.NUM_PLACEHOLDERS, rows]
+    counters[RowCounter.NUM_KNOWN, rows] = num_known
+    verified = num_placeholders == 0
+    counters[RowCounter.NUM_PLACEHOLDERS, rows] = np.maximum(num_placeholders - 1, 0)
     if verified.any():
         back = rows[verified]
-        counters[RowCounter.NUM_TOKENS, back] = known[verified]
+        counters[RowCounter.NUM_TOKENS, back] = num_known[verified]
         counters[RowCounter.NUM_COMPUTED, back] = np.minimum(
-            counters[RowCounter.NUM_COMPUTED, back], known[verified] - 1
+            counters[RowCounter.NUM_COMPUTED, back], num_known[verified] - 1
         )
 
 
-def append_drafts(state: WorkingState, event: Sampled, live: Ints, done: Ints) -> None:
+def append_drafts(state: WorkingState, event: Sampled, live: Ints, finished: Ints) -> None:
     """Append guesses to the rows that go on; they count as wanted tokens, not as known ones."""
     counters = state.row_counters
     offsets = np.cumsum(event.draft_counts) - event.draft_counts
     ended = np.ones(len(live), bool)
-    ended[live] = done
+    ended[live] = finished
     for i in indices(~ended & (event.draft_counts > 0)).tolist():
         row = int(event.rows[i])
         assert counters[RowCounter.NUM_PLACEHOLDERS, row] == 0, (
-            f"row {row} got drafts while a token was in flight; it must be fenced"
+            f"row {row} got drafts while a token was in flight; it must be wait_for_sample"
         )
-        known = int(counters[RowCounter.NUM_KNOWN, row])
+        num_known = int(counters[RowCounter.NUM_KNOWN, row])
         # The token after the last draft must still fit.
         count = min(
-            int(event.draft_counts[i]), int(counters[RowCounter.LAST_POSITION, row]) - known
+            int(event.draft_counts[i]), int(counters[RowCounter.LAST_POSITION, row]) - num_known
         )
-        state.tokens[row, known : known + count] = event.drafts[offsets[i] : offsets[i] + count]
-        counters[RowCounter.NUM_TOKENS, row] = known + count
+        state.tokens[row, num_known : num_known + count] = event.drafts[
+            offsets[i] : offsets[i] + count
+        ]
+        counters[RowCounter.NUM_TOKENS, row] = num_known + count

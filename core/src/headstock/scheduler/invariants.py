@@ -34,9 +34,11 @@ def check_pages(state: State, limits: Limits, group: int) -> None:
     indexed = np.zeros(total + 1, np.int64)
     if limits.policy is not None and group == 0:
         indexed = np.bincount(limits.policy.indexed_pages(state.index), minlength=total + 1)
-    kept = np.array([region.pages[group] for region in state.regions], np.int64)
-    assert not refs[kept].any(), f"group {group}: a row holds a region that is kept for another"
-    indexed += np.bincount(kept, minlength=total + 1)
+    region_pages = np.array([region.pages[group] for region in state.regions], np.int64)
+    assert not refs[region_pages].any(), (
+        f"group {group}: a row holds a region that is kept for another"
+    )
+    indexed += np.bincount(region_pages, minlength=total + 1)
     assert len(free) == len(refs) == len(indexed) == total + 1, (
         f"group {group}: a page number is past the pool"
     )
@@ -63,15 +65,15 @@ def check_rows(state: State, limits: Limits) -> None:
             )
             assert not any(len(pages[row]) for pages in live), f"free row {row} holds pages"
             continue
-        known, computed, tokens = (
+        num_known, computed, tokens = (
             int(values[c])
             for c in (RowCounter.NUM_KNOWN, RowCounter.NUM_COMPUTED, RowCounter.NUM_TOKENS)
         )
         assert computed <= tokens <= values[RowCounter.LAST_POSITION] + 1, (
             f"row {row} is past its end"
         )
-        assert known <= tokens, f"row {row} knows more tokens than it has"
-        assert known <= values[RowCounter.LAST_POSITION], f"row {row} should have ended"
+        assert num_known <= tokens, f"row {row} knows more tokens than it has"
+        assert num_known <= values[RowCounter.LAST_POSITION], f"row {row} should have ended"
         for group in range(len(limits.groups)):
             span = int(state.spans[group, row])
             assert span >= limits.pages_for(computed), f"row {row} computed tokens without a page"
@@ -82,7 +84,7 @@ def check_rows(state: State, limits: Limits) -> None:
         counters[RowCounter.WAIT_FOR_SAMPLE] | counters[RowCounter.PROMPT_LOGPROBS]
     )
     assert state.num_special == special, (
-        f"{state.num_special} rows are counted as fenced or scored and not {special}"
+        f"{state.num_special} rows are counted as wait_for_sample or scored and not {special}"
     )
     assert set(state.rows_by_priority.tolist()) == set(
         np.flatnonzero(counters[RowCounter.ACTIVE]).tolist()

@@ -19,7 +19,7 @@ def end_request(state: WorkingState, row: int, reason: str) -> None:
             row=row,
             admission_id=int(counters[RowCounter.ADMISSION_ID, row]),
             reason=reason,
-            # the seat may be taken at once
+            # a copy: the row may get another request in this very step
             tokens=state.tokens[row, : counters[RowCounter.NUM_KNOWN, row]].copy(),
             cached=int(counters[RowCounter.NUM_CACHED, row]),
             preemptions=entry.preemptions,
@@ -34,8 +34,8 @@ def preempt_row(state: WorkingState, row: int) -> None:
     """Send the row's request back to the queue; its tokens stay and are computed again later."""
     entry = state.requests_by_row[row]
     assert entry is not None, f"row {row} is free and cannot be preempted"
-    known = int(state.row_counters[RowCounter.NUM_KNOWN, row])
-    state.waiting = state.waiting.put(entry.requeued(state.tokens[row, :known].copy()))
+    num_known = int(state.row_counters[RowCounter.NUM_KNOWN, row])
+    state.waiting = state.waiting.put(entry.requeued(state.tokens[row, :num_known].copy()))
     retain_region(state, row)
     vacate_row(state, row)
     state.num_preempted += 1

@@ -67,6 +67,8 @@ def free_pages(state: WorkingState, group: int, pages: Ints) -> None:
     """
     if not len(pages):
         return
+    # The step in flight may still read these pages, and this plan may reuse them: the device runs
+    # steps in launch order, so the next step's writes come after those reads.
     stack = state.free[group]
     stack.append(pages)
     state.num_free[group] += len(pages)
@@ -123,24 +125,24 @@ def append_pages(state: WorkingState, group: int, rows: Ints, counts: Ints, tota
 
     rows: [n] int64    counts: [n] int32, at least 1, `total` together
     """
-    fresh = take_pages(state, group, total)
-    state.refs[group][fresh] = 1
+    pages = take_pages(state, group, total)
+    state.refs[group][pages] = 1
     spans = state.spans[group]
     columns = spans.take(rows)
     spans[rows] = columns + counts
     if total > len(rows):  # some row got several
         rows, columns = expand_intervals(rows, columns, counts)
-    state.table[group][rows, columns] = fresh
-    state.writes.append((group, rows, columns, fresh))
+    state.table[group][rows, columns] = pages
+    state.writes.append((group, rows, columns, pages))
 
 
 def append_row_pages(state: WorkingState, group: int, row: int, count: int) -> None:
     """As `grow`, for one row."""
-    fresh = take_pages(state, group, count)
-    state.refs[group][fresh] = 1
+    pages = take_pages(state, group, count)
+    state.refs[group][pages] = 1
     span = int(state.spans[group, row])
     state.spans[group, row] = span + count
-    write_page_table(state, group, row, span, fresh)
+    write_page_table(state, group, row, span, pages)
 
 
 def expand_intervals(rows: Ints, starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
@@ -225,21 +227,22 @@ def free_out_of_window(state: WorkingState, group: int, rows: Ints) -> None:
     window = state.limits.groups[group].window
     assert window is not None, f"group {group} has no window"
     # The next query sees the latest `window` positions, itself included. It sits at `computed`, or
-    # where the known tokens end when drafts in flight may yet be rejected.
+    # at the end of the known tokens: rejected drafts take the row back there, where it needs pages
+    # that the drafts' own window no longer covers.
     counters = state.row_counters
     computed = np.minimum(
         counters[RowCounter.NUM_COMPUTED, rows], counters[RowCounter.NUM_KNOWN, rows]
     )
     first = np.maximum(computed - window + 1, 0) // state.limits.page_size
     ready = indices(first > state.first_pages[group, rows])
-    for row, wanted in zip(rows[ready].tolist(), first[ready].tolist(), strict=True):
+    for row, first_kept in zip(rows[ready].tolist(), first[ready].tolist(), strict=True):
         start = int(state.first_pages[group, row])
-        gone = state.table[group, row, start:wanted].copy()
-        state.refs[group][gone] -= np.uint16(1)
-        free_pages(state, group, gone)
-        write_page_table(state, group, row, start, np.zeros(len(gone), np.int32))
+        freed = state.table[group, row, start:first_kept].copy()
+        state.refs[group][freed] -= np.uint16(1)
+        free_pages(state, group, freed)
+        write_page_table(state, group, row, start, np.zeros(len(freed), np.int32))
         state.first_pages = writeable_copy(state.first_pages)
-        state.first_pages[group, row] = wanted
+        state.first_pages[group, row] = first_kept
 
 
 def retain_region(state: WorkingState, row: int) -> None:

@@ -1,4 +1,4 @@
-"""Turning what was chosen into a plan."""
+"""Turning what was num_scheduled into a plan."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 
 
-def make_plan(state: WorkingState, chosen: Ints) -> Plan:
-    """The plan for the chosen rows, with the counters moved on to what will be true once it has
-    run.
+def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
+    """Make the plan for the scheduled rows, and move their counters to the end of its step.
 
-    chosen: [rows]
+    num_scheduled: [rows]
     """
     counters = state.row_counters
-    rows, num_decode = order_batch(counters, chosen)
-    counts, starts = chosen.take(rows), counters[RowCounter.NUM_COMPUTED].take(rows)
+    rows, num_decode = order_batch(counters, num_scheduled)
+    counts, starts = num_scheduled.take(rows), counters[RowCounter.NUM_COMPUTED].take(rows)
     counters[RowCounter.NUM_COMPUTED_BEFORE] = counters[RowCounter.NUM_COMPUTED]
-    counters[RowCounter.NUM_COMPUTED] += chosen
-    num_logits, samples = mark_logits(state, chosen)
+    counters[RowCounter.NUM_COMPUTED] += num_scheduled
+    num_logits, samples = mark_logits(state, num_scheduled)
     counters[RowCounter.LAST_STEP][rows] = state.previous.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = (
@@ -44,50 +43,50 @@ def make_plan(state: WorkingState, chosen: Ints) -> Plan:
     )
 
 
-def order_batch(counters: Ints, chosen: Ints) -> tuple[Ints, int]:
+def order_batch(counters: Ints, num_scheduled: Ints) -> tuple[Ints, int]:
     """The rows that run, those first that compute one token after earlier ones, and how many those
     are.
 
-    chosen: [rows]    returns: [n] int64
+    num_scheduled: [rows]    returns: [n] int64
     """
-    rows = indices(chosen)
-    decode = (chosen.take(rows) == 1) & (counters[RowCounter.NUM_COMPUTED].take(rows) > 0)
+    rows = indices(num_scheduled)
+    decode = (num_scheduled.take(rows) == 1) & (counters[RowCounter.NUM_COMPUTED].take(rows) > 0)
     num_decode = int(np.count_nonzero(decode))
     if num_decode not in (0, len(rows)) and not all_set(decode[:num_decode]):
         rows = np.concatenate((rows[decode], rows[~decode]))
     return rows, num_decode
 
 
-def mark_logits(state: WorkingState, chosen: Ints) -> tuple[Ints, Ints]:
+def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints]:
     """How many positions of each row are scored, and which rows get a token; promises are noted in
     the counters.
 
     The last position is scored even of an inner chunk, which gets no token: only logits tell that
     what was computed is sound, and the prefix index must not learn of pages that are not.
     A row whose drafts do not all fit into the step loses the rest of them.
-    chosen, returns: [rows] int32
+    num_scheduled, returns: [rows] int32
     """
     counters = state.row_counters
     tokens, stops = counters[RowCounter.NUM_TOKENS], counters[RowCounter.NUM_COMPUTED]
-    running = np.minimum(chosen, 1)
+    running = np.minimum(num_scheduled, 1)
     reached = (stops == tokens) * running
     if not state.num_special:
         counters[RowCounter.NUM_PLACEHOLDERS] += reached
         tokens += reached
         return running, reached
-    known = counters[RowCounter.NUM_KNOWN]
-    drafted = tokens - known - counters[RowCounter.NUM_PLACEHOLDERS]
-    cut = (chosen > 0) & (drafted > 0) & (stops < tokens) & (stops >= known)
+    num_known = counters[RowCounter.NUM_KNOWN]
+    num_drafts = tokens - num_known - counters[RowCounter.NUM_PLACEHOLDERS]
+    cut = (num_scheduled > 0) & (num_drafts > 0) & (stops < tokens) & (stops >= num_known)
     tokens[cut] = stops[cut]
-    drafted = tokens - known - counters[RowCounter.NUM_PLACEHOLDERS]
+    num_drafts = tokens - num_known - counters[RowCounter.NUM_PLACEHOLDERS]
     reached = (stops == tokens) * running
     scored = (counters[RowCounter.PROMPT_LOGPROBS] > 0) & (
-        stops - chosen < counters[RowCounter.NUM_PROMPT]
+        stops - num_scheduled < counters[RowCounter.NUM_PROMPT]
     )
     num_logits = np.where(
-        (chosen > 0) & scored, chosen, np.maximum(reached * (drafted + 1), running)
+        (num_scheduled > 0) & scored, num_scheduled, np.maximum(reached * (num_drafts + 1), running)
     )
-    plain = reached * (drafted == 0)
+    plain = reached * (num_drafts == 0)
     counters[RowCounter.NUM_PLACEHOLDERS] += plain
     tokens += plain
     return num_logits, reached

@@ -13,11 +13,13 @@ from headstock.spi.arrays import Ints
 class Request:
     """One sequence to generate.
 
-    prompt: [n] int32, at least one token `max_tokens` and `min_tokens` count output tokens; any of
-    `stop_ids` ends the request once `min_tokens` are out. Requests of another `namespace` never
-    share pages. A `fenced` request is planned only after its last token was seen (a rule on the
-    host needs it). `prompt_logprobs` asks for scores of every prompt position, and so ignores
-    cached prefixes. `params` is for the sampler alone.
+    prompt: [n] int32, at least one token
+
+    `max_tokens` and `min_tokens` count output tokens; any of `stop_ids` ends the request once
+    `min_tokens` are out. Requests of different namespaces never share pages. With
+    `wait_for_sample` each step waits for the token of the one before, which a rule on the host
+    needs. `prompt_logprobs` asks for logits of every prompt position, so cached prefixes are no
+    use. `params` is for the sampler alone.
     """
 
     id: str
@@ -27,7 +29,7 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     priority: int = 0
     namespace: str = ""
-    fenced: bool = False
+    wait_for_sample: bool = False
     prompt_logprobs: bool = False
     params: Any = None
 

@@ -35,17 +35,19 @@ def select_rows(state: WorkingState) -> Ints:
         page_size=limits.page_size,
     )
     decision = call_scheduler(state, view, budget)
-    chosen = validate_decision(state, view, budget, decision)
+    num_scheduled = validate_decision(state, view, budget, decision)
     preempted = state.num_preempted
     for row in decision.victims.tolist():
         preempt_row(state, row)
-    chosen = allocate_pages(state, chosen)
+    num_scheduled = allocate_pages(state, num_scheduled)
     # Rows preempted since the decision are in the queue now, so positions in it no longer stand.
     if not len(decision.admit) or state.num_preempted != preempted:
-        return chosen
-    admit_requests(state, decision.admit, limits.max_batch_tokens - int(chosen.sum()), chosen)
-    if any_set(chosen) or not any_set(view.num_new_tokens):
-        return chosen
+        return num_scheduled
+    admit_requests(
+        state, decision.admit, limits.max_batch_tokens - int(num_scheduled.sum()), num_scheduled
+    )
+    if any_set(num_scheduled) or not any_set(view.num_new_tokens):
+        return num_scheduled
     # It waited for requests that found no room: ask again without them.
     decision = call_scheduler(state, make_view(state, ()), budget)
     return allocate_pages(state, validate_decision(state, view, budget, decision))
@@ -102,37 +104,37 @@ def call_scheduler(state: WorkingState, view: View, budget: Budget) -> ScheduleD
 def validate_decision(
     state: WorkingState, view: View, budget: Budget, decision: ScheduleDecision
 ) -> Ints:
-    """What was chosen, by row.   returns: [rows] int32, 0 where a row does not run
+    """What was num_scheduled, by row.   returns: [rows] int32, 0 where a row does not run
 
     raises: PluginBroken, naming the scheduler and the rule, when the decision breaks one
     """
-    chosen = np.zeros(state.limits.max_rows, np.int32)
+    num_scheduled = np.zeros(state.limits.max_rows, np.int32)
     fault = ""
     if len(decision.rows) != len(decision.counts):
         fault = f"{len(decision.rows)} rows but {len(decision.counts)} counts"
     elif len(decision.rows):
         try:
-            chosen[decision.rows] = decision.counts
+            num_scheduled[decision.rows] = decision.counts
         except IndexError:
             fault = "a row that does not exist"
-        if np.count_nonzero(chosen) != len(decision.rows):
+        if np.count_nonzero(num_scheduled) != len(decision.rows):
             fault = fault or "a row twice, or for no tokens"
         elif any_set(
-            chosen.view(np.uint32) > view.num_new_tokens.view(np.uint32)
+            num_scheduled.view(np.uint32) > view.num_new_tokens.view(np.uint32)
         ):  # a negative count is a huge one
             fault = "a row that is free or wants fewer tokens"
-        elif int(chosen.sum()) > budget.tokens:
-            fault = f"{chosen.sum()} tokens of {budget.tokens}"
+        elif int(num_scheduled.sum()) > budget.tokens:
+            fault = f"{num_scheduled.sum()} tokens of {budget.tokens}"
     if len(decision.admit) and not are_valid_positions(decision.admit, len(view.waiting_lengths)):
         fault = "waiting positions that are not in ascending order or do not exist"
     if (
         len(decision.victims)
         and not np.isin(decision.victims, np.setdiff1d(view.rows_by_priority, decision.rows)).all()
     ):
-        fault = "a victim that is free or chosen to run"
+        fault = "a victim that is free or num_scheduled to run"
     if fault:
         raise PluginBroken(f"the scheduler {state.limits.scheduler!r} chose {fault}; {BLAME}")
-    return chosen
+    return num_scheduled
 
 
 def are_valid_positions(positions: Ints, count: int) -> bool:
@@ -141,44 +143,44 @@ def are_valid_positions(positions: Ints, count: int) -> bool:
     return given[0] >= 0 and given[-1] < count and given == sorted(set(given))
 
 
-def allocate_pages(state: WorkingState, chosen: Ints) -> Ints:
+def allocate_pages(state: WorkingState, num_scheduled: Ints) -> Ints:
     """Give the scheduled rows the pages they need, by preemption when the pool is full.
 
-    chosen: [rows]    returns: [rows], the tokens of each row that still runs
+    num_scheduled: [rows]    returns: [rows], the tokens of each row that still runs
     """
     size = state.limits.page_size
-    stops = state.row_counters[RowCounter.NUM_COMPUTED] + chosen
+    stops = state.row_counters[RowCounter.NUM_COMPUTED] + num_scheduled
     short = stops > state.spans * size
     if not any_set(short):
-        return chosen
+        return num_scheduled
     needs = []
     for group in range(len(short)):
         rows, spans = indices(short[group]), state.spans[group]
         counts = -(-stops.take(rows) // size) - spans.take(rows)
         total = sum(counts.tolist())  # few rows lack a page: 1 us less than the array's own sum
         if total > state.num_free[group] and total > count_available_pages(state, group):
-            return preempt_until_fits(state, chosen, -(-stops // size) - state.spans)
+            return preempt_until_fits(state, num_scheduled, -(-stops // size) - state.spans)
         needs.append((rows, counts, total))
     for group, (rows, counts, total) in enumerate(needs):
         if total:
             append_pages(state, group, rows, counts, total)
-    return chosen
+    return num_scheduled
 
 
-def preempt_until_fits(state: WorkingState, chosen: Ints, needs: Ints) -> Ints:
+def preempt_until_fits(state: WorkingState, num_scheduled: Ints, needs: Ints) -> Ints:
     """As `provide`, when pages are short: serve rows by priority and preempt from the last one up.
 
     The first row may take the pages of all others, and every request fits the pool alone, so some
     row always goes on. When the scheduler ran only rows of low priority, and none fits, the last
     one is preempted in favour of those that it passed over.
 
-    chosen: [rows]    needs: [groups, rows], negative where a row has pages to spare
+    num_scheduled: [rows]    needs: [groups, rows], negative where a row has pages to spare
     """
     running = state.rows_by_priority.tolist()
-    kept = np.zeros_like(chosen)
+    still_running = np.zeros_like(num_scheduled)
     while running:
         row = running.pop(0)
-        if not chosen[row]:
+        if not num_scheduled[row]:
             continue
         need = needs[:, row].tolist()
         while running and any(
@@ -186,11 +188,11 @@ def preempt_until_fits(state: WorkingState, chosen: Ints, needs: Ints) -> Ints:
         ):
             preempt_row(state, running.pop())
         if any(count > count_available_pages(state, group) for group, count in enumerate(need)):
-            if not any_set(kept):
+            if not any_set(still_running):
                 preempt_row(state, row)
             break  # nobody of lower priority is left, so this was the last row
         for group, count in enumerate(need):
             if count > 0:
                 append_row_pages(state, group, row, count)
-        kept[row] = chosen[row]
-    return kept
+        still_running[row] = num_scheduled[row]
+    return still_running

@@ -21,26 +21,27 @@ Write = tuple[int, Ints, Ints, Ints]
 
 @frozen(kw_only=True, eq=False)
 class State:
-    """The scheduler's knowledge between two steps. Its arrays are read-only, but for those of owned
-    values.
+    """The scheduler's knowledge between two steps; all arrays but the owned ones are read-only.
 
     row_counters: [counters, rows] int32, by `RowCounter`
-    rows_by_priority: [active] int32, taken seats in priority order
+    rows_by_priority: [running] int32, rows in use in priority order
     stop_ids: [width, rows] int32, padded with -1
-    seats, handles: by row, None where free or not shared
-    first_pages, spans: [groups, rows] int32, page table columns that are behind the window, and
-        that were ever filled
-    free: by group, a stack of [n] int32, taken from its end; `num_free` counts them    waiting: in
-    rank order `regions` of ended sequences, oldest first, that may be taken over. `writes` are page
-    table entries that no plan has carried yet; `ended` and `accepted_*` are what the
-    events of the last step came to: admission `accepted_ids[i]` got `accepted_counts[i]` of
-    `accepted_tokens`. `num_special` counts the seated requests that are fenced (and so may have
-    drafts) or have their prompt scored.
+    requests_by_row, handles: [rows], None where the row is free or shares no prefix
+    first_pages, spans: [groups, rows] int32, the page-table columns where the live pages begin
+        (those before are out of the window) and end
+    free: by group, a stack of [n] int32, popped from its end; `num_free` counts the pages
+    waiting: the queue, in priority order
+    regions: of ended sequences, oldest first, for requests that continue them
+    writes: page-table entries that no plan has carried yet
+    ended, accepted: results of the last step's events
+    num_special: running requests that wait for samples (and may have drafts) or score prompts
 
-    Owned values, handed from state to state and written in place, so never read in an old one:
-    `index` (by the cache policy); tokens: [rows, max_len in whole pages] int32; table: [groups,
-    rows, columns] int32, pages by row, valid from first_pages up to spans; refs: by group, [pages +
-    1] uint16, rows that hold each page.
+    Owned values pass from state to state and are written in place, so never read an old state's:
+
+    index: of the cache policy
+    tokens: [rows, max_len in whole pages] int32
+    table: [groups, rows, columns] int32, pages by row, valid from first_pages up to spans
+    refs: by group, [pages + 1] uint16, the rows that hold each page
     """
 
     row_counters: Ints

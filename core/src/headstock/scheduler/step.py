@@ -27,10 +27,12 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
     working = to_working_state(state, limits)
     for event in events:
         apply_event(working, event)
+    # Before rows are admitted, so that they find pages that the last step filled.
     insert_full_pages(working)
     for group, kind in enumerate(limits.groups):
         if kind.kind == "window":
             free_out_of_window(working, group, indices(working.row_counters[RowCounter.ACTIVE]))
+    # Before the scheduler sees the rows: it may admit only to rows and pages that are free then.
     preempt_for_priority(working)
     plan = make_plan(working, select_rows(working))
     sort_rows(working)

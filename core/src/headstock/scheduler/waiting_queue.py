@@ -40,12 +40,12 @@ class WaitingQueue:
 
     def first(self, count: int) -> Part:
         """The `count` entries that go first, or all when there are fewer."""
-        taken: Part = ()
+        entries: Part = ()
         for part in self.parts:
-            if len(taken) >= count:
+            if len(entries) >= count:
                 break
-            taken += part
-        return taken[:count]
+            entries += part
+        return entries[:count]
 
     def put(self, entry: RequestState) -> WaitingQueue:
         """The queue with the entry where its key belongs."""
@@ -66,18 +66,18 @@ class WaitingQueue:
         new = (part,) if len(part) <= MAX_PART else (part[:half], part[half:])
         return WaitingQueue((*parts[:at], *new, *parts[at + 1 :]), self.length + 1)
 
-    def without(self, gone: Set[int]) -> WaitingQueue:
+    def without(self, arrivals: Set[int]) -> WaitingQueue:
         """The queue without the entries of these arrival numbers, all of which wait; those in front
         go fastest.
         """
-        kept: list[Part] = []
-        left = len(gone)
+        parts_left: list[Part] = []
+        num_left = len(arrivals)
         for at, part in enumerate(self.parts):
-            if not left:
-                kept += self.parts[at:]
+            if not num_left:
+                parts_left += self.parts[at:]
                 break
-            rest = tuple([entry for entry in part if entry.arrival not in gone])
-            left -= len(part) - len(rest)
+            rest = tuple([entry for entry in part if entry.arrival not in arrivals])
+            num_left -= len(part) - len(rest)
             if rest:
-                kept.append(rest)
-        return WaitingQueue(tuple(kept), self.length - len(gone))
+                parts_left.append(rest)
+        return WaitingQueue(tuple(parts_left), self.length - len(arrivals))
