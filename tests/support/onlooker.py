@@ -39,27 +39,35 @@ class Onlooker:
 
     def see(self, state: State) -> None:
         """Raise AssertionError when the state is not as it must be after those seen before."""
-        entries = [entry for entry in (*state.requests_by_row, *state.waiting) if entry is not None]
+        request_states = [
+            request_state
+            for request_state in (*state.requests_by_row, *state.waiting)
+            if request_state is not None
+        ]
         if state.num_arrived != self.num_arrived:
-            self.meet(entries)
+            self.meet(request_states)
         if state.num_preempted != self.num_preempted:
-            self.judge_preemptions(state, entries)
+            self.judge_preemptions(state, request_states)
         self.judge_tenants(state)
         if state.num_admitted != self.num_admitted:
             judge_beginnings(state, self.limits.page_size)
         self.num_arrived, self.num_admitted = state.num_arrived, state.num_admitted
         self.num_preempted = state.num_preempted
 
-    def meet(self, entries: list[RequestState]) -> None:
+    def meet(self, request_states: list[RequestState]) -> None:
         """Count for each live request, by its arrival, how often those that were there with it may
         preempt it.
         """
-        self.most = {entry.arrival: self.most.get(entry.arrival, 0) for entry in entries}
-        self.preemptions = {
-            entry.arrival: self.preemptions.get(entry.arrival, 0) for entry in entries
+        self.most = {
+            request_state.arrival: self.most.get(request_state.arrival, 0)
+            for request_state in request_states
         }
-        for new in entries:
-            for other in entries if new.arrival > self.num_arrived else ():
+        self.preemptions = {
+            request_state.arrival: self.preemptions.get(request_state.arrival, 0)
+            for request_state in request_states
+        }
+        for new in request_states:
+            for other in request_states if new.arrival > self.num_arrived else ():
                 if other.arrival < new.arrival:
                     lower, higher, times = (
                         (new, other, 1)
@@ -68,45 +76,47 @@ class Onlooker:
                     )
                     self.most[lower.arrival] += higher.request.max_len if self.guesses else times
 
-    def judge_preemptions(self, state: State, entries: list[RequestState]) -> None:
+    def judge_preemptions(self, state: State, request_states: list[RequestState]) -> None:
         """Who was preempted is the lowest in priority, and was not preempted too often."""
         rows = zip(
             state.requests_by_row, state.row_counters[RowCounter.ADMISSION_ID].tolist(), strict=True
         )
         stay = [
-            entry
-            for entry, admission_id in rows
-            if entry is not None and admission_id <= self.num_admitted
+            request_state
+            for request_state, admission_id in rows
+            if request_state is not None and admission_id <= self.num_admitted
         ]
-        for entry in entries:
-            name, arrival = entry.request.id, entry.arrival
-            if entry.preemptions == self.preemptions[arrival]:
+        for request_state in request_states:
+            name, arrival = request_state.request.id, request_state.arrival
+            if request_state.preemptions == self.preemptions[arrival]:
                 continue
-            self.preemptions[arrival] = entry.preemptions
+            self.preemptions[arrival] = request_state.preemptions
             younger = [
-                other.request.id for other in stay if other.priority_key > entry.priority_key
+                other.request.id
+                for other in stay
+                if other.priority_key > request_state.priority_key
             ]
             assert not younger, f"of {name} and {younger[0]} the oldest was preempted"
-            assert entry.preemptions <= self.most[arrival], (
-                f"{name} was preempted over and over: {entry.preemptions} times of "
+            assert request_state.preemptions <= self.most[arrival], (
+                f"{name} was preempted over and over: {request_state.preemptions} times of "
                 f"{self.most[arrival]}"
             )
 
-    def pardon(self, entry: RequestState) -> None:
+    def pardon(self, request_state: RequestState) -> None:
         """Do not count that the entry is preempted next: its scheduler has reasons of its own."""
-        self.most[entry.arrival] += 1
+        self.most[request_state.arrival] += 1
 
     def judge_tenants(self, state: State) -> None:
         """Whatever was computed of a row before this step was computed for its namespace."""
         before = -(-state.row_counters[RowCounter.NUM_COMPUTED_BEFORE] // self.limits.page_size)
         for row in state.rows_by_priority.tolist():
-            entry, start = state.requests_by_row[row], int(before[row])
-            if entry.request.namespace not in self.tenants:
-                self.tenants.append(entry.request.namespace)
-            tenant = self.tenants.index(entry.request.namespace)
+            request_state, start = state.requests_by_row[row], int(before[row])
+            if request_state.request.namespace not in self.tenants:
+                self.tenants.append(request_state.request.namespace)
+            tenant = self.tenants.index(request_state.request.namespace)
             pages = state.table[0, row, : state.spans[0, row]]
             assert (self.owners[pages[:start]] == tenant).all(), (
-                f"{entry.request.id} reads what another tenant computed"
+                f"{request_state.request.id} reads what another tenant computed"
             )
             self.owners[pages[start:]] = tenant
 

@@ -113,15 +113,15 @@ class ToyDevice:
 
     def take_in(self, plan: Plan, joined: dict[int, RequestState]) -> None:
         """Bring the tables up to date."""
-        for row, entry in joined.items():
-            self.requests[row] = entry.request
-            self.tokens[row, : len(entry.tokens)] = entry.tokens
+        for row, request_state in joined.items():
+            self.requests[row] = request_state.request
+            self.tokens[row, : len(request_state.tokens)] = request_state.tokens
             for table in self.tables:
                 table[row] = 0
-        entries = zip(
+        request_states = zip(
             plan.page_groups, plan.page_rows, plan.page_columns, plan.page_numbers, strict=True
         )
-        for group, row, column, page in entries:
+        for group, row, column, page in request_states:
             self.tables[group][row, column] = page
 
     def store(self, row: int, positions: np.ndarray) -> None:
@@ -216,7 +216,14 @@ class Drive:
         self.note()
         self.onlooker.see(self.state)
         joined = {row: self.state.requests_by_row[row] for row in plan.new_row_ids.tolist()}
-        self.made = plan, {row: entry for row, entry in joined.items() if entry is not None}
+        self.made = (
+            plan,
+            {
+                row: request_state
+                for row, request_state in joined.items()
+                if request_state is not None
+            },
+        )
         return plan
 
     def note(self) -> None:
@@ -232,10 +239,10 @@ class Drive:
         for ended in self.state.ended:
             assert ended.id not in self.reasons, f"{ended.id} ended twice"
             self.reasons[ended.id] = ended.reason
-        for row, entry in enumerate(self.state.requests_by_row):
-            if entry is not None:
+        for row, request_state in enumerate(self.state.requests_by_row):
+            if request_state is not None:
                 self.names[int(self.state.row_counters[RowCounter.ADMISSION_ID, row])] = (
-                    entry.request.id
+                    request_state.request.id
                 )
 
     @property

@@ -115,7 +115,7 @@ def test_python_names_keywords_and_the_command_line_flags(
 
 
 @pytest.mark.parametrize(
-    ("settings", "longer"),
+    ("settings", "length_hint"),
     [
         ({"num_pages": 512}, ": the model itself allows no more"),
         (
@@ -128,7 +128,7 @@ def test_python_names_keywords_and_the_command_line_flags(
     ],
 )
 def test_a_prompt_that_is_too_long_is_told_what_limits_it(
-    settings: dict[str, int], longer: str
+    settings: dict[str, int], length_hint: str
 ) -> None:
     with LLM("demo", **settings) as llm:
         longest = llm._session.engine.max_seq_len
@@ -138,7 +138,7 @@ def test_a_prompt_that_is_too_long_is_told_what_limits_it(
         f"prompt has 5000 tokens, but sequences may have {longest} here, at least one of them "
         "output"
     )
-    assert str(raised.value) == f"{message}; shorten the prompt{longer}"
+    assert str(raised.value) == f"{message}; shorten the prompt{length_hint}"
 
 
 def test_a_length_that_is_cut_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:

@@ -41,7 +41,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Script
         directory=directory,
         model=SimpleNamespace(vocab=vocab),
         max_seq_len=256,
-        longer="shorten it",
+        length_hint="shorten it",
         eos_ids=(0,),
         close=lambda: None,
         summary=SimpleNamespace(lines=list),

@@ -147,7 +147,7 @@ def test_any_engine_and_workload_replays(seed: int, scheduler: str, tmp_path: Pa
 @pytest.mark.parametrize("overlap", [False, True])
 def test_regions_that_are_taken_over_replay(overlap: bool, tmp_path: Path) -> None:
     path, rng = tmp_path / "run.recording", np.random.default_rng(3)
-    sizes = {"page_size": 400, "num_pages": 6, "max_rows": 6, "most_regions": 6, "policy": None}
+    sizes = {"page_size": 400, "num_pages": 6, "max_rows": 6, "max_regions": 6, "policy": None}
     driven = Recorded(
         make_run_limits(overlap=overlap, **sizes),
         recorder=make_recorder(make_run_limits(overlap=overlap, **sizes), path),

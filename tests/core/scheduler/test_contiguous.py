@@ -20,7 +20,7 @@ RNG = np.random.default_rng(41)
 def regions(**changes: Any) -> Limits:
     """One region of 160 tokens a row."""
     rows = changes.setdefault("max_rows", 4)
-    sizes = {"page_size": 160, "num_pages": rows, "most_regions": rows, "policy": None}
+    sizes = {"page_size": 160, "num_pages": rows, "max_regions": rows, "policy": None}
     return limits(**(sizes | changes))
 
 
@@ -99,7 +99,7 @@ def test_regions_are_dropped_oldest_first_when_rows_need_them_or_too_many_are_ke
     assert [region.tokens.tolist() for region in drive.state.regions] == [
         whole[:-1].tolist() for whole in wholes[1:]
     ]
-    few = Drive(regions(max_rows=4, most_regions=1))
+    few = Drive(regions(max_rows=4, max_regions=1))
     for number in range(3):
         ended(few, str(number), prompt(RNG, 20))
 
@@ -160,7 +160,7 @@ def test_conversations_of_many_turns_say_what_each_turn_says_alone(
     rows = int(rng.integers(1, 4))
     drive = Drive(
         regions(
-            max_rows=rows, most_regions=rows, max_batch_tokens=16, groups=groups, overlap=overlap
+            max_rows=rows, max_regions=rows, max_batch_tokens=16, groups=groups, overlap=overlap
         )
     )
     asked = {}

@@ -53,7 +53,7 @@ class Scheduling(RuleBasedStateMachine):
     ) -> None:
         changes = {"overlap": overlap} if reuse == "index" else {"overlap": overlap, "policy": None}
         if reuse == "regions":
-            size, pages, changes["most_regions"] = 160, rows, rows
+            size, pages, changes["max_regions"] = 160, rows, rows
         bounds = limits(
             page_size=size,
             num_pages=pages,

@@ -282,7 +282,7 @@ def scripted(
             directory=directory,
             model=SimpleNamespace(vocab=tokenizer.vocab_size),
             max_seq_len=max_seq_len,
-            longer=" or raise --max-seq-len",
+            length_hint=" or raise --max-seq-len",
             eos_ids=(0,),
             close=lambda: None,
             summary=SimpleNamespace(lines=lambda: ["model: scripted"]),

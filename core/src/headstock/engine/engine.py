@@ -123,9 +123,9 @@ class Engine:
         return self.limits.max_len
 
     @property
-    def longer(self) -> str:
+    def length_hint(self) -> str:
         """What would let requests have more tokens, for errors."""
-        return self.limits.longer
+        return self.limits.length_hint
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

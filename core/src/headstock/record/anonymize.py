@@ -32,7 +32,7 @@ class TokenAnonymizer:
     # cipher: in a long recording the most frequent numbers are the most frequent words.
 
     def __init__(self, limits: Limits, secret: bytes) -> None:
-        rows, self.unit = limits.max_rows, 1 if limits.most_regions else limits.page_size
+        rows, self.unit = limits.max_rows, 1 if limits.max_regions else limits.page_size
         self.secret = secret
         self.admission_ids = np.zeros(rows, np.int32)
         self.num_tokens = np.zeros(rows, np.int64)

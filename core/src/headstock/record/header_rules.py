@@ -89,7 +89,7 @@ LIMIT_RULES: Mapping[str, FieldRule] = MappingProxyType(
         "num_pages": _list_of(_integer(1, MAX_PAGES), 1, MAX_GROUPS),
         "scheduler": TEXT,
         "recompute": SWITCH,
-        "most_regions": _integer(0, LARGEST),
+        "max_regions": _integer(0, LARGEST),
         "overlap": SWITCH,
         "check": SWITCH,
     }

@@ -25,8 +25,8 @@ class ServedModel(Protocol):
 class StartedEngine(Protocol):
     """An engine that is ready for requests; its loop steps it.
 
-    `directory` holds the model's tokenizer, `longer` says in errors what would allow more tokens
-    than `max_seq_len`.
+    `directory` holds the model's tokenizer, `length_hint` says in errors what would allow
+    more tokens than `max_seq_len`.
     """
 
     @property
@@ -36,7 +36,7 @@ class StartedEngine(Protocol):
     @property
     def max_seq_len(self) -> int: ...
     @property
-    def longer(self) -> str: ...
+    def length_hint(self) -> str: ...
     @property
     def eos_ids(self) -> tuple[int, ...]: ...
     @property

@@ -116,7 +116,7 @@ class InputProcessor:
             prompt.tokens,
             vocab=vocab,
             max_seq_len=self.engine.max_seq_len,
-            longer=self.engine.longer,
+            length_hint=self.engine.length_hint,
         )
         check_ids(params.stop_token_ids, "stop_token_ids", vocab)
         check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)

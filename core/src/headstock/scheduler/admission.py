@@ -25,11 +25,13 @@ def sort_rows(state: WorkingState) -> None:
     """Bring `rows_by_priority` up to date after new rows."""
     if not state.rows_unsorted:
         return
-    entries = [
+    request_states = [
         state.requests_by_row[row]
         for row in (*state.rows_by_priority[-1:].tolist(), *state.new_row_ids)
     ]
-    keys = [entry.priority_key for entry in entries if entry is not None]
+    keys = [
+        request_state.priority_key for request_state in request_states if request_state is not None
+    ]
     rows = np.concatenate((state.rows_by_priority, np.array(state.new_row_ids, np.int32)))
     if keys != sorted(keys):  # mostly the new rows sort last; sorting all takes 15 us
         priorities, arrivals = (
@@ -46,19 +48,19 @@ def preempt_for_priority(state: WorkingState) -> None:
     they would help.
     """
     while state.waiting and len(state.rows_by_priority):
-        entry, lowest = state.waiting.head, int(state.rows_by_priority[-1])
-        if state.row_counters[RowCounter.PRIORITY, lowest] >= entry.request.priority:
+        request_state, lowest = state.waiting.head, int(state.rows_by_priority[-1])
+        if state.row_counters[RowCounter.PRIORITY, lowest] >= request_state.request.priority:
             return
-        prefix_hit = match_prefix(state, entry)
-        if must_wait_for_prefix(state, entry, count_prefix_tokens(state, prefix_hit), []):
+        prefix_hit = match_prefix(state, request_state)
+        if must_wait_for_prefix(state, request_state, _count_prefix_tokens(state, prefix_hit), []):
             return
         free_rows, length = (
             state.limits.max_rows - len(state.rows_by_priority),
-            count_tokens_to_admit(state, entry),
+            _count_tokens_to_admit(state, request_state),
         )
         if free_rows and has_room(state, prefix_hit, length):
             return
-        if not has_room(state, prefix_hit, length, below=entry.request.priority):
+        if not has_room(state, prefix_hit, length, below=request_state.request.priority):
             return
         preempt_row(state, lowest)
 
@@ -71,33 +73,35 @@ def admit_requests(state: WorkingState, positions: Ints, budget: int, num_schedu
     writes: num_scheduled [rows], the tokens that each seated row computes in this step
     """
     waiting = state.waiting.first(int(positions[-1]) + 1)
-    entries = [waiting[i] for i in positions.tolist()]
+    request_states = [waiting[i] for i in positions.tolist()]
     admitted: set[int] = set()
     prefix_waits: list[PrefixWait] = []
     free_rows = indices(state.row_counters[RowCounter.ACTIVE] == 0).tolist()
-    for entry in entries:
+    for request_state in request_states:
         if budget <= 0 or not free_rows:
             break
-        if joins_prefix_wait(entry, prefix_waits):
+        if joins_prefix_wait(request_state, prefix_waits):
             continue
-        prefix_hit = match_prefix(state, entry)
-        if must_wait_for_prefix(state, entry, count_prefix_tokens(state, prefix_hit), prefix_waits):
+        prefix_hit = match_prefix(state, request_state)
+        if must_wait_for_prefix(
+            state, request_state, _count_prefix_tokens(state, prefix_hit), prefix_waits
+        ):
             continue
-        if not has_room(state, prefix_hit, count_tokens_to_admit(state, entry)):
+        if not has_room(state, prefix_hit, _count_tokens_to_admit(state, request_state)):
             break
         row = free_rows.pop(0)
-        num_scheduled[row] = count = place_in_row(state, entry, row, prefix_hit, budget)
+        num_scheduled[row] = count = _place_in_row(state, request_state, row, prefix_hit, budget)
         state.new_row_ids.append(row)
-        admitted.add(entry.arrival)
+        admitted.add(request_state.arrival)
         budget -= count
     if admitted:
         state.waiting = state.waiting.without(admitted)
         state.rows_unsorted = True
 
 
-def place_in_row(
+def _place_in_row(
     state: WorkingState,
-    entry: RequestState,
+    request_state: RequestState,
     row: int,
     prefix_hit: Match | Region | None,
     budget: int,
@@ -105,9 +109,9 @@ def place_in_row(
     """Give the entry the row, what was found of its tokens, and pages for the next ones; how many
     those are.
     """
-    cached = count_prefix_tokens(state, prefix_hit)
-    count = min(len(entry.tokens) - cached, budget)
-    init_row(state, entry, row, cached)
+    cached = _count_prefix_tokens(state, prefix_hit)
+    count = min(len(request_state.tokens) - cached, budget)
+    init_row(state, request_state, row, cached)
     if isinstance(prefix_hit, Region):
         reuse_region(state, row, prefix_hit)
     elif prefix_hit is not None:
@@ -119,29 +123,35 @@ def place_in_row(
     return count
 
 
-def match_prefix(state: WorkingState, entry: RequestState) -> Match | Region | None:
+def match_prefix(state: WorkingState, request_state: RequestState) -> Match | Region | None:
     """The longest beginning that need not be computed; never the last token, which must be, to be
     scored.
     """
     limits = state.limits
-    searched = entry.tokens[:0] if entry.request.prompt_logprobs else entry.tokens[:-1]
+    searched = (
+        request_state.tokens[:0]
+        if request_state.request.prompt_logprobs
+        else request_state.tokens[:-1]
+    )
     if limits.policy is not None:
-        return limits.policy.match_prefix(state.index, searched, entry.request.namespace)
-    return match_region(state.regions, searched, entry.request.namespace)
+        return limits.policy.match_prefix(state.index, searched, request_state.request.namespace)
+    return match_region(state.regions, searched, request_state.request.namespace)
 
 
-def count_prefix_tokens(state: WorkingState, prefix_hit: Match | Region | None) -> int:
+def _count_prefix_tokens(state: WorkingState, prefix_hit: Match | Region | None) -> int:
     """How many tokens were found."""
     if isinstance(prefix_hit, Region):
         return len(prefix_hit.tokens)
     return len(prefix_hit.pages) * state.limits.page_size if prefix_hit is not None else 0
 
 
-def count_tokens_to_admit(state: WorkingState, entry: RequestState) -> int:
+def _count_tokens_to_admit(state: WorkingState, request_state: RequestState) -> int:
     """For how many tokens there must be room before the entry is seated: those it has and a page
     more, if it grows.
     """
-    return min(len(entry.tokens) + state.limits.page_size, entry.request.max_len - 1)
+    return min(
+        len(request_state.tokens) + state.limits.page_size, request_state.request.max_len - 1
+    )
 
 
 def has_room(
@@ -158,7 +168,7 @@ def has_room(
     )
     for group in range(len(state.refs)):
         need, num_available = (
-            state.limits.most_pages(group, length),
+            state.limits.max_pages(group, length),
             count_available_pages(state, group),
         )
         if (
@@ -175,7 +185,7 @@ def has_room(
         staying = counters[RowCounter.ACTIVE] > 0
         if below is not None:
             preempted = staying & (counters[RowCounter.PRIORITY] < below)
-            num_available += count_freed_pages(state, group, indices(preempted), prefix_hit)
+            num_available += _count_freed_pages(state, group, indices(preempted), prefix_hit)
             staying &= ~preempted
         if need + count_missing_pages(state, group, staying) > num_available:
             return False
@@ -191,10 +201,10 @@ def count_missing_pages(state: WorkingState, group: int, staying: Ints) -> int:
     limits, spans, counters = state.limits, state.spans[group], state.row_counters
     growing = staying & (spans < -(-counters[RowCounter.LAST_POSITION] // limits.page_size))
     pages = -(-counters[RowCounter.NUM_TOKENS] // limits.page_size) - spans
-    return int(np.clip(pages, 1, limits.most_pages(group, limits.max_len))[growing].sum())
+    return int(np.clip(pages, 1, limits.max_pages(group, limits.max_len))[growing].sum())
 
 
-def count_freed_pages(
+def _count_freed_pages(
     state: WorkingState, group: int, rows: Ints, prefix_hit: Match | Region | None
 ) -> int:
     """Pages that only these rows hold, but for those that were found for the request that is to
@@ -208,9 +218,9 @@ def count_freed_pages(
     return int(np.count_nonzero(alone))
 
 
-def init_row(state: WorkingState, entry: RequestState, row: int, cached: int) -> None:
+def init_row(state: WorkingState, request_state: RequestState, row: int, cached: int) -> None:
     """Write the entry's counters and tokens to the row."""
-    request, length = entry.request, len(entry.tokens)
+    request, length = request_state.request, len(request_state.tokens)
     prompt = len(request.prompt)
     state.num_admitted += 1
     values = [0] * NUM_COUNTERS
@@ -226,17 +236,17 @@ def init_row(state: WorkingState, entry: RequestState, row: int, cached: int) ->
     values[RowCounter.NUM_CACHED] = min(cached, prompt)
     values[RowCounter.PRIORITY] = request.priority
     values[RowCounter.LAST_STEP] = state.previous.num_steps
-    values[RowCounter.ARRIVAL] = entry.arrival
+    values[RowCounter.ARRIVAL] = request_state.arrival
     state.row_counters[:, row] = values
-    state.tokens[row, :length] = entry.tokens
-    state.requests_by_row[row] = entry
+    state.tokens[row, :length] = request_state.tokens
+    state.requests_by_row[row] = request_state
     state.num_special += int(
         values[RowCounter.WAIT_FOR_SAMPLE] | values[RowCounter.PROMPT_LOGPROBS]
     )
-    set_stop_ids(state, row, request.stop_ids)
+    _set_stop_ids(state, row, request.stop_ids)
 
 
-def set_stop_ids(state: WorkingState, row: int, ids: tuple[int, ...]) -> None:
+def _set_stop_ids(state: WorkingState, row: int, ids: tuple[int, ...]) -> None:
     """Write the row's stop ids, widening the table when they do not fit."""
     width = len(state.stop_ids)
     if len(ids) > width:

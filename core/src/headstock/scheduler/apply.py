@@ -20,7 +20,7 @@ def apply_event(state: WorkingState, event: Event) -> None:
         case Sampled():
             apply_samples(state, event)
         case Arrived(request):
-            apply_arrival(state, request)
+            _apply_arrival(state, request)
         case Aborted(id, reason):
             apply_abort(state, id, reason)
         case Failed():
@@ -31,39 +31,39 @@ def apply_event(state: WorkingState, event: Event) -> None:
             clear_index(state)
 
 
-def apply_arrival(state: WorkingState, request: Request) -> None:
+def _apply_arrival(state: WorkingState, request: Request) -> None:
     """Queue the request, or end it at once when it can never fit."""
     state.num_arrived += 1
-    entry = RequestState(request=request, tokens=request.prompt, arrival=state.num_arrived)
+    request_state = RequestState(request=request, tokens=request.prompt, arrival=state.num_arrived)
     if find_refusal(request, state.limits) is not None:
-        state.ended.append(ended_while_waiting(entry, "error"))
+        state.ended.append(_ended_while_waiting(request_state, "error"))
     else:
-        state.waiting = state.waiting.put(entry)
+        state.waiting = state.waiting.put(request_state)
 
 
 def apply_abort(state: WorkingState, id: str, reason: str) -> None:
     """End the request wherever it is; an unknown id changes nothing."""
-    for row, entry in enumerate(state.requests_by_row):
-        if entry is not None and entry.request.id == id:
+    for row, request_state in enumerate(state.requests_by_row):
+        if request_state is not None and request_state.request.id == id:
             end_request(state, row, reason)
             return
-    for entry in state.waiting:
-        if entry.request.id == id:
-            state.waiting = state.waiting.without({entry.arrival})
-            state.ended.append(ended_while_waiting(entry, reason))
+    for request_state in state.waiting:
+        if request_state.request.id == id:
+            state.waiting = state.waiting.without({request_state.arrival})
+            state.ended.append(_ended_while_waiting(request_state, reason))
             return
 
 
-def ended_while_waiting(entry: RequestState, reason: str) -> Ended:
+def _ended_while_waiting(request_state: RequestState, reason: str) -> Ended:
     """The end of a request that has no seat."""
     return Ended(
-        id=entry.request.id,
+        id=request_state.request.id,
         row=-1,
         admission_id=0,
         reason=reason,
-        tokens=entry.tokens,
+        tokens=request_state.tokens,
         cached=0,
-        preemptions=entry.preemptions,
+        preemptions=request_state.preemptions,
     )
 
 
@@ -74,19 +74,19 @@ def apply_samples(state: WorkingState, event: Sampled) -> None:
     rows = event.rows.astype(np.int64)  # numpy would convert 32 bits anew for each use as an index
     live = state.row_counters[RowCounter.ADMISSION_ID].take(rows) == event.admission_ids
     if event.counts is None and all_set(live):
-        apply_single_samples(state, event, rows)
+        _apply_single_samples(state, event, rows)
     else:
-        apply_any_samples(state, event, live)
+        _apply_any_samples(state, event, live)
 
 
-def apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
+def _apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
     """As `sampled`, for any event.   live: [n] bool, which of its rows the news is for
 
     A verified row (nothing promised) goes back to its last accepted token: what was computed for
     rejected drafts does not count.
     """
     counters, rows = state.row_counters, event.rows[live]
-    grid, counts = pad_ragged(
+    grid, counts = _pad_ragged(
         event.tokens, np.ones_like(event.rows) if event.counts is None else event.counts
     )
     grid, counts = grid[live], counts[live]
@@ -104,16 +104,16 @@ def apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
     picked = np.nonzero(in_range)
     state.tokens[rows[picked[0]], lengths[picked] - 1] = grid[picked]
     state.accepted.append((counters[RowCounter.ADMISSION_ID, rows], counts, grid[picked]))
-    sync_counters(counters, rows, num_known + counts)
+    _sync_counters(counters, rows, num_known + counts)
     if state.limits.recompute:
         recompute_rows(state, rows)
     if len(event.drafts):
-        append_drafts(state, event, live, finished)
+        _append_drafts(state, event, live, finished)
     for row, at in zip(rows[finished].tolist(), indices(finished).tolist(), strict=True):
         end_request(state, row, "stop" if stops[at, counts[at] - 1] else "length")
 
 
-def apply_single_samples(state: WorkingState, event: Sampled, rows: Ints) -> None:
+def _apply_single_samples(state: WorkingState, event: Sampled, rows: Ints) -> None:
     """As `sampled` when every row is live and got the one token that it was promised.
     rows: [n] int64, the event's
 
@@ -142,14 +142,14 @@ def apply_single_samples(state: WorkingState, event: Sampled, rows: Ints) -> Non
             end_request(state, row, "stop" if row in stopped else "length")
 
 
-def pad_ragged(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:
+def _pad_ragged(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:
     """Ragged tokens as a grid.   returns: [n, longest] int32, and the counts"""
     grid = np.full((len(counts), max(int(counts.max(initial=0)), 1)), -1, np.int32)
     grid[np.arange(grid.shape[1]) < counts[:, None]] = tokens
     return grid, counts
 
 
-def sync_counters(counters: Ints, rows: Ints, num_known: Ints) -> None:
+def _sync_counters(counters: Ints, rows: Ints, num_known: Ints) -> None:
     """Make the rows' counters agree with `known` tokens."""
     num_placeholders = counters[RowCounter.NUM_PLACEHOLDERS, rows]
     counters[RowCounter.NUM_KNOWN, rows] = num_known
@@ -163,7 +163,7 @@ def sync_counters(counters: Ints, rows: Ints, num_known: Ints) -> None:
         )
 
 
-def append_drafts(state: WorkingState, event: Sampled, live: Ints, finished: Ints) -> None:
+def _append_drafts(state: WorkingState, event: Sampled, live: Ints, finished: Ints) -> None:
     """Append guesses to the rows that go on; they count as wanted tokens, not as known ones."""
     counters = state.row_counters
     offsets = np.cumsum(event.draft_counts) - event.draft_counts

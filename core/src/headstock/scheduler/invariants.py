@@ -12,15 +12,15 @@ from headstock.scheduler.state import State
 def check_state(state: State, limits: Limits) -> None:
     """Raise AssertionError with a reason when the state contradicts itself."""
     for group in range(len(limits.groups)):
-        check_pages(state, limits, group)
-    check_rows(state, limits)
-    keys = [entry.priority_key for entry in state.waiting]
+        _check_pages(state, limits, group)
+    _check_rows(state, limits)
+    keys = [request_state.priority_key for request_state in state.waiting]
     assert keys == sorted(keys), "the queue is not in priority order"
     if limits.policy is not None:
         limits.policy.check_index(state.index)
 
 
-def check_pages(state: State, limits: Limits, group: int) -> None:
+def _check_pages(state: State, limits: Limits, group: int) -> None:
     """free + held + cached == total, and nobody's page is anybody else's."""
     total = limits.num_pages[group]
     held = np.concatenate(state.pages[group])
@@ -54,12 +54,12 @@ def check_pages(state: State, limits: Limits, group: int) -> None:
     )
 
 
-def check_rows(state: State, limits: Limits) -> None:
+def _check_rows(state: State, limits: Limits) -> None:
     """Counters agree with each other and with the pages held."""
     counters, live = state.row_counters, state.pages
-    for row, entry in enumerate(state.requests_by_row):
+    for row, request_state in enumerate(state.requests_by_row):
         values = counters[:, row]
-        if entry is None:
+        if request_state is None:
             assert not values.any() and state.handles[row] is None, (
                 f"free row {row} keeps something"
             )
@@ -95,7 +95,9 @@ def check_idle(state: State, limits: Limits) -> None:
     """Raise AssertionError with a reason unless nothing is held while no request is there; no loop
     over the index.
     """
-    occupied = [row for row, entry in enumerate(state.requests_by_row) if entry is not None]
+    occupied = [
+        row for row, request_state in enumerate(state.requests_by_row) if request_state is not None
+    ]
     assert not occupied, f"row {occupied[0]} still has a seat"
     assert not state.row_counters.any(), (
         f"row {int(np.nonzero(state.row_counters)[1][0])} still counts something"

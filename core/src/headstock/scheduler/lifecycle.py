@@ -10,19 +10,19 @@ from headstock.scheduler.working_state import WorkingState
 
 def end_request(state: WorkingState, row: int, reason: str) -> None:
     """The row's request has ended: give everything back and say so."""
-    entry = state.requests_by_row[row]
-    assert entry is not None, f"row {row} ended twice"
+    request_state = state.requests_by_row[row]
+    assert request_state is not None, f"row {row} ended twice"
     counters = state.row_counters
     state.ended.append(
         Ended(
-            id=entry.request.id,
+            id=request_state.request.id,
             row=row,
             admission_id=int(counters[RowCounter.ADMISSION_ID, row]),
             reason=reason,
             # a copy: the row may get another request in this very step
             tokens=state.tokens[row, : counters[RowCounter.NUM_KNOWN, row]].copy(),
             cached=int(counters[RowCounter.NUM_CACHED, row]),
-            preemptions=entry.preemptions,
+            preemptions=request_state.preemptions,
         )
     )
     if reason != "error":
@@ -32,10 +32,10 @@ def end_request(state: WorkingState, row: int, reason: str) -> None:
 
 def preempt_row(state: WorkingState, row: int) -> None:
     """Send the row's request back to the queue; its tokens stay and are computed again later."""
-    entry = state.requests_by_row[row]
-    assert entry is not None, f"row {row} is free and cannot be preempted"
+    request_state = state.requests_by_row[row]
+    assert request_state is not None, f"row {row} is free and cannot be preempted"
     num_known = int(state.row_counters[RowCounter.NUM_KNOWN, row])
-    state.waiting = state.waiting.put(entry.requeued(state.tokens[row, :num_known].copy()))
+    state.waiting = state.waiting.put(request_state.requeued(state.tokens[row, :num_known].copy()))
     retain_region(state, row)
     vacate_row(state, row)
     state.num_preempted += 1

@@ -9,7 +9,7 @@ from headstock.spi.cache import CachePolicy
 from headstock.spi.model_config import KVGroup
 from headstock.spi.scheduler import ScheduleFunction
 
-IN_FLIGHT = 16
+_IN_FLIGHT = 16
 """Tokens, promised or drafted, by which a row may be ahead of what is known of it."""
 
 
@@ -20,9 +20,9 @@ class Limits:
     `num_pages` counts usable pages of each KV group (page 0, the dummy page, comes on top);
     `max_len` is the longest sequence. `policy` is None when nothing is shared. With `overlap` the
     plan before last may still be running when the next is made. With `recompute` every token is
-    computed again in every step. Where a page is the region of a whole sequence, `most_regions` of
+    computed again in every step. Where a page is the region of a whole sequence, `max_regions` of
     ended ones are kept for requests that go on from there. `scheduler` names the choosing plugin in
-    errors, and `longer` says there what would let sequences be longer.
+    errors, and `length_hint` says there what would let sequences be longer.
     """
 
     max_rows: int
@@ -35,16 +35,16 @@ class Limits:
     scheduler: str
     policy: CachePolicy | None = None
     recompute: bool = False
-    most_regions: int = 0
+    max_regions: int = 0
     overlap: bool = False
     check: bool = False
-    longer: str = " or raise --max-seq-len"
+    length_hint: str = " or raise --max-seq-len"
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
-    def most_pages(self, group: int, num_tokens: int) -> int:
+    def max_pages(self, group: int, num_tokens: int) -> int:
         """Pages of `group` that a sequence of `num_tokens` ever holds at once: a window group frees
         what lies behind its window.
         """
@@ -52,7 +52,7 @@ class Limits:
         window = self.groups[group].window
         if self.groups[group].kind != "window" or window is None:
             return pages
-        return min(pages, self.pages_for(window + self.max_batch_tokens + IN_FLIGHT) + 1)
+        return min(pages, self.pages_for(window + self.max_batch_tokens + _IN_FLIGHT) + 1)
 
 
 def find_refusal(request: Request, limits: Limits) -> str | None:
@@ -65,16 +65,16 @@ def find_refusal(request: Request, limits: Limits) -> str | None:
     if length >= limits.max_len:
         return (
             f"the prompt has {length} tokens and one more must fit, but a sequence may have "
-            f"{limits.max_len}; shorten it{limits.longer}"
+            f"{limits.max_len}; shorten it{limits.length_hint}"
         )
     if request.max_len > limits.max_len:
         return (
             f"{length} prompt tokens and {request.max_tokens} to generate make {request.max_len}, "
-            f"but a sequence may have {limits.max_len}; lower max_tokens{limits.longer}"
+            f"but a sequence may have {limits.max_len}; lower max_tokens{limits.length_hint}"
         )
     for group, total in enumerate(limits.num_pages):
         # The last token is never computed, so it needs no slot.
-        need = limits.most_pages(group, request.max_len - 1)
+        need = limits.max_pages(group, request.max_len - 1)
         if need > total:
             return (
                 f"the request needs {need} pages of {limits.page_size} tokens, but the pool has "

@@ -19,7 +19,7 @@ from headstock.scheduler.working_state import WorkingState, count_shareable_toke
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy, Match
 
-MOST_PARTS = 256
+_MAX_PARTS = 256
 """Arrays that a free list may consist of before they are joined."""
 
 
@@ -39,16 +39,16 @@ def count_held_pages(state: State, limits: Limits) -> int:
     return limits.num_pages[0] - state.num_free[0] - cached
 
 
-def take_pages(state: WorkingState, group: int, count: int) -> Ints:
+def _take_pages(state: WorkingState, group: int, count: int) -> Ints:
     """`count` pages off the free list; the caller has made sure that they are available.
 
     returns: [count] int32
     """
     while state.regions and count > state.num_free[group]:
-        drop_region(state)
+        _drop_region(state)
     short = count - state.num_free[group]
     if short > 0:
-        free_pages(state, group, evict_pages(state, short))
+        free_pages(state, group, _evict_pages(state, short))
     state.num_free[group] -= count
     stack, parts = state.free[group], []
     while count:
@@ -72,16 +72,16 @@ def free_pages(state: WorkingState, group: int, pages: Ints) -> None:
     stack = state.free[group]
     stack.append(pages)
     state.num_free[group] += len(pages)
-    if len(stack) > MOST_PARTS:
+    if len(stack) > _MAX_PARTS:
         state.free[group] = [np.concatenate(stack)]
 
 
-def evict_pages(state: WorkingState, count: int) -> Ints:
+def _evict_pages(state: WorkingState, count: int) -> Ints:
     """`count` pages that the index gives up."""
     policy = state.limits.policy
     assert policy is not None, "evict without a cache policy"
     pages = policy.evict(state.index, count)
-    check_not_held(state, policy, pages)
+    _check_not_held(state, policy, pages)
     if len(pages) < count:
         raise PluginBroken(
             f"the cache plugin {type(policy).__name__} promised {count} evictable pages and gave "
@@ -93,16 +93,16 @@ def evict_pages(state: WorkingState, count: int) -> Ints:
 def clear_index(state: WorkingState) -> None:
     """Free every page that only the index keeps, or a region."""
     while state.regions:
-        drop_region(state)
+        _drop_region(state)
     policy = state.limits.policy
     if policy is None:
         return
     pages = policy.evict_all(state.index)
-    check_not_held(state, policy, pages)
+    _check_not_held(state, policy, pages)
     free_pages(state, 0, pages)
 
 
-def drop_region(state: WorkingState) -> None:
+def _drop_region(state: WorkingState) -> None:
     """Free the oldest kept region."""
     oldest, *rest = state.regions
     state.regions = tuple(rest)
@@ -110,7 +110,7 @@ def drop_region(state: WorkingState) -> None:
         free_pages(state, group, np.array([page], np.int32))
 
 
-def check_not_held(state: WorkingState, policy: CachePolicy, pages: Ints) -> None:
+def _check_not_held(state: WorkingState, policy: CachePolicy, pages: Ints) -> None:
     """Raise PluginBroken when a row holds one of the pages that the index gave up."""
     if state.refs[0][pages].any():
         raise PluginBroken(
@@ -125,7 +125,7 @@ def append_pages(state: WorkingState, group: int, rows: Ints, counts: Ints, tota
 
     rows: [n] int64    counts: [n] int32, at least 1, `total` together
     """
-    pages = take_pages(state, group, total)
+    pages = _take_pages(state, group, total)
     state.refs[group][pages] = 1
     spans = state.spans[group]
     columns = spans.take(rows)
@@ -138,7 +138,7 @@ def append_pages(state: WorkingState, group: int, rows: Ints, counts: Ints, tota
 
 def append_row_pages(state: WorkingState, group: int, row: int, count: int) -> None:
     """As `grow`, for one row."""
-    pages = take_pages(state, group, count)
+    pages = _take_pages(state, group, count)
     state.refs[group][pages] = 1
     span = int(state.spans[group, row])
     state.spans[group, row] = span + count
@@ -197,10 +197,10 @@ def free_row_pages(state: WorkingState, row: int) -> None:
     if state.handles[row] is not None and state.limits.policy is not None:
         state.limits.policy.release(state.index, state.handles[row])
     state.handles[row] = None
-    clear_page_table(state, row)
+    _clear_page_table(state, row)
 
 
-def clear_page_table(state: WorkingState, row: int) -> None:
+def _clear_page_table(state: WorkingState, row: int) -> None:
     """The row's page table is empty."""
     state.spans[:, row] = 0
     if any_set(state.first_pages[:, row]):
@@ -249,24 +249,24 @@ def retain_region(state: WorkingState, row: int) -> None:
     """Take the row's region from it and keep it, when regions are kept, for a request that goes on
     from there.
     """
-    if not state.limits.most_regions:
+    if not state.limits.max_regions:
         return
     count = int(count_shareable_tokens(state)[row])
     if not count:
         return
-    entry = state.requests_by_row[row]
-    assert entry is not None, f"row {row} has a region but no request"
+    request_state = state.requests_by_row[row]
+    assert request_state is not None, f"row {row} has a region but no request"
     pages = tuple(state.table[:, row, 0].tolist())
     for refs, page in zip(state.refs, pages, strict=True):
         refs[page] = 0
-    clear_page_table(state, row)
+    _clear_page_table(state, row)
     tokens = state.tokens[row, :count].copy()
     state.regions = (
         *state.regions,
-        Region(tokens=tokens, pages=pages, namespace=entry.request.namespace),
+        Region(tokens=tokens, pages=pages, namespace=request_state.request.namespace),
     )
-    if len(state.regions) > state.limits.most_regions:
-        drop_region(state)
+    if len(state.regions) > state.limits.max_regions:
+        _drop_region(state)
 
 
 def reuse_region(state: WorkingState, row: int, region: Region) -> None:

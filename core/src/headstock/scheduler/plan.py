@@ -55,7 +55,7 @@ class Plan:
         """The plan as bytes, with no code in them: two numbers, the length of each array, then the
         arrays.
         """
-        arrays = [getattr(self, name) for name in ARRAYS]
+        arrays = [getattr(self, name) for name in _ARRAYS]
         head = np.array([self.number, self.num_decode, *(a.size for a in arrays)], np.int64)
         return b"".join(
             [head.tobytes(), *(np.ascontiguousarray(a, np.int32).tobytes() for a in arrays)]
@@ -64,22 +64,22 @@ class Plan:
     @classmethod
     def decode(cls, data: bytes) -> Plan:
         """The plan that was encoded.   raises: ValueError when the lengths do not fit the data"""
-        head_len = (2 + len(ARRAYS)) * 8
+        head_len = (2 + len(_ARRAYS)) * 8
         head = np.frombuffer(data[:head_len], np.int64)
         sizes = head[2:]
         if (
-            len(sizes) != len(ARRAYS)
+            len(sizes) != len(_ARRAYS)
             or (sizes < 0).any()
             or head_len + 4 * int(sizes.sum()) != len(data)
         ):
             raise ValueError(f"{len(data)} bytes are not an encoded plan")
         body = np.frombuffer(data[head_len:], np.int32)
-        parts = dict(zip(ARRAYS, np.split(body, np.cumsum(sizes)[:-1]), strict=True))
+        parts = dict(zip(_ARRAYS, np.split(body, np.cumsum(sizes)[:-1]), strict=True))
         parts["copies"] = (
             parts["copies"].reshape(-1, 2) if len(parts["copies"]) else parts["copies"]
         )
         return cls(number=int(head[0]), num_decode=int(head[1]), **parts)
 
 
-ARRAYS = tuple(f.name for f in fields(Plan))[2:]
+_ARRAYS = tuple(f.name for f in fields(Plan))[2:]
 """The names of a plan's arrays, in the order they are encoded."""

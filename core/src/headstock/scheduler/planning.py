@@ -16,7 +16,7 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
     num_scheduled: [rows]
     """
     counters = state.row_counters
-    rows, num_decode = order_batch(counters, num_scheduled)
+    rows, num_decode = _order_batch(counters, num_scheduled)
     counts, starts = num_scheduled.take(rows), counters[RowCounter.NUM_COMPUTED].take(rows)
     counters[RowCounter.NUM_COMPUTED_BEFORE] = counters[RowCounter.NUM_COMPUTED]
     counters[RowCounter.NUM_COMPUTED] += num_scheduled
@@ -24,7 +24,7 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
     counters[RowCounter.LAST_STEP][rows] = state.previous.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = (
-        flatten_writes(state) if len(rows) else (NONE, NONE, NONE, NONE)
+        _flatten_writes(state) if len(rows) else (NONE, NONE, NONE, NONE)
     )
     return Plan(
         number=state.previous.num_steps,
@@ -43,7 +43,7 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
     )
 
 
-def order_batch(counters: Ints, num_scheduled: Ints) -> tuple[Ints, int]:
+def _order_batch(counters: Ints, num_scheduled: Ints) -> tuple[Ints, int]:
     """The rows that run, those first that compute one token after earlier ones, and how many those
     are.
 
@@ -92,7 +92,7 @@ def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints]:
     return num_logits, reached
 
 
-def flatten_writes(state: WorkingState) -> tuple[Ints, Ints, Ints, Ints]:
+def _flatten_writes(state: WorkingState) -> tuple[Ints, Ints, Ints, Ints]:
     """The page table entries to write: groups, rows, columns, pages, each [m] int32."""
     if not state.writes:
         return NONE, NONE, NONE, NONE

@@ -24,10 +24,10 @@ def insert_full_pages(state: WorkingState) -> None:
     if len(rows):
         starts, stops = indexed.take(rows), full.take(rows)
         indexed[rows] = stops
-        insert_pages(state, policy, rows, starts, stops - starts)
+        _insert_pages(state, policy, rows, starts, stops - starts)
 
 
-def insert_pages(
+def _insert_pages(
     state: WorkingState, policy: CachePolicy, rows: Ints, starts: Ints, counts: Ints
 ) -> None:
     """Insert `counts` pages of each of the rows, from table columns `starts` on.   each: [n]"""
@@ -44,7 +44,7 @@ def insert_pages(
         tokens,
         own,
         [
-            entry.request.namespace if (entry := requests[row]) is not None else ""
+            request_state.request.namespace if (request_state := requests[row]) is not None else ""
             for row in numbers
         ],
     )

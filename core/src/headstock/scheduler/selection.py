@@ -27,19 +27,19 @@ def select_rows(state: WorkingState) -> Ints:
     """
     limits = state.limits
     free_rows = limits.max_rows - len(state.rows_by_priority)
-    view = make_view(state, state.waiting.first(free_rows))
+    view = _make_view(state, state.waiting.first(free_rows))
     budget = Budget(
         tokens=limits.max_batch_tokens,
         free_rows=free_rows,
         pages=count_available_pages(state, 0),
         page_size=limits.page_size,
     )
-    decision = call_scheduler(state, view, budget)
-    num_scheduled = validate_decision(state, view, budget, decision)
+    decision = _call_scheduler(state, view, budget)
+    num_scheduled = _validate_decision(state, view, budget, decision)
     preempted = state.num_preempted
     for row in decision.victims.tolist():
         preempt_row(state, row)
-    num_scheduled = allocate_pages(state, num_scheduled)
+    num_scheduled = _allocate_pages(state, num_scheduled)
     # Rows preempted since the decision are in the queue now, so positions in it no longer stand.
     if not len(decision.admit) or state.num_preempted != preempted:
         return num_scheduled
@@ -49,11 +49,11 @@ def select_rows(state: WorkingState) -> Ints:
     if any_set(num_scheduled) or not any_set(view.num_new_tokens):
         return num_scheduled
     # It waited for requests that found no room: ask again without them.
-    decision = call_scheduler(state, make_view(state, ()), budget)
-    return allocate_pages(state, validate_decision(state, view, budget, decision))
+    decision = _call_scheduler(state, _make_view(state, ()), budget)
+    return _allocate_pages(state, _validate_decision(state, view, budget, decision))
 
 
-def make_view(state: WorkingState, waiting: Sequence[RequestState]) -> View:
+def _make_view(state: WorkingState, waiting: Sequence[RequestState]) -> View:
     """What a scheduler may see, `waiting` of the queue."""
     counters = state.row_counters.view()
     counters.setflags(write=False)
@@ -71,17 +71,19 @@ def make_view(state: WorkingState, waiting: Sequence[RequestState]) -> View:
         num_computed_tokens=computed,
         num_prompt_tokens=counters[RowCounter.NUM_PROMPT],
         last_step=counters[RowCounter.LAST_STEP],
-        waiting_lengths=np.array([len(entry.tokens) for entry in waiting], np.int32)
+        waiting_lengths=np.array([len(request_state.tokens) for request_state in waiting], np.int32)
         if waiting
         else NONE,
-        waiting_priorities=np.array([entry.request.priority for entry in waiting], np.int32)
+        waiting_priorities=np.array(
+            [request_state.request.priority for request_state in waiting], np.int32
+        )
         if waiting
         else NONE,
         step=state.previous.num_steps,
     )
 
 
-def call_scheduler(state: WorkingState, view: View, budget: Budget) -> ScheduleDecision:
+def _call_scheduler(state: WorkingState, view: View, budget: Budget) -> ScheduleDecision:
     """What the scheduler plugin chooses.
 
     raises: PluginBroken, naming it, when it raises or gives something else
@@ -101,7 +103,7 @@ def call_scheduler(state: WorkingState, view: View, budget: Budget) -> ScheduleD
     return decision
 
 
-def validate_decision(
+def _validate_decision(
     state: WorkingState, view: View, budget: Budget, decision: ScheduleDecision
 ) -> Ints:
     """What was num_scheduled, by row.   returns: [rows] int32, 0 where a row does not run
@@ -125,7 +127,7 @@ def validate_decision(
             fault = "a row that is free or wants fewer tokens"
         elif int(num_scheduled.sum()) > budget.tokens:
             fault = f"{num_scheduled.sum()} tokens of {budget.tokens}"
-    if len(decision.admit) and not are_valid_positions(decision.admit, len(view.waiting_lengths)):
+    if len(decision.admit) and not _are_valid_positions(decision.admit, len(view.waiting_lengths)):
         fault = "waiting positions that are not in ascending order or do not exist"
     if (
         len(decision.victims)
@@ -137,13 +139,13 @@ def validate_decision(
     return num_scheduled
 
 
-def are_valid_positions(positions: Ints, count: int) -> bool:
+def _are_valid_positions(positions: Ints, count: int) -> bool:
     """Whether the positions ascend within [0, count)."""
     given: list[int] = positions.tolist()
     return given[0] >= 0 and given[-1] < count and given == sorted(set(given))
 
 
-def allocate_pages(state: WorkingState, num_scheduled: Ints) -> Ints:
+def _allocate_pages(state: WorkingState, num_scheduled: Ints) -> Ints:
     """Give the scheduled rows the pages they need, by preemption when the pool is full.
 
     num_scheduled: [rows]    returns: [rows], the tokens of each row that still runs

@@ -40,18 +40,18 @@ class WaitingQueue:
 
     def first(self, count: int) -> Part:
         """The `count` entries that go first, or all when there are fewer."""
-        entries: Part = ()
+        request_states: Part = ()
         for part in self.parts:
-            if len(entries) >= count:
+            if len(request_states) >= count:
                 break
-            entries += part
-        return entries[:count]
+            request_states += part
+        return request_states[:count]
 
-    def put(self, entry: RequestState) -> WaitingQueue:
+    def put(self, request_state: RequestState) -> WaitingQueue:
         """The queue with the entry where its key belongs."""
-        parts, key = self.parts, entry.priority_key
+        parts, key = self.parts, request_state.priority_key
         if not parts:
-            return WaitingQueue(((entry,),), 1)
+            return WaitingQueue(((request_state,),), 1)
         at = len(parts) - 1
         if parts[at][0].priority_key > key:  # most arrivals sort last
             at = max(bisect_right(parts, key, key=lambda part: part[0].priority_key) - 1, 0)
@@ -61,7 +61,7 @@ class WaitingQueue:
             if part[-1].priority_key < key
             else bisect_left(part, key, key=lambda other: other.priority_key)
         )
-        part = (*part[:inside], entry, *part[inside:])
+        part = (*part[:inside], request_state, *part[inside:])
         half = len(part) // 2
         new = (part,) if len(part) <= MAX_PART else (part[:half], part[half:])
         return WaitingQueue((*parts[:at], *new, *parts[at + 1 :]), self.length + 1)
@@ -76,7 +76,9 @@ class WaitingQueue:
             if not num_left:
                 parts_left += self.parts[at:]
                 break
-            rest = tuple([entry for entry in part if entry.arrival not in arrivals])
+            rest = tuple(
+                [request_state for request_state in part if request_state.arrival not in arrivals]
+            )
             num_left -= len(part) - len(rest)
             if rest:
                 parts_left.append(rest)

@@ -89,7 +89,7 @@ def to_state(working: WorkingState) -> State:
         working.spans,
     ):
         array.setflags(write=False)
-    accepted_ids, accepted_counts, accepted_tokens = join_accepted(working.accepted)
+    accepted_ids, accepted_counts, accepted_tokens = _join_accepted(working.accepted)
     return State(
         row_counters=working.row_counters,
         rows_by_priority=working.rows_by_priority,
@@ -119,7 +119,7 @@ def to_state(working: WorkingState) -> State:
     )
 
 
-def join_accepted(parts: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
+def _join_accepted(parts: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
     """Concatenate what several events accepted: admission ids, counts and tokens."""
     if len(parts) < 2:
         return parts[0] if parts else (NONE, NONE, NONE)

@@ -34,10 +34,10 @@ def make_limits(
         scheduler=parts.scheduler.name,
         policy=_make_cache_policy(config, parts, memory.page_size) if terms.reuse else None,
         recompute=not config.kv_cache,
-        most_regions=_region_limit(config, memory) if terms.take_over else 0,
+        max_regions=_region_limit(config, memory) if terms.take_over else 0,
         overlap=config.overlap,
         check=config.debug_invariants,
-        longer=_explain_max_len(config, memory, model, max_len),
+        length_hint=_explain_max_len(config, memory, model, max_len),
     )
 
 

@@ -159,16 +159,16 @@ def check_tokens(tokens: Sequence[int], vocab: int) -> None:
             )
 
 
-def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int, longer: str) -> None:
+def check_prompt(tokens: Sequence[int], *, vocab: int, max_seq_len: int, length_hint: str) -> None:
     """Raise RequestError unless `tokens` are ids below `vocab` and leave room for one token more.
 
-    `longer` says what would allow longer sequences.
+    `length_hint` says what would allow longer sequences.
     """
     check_tokens(tokens, vocab)
     if len(tokens) >= max_seq_len:
         raise RequestError(
             f"prompt has {len(tokens)} tokens, but sequences may have {max_seq_len} here, at "
-            f"least one of them output; shorten the prompt{longer}",
+            f"least one of them output; shorten the prompt{length_hint}",
             "prompt",
         )
 
