@@ -33,6 +33,7 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> StepTens
     logits = _find_logit_indices(plan, ends)
     at_rows, at_positions = buffers.as_native(token_rows), buffers.as_native(positions)
     batch = Batch(
+        # From the device's token table: with overlap the host has not seen the newest tokens yet.
         tokens=buffers.to_device(buffers.as_native(buffers.tokens)[at_rows, at_positions]),
         positions=buffers.to_device(at_positions),
         slots=_make_slots(buffers, at_rows, at_positions),
@@ -49,6 +50,8 @@ def make_decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> D
     """Make the plan a decode step; None unless each row decodes and gets a token."""
     count = len(plan.rows)
     if (
+        # Captured sampling scores each row once and stores every token, and no graph leaves one
+        # out.
         plan.num_decode < count
         or int(plan.num_logits.sum()) != count
         or int(plan.samples.sum()) != count
@@ -58,6 +61,8 @@ def make_decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> D
     return DecodeStep(
         row_ids=rows,
         positions=positions,
+        # `sampling` is a function: the kinds that graphs cover read the columns on the device, and
+        # tensors made for them here would be thrown away.
         kind=sampling.select_kind(rows, positions, buffers),
         sampling=lambda: sampling.make_sampling(rows, positions, buffers),
     )
@@ -85,6 +90,8 @@ def make_prompt_step(
         is_sampled=plan.samples > 0,
         kind=sampling.select_kind(rows, last, buffers),
         sampling=lambda: sampling.make_sampling(rows, last, buffers),
+        # A function, because the runner may launch work before the host plans attention; a whole
+        # graph needs no such plan at all.
         attention=lambda: plan_attention(*_make_attention_steps(plan, buffers)),
     )
 
@@ -124,6 +131,8 @@ def _find_logit_indices(plan: Plan, ends: Ints) -> Ints:
     returns: [n] int64
     """
     counts = plan.num_logits.astype(np.int64)
+    # Nearly every plan: each row is scored at least once, so that NaN shows at once
+    # (docs/decisions/0011-scored-chunks.md), and more often only for drafts and prompt logprobs.
     if (counts == 1).all():
         return ends.astype(np.int64) - 1
     logit_ends = np.cumsum(counts)

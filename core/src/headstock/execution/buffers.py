@@ -43,7 +43,10 @@ class Buffers:
         """Copy the array to the device, through pinned memory on a GPU."""
         if isinstance(array, Tensor):
             return array
+        # The scheduler makes its arrays read-only, and torch warns of making a tensor of one.
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+        # From pageable memory the copy would first wait for the steps on the stream. torch keeps
+        # the pinned memory until the copy is over, though nothing here refers to it any more.
         return (
             tensor
             if self.device.type == "cpu"
@@ -93,6 +96,8 @@ class Buffers:
         # Tables first, entries after: a plan may admit a request to a row and give it pages.
         for row, tokens in zip(new_rows, put, strict=False):
             for table in self.page_tables:
+                # The whole row: replays gather every column, and what an earlier request left
+                # behind this one's last page names pages that are now another's.
                 table[row] = 0
             self.tokens[row, : len(tokens)] = tokens
         for group, table in enumerate(self.page_tables):
@@ -122,6 +127,8 @@ class Buffers:
         rows, positions: [n] int32    tokens: [n] int64
         writes: tokens
         """
+        # Written on the device, right behind the step: the next step reads the tokens here before
+        # the host has read them back.
         at = self.to_device_packed(rows.astype(np.int64), positions.astype(np.int64))
         self.as_native(self.tokens)[*map(self.as_native, at)] = self.as_native(tokens)
 

@@ -42,6 +42,8 @@ class LogitRules:
         """Make the rules of `request`."""
         params: Any = request.params
         bias, allowed = params.logit_bias or {}, params.allowed_token_ids
+        # A tokenizer may have more ids than the model has logits. On a GPU such an index would end
+        # in a device assertion, after which no CUDA call of this process works.
         stop_ids = [id for id in request.stop_ids if id < vocab]
         min_len = len(request.prompt) + request.min_tokens if stop_ids and request.min_tokens else 0
         return cls(
@@ -73,6 +75,8 @@ def make_logit_tables(
         if allowed:
             banned[buffers.to_device(np.array([at for at, _ in allowed]))] = True
             banned[_table_indices(allowed, buffers)] = False
+        # After the allowed ids: a stop id stays banned while the row is short, even if it is
+        # allowed.
         if early:
             banned[_table_indices(early, buffers)] = True
     biases = np.concatenate([rule.biases for *_, rule in rules])

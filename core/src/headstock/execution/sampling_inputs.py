@@ -85,6 +85,7 @@ class SamplingTable:
             "frequency": params.frequency_penalty,
         }
         self.floats[:, row] = [floats[name] for name in _NEUTRAL_VALUES]
+        # Compared once, at admission: a step asks for all of its rows which settings matter.
         self.active[:, row] = self.floats[:, row] != self.neutral
         self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab else self.vocab
         self.seeds[row] = params.seed or 0
@@ -98,6 +99,8 @@ class SamplingTable:
             self.logit_rules[row] = rules
         else:
             self.logit_rules.pop(row, None)
+        # Only replayed steps read the columns, so the upload waits for one and takes all rows
+        # together.
         self.stale_rows.add(row)
 
     def select_kind(self, rows: Ints, positions: Ints, buffers: Buffers) -> frozenset[str] | None:
@@ -113,6 +116,8 @@ class SamplingTable:
             for name, is_used in zip(_NEUTRAL_VALUES, self._used_columns(rows), strict=True)
             if is_used
         }
+        # A graph for each combination would cost memory and capture time; only the usual kinds have
+        # one (docs/decisions/0015-replayed-decode-steps.md).
         if used & _PENALTIES or self.logprobs[rows].max(initial=-1) >= 0:
             return None
         if self._active_rules(rows, positions):
@@ -124,6 +129,8 @@ class SamplingTable:
             self.columns.floats[:, at] = floats
             self.columns.integers[:, at] = integers
             self.stale_rows.clear()
+        # Without a temperature the other columns change nothing. A kind of their own would make
+        # noise over the whole vocabulary for rows that are greedy.
         if "temperature" not in used:
             return frozenset()
         return frozenset(used | ({"top_k"} if (self.top_k[rows] < self.vocab).any() else set()))
@@ -191,6 +198,7 @@ class SamplingTable:
             for name in ("repetition", "presence", "frequency")
         }
         return penalties | {
+            # From the device's table: with overlap the latest token is nowhere else yet.
             "history": buffers.tokens[buffers.to_device(rows), :longest],
             "history_lens": buffers.to_device(positions + 1),
             "prompt_lens": buffers.to_device(self.prompt_lens[rows]),

@@ -37,6 +37,8 @@ class ThreadedExecutor(Executor):
 
     def _run(self, plan: Any, new_rows: Mapping[int, Any]) -> Sample:
         """Run one plan to its end, on the thread."""
+        # The wait is part of the step: it cleans the pages of failed rows by the page tables, which
+        # the next plan changes when it is executed.
         return self.inner.execute(plan, new_rows).wait()
 
     def close(self) -> None:
