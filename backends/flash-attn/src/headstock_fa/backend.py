@@ -40,6 +40,8 @@ class FlashAttentionBackend(AttentionBackend):
         self.kernel: kernels.Kernel = getattr(kernels, provider.loader)()
         self.device = context.device
         self.page_size = context.page_size
+        # The library takes keys and values as two tensors. These are views of the pool: nothing is
+        # copied.
         self.keys = {layer: pool[:, 0] for layer, pool in context.pools.items()}
         self.values = {layer: pool[:, 1] for layer, pool in context.pools.items()}
         self.eight_bit = context.query.kv_dtype == EIGHT_BIT
@@ -50,6 +52,8 @@ class FlashAttentionBackend(AttentionBackend):
 
     def plan(self, step: AttentionStep) -> FlashPlan:
         """The step's own tensors."""
+        # Prompts leave the number to the library. It bounds it as if the longest row were the only
+        # one; one split where a step has many tokens was not tried.
         return FlashPlan.of(
             step, num_splits=self.num_splits_for(step.num_rows) if step.phase is Phase.DECODE else 0
         )
@@ -67,6 +71,8 @@ class FlashAttentionBackend(AttentionBackend):
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
         """
         if self.eight_bit:
+            # Scores are linear in the keys and results in the values, so a layer's two scales go
+            # into the scale of scores and into the result.
             q, layer = _quantize_queries(q), evolve(layer, scale=layer.scale * layer.k_scale)
         self.kernel(q, self.keys[layer.index], self.values[layer.index], plan, layer, out, lse)
         if self.eight_bit and layer.v_scale != 1.0:
@@ -107,6 +113,7 @@ class FlashAttentionBackend(AttentionBackend):
 def _quantize_queries(q: Tensor) -> Tensor:
     """The queries in the 8-bit type of the KV, which the library needs; large ones saturate."""
     most = torch.finfo(torch.float8_e4m3fn).max
+    # The conversion by itself does not saturate.
     return q.clamp(-most, most).to(torch.float8_e4m3fn)
 
 

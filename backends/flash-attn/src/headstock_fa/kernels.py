@@ -53,6 +53,8 @@ def load_interface() -> Kernel:
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
+        # The package returns a tensor of its own and leaves undefined numbers where no row is.
+        # Hence GraphSupport.DECODE: padding would take them along (decision 0016).
         answer = attend(
             q,
             k,
@@ -70,6 +72,7 @@ def load_interface() -> Kernel:
         )
         out.copy_(answer if lse is None else answer[0])
         if lse is not None:
+            # FlashAttention's own order is [heads, tokens].
             lse.copy_(answer[1].t())
 
     return kernel
@@ -154,6 +157,7 @@ def load_flash_attn() -> Kernel:
             "softcap": layer.softcap,
             "block_table": page_table,
         }
+        # Decode never touches `context_start`: a graph would keep what it was at the capture.
         if plan.is_decode:
             answer, sums = decode(
                 q[:, None],

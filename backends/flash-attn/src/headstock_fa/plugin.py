@@ -124,6 +124,8 @@ def narrow_capabilities(provider: Provider, query: AttentionQuery) -> AttentionC
         if provider.generation == 3
         else CAPABILITIES.dtypes - {EIGHT_BIT_KV},
         page_sizes=IntSet.multiples(provider.page_step),
+        # A contiguous region is one page as long as the longest sequence (decision 0008), whatever
+        # multiple that is.
         contiguous=provider.page_step == 1,
         graph=provider.graph,
         features=provider.features,

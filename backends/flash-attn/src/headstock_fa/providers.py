@@ -102,6 +102,7 @@ def installed_versions() -> dict[str, str]:
             versions[provider.require.distribution] = version(provider.require.distribution)
         except PackageNotFoundError:
             continue
+    # torch has FlashAttention in its CUDA builds alone.
     return {name: number for name, number in versions.items() if not number.endswith("+cpu")}
 
 

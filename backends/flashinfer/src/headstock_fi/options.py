@@ -34,4 +34,6 @@ class FlashInferOptions:
         """Whether decode with so many query heads per KV head uses tensor cores."""
         if ratio not in CUDA_CORE_RATIOS:
             return True
+        # With two query heads a KV head on an H200, 256 rows take 211 us by tensor cores and 244 by
+        # CUDA cores; one row takes 8.0 and 7.7.
         return ratio > 1 if self.tensor_cores == "auto" else self.tensor_cores == "on"

@@ -1,8 +1,8 @@
 """Host memory from which a plan's arrays are copied to the device, and who may write it when.
 
 A copy from pinned memory runs later than the call that asks for it, so a buffer that is written
-again too early sends the wrong step. Each wrapper of the library therefore has buffers of its own
-(so has the library inside each), wrappers take turns, and a wrapper's turn begins when its last
+again too early sends the wrong step. Each wrapper of the library therefore has buffers of its own,
+and so has the library inside each. Wrappers take turns, and a wrapper's turn begins when its last
 upload is over.
 """
 
@@ -92,6 +92,8 @@ class StagedWrapper:
 
     def pages(self, table: Tensor, places: Ints) -> Tensor:
         """The pages at these places of the table, row after row. [pages] int32, on the device"""
+        # Page numbers are on the device alone. The host knows only where they stand, which is what
+        # it uploads.
         index = _copy_into(self.places, places).to(self.device, non_blocking=True)
         return table.reshape(-1).index_select(0, index)
 

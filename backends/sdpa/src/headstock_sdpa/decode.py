@@ -42,6 +42,7 @@ def gather_decode(
     writes: out [rows, heads, head_dim]; lse [rows, heads] float32, unless None
     """
     table = pool.view(-1, *pool.shape[3:])
+    # A page's values begin one page of keys later: one list of slots serves both.
     values = table[pool.shape[2] :]
     for bucket in index.buckets:
         slots = bucket.slots.flatten()
@@ -52,6 +53,7 @@ def gather_decode(
         mask = None if bucket.valid is None else bucket.valid[:, None, None]
         rows = None if index.order is None else index.order[bucket.first : bucket.last]
         args = ((q if rows is None else q.index_select(0, rows))[:, :, None], k, v, mask)
+        # `scaled_dot_product_attention` returns no LSE and bounds no scores.
         if lse is None and not layer.softcap:
             answer = sdpa_attention(*args, scale=layer.scale)
         else:

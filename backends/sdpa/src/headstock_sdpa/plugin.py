@@ -33,6 +33,7 @@ def spec() -> AttentionSpec:
             page_sizes=IntSet.all(),
             paged=True,
             contiguous=True,
+            # Shapes follow from the host's lengths, which differ from step to step.
             graph=GraphSupport.NEVER,
             planning=Planning.NONE,
             features=frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE}),

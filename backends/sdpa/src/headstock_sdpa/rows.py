@@ -64,6 +64,7 @@ def attend_rows(
     writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, unless None
     """
     table = pool.view(-1, *pool.shape[3:])
+    # A page's values begin one page of keys later: one list of slots serves both.
     values = table[pool.shape[2] :]
     for row in index.rows:
         slots = index.slots[row.slot_start : row.slot_stop]

@@ -65,6 +65,8 @@ class TrtllmBackend(AttentionBackend):
         """
         assert self.kernels is not None, "it is closed"
         attend = self.kernels.decode if plan.is_decode else self.kernels.prefill
+        # Queries may be a view of the product of q, k and v, whose rows are longer; the kernels
+        # know no strides.
         attend(q.contiguous(), self.pools[layer.index], plan, layer, out)
 
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:

@@ -1,10 +1,9 @@
-"""Compile the modules that Hopper needs and put them where FlashInfer finds them: python -m
-headstock_trtllm.build
+"""Compile the modules that Hopper needs and put them where FlashInfer finds them.
 
-    --head-dim 128 --page-size 64 --ratio 2 --q-dtype bfloat16 --kv-dtype bfloat16 --phase prefill
-    extend decode
+    python -m headstock_trtllm.build --head-dim 128 --page-size 64 --ratio 2
+        --q-dtype bfloat16 --kv-dtype bfloat16 --phase prefill extend decode
 
-Needs nvcc; MAX_JOBS says how many files are compiled at the same time, FLASHINFER_CUDA_ARCH_LIST
+Needs nvcc. MAX_JOBS says how many files are compiled at the same time, FLASHINFER_CUDA_ARCH_LIST
 for which GPU.
 """
 
@@ -102,6 +101,8 @@ def build(need: KernelNeed) -> None:
         for module in specs:
             _print_line(f"compiling {module.name} ({len(module.sources)} files)")
         began = time.monotonic()
+        # A module with other head sizes may lie where the library looks for prebuilt ones; it is
+        # built again with both.
         jit.build_jit_specs(specs, skip_prebuilt=False)
         for module in specs:
             _install_module(module, head_dims)
@@ -137,6 +138,8 @@ def _prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
     endings = tuple(
         f"_S_q_paged_kv_{size}_output_{SHORT[dtype]}_tma_ws_sm90.cu" for size in head_dims
     )
+    # One kernel for each head size out of 132. With one head size and a module of XQA that is 50 s
+    # on one core (decision 0014).
     kernels = [path for path in spec.sources if path.name.endswith(endings)]
     if len(kernels) != len(head_dims):
         raise ValueError(

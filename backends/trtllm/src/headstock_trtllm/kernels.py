@@ -54,6 +54,7 @@ class Hopper:
     def __init__(self, device: torch.device) -> None:
         self.fmha: Any = import_module("flashinfer.prefill").trtllm_fmha_v2_prefill
         self.xqa: Any = import_module("flashinfer.decode").xqa_batch_decode_with_kv_cache
+        # Two workspaces: FMHA v2 counts tiles in its own, and XQA's semaphores must be zero.
         self.prefill_workspace = _make_workspace(PREFILL_WORKSPACE, device)
         self.decode_workspace = _make_workspace(DECODE_WORKSPACE, device)
 
@@ -61,6 +62,8 @@ class Hopper:
         self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
     ) -> None:
         """FMHA v2: causal, aligned at the end of each row's context.   writes: out"""
+        # Pages are copied whole: what is left over of a last page is multiplied by zero and must be
+        # finite. The engine cleans the pages of failed rows for that.
         self.fmha(
             (q, pool),
             f"Q_PAGED_KV_{LAYOUT}",
@@ -74,11 +77,13 @@ class Hopper:
     def decode(
         self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
     ) -> None:
-        """XQA. In how many parts a row is read follows from the rows and the page table's width,
-        never from lengths.
+        """XQA: in how many parts it reads a row follows from rows and the page table's width.
 
+        Lengths have no part in that, so a captured launch stays right.
         writes: out
         """
+        # 8-bit KV rounds queries and probabilities to 8 bits too: the largest error was 0.07 on an
+        # H200, where bfloat16 has 0.008.
         self.xqa(
             q,
             pool,
@@ -156,6 +161,7 @@ def _prompt_arguments(plan: PagedPlan, scale: float) -> tuple[Any, ...]:
         plan.max_query_len,
         plan.max_context_len,
         scale,
+        # Values have no scale here: no prompt is served with 8-bit KV.
         1.0,
         plan.num_rows,
         plan.query_start,

@@ -1,7 +1,7 @@
 """The compiled modules that Hopper needs, and where FlashInfer finds them without a compiler.
 
 A library at AOT/NAME/NAME.so is loaded as it is. FlashInfer's own module of FMHA v2 is 132 kernels,
-of which one for each head size is ever called here, so `build` makes that module of those alone; a
+of which this backend calls one for each head size. `build` makes that module of those alone, and a
 file beside it says which head sizes it has.
 """
 

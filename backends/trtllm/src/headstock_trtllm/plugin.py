@@ -42,6 +42,7 @@ CAPABILITIES = AttentionCapabilities(
     contiguous=False,
     graph=GraphSupport.DECODE,
     planning=Planning.NONE,
+    # XQA's module knows no soft-cap, and neither kernel returns sums of exponentials to merge by.
     features=frozenset(),
 )
 

@@ -17,7 +17,9 @@ MAX_RELATIVE_LOSS = 4 * 2.0**-24
 """Four roundings of float32, in which a sum of n products may be off by n of them."""
 
 SMALL_PRODUCT = 1 << 21
-"""Multiplications of a product that one thread has done before several have come to an agreement.
+"""Multiplications up to which one thread is done before several have agreed.
+
+The kernel for several threads takes 11 us before it begins, the other 1 us (decision 0009).
 """
 
 
@@ -67,6 +69,7 @@ class FbgemmOps(OneDnnOps):
         plain, part = weight.tensor, name.rpartition(".")[2]
         if part not in (*LINEAR, "embed") or not fits_float16(plain):
             return super().prepare(name, weight)
+        # An embedding too: a tied one is multiplied like a head.
         max_small_tokens, is_looked_up = SMALL_PRODUCT // plain.numel(), part == "embed"
         further = is_looked_up + (max_small_tokens > 0)
         return HalfWeight(
@@ -107,5 +110,7 @@ def fits_float16(weight: Tensor) -> bool:
     Its product with any vector then changes by no more than that share of both lengths.
     weight: [out, in] float32
     """
+    # By the row's length, not number by number: below 2^-17 a bfloat16 number loses bits, as 2 to
+    # 7 of 100,000 do in the demo model. Its worst row changes by a tenth of the bound.
     lost = weight.half().float().sub_(weight).norm(dim=1)
     return bool((lost <= MAX_RELATIVE_LOSS * weight.norm(dim=1)).all())

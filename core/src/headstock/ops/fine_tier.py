@@ -102,6 +102,7 @@ class FineTierOps(Ops):
         hidden = self.lookup(batch.tokens, params["embed"])
         cos_sin = CosSin.at_positions(params["rope"].tensor, batch.positions, hidden.dtype)
         page_sizes = [batch.pools[group.layers[0]].shape[2] for group in config.kv_groups]
+        # Cells and rotations are worked out once a step, since all layers of a group use the same.
         return ResidualStream(hidden, cos_sin, tuple(map(kv_cells, batch.slots, page_sizes)))
 
     def qkv_rope_store(

@@ -22,8 +22,7 @@ TYPICAL_TOKENS = 32
 """The batch that the packing is laid out for; it serves any."""
 
 MAX_EXACT_ROWS = 32
-"""Products of more rows are rounded up: below, a row more would be felt in every step of decoding.
-"""
+"""Products of more rows are rounded up; below, decoding would feel each row that is added."""
 
 KERNEL_BYTES = 640 << 10
 """Bytes that oneDNN keeps for one shape of product: its description, and the code that it writes
@@ -45,10 +44,13 @@ class OneDnnOps(TorchOps):
     def prepare(self, name: str, weight: Weight) -> Weight:
         """Linear maps packed, weights of norms times sqrt(n); others as they are."""
         plain, part = weight.tensor, name.rpartition(".")[2]
+        # For norms by length: 4.5 us for a row of 256, where `F.rms_norm` takes 9.7.
         if part in NORMS:
             return evolve(weight, tensor=plain * plain.shape[-1] ** 0.5)
         if part not in LINEAR:
             return weight
+        # Once, at load: `F.linear` has the BLAS library lay a plain weight out anew in every
+        # product.
         packed = torch.ops.mkldnn._reorder_linear_weight(plain, TYPICAL_TOKENS)
         return Weight(tensor=packed, bias=weight.bias)
 
@@ -72,6 +74,7 @@ class OneDnnOps(TorchOps):
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """x W^T + b, by the packed weight where it is one (a tied embedding is not)."""
+        # A tied embedding stays plain, because looking tokens up needs that.
         if not weight.tensor.is_mkldnn:
             return F.linear(x, weight.tensor, weight.bias)
         rows = x.shape[0]
