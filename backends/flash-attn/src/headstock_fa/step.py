@@ -23,6 +23,6 @@ def choose_num_splits(rows: int, kv_heads: int, processors: int) -> int:
     and lowers it row by row.
     """
     # Twice as many blocks as processors: on an H200 that cost nothing, and 8 rows took 15.4 us
-    # where as many blocks as processors took 16.7. On a full device splits cost 3 % (208 to 214 us).
+    # where as many blocks as processors took 16.7. On a full device splits cost 3 %.
     blocks = rows * kv_heads
     return 1 if blocks >= processors else min(MOST_SPLITS, -(-2 * processors // blocks))
