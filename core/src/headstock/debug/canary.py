@@ -43,6 +43,7 @@ class Canary(Executor):
 
     def set_free_pages(self, plan: Plan, state: State) -> None:
         """Store the pages that are free while `plan` runs."""
+        # A plan without rows is never launched, so nothing would take its entry out again.
         if len(plan.rows):
             self.free_pages[plan.number] = state.free
 
@@ -53,6 +54,7 @@ class Canary(Executor):
         raises: EngineDied
         """
         for group, free in enumerate(self.free_pages.pop(plan.number)):
+            # The GPU's stream runs this behind the step before, so that step's writes are seen too.
             self._verify_pages(group, plan.number)
             pages = np.concatenate([*free, np.zeros(0 if self.padded else 1, np.int32)]).astype(
                 np.int64
@@ -93,6 +95,8 @@ class Canary(Executor):
         returns: pages
         writes: pools
         """
+        # Watched pages hold the pattern already; to fill all of them would be a write of the whole
+        # pool in every step.
         fresh = pages[~torch.isin(pages, self.watched[group])]
         for pool in self.pools_as_words(group).values():
             pool[fresh] = PATTERN

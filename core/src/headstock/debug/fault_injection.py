@@ -138,6 +138,8 @@ class FaultyExecutor(Executor):
 
     def execute(self, plan: Plan, new_rows: Mapping[int, Any]) -> Pending:
         """Launch `plan`."""
+        # The inner parts see no plan. What runs before the first one, as a profile run, keeps -1,
+        # so that no fault strikes a start.
         self.faults.step = plan.number
         for fault in self.faults.list_due("slow", plan.number):
             self.faults.pending.remove(fault)
@@ -167,6 +169,7 @@ class FaultyStep(Pending):
 
     def wait(self) -> Sample:
         """Wait for the step's sample."""
+        # After the wait: the step has run, so that the fault loses its result and nothing else.
         sample = self.inner.wait()
         self.faults.raise_if_due("wait", self.number)
         return sample
@@ -188,6 +191,7 @@ class FaultyRunner(Runner):
             out = attend(q, layer)
             for fault in faults.list_due("nan", faults.step):
                 hit = batch.token_rows == int(fault.value)
+                # Asked of every layer; without the row the fault waits for a step that has it.
                 if hit.any():
                     faults.pending.remove(fault)
                     out[hit] = torch.nan
@@ -236,6 +240,7 @@ class FaultyRunner(Runner):
 
         raises: InjectedFault when the step is to fail after its launch
         """
+        # None means that `run` takes the step over, where the same fault is due.
         if sample is not None:
             self.faults.raise_if_due("execute", self.faults.step)
         return sample

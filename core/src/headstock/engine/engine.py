@@ -194,9 +194,7 @@ class Engine:
 
     @property
     def memory_pressure(self) -> float:
-        """The share of the pool's pages that requests hold or, while they wait, need for their
-        tokens.
-        """
+        """The share of the pool's pages that requests hold or wait for."""
         # The engine's thread may count a queued request in `page_demand` at any moment. The queue
         # is read first, so that none is missed; a request in both is known by its number.
         queued = list(self.queued_requests.values())

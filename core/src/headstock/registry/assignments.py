@@ -39,6 +39,7 @@ def make_options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
     fields = _option_fields(spec)
     values = {name: _convert_option(spec, fields, name, text) for name, text in pairs}
     try:
+        # The class's own validators run here, so a plugin refuses values in its own words.
         return import_object(spec, spec.options)(**values)
     except (TypeError, ValueError) as error:
         raise UsageError(f"--opt {spec.name}: {shorten(error)}") from error
@@ -58,12 +59,15 @@ def _plugin_addresses(spec: PluginSpec) -> tuple[str, str]:
 
 def _assignment_address(assignment: str) -> str:
     """The address in an assignment: all before the field."""
+    # A value may have dots, as 0.5 has, so the text is cut at its first "=" before the last dot is
+    # looked for.
     return assignment.partition("=")[0].rpartition(".")[0]
 
 
 def _parse_assignment(assignment: str) -> tuple[str, str]:
     """Parse `NAME.FIELD=VALUE` into the field and the text.   raises: UsageError"""
     target, equals, text = assignment.partition("=")
+    # Users write options as they write flags, with dashes.
     name = target.rpartition(".")[2].strip().replace("-", "_")
     if not equals or not name or not _assignment_address(assignment):
         raise UsageError(
@@ -102,6 +106,7 @@ def _convert_option(
     try:
         return _parse_as_type(fields[name].type, text)
     except TypeError as error:
+        # A converter reads text by rules of the plugin's own; the annotation says what it makes.
         if fields[name].converter is not None:
             return text
         readable_types = (
@@ -127,6 +132,7 @@ def _parse_as_type(option_type: Any, text: str) -> Any:
         return _parse_as_union(members, text)
     if option_type is types.NoneType:
         return _look_up_word({"none": None}, text, "none")
+    # Before numbers, and by words: bool("off") is true in Python.
     if option_type is bool:
         return _look_up_word(SWITCH_WORDS, text, f"one of {', '.join(SWITCH_WORDS)}")
     if origin_type is typing.Literal:
@@ -151,6 +157,7 @@ def _parse_as_type(option_type: Any, text: str) -> Any:
 def _parse_as_union(members: Sequence[Any], text: str) -> Any:
     """Parse `text` as the first member type that takes it: None first, plain text last."""
     reasons = []
+    # `int | str | None` would otherwise take every text, "none" included, as text.
     for member in sorted(members, key=lambda option: (option is str, option is not types.NoneType)):
         try:
             return _parse_as_type(member, text)
@@ -175,6 +182,7 @@ def parse_number(number_type: type[int] | type[float], text: str) -> int | float
         value = number_type(text)
     except ValueError:
         raise ValueError(article) from None
+    # float() reads "nan" and "inf", which no option of a plugin means.
     if not math.isfinite(value):
         raise ValueError(article)
     return value

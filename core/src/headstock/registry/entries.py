@@ -93,6 +93,8 @@ def _make_record(kind: str, entry: EntryPoint, providers: int) -> InstalledPlugi
     """Make the record of one entry point from its metadata."""
     # Every access to `dist.metadata` parses the whole file, so it is read once.
     metadata = entry.dist.metadata if entry.dist is not None else None
+    # A model is named by its architecture, as config.json spells it. No other name may be "auto",
+    # which every setting of a plugin takes already.
     is_usable = kind == "model" or (NAME.fullmatch(entry.name) and entry.name != "auto")
     return InstalledPlugin(
         kind=kind,

@@ -16,6 +16,7 @@ def explain_missing_extras(name: str) -> str:
     Only metadata is read, so the text says nothing about devices. A library that is installed as a
     CPU build comes first: its GPU build is the smallest step.
     """
+    # Extras, because the spec's `requires` would need the plugin's code, and a list runs none.
     try:
         extras = _requirements_by_extra(distribution(name).requires or [])
     except PackageNotFoundError:

@@ -63,6 +63,7 @@ class PluginDriver(DriverManager[Any]):
         return [EntryPoint(name=self.plugin.name, value=self.plugin.target, group=self.namespace)]
 
     def _load_one_plugin(self, ep: EntryPoint, *arguments: Any) -> Extension[Any] | None:
+        # Not BaseException: an interrupt is the user's and goes through.
         try:
             return super()._load_one_plugin(ep, *arguments)
         except (Exception, SystemExit) as error:
@@ -119,6 +120,7 @@ def _check_spec(plugin: InstalledPlugin, spec: Any) -> None:
             f"{plugin} returned a {type(spec).__name__}; wanted {spec_class.__name__} from "
             "headstock.spi"
         )
+    # The name in metadata selects the plugin; one that differs would show in messages and --opt.
     if spec.name != plugin.name:
         raise PluginBroken(
             f"{plugin} calls itself {shorten(spec.name)!r} in its spec; the two names must be the "
@@ -126,6 +128,7 @@ def _check_spec(plugin: InstalledPlugin, spec: Any) -> None:
         )
     offered = SPI[plugin.kind]
     if not spec.spi.accepts(offered):
+        # Whichever side is older is the one to upgrade.
         newer = (spec.spi.major, spec.spi.minor) > offered
         side = "headstock" if newer else plugin.distribution
         raise SpiMismatch(
@@ -155,6 +158,8 @@ def make_part(
     try:
         part = make(*parts, **keywords)
     except (Exception, SystemExit) as error:
+        # `expected`: out of memory and the like are the machine's fault, and the caller's to
+        # explain.
         if isinstance(error, (HeadstockError, *expected)):
             raise
         raise PluginBroken(

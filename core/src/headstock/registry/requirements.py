@@ -65,6 +65,7 @@ def _installed_version(requirement: Require) -> str | None:
 
     Only the top-level package is looked up: `find_spec` of a submodule would import its parents.
     """
+    # Both: metadata may outlive the files of a package, and files may lie there without metadata.
     try:
         if find_spec(requirement.import_name.partition(".")[0]) is None:
             return None
