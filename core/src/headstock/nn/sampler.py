@@ -11,9 +11,7 @@ from headstock.nn.truncation import apply_min_p, apply_top_k_top_p
 from headstock.spi import Sample, Sampling
 
 COLDEST = 1e-6
-"""The lowest temperature that is divided by; below it the softmax is a single token in float32
-anyway.
-"""
+"""The lowest temperature that is divided by; below it, a float32 softmax is a single token."""
 
 
 def sample(logits: Tensor, sampling: Sampling) -> Sample:

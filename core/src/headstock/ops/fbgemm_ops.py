@@ -41,10 +41,9 @@ class HalfWeight(Weight):
 class FbgemmOps(OneDnnOps):
     """`OneDnnOps` with maps in float16 where that holds their numbers as well as float32.
 
-    They are read in half the time.
-
-    Checkpoints in float16 and bfloat16 have such maps: float16 has the longer fraction, and of what
-    it cannot hold there is next to nothing. Activations, products and sums are float32.
+    Such maps are read in half the time. Checkpoints in float16 and bfloat16 have them: float16 has
+    the longer fraction, and of what it cannot hold there is next to nothing. Activations, products
+    and sums are float32.
     """
 
     def __init__(self) -> None:

@@ -25,8 +25,9 @@ MAX_EXACT_ROWS = 32
 """Products of more rows are rounded up; below, decoding would feel each row that is added."""
 
 KERNEL_BYTES = 640 << 10
-"""Bytes that oneDNN keeps for one shape of product: its description, and the code that it writes
-for it. Measured with oneDNN 3.12 on AVX-512, where it is 570 KiB for any number of rows.
+"""Bytes that oneDNN keeps for one shape of product: its description and its compiled code.
+
+Measured with oneDNN 3.12 on AVX-512, where it is 570 KiB for any number of rows.
 """
 
 

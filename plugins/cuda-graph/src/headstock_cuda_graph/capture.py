@@ -26,8 +26,10 @@ Above that the launches are hidden: the host runs ahead of the device.
 """
 
 CAPTURING = threading.Lock()
-"""Held during a capture. torch has one stream for captures, which all engines of a process share:
-without the lock the work of two engines would end up in one graph.
+"""The lock that a capture holds.
+
+torch has one stream for captures, which all engines of a process share. Without the lock the work
+of two engines would end up in one graph.
 """
 
 

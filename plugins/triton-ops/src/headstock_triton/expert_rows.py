@@ -34,9 +34,12 @@ def gate_up_rows_kernel(
     """
     pair = tl.program_id(1)
     expert = tl.load(ids + pair)
+    # The pairs of padding have the number of no expert and read no weight.
     if expert < EXPERTS:
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        # The weights of all experts may have more numbers than 32 bits count.
         source = weight + expert.to(tl.int64) * 2 * inters * width
+        # Rows past the end read the last one again, so that loads need no mask for them.
         gates = source + tl.minimum(row, inters - 1)[:, None] * width
         ups = gates + inters * width
         token = x + (pair // CHOSEN).to(tl.int64) * width
@@ -45,6 +48,7 @@ def gate_up_rows_kernel(
         for step in tl.static_range(STEPS):
             at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
             value = tl.load(token + at, at < width, other=0.0).to(tl.float32)
+            # Evicted first: no weight of a token is read twice, but its numbers are.
             gate += (
                 tl.load(gates + at, at < width, other=0.0, eviction_policy="evict_first").to(
                     tl.float32
@@ -86,6 +90,7 @@ def down_rows_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = tl.minimum(row, width - 1)[:, None] * inters
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    # One program for all of a token's experts: no atomics, and a sum whose order never changes.
     for slot in tl.static_range(CHOSEN):
         pair = token * CHOSEN + slot
         expert = tl.load(ids + pair)
@@ -128,6 +133,8 @@ def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: Row
         num_warps=tile.warps,
     )
     _launch_rows(
+        # A launch of its own: a sum needs all inner values of its pairs, and programs of one launch
+        # cannot wait for each other.
         down_rows_kernel,
         (inner, routes.ids, routes.weights, down, out, width, inters),
         (triton.cdiv(width, tile.down), tokens),

@@ -78,6 +78,8 @@ def gate_up_tiles_kernel(
                 + source[:, None] * WIDTH
                 + k[None, :]
             )
+        # Swapped, the weight fills the 64 rows that a Hopper's tensor cores take of the left
+        # factor; a few tokens would be padded to them.
         sums = tl.zeros((2 * BN, BM), tl.float32) if SWAP else tl.zeros((BM, 2 * BN), tl.float32)
         for start in range(0, WIDTH, BK):
             if EVEN:
@@ -201,6 +203,8 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
     source: Any = weight
     tma = tile.tma and _is_describable(weight)
     if tma:
+        # A view in which rows of gate and up alternate, as the kernel wants them, without moving
+        # any.
         strides = [double * width, width, inters * width, 1]
         source = TensorDescriptor(
             weight, [count, inters, 2, width], strides, [1, tile.n, 2, tile.k]
@@ -226,6 +230,8 @@ def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> 
     returns: [tokens * per_token, hidden]
     """
     count, width, inters = weight.shape
+    # A row for each pair, summed by a kernel of its own: adding to a token's row here would need
+    # atomics, whose order is open.
     terms = inner.new_empty(blocks.routes.ids.numel(), width)
     source: Any = weight
     tma = tile.tma and _is_describable(weight)
@@ -260,6 +266,8 @@ def _launch_tiles(
     pointers: the kernel's arguments before the number of blocks
     depth: how many numbers each sum has, which is cut into steps of `tile.k`
     """
+    # As many blocks as there may be: how many there are is known on the device, and a graph cannot
+    # wait for the host to read it.
     total = len(blocks.table)
     kernel[(total * triton.cdiv(columns, tile.n),)](
         *pointers,

@@ -39,6 +39,7 @@ def fused_mix_experts(
     if tiles is None:
         shape = (experts.count, experts.per_token, hidden, experts.intermediate)
         tiles = choose_tiles(tokens, shape, x.device)
+    # Pairs one by one need no blocks, so none are laid out for them.
     rows = tiles.rows if isinstance(tiles, Tiles) else 0
     routes, blocks = route_tokens(scores, experts, slots, page_size, rows)
     if isinstance(tiles, RowTile):

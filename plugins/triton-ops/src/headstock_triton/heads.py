@@ -101,6 +101,7 @@ def heads_kernel(
             )
 
     angle = table + tl.load(positions + token) * (2 * HALF) + half
+    # Rounded first, because the torch operations take them in the type of the heads.
     cos = round_to(tl.load(angle, half < HALF, other=0.0), dtype).to(tl.float32)
     sin = round_to(tl.load(angle + HALF, half < HALF, other=0.0), dtype).to(tl.float32)
     turned_first = round_to(round_to(first * cos, dtype).to(tl.float32) - second * sin, dtype)
@@ -111,6 +112,7 @@ def heads_kernel(
     slot = tl.load(slots + token)
     cell = pool + (slot // PAGE_SIZE) * page_stride + (slot % PAGE_SIZE) * slot_stride
     cell = cell + is_value.to(tl.int64) * side_stride
+    # Before the pool for queries, whose stores there are masked.
     cell = cell + (head - HEADS - is_value.to(tl.int32) * KV_HEADS) * head_stride
     query = q_out + (token * HEADS + head) * HEAD_DIM
     # Tokens that pad a graph all write to the first slot of the dummy page. Which of them wins is
@@ -153,6 +155,7 @@ def rope_and_store_kv(
     rest = head_dim - 2 * half
     heads_kernel[(tokens, triton.cdiv(heads + 2 * kv_heads, block))](
         qkv,
+        # The kernel without a norm never reads this pointer.
         qkv if weight is None else weight,
         table,
         positions,

@@ -43,6 +43,7 @@ def philox_words(seed, position, start, BLOCK: tl.constexpr):
     w0, w1, w2, w3 = _philox(
         counter, place, zero, zero, seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     )
+    # A join interleaves, so this order puts the four words of each counter side by side.
     return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (BLOCK,))
 
 
@@ -50,5 +51,6 @@ def philox_words(seed, position, start, BLOCK: tl.constexpr):
 def gumbel_noise(seed, position, start, BLOCK: tl.constexpr):
     """Standard Gumbel noise for the token ids start, start + 1, ...   returns: [BLOCK] float32"""
     u = (philox_words(seed, position, start, BLOCK).to(tl.float32) + 0.5) * 2.0**-32
+    # 1 would give infinite noise, and float32 rounds the largest words up to it.
     u = tl.minimum(u, 1.0 - 2.0**-24)
     return -tl.log(-log1p(-u))

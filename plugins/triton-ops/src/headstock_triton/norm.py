@@ -40,6 +40,7 @@ def add_norm_kernel(
     )
 
 
+# Tokens are a part of one upload and may begin anywhere: one kernel serves all places.
 @triton.jit(do_not_specialize_on_alignment=("tokens",))
 def embed_norm_kernel(tokens, table, weight, total, out, width, eps, BLOCK: tl.constexpr):
     """One program a token."""
@@ -65,6 +66,7 @@ def add_norm(total: Tensor, pending: Tensor | None, weight: Tensor, eps: float) 
     tokens, width = total.shape
     if tokens:
         block = triton.next_power_of_2(width)
+        # The kernel without a sum never reads this pointer.
         source = total if pending is None else pending
         add_norm_kernel[(tokens,)](
             total,

@@ -10,16 +10,15 @@ MOST_TOKENS = 16
 
 @frozen(kw_only=True)
 class TritonOptions:
-    """`small_linear`: up to how many tokens products are made by kernels of this plugin; 0: by
-    torch, always.
+    """Which products this plugin's kernels make.
 
-    1 token is where they are always as fast, on an H200: a layer's four products take 19.5 us for
-    31 at the 0.6B shape and 106 for 107 at 8B. At 2 to 8 tokens torch is faster in some of them.
-
-    `fused_experts`: mixtures of experts by kernels of this plugin in 16-bit types; else by torch's
-    products. On an H200 a layer of the 30B-A3B shape takes 25.6 / 124 / 255 / 1,193 us for 107 /
-    268 / 475 / 2,701 at 1 / 8 / 32 / 8,192 tokens.
+    `small_linear`: those of up to so many tokens; 0: none.
+    `fused_experts`: mixtures of experts, in 16-bit types.
     """
 
+    # 1 token is where they are always as fast, on an H200: a layer's four products take 19.5 us for
+    # torch's 31 at the 0.6B shape and 106 for 107 at 8B. At 2 to 8 tokens torch is faster in part.
     small_linear: int = field(default=1, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])
+    # On an H200 a layer of the 30B-A3B shape takes 25.6 / 124 / 255 / 1,193 us for torch's 107 /
+    # 268 / 475 / 2,701, at 1 / 8 / 32 / 8,192 tokens.
     fused_experts: bool = field(default=True, validator=instance_of(bool))

@@ -13,9 +13,7 @@ from headstock.spi import Experts
 _CELLS = 4096
 """Cells (token, expert) that a program of many looks at."""
 _ALONE_CELLS = 8192
-"""Cells up to which one program routes and places: one launch, and nothing waits for other
-programs.
-"""
+"""Cells up to which one program routes and places: one launch, which waits for no other."""
 _TABLE_ROWS = 32
 """Entries of the block table, and rows of counts, that are worked on at once."""
 
@@ -83,6 +81,7 @@ def _place_pairs(
     needed = (total + ROWS - 1) // ROWS
     end = tl.cumsum(needed, 0)
     begin = end - needed
+    # By prefix sums and not by atomics, which would order pairs by chance.
     place = (begin * ROWS + before)[None, :] + tl.cumsum(chosen, 0) - chosen
     tl.store(order + place, token[:, None] * CHOSEN + slot, chosen > 0)
     for step in range(STEPS):
@@ -95,6 +94,8 @@ def _place_pairs(
         tl.store(table + 2 * block + 1, tl.minimum(remaining, ROWS), there)
 
 
+# Both differ from step to step: a kernel for each kind of number would be compiled while requests
+# wait.
 @triton.jit(do_not_specialize=("tokens", "blocks"))
 def route_kernel(
     scores,
@@ -169,12 +170,15 @@ def route_kernel(
         best = tl.where(slot_index == index, (tl.exp(value - top) / mass)[:, None], best)
     if RENORMALIZE:
         best = best / tl.sum(best, 1)[:, None]
+    # A row with NaN gets weights of NaN, so that its logits show that it is not sound.
     best = tl.where(broken[:, None], float("nan"), best)
     routed = here
     if PADDED:
         routed = here & (tl.load(slots + token, here, other=0) >= page_size)
     there = here[:, None] & (slot_index < CHOSEN)
     at = token[:, None] * CHOSEN + slot_index
+    # Padding goes to no expert: else the padding rows of a graph would read the weights of experts
+    # that no row uses.
     tl.store(ids + at, tl.where(routed[:, None], best_ids, EXPERTS), there)
     tl.store(weights + at, best, there)
     chosen = (routed[:, None] & (slot >= 0)).to(tl.int32)
@@ -279,6 +283,7 @@ def route_tokens(
     table = torch.empty(blocks, 2, dtype=torch.int32, device=device)
     route_kernel[(programs,)](
         scores.contiguous(),
+        # A pointer that the kernel, as it is compiled, does not read.
         routes.ids if slots is None else slots,
         routes.ids,
         routes.weights,

@@ -27,8 +27,10 @@ PIVOTS = tl.constexpr(8)
 LEAST_MASS = tl.constexpr(1e-300)
 
 SORTED_ROWS = 8
-"""Up to here rows are sorted instead: a search has one program a row, which leaves most of the
-device idle.
+"""Rows up to which torch sorts instead: one program a row leaves most of the device idle.
+
+On an H200, at a vocabulary of 151,936, sorting takes 115 to 590 us for the search's 344 to 918. 256
+rows take 11 to 13 ms for 1.1 to 2.5.
 """
 
 
@@ -101,9 +103,9 @@ def _search_edge(
 
     A token weighs 1, or exp(score).
 
-    `lowest` must be one of the row's scores. The bracket is: low < edge <= high, where what is
-    above `high` weighs less than the target and what is above `low` does not; `least` and `most`
-    are the scores at its ends.
+    `lowest` must be one of the row's scores. The bracket is: low < edge <= high. What is above
+    `high` weighs less than the target, and what is above `low` does not. `least` and `most` are
+    the scores at its ends.
     returns: the edge, the weight above it, how many tokens are at it
     """
     dtype: tl.constexpr = tl.float64 if WEIGH else tl.int32
@@ -204,6 +206,7 @@ def cut_kernel(
                 mass = _mass_of(row, peak, heat, lowest, VOCAB, BLOCK)
                 # Of the tokens at the edge of top_k, those that it drops have no part in the mass.
                 mass -= tl.exp(lowest.to(tl.float64)) * (count - num_kept)
+                # Above 0, so that the best token stays even where top_p is too small for float32.
                 target = tl.maximum(p.to(tl.float64) * mass, LEAST_MASS)
                 edge, before, ties = _search_edge(
                     row, peak, heat, lowest, target, VOCAB, True, BLOCK

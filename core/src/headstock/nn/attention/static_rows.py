@@ -17,9 +17,9 @@ class StaticRows:
     Smaller buckets use its first rows, since no two graphs run at the same time.
 
     A graph reads lengths and page tables where they lay when it was captured. A backend with
-    `Planning.NONE` makes one of these in `graph_init`; `graph_plan` is its plan of
-    `step(bucket, groups)`, made as of any other step; and `graph_update` is `write`, which only
-    asks the device for copies, so that a graph can have it in it.
+    `Planning.NONE` makes one of these in `graph_init`. Its `graph_plan` plans
+    `step(bucket, groups)` as it plans any other step. Its `graph_update` is `write`, which only
+    asks the device for copies, so that a graph can hold it.
 
     query_start: [rows + 1] int32, 0, 1, 2, ...    context_lens: [rows] int32
     page_tables: by group, [rows, columns] int32, made when the first step shows how many groups
