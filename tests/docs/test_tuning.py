@@ -75,8 +75,8 @@ def test_the_name_of_a_step_is_the_one_that_timelines_show(
         "num_logits": ones,
         "samples": ones,
     }
-    executor.range(Plan(number=412, num_decode=256, **told))
-    executor.range(Plan(number=413, num_decode=250, **told))
+    executor._nvtx_range(Plan(number=412, num_decode=256, **told))
+    executor._nvtx_range(Plan(number=413, num_decode=250, **told))
     (shown,) = re.findall(r"such as `(step [^`]+)`", PAGE)
     (included,) = re.findall(r'--nvtx-include "regex:([^"]+)/"', PAGE)
 

@@ -13,12 +13,13 @@ SOURCES = [
     for member in ("backends", "plugins", "models")
     for path in (ROOT / member).glob("*/src/**/*.py")
 ]
-LOGGING = [path for path in SOURCES if "getLogger" in path.read_text()]
+LOGGER = re.compile(r"^\w+ = logging\.getLogger\((.*)\)$", re.MULTILINE)
+LOGGING = [path for path in SOURCES if LOGGER.search(path.read_text())]
 
 
 @pytest.mark.parametrize("path", LOGGING, ids=lambda path: path.parent.name)
 def test_a_plugin_logs_below_headstock_whose_lines_are_shown(path: Path) -> None:
-    (name,) = re.findall(r"getLogger\((.*)\)", path.read_text())
+    (name,) = LOGGER.findall(path.read_text())
     assert re.fullmatch(r'"headstock\.\w+"', name)
 
 
