@@ -77,11 +77,14 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
             layers=router.layers,
             max_seq_len=max_len,
         ),
+        # The memory plan counts scores of one position a row. Prompt log-probabilities score more,
+        # which are therefore scored in parts.
         max_logits=inputs.config.max_running_requests,
         prompt_attention=router.prefill
         if parts.attention[0].capabilities.graph is GraphSupport.ALWAYS
         else None,
     )
+    # Not the plugin's fault: the profile run reports it with the sizes to lower.
     out_of_memory = (torch.OutOfMemoryError,)
     runner = inputs.faults.wrap_runner(
         registry.make_part(parts.runner, Runner, program, expected=out_of_memory)

@@ -239,6 +239,7 @@ def _capture_runner_graphs(
         "graphs are off: they could not be captured (the log says why), "
         "and every step runs without",
     )
+    # The profile run has tried that and said why.
     if not memory.other_use.capturable:
         return off
     free_before, began = _count_free_bytes(assembled.device), time.monotonic()

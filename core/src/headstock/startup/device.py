@@ -12,7 +12,7 @@ from headstock.startup.host_memory import free_host_bytes
 
 
 def describe_device(requested: str) -> DeviceEnv:
-    """Describe the machine for `asked` ("auto", "cpu" or "cuda").
+    """Describe the machine for `requested` ("auto", "cpu" or "cuda").
 
     raises: CannotRun when CUDA is asked for and there is none
     """
@@ -54,6 +54,7 @@ def check_usable(env: DeviceEnv) -> None:
     """
     if env.device != "cuda":
         return
+    # Any call would do; this one also waits for the kernel that may be at fault.
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:

@@ -122,12 +122,14 @@ def plan_memory(
     raises: CannotRun naming both numbers when it does not fit
     """
     page = page_bytes(model, page_size, kv_dtype)
+    # Of what was free before loading, where vLLM's flag means a share of the device's total.
     budget = int(free * config.memory_ratio)
     budget_left = budget - weights - other_use.total
     if config.num_pages is not None:
         pages, flag = config.num_pages, f"--num-pages {config.num_pages}"
     elif config.kv_memory_mb is not None:
         pages, flag = (
+            # One page less: this size is in bytes, so the dummy page is within it.
             config.kv_memory_mb * 2**20 // page - 1,
             f"--kv-memory-mb {config.kv_memory_mb}",
         )

@@ -49,8 +49,11 @@ def resolve_model_dtype(requested: str, model: ModelConfig, env: DeviceEnv) -> s
     """
     if requested != "auto":
         return requested
+    # Decode attention on a CPU is fast in float32 alone (docs/decisions/0003-cpu-decode.md);
+    # weights may still be kept in 16 bits (docs/decisions/0009-half-weights.md).
     if env.device == "cpu":
         return "float32"
+    # FlashAttention has no float32 kernels.
     return "float16" if model.dtype == "float32" else model.dtype
 
 

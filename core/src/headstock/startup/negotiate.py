@@ -43,6 +43,8 @@ def negotiate_terms(
     }
     claims[f"--cache-type {parts.cache.name}"] = parts.cache.capabilities.page_sizes
     page_size = 0 if contiguous else agree_page_size(config, claims, env)
+    # A prefix can be resumed only where every group still has what the next token reads, and the
+    # index is of one group (docs/decisions/0005-one-full-group.md).
     shareable = (
         len(model.kv_groups) == 1 and model.kv_groups[0].kind in parts.cache.capabilities.kinds
     )
@@ -85,9 +87,7 @@ def negotiate_terms(
 
 
 def _find_reuse_obstacle(config: EngineConfig, parts: SelectedPlugins) -> str:
-    """Find the flag that forbids a request to start on what another one computed; empty when none
-    does.
-    """
+    """Find the flag that forbids to reuse what another request computed; empty when none does."""
     if not config.kv_cache:
         return "--no-kv-cache"
     if config.prefix_cache_n == 0:

@@ -65,6 +65,7 @@ def _make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: 
     """
     options = registry.make_options(parts.cache, config.opt)
     if config.prefix_cache_n is not None:
+        # By the field's name: the contract of cache policies knows no bound.
         if options is None or "max_prefixes" not in attrs.fields_dict(type(options)):
             raise CannotRun(
                 f"--prefix-cache-n: --cache-type {parts.cache.name} cannot bound its prefixes; "

@@ -240,6 +240,8 @@ def select_attention(
     choices = select_first_accepted(
         name_or_auto, names, lambda pair: select_backends(pair, env, needs), "--attn", spell
     )
+    # A GPU's last choice is `sdpa`, in plain torch: without this line a library that is missing
+    # would show as low speed alone.
     if name_or_auto == "auto" and len(names) > 1 and choices[0].spec.name == names[-1]:
         see = "headstock doctor, with the same flags"
         facts = {"setting": spell("--attn"), "chosen": names[-1], "device": str(env), "see": see}

@@ -22,12 +22,14 @@ def read_config(directory: Path) -> dict[str, Any]:
 
     raises: ModelError when it is missing, not JSON, asks for code, or points to other files
     """
+    # lexists: a link that leads nowhere is a fault of this directory and no other format.
     if not os.path.lexists(directory / "config.json"):
         missing = (
             f"{directory / 'config.json'} is missing; is {directory} a complete model directory?"
         )
         raise ModelError(explain_directory(directory) or missing)
     config = read_json(directory, "config.json")
+    # transformers would import Python files of the directory here; files are data only.
     if "auto_map" in config:
         raise ModelError(
             f"{directory / 'config.json'} has auto_map: the model wants its own code run, which "
@@ -72,6 +74,7 @@ def _explain_weights(directory: Path) -> str:
     others = sorted(
         path.name
         for path in directory.glob("*.safetensors")
+        # An adapter beside a model is no part of it.
         if not path.name.startswith("adapter_")
     )
     if any(re.search(r"-\d+-of-\d+", name) for name in others):
@@ -115,6 +118,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
                 f"{directory / name} is a Git LFS pointer: fetch the file with git lfs pull"
             )
         value = json.loads(path.read_text(encoding="utf-8"))
+    # RecursionError: the file is untrusted, and json.loads recurses into every bracket.
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(
             f"{directory / name} is not JSON: {shorten(error)}; copy or download it again"

@@ -1,6 +1,4 @@
-"""Recognize formats that are not served, by file names alone, and name the command that converts
-each.
-"""
+"""Recognize formats that are not served by their file names, and name what converts each."""
 
 from __future__ import annotations
 
@@ -25,6 +23,7 @@ LFS_POINTER = b"version https://git-lfs"
 """How the file begins that Git leaves in place of a large one until LFS fetches that."""
 
 _TRANSFORMERS = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T"
+# The tokenizer is saved too: a converted directory is to be complete.
 _CONVERT_PICKLE = (
     f"import sys; {_TRANSFORMERS}; "
     "[c.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2]) for c in (M, T)]"
@@ -66,6 +65,7 @@ def explain_file(path: Path) -> str:
 
 def explain_directory(directory: Path) -> str:
     """Explain why a directory is no model that can be served; empty when its names do not say."""
+    # First of all: an adapter's folder has .safetensors too, but they are no model.
     if (directory / _ADAPTER).is_file():
         return _explain_adapter(directory)
     gguf = sorted(directory.glob(GGUF))
@@ -125,6 +125,7 @@ def _explain_pickles(directory: Path, names: list[str]) -> str:
 
 def _list_pickles(directory: Path) -> list[str]:
     """List the pickles of a directory, sorted; none when it has .safetensors."""
+    # Many repositories hold both forms of one checkpoint, and then .safetensors are read.
     if any(directory.glob("*.safetensors")):
         return []
     return sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
@@ -155,6 +156,7 @@ def _conversion_directory(path: Path) -> str:
 
 def _python_command(program: str, *arguments: object) -> str:
     """The shell command that runs a program of one line."""
+    # The programs have neither double quotes nor `$`; paths are arguments, each quoted for itself.
     return f'python -c "{program}" {" ".join(map(_quote_argument, arguments))}'
 
 

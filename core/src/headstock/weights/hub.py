@@ -34,6 +34,7 @@ def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) ->
     raises: ModelError when there is no such directory and it cannot be fetched
     """
     path = os.path.expanduser(model)
+    # A directory first: what is here is never looked for on the network.
     if os.path.isdir(path):
         return Path(path)
     if os.path.exists(path):
@@ -76,6 +77,7 @@ def find_cached(name: str, revision: str | None = None) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    # No later download could mend a missing copy, so it is an error and not NotDownloaded.
     if constants.HF_HUB_OFFLINE:
         return download_model(name, revision)
     try:
@@ -129,6 +131,8 @@ def explain_hub_failure(name: str, revision: str | None, error: BaseException) -
     )
     command = f"'hf download {name}{version} --local-dir DIR'"
     elsewhere = f"or download it elsewhere with {command} and pass that as --model{without}"
+    # The order matters: a gated repository is a RepositoryNotFoundError, and all HfHubHTTPErrors
+    # are OSErrors.
     match error:
         case GatedRepoError():
             return f"on the hub it is gated: accept its terms at {page}, then {LOG_IN}"

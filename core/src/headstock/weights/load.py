@@ -86,6 +86,7 @@ def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tup
         `specs` (None: any are)
     """
     with CheckpointReader.open(directory) as checkpoint:
+        # Headers alone: the doctor checks a model of any size without reading it.
         if specs is not None:
             plan_pieces(specs, checkpoint)
         files = {path for path, _ in checkpoint.entries.values()}
@@ -130,6 +131,7 @@ def _read_parameters(
                 ) from error
             bytes_done += sum(checkpoint.nbytes(piece.name) for piece in parts)
             on_progress("weights", bytes_done, total)
+        # After conversion: a float32 number beyond float16's range is infinite only there.
         _check_finite(
             {pieces_by_parameter[name][0].name: tensor for name, tensor in tensors.items()},
             directory,
@@ -193,6 +195,8 @@ def _make_dummy_weights(
             tensor.normal_(
                 0.0,
                 _DUMMY_STD,
+                # By name, so that another layer or order changes no other parameter; crc32, since
+                # hash() of a text differs from process to process.
                 generator=torch.Generator(device).manual_seed(zlib.crc32(name.encode())),
             )
         else:

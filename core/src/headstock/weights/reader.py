@@ -133,6 +133,7 @@ def plan_pieces(
             raise ModelError(
                 f"{where}{name} has shape {list(entry.shape)}, wanted {list(piece.shape)}"
             )
+        # Integers and 8-bit floats are quantized weights, whose scales nothing here would apply.
         if entry.dtype not in _FLOAT_DTYPES:
             raise ModelError(
                 f"{where}{name} has dtype {entry.dtype}, wanted one of {', '.join(_FLOAT_DTYPES)}"

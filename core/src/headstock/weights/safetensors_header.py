@@ -81,6 +81,7 @@ def _read_header_text(path: Path) -> tuple[int, bytes]:
 
 def _reject_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a mapping of the pairs.   raises: ValueError when a name comes twice"""
+    # json keeps the last of two equal names, so the bytes of the first would belong to no tensor.
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         raise ValueError("a name comes twice")
@@ -119,6 +120,8 @@ def _check_layout(path: Path, entries: dict[str, TensorEntry], data: int) -> Non
 
     raises: ModelError
     """
+    # The format allows no gaps: bytes that no tensor owns could hide anything, and an overlap would
+    # load one tensor as part of another.
     end = 0
     for name, tensor in entries.items():
         if tensor.start != end:
