@@ -1,6 +1,4 @@
-"""The functional core: scheduling as a pure function over frozen records. Knows numpy, never
-torch.
-"""
+"""Scheduling as a pure function over frozen records; imports numpy, never torch."""
 
 from headstock.scheduler.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
 from headstock.scheduler.limits import Limits, find_refusal

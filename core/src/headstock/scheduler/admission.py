@@ -1,4 +1,4 @@
-"""Seating waiting requests."""
+"""Admit waiting requests to free rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headstock.spi.cache import Match
 
 
 def sort_rows(state: WorkingState) -> None:
-    """Bring `rows_by_priority` up to date after new rows."""
+    """Bring `rows_by_priority` up to date after requests were admitted."""
     if not state.rows_unsorted:
         return
     request_states = [
@@ -33,7 +33,7 @@ def sort_rows(state: WorkingState) -> None:
         request_state.priority_key for request_state in request_states if request_state is not None
     ]
     rows = np.concatenate((state.rows_by_priority, np.array(state.new_row_ids, np.int32)))
-    if keys != sorted(keys):  # mostly the new rows sort last; sorting all takes 15 us
+    if keys != sorted(keys):  # rare: new rows mostly sort last, and this takes 15 us
         priorities, arrivals = (
             state.row_counters[RowCounter.PRIORITY].take(rows),
             state.row_counters[RowCounter.ARRIVAL].take(rows),
@@ -44,14 +44,17 @@ def sort_rows(state: WorkingState) -> None:
 
 
 def preempt_for_priority(state: WorkingState) -> None:
-    """Preempt rows of lower priority than the first that waits, while it lacks a seat or pages and
-    they would help.
+    """Preempt rows of lower priority than the head of the queue, until it fits.
+
+    Nothing is preempted when the head fits already, or would not fit even then.
     """
     while state.waiting and len(state.rows_by_priority):
         request_state, lowest = state.waiting.head, int(state.rows_by_priority[-1])
         if state.row_counters[RowCounter.PRIORITY, lowest] >= request_state.request.priority:
             return
+        # Matched anew each time: a preempted row's full pages stay in the index and may be a hit.
         prefix_hit = match_prefix(state, request_state)
+        # A request that would wait is not admitted, so a preemption for it would be wasted.
         if must_wait_for_prefix(state, request_state, _count_prefix_tokens(state, prefix_hit), []):
             return
         free_rows, length = (
@@ -60,18 +63,19 @@ def preempt_for_priority(state: WorkingState) -> None:
         )
         if free_rows and has_room(state, prefix_hit, length):
             return
+        # All rows of lower priority would not make room: none loses its pages for nothing.
         if not has_room(state, prefix_hit, length, below=request_state.request.priority):
             return
         preempt_row(state, lowest)
 
 
 def admit_requests(state: WorkingState, positions: Ints, budget: int, num_scheduled: Ints) -> None:
-    """Seat the waiting requests at `positions`, in that order, while tokens and pages last.
+    """Admit the waiting requests at `positions`, in that order, while tokens and pages last.
 
-    A request whose next page is being computed for another one waits for it, and those behind go
-    ahead.
-    writes: num_scheduled [rows], the tokens that each seated row computes in this step
+    A request whose next page a running row is computing waits; those behind it go ahead.
+    writes: num_scheduled [rows], the tokens that each admitted row computes in this step
     """
+    # Read once: the queue changes only at the end, so that `positions` stay valid.
     waiting = state.waiting.first(int(positions[-1]) + 1)
     request_states = [waiting[i] for i in positions.tolist()]
     admitted: set[int] = set()
@@ -87,6 +91,7 @@ def admit_requests(state: WorkingState, positions: Ints, budget: int, num_schedu
             state, request_state, _count_prefix_tokens(state, prefix_hit), prefix_waits
         ):
             continue
+        # No smaller request goes ahead: a stream of those would starve one that needs many pages.
         if not has_room(state, prefix_hit, _count_tokens_to_admit(state, request_state)):
             break
         row = free_rows.pop(0)
@@ -106,8 +111,9 @@ def _place_in_row(
     prefix_hit: Match | Region | None,
     budget: int,
 ) -> int:
-    """Give the entry the row, what was found of its tokens, and pages for the next ones; how many
-    those are.
+    """Give the request the row, its prefix hit, and pages for the tokens of this step.
+
+    returns: how many tokens it computes in this step
     """
     cached = _count_prefix_tokens(state, prefix_hit)
     count = min(len(request_state.tokens) - cached, budget)
@@ -116,6 +122,7 @@ def _place_in_row(
         reuse_region(state, row, prefix_hit)
     elif prefix_hit is not None:
         share_prefix(state, row, prefix_hit)
+    # Pages are appended last: a prefix that is held can no longer be evicted to make room for them.
     pages = state.limits.pages_for(cached + count)
     for group, span in enumerate(state.spans[:, row].tolist()):
         if pages > span:
@@ -124,10 +131,12 @@ def _place_in_row(
 
 
 def match_prefix(state: WorkingState, request_state: RequestState) -> Match | Region | None:
-    """The longest beginning that need not be computed; never the last token, which must be, to be
-    scored.
+    """Return the longest prefix that need not be computed, or None.
+
+    The last token is left out of the search: its logits are needed, so it is computed.
     """
     limits = state.limits
+    # Cached pages hold no logits, so a request for prompt_logprobs computes its whole prompt.
     searched = (
         request_state.tokens[:0]
         if request_state.request.prompt_logprobs
@@ -139,15 +148,16 @@ def match_prefix(state: WorkingState, request_state: RequestState) -> Match | Re
 
 
 def _count_prefix_tokens(state: WorkingState, prefix_hit: Match | Region | None) -> int:
-    """How many tokens were found."""
+    """Return how many tokens the prefix hit covers."""
     if isinstance(prefix_hit, Region):
         return len(prefix_hit.tokens)
     return len(prefix_hit.pages) * state.limits.page_size if prefix_hit is not None else 0
 
 
 def _count_tokens_to_admit(state: WorkingState, request_state: RequestState) -> int:
-    """For how many tokens there must be room before the entry is seated: those it has and a page
-    more, if it grows.
+    """Return for how many tokens a request needs room before it is admitted.
+
+    These are its tokens and one page more, if it grows.
     """
     return min(
         len(request_state.tokens) + state.limits.page_size, request_state.request.max_len - 1
@@ -157,10 +167,10 @@ def _count_tokens_to_admit(state: WorkingState, request_state: RequestState) -> 
 def has_room(
     state: WorkingState, prefix_hit: Match | Region | None, length: int, below: int | None = None
 ) -> bool:
-    """Whether pages are left for `length` tokens beside those that the running rows will take next.
+    """Return whether `length` tokens fit beside the pages that the running rows take next.
 
-    Without these a request seated in the last gap would be preempted again at once.
-    `below`: whether there would be room if every row of a priority under that were preempted.
+    Without that reserve a request admitted to the last free pages would be preempted at once.
+    `below`: assume that every row of a lower priority than this were preempted.
     """
     counters = state.row_counters
     num_new_tokens = int(
@@ -176,8 +186,9 @@ def has_room(
             and need + len(state.requests_by_row) + num_new_tokens // state.limits.page_size
             <= num_available
         ):
-            continue  # there is plenty: no need to look what each row lacks
+            continue  # enough even if each row lacks a page: skip the exact count
         if isinstance(prefix_hit, Region):
+            # The region is the request's first page, and available pages count it already.
             need, num_available = need - 1, num_available - 1
         elif prefix_hit is not None and group == 0:
             # Matched pages that someone holds cost nothing; the others stop being evictable.
@@ -193,10 +204,10 @@ def has_room(
 
 
 def count_missing_pages(state: WorkingState, group: int, staying: Ints) -> int:
-    """Pages that the rows that stay lack for their tokens, one at least of each that has yet to
-    grow.
+    """Return how many pages the rows that stay lack for their tokens.
 
-    stays: [rows] bool
+    A row that still grows counts for one page at least.
+    staying: [rows] bool
     """
     limits, spans, counters = state.limits, state.spans[group], state.row_counters
     growing = staying & (spans < -(-counters[RowCounter.LAST_POSITION] // limits.page_size))
@@ -207,11 +218,10 @@ def count_missing_pages(state: WorkingState, group: int, staying: Ints) -> int:
 def _count_freed_pages(
     state: WorkingState, group: int, rows: Ints, prefix_hit: Match | Region | None
 ) -> int:
-    """Pages that only these rows hold, but for those that were found for the request that is to
-    come.
-    """
+    """Return how many pages only these rows hold, those of the prefix hit left out."""
     pages = np.concatenate([NONE, *(copy_row_pages(state, group, row) for row in rows.tolist())])
     refs = state.refs[group]
+    # A shared page becomes free only when every row that holds it is preempted.
     alone = (np.bincount(pages, minlength=len(refs)) == refs) & (refs > 0)
     if isinstance(prefix_hit, Match) and group == 0:
         alone[prefix_hit.pages] = False
@@ -219,7 +229,7 @@ def _count_freed_pages(
 
 
 def init_row(state: WorkingState, request_state: RequestState, row: int, cached: int) -> None:
-    """Write the entry's counters and tokens to the row."""
+    """Write the request's counters, tokens and stop ids to the row."""
     request, length = request_state.request, len(request_state.tokens)
     prompt = len(request.prompt)
     state.num_admitted += 1
@@ -233,6 +243,7 @@ def init_row(state: WorkingState, request_state: RequestState, row: int, cached:
     values[RowCounter.MIN_LEN] = prompt + request.min_tokens
     values[RowCounter.WAIT_FOR_SAMPLE] = int(request.wait_for_sample or state.limits.recompute)
     values[RowCounter.PROMPT_LOGPROBS] = int(request.prompt_logprobs)
+    # A preempted request may find its own output cached too; only the prompt counts.
     values[RowCounter.NUM_CACHED] = min(cached, prompt)
     values[RowCounter.PRIORITY] = request.priority
     values[RowCounter.LAST_STEP] = state.previous.num_steps
@@ -247,10 +258,11 @@ def init_row(state: WorkingState, request_state: RequestState, row: int, cached:
 
 
 def _set_stop_ids(state: WorkingState, row: int, ids: tuple[int, ...]) -> None:
-    """Write the row's stop ids, widening the table when they do not fit."""
+    """Write the row's stop ids; a table that is too narrow is widened."""
     width = len(state.stop_ids)
     if len(ids) > width:
         state.stop_ids = np.pad(state.stop_ids, ((0, len(ids) - width), (0, 0)), constant_values=-1)
+    # The previous state still reads its own array.
     state.stop_ids = writeable_copy(state.stop_ids)
     state.stop_ids[:, row] = -1
     state.stop_ids[: len(ids), row] = ids

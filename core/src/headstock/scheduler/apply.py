@@ -1,4 +1,4 @@
-"""What events do to a state."""
+"""Apply events to the working state."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def apply_event(state: WorkingState, event: Event) -> None:
         case Aborted(id, reason):
             apply_abort(state, id, reason)
         case Failed():
+            # Under overlap the row may run another request by now; its admission id tells.
             live = state.row_counters[RowCounter.ADMISSION_ID, event.rows] == event.admission_ids
             for row in event.rows[live].tolist():
                 end_request(state, row, "error")
@@ -35,6 +36,7 @@ def _apply_arrival(state: WorkingState, request: Request) -> None:
     """Queue the request, or end it at once when it can never fit."""
     state.num_arrived += 1
     request_state = RequestState(request=request, tokens=request.prompt, arrival=state.num_arrived)
+    # Admission stops at the first request without room: one that never fits would block the queue.
     if find_refusal(request, state.limits) is not None:
         state.ended.append(_ended_while_waiting(request_state, "error"))
     else:
@@ -42,7 +44,7 @@ def _apply_arrival(state: WorkingState, request: Request) -> None:
 
 
 def apply_abort(state: WorkingState, id: str, reason: str) -> None:
-    """End the request wherever it is; an unknown id changes nothing."""
+    """End the request, running or waiting; an unknown id changes nothing."""
     for row, request_state in enumerate(state.requests_by_row):
         if request_state is not None and request_state.request.id == id:
             end_request(state, row, reason)
@@ -55,7 +57,7 @@ def apply_abort(state: WorkingState, id: str, reason: str) -> None:
 
 
 def _ended_while_waiting(request_state: RequestState, reason: str) -> Ended:
-    """The end of a request that has no seat."""
+    """Return the `Ended` of a request that has no row."""
     return Ended(
         id=request_state.request.id,
         row=-1,
@@ -68,9 +70,7 @@ def _ended_while_waiting(request_state: RequestState, reason: str) -> Ended:
 
 
 def apply_samples(state: WorkingState, event: Sampled) -> None:
-    """Write the accepted tokens, end rows that reached a stop id or their length, and note
-    drafts.
-    """
+    """Append sampled tokens, end rows at a stop id or their length, and append drafts."""
     rows = event.rows.astype(np.int64)  # numpy would convert 32 bits anew for each use as an index
     live = state.row_counters[RowCounter.ADMISSION_ID].take(rows) == event.admission_ids
     if event.counts is None and all_set(live):
@@ -80,10 +80,11 @@ def apply_samples(state: WorkingState, event: Sampled) -> None:
 
 
 def _apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
-    """As `sampled`, for any event.   live: [n] bool, which of its rows the news is for
+    """As `apply_samples`, for any event.
 
-    A verified row (nothing promised) goes back to its last accepted token: what was computed for
+    A row that verified drafts goes back to its last accepted token: what was computed for
     rejected drafts does not count.
+    live: [n] bool, the event's rows that still run the request that was sampled for
     """
     counters, rows = state.row_counters, event.rows[live]
     grid, counts = _pad_ragged(
@@ -99,6 +100,7 @@ def _apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
     ends = in_range & (stops | (lengths > counters[RowCounter.LAST_POSITION, rows][:, None]))
     finished = ends.any(1)
     if finished.any():
+        # Tokens accepted after a stop id or the last position are dropped.
         counts = np.where(finished, ends.argmax(1) + 1, counts).astype(np.int32)
         in_range = lengths <= (num_known + counts)[:, None]
     picked = np.nonzero(in_range)
@@ -109,16 +111,17 @@ def _apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
         recompute_rows(state, rows)
     if len(event.drafts):
         _append_drafts(state, event, live, finished)
+    # Last: ending a row clears its counters, which the calls above still read.
     for row, at in zip(rows[finished].tolist(), indices(finished).tolist(), strict=True):
         end_request(state, row, "stop" if stops[at, counts[at] - 1] else "length")
 
 
 def _apply_single_samples(state: WorkingState, event: Sampled, rows: Ints) -> None:
-    """As `sampled` when every row is live and got the one token that it was promised.
-    rows: [n] int64, the event's
+    """As `apply_samples`, when every row is live and got the token of its placeholder.
 
-    Works on whole columns: at these sizes that is four times as fast as picking the event's rows
-        out of them.
+    It works on whole columns: at these sizes that is four times as fast as picking the event's
+    rows out of them.
+    rows: [n] int64, the event's
     """
     counters = state.row_counters
     num_known = counters[RowCounter.NUM_KNOWN]
@@ -133,6 +136,7 @@ def _apply_single_samples(state: WorkingState, event: Sampled, rows: Ints) -> No
     finished = num_known > counters[RowCounter.LAST_POSITION]
     stopped = NONE
     stops = state.stop_ids.take(rows, axis=1) == event.tokens
+    # Few rows sample a stop id, so only those are compared with their shortest length.
     if any_set(stops):
         stopped = rows[stops.nonzero()[1]]
         stopped = stopped[num_known[stopped] >= counters[RowCounter.MIN_LEN][stopped]]
@@ -143,28 +147,30 @@ def _apply_single_samples(state: WorkingState, event: Sampled, rows: Ints) -> No
 
 
 def _pad_ragged(tokens: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Ragged tokens as a grid.   returns: [n, longest] int32, and the counts"""
+    """Return ragged tokens as a grid padded with -1, [n, longest] int32, and the counts."""
     grid = np.full((len(counts), max(int(counts.max(initial=0)), 1)), -1, np.int32)
     grid[np.arange(grid.shape[1]) < counts[:, None]] = tokens
     return grid, counts
 
 
 def _sync_counters(counters: Ints, rows: Ints, num_known: Ints) -> None:
-    """Make the rows' counters agree with `known` tokens."""
+    """Set the rows' counters to `num_known` known tokens each."""
     num_placeholders = counters[RowCounter.NUM_PLACEHOLDERS, rows]
     counters[RowCounter.NUM_KNOWN, rows] = num_known
+    # A plan that verifies drafts makes no placeholder, as it may accept any number of tokens.
     verified = num_placeholders == 0
     counters[RowCounter.NUM_PLACEHOLDERS, rows] = np.maximum(num_placeholders - 1, 0)
     if verified.any():
         back = rows[verified]
         counters[RowCounter.NUM_TOKENS, back] = num_known[verified]
+        # The last accepted token was sampled, not computed; it is the next one to compute.
         counters[RowCounter.NUM_COMPUTED, back] = np.minimum(
             counters[RowCounter.NUM_COMPUTED, back], num_known[verified] - 1
         )
 
 
 def _append_drafts(state: WorkingState, event: Sampled, live: Ints, finished: Ints) -> None:
-    """Append guesses to the rows that go on; they count as wanted tokens, not as known ones."""
+    """Append drafts to the rows that go on; they count as tokens, not as known ones."""
     counters = state.row_counters
     offsets = np.cumsum(event.draft_counts) - event.draft_counts
     ended = np.ones(len(live), bool)

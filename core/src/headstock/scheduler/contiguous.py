@@ -12,10 +12,9 @@ from headstock.spi.arrays import Ints
 
 @frozen(kw_only=True, eq=False)
 class Region:
-    """Where the keys and values of a sequence are that no row computes any more: one page of each
-    KV group.
+    """The pages of a sequence that no row computes any more: one of each KV group.
 
-    tokens: [n] int32, all that was computed of it
+    tokens: [n] int32, all that was computed of the sequence
     """
 
     tokens: Ints = field(repr=False)
@@ -24,9 +23,9 @@ class Region:
 
 
 def match_region(regions: Sequence[Region], tokens: Ints, namespace: str) -> Region | None:
-    """The region with most tokens that `tokens` go on from, whole: a region that begins otherwise
-    is of no use.
+    """Return the region with the most tokens that `tokens` continue, or None.
 
+    A region matches whole or not at all.
     tokens: [n] int32
     """
     best = None

@@ -1,4 +1,4 @@
-"""What the scheduler is told."""
+"""The scheduler's input: what happened since the last step."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ class Sampled:
 
 @frozen
 class Aborted:
-    """The request of this id is no longer wanted; nothing happens when it is unknown or already
-    ended.
-    """
+    """End this request; an unknown id, or one that has ended, changes nothing."""
 
     id: str
     reason: str = "abort"
@@ -50,7 +48,7 @@ class Aborted:
 
 @frozen(eq=False)
 class Failed:
-    """Rows whose step went wrong.   rows, admission_ids: [n] int32"""
+    """Rows whose step failed.   rows, admission_ids: [n] int32"""
 
     rows: Ints
     admission_ids: Ints
@@ -58,7 +56,7 @@ class Failed:
 
 @frozen
 class Cleared:
-    """The prefix index is to forget every page that no row holds."""
+    """Drop every page that no row holds from the prefix index."""
 
 
 Event = Arrived | Sampled | Aborted | Failed | Cleared
@@ -66,11 +64,12 @@ Event = Arrived | Sampled | Aborted | Failed | Cleared
 
 @frozen(kw_only=True, eq=False)
 class Ended:
-    """A request that ended in this step, and why: "stop", "length", "abort", "error", or what an
-    abort gave as its reason.
+    """A request that ended in this step.
 
-    tokens: [n] int32, prompt and output `row` is the seat it had, -1 when it had none; `cached`
-    counts the prompt tokens taken from the index.
+    reason: "stop", "length", "abort", "error", or the reason that the abort gave
+    row: the row it had, -1 when it was still waiting
+    tokens: [n] int32, prompt and output
+    cached: prompt tokens taken from the index
     """
 
     id: str

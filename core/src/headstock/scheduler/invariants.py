@@ -1,4 +1,4 @@
-"""What must hold after every step."""
+"""Invariants that hold after every step; debug runs and tests check them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_state(state: State, limits: Limits) -> None:
 
 
 def _check_pages(state: State, limits: Limits, group: int) -> None:
-    """free + held + cached == total, and nobody's page is anybody else's."""
+    """Check that free + held + cached == total, and that rows share indexed pages only."""
     total = limits.num_pages[group]
     held = np.concatenate(state.pages[group])
     assert (held > 0).all(), f"group {group}: a row holds the dummy page"
@@ -55,7 +55,7 @@ def _check_pages(state: State, limits: Limits, group: int) -> None:
 
 
 def _check_rows(state: State, limits: Limits) -> None:
-    """Counters agree with each other and with the pages held."""
+    """Check that counters agree with each other and with the pages that rows hold."""
     counters, live = state.row_counters, state.pages
     for row, request_state in enumerate(state.requests_by_row):
         values = counters[:, row]
@@ -88,17 +88,18 @@ def _check_rows(state: State, limits: Limits) -> None:
     )
     assert set(state.rows_by_priority.tolist()) == set(
         np.flatnonzero(counters[RowCounter.ACTIVE]).tolist()
-    ), "rows_by_priority rows are stale"
+    ), "rows_by_priority is stale"
 
 
 def check_idle(state: State, limits: Limits) -> None:
-    """Raise AssertionError with a reason unless nothing is held while no request is there; no loop
-    over the index.
+    """Raise AssertionError with a reason unless an idle engine holds nothing but cached pages.
+
+    No loop runs over the index, so a large one costs nothing.
     """
     occupied = [
         row for row, request_state in enumerate(state.requests_by_row) if request_state is not None
     ]
-    assert not occupied, f"row {occupied[0]} still has a seat"
+    assert not occupied, f"row {occupied[0]} still has a request"
     assert not state.row_counters.any(), (
         f"row {int(np.nonzero(state.row_counters)[1][0])} still counts something"
     )

@@ -9,7 +9,7 @@ from headstock.scheduler.working_state import WorkingState
 
 
 def end_request(state: WorkingState, row: int, reason: str) -> None:
-    """The row's request has ended: give everything back and say so."""
+    """End the row's request: record why, free its pages and the row."""
     request_state = state.requests_by_row[row]
     assert request_state is not None, f"row {row} ended twice"
     counters = state.row_counters
@@ -19,12 +19,14 @@ def end_request(state: WorkingState, row: int, reason: str) -> None:
             row=row,
             admission_id=int(counters[RowCounter.ADMISSION_ID, row]),
             reason=reason,
-            # a copy: the row may get another request in this very step
+            # Copied: the token table is written in place, and the row may get another request in
+            # this very step, before the engine reads the tokens.
             tokens=state.tokens[row, : counters[RowCounter.NUM_KNOWN, row]].copy(),
             cached=int(counters[RowCounter.NUM_CACHED, row]),
             preemptions=request_state.preemptions,
         )
     )
+    # A failed row may hold numbers that are not finite. Its region must not be found again.
     if reason != "error":
         retain_region(state, row)
     vacate_row(state, row)
@@ -34,6 +36,7 @@ def preempt_row(state: WorkingState, row: int) -> None:
     """Send the row's request back to the queue; its tokens stay and are computed again later."""
     request_state = state.requests_by_row[row]
     assert request_state is not None, f"row {row} is free and cannot be preempted"
+    # Tokens in flight are dropped: the next admission has another id, and samples them again.
     num_known = int(state.row_counters[RowCounter.NUM_KNOWN, row])
     state.waiting = state.waiting.put(request_state.requeued(state.tokens[row, :num_known].copy()))
     retain_region(state, row)
@@ -42,8 +45,9 @@ def preempt_row(state: WorkingState, row: int) -> None:
 
 
 def vacate_row(state: WorkingState, row: int) -> None:
-    """Free the row's pages and its seat."""
+    """Free the row's pages and clear the row."""
     free_row_pages(state, row)
+    # Table entries that no plan has carried yet name pages that others may hold from now on.
     state.writes = [
         (group, *(part[rows != row] for part in (rows, *rest)))
         for group, rows, *rest in state.writes

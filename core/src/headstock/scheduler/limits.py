@@ -1,4 +1,4 @@
-"""What never changes while an engine runs."""
+"""Sizes and policies that never change while an engine runs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from headstock.spi.model_config import KVGroup
 from headstock.spi.scheduler import ScheduleFunction
 
 _IN_FLIGHT = 16
-"""Tokens, promised or drafted, by which a row may be ahead of what is known of it."""
+"""Placeholders and drafts by which a row may be ahead of its known tokens."""
 
 
 @frozen(kw_only=True, eq=False)
 class Limits:
     """The sizes and policies of one engine.
 
-    `num_pages` counts usable pages of each KV group (page 0, the dummy page, comes on top);
-    `max_len` is the longest sequence. `policy` is None when nothing is shared. With `overlap` the
-    plan before last may still be running when the next is made. With `recompute` every token is
-    computed again in every step. Where a page is the region of a whole sequence, `max_regions` of
-    ended ones are kept for requests that go on from there. `scheduler` names the choosing plugin in
-    errors, and `length_hint` says there what would let sequences be longer.
+    num_pages: usable pages of each KV group; page 0, the dummy page, comes on top
+    max_len: tokens of the longest sequence
+    scheduler: name of the scheduler plugin, for errors
+    policy: the prefix index, None when nothing is shared
+    recompute: every step computes all tokens of its rows again
+    max_regions: regions of ended sequences to keep in contiguous mode
+    overlap: the plan before last may still run when the next is made
+    length_hint: the part of an error that says how to allow longer sequences
     """
 
     max_rows: int
@@ -41,22 +43,22 @@ class Limits:
     length_hint: str = " or raise --max-seq-len"
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens` tokens."""
+        """Return how many pages hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def max_pages(self, group: int, num_tokens: int) -> int:
-        """Pages of `group` that a sequence of `num_tokens` ever holds at once: a window group frees
-        what lies behind its window.
-        """
+        """Return how many pages of `group` a sequence of `num_tokens` ever holds at once."""
         pages = self.pages_for(num_tokens)
         window = self.groups[group].window
         if self.groups[group].kind != "window" or window is None:
             return pages
+        # The step's chunk gets its pages before those behind the window are freed, one step later.
+        # One page more, since a window need not begin at a page.
         return min(pages, self.pages_for(window + self.max_batch_tokens + _IN_FLIGHT) + 1)
 
 
 def find_refusal(request: Request, limits: Limits) -> str | None:
-    """Why the request can never run, naming both numbers, or None when it can."""
+    """Return why the request can never run, naming both numbers, or None when it can."""
     length = len(request.prompt)
     if length < 1:
         return "the prompt is empty; give at least one token"

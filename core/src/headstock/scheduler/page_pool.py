@@ -1,8 +1,7 @@
-"""Who has which page. The only module that moves pages between the free list, the rows and the
-prefix index.
+"""The owners of pages; only this module moves pages between free list, rows and prefix index.
 
-A page is *free*, *held* (`refs` counts the rows that hold it) or *cached* (the index knows it and
-no row holds it). Only the index makes rows share pages, so a held page that the index does not know
+A page is *free*, *held* (`refs` counts the rows that hold it) or *cached* (the index has it and no
+row holds it). Only the index makes rows share pages, so a held page that is not in the index
 belongs to one row.
 """
 
@@ -20,11 +19,11 @@ from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy, Match
 
 _MAX_PARTS = 256
-"""Arrays that a free list may consist of before they are joined."""
+"""Arrays of a free list before they are joined to one."""
 
 
 def count_available_pages(state: WorkingState, group: int) -> int:
-    """Pages of `group` that could be handed out now: free ones, evictable ones and kept regions."""
+    """Return how many pages of `group` are free, evictable or in retained regions."""
     count = state.num_free[group] + len(state.regions)
     if state.limits.policy is not None and group == 0:
         count += state.limits.policy.count_evictable(state.index)
@@ -32,7 +31,7 @@ def count_available_pages(state: WorkingState, group: int) -> int:
 
 
 def count_held_pages(state: State, limits: Limits) -> int:
-    """Pages of the first group that rows hold: those that are neither free nor cached."""
+    """Return how many pages of the first group are neither free nor cached."""
     cached = len(state.regions) + (
         0 if limits.policy is None else limits.policy.count_evictable(state.index)
     )
@@ -40,7 +39,7 @@ def count_held_pages(state: State, limits: Limits) -> int:
 
 
 def _take_pages(state: WorkingState, group: int, count: int) -> Ints:
-    """`count` pages off the free list; the caller has made sure that they are available.
+    """Take `count` pages off the free list; the caller has checked that they are available.
 
     returns: [count] int32
     """
@@ -52,6 +51,7 @@ def _take_pages(state: WorkingState, group: int, count: int) -> Ints:
     state.num_free[group] -= count
     stack, parts = state.free[group], []
     while count:
+        # Slices, not copies: at the start one array is as long as the pool.
         top = stack.pop()
         if len(top) > count:
             stack.append(top[: len(top) - count])
@@ -62,14 +62,13 @@ def _take_pages(state: WorkingState, group: int, count: int) -> Ints:
 
 
 def free_pages(state: WorkingState, group: int, pages: Ints) -> None:
-    """Put pages on the free list, a stack of arrays: joining them to one would copy the whole list
-    each time.
-    """
+    """Put pages on the free list."""
     if not len(pages):
         return
     # The step in flight may still read these pages, and this plan may reuse them: the device runs
     # steps in launch order, so the next step's writes come after those reads.
     stack = state.free[group]
+    # A stack of arrays: joining them would copy the whole list each time.
     stack.append(pages)
     state.num_free[group] += len(pages)
     if len(stack) > _MAX_PARTS:
@@ -77,7 +76,10 @@ def free_pages(state: WorkingState, group: int, pages: Ints) -> None:
 
 
 def _evict_pages(state: WorkingState, count: int) -> Ints:
-    """`count` pages that the index gives up."""
+    """Evict `count` pages from the prefix index.
+
+    raises: PluginBroken when the cache policy gives fewer, or one that a row holds
+    """
     policy = state.limits.policy
     assert policy is not None, "evict without a cache policy"
     pages = policy.evict(state.index, count)
@@ -91,7 +93,7 @@ def _evict_pages(state: WorkingState, count: int) -> Ints:
 
 
 def clear_index(state: WorkingState) -> None:
-    """Free every page that only the index keeps, or a region."""
+    """Free every page that the index caches, and every retained region."""
     while state.regions:
         _drop_region(state)
     policy = state.limits.policy
@@ -103,7 +105,7 @@ def clear_index(state: WorkingState) -> None:
 
 
 def _drop_region(state: WorkingState) -> None:
-    """Free the oldest kept region."""
+    """Free the oldest retained region."""
     oldest, *rest = state.regions
     state.regions = tuple(rest)
     for group, page in enumerate(oldest.pages):
@@ -111,7 +113,7 @@ def _drop_region(state: WorkingState) -> None:
 
 
 def _check_not_held(state: WorkingState, policy: CachePolicy, pages: Ints) -> None:
-    """Raise PluginBroken when a row holds one of the pages that the index gave up."""
+    """Raise PluginBroken when a row holds one of the evicted pages."""
     if state.refs[0][pages].any():
         raise PluginBroken(
             f"the cache plugin {type(policy).__name__} evicted a page that a running row holds; "
@@ -120,8 +122,7 @@ def _check_not_held(state: WorkingState, policy: CachePolicy, pages: Ints) -> No
 
 
 def append_pages(state: WorkingState, group: int, rows: Ints, counts: Ints, total: int) -> None:
-    """Give each row as many new pages as it needs; the caller has made sure that they are
-    available.
+    """Append `counts` new pages to each of the rows; the caller has checked that they exist.
 
     rows: [n] int64    counts: [n] int32, at least 1, `total` together
     """
@@ -131,13 +132,14 @@ def append_pages(state: WorkingState, group: int, rows: Ints, counts: Ints, tota
     columns = spans.take(rows)
     spans[rows] = columns + counts
     if total > len(rows):  # some row got several
+        # The scatter below needs one entry a page; with one page a row, `rows` is that already.
         rows, columns = expand_intervals(rows, columns, counts)
     state.table[group][rows, columns] = pages
     state.writes.append((group, rows, columns, pages))
 
 
 def append_row_pages(state: WorkingState, group: int, row: int, count: int) -> None:
-    """As `grow`, for one row."""
+    """As `append_pages`, for one row."""
     pages = _take_pages(state, group, count)
     state.refs[group][pages] = 1
     span = int(state.spans[group, row])
@@ -146,9 +148,9 @@ def append_row_pages(state: WorkingState, group: int, row: int, count: int) -> N
 
 
 def expand_intervals(rows: Ints, starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Rows and columns of `counts` table entries of each row from `starts` on.
+    """Return rows and columns of `counts` table entries of each row from `starts` on.
 
-    each: [sum of counts]
+    Each result is [sum of counts].
     """
     firsts = counts.cumsum() - counts
     columns = np.repeat(starts - firsts, counts) + np.arange(int(counts.sum()), dtype=np.int32)
@@ -156,9 +158,7 @@ def expand_intervals(rows: Ints, starts: Ints, counts: Ints) -> tuple[Ints, Ints
 
 
 def write_page_table(state: WorkingState, group: int, row: int, column: int, pages: Ints) -> None:
-    """Let the row's page table hold `pages` from `column` on, where the device is told of it
-    too.
-    """
+    """Write `pages` to the row's page table from `column` on; the next plan tells the device."""
     count = len(pages)
     state.table[group, row, column : column + count] = pages
     state.writes.append(
@@ -167,18 +167,21 @@ def write_page_table(state: WorkingState, group: int, row: int, column: int, pag
 
 
 def copy_row_pages(state: WorkingState, group: int, row: int) -> Ints:
-    """A copy of the row's live pages: the table itself is written over.   returns: [n] int32"""
+    """Return a copy of the row's live pages, [n] int32."""
+    # Copied: the table is written in place, and freed pages outlive the row's entries.
     return state.table[group, row, state.first_pages[group, row] : state.spans[group, row]].copy()
 
 
 def share_prefix(state: WorkingState, row: int, match: Match) -> None:
-    """Let the row start on matched pages."""
+    """Let the row start on the pages of a prefix match."""
+    # Held first: what is held cannot be evicted when the row's other pages are taken.
     if state.limits.policy is not None and match.handle is not None:
         state.limits.policy.hold(state.index, match.handle)
     state.handles[row] = match.handle
     count = len(match.pages)
     if not count:
         return
+    # A repeated index would count once; the pages of one prefix are distinct.
     state.refs[0][match.pages] += np.uint16(1)
     state.row_counters[RowCounter.NUM_INDEXED, row] = count
     state.spans[0, row] = count
@@ -186,13 +189,12 @@ def share_prefix(state: WorkingState, row: int, match: Match) -> None:
 
 
 def free_row_pages(state: WorkingState, row: int) -> None:
-    """Take all pages from the row: those the index knows stay cached there, the others become
-    free.
-    """
+    """Take all pages from the row; those in the index stay cached, the others become free."""
     indexed = int(state.row_counters[RowCounter.NUM_INDEXED, row])
     for group, refs in enumerate(state.refs):
         pages = copy_row_pages(state, group, row)
         refs[pages] -= np.uint16(1)
+        # Only group 0 is indexed, and always from the row's first page on.
         free_pages(state, group, pages[indexed:] if group == 0 else pages)
     if state.handles[row] is not None and state.limits.policy is not None:
         state.limits.policy.release(state.index, state.handles[row])
@@ -201,7 +203,7 @@ def free_row_pages(state: WorkingState, row: int) -> None:
 
 
 def _clear_page_table(state: WorkingState, row: int) -> None:
-    """The row's page table is empty."""
+    """Mark the row's page table as empty."""
     state.spans[:, row] = 0
     if any_set(state.first_pages[:, row]):
         state.first_pages = writeable_copy(state.first_pages)
@@ -209,21 +211,21 @@ def _clear_page_table(state: WorkingState, row: int) -> None:
 
 
 def recompute_rows(state: WorkingState, rows: Ints) -> None:
-    """Take all pages from the rows, none of which is indexed: every token of theirs is to be
-    computed again.
+    """Take all pages from the rows, so that every token of theirs is computed again.
+
+    None of the pages is indexed.
     """
     for row in rows.tolist():
         spans = state.spans[:, row].tolist()
         free_row_pages(state, row)
         for group, span in enumerate(spans):
+            # Page 0 is the dummy page: the freed ones may have another owner when the step runs.
             write_page_table(state, group, row, 0, np.zeros(span, np.int32))
     state.row_counters[RowCounter.NUM_COMPUTED, rows] = 0
 
 
 def free_out_of_window(state: WorkingState, group: int, rows: Ints) -> None:
-    """Free pages that lie wholly behind the window of `group` for whatever the rows compute
-    next.
-    """
+    """Free pages that lie wholly behind the window of `group` for the rows' next tokens."""
     window = state.limits.groups[group].window
     assert window is not None, f"group {group} has no window"
     # The next query sees the latest `window` positions, itself included. It sits at `computed`, or
@@ -246,9 +248,7 @@ def free_out_of_window(state: WorkingState, group: int, rows: Ints) -> None:
 
 
 def retain_region(state: WorkingState, row: int) -> None:
-    """Take the row's region from it and keep it, when regions are kept, for a request that goes on
-    from there.
-    """
+    """Take the row's region from it for a later request, when regions are retained."""
     if not state.limits.max_regions:
         return
     count = int(count_shareable_tokens(state)[row])
@@ -260,6 +260,7 @@ def retain_region(state: WorkingState, row: int) -> None:
     for refs, page in zip(state.refs, pages, strict=True):
         refs[page] = 0
     _clear_page_table(state, row)
+    # Copied: the next request of the row overwrites the token table in place.
     tokens = state.tokens[row, :count].copy()
     state.regions = (
         *state.regions,
@@ -270,7 +271,7 @@ def retain_region(state: WorkingState, row: int) -> None:
 
 
 def reuse_region(state: WorkingState, row: int, region: Region) -> None:
-    """Let the row go on in a kept region, which is its own from now on."""
+    """Let the row own a retained region and continue in it."""
     state.regions = tuple([other for other in state.regions if other is not region])
     for group, page in enumerate(region.pages):
         state.refs[group][page] = 1

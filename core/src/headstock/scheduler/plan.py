@@ -1,4 +1,4 @@
-"""What one step will do, as flat arrays."""
+"""The plan of one step, as flat arrays."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from headstock.spi.arrays import Ints
 
 @frozen(kw_only=True, eq=False)
 class Plan:
-    """One step. All arrays are int32; with the token table they are all that a rank needs.
+    """The plan of one step; with the token table, all that a device process needs.
 
-    rows, admission_ids: [n] seats in batch order (decode rows first) and their admission ids
+    All arrays are int32:
+
+    number: of the step
+    num_decode: rows at the front that compute one position each, after earlier ones
+    rows, admission_ids: [n] rows in batch order (decode rows first) and their admission ids
     starts, stops: [n] the half-open interval of token positions that each row computes
-    num_logits: [n] how many of the last positions are scored, at least 1 (k + 1: k drafts to
-        verify)
-    samples: [n] 1 where the row gets a token from its last scored position
-    page_groups, page_rows, page_columns, page_numbers: [m] entries to write to the page tables, in
-    order
+    num_logits: [n] how many of the last positions get logits, at least 1 (k + 1 to verify k drafts)
+    samples: [n] 1 where the row samples a token at its last position
+    page_groups, page_rows, page_columns, page_numbers: [m] page-table entries to write, in order
     new_row_ids: rows that got a request in this step
-    copies: [m, 2] pages to copy before the step (source, destination); none so far, since rows
-    share whole pages only `num_decode` rows at the front have one position each after earlier ones.
-    `number` counts steps.
+    copies: [m, 2] pages to copy before the step (source, destination); always empty so far, since
+        rows share whole pages only
     """
 
     number: int
@@ -48,12 +49,13 @@ class Plan:
 
     @property
     def last_logits(self) -> Ints:
-        """Where each row's last logit is among the step's logits.   returns: [n] int64"""
+        """Where each row's last logit is among the step's logits, [n] int64."""
         return np.cumsum(self.num_logits, dtype=np.int64) - 1
 
     def encode(self) -> bytes:
-        """The plan as bytes, with no code in them: two numbers, the length of each array, then the
-        arrays.
+        """Return the plan as bytes, which hold no code.
+
+        They are `number` and `num_decode`, the length of each array, then the arrays.
         """
         arrays = [getattr(self, name) for name in _ARRAYS]
         head = np.array([self.number, self.num_decode, *(a.size for a in arrays)], np.int64)
@@ -63,7 +65,10 @@ class Plan:
 
     @classmethod
     def decode(cls, data: bytes) -> Plan:
-        """The plan that was encoded.   raises: ValueError when the lengths do not fit the data"""
+        """Return the plan of these bytes.
+
+        raises: ValueError when the lengths do not fit the data
+        """
         head_len = (2 + len(_ARRAYS)) * 8
         head = np.frombuffer(data[:head_len], np.int64)
         sizes = head[2:]

@@ -1,4 +1,4 @@
-"""Turning what was num_scheduled into a plan."""
+"""Make a plan of the scheduled tokens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from headstock.spi.arrays import Ints
 
 
 def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
-    """Make the plan for the scheduled rows, and move their counters to the end of its step.
+    """Make the plan of the scheduled rows, and advance their counters to the end of its step.
 
     num_scheduled: [rows]
     """
     counters = state.row_counters
     rows, num_decode = _order_batch(counters, num_scheduled)
     counts, starts = num_scheduled.take(rows), counters[RowCounter.NUM_COMPUTED].take(rows)
+    # Under overlap the index may take only what earlier plans computed: this one may still fail.
     counters[RowCounter.NUM_COMPUTED_BEFORE] = counters[RowCounter.NUM_COMPUTED]
     counters[RowCounter.NUM_COMPUTED] += num_scheduled
     num_logits, samples = mark_logits(state, num_scheduled)
@@ -44,32 +45,33 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
 
 
 def _order_batch(counters: Ints, num_scheduled: Ints) -> tuple[Ints, int]:
-    """The rows that run, those first that compute one token after earlier ones, and how many those
-    are.
+    """Return the rows that run, decode rows first, and how many of them decode.
 
+    A decode row computes one token after earlier ones.
     num_scheduled: [rows]    returns: [n] int64
     """
     rows = indices(num_scheduled)
     decode = (num_scheduled.take(rows) == 1) & (counters[RowCounter.NUM_COMPUTED].take(rows) > 0)
     num_decode = int(np.count_nonzero(decode))
     if num_decode not in (0, len(rows)) and not all_set(decode[:num_decode]):
+        # Attention backends take decode rows as one slice from the front.
         rows = np.concatenate((rows[decode], rows[~decode]))
     return rows, num_decode
 
 
 def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints]:
-    """How many positions of each row are scored, and which rows get a token; promises are noted in
-    the counters.
+    """Return how many positions of each row get logits, and which rows sample a token.
 
-    The last position is scored even of an inner chunk, which gets no token: only logits tell that
-    what was computed is sound, and the prefix index must not learn of pages that are not.
     A row whose drafts do not all fit into the step loses the rest of them.
-    num_scheduled, returns: [rows] int32
+    num_scheduled, returns: [rows] int32    writes: placeholders and tokens in the row counters
     """
     counters = state.row_counters
     tokens, stops = counters[RowCounter.NUM_TOKENS], counters[RowCounter.NUM_COMPUTED]
+    # The last position of an inner chunk gets logits too, though no token is sampled there. Only
+    # logits tell whether a row is sound, and unsound pages must not be indexed (decision 0011).
     running = np.minimum(num_scheduled, 1)
     reached = (stops == tokens) * running
+    # The usual step: no drafts and no prompt_logprobs, so whole columns need no case analysis.
     if not state.num_special:
         counters[RowCounter.NUM_PLACEHOLDERS] += reached
         tokens += reached
@@ -86,6 +88,7 @@ def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints]:
     num_logits = np.where(
         (num_scheduled > 0) & scored, num_scheduled, np.maximum(reached * (num_drafts + 1), running)
     )
+    # Rows that verify drafts get no placeholder: they may accept any number of tokens.
     plain = reached * (num_drafts == 0)
     counters[RowCounter.NUM_PLACEHOLDERS] += plain
     tokens += plain
@@ -93,7 +96,7 @@ def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints]:
 
 
 def _flatten_writes(state: WorkingState) -> tuple[Ints, Ints, Ints, Ints]:
-    """The page table entries to write: groups, rows, columns, pages, each [m] int32."""
+    """Return page-table entries to write: groups, rows, columns, pages, each [m] int32."""
     if not state.writes:
         return NONE, NONE, NONE, NONE
     writes, state.writes = state.writes, []

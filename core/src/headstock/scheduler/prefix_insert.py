@@ -1,4 +1,4 @@
-"""Telling the prefix index of pages as they fill."""
+"""Insert pages into the prefix index as they fill."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from headstock.spi.cache import CachePolicy
 
 
 def insert_full_pages(state: WorkingState) -> None:
-    """Insert into the prefix index every page that has become full of known tokens, by steps known
-    to be done.
-    """
+    """Insert every page that has become full of shareable tokens."""
     policy, size = state.limits.policy, state.limits.page_size
     if policy is None:
         return
@@ -30,7 +28,10 @@ def insert_full_pages(state: WorkingState) -> None:
 def _insert_pages(
     state: WorkingState, policy: CachePolicy, rows: Ints, starts: Ints, counts: Ints
 ) -> None:
-    """Insert `counts` pages of each of the rows, from table columns `starts` on.   each: [n]"""
+    """Insert `counts` pages of each of the rows, from table columns `starts` on.
+
+    rows, starts, counts: [n]
+    """
     numbers, handles, requests = rows.tolist(), state.handles, state.requests_by_row
     columns = starts
     if any_set(counts > 1):
@@ -50,6 +51,7 @@ def _insert_pages(
     )
     for row, end in zip(numbers, ends, strict=True):
         handles[row] = end
+    # Policies return `own` itself when no page was a duplicate: the usual case costs no loop.
     if canonical is not own:
         stop = 0
         for row, column, count in zip(numbers, starts.tolist(), counts.tolist(), strict=True):
@@ -58,15 +60,17 @@ def _insert_pages(
 
 
 def dedup_pages(state: WorkingState, row: int, column: int, own: Ints, canonical: Ints) -> None:
-    """Move the row from its own pages to those that the index had for the same tokens already.
+    """Move the row from its own pages to those that the index has for the same tokens.
 
     own, canonical: [n] int32, from `column` on
     """
     changed = canonical != own
     if not any_set(changed):
         return
-    # The table is rewritten before the duplicates are freed: nothing points at a free page, at no
-    # time.
+    # Rows that compute the same tokens at once each fill a page of their own, and the index keeps the
+    # first. The row changes to it, so that what its handle holds is what its table names. A
+    # duplicate could never be found again, and would take memory as long as the row runs.
+    # The table changes before the duplicates are freed, so no row ever names a free page.
     write_page_table(state, 0, row, column, canonical)
     refs = state.refs[0]
     refs[canonical[changed]] += np.uint16(1)

@@ -10,14 +10,14 @@ from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 
 PrefixWait = tuple[RequestState, int, int]
-"""A request that was found to wait in this step, for how many tokens, and the priority of the row
-at work on them.
-"""
+"""A request that waits in this step, for how many tokens, and the priority of the row that computes
+them."""
 
 
 def joins_prefix_wait(request_state: RequestState, waiting: list[PrefixWait]) -> bool:
-    """Whether the entry waits as another does that begins alike: 1 us in place of 20 for each of
-    many siblings.
+    """Return whether the request shares the prefix that another was found to wait for.
+
+    This takes 1 us in place of 20, for each of many requests with one prompt.
     """
     request, tokens = request_state.request, request_state.tokens
     for other, stop, priority in waiting:
@@ -34,8 +34,9 @@ def joins_prefix_wait(request_state: RequestState, waiting: list[PrefixWait]) ->
 
 
 def _are_equal(one: Ints, other: Ints) -> bool:
-    """Whether equally many tokens are equal; four times as fast as `np.array_equal` for short
-    ones.
+    """Return whether equally many tokens are equal.
+
+    For short arrays this is four times as fast as `np.array_equal`.
     """
     return not np.count_nonzero(one != other)
 
@@ -43,10 +44,10 @@ def _are_equal(one: Ints, other: Ints) -> bool:
 def must_wait_for_prefix(
     state: WorkingState, request_state: RequestState, found: int, waiting: list[PrefixWait]
 ) -> bool:
-    """Whether a running request of no lower priority is computing the page that follows the `found`
-    tokens.
+    """Return whether a running row is computing the page after the request's prefix hit.
 
-    It will be in the index a step or two later, and need not be computed twice.   writes: waiting
+    That page is in the index a step or two later, and need not be computed twice.
+    found: tokens of the prefix hit    writes: waiting
     """
     request = request_state.request
     if state.limits.policy is None or request.prompt_logprobs:
@@ -55,13 +56,16 @@ def must_wait_for_prefix(
     stop = found + size
     if stop >= len(request_state.tokens):
         return False
+    # Asked anew at every step: once the row is gone, the request computes the page itself.
     late = (counters[RowCounter.NUM_INDEXED] < stop // size) & (
         counters[RowCounter.NUM_KNOWN] >= stop
     )
+    # A row of lower priority may be preempted before it fills the page.
     late &= counters[RowCounter.PRIORITY] >= request.priority
     rows = indices(late)
-    if not len(rows):  # few requests are that near to their beginning
+    if not len(rows):  # the usual case: few rows are in their first pages
         return False
+    # One token is compared first: it rules out most rows without a look at the whole prefix.
     for row in rows[state.tokens[rows, stop - 1] == request_state.tokens[stop - 1]].tolist():
         other = state.requests_by_row[row]
         together = other is not None and other.request.namespace == request.namespace

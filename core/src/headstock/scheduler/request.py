@@ -14,12 +14,14 @@ class Request:
     """One sequence to generate.
 
     prompt: [n] int32, at least one token
-
-    `max_tokens` and `min_tokens` count output tokens; any of `stop_ids` ends the request once
-    `min_tokens` are out. Requests of different namespaces never share pages. With
-    `wait_for_sample` each step waits for the token of the one before, which a rule on the host
-    needs. `prompt_logprobs` asks for logits of every prompt position, so cached prefixes are no
-    use. `params` is for the sampler alone.
+    max_tokens, min_tokens: of the output
+    stop_ids: any of them ends the request once `min_tokens` are out
+    priority: higher goes first
+    namespace: requests of different namespaces never share pages
+    wait_for_sample: each step waits for the token of the one before, as a logit rule on the host
+        needs
+    prompt_logprobs: every prompt position gets logits, so no cached prefix is used
+    params: for the sampler alone
     """
 
     id: str
@@ -41,12 +43,11 @@ class Request:
 
 @frozen(kw_only=True, eq=False)
 class RequestState:
-    """A request and how far it came: what waits in the queue, and what sits in a seat.
+    """A request and its progress, in the queue or in a row.
 
     tokens: [n] int32, prompt and output known when it was last queued
-
-    `arrival` numbers requests in the order they came. With the priority it gives the place in the
-    queue, which a preempted request keeps.
+    arrival: numbers requests in the order they came; a preempted request keeps it, and so its place
+        in the queue
     """
 
     request: Request
@@ -56,9 +57,9 @@ class RequestState:
 
     @property
     def priority_key(self) -> tuple[int, int]:
-        """Sorts before every entry it goes ahead of."""
+        """The sort key: requests with smaller keys go first."""
         return (-self.request.priority, self.arrival)
 
     def requeued(self, tokens: Ints) -> RequestState:
-        """The entry as it goes back to the queue with `tokens` known."""
+        """Return the state as it goes back to the queue with `tokens` known."""
         return evolve(self, tokens=tokens, preemptions=self.preemptions + 1)

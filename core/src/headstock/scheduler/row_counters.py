@@ -1,4 +1,4 @@
-"""The per-row counters, and the small array functions that every module here uses."""
+"""The per-row counters, and small array functions of the scheduler."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from headstock.spi.arrays import Ints
 
 
 class RowCounter:
-    """The per-row counters; a free row has zeros.
+    """The rows of the counter array [counters, rows]; a free row has zeros.
 
+    One array, so that a step copies all counters at once and clears a row by one write.
     Plain numbers: a member of an IntEnum as an index costs 0.1 us more each time, 4 us a step.
     """
 
-    ACTIVE = 0  # 1 while the seat is taken
-    ADMISSION_ID = 1  # admission id, counted from 1
+    ACTIVE = 0  # 1 while a request has the row
+    ADMISSION_ID = 1  # counted from 1; tells late results of an earlier request
     NUM_TOKENS = 2  # known, placeholder and draft tokens
     NUM_KNOWN = 3  # tokens in the token table
     # tokens whose keys and values are in the pool, or will be once launched steps are done
     NUM_COMPUTED = 4
-    NUM_PLACEHOLDERS = 5  # placeholders: tokens that launched steps will sample
+    NUM_PLACEHOLDERS = 5  # tokens that launched steps will sample
     NUM_PROMPT = 6  # length of the prompt
     LAST_POSITION = 7  # position of the last token that the row may get, which is never computed
     MIN_LEN = 8  # length before which no stop id counts
     NUM_INDEXED = 9  # leading pages that the prefix index holds
-    LAST_STEP = 10  # number of the step that the row last ran in, or was seated in
+    LAST_STEP = 10  # number of the step that the row last ran in, or was admitted in
     WAIT_FOR_SAMPLE = 11  # 1: plan no further before the last sampled token is known
     PROMPT_LOGPROBS = 12  # 1: every prompt position gets logits
     NUM_CACHED = 13  # prompt tokens taken from the index
@@ -41,29 +42,28 @@ NONE.flags.writeable = False
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """The array, no longer writeable."""
+    """Return the array, no longer writeable."""
     array.setflags(write=False)
     return array
 
 
 def writeable_copy(array: np.ndarray) -> np.ndarray:
-    """The array itself when it may be written, else a copy."""
+    """Return the array itself when it may be written, else a copy."""
     return array if array.flags.writeable else array.copy()
 
 
 def any_set(mask: np.ndarray) -> bool:
-    """Whether any entry of the mask is set; four times as fast as `mask.any()` at these sizes."""
+    """Return whether any entry is set; at these sizes four times as fast as `mask.any()`."""
     return bool(np.count_nonzero(mask))
 
 
 def all_set(mask: np.ndarray) -> bool:
-    """Whether all entries of the mask are set."""
+    """Return whether all entries of the mask are set."""
     return int(np.count_nonzero(mask)) == mask.size
 
 
 def indices(mask: np.ndarray) -> Ints:
-    """Where the entries of the mask are set; five times as fast as `np.flatnonzero(mask)` at these
-    sizes.
+    """Return the indices of the set entries; five times as fast as `np.flatnonzero(mask)` here.
 
     mask: [n]    returns: [set entries] int64
     """
