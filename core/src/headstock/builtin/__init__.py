@@ -1,1 +1,1 @@
-"""The plugins that ship with core, behind the same entry points as anyone else's."""
+"""The plugins that ship with core, behind the same entry points as all others."""

@@ -8,22 +8,23 @@ from headstock.builtin.share import NONE, split_budget
 from headstock.spi.scheduler import Budget, ScheduleDecision, View
 
 PATIENCE = 8
-"""Steps that prompts wait for decoding rows at most."""
+"""Steps that prompts wait for decode rows at most."""
 
 
 def schedule(view: View, budget: Budget) -> ScheduleDecision:
-    """Decoding rows alone while there are any, but in every `PATIENCE`th step prompts get what the
-    budget leaves.
+    """Run decode rows alone while there are any.
+
+    In every `PATIENCE`th step prompts get the rest of the token budget.
     """
     ready = view.rows_by_priority[view.num_new_tokens[view.rows_by_priority] > 0]
     decoding = view.num_computed_tokens[ready] >= view.num_prompt_tokens[ready]
     decode, prompts = ready[decoding], ready[~decoding]
-    open_door = not len(decode) or view.step % PATIENCE == 0
+    admits_prompts = not len(decode) or view.step % PATIENCE == 0
     rows, counts = split_budget(
-        view, np.concatenate([decode, prompts]) if open_door else decode, budget.tokens
+        view, np.concatenate([decode, prompts]) if admits_prompts else decode, budget.tokens
     )
     new = len(view.waiting_lengths)
-    admit = open_door and new > 0 and int(counts.sum()) < budget.tokens
+    admit = admits_prompts and new > 0 and int(counts.sum()) < budget.tokens
     return ScheduleDecision(
         rows=rows, counts=counts, admit=np.arange(new, dtype=np.int32) if admit else NONE
     )

@@ -13,9 +13,9 @@ class EagerRunner(Runner):
         self.program = program
 
     def run(self, batch: Batch, attend: Attend) -> Sample:
-        """What the batch's logit positions sample.   writes: batch.pools"""
+        """Run the batch, and return what its logit positions sample.   writes: batch.pools"""
         return run_eager_step(self.program, batch, attend)
 
     def close(self) -> None:
-        """Forget the program, which holds the weights."""
+        """Drop the program, which holds the weights."""
         del self.program

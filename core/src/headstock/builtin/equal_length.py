@@ -1,6 +1,4 @@
-"""Rows of equal length together: every step is a batch without padding, at the price of uneven gaps
-between tokens.
-"""
+"""Rows of equal length together: batches without padding, at the price of uneven gaps."""
 
 from __future__ import annotations
 
@@ -10,16 +8,16 @@ from headstock.builtin.share import NONE, split_budget
 from headstock.spi.scheduler import Budget, ScheduleDecision, View
 
 TURN = 4
-"""In every so many-th step the row that waited longest goes first."""
+"""In every `TURN`th step the row that waited longest goes first."""
 
 
 def schedule(view: View, budget: Budget) -> ScheduleDecision:
-    """One new request, or else the rows of one length, a number of computed tokens: the shortest,
-    which have steps to make alone in any order, until they have caught up with the next and go on
-    with them.
+    """Admit one new request, or else run the rows of one length, in computed tokens.
 
-    A new request starts where a cached prefix ends, which nobody knows before it is seated, so it
-    is seated alone. With n rows nobody waits for more than `TURN * (n + 1)` steps.
+    That is the shortest length: its rows have to catch up with the next before they run together,
+    and those steps they make alone in any order. A new request starts where a cached prefix ends.
+    Only its admission shows where, so it is admitted alone. With n rows, none waits for more than
+    `TURN * (n + 1)` steps.
     """
     ready = view.rows_by_priority[view.num_new_tokens[view.rows_by_priority] > 0]
     waits = view.step - view.last_step[ready]

@@ -1,6 +1,4 @@
-"""The default scheduler: every decode row runs in every step, and prompts fill what is left of the
-token budget.
-"""
+"""The default scheduler: every decode row in every step, prompts in the rest of the budget."""
 
 from __future__ import annotations
 

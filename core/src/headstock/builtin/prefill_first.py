@@ -1,6 +1,4 @@
-"""Prompts before generation: the shortest time to first tokens, at the price of uneven gaps between
-later ones.
-"""
+"""Prompts before generation: early first tokens, at the price of uneven gaps between later ones."""
 
 from __future__ import annotations
 
@@ -10,15 +8,14 @@ from headstock.builtin.share import NONE, split_budget
 from headstock.spi.scheduler import Budget, ScheduleDecision, View
 
 PATIENCE = 4
-"""Steps that a decoding row waits for prompts at most."""
+"""Steps that a decode row waits for prompts at most."""
 
 
 def schedule(view: View, budget: Budget) -> ScheduleDecision:
-    """Prompt chunks alone while there are any, but once a decoding row has waited `PATIENCE` steps,
-    those go first.
+    """Run prompt chunks alone while there are any.
 
-    A step of prompts holds no decoding rows, so that it takes no longer than its prompts; bounded
-    waiting keeps decoding alive.
+    Once a decode row has waited `PATIENCE` steps, decode rows go first. A step of prompts holds no
+    decode rows, so that it takes no longer than its prompts.
     """
     ready = view.rows_by_priority[view.num_new_tokens[view.rows_by_priority] > 0]
     decoding = view.num_computed_tokens[ready] >= view.num_prompt_tokens[ready]
@@ -29,7 +26,7 @@ def schedule(view: View, budget: Budget) -> ScheduleDecision:
     if starved or not (len(prompts) or new):
         rows = np.concatenate([decode, prompts])
     rows, counts = split_budget(view, rows, budget.tokens)
-    open_door = new > 0 and int(counts.sum()) < budget.tokens
+    may_admit = new > 0 and int(counts.sum()) < budget.tokens
     return ScheduleDecision(
-        rows=rows, counts=counts, admit=np.arange(new, dtype=np.int32) if open_door else NONE
+        rows=rows, counts=counts, admit=np.arange(new, dtype=np.int32) if may_admit else NONE
     )

@@ -1,4 +1,4 @@
-"""Dealing out a token budget."""
+"""Split a token budget among rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ NONE.flags.writeable = False
 
 
 def split_budget(view: View, rows: Ints, tokens: int) -> tuple[Ints, Ints]:
-    """Give the rows, in the order named, what they want until `tokens` are gone.
+    """Give the rows, in this order, their new tokens until `tokens` are used up.
 
-    returns: rows that got some and how many each, [n] int32
+    returns: the rows that got some and how many each, [n] int32
     """
-    taken = np.minimum(np.cumsum(view.num_new_tokens[rows]), tokens)
-    counts = np.diff(taken, prepend=0).astype(np.int32)
+    totals = np.minimum(np.cumsum(view.num_new_tokens[rows]), tokens)
+    counts = np.diff(totals, prepend=0).astype(np.int32)
     return rows[counts > 0], counts[counts > 0]

@@ -67,9 +67,9 @@ def dedup_pages(state: WorkingState, row: int, column: int, own: Ints, canonical
     changed = canonical != own
     if not any_set(changed):
         return
-    # Rows that compute the same tokens at once each fill a page of their own, and the index keeps the
+    # Rows that compute the same tokens at once each fill a page of their own; the index keeps the
     # first. The row changes to it, so that what its handle holds is what its table names. A
-    # duplicate could never be found again, and would take memory as long as the row runs.
+    # duplicate could never be matched, and would take memory as long as the row runs.
     # The table changes before the duplicates are freed, so no row ever names a free page.
     write_page_table(state, 0, row, column, canonical)
     refs = state.refs[0]

@@ -1,4 +1,4 @@
-"""What runs next: asking the scheduler plugin, and giving what it chose the pages it needs."""
+"""Select the rows of a step: ask the scheduler plugin, and give its rows the pages they need."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BLAME = "report it to its author or pick another --scheduler"
 
 
 def select_rows(state: WorkingState) -> Ints:
-    """How many tokens each row computes, pages already in their tables; waiting requests are seated
-    here.
+    """Return how many tokens each row computes; their pages are in the page tables.
 
+    Waiting requests are admitted here.
     returns: [rows] int32
     """
     limits = state.limits
@@ -37,6 +37,7 @@ def select_rows(state: WorkingState) -> Ints:
     decision = _call_scheduler(state, view, budget)
     num_scheduled = _validate_decision(state, view, budget, decision)
     preempted = state.num_preempted
+    # Victims go first: the scheduled rows may need their pages.
     for row in decision.victims.tolist():
         preempt_row(state, row)
     num_scheduled = _allocate_pages(state, num_scheduled)
@@ -48,19 +49,22 @@ def select_rows(state: WorkingState) -> Ints:
     )
     if any_set(num_scheduled) or not any_set(view.num_new_tokens):
         return num_scheduled
-    # It waited for requests that found no room: ask again without them.
+    # The scheduler held rows back for requests that did not fit. Without a second decision, no row
+    # would run, no page would become free, and the next step would be the same.
     decision = _call_scheduler(state, _make_view(state, ()), budget)
     return _allocate_pages(state, _validate_decision(state, view, budget, decision))
 
 
 def _make_view(state: WorkingState, waiting: Sequence[RequestState]) -> View:
-    """What a scheduler may see, `waiting` of the queue."""
+    """Return the view that a scheduler plugin gets, with `waiting` of the queue."""
+    # Views of the live arrays spare the copies; read-only, so that no plugin writes the state.
     counters = state.row_counters.view()
     counters.setflags(write=False)
     state.rows_by_priority.setflags(write=False)
     computed = counters[RowCounter.NUM_COMPUTED]
     num_new_tokens = np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])
     num_new_tokens -= computed
+    # Rows with wait_for_sample: the next token depends on one that is still in flight.
     if state.num_special:
         num_new_tokens[
             (counters[RowCounter.WAIT_FOR_SAMPLE] & counters[RowCounter.NUM_PLACEHOLDERS]) > 0
@@ -84,9 +88,9 @@ def _make_view(state: WorkingState, waiting: Sequence[RequestState]) -> View:
 
 
 def _call_scheduler(state: WorkingState, view: View, budget: Budget) -> ScheduleDecision:
-    """What the scheduler plugin chooses.
+    """Return the decision of the scheduler plugin.
 
-    raises: PluginBroken, naming it, when it raises or gives something else
+    raises: PluginBroken, naming the plugin, when it raises or returns something else
     """
     limits = state.limits
     try:
@@ -106,7 +110,7 @@ def _call_scheduler(state: WorkingState, view: View, budget: Budget) -> Schedule
 def _validate_decision(
     state: WorkingState, view: View, budget: Budget, decision: ScheduleDecision
 ) -> Ints:
-    """What was num_scheduled, by row.   returns: [rows] int32, 0 where a row does not run
+    """Return the scheduled tokens by row, [rows] int32, 0 where a row does not run.
 
     raises: PluginBroken, naming the scheduler and the rule, when the decision breaks one
     """
@@ -124,7 +128,7 @@ def _validate_decision(
         elif any_set(
             num_scheduled.view(np.uint32) > view.num_new_tokens.view(np.uint32)
         ):  # a negative count is a huge one
-            fault = "a row that is free or wants fewer tokens"
+            fault = "a row that is free or has fewer new tokens"
         elif int(num_scheduled.sum()) > budget.tokens:
             fault = f"{num_scheduled.sum()} tokens of {budget.tokens}"
     if len(decision.admit) and not _are_valid_positions(decision.admit, len(view.waiting_lengths)):
@@ -133,20 +137,20 @@ def _validate_decision(
         len(decision.victims)
         and not np.isin(decision.victims, np.setdiff1d(view.rows_by_priority, decision.rows)).all()
     ):
-        fault = "a victim that is free or num_scheduled to run"
+        fault = "a victim that is free or scheduled to run"
     if fault:
         raise PluginBroken(f"the scheduler {state.limits.scheduler!r} chose {fault}; {BLAME}")
     return num_scheduled
 
 
 def _are_valid_positions(positions: Ints, count: int) -> bool:
-    """Whether the positions ascend within [0, count)."""
-    given: list[int] = positions.tolist()
-    return given[0] >= 0 and given[-1] < count and given == sorted(set(given))
+    """Return whether the positions ascend within [0, count)."""
+    values: list[int] = positions.tolist()
+    return values[0] >= 0 and values[-1] < count and values == sorted(set(values))
 
 
 def _allocate_pages(state: WorkingState, num_scheduled: Ints) -> Ints:
-    """Give the scheduled rows the pages they need, by preemption when the pool is full.
+    """Append the pages that the scheduled rows need, by preemption when the pool is full.
 
     num_scheduled: [rows]    returns: [rows], the tokens of each row that still runs
     """
@@ -155,6 +159,7 @@ def _allocate_pages(state: WorkingState, num_scheduled: Ints) -> Ints:
     short = stops > state.spans * size
     if not any_set(short):
         return num_scheduled
+    # All groups are checked before pages are taken from any, so nothing has to be put back.
     needs = []
     for group in range(len(short)):
         rows, spans = indices(short[group]), state.spans[group]
@@ -170,14 +175,14 @@ def _allocate_pages(state: WorkingState, num_scheduled: Ints) -> Ints:
 
 
 def preempt_until_fits(state: WorkingState, num_scheduled: Ints, needs: Ints) -> Ints:
-    """As `provide`, when pages are short: serve rows by priority and preempt from the last one up.
-
-    The first row may take the pages of all others, and every request fits the pool alone, so some
-    row always goes on. When the scheduler ran only rows of low priority, and none fits, the last
-    one is preempted in favour of those that it passed over.
+    """As `_allocate_pages`, when pages are short: preempt from the last row in priority order.
 
     num_scheduled: [rows]    needs: [groups, rows], negative where a row has pages to spare
+    returns: [rows], the tokens of each row that still runs
     """
+    # Rows are served from the front and preempted from the back. The first row is never preempted
+    # for another and may take the pages of all; every request fits the pool alone
+    # (`find_refusal`). So it goes on to its end, and no two rows preempt each other in turns.
     running = state.rows_by_priority.tolist()
     still_running = np.zeros_like(num_scheduled)
     while running:
@@ -191,8 +196,10 @@ def preempt_until_fits(state: WorkingState, num_scheduled: Ints, needs: Ints) ->
             preempt_row(state, running.pop())
         if any(count > count_available_pages(state, group) for group, count in enumerate(need)):
             if not any_set(still_running):
+                # The scheduler passed over the rows before this one, and they hold the pages: this
+                # one gives way, so that the next decision can run them.
                 preempt_row(state, row)
-            break  # nobody of lower priority is left, so this was the last row
+            break  # all rows of lower priority are preempted, so this was the last
         for group, count in enumerate(need):
             if count > 0:
                 append_row_pages(state, group, row, count)

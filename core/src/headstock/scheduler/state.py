@@ -1,4 +1,4 @@
-"""All that the scheduler knows."""
+"""The scheduler's state between two steps."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class State:
     regions: of ended sequences, oldest first, for requests that continue them
     writes: page-table entries that no plan has carried yet
     ended, accepted: results of the last step's events
-    num_special: running requests that wait for samples (and may have drafts) or score prompts
+    num_special: running requests with wait_for_sample (which may have drafts) or prompt_logprobs
 
-    Owned values pass from state to state and are written in place, so never read an old state's:
+    Owned values pass from state to state and are written in place, since a copy in each step would
+    cost more than the step (decision 0013). Never read those of an old state:
 
     index: of the cache policy
     tokens: [rows, max_len in whole pages] int32
@@ -72,12 +73,12 @@ class State:
 
     @property
     def num_running(self) -> int:
-        """Taken seats."""
+        """How many rows are in use."""
         return len(self.rows_by_priority)
 
     @property
     def pages(self) -> tuple[tuple[Ints, ...], ...]:
-        """By group and row, the live pages, copied out of the table.   each: [n] int32"""
+        """By group and row, the live pages, each [n] int32, copied out of the table."""
         bounds = zip(self.table, self.first_pages.tolist(), self.spans.tolist(), strict=True)
         return tuple(
             tuple(row[first:span].copy() for row, first, span in zip(*group, strict=True))
@@ -86,7 +87,7 @@ class State:
 
 
 def initial_state(limits: Limits) -> State:
-    """Nothing running, every page free."""
+    """Return a state in which nothing runs and every page is free."""
     rows, groups, columns = limits.max_rows, len(limits.groups), limits.pages_for(limits.max_len)
     return State(
         row_counters=read_only(np.zeros((NUM_COUNTERS, rows), np.int32)),

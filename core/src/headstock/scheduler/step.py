@@ -20,21 +20,24 @@ from headstock.scheduler.working_state import to_state, to_working_state
 
 
 def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, Plan]:
-    """The state after `events`, and the work to launch next.
+    """Return the state after `events`, and the plan of the work to launch next.
 
-    Of `state` only the owned values are written; everything else of it stays as it was.
+    Only the owned values of `state` are written; everything else of it stays as it was.
     """
     working = to_working_state(state, limits)
+    # First: events tell which rows failed, and what those computed must not reach the index.
     for event in events:
         apply_event(working, event)
-    # Before rows are admitted, so that they find pages that the last step filled.
+    # Before admission, so that new rows share the pages that the last step filled.
     insert_full_pages(working)
+    # Before the pages are counted: those behind a window serve this step already.
     for group, kind in enumerate(limits.groups):
         if kind.kind == "window":
             free_out_of_window(working, group, indices(working.row_counters[RowCounter.ACTIVE]))
-    # Before the scheduler sees the rows: it may admit only to rows and pages that are free then.
+    # Before the scheduler plugin decides: it sees only rows and pages that are free then.
     preempt_for_priority(working)
     plan = make_plan(working, select_rows(working))
+    # Last: only the next step reads the order of the new rows.
     sort_rows(working)
     state = to_state(working)
     if limits.check:

@@ -10,17 +10,17 @@ from attrs import frozen
 from headstock.scheduler.request import RequestState
 
 MAX_PART = 128
-"""Entries of a part; a longer one is halved."""
+"""Requests of a part; a longer one is halved."""
 
 Part = tuple[RequestState, ...]
 
 
 @frozen
 class WaitingQueue:
-    """Waiting requests in priority order, as parts of up to `LONGEST`.
+    """Waiting requests in priority order, as parts of up to `MAX_PART`.
 
-    A change copies one part and the tuple of parts. One tuple of 4,096 entries would be copied
-    whole, which takes 30 us for an arrival and 300 us for a seating.
+    A change copies one part and the tuple of parts. One tuple of 4,096 requests would be copied
+    whole, which takes 30 us for an arrival and 300 us for an admission.
     """
 
     parts: tuple[Part, ...] = ()
@@ -35,11 +35,11 @@ class WaitingQueue:
 
     @property
     def head(self) -> RequestState:
-        """The entry that goes first; there must be one."""
+        """The request that goes first; there must be one."""
         return self.parts[0][0]
 
     def first(self, count: int) -> Part:
-        """The `count` entries that go first, or all when there are fewer."""
+        """Return the `count` requests that go first, or all when there are fewer."""
         request_states: Part = ()
         for part in self.parts:
             if len(request_states) >= count:
@@ -48,7 +48,7 @@ class WaitingQueue:
         return request_states[:count]
 
     def put(self, request_state: RequestState) -> WaitingQueue:
-        """The queue with the entry where its key belongs."""
+        """Return the queue with the request where its priority key belongs."""
         parts, key = self.parts, request_state.priority_key
         if not parts:
             return WaitingQueue(((request_state,),), 1)
@@ -67,8 +67,9 @@ class WaitingQueue:
         return WaitingQueue((*parts[:at], *new, *parts[at + 1 :]), self.length + 1)
 
     def without(self, arrivals: Set[int]) -> WaitingQueue:
-        """The queue without the entries of these arrival numbers, all of which wait; those in front
-        go fastest.
+        """Return the queue without the requests of these arrival numbers, all of which wait.
+
+        Only parts up to the last of them are looked through, and most leave from the front.
         """
         parts_left: list[Part] = []
         num_left = len(arrivals)

@@ -1,4 +1,4 @@
-"""The working copy that a step turns one state into the next with."""
+"""The working copy in which a step turns one state into the next."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from headstock.spi.arrays import Ints
 
 @define(eq=False)
 class WorkingState:
-    """A state in the making: the step's own copies, which it may write, and the owned values. What
-    is not copied here is copied before its first write.
+    """A state in the making: copies that the step may write, and the owned values.
+
+    A mutable twin of `State`, because frozen records cost several times as much (decision 0002).
+    `rows_by_priority`, `stop_ids` and `first_pages` start as the previous state's arrays; a write
+    copies them first.
     """
 
     limits: Limits
@@ -48,11 +51,11 @@ class WorkingState:
     ended: list[Ended] = field(factory=list)
     accepted: list[tuple[Ints, Ints, Ints]] = field(factory=list)  # ids, counts, tokens
     new_row_ids: list[int] = field(factory=list)
-    rows_unsorted: bool = False  # rows joined, so `rows_by_priority` lacks them
+    rows_unsorted: bool = False  # `rows_by_priority` lacks the new rows
 
 
 def to_working_state(state: State, limits: Limits) -> WorkingState:
-    """A working copy that starts as `state`."""
+    """Return a working copy that starts as `state`."""
     return WorkingState(
         limits,
         state,
@@ -80,7 +83,8 @@ def to_working_state(state: State, limits: Limits) -> WorkingState:
 
 
 def to_state(working: WorkingState) -> State:
-    """The read-only state that the working copy became."""
+    """Return the read-only state that the working copy became."""
+    # Read-only arrays make numpy raise when anything writes to an old state.
     for array in (
         working.row_counters,
         working.rows_by_priority,
@@ -128,15 +132,15 @@ def _join_accepted(parts: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, In
 
 
 def count_shareable_tokens(working: WorkingState) -> Ints:
-    """How many tokens of each row may be shared or kept: known ones, computed by steps known to be
-    done.
+    """Return how many tokens of each row may be shared or retained, [rows] int32.
 
-    Under overlap the plan made last still runs, and may fail.   returns: [rows] int32
+    These are known tokens, computed by steps that are known to be done.
     """
     counters = working.row_counters
-    done: Ints = np.minimum(counters[RowCounter.NUM_COMPUTED], counters[RowCounter.NUM_KNOWN])
+    num_done: Ints = np.minimum(counters[RowCounter.NUM_COMPUTED], counters[RowCounter.NUM_KNOWN])
+    # Under overlap the latest plan still runs, and its step may fail.
     return (
-        np.minimum(done, counters[RowCounter.NUM_COMPUTED_BEFORE])
+        np.minimum(num_done, counters[RowCounter.NUM_COMPUTED_BEFORE])
         if working.limits.overlap
-        else done
+        else num_done
     )
