@@ -105,7 +105,7 @@ ILLEGAL = {
     ),
     "does not exist": lambda view: ScheduleDecision(rows=np.array([99]), counts=np.array([1])),
     "twice": lambda view: ScheduleDecision(rows=np.array([0, 0]), counts=np.array([1, 1])),
-    "wants fewer": lambda view: ScheduleDecision(
+    "fewer new tokens": lambda view: ScheduleDecision(
         rows=view.rows_by_priority, counts=view.num_new_tokens[view.rows_by_priority] + 1
     ),
     "waiting positions": lambda view: ScheduleDecision(

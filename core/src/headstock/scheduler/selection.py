@@ -180,9 +180,9 @@ def preempt_until_fits(state: WorkingState, num_scheduled: Ints, needs: Ints) ->
     num_scheduled: [rows]    needs: [groups, rows], negative where a row has pages to spare
     returns: [rows], the tokens of each row that still runs
     """
-    # Rows are served from the front and preempted from the back. The first row is never preempted
-    # for another and may take the pages of all; every request fits the pool alone
-    # (`find_refusal`). So it goes on to its end, and no two rows preempt each other in turns.
+    # Rows are served from the front and preempted from the back. So the first row never gives way
+    # here and may take the pages of all others; every request fits the pool alone
+    # (`find_refusal`). It goes on to its end, and no two rows preempt each other in turns.
     running = state.rows_by_priority.tolist()
     still_running = np.zeros_like(num_scheduled)
     while running:
