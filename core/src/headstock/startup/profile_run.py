@@ -123,12 +123,12 @@ def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: 
     # with prompts FlashAttention-3 bounds its splits by that row: the demo model's activations are
     # 548 MiB with it and 108 without.
     starts[0] = max_len - counts[0]
-    seats, ones = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32)
+    row_ids, ones = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32)
     plan = Plan(
         number=0,
         num_decode=0,
-        rows=seats,
-        admission_ids=seats,
+        rows=row_ids,
+        admission_ids=row_ids,
         starts=starts,
         stops=starts + counts,
         num_logits=ones,
