@@ -17,6 +17,8 @@ __all__ = ["Finding", "Status", "check_parts", "run_checks"]
 
 def run_checks(config: EngineConfig) -> Iterator[Finding]:
     """Check this machine, the installed plugins and the model of `config`, in that order."""
+    # Late, as all imports of checks: what cannot be imported is to be a finding, and not the
+    # doctor's end.
     from headstock.doctor import machine_checks, software_checks
 
     checks: dict[str, Check] = {

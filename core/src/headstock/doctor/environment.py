@@ -92,6 +92,7 @@ def inspect_environment(config: EngineConfig) -> Environment:
         )
     return Environment(
         config=config,
+        # With a --device that is not there, the plugins are still compared with what is.
         env=env or describe_device("auto"),
         directory=directory,
         model=model,

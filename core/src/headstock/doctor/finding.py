@@ -61,6 +61,7 @@ def run_check(subject: str, check: Check) -> list[Finding]:
         findings.extend(check())
     except HeadstockError as error:
         findings.append(fail_finding(subject, str(error), "", error.exit_code))
+    # SystemExit too: a plugin that ends the process at import must not end the checks.
     except (Exception, SystemExit) as error:
         findings.append(
             fail_finding(subject, describe_error(error), "the check itself broke off here")

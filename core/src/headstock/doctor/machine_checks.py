@@ -49,6 +49,7 @@ def check_encoding() -> Iterator[Finding]:
 def check_hub() -> Iterator[Finding]:
     """Check where models from the Hugging Face hub are kept, and whether they may be downloaded."""
     folder = _hub_folder()
+    # Before the first download there is no cache: the folder in which it will be made decides.
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield fail_finding(
@@ -73,6 +74,7 @@ def check_hub() -> Iterator[Finding]:
 
 def _hub_folder() -> Path:
     """The folder that huggingface_hub keeps models in."""
+    # Its rules again, because importing it takes half a second.
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     home = os.environ.get("HF_HOME") or str(Path(cache) / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")).expanduser().absolute()

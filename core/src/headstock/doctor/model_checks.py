@@ -41,6 +41,8 @@ def check_tokenizer(directory: Path, model: FamilyAndConfig | None) -> Iterator[
         yield fail_finding(
             "tokenizer", f"{_SAMPLE_TEXT!r} comes back as {shorten(text)!r}", "check tokenizer.json"
         )
+    # A warning: checkpoints with a few ids too many work for all texts that do not make them. Fewer
+    # ids than scores are usual.
     elif model is not None and loaded.vocab_size > model.config.vocab:
         text = f"{loaded.vocab_size} tokens, and the model has scores for {model.config.vocab}"
         yield warn_finding(

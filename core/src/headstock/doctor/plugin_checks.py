@@ -45,6 +45,7 @@ def check_plugin(
     remedy = f"repair it or remove it: pip uninstall {plugin.distribution}"
     provider = f"{plugin.distribution} {plugin.version}"
     if isinstance(spec, HeadstockError):
+        # Most errors of loading end in their own remedy; a second one would be noise.
         has_remedy = "pip " in str(spec) or isinstance(spec, AmbiguousPlugin)
         yield fail_finding(subject, str(spec), "" if has_remedy else remedy)
         return

@@ -46,6 +46,7 @@ def check_torch() -> Iterator[Finding]:
     yield pass_finding(
         "torch", f"{torch.__version__}, {format_count(torch.get_num_threads(), 'thread')}"
     )
+    # torch says only in a warning why it cannot use a GPU, such as that the driver is too old.
     with warnings.catch_warnings(record=True) as driver_warnings:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()

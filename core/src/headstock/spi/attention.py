@@ -41,6 +41,7 @@ class Feature(Enum):
     LSE = "lse"
 
 
+# Ordered, because runners ask for the least that they need.
 class GraphSupport(IntEnum):
     """Which steps a CUDA graph of the backend may replay; each level includes those before it.
 
@@ -78,6 +79,8 @@ class AttentionCapabilities:
     contiguous: whether it reads one region a sequence
     """
 
+    # Validated here, at the import of the spec: a list in place of a frozenset would else fail in
+    # core, far from the plugin that gave it.
     phases: frozenset[Phase] = field(
         validator=deep_iterable(instance_of(Phase), instance_of(frozenset))
     )
@@ -247,6 +250,7 @@ class AttentionBackend(ABC):
     def close(self) -> None:
         """Free what the backend holds. It is not used afterwards."""
 
+    # The four methods of graphs are not abstract: a backend without graphs need not write them.
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
         """Allocate static buffers for graphs of these batch sizes; only if `graph` is not NEVER."""
         raise TypeError(f"{type(self).__name__} declares graph support but has no graph_init")

@@ -78,6 +78,8 @@ class Batch:
         token in order
     """
 
+    # Flat, because rows of a step have 1 to thousands of tokens: padding them would be computed
+    # too.
     tokens: Tensor
     positions: Tensor
     slots: tuple[Tensor, ...]

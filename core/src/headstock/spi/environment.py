@@ -49,6 +49,7 @@ class DeviceRange:
     def __contains__(self, env: DeviceEnv) -> bool:
         if env.device != self.device:
             return False
+        # A device that says nothing of itself is not taken for one that is new enough.
         if env.capability is None:
             return self.lowest is None
         return (self.lowest is None or env.capability >= self.lowest) and (

@@ -117,6 +117,7 @@ class Ops(ABC):
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
         """One token for each row of `logits` [n, vocab] float32, which may be written."""
 
+    # One call, so that operations can sample without a copy of the scores in float32.
     def lm_head_sample(
         self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
     ) -> Sample:

@@ -47,14 +47,16 @@ class Rejection:
 
 @frozen(kw_only=True)
 class PluginSpec:
-    """The fields that all kinds of plugin share. Making one imports neither torch nor a kernel
-    library.
+    """The fields that all kinds of plugin share.
+
+    Making one imports neither torch nor a kernel library.
 
     implementation: a path `package.module:Name`, imported only when the plugin is chosen
     options: the path of an attrs class, whose fields are the plugin's own options
         (`--opt name.field=value`)
     """
 
+    # Paths and not objects: plugins are listed, checked and refused without their code.
     name: str = field(validator=instance_of(str))
     spi: SpiRange = field(validator=instance_of(SpiRange))
     summary: str = field(validator=instance_of(str))

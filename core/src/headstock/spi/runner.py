@@ -80,6 +80,7 @@ class RowTables:
 
         token_rows, positions: [tokens] int64, each token's row and its position in that row
         """
+        # Few operations: a graph of a decode step pays for each in every replay.
         size = self.page_size
         columns, offsets = positions.div(size, rounding_mode="floor"), positions % size
         return Batch(
@@ -105,10 +106,13 @@ class RowTables:
         """
         import torch  # importing the contract does not
 
+        # From the host's lengths: those on the device would have to be waited for, and a capture
+        # cannot read them.
         columns = -(-int(host_context_lens.max()) // self.page_size)
         return AttentionStep(
             phase=Phase.DECODE,
             query_start=query_start,
+            # Cast and addition in one operation.
             context_lens=torch.add(
                 positions, 1, out=torch.empty_like(positions, dtype=torch.int32)
             ),
@@ -155,6 +159,7 @@ class RowTables:
 
         row_ids, positions: [n] int64
         """
+        # Greedy rows skip the noise over the vocabulary.
         if not kind:
             return Sampling()
         columns = {name: getattr(self, name)[row_ids] for name in sorted(kind)}
@@ -208,6 +213,8 @@ class DecodeStep:
     sampling: makes the complete `Sampling`, for any kind
     """
 
+    # Two numbers a row are all that a replay is given: nothing on the device says how far a row is,
+    # so nothing there can drift from the plan (docs/decisions/0015-replayed-decode-steps.md).
     row_ids: np.ndarray
     positions: np.ndarray
     kind: frozenset[str] | None
@@ -216,8 +223,9 @@ class DecodeStep:
 
 @frozen(kw_only=True, eq=False)
 class PromptStep:
-    """A step in which some row computes several tokens or its first, and each row is scored at
-    its last token.
+    """A step with prompt tokens: some row computes several tokens, or its first.
+
+    Each row is scored at its last token.
 
     num_decode: how many rows at the front have one token each after earlier ones
     token_rows, positions: [tokens] int64 numpy, each token's row and its position in that row
@@ -258,14 +266,16 @@ class Runner(ABC):
         """Free what was captured."""
 
     def buckets(self, max_rows: int) -> tuple[int, ...]:
-        """The batch sizes that it would capture for steps of up to `max_rows` rows, largest
-        first; none by default.
+        """The batch sizes to capture for steps of up to `max_rows` rows, largest first.
+
+        There are none by default.
         """
         return ()
 
     def prompt_buckets(self, max_tokens: int) -> tuple[int, ...]:
-        """The token counts that it would capture for steps with prompt tokens of up to
-        `max_tokens` tokens, largest first; none by default.
+        """The token counts to capture for prompt steps of up to `max_tokens`, largest first.
+
+        There are none by default.
         """
         return ()
 

@@ -37,6 +37,8 @@ class View:
     num_computed_tokens: Ints
     num_prompt_tokens: Ints
     last_step: Ints
+    # As many requests as could be admitted, not the queue: a step must not cost more the longer it
+    # is.
     waiting_lengths: Ints
     waiting_priorities: Ints
     step: int
@@ -77,6 +79,7 @@ ScheduleFunction = Callable[[View, Budget], ScheduleDecision]
 
 @frozen(kw_only=True)
 class SchedulerSpec(PluginSpec):
-    """A scheduler as its entry point returns it; `implementation` names a pure
-    `schedule(view, budget) -> ScheduleDecision`.
+    """A scheduler as its entry point returns it.
+
+    `implementation` names a pure function `schedule(view, budget) -> ScheduleDecision`.
     """

@@ -43,6 +43,7 @@ class SpiRange:
 
     def accepts(self, offered: tuple[int, int]) -> bool:
         """Whether a core that offers `offered` can use the plugin."""
+        # As in semantic versioning, where 0.x promises nothing between minors.
         major, minor = offered
         return major == self.major and (minor == self.minor if major == 0 else minor >= self.minor)
 

@@ -1,4 +1,4 @@
-"""Recognize formats that are not served by their file names, and name what converts each."""
+"""Recognize by file names the formats that are not served, and name what converts each."""
 
 from __future__ import annotations
 
