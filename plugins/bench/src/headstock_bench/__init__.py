@@ -1,3 +1,4 @@
-"""The command `headstock bench`: seeded workloads, engines that run them in turns, and results with
-the conditions they hold under. Importing it does not import torch.
+"""The command `headstock bench`. Importing it does not import torch.
+
+It has seeded workloads, engines that run them in turns, and results with their conditions.
 """

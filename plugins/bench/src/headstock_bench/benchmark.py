@@ -40,6 +40,7 @@ class Benchmark:
 
     def add_transformers(self) -> None:
         """Have transformers run each workload too, in turns with headstock."""
+        # Imported here: transformers takes 0.7 s to import, and few benchmarks compare.
         from headstock_bench.transformers_engines import (
             TransformersContinuous,
             TransformersGenerate,
@@ -69,6 +70,7 @@ class Benchmark:
 
     def measure(self, workload: Workload, notes: tuple[str, ...] = ()) -> BenchmarkResult:
         """Run one workload in turns.   raises: UsageError, EngineDied"""
+        # In one process: two hosts an hour apart differ by a fifth and more.
         timings = run_in_turns([self.ours, *self.peers], workload, self.runs, self.on_run)
         ours, *others = timings
         return BenchmarkResult(
@@ -77,6 +79,7 @@ class Benchmark:
             timing=ours,
             peak_kv_pages=self.ours.peak_pages,
             cached_tokens=self.ours.cached_tokens,
+            # A pool that is too small would otherwise show only as a low figure.
             preemptions=self.ours.preemptions,
             seed=workload.seed,
             peers=tuple(

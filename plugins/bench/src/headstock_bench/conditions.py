@@ -19,6 +19,7 @@ def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Cond
     summary = session_of(llm).engine.summary
     return Conditions(
         version=version,
+        # Of the source that runs, not of the folder where the command was given.
         commit=read_commit(Path(headstock.__file__)),
         gpu=None if summary.device == "cpu" else summary.device_name,
         cpu=read_cpu_name(),

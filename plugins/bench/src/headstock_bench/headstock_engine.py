@@ -42,6 +42,7 @@ class HeadstockEngine:
                 temperature=workload.temperature,
                 seed=workload.seed + number,
                 max_tokens=count,
+                # Random weights end a text anywhere, and every engine must have the same work.
                 ignore_eos=True,
             )
             for number, count in enumerate(workload.outputs)
@@ -77,6 +78,8 @@ class HeadstockEngine:
 
     def _store_counts(self, metrics: Sequence[RequestMetrics]) -> None:
         """Count what the run that just ended took.   writes: the three counts"""
+        # Here for both kinds of run: a count that one kind alone sets would keep the value of the
+        # other kind's last run.
         self.cached_tokens = sum(request.cached_tokens or 0 for request in metrics)
         self.preemptions = sum(request.preemptions or 0 for request in metrics)
         self.peak_pages = self.session.engine.stats().peak_held_pages

@@ -54,6 +54,8 @@ class Latency:
 
 def summarize_streams(streams: Sequence[StreamTimes]) -> Latency:
     """The latencies of a run.   raises: ValueError when no request has a token"""
+    # Of the requests that had tokens: failed ones are counted beside the percentiles, and the exit
+    # code tells of them.
     ttfts = [stream.times[0] - stream.arrival for stream in streams if stream.times]
     gaps = np.concatenate([np.diff(stream.times) for stream in streams])
     if not ttfts:

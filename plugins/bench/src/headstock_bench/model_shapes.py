@@ -84,6 +84,7 @@ def write_model_directory(shape: ModelShape, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(make_config(shape)))
+    # A tokenizer although prompts are ids: turning tokens into text is part of what is timed.
     write_tokenizer(shape.words, folder)
 
 

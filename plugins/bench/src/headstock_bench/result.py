@@ -242,6 +242,7 @@ def make_peer_result(
         runs_s=tuple(round(seconds, 4) for seconds in theirs.seconds),
         median_s=round(theirs.median, 4),
         out_tok_s=round(workload.tokens_out / theirs.median, 1),
+        # Only ever of runs in one process, which take turns.
         ratio=round(theirs.median / ours.median, 3),
         difference=difference,
     )

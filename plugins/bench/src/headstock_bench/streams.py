@@ -33,6 +33,7 @@ async def _stream_requests(
     start = time.perf_counter()
     pairs = list(zip(workload.prompts, params, strict=True))
     if workload.arrivals is None:
+        # One by one, so that no request's first token waits for another's.
         streams = []
         for prompt, one in pairs:
             await _wait_until_idle(llm)
@@ -44,6 +45,8 @@ async def _stream_requests(
         async with asyncio.TaskGroup() as group:
             with _release_when_due([start + at for at in workload.arrivals], due):
                 for prompt, one in pairs:
+                    # From the moment that the request was due: an engine that keeps its callers
+                    # from sending gains nothing by it.
                     follow = _follow_stream(llm, prompt, one, await due.get())
                     tasks.append(group.create_task(follow))
     except ExceptionGroup as errors:
@@ -79,6 +82,7 @@ async def _wait_until_idle(llm: LLM) -> None:
     """Return when the engine has no work.   raises: EngineDied"""
     session = session_of(llm)
     while session.engine.has_work:
+        # An engine that died with work would never be idle.
         session.loop.check_alive()
         await asyncio.sleep(IDLE_POLL_SECONDS)
 

@@ -74,6 +74,7 @@ class TransformersGenerate:
             [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in workload.prompts]
         )
         device = self.model.device
+        # As many steps as the longest output has: a batch ends as a whole.
         generated = self.model.generate(
             ids.to(device),
             attention_mask=mask.to(device),

@@ -78,8 +78,8 @@ def run_in_turns(
 ) -> list[EngineTiming]:
     """Warm each engine up, then time `num_runs` rounds in which each runs once.
 
-    An engine that fails in its warm-up sits out, and its timing has the error; the failure of the
-    first engine, which the others are compared with, is raised.
+    An engine that fails in its warm-up sits out, and its timing has the error. The first engine,
+    which the others are compared with, raises its failure.
     """
     errors = [None, *(warm_up_peer(engine, workload) for engine in engines[1:])]
     engines[0].run(workload.warm_up)
@@ -98,6 +98,7 @@ def warm_up_peer(engine: BenchmarkEngine, workload: Workload) -> str | None:
     """Run the warm-up; the error when it fails."""
     try:
         engine.run(workload.warm_up)
+    # Whatever a peer raises is a result: its error stands in place of its figure.
     except Exception as error:
         return describe_error(error)
     return None
@@ -111,6 +112,7 @@ def summarize_runs(
         engine=engine.engine,
         mode=engine.mode,
         version=engine.version,
+        # All of them: the figure is their median, and the reader sees how far they lie from it.
         seconds=tuple(run.seconds for run in runs),
         tokens=runs[-1].tokens if runs else (),
         latencies=tuple(run.latency for run in runs if run.latency is not None),

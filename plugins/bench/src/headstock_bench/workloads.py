@@ -100,6 +100,7 @@ def draw_gpu_workloads() -> dict[str, Workload]:
     shared = draw_tokens(rng, 2048)
     prefix = tuple(shared + draw_tokens(rng, 128) for _ in range(256)), [64] * 256
     prefill = tuple(draw_tokens(rng, 4000) for _ in range(32)), [1] * 32
+    # After the four that there were, which other engines were measured on.
     eight = tuple(draw_tokens(rng, 256) for _ in range(8)), [256] * 8
     thirty_two = tuple(draw_tokens(rng, 512) for _ in range(32)), [256] * 32
     requests = {
@@ -130,6 +131,7 @@ def draw_cpu32() -> Workload:
 
 def draw_cpu1() -> Workload:
     """One request."""
+    # Greedy, as `cpu32` is: only then can another engine's tokens be compared.
     return Workload(
         name="cpu1", prompts=(draw_tokens(Random(SEED), 128),), outputs=(200,), temperature=0.0
     )

@@ -185,9 +185,8 @@ class CudaGraphCapturer:
         """
         try:
             graph.capture_end()
-        except (
-            RuntimeError
-        ) as error:  # says what the work's own error, which is raised on, has said
+        # Logged only: it says what the work's own error, which is raised on, has said.
+        except RuntimeError as error:
             LOG.debug("a capture whose work failed could not be ended: %s", error)
             device = torch.cuda.current_device()
             # torch's own names, which may change; or it was ended already

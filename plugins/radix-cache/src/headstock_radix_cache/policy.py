@@ -57,6 +57,8 @@ class RadixCache(CachePolicy):
         """Keep the pages up to `handle` from eviction; O(1), or O(pages that become held)."""
         if handle is None:
             return
+        # Without debug too: it is O(1), and an evicted handle would protect pages that others have
+        # by now.
         assert_handle(handle, must_be_held=False)
         index.version += 1
         index.hit_pages += handle.depth
@@ -101,6 +103,7 @@ class RadixCache(CachePolicy):
 
         tokens: [sum of counts, page_size] int32    pages: [sum of counts] int32
         """
+        # Once for all rows of a step: page by page an insert takes 2.0 us (decision 0013).
         data, width = tokens.tobytes(), self.page_size * tokens.itemsize
         page_list = pages.tolist()
         canonical: list[int] = []

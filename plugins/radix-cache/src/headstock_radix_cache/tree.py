@@ -2,8 +2,8 @@
 
 A node is *locked* while a hold protects it: its own, or one below it. `refs` counts the own holds
 plus the locked children, so a node is locked exactly when `refs > 0`. A hold that moves from a node
-to a new child leaves the node's `refs` as it is (one hold fewer, one locked child more), which
-makes indexing a page as it fills O(1).
+to a new child leaves the node's `refs` as it is: one hold fewer, one locked child more. So indexing
+a page as it fills is O(1).
 
 `idle` lists the unlocked nodes in the order in which they were unlocked, which is the order of last
 use. A node is unlocked only after all its children, so they stand before it: the first idle node is
@@ -80,6 +80,7 @@ class Index:
         """Take a hold away; one step for each node that becomes idle."""
         node.refs -= 1
         while node.refs == 0 and node.parent is not None:
+            # At the end of the list, after its children: the first idle node is always a leaf.
             self.idle[node] = None
             node = node.parent
             node.refs -= 1
@@ -143,6 +144,7 @@ class Index:
 
     def note_end(self, node: Node, limit: int) -> None:
         """Note that a prefix ended at `node`; drop the oldest beyond `limit` but shared pages."""
+        # Moved to the end as well, because a prefix that ended before keeps its old place.
         self.ends[node] = None
         self.ends.move_to_end(node)
         while len(self.ends) > limit:

@@ -1,3 +1,4 @@
-"""Recordings drawn: a page for a browser, and a trace. What they show is computed here and only
-drawn there.
+"""Recordings drawn: a page for a browser, and a trace.
+
+What they show is computed here and only drawn there.
 """

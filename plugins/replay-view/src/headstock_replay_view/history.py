@@ -32,9 +32,12 @@ SERIES = (
     *("queued", "prefilling", "decoding", "stalled", "away"),
     *("free", "cached", "live", "shared"),
 )
-"""The numbers of every step, in four groups: time in nanoseconds, prompt tokens computed, decode
-rows, output tokens that became known; requests running and waiting, preemptions so far; requests by
-phase (`away`: preempted); pages by kind.
+"""The numbers of every step, in four groups.
+
+- time in nanoseconds, prompt tokens computed, decode rows, output tokens that became known
+- requests running and waiting, preemptions so far
+- requests by phase (`away`: preempted)
+- pages by kind
 """
 
 

@@ -15,8 +15,9 @@ QUEUED, PREFILL, DECODE, STALLED, PREEMPTED, GONE = range(6)
 """What a request does in a step."""
 
 MAX_STALLS = 100_000
-"""Most stalls that are drawn; later ones are only counted, so that rows that take turns do not fill
-the page.
+"""Most stalls that are drawn.
+
+Later ones are only counted, so that rows that take turns do not fill the page.
 """
 
 FIELDS = (
@@ -83,6 +84,7 @@ class Lanes:
             if isinstance(event, Arrived):
                 self._add_lane(event.request, number, at)
         self._count_tokens(state, number, at)
+        # Before the rows change: a row that changes hands without an end was preempted.
         self._end_lanes(state, number)
         if not np.array_equal(admission_ids, self.admission_ids):
             self._change_rows(state, number)
@@ -186,6 +188,7 @@ class Lanes:
         phases = self.phases.copy()
         phases[counters[RowCounter.ADMISSION_ID] == 0] = GONE
         phases[rows] = np.where(self.has_sampled[rows], DECODE, PREFILL)
+        # After the phases: the step that samples a token still counts as prefill.
         self.has_sampled[rows[plan.samples > 0]] = True
         has_work = (
             np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])

@@ -67,6 +67,7 @@ def _collect_lanes(lanes: Lanes) -> dict[str, Any]:
     return {
         "ids": [escape_text(id) for id in lanes.ids],
         "reasons": [escape_text(reason) for reason in lanes.reasons],
+        # As text: a request that never gets a row may have a priority of any size.
         "priority": [escape_text(priority) for priority in lanes.priorities],
         "segments": [
             [number for segment in steps for number in segment] for steps in lanes.segments

@@ -116,6 +116,7 @@ def fold_equal_leaves(segments: list[list[int]]) -> list[list[int]]:
 def keep_largest_segments(segments: list[list[int]]) -> list[list[int]]:
     """Return the segments with the most tokens in and below them, and one for the rest."""
     below = [segment[1] * segment[4] for segment in segments]
+    # Backwards: children stand behind their parents, so each sum is whole before it is passed on.
     for at in range(len(segments) - 1, -1, -1):
         if segments[at][0] != GONE:
             below[segments[at][0]] += below[at]

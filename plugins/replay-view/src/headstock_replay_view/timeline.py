@@ -1,5 +1,6 @@
-"""A recording as a trace for Perfetto and chrome://tracing: a track of steps, and one for each
-request.
+"""A recording as a trace for Perfetto and chrome://tracing.
+
+It has a track of steps, and one for each request.
 """
 
 from __future__ import annotations

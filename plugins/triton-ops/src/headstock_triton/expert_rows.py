@@ -48,7 +48,7 @@ def gate_up_rows_kernel(
         for step in tl.static_range(STEPS):
             at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
             value = tl.load(token + at, at < width, other=0.0).to(tl.float32)
-            # Evicted first: no weight of a token is read twice, but its numbers are.
+            # Evicted first: a token reads no weight twice, and every program reads the token.
             gate += (
                 tl.load(gates + at, at < width, other=0.0, eviction_policy="evict_first").to(
                     tl.float32
