@@ -17,6 +17,7 @@ from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, Request
 def show_prompt(prompt: str | None) -> None:
     """Print the prompt, dimmed, before its text; only a terminal gets it, a pipe not."""
     if prompt is not None and sys.stdout.isatty():
+        # The convention of no-color.org.
         begin, end = ("", "") if os.environ.get("NO_COLOR") else ("\033[2m", "\033[0m")
         print(f"{begin}{prompt}{end}", end="", flush=True)
 
@@ -174,6 +175,7 @@ def start_logs(resolved: ResolvedConfig, *, quiet: bool) -> None:
 
     Under `--quiet` they begin at WARNING, unless `--log-level` is given too.
     """
+    # A level in a file or variable is for every run, and --quiet for this one.
     is_from_flag = resolved.origins["log_level"] == "flag --log-level"
     show_logs(resolved.engine.log_level, least="NOTSET" if is_from_flag or not quiet else "WARNING")
 

@@ -67,6 +67,8 @@ class PromptBatch:
         try:
             with ProgressBars(shown=not self.quiet) as bars:
                 ended = tokens = 0
+                # Answers are printed whole, and a request that is not streamed costs nothing for a
+                # token.
                 for request, piece in self.session.stream_outputs(requests, stream_tokens=False):
                     ended += request.is_finished
                     tokens += piece.num_output_tokens
@@ -76,6 +78,7 @@ class PromptBatch:
                         self.show_answers(*waiting.pop(0))
         except BrokenPipeError:  # the reader of the output has gone: show no more of it
             raise
+        # Ctrl-C and a dead engine alike: what is whole has been paid for.
         except BaseException:
             self.show_finished(waiting)
             raise
@@ -108,6 +111,7 @@ class PromptBatch:
                 self.merge_params(prompt_input),
                 prompt_input.priority,
             )
+        # A parameter of the line's own keeps its JSON name; one from a flag gets the flag's.
         except RequestError as error:
             message = (
                 str(error)

@@ -179,6 +179,7 @@ class Chat:
             print_note("/save needs the name of a file")
             return
         try:
+            # "x": a slip of the name must not cost an earlier conversation, nor any other file.
             with open(path, "x", encoding="utf-8") as file:
                 json.dump({"messages": self.messages}, file, ensure_ascii=False, indent=2)
                 file.write("\n")

@@ -73,6 +73,7 @@ def read_stdin() -> PromptInput | InvalidPrompt:
         text = _read_stdin_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read standard input as UTF-8 text: {shorten(error)}") from error
+    # One line break, which echo adds; others are the prompt's own.
     prompt = text.removesuffix("\n").removesuffix("\r")
     if not prompt:
         raise UsageError(f"no prompt: give {PROMPT_SOURCES}")
@@ -99,6 +100,7 @@ def read_lines(path: str) -> list[PromptInput | InvalidPrompt]:
         raise ModelError(
             f"cannot read {name}: {reason}; give --input a file of JSON lines"
         ) from error
+    # Bytes are split, and decoded line by line: a line that is not UTF-8 fails alone.
     inputs = list(_parse_lines(name if path == STDIN else Path(path).name, content.split(b"\n")))
     if not inputs:
         raise UsageError(f"{name} holds no prompts; give one JSON object a line, such as {EXAMPLE}")

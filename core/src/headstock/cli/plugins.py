@@ -146,6 +146,7 @@ def _show_plugin(plugin: InstalledPlugin, *, as_json: bool) -> None:
 
 def _describe_plugin(plugin: InstalledPlugin) -> dict[str, object]:
     """The facts about a plugin: its metadata, its spec, and what it lacks here, as plain values."""
+    # With the distribution: a name that two provide is ambiguous only without it.
     spec = registry.load_spec(plugin.kind, f"{plugin.distribution}:{plugin.name}")
     facts = {
         "name": plugin.name,

@@ -220,6 +220,7 @@ def _require_tokenizer(resolved: ResolvedConfig) -> None:
     from headstock.startup.model_loading import locate_model
     from headstock.weights import find_cached
 
+    # Before the engine starts, as far as that downloads nothing: weights take minutes to load.
     try:
         directory = locate_model(resolved.engine.model, find_cached, resolved.engine.revision)
     except HeadstockError:
@@ -246,6 +247,7 @@ def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) ->
     from headstock.requests.session import EngineSession, start_engine
 
     config = resolved.engine
+    # Graphs of other sizes would take memory and time at the start for nothing.
     if alone and resolved.origins["cuda_graph_max_bs"] == "default":
         config = evolve(config, cuda_graph_max_bs=1)
     with ProgressBars(shown=not quiet) as bars:

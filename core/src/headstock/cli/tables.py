@@ -29,6 +29,7 @@ def terminal_width(stream: TextIO) -> int | None:
     """The columns of the terminal behind `stream`; None for others, or for an unknown width."""
     if not stream.isatty():
         return None
+    # The variable first, as in Python's shutil: it lets users and tests state a width.
     stated = os.environ.get("COLUMNS", "")
     try:
         width = int(stated) if stated.isdecimal() else os.get_terminal_size(stream.fileno()).columns

@@ -42,6 +42,7 @@ def history_path(flag: str | None, environ: Mapping[str, str]) -> Path | None:
     if path:
         return Path(path).expanduser()
     folder = environ.get("XDG_STATE_HOME", "")
+    # The XDG specification: a relative path is to be ignored.
     state = Path(folder) if Path(folder).is_absolute() else Path("~/.local/state").expanduser()
     return state / "headstock" / "history"
 
@@ -70,6 +71,8 @@ def _restore_after(read: Callable[[], str], output: Output) -> Callable[[], str]
         modes = termios.tcgetattr(sys.stdin.fileno())
         try:
             return read()
+        # By these two the editor ends in good order. Ctrl-C or SIGTERM in between leaves raw mode
+        # on.
         except (EOFError, LineDropped):
             raise
         except BaseException:
@@ -168,6 +171,7 @@ def open_history(path: Path | None) -> History:
         return InMemoryHistory()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Made here, because FileHistory would leave its mode to the umask.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or shorten(error)

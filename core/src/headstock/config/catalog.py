@@ -86,6 +86,7 @@ def find_setting_name(word: str, names: Mapping[str, SettingName], source_text: 
 
     raises: UsageError with a suggestion, which begins with `source_text`
     """
+    # Users copy flags into files, with their dashes.
     word = word.replace("-", "_")
     if word not in names:
         equivalent = find_equivalent(word)

@@ -92,6 +92,8 @@ def merge_sources(
     with plain.render_errors():
         merged, replaced = _drop_replaced_sizes(merged)
     aliases = tuple(note for value in merged.values() for note in value.alias_notes())
+    # Read only now: a bad value that a source of higher precedence overrides does no harm
+    # (docs/decisions/0006-configuration.md).
     values: dict[str, Any] = {key: value.value() for key, value in merged.items()}
     origins = {key: value.origin for key, value in merged.items()}
     cuts = _limit_running_requests(values, merged, origins)
@@ -125,6 +127,8 @@ def _drop_replaced_sizes(values: SourceValues) -> tuple[dict[str, SourceValue], 
     sizes = {
         key: values[key] for key in POOL_SIZES if key in values and values[key].value() is not None
     }
+    # The pool sizes are one choice (docs/decisions/0006-configuration.md): a preset's ratio must
+    # not stand in the way of a --num-pages.
     best = min(map(_precedence, sizes.values()), default=0)
     winners = {key: size for key, size in sizes.items() if _precedence(size) == best}
     if len(winners) > 1:
@@ -135,6 +139,8 @@ def _drop_replaced_sizes(values: SourceValues) -> tuple[dict[str, SourceValue], 
         for winner in winners.values()
         for loser in losers.values()
     )
+    # A preset's bound is for the preset's size; left in place it would bend the exact one that the
+    # user wrote.
     dropped = set(losers)
     for size in ("page_size", "max_seq_len"):
         bound = f"{size}_or_less"
@@ -190,6 +196,8 @@ def resolve_keywords(
     values: dict[str, SourceValue] = {}
     plain = make_spelling(Surface(), engine_settings().values())
     for word, raw in keywords.items():
+        # In the file and the environment there is no SamplingParams, so there these names are
+        # settings.
         if word in sampling_settings() and word not in keyword_names():
             raise UsageError(
                 f"{word}: a sampling value, not an engine's; give it to SamplingParams"
@@ -211,5 +219,6 @@ def make_engine_config(**keywords: object) -> EngineConfig:
     """
     resolved = resolve_keywords(keywords)
     for note in resolved.notes:
+        # A program may have no terminal that notes could be printed on.
         LOG.warning(log_event("configuration", note=note))
     return resolved.engine

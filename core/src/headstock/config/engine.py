@@ -98,6 +98,8 @@ class EngineConfig:
         default_text="from the model, cut to what the pool can hold",
         group="model",
     )
+    # A switch beside the size, so that presets need no special case and a plain size still fails
+    # when it cannot be served (docs/decisions/0006-configuration.md).
     max_seq_len_or_less: bool = setting_field(
         "--max-seq-len-or-less",
         Switch(),
@@ -175,6 +177,7 @@ class EngineConfig:
             "share of the memory free before loading that weights, KV pool and workspaces may take "
             "together"
         ),
+        # An alias with a note means something else in its own engine, and its use is said aloud.
         aliases={"--pa-memory-fraction": "", "--gpu-memory-utilization": VLLM_RATIO},
         group="memory",
     )
@@ -307,6 +310,8 @@ class EngineConfig:
         aliases=("--tp-size", "--tensor-parallel-size"),
         group="running",
     )
+    # The one field that is not named after its flag: on the command line --seed is the sampling
+    # seed of each prompt, in Python `LLM(seed=...)` is the engine's, as vLLM's users expect.
     seed: int = setting_field(
         "--engine-seed",
         Integer(least=0, most=2**63 - 1),
@@ -364,6 +369,7 @@ class EngineConfig:
     # Left out of comparisons: two configurations are equal however their settings were named.
     surface: Surface = attrs.field(factory=Surface, eq=False, repr=False)
 
+    # Rules between settings hold in the class, so that no source and no caller goes around them.
     def __attrs_post_init__(self) -> None:
         with self.spelling.render_errors():
             check_pool_sizes({name: getattr(self, name) for name in POOL_SIZES})

@@ -64,4 +64,5 @@ it.
 def find_equivalent(name: str) -> str | None:
     """The sentence about another engine's setting, with dashes or underscores; None without one."""
     key = name.lstrip("-").replace("-", "_")
+    # vLLM's switches have negatives, such as --no-enable-prefix-caching.
     return EQUIVALENTS.get(key) or EQUIVALENTS.get(key.removeprefix("no_"))

@@ -60,7 +60,10 @@ class FlagParser(argparse.ArgumentParser):
     def __init__(self, usage: str = "%(prog)s [options]", hint: str = "", **options: Any) -> None:
         self.hint = hint
         super().__init__(
-            allow_abbrev=False, usage=usage, **{"formatter_class": _FlagHelpFormatter, **options}
+            # An abbreviation would change its meaning with the next flag that begins alike.
+            allow_abbrev=False,
+            usage=usage,
+            **{"formatter_class": _FlagHelpFormatter, **options},
         )
 
     def error(self, message: str) -> NoReturn:
@@ -123,6 +126,8 @@ def _add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
         options |= {"nargs": "?", "const": "on"}
     section.add_argument(setting.flag, action=_make_action(setting), help=text, **options)
     for alias in setting.aliases:
+        # An argument of its own, though argparse knows aliases: it would list all of them in the
+        # help.
         section.add_argument(alias, action=_make_action(setting), help=argparse.SUPPRESS, **options)
     if setting.negative is not None:
         off = options | {"nargs": 0}

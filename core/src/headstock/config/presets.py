@@ -33,11 +33,14 @@ PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
             "max_seq_len": 32768,
             "max_seq_len_or_less": True,
             "max_batch_tokens": 16384,
+            # The length and the page size are wishes: what the model and the plugins allow less of
+            # is cut.
             "page_size": 256,
             "page_size_or_less": True,
             "memory_ratio": 0.95,
             "max_running_requests": 16,
         },
+        # Without graphs and overlap an error shows in the step that made it.
         "debug": {
             "runner": "eager",
             "overlap": False,

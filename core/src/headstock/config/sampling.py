@@ -45,6 +45,8 @@ class CheckedEntries(Repeated):
     def check_value(self, value: object) -> Value:
         """The value as SamplingParams holds it.   raises: Invalid"""
         try:
+            # The class itself checks, so that flags, files and Python have one rule and one
+            # sentence.
             return getattr(SamplingParams(**{self.name: value}), self.name)  # type: ignore[no-any-return,arg-type]
         except RequestError as error:
             raise InvalidValue(str(error).removeprefix(f"{self.name} ")) from None
@@ -160,6 +162,7 @@ def _make_sampling_setting(field: attrs.Attribute[Any]) -> Setting:
 
 def _choose_value_type(field: attrs.Attribute[Any]) -> ValueType:
     """How values of a field are read, with the limits of its check."""
+    # From the validators of SamplingParams: limits written here again could differ from them.
     match field.validator:
         case IntegerCheck(low=low, high=high):
             return Integer(least=low, most=high, word="auto")

@@ -81,6 +81,7 @@ def setting_field(
         "group": group,
     }
 
+    # A converter and not a validator, because reading also changes the value: "on" to True.
     def convert(raw: object, field: attrs.Attribute[Any]) -> Value:
         """The checked value."""
         try:

@@ -14,6 +14,7 @@ POOL_SIZES = ("num_pages", "memory_ratio", "kv_memory_mb", "kv_context_len")
 
 def check_pool_sizes(sizes: Mapping[str, object]) -> None:
     """Raise UsageError when more than one of `sizes`, a value for each of POOL_SIZES, is set."""
+    # The ratio alone is never None, so its default counts as not given.
     unset = {"memory_ratio": DEFAULT_MEMORY_RATIO}
     texts = [
         f"{_make_size_flag(name)} {size}" for name, size in sizes.items() if size != unset.get(name)

@@ -86,6 +86,7 @@ def from_environment(environ: Mapping[str, str]) -> tuple[SourceValues, tuple[st
         )
     for variable, text in sorted(environ.items()):
         word = variable.removeprefix(PREFIX).lower()
+        # Empty counts as unset: shells and containers cannot always unset a variable.
         if not variable.startswith(PREFIX) or not text or variable in OTHER_VARIABLES:
             continue
         if word in setting_names():
@@ -137,6 +138,7 @@ def _read_settings_file(path: Path) -> Mapping[str, object]:
         table = _parse_settings(file_format, path.read_bytes().decode())
     except OSError as error:
         raise ModelError(f"--config {shorten(path)}: cannot be read: {error.strerror}") from None
+    # RecursionError: all three parsers recurse into brackets, and a file may be anything.
     except (ValueError, RecursionError) as error:
         raise ModelError(
             f"--config {shorten(path)}: not valid {file_format}: {shorten(error, 120)}"
@@ -153,6 +155,7 @@ def _parse_settings(file_format: str, text: str) -> object:
     """The value that `text` spells in TOML, JSON or YAML.   raises: ValueError, RecursionError"""
     match file_format:
         case "JSON":
+            # json keeps the last of two equal keys without a word, TOML and YAML here refuse them.
             return json.loads(text, object_pairs_hook=_refuse_repeated_keys)
         case "YAML":
             # deferred for start-up time: few starts read a file, and PyYAML takes a tenth of a

@@ -61,6 +61,7 @@ class Spelling:
 
     def _render_mention(self, mention: re.Match[str]) -> str:
         """One setting's name, with the value beside it."""
+        # Core writes all texts with flags, as it does not know how its caller names settings.
         flag, word = mention[1], mention[2]
         if flag is None:  # a quoted command, to be typed as it is
             return mention[0]
@@ -111,6 +112,7 @@ def name_parameters(text: str, names: Mapping[str, str]) -> str:
 
 def _is_value(word: str, value_type: ValueType) -> bool:
     """Whether the word after a flag is its value, and not the next word of the sentence."""
+    # Any word could be a text's value, so the words of sentences are listed; other types can tell.
     if isinstance(value_type, Text | Texts):
         return word not in NO_VALUES
     try:

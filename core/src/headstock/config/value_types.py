@@ -108,6 +108,7 @@ class Number(ValueType):
     def read(self, raw: object) -> Value:
         if self.word is not None and (raw is None or raw == self.word):
             return None
+        # True is a Real too, but a switch where a number belongs is a mistake.
         if isinstance(raw, bool) or not isinstance(raw, Real | str):
             raise InvalidValue("must be a number")
         try:
@@ -224,6 +225,7 @@ class Texts(Repeated):
     def split_texts(self, raw: object) -> Iterable[object]:
         """The single texts in `raw`.   raises: Invalid"""
         if isinstance(raw, str):
+            # An environment variable can hold several texts only within one.
             return raw.split() if self.spaced else [raw]
         if isinstance(raw, Mapping):
             return [
