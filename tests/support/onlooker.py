@@ -1,4 +1,4 @@
-"""What must hold from one state of a scheduler to the next, whoever steps it."""
+"""What must hold from one state of a scheduler to the next, in an engine or a test's drive."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from headstock.scheduler import Limits, RequestState, RowCounter, State
 
 @define
 class Onlooker:
-    """Sees every state of an engine, from one on in which nobody is there.
+    """Checks every state of an engine against those before; starts with an empty engine.
 
-    - Who is preempted ranks below all that keep their seats.
-    - A request is preempted at most once for each of higher priority that it met, and once more for
-      each of those that came later, which may take a seat from it before they lack pages. For who
-      gave way waits for room for all its tokens and for what the running rows lack. There is less
-      than that once its pages are taken, and no more before one of those above it ends: those who
-      wait are seated in the order of their ranks, and what runs only grows. Where guesses are
-      rejected it shrinks, too; then each token of who ranks above may cost a seat, and no more.
-    - What a row starts on was computed for its own namespace.
-    - Rows of a namespace that begin alike are on the same pages, as far as they are indexed.
+    - A preempted request has a lower priority than all requests that keep their rows.
+    - A request is preempted at most once for each request of higher priority that it met. It may be
+      preempted once more for each that came later, which may take a row before it lacks pages.
+    - Pages that a row starts on were computed for its own namespace.
+    - Rows of a namespace that begin alike are on the same pages, as far as these are indexed.
+
+    Why the bound holds: a preempted request waits for room for all its tokens and for what the
+    running rows lack. Once its pages are taken there is less. There is no more before a request of
+    higher priority ends: requests are admitted by priority, and running ones only grow. Where
+    drafts are rejected, rows shrink too: each token of a request of higher priority may then cost
+    a preemption.
     """
 
     limits: Limits
@@ -38,7 +40,7 @@ class Onlooker:
         self.owners = np.zeros(self.limits.num_pages[0] + 1, np.int32)
 
     def see(self, state: State) -> None:
-        """Raise AssertionError when the state is not as it must be after those seen before."""
+        """Raise AssertionError when the state may not follow those seen before."""
         request_states = [
             request_state
             for request_state in (*state.requests_by_row, *state.waiting)
@@ -55,9 +57,7 @@ class Onlooker:
         self.num_preempted = state.num_preempted
 
     def meet(self, request_states: list[RequestState]) -> None:
-        """Count for each live request, by its arrival, how often those that were there with it may
-        preempt it.
-        """
+        """Count by arrival how often the live requests may preempt each other."""
         self.most = {
             request_state.arrival: self.most.get(request_state.arrival, 0)
             for request_state in request_states
@@ -77,7 +77,7 @@ class Onlooker:
                     self.most[lower.arrival] += higher.request.max_len if self.guesses else times
 
     def judge_preemptions(self, state: State, request_states: list[RequestState]) -> None:
-        """Who was preempted is the lowest in priority, and was not preempted too often."""
+        """Check that the lowest in priority was preempted, and not too often."""
         rows = zip(
             state.requests_by_row, state.row_counters[RowCounter.ADMISSION_ID].tolist(), strict=True
         )
@@ -103,11 +103,11 @@ class Onlooker:
             )
 
     def pardon(self, request_state: RequestState) -> None:
-        """Do not count that the entry is preempted next: its scheduler has reasons of its own."""
+        """Leave the request's next preemption out of the count: its scheduler chose it."""
         self.most[request_state.arrival] += 1
 
     def judge_tenants(self, state: State) -> None:
-        """Whatever was computed of a row before this step was computed for its namespace."""
+        """Check that what a row had computed before this step was for its namespace."""
         before = -(-state.row_counters[RowCounter.NUM_COMPUTED_BEFORE] // self.limits.page_size)
         for row in state.rows_by_priority.tolist():
             request_state, start = state.requests_by_row[row], int(before[row])
@@ -122,9 +122,7 @@ class Onlooker:
 
 
 def judge_beginnings(state: State, size: int) -> None:
-    """Raise AssertionError unless rows that begin alike are on the same pages, as far as both are
-    indexed.
-    """
+    """Check that rows that begin alike share their pages, as far as both are indexed."""
     indexed = state.row_counters[RowCounter.NUM_INDEXED]
     rows = np.flatnonzero(indexed).tolist()
     for at, row in enumerate(rows):

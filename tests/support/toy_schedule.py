@@ -1,5 +1,6 @@
-"""A model one can work out by hand: the next token is a hash of the whole history, so that any
-mistake shows as a wrong token.
+"""A toy model for the scheduler's tests: the next token is a hash of the whole history.
+
+Any mistake of the scheduler shows as a wrong token, which can be worked out by hand.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def next_token(history: Sequence[int] | np.ndarray) -> int:
 
 
 def alone(request: Request) -> list[int]:
-    """The output of a request that runs by itself."""
+    """Return the output of a request that runs by itself."""
     history = [int(token) for token in request.prompt]
     while len(history) < request.max_len:
         token = next_token(history)
@@ -50,14 +51,13 @@ def alone(request: Request) -> list[int]:
 
 @define
 class ToyDevice:
-    """Carries out plans against a pool of tokens in place of keys and values, and checks what it
-    reads.
+    """Runs plans against a pool of tokens in place of keys and values, and checks what it reads.
 
     It keeps a token table of its own, as a device does: sampled tokens are in it before the
     scheduler has seen them.
 
     A token's slot holds the token and its position; "attention" gathers the row's context through
-    the page table, so a page that was handed out twice or freed too early yields a wrong history.
+    the page table. A page that was handed out twice or freed too early yields a wrong history.
     """
 
     limits: Limits
@@ -78,12 +78,16 @@ class ToyDevice:
         self.tokens = np.zeros((self.limits.max_rows, self.limits.max_len + 8), np.int32)
 
     def run(
-        self, plan: Plan, joined: dict[int, RequestState], rng: np.random.Generator | None = None
+        self,
+        plan: Plan,
+        new_requests: dict[int, RequestState],
+        rng: np.random.Generator | None = None,
     ) -> Sampled:
-        """The tokens that the plan samples; with `rng`, drafts of up to three tokens, right and
-        wrong at random.
+        """Return the tokens that the plan samples.
+
+        With `rng`, each row also gets up to three drafts, right and wrong at random.
         """
-        self.take_in(plan, joined)
+        self.apply_plan(plan, new_requests)
         rows, counts, tokens, draft_counts, drafts = [], [], [], [], []
         for i, row in enumerate(plan.rows.tolist()):
             start, stop, num_logits = (
@@ -111,9 +115,9 @@ class ToyDevice:
             return Sampled(plan.rows[rows], plan.admission_ids[rows], None, arrays[1])
         return Sampled(plan.rows[rows], plan.admission_ids[rows], *arrays)
 
-    def take_in(self, plan: Plan, joined: dict[int, RequestState]) -> None:
-        """Bring the tables up to date."""
-        for row, request_state in joined.items():
+    def apply_plan(self, plan: Plan, new_requests: dict[int, RequestState]) -> None:
+        """Write the plan's new requests and page-table entries to the device's tables."""
+        for row, request_state in new_requests.items():
             self.requests[row] = request_state.request
             self.tokens[row, : len(request_state.tokens)] = request_state.tokens
             for table in self.tables:
@@ -133,26 +137,25 @@ class ToyDevice:
             pool[pages, positions % size] = np.stack([self.tokens[row, positions], positions], 1)
 
     def history(self, row: int, length: int) -> np.ndarray:
-        """The row's context, read back through the page tables; what is behind a group's window is
-        not read there.
+        """Return the row's context, read back through the page tables.
+
+        Positions behind a group's window are not read there.
         """
         size = self.limits.page_size
         for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
             first = max(length - group.window, 0) if group.kind == "window" and group.window else 0
             positions = np.arange(first, length)
             pages = table[row, positions // size]
-            found = pool[pages, positions % size]
-            assert (pages > 0).all() and (found[:, 1] == positions).all(), (
+            slots = pool[pages, positions % size]
+            assert (pages > 0).all() and (slots[:, 1] == positions).all(), (
                 f"row {row} reads pages that are not its own"
             )
             if first == 0 and len(positions) == length:
-                result = found[:, 0]
+                result = slots[:, 0]
         return result
 
     def accept(self, row: int, first: int, stop: int) -> list[int]:
-        """Tokens that verification accepts: drafts as long as they are what the model says, then
-        one of its own.
-        """
+        """Return the tokens that verification accepts: right drafts, then one of the model's."""
         accepted = []
         for position in range(first, stop):
             token = next_token(self.history(row, position + 1))
@@ -162,7 +165,7 @@ class ToyDevice:
         return accepted
 
     def guess(self, row: int, known: int, rng: np.random.Generator) -> list[int]:
-        """Up to three guesses at what follows."""
+        """Return up to three guesses at the next tokens."""
         history = self.tokens[row, :known].tolist()
         guesses: list[int] = []
         for _ in range(int(rng.integers(0, 4))):
@@ -175,8 +178,8 @@ class ToyDevice:
 class Drive:
     """Runs a state to its end and keeps every request's output.
 
-    Under `limits.overlap` what a plan samples is told one step late, and the next plan is made
-    without it.
+    Under `limits.overlap` the samples of a plan reach the scheduler one step late, and the next
+    plan is made without them.
     """
 
     limits: Limits
@@ -188,8 +191,8 @@ class Drive:
     reasons: dict[str, str] = field(factory=dict)
     names: dict[int, str] = field(factory=dict)
     plans: list[Plan] = field(factory=list)
-    made: tuple[Plan, dict[int, RequestState]] | None = None
-    flying: Sampled | None = None
+    planned: tuple[Plan, dict[int, RequestState]] | None = None
+    in_flight: Sampled | None = None
     onlooker: Onlooker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -198,36 +201,36 @@ class Drive:
         self.device = ToyDevice(self.limits)
 
     def submit(self, request: Request) -> None:
-        """Hand a request in."""
+        """Add a request."""
         self.outputs[request.id] = []
         self.events.append(Arrived(request))
 
     def step(self) -> Plan:
-        """Launch what was planned last, tell what has landed, and plan what is next."""
-        landed, self.flying = self.flying, None
-        if self.made is not None and len(self.made[0].rows):
-            self.flying = self.device.run(*self.made, self.rng)
+        """Launch the last plan, apply the samples that have arrived, and make the next plan."""
+        arrived, self.in_flight = self.in_flight, None
+        if self.planned is not None and len(self.planned[0].rows):
+            self.in_flight = self.device.run(*self.planned, self.rng)
         if not self.limits.overlap:
-            landed, self.flying = self.flying, None
-        events = (*((landed,) if landed else ()), *self.events)
+            arrived, self.in_flight = self.in_flight, None
+        events = (*((arrived,) if arrived else ()), *self.events)
         self.state, plan = step(self.state, events, self.limits)
         self.events = []
         self.plans.append(plan)
-        self.note()
+        self.collect_results()
         self.onlooker.see(self.state)
-        joined = {row: self.state.requests_by_row[row] for row in plan.new_row_ids.tolist()}
-        self.made = (
+        new_requests = {row: self.state.requests_by_row[row] for row in plan.new_row_ids.tolist()}
+        self.planned = (
             plan,
             {
                 row: request_state
-                for row, request_state in joined.items()
+                for row, request_state in new_requests.items()
                 if request_state is not None
             },
         )
         return plan
 
-    def note(self) -> None:
-        """Keep what the last step brought."""
+    def collect_results(self) -> None:
+        """Collect the tokens and ends of the last step."""
         state, offset = self.state, 0
         for admission_id, count in zip(
             state.accepted_ids.tolist(), state.accepted_counts.tolist(), strict=True
@@ -248,7 +251,7 @@ class Drive:
     @property
     def busy(self) -> bool:
         """Whether anything is left to do."""
-        return bool(self.events or self.flying or self.state.waiting or self.state.num_running)
+        return bool(self.events or self.in_flight or self.state.waiting or self.state.num_running)
 
     def drain(self, most: int = 20_000) -> None:
         """Step until nothing is left."""
@@ -263,7 +266,7 @@ class Drive:
 
 
 def run(drive: Drive, *requests: Request) -> Drive:
-    """Submit and drain."""
+    """Submit the requests and step until nothing is left."""
     for one in requests:
         drive.submit(one)
     drive.drain()

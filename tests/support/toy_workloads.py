@@ -32,7 +32,7 @@ def window(length: int) -> KVGroup:
 
 
 def limits(**changes: Any) -> Limits:
-    """Small limits, radix index on unless `policy` or several groups say otherwise."""
+    """Return small limits; radix index on unless `policy` or several groups say otherwise."""
     size = changes.setdefault("page_size", 4)
     groups = changes.setdefault("groups", (FULL,))
     changes["num_pages"] = (changes.get("num_pages", 100),) * len(groups)
@@ -61,8 +61,9 @@ def request(
 
 
 def random_limits(rng: np.random.Generator, scheduler: str) -> Limits:
-    """An engine of any shape that can serve every request of `random_requests`, some of them by
-    itself only.
+    """Return limits of any shape that can serve every request of `random_requests`.
+
+    Some requests fit only by themselves.
     """
     size = int(rng.choice([1, 4, 16]))
     groups = (FULL, window(int(rng.integers(1, 40)))) if rng.random() < 0.25 else (FULL,)
@@ -84,7 +85,7 @@ def random_limits(rng: np.random.Generator, scheduler: str) -> Limits:
 
 
 def pausing(schedule: ScheduleFunction) -> ScheduleFunction:
-    """The scheduler, which runs nothing in every second step."""
+    """Return the scheduler, changed to run nothing in every second step."""
 
     def schedule_or_pause(view: View, budget: Budget) -> ScheduleDecision:
         return (
@@ -97,9 +98,7 @@ def pausing(schedule: ScheduleFunction) -> ScheduleFunction:
 
 
 def random_requests(rng: np.random.Generator, wait_for_sample: bool) -> list[Request]:
-    """Up to 30 requests, half of which share a prefix of some length and some of which come several
-    times over.
-    """
+    """Return up to 30 requests, many of which share a prefix; some come several times over."""
     shared, most_requests = prompt(rng, 60), int(rng.integers(1, 30))
     requests: list[Request] = []
     while len(requests) < most_requests:
@@ -124,8 +123,9 @@ def random_requests(rng: np.random.Generator, wait_for_sample: bool) -> list[Req
 
 
 def simulate(seed: int) -> Drive:
-    """One workload run to its end: everyone says what it says alone, and who can never fit is
-    refused.
+    """Run one random workload to its end.
+
+    Every request gets the tokens that it gets alone; one that can never fit is refused.
     """
     rng = np.random.default_rng(seed)
     bounds = random_limits(rng, NAMES[seed % len(NAMES)])

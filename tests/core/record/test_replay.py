@@ -54,19 +54,19 @@ class Recorded(Drive):
 
     def step(self) -> Plan:
         """One step: launch what was planned last, tell what has landed, plan, and record that."""
-        landed, self.flying = self.flying, None
-        if self.made is not None and len(self.made[0].rows):
-            self.flying = self.device.run(*self.made, self.rng)
+        landed, self.in_flight = self.in_flight, None
+        if self.planned is not None and len(self.planned[0].rows):
+            self.in_flight = self.device.run(*self.planned, self.rng)
         if not self.limits.overlap:
-            landed, self.flying = self.flying, None
+            landed, self.in_flight = self.in_flight, None
         events = [*([landed] if landed else []), *self.events]
         self.events = []
         self.state, plan = step(self.state, tuple(events), self.limits)
         self.recorder.record_step(events, self.state, plan)
         self.plans.append(plan)
-        self.note()
+        self.collect_results()
         admitted = {row: self.state.requests_by_row[row] for row in plan.new_row_ids.tolist()}
-        self.made = plan, {row: entry for row, entry in admitted.items() if entry is not None}
+        self.planned = plan, {row: entry for row, entry in admitted.items() if entry is not None}
         return plan
 
 
