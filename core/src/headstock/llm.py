@@ -135,9 +135,9 @@ class LLM:
     def stream(
         self, prompt: PromptType, sampling_params: SamplingParams | None = None, priority: int = 0
     ) -> Iterator[RequestOutput]:
-        """The answer in pieces: each output holds the new tokens alone. Closing the iterator ends
-        the request.
+        """The answer in pieces: each output holds the new tokens alone.
 
+        Closing the iterator ends the request.
         raises: RequestError and UsageError at once, EngineDied
         """
         return self._session.stream(prompt, sampling_params, priority)
@@ -150,6 +150,7 @@ class LLM:
         raises: RequestError, UsageError after `close`, EngineDied
         """
         prompt_request = await self._process_on_a_thread(prompt, sampling_params, priority)
+        # Tokens that nothing reads until the end would cost the engine an update each.
         outputs = self._session.stream_outputs_async(prompt_request, stream_tokens=False)
         async with aclosing(outputs):
             async for _ in outputs:
@@ -171,17 +172,15 @@ class LLM:
     async def _process_on_a_thread(
         self, prompt: PromptType, params: SamplingParams | None, priority: int
     ) -> PromptRequest:
-        """The checked request; long texts take milliseconds, which would hold up other streams of
-        the event loop.
-
-        raises: RequestError
-        """
+        """The checked request.   raises: RequestError"""
+        # Long texts take milliseconds, which would hold up other streams of the event loop.
         process = self._session.input_processor.process
         return await asyncio.to_thread(process, prompt, params, priority)
 
     def close(self) -> None:
-        """End the requests that run and free the memory; a second call does nothing, unless the
-        first was interrupted.
+        """End the requests that run and free the memory.
+
+        A second call does nothing, unless the first was interrupted.
         """
         self._session.close()
 
@@ -210,6 +209,7 @@ def _make_config(
     if model is not None:
         settings = {"model": model, **settings}
     if isinstance(config, EngineConfig):
+        # Neither could win: an EngineConfig is complete, so a keyword beside it contradicts it.
         if settings:
             raise UsageError(
                 "give LLM an EngineConfig or keywords, not both: got config and "

@@ -78,7 +78,7 @@ class PromptBatch:
                         self.show_answers(*waiting.pop(0))
         except BrokenPipeError:  # the reader of the output has gone: show no more of it
             raise
-        # Ctrl-C and a dead engine alike: what is whole has been paid for.
+        # Ctrl-C and a dead engine alike: answers that are complete are not thrown away.
         except BaseException:
             self.show_finished(waiting)
             raise

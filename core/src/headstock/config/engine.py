@@ -177,7 +177,8 @@ class EngineConfig:
             "share of the memory free before loading that weights, KV pool and workspaces may take "
             "together"
         ),
-        # An alias with a note means something else in its own engine, and its use is said aloud.
+        # An alias with a note means something else in its own engine; a line says so when it is
+        # used.
         aliases={"--pa-memory-fraction": "", "--gpu-memory-utilization": VLLM_RATIO},
         group="memory",
     )

@@ -1,5 +1,6 @@
-"""Recordings of the schedule: a running engine writes them, `replay` runs them again without a
-device. The package never imports torch.
+"""Recordings of the schedule: an engine writes them, `replay` runs them again without a device.
+
+The package never imports torch.
 """
 
 from headstock.record.file import Recording, read_recording, reserve_file

@@ -1,5 +1,6 @@
-"""Hashes in place of tokens: they keep what a schedule depends on and nothing else
-(docs/decisions/0010-recordings.md).
+"""Hashes in place of tokens: they keep what a schedule depends on, and nothing else.
+
+docs/decisions/0010-recordings.md weighs them against a table of prefixes and a cipher.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ TimedUpdate = tuple[Update, float]
 
 
 class RequestClient:
-    """Submits `prompt_requests` to `loop` by priority and then in order, at most `max_in_flight`
-    requests at once.
+    """Submits `prompt_requests` to `loop` by priority and then in order.
 
-    `deliver` gets every update, on the loop's thread. Without `stream_tokens` these are a request's
-    first token and then its end, but for requests with stop strings, which must be seen at once.
+    At most `max_in_flight` requests are submitted and have not ended. `deliver` gets every update,
+    on the loop's thread. Without `stream_tokens` these are a request's first token and then its
+    end, but for requests with stop strings, which must be seen at once.
     """
 
     # Why tokens are not streamed unless asked for: a caller that wakes up for every token takes
@@ -60,9 +60,7 @@ class RequestClient:
         return bool(self.waiting or self.in_flight)
 
     def submit_waiting(self) -> None:
-        """Submit as many requests as there is room for; one that the engine refuses ends with an
-        error.
-        """
+        """Submit as many requests as there is room for; a refused one ends with an error."""
         # Requests are handed over lazily: the engine's queue stays short, so that closing an
         # iterator over a million prompts aborts a few of them, and no arrival time is that of a
         # request which could not have run anyway.
@@ -92,9 +90,9 @@ class RequestClient:
     def apply_update(
         self, update: Update, seconds: float
     ) -> tuple[PromptRequest, RequestOutput] | None:
-        """The prompt request of `update`, which came at `seconds`, and what it adds; None for a
-        late update of a request that has ended.
+        """The prompt request of `update`, which came at `seconds`, and what it adds.
 
+        The result is None for a late update of a request that has ended.
         raises: EngineDied
         """
         if update.finish_reason == "error":
@@ -138,10 +136,10 @@ def stream_outputs(
     *,
     stream_tokens: bool = True,
 ) -> Generator[tuple[PromptRequest, RequestOutput], None, None]:
-    """Each piece of output with its prompt request, as it comes; closing the generator aborts what
-    has not ended.
+    """Each piece of output with its prompt request, as it comes.
 
-    Without `stream_tokens`, a request's first token is a piece, and all others are one at its end.
+    Closing the generator aborts what has not ended. Without `stream_tokens`, a request's first
+    token is a piece, and all others are one at its end.
     raises: EngineDied
     """
     queue: SimpleQueue[TimedUpdate] = SimpleQueue()

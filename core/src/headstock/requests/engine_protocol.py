@@ -52,9 +52,9 @@ class StartedEngine(Protocol):
 
 
 class EngineLoop(Protocol):
-    """Steps an engine on a thread of its own; there, it calls the sink of a request with each
-    update of it, until the one with a finish reason.
+    """Steps an engine on a thread of its own, and calls the sinks of requests there.
 
+    A sink gets each update of its request, the one with a finish reason last.
     `has_ended`: the thread has ended, and no sink is called any more.
     """
 
@@ -63,9 +63,10 @@ class EngineLoop(Protocol):
     def submit(
         self, request: Request, sink: Callable[[Update], None], *, stream_tokens: bool = True
     ) -> None:
-        """Queue `request`. Without `stream_tokens`, its sink gets the first token at once and the
-        others in one update at the end.
+        """Queue `request`.
 
+        Without `stream_tokens`, its sink gets the first token at once and the others in one update
+        at the end.
         raises: RequestError, EngineDied
         """
 

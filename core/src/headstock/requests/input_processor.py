@@ -24,11 +24,10 @@ ParamsInput = SamplingParams | Sequence[SamplingParams] | None
 
 
 class InputProcessor:
-    """Makes prompt requests for `engine`. Requests without a seed get one from a row of random
-    numbers that `seed` begins.
+    """Makes prompt requests for `engine`.
 
-    `template` takes the place of the model's chat template. Errors name settings as `spelling`
-    does.
+    A request without a seed gets the next of the random numbers that `seed` begins. `template`
+    takes the place of the model's chat template. Errors name settings as `spelling` does.
     raises: ModelError
     """
 

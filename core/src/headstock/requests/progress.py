@@ -53,10 +53,10 @@ class ProgressBars:
             )
 
     def update(self, stage: str, completed: int, total: int, num_tokens: int = 0) -> None:
-        """Set the bar of `stage` to `completed` of `total`, with the rate of `num_tokens` since it
-        began, if there are any.
+        """Set the bar of `stage` to `completed` of `total`.
 
-        What follows a comma in the stage's name may change from call to call.
+        With `num_tokens`, the bar shows their rate since the stage began. What follows a comma in
+        the stage's name may change from call to call.
         """
         if self.progress is None:
             return
@@ -144,9 +144,9 @@ UseTqdm = bool | Callable[..., TqdmBar]
 
 @contextmanager
 def prompt_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[bool, int], None]]:
-    """A tqdm bar of `total` prompts with tokens a second beside it; `advance(is_finished,
-    num_tokens)` counts one output.
+    """A tqdm bar of `total` prompts, with tokens a second beside it.
 
+    It yields `advance(is_finished, num_tokens)`, which counts one output.
     raises: UsageError
     """
     if not isinstance(use_tqdm, bool) and not callable(use_tqdm):

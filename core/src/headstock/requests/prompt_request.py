@@ -106,9 +106,7 @@ class PromptRequest:
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens that a completion can have: `params.max_tokens`, cut to the room beside
-        the prompt.
-        """
+        """The most tokens of a completion: `params.max_tokens`, or the room beside the prompt."""
         return self.requests[0].max_tokens
 
     @property

@@ -45,9 +45,9 @@ def start_engine(
 
 
 class EngineSession:
-    """Runs prompt requests on the engine that `start` gives; close it, or use it in a `with`
-    statement.
+    """Runs prompt requests on the engine that `start` gives.
 
+    It must be closed, or used in a `with` statement.
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
 
@@ -81,18 +81,16 @@ class EngineSession:
 
     @property
     def default_params(self) -> SamplingParams:
-        """The checkpoint's generation_config.json over SamplingParams(), for requests without
-        parameters.
-        """
+        """The parameters of requests without any: generation_config.json over SamplingParams()."""
         return self.input_processor.default_params
 
     def stream_outputs(
         self, prompt_requests: Sequence[PromptRequest], *, stream_tokens: bool = True
     ) -> Generator[tuple[PromptRequest, RequestOutput], None, None]:
-        """Each piece of output with its prompt request, as it comes; closing the generator aborts
-        them. Without `stream_tokens`, a request's first token is a piece, and all others are one at
-        its end.
+        """Each piece of output with its prompt request, as it comes.
 
+        Closing the generator aborts what has not ended. Without `stream_tokens`, a request's first
+        token is a piece, and all others are one at its end.
         raises: UsageError at once after `close`, EngineDied
         """
         self.check_open()
@@ -112,9 +110,9 @@ class EngineSession:
     def stream(
         self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0
     ) -> Iterator[RequestOutput]:
-        """The output for one prompt in pieces, each with the new tokens alone; closing the iterator
-        ends the request.
+        """The output for one prompt in pieces, each with the new tokens alone.
 
+        Closing the iterator ends the request.
         raises: RequestError and UsageError at once, EngineDied
         """
         outputs = self.stream_outputs([self.input_processor.process(prompt, params, priority)])
@@ -130,9 +128,8 @@ class EngineSession:
 
     @property
     def max_in_flight(self) -> int:
-        """Requests submitted at once: those that can run, and as many again to take their places
-        without a step in between.
-        """
+        """The most requests that are submitted and have not ended."""
+        # Those that can run, and as many again to take their places without a step in between.
         return 2 * self.config.max_running_requests
 
     def check_open(self) -> None:
@@ -141,8 +138,9 @@ class EngineSession:
             raise UsageError("this LLM is closed; make a new one")
 
     def close(self) -> None:
-        """End what runs and free the memory; a second call does nothing, unless the first was
-        interrupted.
+        """End what runs and free the memory.
+
+        A second call does nothing, unless the first was interrupted.
         """
         if self.closed:
             return

@@ -170,7 +170,7 @@ def measure_graph_bytes(
     All are captured, because the bytes of one say nothing about the next: memory comes in large
     pieces, and some backends take more for each. `free` returns how many bytes are free.
     """
-    # FlashInfer keeps a workspace for each bucket: three captures told of 86 MiB, where all
+    # FlashInfer keeps a workspace for each bucket: three captures showed 86 MiB, where all
     # twenty-three took 296.
     free = free or count_settled_bytes
     before = free()

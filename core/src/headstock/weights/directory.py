@@ -90,9 +90,7 @@ def _explain_weights(directory: Path) -> str:
 
 
 def _explain_snapshot(directory: Path) -> str:
-    """Explain a repository that was downloaded from the hub without weights; empty for other
-    directories.
-    """
+    """Explain a repository of the hub whose copy has no weights; empty for other directories."""
     repository = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
     if directory.parent.name != "snapshots" or not directory.parent.parent.name.startswith(
         "models--"
