@@ -10,7 +10,7 @@ from attrs.validators import ge, instance_of, le
 class FlashOptions:
     """How decode is cut up.
 
-    `num_splits`: in how many parts each row's keys are read at the same time; 0: as many as fill
+    `num_splits`: in how many parts each row's keys are read at the same time. 0: as many as fill
     the device, by the number of rows. It never depends on lengths, so that a graph stays valid as
     they grow.
     """

@@ -18,11 +18,11 @@ ALL_FEATURES = frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE})
 class Provider:
     """A library with paged FlashAttention.
 
-    `generation`: 3 reads pages of any size, 2 of multiples of 256 only; `least`: the first version
-    that is known to serve, `require` says the same in words; `loader` names the function of
-    `kernels` that loads it. `graph` is ALWAYS where the library writes to the tensor it is given,
-    and nowhere for tokens that no row has: what else it leaves there would reach the tokens that
-    pad a graph.
+    - `generation`: 3 reads pages of any size, 2 of multiples of 256 only
+    - `least`: the first version that is known to serve; `require` says the same in words
+    - `loader`: the function of `kernels` that loads it
+    - `graph`: ALWAYS where the library writes to the tensor it is given, and nothing for tokens
+      that no row has. What it left there would reach the tokens that pad a graph.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers, made alike for every version that serves."""
+"""FlashInfer's wrappers behind one face for every version that serves."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class Library:
     ) -> None:
         """Plan another step in a graph's wrapper; its static buffers hold the step already.
 
-        The wrapper's own `plan` copies buffer to buffer, and looks for the longest row in a Python
-        loop (500 us for 256 rows on an H200's host).
+        The wrapper's own `plan` copies buffer to buffer and looks for the longest row in a Python
+        loop. For 256 rows that takes 500 us on an H200's host.
         page_start: [rows + 1], last_page_len: [rows] int32, on the host
         pages: [pages] int32, the static buffer's
         """

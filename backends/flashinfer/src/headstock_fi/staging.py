@@ -1,7 +1,7 @@
 """Host memory from which a plan's arrays are copied to the device, and who may write it when.
 
-A copy from pinned memory runs later than the call that asks for it, so a buffer that is written
-again too early sends the wrong step. Each wrapper of the library therefore has buffers of its own,
+A copy from pinned memory runs later than the call that asks for it. A buffer that is written again
+too early would send the wrong step. Each wrapper of the library therefore has buffers of its own,
 and so has the library inside each. Wrappers take turns, and a wrapper's turn begins when its last
 upload is over.
 """

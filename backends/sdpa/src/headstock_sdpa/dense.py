@@ -31,6 +31,7 @@ def softmax_in_float32(
     """
     rows, heads, queries, _ = q.shape
     kv_heads, keys = k.shape[1:3]
+    # The query heads of a KV head stand side by side: its keys are not copied for each of them.
     grouped = q.float().reshape(rows, kv_heads, heads // kv_heads * queries, -1)
     scores = (grouped @ k.float().transpose(2, 3)).mul_(scale).view(rows, heads, queries, keys)
     if softcap:

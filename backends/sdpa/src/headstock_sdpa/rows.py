@@ -92,6 +92,8 @@ def _query_blocks(
     """
     tokens = row.query_stop - row.query_start
     window = layer.window or row.position + tokens
+    # torch's causal mask begins at the first key, which is right only where no token was computed
+    # before.
     if row.position == 0 and window >= tokens and not with_lse and not layer.softcap:
         yield slice(row.query_start, row.query_stop), slice(None), None
         return

@@ -1,8 +1,8 @@
 """Decode in float32 on a CPU: one pass over keys and one over values, without gathering them.
 
-Scores are a sampled matrix product: queries by all vectors of the pool, computed only where a CSR
-pattern says that a query sees a vector. The weighted sum of values is an embedding bag over the
-same vectors. A copy of keys and values, which costs more than the arithmetic, is never made.
+Scores are a sampled matrix product of queries by all vectors of the pool. It is computed only where
+a CSR pattern says that a query sees a vector. The weighted sum of values is an embedding bag over
+the same vectors. A copy of keys and values, which costs more than the arithmetic, is never made.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) ->
         _key_vectors(places.astype(dtype, copy=False), heads, kv_heads) for places, _ in buckets
     ]
     first, second = torch.from_numpy(starts), torch.from_numpy(np.concatenate(columns))
+    # Not `empty`: beta is 0, but 0 times a NaN is NaN.
     zeros = torch.zeros(len(second))
     pattern = torch.sparse_csr_tensor(
         first, second, zeros, (len(counts), vectors), check_invariants=False

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(need: KernelNeed) -> None:
-    """Compile and keep what is missing.
+    """Compile the missing modules and keep them.
 
     raises: OSError when FlashInfer's folder cannot be written; RuntimeError with the compiler's
         words
@@ -158,6 +158,7 @@ def missing_kernels(api: str, kernels: Sequence[Path], folder: Path) -> str:
     """CUDA source in which each launcher that is declared and not defined raises an error."""
     present = {f"run_{path.stem}" for path in kernels}
     declared = [match.group(1) for match in LAUNCHER.finditer(api)]
+    # The module's table names every launcher, so all of them must be there to link.
     stubs = [STUB.format(name=name, folder=folder) for name in declared if name not in present]
     return "\n".join(['#include <stdexcept>\n#include "fmha_v2_api.h"', *stubs])
 

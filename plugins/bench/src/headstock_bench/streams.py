@@ -50,7 +50,7 @@ async def _stream_requests(
                     follow = _follow_stream(llm, prompt, one, await due.get())
                     tasks.append(group.create_task(follow))
     except ExceptionGroup as errors:
-        # one dead engine ends all streams alike: the first error stands for them
+        # One dead engine ends all streams by the same error: the first stands for them.
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks], time.perf_counter() - start
 

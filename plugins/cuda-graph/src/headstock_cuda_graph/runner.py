@@ -75,7 +75,7 @@ class CudaGraphRunner(Runner):
 
     A replayed step is two graphs: the forward pass, one a bucket, and sampling, one a bucket and
     kind. Graphs read their inputs where these lay during the capture, so every input has an
-    address that stays: one upload a step writes rows and positions, and the graph gathers the rest
+    address that stays. One upload a step writes rows and positions, and the graph gathers the rest
     from `RowTables` on the device (docs/decisions/0015, 0016).
     """
 

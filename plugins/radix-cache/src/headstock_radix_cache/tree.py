@@ -6,7 +6,7 @@ to a new child leaves the node's `refs` as it is: one hold fewer, one locked chi
 a page as it fills is O(1).
 
 `idle` lists the unlocked nodes in the order in which they were unlocked, which is the order of last
-use. A node is unlocked only after all its children, so they stand before it: the first idle node is
+use. A node is unlocked only after all its children, so they stand before it. The first idle node is
 always a leaf, and eviction needs no search.
 """
 

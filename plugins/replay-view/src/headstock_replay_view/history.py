@@ -113,6 +113,7 @@ class History:
         cached = len(state.regions)
         if self.limits.policy is not None:
             stats = self.limits.policy.stats(state.index)
+            # Beside the regions of contiguous mode, which no policy knows of (decision 0008).
             cached += stats.pages - stats.held
         free = total - num_held - cached
         work = (

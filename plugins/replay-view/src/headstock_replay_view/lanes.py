@@ -113,6 +113,7 @@ class Lanes:
         if not len(lanes):
             return
         table = self.table
+        # `+=` would count a lane once that comes twice.
         np.add.at(table[OUTPUT], lanes, state.accepted_counts)
         lanes = np.unique(lanes)
         again = table[FIRST, lanes] >= 0

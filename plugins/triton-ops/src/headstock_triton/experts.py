@@ -29,8 +29,8 @@ def fused_mix_experts(
 
     x, result: [tokens, hidden]    scores: [tokens, experts]
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
-    slots: [tokens] int64, where keys and values go; tokens in the dummy page, below `page_size`,
-    are padding: no expert takes them, and their result is 0
+    slots: [tokens] int64, where keys and values go. Tokens in the dummy page, below `page_size`,
+    are padding: no expert takes them, and their result is 0.
     """
     tokens, hidden = x.shape
     if not tokens:

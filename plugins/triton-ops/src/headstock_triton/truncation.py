@@ -1,10 +1,10 @@
 """Where top-k, top-p and min-p cut each row, as in `headstock.nn.truncation`, without a sort.
 
-A token stays if the tokens better than it weigh too little: fewer than top_k of them, or less
-probability than top_p of what top_k leaves. That weight only grows as scores fall, so the lowest
-score that stays is found by narrowing a bracket down to one score: each pass over the row weighs
-what is above several pivots. Of tokens at that score the lower ids stay, as many as still fit.
-Probabilities are summed in float64, as torch's are.
+A token stays if the tokens better than it weigh too little. They are fewer than top_k, or have less
+probability than top_p of what top_k leaves. That weight only grows as scores fall, so a bracket is
+narrowed down to the lowest score that stays: each pass over the row weighs the tokens above several
+pivots. Of tokens at that score the lower ids stay, as many as still fit. Probabilities are summed
+in float64, as torch's are.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class StaticRows:
     def step(self, bucket: int, groups: int) -> AttentionStep:
         """The first `bucket` rows as a decode step.
 
-        To the host every row is as long as it may get: a launch sized for that is right for all
+        To the host every row is as long as it may get. A launch of that size is right for all
         lengths that `write` brings later.
         """
         while len(self.page_tables) < groups:
