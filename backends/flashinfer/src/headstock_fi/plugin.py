@@ -41,6 +41,8 @@ CAPABILITIES = AttentionCapabilities(
     paged=True,
     contiguous=True,
     graph=GraphSupport.DECODE,
+    # For 256 rows `plan` takes an H200's host 667 us with tensor cores and 170 without; `fa` takes
+    # 4.
     planning=Planning.PER_STEP,
     features=frozenset({Feature.LSE}),
 )

@@ -124,6 +124,7 @@ def sort_into_buckets(
     """
     longest_first = np.argsort(-lens, kind="stable")
     cuts = tuple(bucket_bounds(lens[longest_first].tolist(), least, most))
+    # One bucket needs no order: queries and results stay where they are, without a copy.
     if len(cuts) == 1:
         return None, [np.arange(len(lens))]
     return longest_first, [longest_first[first:last] for first, last in cuts]

@@ -83,6 +83,7 @@ def prefill_name(dtype: str) -> str:
 def _is_fresh(module: Path) -> bool:
     """Whether the module is there, and was not made with another version of FlashInfer."""
     mark = module.parent / MADE_WITH
+    # Without the mark a module came with FlashInfer, and an upgrade brings another.
     return module.exists() and (
         not mark.exists() or mark.read_text() == import_module("flashinfer").__version__
     )

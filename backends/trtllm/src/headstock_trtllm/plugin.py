@@ -39,6 +39,8 @@ CAPABILITIES = AttentionCapabilities(
     gqa_ratios=IntSet.multiples(1, 32),
     page_sizes=IntSet.of(16, 32, 64, 128),
     paged=True,
+    # A contiguous region is one page as long as the longest sequence (decision 0008), and pages
+    # have four sizes here.
     contiguous=False,
     graph=GraphSupport.DECODE,
     planning=Planning.NONE,

@@ -89,6 +89,7 @@ def decoder_config(
         w if w is not None and w < max_position else None
         for w in windows or uniform_windows(hf, None)
     ]
+    # A group a window: a window group frees the pages behind its window (decision 0005).
     groups = _make_kv_groups(windows, kv_heads, head_dim)
     return ModelConfig(
         architecture=architecture,

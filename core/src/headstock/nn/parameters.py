@@ -70,6 +70,7 @@ def _attention_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs
     parts = (width, kv_width, kv_width)
     names = tuple(f"{source}self_attn.{name}_proj" for name in "qkv")
     yield f"{layer.prefix}attn_norm", _norm_spec(config.hidden, f"{source}input_layernorm.weight")
+    # Merged, so that keys and values lie side by side in the product and one operation stores them.
     yield from _linear_specs(f"{layer.prefix}qkv", config.hidden, names, parts, config.qkv_bias)
     out = (f"{source}self_attn.o_proj",)
     yield from _linear_specs(

@@ -124,6 +124,7 @@ class FineTierOps(Ops):
         qkv = qkv.view(-1, config.heads + both, config.head_dim)
         qk = heads = qkv[:, :turned]
         if config.qk_norm:
+            # Queries and keys in one norm: the weight has a row a head.
             heads = self.head_norm(qk, params[f"{layer.prefix}qk_norm"], config.norm_eps)
         # Turned in place, so that keys and values stay side by side and are stored by one
         # operation.

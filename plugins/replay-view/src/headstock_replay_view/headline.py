@@ -98,6 +98,7 @@ def make_headline(series: Mapping[str, Ints], lanes: Lanes, all_pages: int) -> H
         waiting=int(series["waiting"].max(initial=0)),
         pages=int((series["live"] + series["shared"]).max(initial=0)),
         all_pages=all_pages,
+        # The page opens here: the last step is often an empty one.
         busiest=int(np.lexsort((-series["running"], -tokens))[0]) if count else 0,
         step_ms=_percentile_pair(ran, 1e6),
         slow_from=None if top is None else top / 1e6,

@@ -26,6 +26,7 @@ def render_html(data: Mapping[str, Any]) -> str:
 
     style, script = _make_style(), "".join(map(_read_asset, SCRIPTS))
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
+    # In the sandbox, as chat templates are: no source uses an environment without one.
     environment = ImmutableSandboxedEnvironment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(_read_asset("page.html")).render(
         data=data,

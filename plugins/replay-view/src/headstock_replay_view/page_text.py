@@ -116,6 +116,7 @@ def list_slowest(data: Mapping[str, Any]) -> dict[str, Any]:
 
     def wait_seconds(lane: int) -> float:
         first = lanes["first"][lane]
+        # A request that never got a token waited longest of all.
         return float("inf") if first < 0 else at[first] - at[lanes["arrived"][lane]]
 
     rows = [

@@ -36,6 +36,7 @@ def single_kernel(
     exists = row[:, None] < outs
     sums = tl.zeros((SEATS, ROWS), tl.float32)
     token = tl.arange(0, SEATS)[:, None]
+    # Unrolled, so that all loads of a row are asked for at once: 128 bytes a thread.
     for step in tl.static_range(STEPS):
         at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
         w = tl.load(source + at, exists & (at < WIDTH), other=0.0).to(tl.float32)
