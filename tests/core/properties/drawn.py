@@ -81,7 +81,7 @@ def run(
 
 
 def held(state: State, group: int = 0) -> dict[int, list[int]]:
-    """The pages of each taken seat."""
+    """Return the pages of each row in use."""
     return {row: state.pages[group][row].tolist() for row in state.rows_by_priority.tolist()}
 
 

@@ -1,4 +1,4 @@
-"""Pages: how many a request holds, which, and where they are when nobody holds them."""
+"""Pages: how many a request holds, which, and where they are when no row holds them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sizes = dict[int, tuple[int, int]]
 
 
 def sizes(state: State) -> Sizes:
-    """Those of each taken seat."""
+    """Return those of each row in use."""
     counters = state.row_counters
     return {
         int(counters[RowCounter.ADMISSION_ID, row]): (
@@ -78,9 +78,7 @@ def conserved(drive: Drive, last: Sizes) -> None:
 
 
 def without_the_padding_page(drive: Drive, last: Sizes) -> None:
-    """I23: page 0 is in no plan (but where a group is told what lies behind its window), and
-    nobody's.
-    """
+    """I23: no row or free list has page 0, and plans write it only behind a window."""
     plan = drive.plans[-1]
     assert (plan.page_numbers[plan.page_groups == 0] > 0).all()
     for group in range(len(drive.limits.groups)):
@@ -120,27 +118,25 @@ TIMES = st.lists(
 def treated(
     bounds: Limits, asked: list[Request], ends: list[tuple[int, int, str]], times: int
 ) -> Drive:
-    """A run in which some requests are aborted or fail, each of which the scheduler is told so many
-    times.
-    """
+    """Run requests, some aborted or failed; the scheduler gets each such event `times` times."""
     drive = Drive(bounds)
     for one in asked:
         drive.submit(one)
     while drive.busy:
-        news: list[Event] = []
+        events: list[Event] = []
         for at, which, kind in ends:
             if at != len(drive.plans):
                 continue
             rows = np.array([which % bounds.max_rows], np.int32)
             admission_ids = drive.state.row_counters[RowCounter.ADMISSION_ID, rows]
             if kind == "abort":
-                news.append(Aborted(str(which)))
+                events.append(Aborted(str(which)))
             elif admission_ids[0]:
-                news.append(Failed(rows, admission_ids))
-        drive.events += news * times
+                events.append(Failed(rows, admission_ids))
+        drive.events += events * times
         drive.step()
         assert len(drive.plans) < 5_000, "it does not end"
-        late = [event for event in news if isinstance(event, Failed)]
+        late = [event for event in events if isinstance(event, Failed)]
         drive.events += late * (times - 1)  # of rows that are gone, or others' by now
     return drive
 

@@ -1,6 +1,4 @@
-"""Requests: each is told apart from the others, sits within the caps, goes in its turn, and ends
-once by itself.
-"""
+"""Requests: ids do not mix, limits hold, order follows priority, and each ends exactly once."""
 
 from __future__ import annotations
 
@@ -70,8 +68,8 @@ def test_all_that_is_asked_of_an_llm_has_ids_of_its_own(
 def in_one_place(drive: Drive) -> None:
     """I6: a live request waits or sits, and is never in two places."""
     waiting = [entry.request.id for entry in drive.state.waiting]
-    seated = [entry.request.id for entry in drive.state.requests_by_row if entry is not None]
-    assert sorted([*waiting, *seated, *drive.reasons]) == sorted(drive.outputs)
+    running = [entry.request.id for entry in drive.state.requests_by_row if entry is not None]
+    assert sorted([*waiting, *running, *drive.reasons]) == sorted(drive.outputs)
 
 
 def within_the_caps(drive: Drive) -> None:
@@ -109,9 +107,9 @@ def test_requests_keep_place_and_caps_and_end_in_time_as_they_would_alone(
     first = max(asked, key=lambda one: one.priority)
     assert first.id not in preemptions, "the first in priority order was preempted"
     # Every step computes a token, but for one that overlap wastes at the start and one at the end
-    # of each seat.
-    seats = {one.id: 1 + preemptions.get(one.id, 0) for one in asked}
-    work = sum((one.max_len + 2) * seats[one.id] for one in asked)
+    # of each admission.
+    admissions = {one.id: 1 + preemptions.get(one.id, 0) for one in asked}
+    work = sum((one.max_len + 2) * admissions[one.id] for one in asked)
     assert len(drive.plans) <= work + gap * len(asked) + 4
 
 
@@ -227,7 +225,7 @@ def test_the_engine_refuses_at_its_door_naming_both_numbers(
 
 
 def seated_in(drive: Drive) -> list[str]:
-    """The ids of requests in the order in which they first got a seat."""
+    """Return the ids of requests in the order in which they were first admitted."""
     return [drive.names[order] for order in sorted(drive.names)]
 
 

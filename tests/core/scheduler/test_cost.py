@@ -40,7 +40,7 @@ def least(clock: Callable[[], float] = time.perf_counter) -> float:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("overlap", [False, True], ids=["told at once", "overlap"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
 @pytest.mark.parametrize("page_size", GOALS)
 def test_a_step_costs_less_than_twice_its_goals(page_size: int, overlap: bool) -> None:
     # Of the thread: one step in a hundred that has to let another process go first would be the
@@ -58,7 +58,7 @@ def test_a_step_costs_less_than_twice_its_goals(page_size: int, overlap: bool) -
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("alike", [False, True], ids=["for a seat", "for a prefix"])
+@pytest.mark.parametrize("alike", [False, True], ids=["for a row", "for a prefix"])
 def test_an_arrival_while_thousands_wait_costs_less_than_twice_its_goal(alike: bool) -> None:
     ratios = []
     for _ in range(ROUNDS):

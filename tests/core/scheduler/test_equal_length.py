@@ -69,7 +69,7 @@ def test_a_starved_length_is_served_within_a_bounded_number_of_steps() -> None:
     waited = longest = 0
     while "odd" not in drive.reasons:
         plan = drive.step()
-        waited = 0 if 0 in plan.rows else waited + 1  # it was seated first
+        waited = 0 if 0 in plan.rows else waited + 1  # it was admitted first
         longest = max(longest, waited)
 
     assert 2 <= longest <= TURN * (8 + 1)

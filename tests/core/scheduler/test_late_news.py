@@ -81,7 +81,7 @@ def test_a_step_that_runs_nothing_loses_no_page_table_entry(overlap: bool) -> No
             else SCHEDULERS["mixed"](view, budget)
         )
 
-    tokens = prompt(RNG, 40)  # whoever says the same moves to the same pages
+    tokens = prompt(RNG, 40)  # equal tokens end up on the same pages
     requests = [request(str(i), tokens, 5 + 5 * i) for i in range(12)]
     drive = run(Drive(limits(schedule=schedule, num_pages=200, overlap=overlap)), *requests)
 

@@ -90,7 +90,7 @@ def test_failed_rows_end_alone_and_late_news_is_dropped() -> None:
         drive.submit(one)
     plan = drive.step()
     drive.events = [Failed(plan.rows[:1], plan.admission_ids[:1])]
-    # the plan flies while "c" takes the seat of "a"
+    # the plan is in flight while "c" takes the row of "a"
     assert drive.step().new_row_ids.tolist() == plan.rows[:1].tolist()
     drive.drain()
 

@@ -10,7 +10,7 @@ RNG = np.random.default_rng(31)
 
 
 def running(drive: Drive) -> set[str]:
-    """The requests that have a seat."""
+    """Return the ids of the running requests."""
     return {entry.request.id for entry in drive.state.requests_by_row if entry is not None}
 
 

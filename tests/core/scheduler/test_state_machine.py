@@ -122,7 +122,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 30))
     def abort(self, which: int) -> None:
-        name = str(which % (len(self.requests) + 1))  # the last is nobody's
+        name = str(which % (len(self.requests) + 1))  # the last id is unknown
         self.drive.events.append(Aborted(name))
         self.aborted |= {name} & self.requests.keys()
 

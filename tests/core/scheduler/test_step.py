@@ -89,7 +89,7 @@ def test_a_step_leaves_the_state_it_was_given_as_it_was() -> None:
     for _ in range(30):
         old = drive.state
         copies = (old.row_counters.copy(), old.stop_ids.copy(), old.spans.copy(), old.free)
-        free, seats, waiting = (
+        free, requests_by_row, waiting = (
             [part.copy() for part in old.free[0]],
             old.requests_by_row,
             old.waiting,
@@ -98,7 +98,7 @@ def test_a_step_leaves_the_state_it_was_given_as_it_was() -> None:
         assert (old.row_counters == copies[0]).all() and (old.stop_ids == copies[1]).all()
         assert (old.spans == copies[2]).all() and old.free is copies[3]
         assert all((a == b).all() for a, b in zip(old.free[0], free, strict=True))
-        assert old.requests_by_row is seats and old.waiting is waiting
+        assert old.requests_by_row is requests_by_row and old.waiting is waiting
         with pytest.raises(ValueError, match="read-only"):
             drive.state.row_counters[RowCounter.NUM_KNOWN, 0] = 1
 
