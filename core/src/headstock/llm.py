@@ -84,6 +84,7 @@ class LLM:
         that it makes.
         raises: RequestError naming the prompt at fault, UsageError after `close`, EngineDied
         """
+        # Checked whole before any runs, so that a bad last prompt costs no answers.
         prompt_requests = self._session.input_processor.process_batch(
             list_prompts(prompts), sampling_params, priority
         )
@@ -102,6 +103,7 @@ class LLM:
         `chat_template`, a Jinja template or the name of a file with one, takes its place.
         raises: UsageError when there is no template, RequestError, ModelError, EngineDied
         """
+        # By the first element: a conversation is a list of mappings, several are a list of lists.
         are_several = (
             isinstance(messages, list | tuple)
             and bool(messages)

@@ -78,6 +78,7 @@ def _find_plugin(name: str) -> InstalledPlugin:
 
 def _show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
     """Print the installed plugins, and what installs the kernels that some of them lack."""
+    # Once a distribution, because each look parses its metadata.
     hints = {
         name: registry.explain_missing_extras(name)
         for name in {plugin.distribution for plugin in plugins}

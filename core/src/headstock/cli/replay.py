@@ -28,6 +28,8 @@ def main(arguments: list[str]) -> int:
             raise UsageError(f"'headstock replay-view FILE {flag} OUT' draws; replay has no {flag}")
     options = make_parser().parse_args(arguments)
     recording = read_recording(options.file, partial=options.partial)
+    # A crash report keeps the last steps. A state cannot be made from them: the prefix index is the
+    # plugin's own (docs/decisions/0010-recordings.md).
     if recording.first_step:
         raise CannotRun(
             f"{recording.name} begins with step {recording.first_step}, and a schedule can be run "

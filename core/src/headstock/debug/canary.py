@@ -83,6 +83,8 @@ class Canary(Executor):
                     f"free ({len(touched)} such pages); a kernel writes out of bounds, or a page "
                     "was freed too early"
                 )
+            # Padding rows may write the dummy page at any time, so finiteness is all it can
+            # promise.
             if self.padded and not self.buffers.pools[layer][0].to(torch.float32).isfinite().all():
                 raise EngineDied(
                     f"before step {number} the dummy page of layer {layer} is not finite"

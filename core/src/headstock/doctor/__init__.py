@@ -29,6 +29,7 @@ def run_checks(config: EngineConfig) -> Iterator[Finding]:
         "encoding": machine_checks.check_encoding,
         "hub": machine_checks.check_hub,
     }
+    # Yielded one by one: loading plugins takes seconds, and findings are printed as they come.
     for subject, check in checks.items():
         yield from run_check(subject, check)
     yield from check_parts(config)

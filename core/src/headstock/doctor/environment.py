@@ -78,6 +78,7 @@ def inspect_environment(config: EngineConfig) -> Environment:
     subject = f"model {config.model}"
     try:
         directory = locate_model(config.model, find_cached, config.revision)
+    # A warning, for `headstock run` would download the model.
     except NotDownloaded as error:
         problems.append(warn_finding(subject, str(error), ""))
     except HeadstockError as error:

@@ -114,6 +114,7 @@ def find_plugin(kind: str, name: str) -> InstalledPlugin:
     distribution, _, plugin_name = name.rpartition(":")
     installed = list_installed(kind)
     matches = [plugin for plugin in installed if plugin.name == plugin_name]
+    # PEP 503: "headstock_flash_attn" and "headstock-flash-attn" are one distribution.
     if distribution:
         matches = [
             plugin

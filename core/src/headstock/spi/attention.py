@@ -150,6 +150,7 @@ class AttentionContext:
     capabilities: AttentionCapabilities
     device: torch.device
     page_size: int
+    # By layer and not as one tensor: layers of different KV groups have pages of different shapes.
     pools: Mapping[int, Tensor]
     options: Any
 
@@ -167,10 +168,12 @@ class AttentionStep:
         device
     """
 
+    # One phase for all its rows: a step has at most two parts, its decode rows and the others.
     phase: Phase
     query_start: Tensor
     context_lens: Tensor
     page_tables: tuple[Tensor, ...]
+    # The same lengths as on the device: to read those would wait for the step that runs.
     host_query_lens: np.ndarray
     host_context_lens: np.ndarray
 
@@ -259,10 +262,15 @@ class AttentionBackend(ABC):
         """A plan bound to the static buffers of `bucket`."""
         raise TypeError(f"{type(self).__name__} declares graph support but has no graph_plan")
 
+    # `Planning.NONE`: called inside the capture, so replays repeat its copies and the host never
+    # calls it again. `PER_STEP`: called before each replay, while the step before may still run.
     def graph_update(self, plan: Any, step: AttentionStep) -> None:
         """Bring a bound plan up to date in place, at the same addresses, before a replay."""
         raise TypeError(f"{type(self).__name__} declares graph support but has no graph_update")
 
+    # FlashAttention's own package leaves undefined numbers where no row is, so it cannot claim
+    # ALWAYS; FlashAttention-3 out of vLLM's library can
+    # (docs/decisions/0016-replayed-prompt-steps.md).
     def capture_plan(self, step: AttentionStep) -> Any:
         """A plan for a graph that has the calls of `forward` in it, made during its capture.
 

@@ -58,6 +58,8 @@ class Sample:
     The last three are None when no row asked for log-probabilities.
     """
 
+    # `healthy` comes with every sample: only logits tell that what a row computed is sound
+    # (docs/decisions/0011-scored-chunks.md).
     tokens: Tensor
     healthy: Tensor
     logprobs: Tensor | None = None

@@ -42,6 +42,8 @@ class Match:
     pages: [n] int32
     """
 
+    # Whole pages: a page has one owner for writing, so half of one cannot be shared
+    # (docs/decisions/0004-prefix-tree.md).
     pages: Ints
     handle: Any
 
@@ -149,6 +151,7 @@ class CachePolicy(ABC):
         returns: [at most count] int32
         """
 
+    # Asked in every step, to tell the scheduler how many pages it may count on.
     @abstractmethod
     def count_evictable(self, index: Any) -> int:
         """How many pages `evict` could return now; O(1)."""

@@ -31,6 +31,8 @@ class Executor(ABC):
     parts of core yet, so an executor fits only the core that it was written for.
     """
 
+    # In the order of the calls, because pages that a plan frees are given to later plans at once:
+    # what those write must come after all that this plan's step reads.
     @abstractmethod
     def execute(self, plan: Any, new_rows: Mapping[int, Any]) -> Pending:
         """Launch `plan`, a `headstock.scheduler.Plan`.

@@ -18,6 +18,8 @@ class KVGroup:
         (a fixed size)
     """
 
+    # A group has page tables of its own, because a window group frees the pages behind its window
+    # while a full one keeps them (docs/decisions/0005-one-full-group.md).
     layers: tuple[int, ...]
     kind: str
     kv_heads: int

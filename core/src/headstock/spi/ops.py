@@ -63,6 +63,8 @@ class Ops(ABC):
     norm, lm_head, rope.
     """
 
+    # BLAS lays a plain weight out for its kernels anew in every product, though inference uses the
+    # same one in every step (docs/decisions/0007-onednn-ops.md).
     def prepare(self, name: str, weight: Weight) -> Weight:
         """The parameter as these operations need it (packed, transposed); called once, at load."""
         return weight

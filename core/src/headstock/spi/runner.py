@@ -60,6 +60,8 @@ class RowTables:
     top_k, seeds: [rows] int64, vocab for no top_k
     """
 
+    # Steps with and without graphs read and write the same tables, so they follow each other in any
+    # order, and a row may sit out a step without a message to a graph.
     page_size: int
     tokens: Tensor
     page_tables: tuple[Tensor, ...]
@@ -238,6 +240,8 @@ class PromptStep:
     """
 
     num_decode: int
+    # A token's batch follows from its row and position alone, for prompts as for decode, so that
+    # one upload gives a graph both.
     token_rows: np.ndarray
     positions: np.ndarray
     last_tokens: np.ndarray
@@ -288,10 +292,12 @@ class Runner(ABC):
 
         returns: those of `prompt_buckets` that are worth replaying, largest first
         """
+        # A runner without graphs is asked for none: it named no buckets.
         if buckets or prompt_buckets:
             raise TypeError(f"{type(self).__name__} names buckets but has no capture")
         return ()
 
+    # `decode` and `prompt` may refuse a step, because captures cover only some sizes and kinds.
     def decode(self, step: DecodeStep) -> Sample | None:
         """Replay the step and sample; None when `run` must do it.
 

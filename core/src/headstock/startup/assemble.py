@@ -150,6 +150,7 @@ def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter
         )
         for layer in inputs.model.layers
     )
+    # NaN in what attention leaves unwritten shows in the logits, which are checked in every step.
     return PhaseRouter(
         backends[Phase.PREFILL], backends[Phase.DECODE], layers, config.debug_invariants
     )

@@ -136,6 +136,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
     }
     # After the weights and before the pool: what is left then is all that the pool may take.
     memory = _plan_device_memory(inputs, sizes, max_len, free)
+    # A sequence that the whole pool cannot hold could never end, however often it is preempted.
     if memory.kv_tokens < max_len:
         cut = (
             f"--max-seq-len is cut from {max_len} to {format_count(memory.kv_tokens, 'token')}, "
@@ -210,6 +211,8 @@ def profile_memory_use(inputs: BuildInputs, sizes: Mapping[str, Any], max_len: i
     reason = (
         f"kernels of {names} that are new on this machine are compiled at their first use, and kept"
     )
+    # Here most kernels run for the first time: 38 s of a first start are Triton's experts at the
+    # 30B-A3B shape.
     try:
         with slow_notice("measuring the largest step", reason):
             return measure_memory_use(
@@ -306,5 +309,6 @@ def _watch_free_pages(
                 instead=small,
             )
         )
+    # Graphs pad their batches, and padding rows write to the dummy page.
     padded = inputs.parts.runner.capabilities.needs_graph > GraphSupport.NEVER
     return Canary(executor, buffers, inputs.model.kv_groups, padded=padded)

@@ -66,4 +66,5 @@ def free_host_bytes() -> int:
     container = read_container_memory()
     if container is not None:
         free = min(free, container.free)
+    # Two engines in one process: the first one's pool is taken but not yet written.
     return max(free - unwritten_bytes(), 0)

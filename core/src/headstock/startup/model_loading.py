@@ -64,6 +64,7 @@ def _find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
     source = registry.install_lines("checkpoint").get(name)
     if source and not path.exists():
         raise ModelError(f"the model {name!r} is not installed; install it with: {source}")
+    # A slip in a checkpoint's name must not end as "no such directory", or as a call of the hub.
     close = suggest_name(name, names)
     if close and "/" not in name and not path.exists():
         raise ModelError(f"no model {shorten(name)}{close}")
@@ -115,6 +116,8 @@ def untie_embeddings(directory: Path, family: Model, model: ModelConfig) -> Mode
 
     raises: ModelError when a file does not match its header
     """
+    # transformers compares the two and ties them only where they are equal. By config.json alone, a
+    # stored matrix that differs would be lost in silence.
     differing = (
         weights.find_differing_copies(directory, family.params(model))
         if model.tied_embeddings
@@ -177,6 +180,7 @@ def load_onto_device(
         f"the weights need {format_bytes(needed)} in {dtype}, and {format_bytes(free)} are free "
         f"on {device}; use a smaller --dtype, another --device, or end what else uses the memory"
     )
+    # Before a byte is read; on a CPU the kernel would end the process instead of raising.
     if needed > free:
         raise CannotRun(too_large)
     try:

@@ -42,6 +42,8 @@ def negotiate_terms(
         f"--attn {choice.spec.name}": choice.capabilities.page_sizes for choice in parts.attention
     }
     claims[f"--cache-type {parts.cache.name}"] = parts.cache.capabilities.page_sizes
+    # A contiguous region is one page as long as the longest sequence, so no part limits its size
+    # (docs/decisions/0008-contiguous-mode.md).
     page_size = 0 if contiguous else agree_page_size(config, claims, env)
     # A prefix can be resumed only where every group still has what the next token reads, and the
     # index is of one group (docs/decisions/0005-one-full-group.md).

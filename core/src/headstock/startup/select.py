@@ -94,6 +94,8 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
         spec: RunnerSpec = _find_ready_spec("runner", name, env)
         if explain_device_mismatch(spec, env):
             raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
+        # In contiguous mode pages are as long as sequences; graphs were left out of it
+        # (docs/decisions/0008-contiguous-mode.md).
         if needs.contiguous and _needs_graphs(spec):
             raise CannotRun(
                 f"--runner {name} replays graphs, and --paged-attn off runs without; use --runner "
