@@ -16,6 +16,7 @@ from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, Request
 
 def show_prompt(prompt: str | None) -> None:
     """Print the prompt, dimmed, before its text; only a terminal gets it, a pipe not."""
+    # A pipe gets the answer alone, for the program that reads it.
     if prompt is not None and sys.stdout.isatty():
         # The convention of no-color.org.
         begin, end = ("", "") if os.environ.get("NO_COLOR") else ("\033[2m", "\033[0m")
@@ -35,6 +36,7 @@ def show_text(number: int, output: RequestOutput) -> None:
 def show_logprobs(output: RequestOutput, answer: CompletionOutput) -> bool:
     """Print an answer's log-probabilities, and first its prompt's; whether there are any."""
     rows = []
+    # All answers have the same prompt, so its table is printed once.
     if output.prompt_logprobs is not None and answer.index == 0:
         pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
         rows += [

@@ -62,6 +62,7 @@ class PromptBatch:
         ]
         self.note_cut_lengths([(prompt_input, request) for _, prompt_input, request in waiting])
         requests = [request for *_, request in waiting]
+        # One answer alone can be shown as it comes; several would be mixed.
         if self.total == len(requests) == 1 and requests[0].params.n == 1 and not self.as_json:
             return self.stream_answer(requests[0])
         try:

@@ -111,6 +111,8 @@ class Chat:
         try:
             answer = self.stream_answer()
         except RequestError as error:
+            # A turn that is refused, as one that is too long, would have every later one refused
+            # too.
             self.turns.pop()
             print_note(f"headstock: {error}; /reset starts over")
         except KeyboardInterrupt:

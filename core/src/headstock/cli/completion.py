@@ -81,6 +81,7 @@ def _make_full_parser() -> argparse.ArgumentParser:
         verbs.choices[verb] = importlib.import_module(f"headstock.cli.{verb}").make_parser()
         _set_completions(verbs.choices[verb])
     for plugin, spec in registry.load_specs("command"):
+        # Core's verb runs where a plugin's has the same name.
         if plugin.name not in verbs.choices:
             parser = _make_plugin_parser(spec)
             summary = getattr(spec, "summary", f"of {plugin.distribution}")

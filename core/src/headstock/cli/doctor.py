@@ -64,6 +64,7 @@ def print_findings(findings: Iterable[Finding]) -> list[Finding]:
     for finding in findings:
         hint = f"  ({finding.hint})" if finding.hint else ""
         line = f"{finding.status.value}  {finding.subject:{SUBJECT_WIDTH}}  {finding.text}{hint}"
+        # Flushed: the next check may import libraries for seconds.
         print(fold_line(line, width, SUBJECT_WIDTH + 8), flush=True)
         printed.append(finding)
     counts = Counter(finding.status for finding in printed)

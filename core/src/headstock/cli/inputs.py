@@ -136,6 +136,8 @@ def _parse_line(where: str, line: bytes) -> PromptInput:
     if len(contents) != 1:
         raise RequestError("must have one of prompt, prompt_token_ids and messages")
     priority, salt = check_priority(rest.pop("priority", 0)), rest.pop("cache_salt", None)
+    # For its checks alone: a bad line is named before a model is loaded. Its values are merged
+    # later, over the flags and the model's defaults.
     SamplingParams(max_tokens=None).replace(rest)
     if "messages" in contents:
         turns, salt = check_messages(contents["messages"]), check_salt(salt)

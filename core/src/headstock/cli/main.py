@@ -37,6 +37,8 @@ VERBS: Mapping[str, str] = MappingProxyType(
 )
 """Core's own verbs, with their summaries; the module of one is `headstock.cli.VERB`."""
 
+# As shells report signals, 128 and the number: SIGINT, SIGPIPE, SIGTERM. 70 is EX_SOFTWARE of
+# sysexits.h.
 INTERRUPTED, UNREAD, TERMINATED, DIED, UNWRITTEN = 130, 141, 143, 70, 1
 TRACEBACK = "HEADSTOCK_TRACEBACK"
 

@@ -95,6 +95,7 @@ def _show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
     print_table(header, cells, sys.stdout, spare="TARGET")
     if width is not None:
         _show_hints(rows, width)
+    # The list reads metadata alone, which says nothing of this machine.
     print_note("'headstock doctor' shows which of these can run on this machine")
 
 

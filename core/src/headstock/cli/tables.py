@@ -108,5 +108,6 @@ def _print_fitted(
         whole = max((len(cell) for cell in column), default=0) <= MAX_UNBROKEN_CELL
         table.add_column(title, no_wrap=whole, overflow="fold")
     for row in rows:
+        # Text, because rich takes brackets in a plain string for markup.
         table.add_row(*map(Text, row))
     Console(file=stream, width=width, highlight=False).print(table)

@@ -139,6 +139,7 @@ def _bind_keys() -> KeyBindings:
 
     keys = KeyBindings()
 
+    # In the terminal's raw mode Ctrl-C is a key; the signal comes from other processes.
     @keys.add("c-c")
     @keys.add("<sigint>")
     def drop(event: KeyPressEvent) -> None:

@@ -42,6 +42,7 @@ def check_parts(config: EngineConfig) -> Iterator[Finding]:
 
     try:
         from headstock.doctor.environment import inspect_environment  # which needs torch
+    # Without torch nothing is known of the device; whether packages are there can still be checked.
     except (ImportError, OSError) as error:
         yield from run_check("plugins", lambda: plugin_checks.check_plugins(registry.find_missing))
         yield fail_finding("choice", str(error), "")
