@@ -1,6 +1,4 @@
-"""What an onlooker says of schedulers that are unfair, of tenants that are mixed, and of pages that
-are not shared.
-"""
+"""The onlooker objects to unfair schedulers, mixed tenants and pages that are not shared."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ from headstock_radix_cache.policy import RadixCache
 
 
 def preempting(last: bool) -> ScheduleFunction:
-    """A scheduler that in every third step preempts the row of the lowest priority
-    or, when not `last`, each in turn.
+    """Return a scheduler that preempts a running row in every third step.
+
+    That is the row of the lowest priority or, when not `last`, each in turn.
     """
 
     def schedule(view: View, budget: Budget) -> ScheduleDecision:

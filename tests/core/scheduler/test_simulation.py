@@ -1,5 +1,7 @@
-"""A thousand random engines and workloads, fifty of them by default: all drain, and every request
-gets the tokens that it gets when it runs alone. A soak goes on with others.
+"""A thousand random engines and workloads, fifty of them by default.
+
+All drain, and every request gets the tokens that it gets when it runs alone. A soak goes on with
+others.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Arrivals, steps, aborts and failures in any order: the invariants hold after every step, and
-every request ends once.
+"""Arrivals, steps, aborts and failures in any order.
+
+The invariants hold after every step, and every request ends once.
 """
 
 from __future__ import annotations
