@@ -79,7 +79,7 @@ def _list_effective_values(resolved: ResolvedConfig) -> dict[str, Value]:
 
 
 def _setting_to_json(value: Value, origin: str) -> dict[str, object]:
-    """One setting for JSON: `origin` is the rank, `source` which flag, variable, file or preset."""
+    """One setting for JSON: `origin` is the kind of its source, `source` the name of that."""
     rank, _, source = origin.partition(" ")
     return {"value": value, "origin": rank, "source": source or None}
 

@@ -43,7 +43,7 @@ class CheckedEntries(Repeated):
     name: str
 
     def check_value(self, value: object) -> Value:
-        """The value as SamplingParams holds it.   raises: Invalid"""
+        """The value as SamplingParams holds it.   raises: InvalidValue"""
         try:
             # The class itself checks, so that flags, files and Python have one rule and one
             # sentence.
@@ -112,7 +112,7 @@ class LogitBiases(CheckedEntries):
         return self.check_value(dict(self.parse_pair(entry) for entry in _split_entries(raw)))
 
     def parse_pair(self, raw: object) -> tuple[object, object]:
-        """The id and the bias that a text spells.   raises: Invalid"""
+        """The id and the bias that a text spells.   raises: InvalidValue"""
         token, equals, bias = str(raw).partition("=")
         if not equals:
             raise InvalidValue(f"must read {self.form}, got {shorten(raw)}")
@@ -132,7 +132,7 @@ class LogitBiases(CheckedEntries):
 
 
 def _split_entries(raw: object) -> Iterable[object]:
-    """The single entries of a text, or of a list of texts and numbers.   raises: Invalid"""
+    """The single entries of a text, or of a list of texts and numbers.   raises: InvalidValue"""
     if not isinstance(raw, str | list | tuple):
         raise InvalidValue("must be a text or a list")
     for entry in [raw] if isinstance(raw, str) else raw:

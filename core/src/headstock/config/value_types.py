@@ -31,7 +31,7 @@ class ValueType(ABC):
 
     @abstractmethod
     def read(self, raw: object) -> Value:
-        """The value that `raw` stands for.   raises: Invalid with the rule that it breaks"""
+        """The value that `raw` stands for.   raises: InvalidValue with the rule that it breaks"""
 
     @abstractmethod
     def describe(self) -> str:
@@ -69,7 +69,7 @@ class Integer(ValueType):
         return value
 
     def parse_number(self, raw: object) -> int:
-        """`raw` as an integer.   raises: Invalid"""
+        """`raw` as an integer.   raises: InvalidValue"""
         # numpy's integers have __index__ too; True would otherwise count as 1
         if not isinstance(raw, bool) and hasattr(raw, "__index__"):
             return operator.index(raw)
@@ -223,7 +223,7 @@ class Texts(Repeated):
         return tuple(str(self.item.read(part)) for part in self.split_texts(raw))
 
     def split_texts(self, raw: object) -> Iterable[object]:
-        """The single texts in `raw`.   raises: Invalid"""
+        """The single texts in `raw`.   raises: InvalidValue"""
         if isinstance(raw, str):
             # An environment variable can hold several texts only within one.
             return raw.split() if self.spaced else [raw]
@@ -246,7 +246,7 @@ class Texts(Repeated):
 
 
 def _table_entries(table: object) -> Iterable[tuple[str, object]]:
-    """The keys and values of a table.   raises: Invalid when it is none"""
+    """The keys and values of a table.   raises: InvalidValue when it is none"""
     if not isinstance(table, Mapping):
         raise InvalidValue("must be tables of options, one table a plugin")
     return table.items()
