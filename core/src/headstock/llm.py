@@ -14,7 +14,7 @@ from headstock.errors import UsageError, describe_type
 from headstock.outputs import RequestOutput
 from headstock.requests.engine_protocol import StartEngine
 from headstock.requests.input_processor import ParamsInput, name_prompt_in_errors
-from headstock.requests.progress import UseTqdm, prompt_bar
+from headstock.requests.progress_bars import UseTqdm, prompt_bar
 from headstock.requests.prompt_request import PromptRequest
 from headstock.requests.session import EngineSession, start_engine
 from headstock.sampling_params import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.builtin.share import NONE, split_budget
+from headstock.builtin.token_budget import NONE, split_budget
 from headstock.spi.scheduler import Budget, ScheduleDecision, View
 
 PATIENCE = 4

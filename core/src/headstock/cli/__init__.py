@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from headstock.cli.answers import print_note, start_logs
     from headstock.cli.process import check_distinct_files
     from headstock.cli.tables import fold_line, print_summary, print_table, terminal_width
-    from headstock.requests.progress import ProgressBars
+    from headstock.requests.progress_bars import ProgressBars
 
 __all__ = [
     "ProgressBars",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ProgressBars": "headstock.requests.progress",
+    "ProgressBars": "headstock.requests.progress_bars",
     "check_distinct_files": "headstock.cli.process",
     "fold_line": "headstock.cli.tables",
     "print_note": "headstock.cli.answers",

@@ -20,7 +20,7 @@ from headstock.cli.answers import (
 from headstock.cli.inputs import PromptInput
 from headstock.config.spelling import name_parameters
 from headstock.errors import RequestError, format_count
-from headstock.requests.progress import ProgressBars
+from headstock.requests.progress_bars import ProgressBars
 from headstock.sampling_params import SamplingParams
 from headstock.text.prompt import Prompt, tokenize_prompt
 from headstock.text.tokenizer import NoTokenizer

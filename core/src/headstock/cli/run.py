@@ -29,7 +29,7 @@ from headstock.config.effective import ResolvedConfig
 from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
 from headstock.config.spelling import name_parameters
 from headstock.errors import HeadstockError, RequestError, UsageError
-from headstock.requests.progress import ProgressBars
+from headstock.requests.progress_bars import ProgressBars
 from headstock.sampling_params import SamplingParams
 from headstock.text.prompt import check_unicode
 from headstock.text.tokenizer import check_vocabulary

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler.contiguous import Region, match_region
-from headstock.scheduler.lifecycle import preempt_row
 from headstock.scheduler.page_pool import (
     append_row_pages,
     copy_row_pages,
@@ -43,32 +42,6 @@ def sort_rows(state: WorkingState) -> None:
     state.rows_unsorted = False
 
 
-def preempt_for_priority(state: WorkingState) -> None:
-    """Preempt rows of lower priority than the head of the queue, until it fits.
-
-    Nothing is preempted when the head fits already, or would not fit even then.
-    """
-    while state.waiting and len(state.rows_by_priority):
-        request_state, lowest = state.waiting.head, int(state.rows_by_priority[-1])
-        if state.row_counters[RowCounter.PRIORITY, lowest] >= request_state.request.priority:
-            return
-        # Matched anew each time: a preempted row's full pages stay in the index and may be a hit.
-        prefix_hit = match_prefix(state, request_state)
-        # A request that would wait is not admitted, so a preemption for it would be wasted.
-        if must_wait_for_prefix(state, request_state, _count_prefix_tokens(state, prefix_hit), []):
-            return
-        free_rows, length = (
-            state.limits.max_rows - len(state.rows_by_priority),
-            _count_tokens_to_admit(state, request_state),
-        )
-        if free_rows and has_room(state, prefix_hit, length):
-            return
-        # All rows of lower priority would not make room: none loses its pages for nothing.
-        if not has_room(state, prefix_hit, length, below=request_state.request.priority):
-            return
-        preempt_row(state, lowest)
-
-
 def admit_requests(state: WorkingState, positions: Ints, budget: int, num_scheduled: Ints) -> None:
     """Admit the waiting requests at `positions`, in that order, while tokens and pages last.
 
@@ -88,11 +61,11 @@ def admit_requests(state: WorkingState, positions: Ints, budget: int, num_schedu
             continue
         prefix_hit = match_prefix(state, request_state)
         if must_wait_for_prefix(
-            state, request_state, _count_prefix_tokens(state, prefix_hit), prefix_waits
+            state, request_state, count_prefix_tokens(state, prefix_hit), prefix_waits
         ):
             continue
         # No smaller request goes ahead: a stream of those would starve one that needs many pages.
-        if not has_room(state, prefix_hit, _count_tokens_to_admit(state, request_state)):
+        if not has_room(state, prefix_hit, count_tokens_to_admit(state, request_state)):
             break
         row = free_rows.pop(0)
         num_scheduled[row] = count = _place_in_row(state, request_state, row, prefix_hit, budget)
@@ -115,7 +88,7 @@ def _place_in_row(
 
     returns: how many tokens it computes in this step
     """
-    cached = _count_prefix_tokens(state, prefix_hit)
+    cached = count_prefix_tokens(state, prefix_hit)
     count = min(len(request_state.tokens) - cached, budget)
     init_row(state, request_state, row, cached)
     if isinstance(prefix_hit, Region):
@@ -147,14 +120,14 @@ def match_prefix(state: WorkingState, request_state: RequestState) -> Match | Re
     return match_region(state.regions, searched, request_state.request.namespace)
 
 
-def _count_prefix_tokens(state: WorkingState, prefix_hit: Match | Region | None) -> int:
+def count_prefix_tokens(state: WorkingState, prefix_hit: Match | Region | None) -> int:
     """Return how many tokens the prefix hit covers."""
     if isinstance(prefix_hit, Region):
         return len(prefix_hit.tokens)
     return len(prefix_hit.pages) * state.limits.page_size if prefix_hit is not None else 0
 
 
-def _count_tokens_to_admit(state: WorkingState, request_state: RequestState) -> int:
+def count_tokens_to_admit(state: WorkingState, request_state: RequestState) -> int:
     """Return for how many tokens a request needs room before it is admitted.
 
     These are its tokens and one page more, if it grows.

@@ -1,4 +1,4 @@
-"""How a request leaves its row: it ends, or goes back to the queue."""
+"""How a request leaves its row."""
 
 from __future__ import annotations
 
@@ -30,18 +30,6 @@ def end_request(state: WorkingState, row: int, reason: str) -> None:
     if reason != "error":
         retain_region(state, row)
     vacate_row(state, row)
-
-
-def preempt_row(state: WorkingState, row: int) -> None:
-    """Send the row's request back to the queue; its tokens stay and are computed again later."""
-    request_state = state.requests_by_row[row]
-    assert request_state is not None, f"row {row} is free and cannot be preempted"
-    # Tokens in flight are dropped: the next admission has another id, and samples them again.
-    num_known = int(state.row_counters[RowCounter.NUM_KNOWN, row])
-    state.waiting = state.waiting.put(request_state.requeued(state.tokens[row, :num_known].copy()))
-    retain_region(state, row)
-    vacate_row(state, row)
-    state.num_preempted += 1
 
 
 def vacate_row(state: WorkingState, row: int) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 
 from headstock.errors import PluginBroken, describe_error, shorten
 from headstock.scheduler.admission import admit_requests
-from headstock.scheduler.lifecycle import preempt_row
-from headstock.scheduler.page_pool import append_pages, append_row_pages, count_available_pages
+from headstock.scheduler.page_pool import append_pages, count_available_pages
+from headstock.scheduler.preemption import preempt_row, preempt_until_fits
 from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import NONE, RowCounter, any_set, indices
 from headstock.scheduler.working_state import WorkingState
@@ -172,36 +172,3 @@ def _allocate_pages(state: WorkingState, num_scheduled: Ints) -> Ints:
         if total:
             append_pages(state, group, rows, counts, total)
     return num_scheduled
-
-
-def preempt_until_fits(state: WorkingState, num_scheduled: Ints, needs: Ints) -> Ints:
-    """As `_allocate_pages`, when pages are short: preempt from the last row in priority order.
-
-    num_scheduled: [rows]    needs: [groups, rows], negative where a row has pages to spare
-    returns: [rows], the tokens of each row that still runs
-    """
-    # Rows are served from the front and preempted from the back. So the first row never gives way
-    # here and may take the pages of all others; every request fits the pool alone
-    # (`find_refusal`). It goes on to its end, and no two rows preempt each other in turns.
-    running = state.rows_by_priority.tolist()
-    still_running = np.zeros_like(num_scheduled)
-    while running:
-        row = running.pop(0)
-        if not num_scheduled[row]:
-            continue
-        need = needs[:, row].tolist()
-        while running and any(
-            count > count_available_pages(state, group) for group, count in enumerate(need)
-        ):
-            preempt_row(state, running.pop())
-        if any(count > count_available_pages(state, group) for group, count in enumerate(need)):
-            if not any_set(still_running):
-                # The scheduler passed over the rows before this one, and they hold the pages: this
-                # one gives way, so that the next decision can run them.
-                preempt_row(state, row)
-            break  # all rows of lower priority are preempted, so this was the last
-        for group, count in enumerate(need):
-            if count > 0:
-                append_row_pages(state, group, row, count)
-        still_running[row] = num_scheduled[row]
-    return still_running

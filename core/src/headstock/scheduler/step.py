@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headstock.scheduler.admission import preempt_for_priority, sort_rows
+from headstock.scheduler.admission import sort_rows
 from headstock.scheduler.apply import apply_event
 from headstock.scheduler.events import Event
 from headstock.scheduler.invariants import check_state
@@ -12,6 +12,7 @@ from headstock.scheduler.limits import Limits
 from headstock.scheduler.page_pool import free_out_of_window
 from headstock.scheduler.plan import Plan
 from headstock.scheduler.planning import make_plan
+from headstock.scheduler.preemption import preempt_for_priority
 from headstock.scheduler.prefix_insert import insert_full_pages
 from headstock.scheduler.row_counters import RowCounter, indices
 from headstock.scheduler.selection import select_rows

@@ -29,7 +29,7 @@ from headstock.spi import (
     PluginSpec,
     Rejection,
 )
-from headstock.startup import defaults
+from headstock.startup import auto_choices
 from headstock.startup.needs import AttentionNeeds
 
 
@@ -237,7 +237,7 @@ def _recommend_backend(env: DeviceEnv) -> str:
     """
     names = [
         name
-        for served, names in defaults.ATTENTION
+        for served, names in auto_choices.ATTENTION
         if env in served
         for name in reversed(names)
         if "," not in name

@@ -7,7 +7,7 @@ from attrs import frozen
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.spi import DeviceEnv, IntSet, ModelConfig
-from headstock.startup import defaults
+from headstock.startup import auto_choices
 from headstock.startup.needs import resolve_kv_dtype
 from headstock.startup.select import SelectedPlugins
 
@@ -111,7 +111,10 @@ def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: Device
                 )
         return requested
     # For `auto` the best size of the device comes first, then the others in a fixed order.
-    candidates: tuple[int, ...] = (defaults.PAGE_SIZES[env.device], *defaults.OTHER_PAGE_SIZES)
+    candidates: tuple[int, ...] = (
+        auto_choices.PAGE_SIZES[env.device],
+        *auto_choices.OTHER_PAGE_SIZES,
+    )
     if isinstance(requested, int):
         # --page-size-or-less: the largest size below the requested one
         candidates = tuple(range(requested, 0, -1))

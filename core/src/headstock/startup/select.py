@@ -33,7 +33,7 @@ from headstock.spi import (
     RunnerSpec,
     SchedulerSpec,
 )
-from headstock.startup import defaults
+from headstock.startup import auto_choices
 from headstock.startup.capabilities import (
     explain_device_mismatch,
     join_refusals,
@@ -125,7 +125,7 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
         return spec, registry.make_part(spec, Ops, *options)
 
     ops_spec, operations = select_first_accepted(
-        config.ops, defaults.OPS, accept_ops, "--ops", config.spell
+        config.ops, auto_choices.OPS, accept_ops, "--ops", config.spell
     )
     return SelectedPlugins(
         attention=attention,
@@ -133,7 +133,7 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
         scheduler=_find_ready_spec("scheduler", config.scheduler, env),
         runner=select_first_accepted(
             _resolve_runner_name(config, env),
-            defaults.RUNNERS,
+            auto_choices.RUNNERS,
             accept_runner,
             "--runner",
             config.spell,
@@ -238,7 +238,7 @@ def select_attention(
     name_or_auto: str, env: DeviceEnv, needs: AttentionNeeds, spell: Callable[[str], str] = str
 ) -> tuple[SelectedBackend, ...]:
     """Select the attention backends for `--attn`, each with its capabilities on this machine."""
-    names = next((names for served, names in defaults.ATTENTION if env in served), ())
+    names = next((names for served, names in auto_choices.ATTENTION if env in served), ())
     choices = select_first_accepted(
         name_or_auto, names, lambda pair: select_backends(pair, env, needs), "--attn", spell
     )
