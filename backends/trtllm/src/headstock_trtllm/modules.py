@@ -132,7 +132,7 @@ def ensure_compiled(need: KernelNeed) -> None:
     if not names:
         return
     command = [sys.executable, "-m", "headstock_trtllm.build", *need.arguments]
-    LOG.warning("compiling %s, once: they are folder beside flashinfer", ", ".join(names))
+    LOG.warning("compiling %s, once: they are kept beside flashinfer", ", ".join(names))
     began = time.monotonic()
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:

@@ -80,8 +80,8 @@ def _list_effective_values(resolved: ResolvedConfig) -> dict[str, Value]:
 
 def _setting_to_json(value: Value, origin: str) -> dict[str, object]:
     """One setting for JSON: `origin` is the kind of its source, `source` the name of that."""
-    rank, _, source = origin.partition(" ")
-    return {"value": value, "origin": rank, "source": source or None}
+    source_kind, _, source = origin.partition(" ")
+    return {"value": value, "origin": source_kind, "source": source or None}
 
 
 def _format_setting(key: str, value: Value) -> str:

@@ -1,4 +1,4 @@
-"""`headstock doctor`: what works on this machine, and how to mend the rest."""
+"""`headstock doctor`: what works on this machine, and how to fix the rest."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "replay": "run a recorded schedule again, without a device",
         "plugins": "list the installed plugins, and describe one of them",
         "config": "show the settings in effect, the source of each, and the presets",
-        "doctor": "check what works on this machine, and say how to mend the rest",
+        "doctor": "check what works on this machine, and say how to fix the rest",
         "completion": "a script with which bash, zsh or fish completes verbs and flags",
     }
 )

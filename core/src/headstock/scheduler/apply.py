@@ -178,7 +178,7 @@ def _append_drafts(state: WorkingState, event: Sampled, live: Ints, finished: In
     for i in indices(~ended & (event.draft_counts > 0)).tolist():
         row = int(event.rows[i])
         assert counters[RowCounter.NUM_PLACEHOLDERS, row] == 0, (
-            f"row {row} got drafts while a token was in flight; it must be wait_for_sample"
+            f"row {row} got drafts while a token was in flight; it must wait for its sample"
         )
         num_known = int(counters[RowCounter.NUM_KNOWN, row])
         # The token after the last draft must still fit.

@@ -84,7 +84,7 @@ def _check_rows(state: State, limits: Limits) -> None:
         counters[RowCounter.WAIT_FOR_SAMPLE] | counters[RowCounter.PROMPT_LOGPROBS]
     )
     assert state.num_special == special, (
-        f"{state.num_special} rows are counted as wait_for_sample or scored and not {special}"
+        f"{state.num_special} rows wait for a sample or report prompt logprobs, and not {special}"
     )
     assert set(state.rows_by_priority.tolist()) == set(
         np.flatnonzero(counters[RowCounter.ACTIVE]).tolist()
