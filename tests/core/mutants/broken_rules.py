@@ -15,7 +15,7 @@ from headstock.execution import threaded
 from headstock.requests import client, input_processor
 from headstock.scheduler import Plan, admission, apply
 from headstock.spi import Executor, Pending
-from headstock_cuda_graph import prompts, runner
+from headstock_cuda_graph import prompt_graphs, runner
 
 from .broken import DIFFERS, Mutant, around
 
@@ -132,7 +132,7 @@ NEGLECTED = {
         around(runner, "upload", padding_as_it_was), rf"{DIFFERS}|written though it was free"
     ),
     "padding tokens stay as they were": Mutant(
-        around(prompts, "upload", padding_as_it_was),
+        around(prompt_graphs, "upload", padding_as_it_was),
         rf"{DIFFERS}|written though it was free|'error'",
     ),
     "token ids not checked": Mutant(

@@ -12,7 +12,7 @@ from headstock.errors import CannotRun
 from headstock.registry import requirements
 from headstock.spi import DeviceEnv, Rejection
 from headstock.startup import auto_choices as auto
-from headstock.startup.needs import resolve_model_dtype
+from headstock.startup.model_needs import resolve_model_dtype
 from headstock.startup.select import select_attention, select_first_accepted
 
 from .test_capabilities import CPU, H200, question

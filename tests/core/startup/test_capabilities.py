@@ -34,7 +34,7 @@ from headstock.startup.capabilities import (
     find_rejections,
     resolve_capabilities,
 )
-from headstock.startup.needs import AttentionNeeds, resolve_kv_dtype
+from headstock.startup.model_needs import AttentionNeeds, resolve_kv_dtype
 from headstock.startup.negotiate import agree_page_size, negotiate_terms
 from headstock.startup.select import select_backends
 

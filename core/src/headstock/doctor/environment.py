@@ -16,7 +16,7 @@ from headstock.spi import DeviceEnv, ModelConfig, PluginSpec, Rejection
 from headstock.startup.capabilities import find_obstacles
 from headstock.startup.device import describe_device
 from headstock.startup.model_loading import locate_model, read_model, resolve_max_seq_len
-from headstock.startup.needs import AttentionNeeds, find_attention_needs, resolve_model_dtype
+from headstock.startup.model_needs import AttentionNeeds, find_attention_needs, resolve_model_dtype
 from headstock.startup.negotiate import negotiate_terms
 from headstock.startup.select import check_plugin_options, select_plugins
 from headstock.weights import NotDownloaded, find_cached

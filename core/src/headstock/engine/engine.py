@@ -194,7 +194,10 @@ class Engine:
 
     @property
     def memory_pressure(self) -> float:
-        """The share of the pool's pages that requests hold or wait for."""
+        """The share of the pool's pages that requests hold or wait for.
+
+        It is kept up to date under `--on-pressure reject` alone.
+        """
         # The engine's thread may count a queued request in `page_demand` at any moment. The queue
         # is read first, so that none is missed; a request in both is known by its number.
         queued = list(self.queued_requests.values())

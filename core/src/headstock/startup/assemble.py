@@ -30,7 +30,7 @@ from headstock.spi import (
     RowTables,
     Runner,
 )
-from headstock.startup.needs import AttentionNeeds
+from headstock.startup.model_needs import AttentionNeeds
 from headstock.startup.select import SelectedBackend, SelectedPlugins
 
 

@@ -44,7 +44,7 @@ from headstock.startup.model_loading import (
     tensor_bytes,
     untie_embeddings,
 )
-from headstock.startup.needs import find_attention_needs, resolve_model_dtype
+from headstock.startup.model_needs import find_attention_needs, resolve_model_dtype
 from headstock.startup.negotiate import Terms, negotiate_terms
 from headstock.startup.profile_run import (
     capture_graphs,

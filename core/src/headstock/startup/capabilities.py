@@ -30,7 +30,7 @@ from headstock.spi import (
     Rejection,
 )
 from headstock.startup import auto_choices
-from headstock.startup.needs import AttentionNeeds
+from headstock.startup.model_needs import AttentionNeeds
 
 
 class BackendRefused(CannotRun):

@@ -8,7 +8,7 @@ from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.spi import DeviceEnv, IntSet, ModelConfig
 from headstock.startup import auto_choices
-from headstock.startup.needs import resolve_kv_dtype
+from headstock.startup.model_needs import resolve_kv_dtype
 from headstock.startup.select import SelectedPlugins
 
 

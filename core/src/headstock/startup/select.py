@@ -39,7 +39,7 @@ from headstock.startup.capabilities import (
     join_refusals,
     resolve_capabilities,
 )
-from headstock.startup.needs import AttentionNeeds
+from headstock.startup.model_needs import AttentionNeeds
 
 T = TypeVar("T")
 

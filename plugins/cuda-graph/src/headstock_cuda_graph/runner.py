@@ -29,7 +29,7 @@ from headstock.spi import (
 )
 from headstock_cuda_graph.buckets import buckets, token_buckets
 from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
-from headstock_cuda_graph.prompts import PromptGraphs
+from headstock_cuda_graph.prompt_graphs import PromptGraphs
 from headstock_cuda_graph.uploads import upload
 
 LOG = logging.getLogger("headstock.cudagraph")

@@ -104,7 +104,7 @@ def test_only_steps_within_the_largest_token_count_are_replayed(
 
 
 def test_long_contexts_are_replayed_in_pieces(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headstock_cuda_graph.prompts.WHOLE_CONTEXT", 24)
+    monkeypatch.setattr("headstock_cuda_graph.prompt_graphs.WHOLE_CONTEXT", 24)
     engine = toys.engine(runner="rerun", max_batch_tokens=16, overlap=False)
     counts = watch(engine)
     EngineHarness(engine).run([request("a", range(40), 1)])
