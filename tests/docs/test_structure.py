@@ -37,7 +37,8 @@ def test_the_page_draws_every_arrow_between_folders_and_no_other() -> None:
 
 
 def test_every_folder_and_module_that_the_page_names_exists() -> None:
-    folders = {path.name for path in CORE.iterdir() if path.is_dir() and path.name[0] != "_"}
+    # A folder that a move left behind may still hold bytecode; it is none of the source.
+    folders = {path.parent.name for path in CORE.glob("*/*.py")}
     rows = re.findall(r"^\| (`[^|]+`) \|", PAGE, re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert sorted(folders - set(named)) == []
