@@ -134,8 +134,11 @@ def test_a_chat_on_a_terminal_has_graphs_of_one_row() -> None:
     chat = subprocess.Popen(words, stdin=theirs, **pipes)
     os.close(theirs)
     os.write(ours, b"What is 47 + 38?\n/exit\n")
-    told, said = chat.communicate(timeout=60)
-    os.close(ours)
+    try:
+        told, said = chat.communicate(timeout=60)
+    finally:  # a chat that is left running keeps the device's memory from every later test
+        chat.kill()
+        os.close(ours)
     assert chat.returncode == 0, said
     assert "graphs for 1 batch sizes up to 1," in said and "85" in told, (said, told)
 
