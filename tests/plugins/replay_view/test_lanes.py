@@ -87,7 +87,7 @@ def test_the_headline_of_a_run_worked_out_by_hand() -> None:
 
 def test_requests_are_counted_by_what_they_do_in_each_step() -> None:
     history = one_after_the_other()
-    names = ("queued", "prefilling", "decoding", "stalled", "away", "told")
+    names = ("queued", "prefilling", "decoding", "stalled", "away", "sampled")
     assert [tuple(int(history.make_series()[name][at]) for name in names) for at in range(6)] == [
         (1, 1, 0, 0, 0, 0),
         (1, 1, 0, 0, 0, 0),

@@ -27,7 +27,7 @@ LATEST = 1 << 62
 """Nanoseconds at which a clock is cut off: differences of a damaged one still fit into 64 bits."""
 
 SERIES = (
-    *("at", "prefill", "decode", "told"),
+    *("at", "prefill", "decode", "sampled"),
     *("running", "waiting", "preempted"),
     *("queued", "prefilling", "decoding", "stalled", "away"),
     *("free", "cached", "live", "shared"),
