@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterator
 
@@ -12,6 +13,10 @@ from hypothesis import settings
 # that is loaded when it runs, so this comes before any test module is imported.
 settings.register_profile("headstock", deadline=None)
 settings.load_profile("headstock")
+
+# A shell starts what runs in the background with SIGINT ignored, and processes inherit that: a test
+# of Ctrl-C would never end.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
