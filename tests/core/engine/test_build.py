@@ -33,7 +33,8 @@ from .demo import SMALL, drain, request
         ({"opt": ("nobody.x=1",)}, UsageError, "nobody"),
         ({"opt": ("mixed.x=1",)}, UsageError, "'mixed' has no options"),
         ({"opt": ("eager.x=1",), "runner": "eager"}, UsageError, "'eager' has no options"),
-        ({"opt": ("inline.x=1",)}, UsageError, "'inline' has no options"),
+        ({"opt": ("inline.x=1",)}, UsageError, "no chosen plugin has that name"),
+        ({"executor": "inlin"}, UsageError, r"--executor inlin: .* inline; did you mean inline\?"),
         ({"opt": ("torch.x=1",), "ops": "torch"}, UsageError, "'torch' has no options"),
         ({"opt": ("naive.x=1",), "cache_type": "naive"}, UsageError, "'naive' has no options"),
         ({"opt": ("radix.y=1",), "prefix_cache_n": 0}, UsageError, "y"),
@@ -59,11 +60,10 @@ def test_options_that_nobody_would_read_are_the_fault_of_the_plugin() -> None:
         "scheduler": "mixed",
         "runner": "eager",
         "ops": "torch",
-        "executor": "inline",
     }
     parts: dict[str, Any] = {kind: registry.load_spec(kind, name) for kind, name in kinds.items()}
     check_plugin_options(EngineConfig(), SimpleNamespace(attention=(), **parts))
-    for kind in ("scheduler", "runner", "executor"):
+    for kind in ("scheduler", "runner"):
         greedy = evolve(parts[kind], options=parts["cache"].options)
         with pytest.raises(PluginBroken, match=f"'{greedy.name}' declares options, but"):
             check_plugin_options(

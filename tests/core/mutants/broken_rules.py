@@ -12,9 +12,9 @@ import pytest
 
 from headstock.engine import engine
 from headstock.execution import threaded
+from headstock.execution.abstract_executor import Executor, Pending
 from headstock.requests import client, input_processor
 from headstock.scheduler import Plan, admission, apply
-from headstock.spi import Executor, Pending
 from headstock_cuda_graph import prompt_graphs, runner
 
 from .broken import DIFFERS, Mutant, around

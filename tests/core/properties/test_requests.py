@@ -19,8 +19,9 @@ from toy_workloads import request as toy_request
 from headstock import LLM, SamplingParams
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError, RequestError
+from headstock.execution.abstract_executor import Pending
 from headstock.scheduler import Arrived, Limits, Plan, Request, initial_state, step
-from headstock.spi import Pending, Sample
+from headstock.spi import Sample
 
 FIFO = st.sampled_from(["mixed", "prefill-first", "decode-first"])
 

@@ -18,7 +18,6 @@ from headstock.spi import (
     AttentionSpec,
     DeviceEnv,
     DeviceRange,
-    Executor,
     Feature,
     GraphSupport,
     IntSet,
@@ -337,20 +336,15 @@ def test_a_backend_that_cannot_be_made_is_named(
         make_attention_backend(spec(), Mock())
 
 
-@pytest.mark.parametrize("base", [Runner, Executor])
-def test_a_runner_or_executor_that_cannot_be_made_is_named(
-    base: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = registry.load_spec(
-        "runner" if base is Runner else "executor", "eager" if base is Runner else "inline"
-    )
+def test_a_runner_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = registry.load_spec("runner", "eager")
     monkeypatch.setattr(
         loading, "import_implementation", lambda spec: lambda **parts: parts["missing"]
     )
     with pytest.raises(
         PluginBroken, match=rf"{broken.name}.* \(headstock .*\): it could not be made: KeyError"
     ):
-        registry.make_part(broken, base)
+        registry.make_part(broken, Runner)
 
 
 @pytest.mark.feature("P7")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from headstock.spi import (
     DeviceRange,
-    ExecutorSpec,
     GraphSupport,
     OpsCapabilities,
     OpsSpec,
@@ -101,14 +100,4 @@ def fbgemm_ops() -> OpsSpec:
         summary="onednn, with linear maps kept in float16 where that loses nothing",
         implementation="headstock.ops.fbgemm_ops:FbgemmOps",
         capabilities=OpsCapabilities(devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"})),
-    )
-
-
-def inline() -> ExecutorSpec:
-    """The executor of one process."""
-    return ExecutorSpec(
-        name="inline",
-        spi=SPI,
-        summary="runs every step in this process",
-        implementation="headstock.execution.executor:LocalExecutor",
     )

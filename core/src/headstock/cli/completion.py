@@ -38,7 +38,6 @@ PLUGIN_KINDS: Mapping[str, str] = MappingProxyType(
         "scheduler": "scheduler",
         "runner": "runner",
         "ops": "ops",
-        "executor": "executor",
         "model": "checkpoint",
     }
 )

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from headstock.errors import EngineDied
+from headstock.execution.abstract_executor import Executor, Pending
 from headstock.execution.buffers import Buffers
 from headstock.scheduler import Plan, State
-from headstock.spi import Executor, KVGroup, Pending
+from headstock.spi import KVGroup
 
 PATTERN = 0x5A5A5A5A5A5A5A5A
 """The bytes of a watched page. As numbers of any type of a pool they are finite and far too large

@@ -25,6 +25,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
+from headstock.execution.abstract_executor import Executor, Pending
 from headstock.logs import log_event
 from headstock.scheduler import Plan
 from headstock.spi import (
@@ -33,8 +34,6 @@ from headstock.spi import (
     Budget,
     CaptureProgress,
     DecodeStep,
-    Executor,
-    Pending,
     PromptStep,
     Runner,
     Sample,

@@ -13,7 +13,7 @@ from headstock.registry import InstalledPlugin
 from headstock.registry.first_party import CHECKOUT, install_lines
 from headstock.spi import SPI, CheckpointSpec, PluginSpec, Rejection
 
-REQUIRED_KINDS = ("attention", "cache", "scheduler", "runner", "ops", "model", "executor")
+REQUIRED_KINDS = ("attention", "cache", "scheduler", "runner", "ops", "model")
 """Kinds without which nothing can run."""
 
 

@@ -25,6 +25,7 @@ from headstock.errors import (
     describe_location,
     shorten,
 )
+from headstock.execution.abstract_executor import Pending
 from headstock.execution.threaded import ThreadedExecutor
 from headstock.logs import log_event
 from headstock.outputs import Update
@@ -44,7 +45,7 @@ from headstock.scheduler import (
 )
 from headstock.scheduler.invariants import check_idle
 from headstock.scheduler.selection import BLAME
-from headstock.spi import Pending, Sample
+from headstock.spi import Sample
 from headstock.startup.build import build_engine
 from headstock.startup.device import check_usable
 from headstock.startup.summary import EngineSummary, summarize_engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "abstract_executor",
     "attention_router",
     "batch",
     "buffers",

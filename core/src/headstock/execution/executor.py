@@ -10,13 +10,14 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from headstock.execution.abstract_executor import Executor, Pending
 from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.batch import make_decode_step, make_prompt_step, make_step
 from headstock.execution.buffers import Buffers
 from headstock.execution.readback import Readback
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Plan, RequestState
-from headstock.spi import Executor, Pending, Runner, Sample
+from headstock.spi import Runner, Sample
 from headstock.spi.arrays import Ints
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from headstock.spi import Executor, Pending, Sample
+from headstock.execution.abstract_executor import Executor, Pending
+from headstock.spi import Sample
 
 
 class QueuedStep(Pending):

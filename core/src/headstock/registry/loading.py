@@ -29,7 +29,6 @@ from headstock.spi import (
     CacheSpec,
     CheckpointSpec,
     CommandSpec,
-    ExecutorSpec,
     ModelSpec,
     OpsSpec,
     PluginSpec,
@@ -45,7 +44,6 @@ SPEC_CLASSES: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
     "ops": OpsSpec,
     "model": ModelSpec,
     "checkpoint": CheckpointSpec,
-    "executor": ExecutorSpec,
     "command": CommandSpec,
 }
 

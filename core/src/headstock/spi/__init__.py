@@ -25,7 +25,6 @@ from headstock.spi.cache import (
 from headstock.spi.checkpoint import CheckpointSpec
 from headstock.spi.command import CommandSpec
 from headstock.spi.environment import DeviceEnv, DeviceRange
-from headstock.spi.executor import Executor, ExecutorSpec, Pending
 from headstock.spi.int_set import IntSet
 from headstock.spi.model import Attend, Model, ModelSpec, ParamSpec
 from headstock.spi.model_config import Experts, KVGroup, LayerConfig, ModelConfig, Rope
@@ -70,8 +69,6 @@ __all__ = [
     "DecodeStep",
     "DeviceEnv",
     "DeviceRange",
-    "Executor",
-    "ExecutorSpec",
     "Experts",
     "Feature",
     "GraphSupport",
@@ -89,7 +86,6 @@ __all__ = [
     "OpsSpec",
     "ParamSpec",
     "Params",
-    "Pending",
     "Phase",
     "Planning",
     "PluginSpec",

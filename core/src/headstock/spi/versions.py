@@ -17,7 +17,6 @@ SPI: Mapping[str, tuple[int, int]] = MappingProxyType(
         "ops": (0, 2),
         "model": (0, 2),
         "checkpoint": (0, 2),
-        "executor": (0, 2),
         "command": (0, 2),
     }
 )

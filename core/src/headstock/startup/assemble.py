@@ -11,6 +11,7 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.debug.fault_injection import FaultInjector
 from headstock.errors import CannotRun, describe_error, shorten
+from headstock.execution.abstract_executor import Executor
 from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.buffers import Buffers
 from headstock.execution.sampling_inputs import SamplingTable
@@ -19,7 +20,6 @@ from headstock.spi import (
     AttentionContext,
     AttentionSpec,
     DecodeAttention,
-    Executor,
     GraphSupport,
     LayerInfo,
     Model,
@@ -89,10 +89,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
     runner = inputs.faults.wrap_runner(
         registry.make_part(parts.runner, Runner, program, expected=out_of_memory)
     )
-    executor_parts = {"buffers": buffers, "sampling": sampling, "runner": runner, "router": router}
-    executor = registry.make_part(
-        parts.executor, Executor, expected=out_of_memory, **executor_parts
-    )
+    executor = parts.executor(buffers=buffers, sampling=sampling, runner=runner, router=router)
     return AssembledExecutor(
         executor=executor, runner=runner, sampling=sampling, device=buffers.device
     )

@@ -17,13 +17,13 @@ from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.debug.fault_injection import FaultInjector
 from headstock.errors import CannotRun, format_count
+from headstock.execution.abstract_executor import Executor
 from headstock.execution.buffers import Buffers, allocate_buffers
 from headstock.logs import log_event
 from headstock.ops.onednn_ops import kernel_bytes
 from headstock.scheduler import Limits
 from headstock.spi import (
     DeviceEnv,
-    Executor,
     GraphSupport,
     ModelConfig,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from attrs import frozen
@@ -16,15 +17,17 @@ from headstock.errors import (
     PluginBroken,
     SpiMismatch,
     UsageError,
+    shorten,
     suggest_name,
 )
+from headstock.execution.abstract_executor import Executor
+from headstock.execution.executor import LocalExecutor
 from headstock.logs import log_event
 from headstock.spi import (
     AttentionCapabilities,
     AttentionSpec,
     CacheSpec,
     DeviceEnv,
-    ExecutorSpec,
     GraphSupport,
     Ops,
     OpsSpec,
@@ -45,7 +48,14 @@ T = TypeVar("T")
 
 LOG = logging.getLogger(__name__)
 
-_SPECS_WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec, ExecutorSpec)
+MakeExecutor = Callable[..., Executor]
+"""Makes an executor from `buffers=`, `sampling=`, `runner=` and `router=`."""
+
+# No plugins: until two executors describe what they need of core, a contract would be a guess.
+EXECUTORS: Mapping[str, MakeExecutor] = MappingProxyType({"inline": LocalExecutor})
+"""What `--executor` chooses from."""
+
+_SPECS_WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec)
 
 
 @frozen(kw_only=True)
@@ -62,7 +72,7 @@ class SelectedPlugins:
     """The plugins of an engine.
 
     `attention` has one entry when one backend serves all phases, else prefill and decode;
-    `operations` are those of `ops`.
+    `operations` are those of `ops`, and `executor` makes the executor over given buffers.
     """
 
     attention: tuple[SelectedBackend, ...]
@@ -71,7 +81,7 @@ class SelectedPlugins:
     runner: RunnerSpec
     ops: OpsSpec
     operations: Ops
-    executor: ExecutorSpec
+    executor: MakeExecutor
 
     @property
     def attention_name(self) -> str:
@@ -140,8 +150,18 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
         ),
         ops=ops_spec,
         operations=operations,
-        executor=_find_ready_spec("executor", config.executor, env),
+        executor=find_executor(config.executor),
     )
+
+
+def find_executor(name: str) -> MakeExecutor:
+    """Find the executor of that name.   raises: UsageError"""
+    if name not in EXECUTORS:
+        raise UsageError(
+            f"--executor {shorten(name)}: no executor has that name; wanted one of "
+            f"{', '.join(EXECUTORS)}{suggest_name(name, EXECUTORS)}"
+        )
+    return EXECUTORS[name]
 
 
 def _needs_graphs(spec: RunnerSpec) -> bool:
@@ -295,7 +315,7 @@ def check_plugin_options(config: EngineConfig, parts: SelectedPlugins) -> None:
     raises: UsageError for one that no plugin takes, PluginBroken for options that nothing reads
     """
     specs: list[PluginSpec] = [choice.spec for choice in parts.attention]
-    specs += [parts.cache, parts.scheduler, parts.runner, parts.ops, parts.executor]
+    specs += [parts.cache, parts.scheduler, parts.runner, parts.ops]
     stray = registry.find_unclaimed(config.opt, specs)
     if stray:
         names = [spec.name for spec in specs]
@@ -308,6 +328,6 @@ def check_plugin_options(config: EngineConfig, parts: SelectedPlugins) -> None:
             spec, _SPECS_WITHOUT_OPTIONS
         ):
             raise PluginBroken(
-                f"the plugin {spec.name!r} declares options, but schedulers, runners and "
-                "executors are not given any; its author should leave `options` out of its spec"
+                f"the plugin {spec.name!r} declares options, but schedulers and runners "
+                "are not given any; its author should leave `options` out of its spec"
             )

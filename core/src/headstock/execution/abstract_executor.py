@@ -1,4 +1,4 @@
-"""Executors: where plans run, in this process or in several."""
+"""Executors: where plans run, in this process or in several. Core's own, not a kind of plugin."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
-
-from headstock.spi.batch import Sample
-from headstock.spi.plugin import PluginSpec
+from headstock.scheduler import Plan
+from headstock.spi import Sample
 
 
 class Pending(ABC):
@@ -25,17 +23,13 @@ class Pending(ABC):
 
 
 class Executor(ABC):
-    """Runs plans in the order of its calls; owns the device's buffers.
-
-    It is made as `(buffers=, sampling=, runner=, router=)`. The contract does not describe these
-    parts of core yet, so an executor fits only the core that it was written for.
-    """
+    """Runs plans in the order of its calls; owns the device's buffers."""
 
     # In the order of the calls, because pages that a plan frees are given to later plans at once:
     # what those write must come after all that this plan's step reads.
     @abstractmethod
-    def execute(self, plan: Any, new_rows: Mapping[int, Any]) -> Pending:
-        """Launch `plan`, a `headstock.scheduler.Plan`.
+    def execute(self, plan: Plan, new_rows: Mapping[int, Any]) -> Pending:
+        """Launch `plan`.
 
         new_rows: the `RequestState` of each row that the plan admits
         raises: as `Pending.wait`
@@ -44,8 +38,3 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free the device; no call follows."""
-
-
-@frozen(kw_only=True)
-class ExecutorSpec(PluginSpec):
-    """An executor as its entry point returns it; `implementation` names an `Executor`."""
