@@ -6,9 +6,9 @@ import numpy as np
 
 from headstock.builtin.mixed import schedule
 from headstock.scheduler import Limits, Plan, Request, Sampled, State
-from headstock.spi import KVGroup
+from headstock.spi import FullKV, KVGroup
 
-GROUP = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)
+GROUP = KVGroup(layers=(0,), layout=FullKV(kv_heads=1, k_dim=1, v_dim=1))
 ROWS = 256
 STOP_IDS = (2, 3)
 

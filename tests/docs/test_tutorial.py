@@ -14,7 +14,7 @@ from sample_plugins import FENCE, install_sample, run_headstock, sample_files
 from source_tree import ROOT
 
 from headstock.scheduler import Arrived, Limits, Request, Sampled, initial_state, step
-from headstock.spi import KVGroup
+from headstock.spi import FullKV, KVGroup
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 
@@ -77,7 +77,7 @@ def module(text: str) -> ModuleType:
 
 def test_the_plugins_choices_are_legal_and_nothing_waits_for_ever() -> None:
     schedule = module(sample_files(TUTORIAL)["src/headstock_shortest_first/choice.py"]).schedule
-    group = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)
+    group = KVGroup(layers=(0,), layout=FullKV(kv_heads=1, k_dim=1, v_dim=1))
     shape = {
         "max_rows": 4,
         "max_batch_tokens": 8,

@@ -15,7 +15,7 @@ from headstock_naive_cache.policy import NaiveCache
 def test_the_spec_says_that_nothing_is_shared() -> None:
     assert spec().name == "naive"
     assert not spec().capabilities.reuse
-    assert not spec().capabilities.kinds
+    assert not spec().capabilities.layouts
 
 
 @pytest.mark.feature("S16")

@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from headstock.execution.kv_pools import page_shape
 from headstock.nn.decoder import forward
 from headstock.nn.kv import kv_cells
 from headstock.nn.parameters import parameters
@@ -19,6 +20,7 @@ from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
     Batch,
     Experts,
+    FullKV,
     KVGroup,
     LayerConfig,
     ModelConfig,
@@ -73,9 +75,7 @@ def config_of(shape: Shape) -> ModelConfig:
     )
     group = KVGroup(
         layers=tuple(range(shape.layers)),
-        kind="full",
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
+        layout=FullKV(kv_heads=shape.kv_heads, k_dim=shape.head_dim, v_dim=shape.head_dim),
     )
     return ModelConfig(
         architecture="ops-case",
@@ -309,7 +309,7 @@ def batch_of(
         positions=positions_of(tokens, device),
         slots=(slots.masked_fill(slots < page_size, page_size)[:tokens] if tokens < 3 else slots,),
         pools=tuple(
-            torch.zeros((pages, *group.page_shape(page_size)), dtype=dtype, device=device)
+            torch.zeros((pages, *page_shape(group.layout, page_size)), dtype=dtype, device=device)
             for _ in config.layers
         ),
         token_rows=torch.zeros(tokens, dtype=torch.int64, device=device),

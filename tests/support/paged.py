@@ -11,6 +11,7 @@ from attention_cases import row_attention
 from attrs import field, frozen
 from torch import Tensor
 
+from headstock.execution.kv_pools import page_shape
 from headstock.spi import Batch, LayerConfig, Model, ModelConfig, Ops, Params, Sampling
 
 
@@ -68,7 +69,8 @@ class Paged:
         order = 1 + torch.randperm(total - 1, generator=torch.Generator().manual_seed(seed))
         group_of = [config.kv_groups[layer.group] for layer in config.layers]
         pools = tuple(
-            torch.full((total, *group.page_shape(page_size)), float("nan")) for group in group_of
+            torch.full((total, *page_shape(group.layout, page_size)), float("nan"))
+            for group in group_of
         )
         return cls(
             model=model,

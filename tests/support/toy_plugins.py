@@ -30,6 +30,7 @@ from headstock.spi import (
     Batch,
     DeviceRange,
     Feature,
+    FullKV,
     GraphSupport,
     IntSet,
     KVGroup,
@@ -151,7 +152,7 @@ def config(hf: Mapping[str, Any]) -> ModelConfig:
             for i, w in enumerate(windows)
         ),
         kv_groups=tuple(
-            KVGroup(layers=(i,), kind="window" if w else "full", kv_heads=1, head_dim=2, window=w)
+            KVGroup(layers=(i,), layout=FullKV(kv_heads=1, k_dim=2, v_dim=2), window=w)
             for i, w in enumerate(windows)
         ),
     )

@@ -143,7 +143,7 @@ class ToyDevice:
         """
         size = self.limits.page_size
         for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
-            first = max(length - group.window, 0) if group.kind == "window" and group.window else 0
+            first = max(length - group.window, 0) if group.window else 0
             positions = np.arange(first, length)
             pages = table[row, positions // size]
             slots = pool[pages, positions % size]

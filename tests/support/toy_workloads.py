@@ -11,7 +11,15 @@ from toy_schedule import VOCAB, Drive, alone
 from headstock.builtin import decode_first, equal_length, mixed, prefill_first
 from headstock.scheduler import Limits, Request
 from headstock.scheduler.invariants import check_state
-from headstock.spi import Budget, CachePolicy, KVGroup, ScheduleDecision, ScheduleFunction, View
+from headstock.spi import (
+    Budget,
+    CachePolicy,
+    FullKV,
+    KVGroup,
+    ScheduleDecision,
+    ScheduleFunction,
+    View,
+)
 from headstock_radix_cache.policy import RadixCache
 
 SCHEDULERS: dict[str, ScheduleFunction] = {
@@ -23,12 +31,12 @@ SCHEDULERS: dict[str, ScheduleFunction] = {
 NAMES = tuple(SCHEDULERS)
 LONGEST = 160
 """Tokens of a request at most."""
-FULL = KVGroup(layers=(0,), kind="full", kv_heads=1, head_dim=1)
+FULL = KVGroup(layers=(0,), layout=FullKV(kv_heads=1, k_dim=1, v_dim=1))
 
 
 def window(length: int) -> KVGroup:
     """A second group that sees the latest `length` tokens."""
-    return KVGroup(layers=(1,), kind="window", kv_heads=1, head_dim=1, window=length)
+    return KVGroup(layers=(1,), layout=FULL.layout, window=length)
 
 
 def limits(**changes: Any) -> Limits:

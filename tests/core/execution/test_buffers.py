@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headstock.execution.buffers import MAX_CLEANED_PAGES, allocate_buffers
-from headstock.spi import KVGroup
+from headstock.spi import FullKV, KVGroup
 
 
 class Largest(TorchDispatchMode):
@@ -29,7 +29,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
-    group = KVGroup(layers=(0,), kind="full", kv_heads=2, head_dim=64)
+    group = KVGroup(layers=(0,), layout=FullKV(kv_heads=2, k_dim=64, v_dim=64))
     sizes = {"device": torch.device("cpu"), "kv_dtype": torch.float32, "page_size": 16}
     buffers = allocate_buffers(
         (group,), **sizes, num_pages=5 * MAX_CLEANED_PAGES, rows=8, max_len=16 * 5000
@@ -47,7 +47,7 @@ def test_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtype) -> None:
-    group = KVGroup(layers=(0, 1), kind="full", kv_heads=2, head_dim=4)
+    group = KVGroup(layers=(0, 1), layout=FullKV(kv_heads=2, k_dim=4, v_dim=4))
     buffers = allocate_buffers(
         (group,),
         device=torch.device("cpu"),

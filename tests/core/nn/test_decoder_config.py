@@ -10,7 +10,7 @@ from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headstock.nn.rope import SCALINGS
-from headstock.spi import Feature, KVGroup
+from headstock.spi import Feature, FullKV, KVGroup
 from headstock_llama.families import LLAMA, MISTRAL
 from headstock_qwen.families import QWEN2, QWEN3, QWEN3_MOE
 
@@ -31,7 +31,9 @@ def test_fields_and_defaults() -> None:
 
     assert (config.head_dim, config.heads, config.kv_heads, config.rope.theta) == (8, 4, 2, 10000.0)
     assert (config.eos_ids, config.dtype, config.norm_eps) == ((7, 9), "bfloat16", 1e-6)
-    assert config.kv_groups == (KVGroup(layers=(0, 1, 2, 3), kind="full", kv_heads=2, head_dim=8),)
+    assert config.kv_groups == (
+        KVGroup(layers=(0, 1, 2, 3), layout=FullKV(kv_heads=2, k_dim=8, v_dim=8)),
+    )
     assert config.features == frozenset()
     assert QWEN3.config(HF).head_dim == 128
 
@@ -101,7 +103,7 @@ def test_windows_and_groups(
     config = family.config({**HF, **changes})
 
     assert [layer.window for layer in config.layers] == windows
-    assert [group.kind for group in config.kv_groups] == kinds
+    assert ["window" if group.window else "full" for group in config.kv_groups] == kinds
     assert (Feature.SLIDING_WINDOW in config.features) == any(windows)
     for layer in config.layers:
         assert layer.index in config.kv_groups[layer.group].layers

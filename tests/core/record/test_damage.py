@@ -89,9 +89,9 @@ def test_bytes_after_the_end_mark_are_found(
     [
         (b"", "is not a recording"),
         (b"{}", "is not a recording"),
-        (b"headstock recording 1\n", "version 1 and this headstock reads version 2; replay it"),
+        (b"headstock recording 1\n", "version 1 and this headstock reads version 3; replay it"),
         (b"headstock recording 99\n", "is a recording of version 99 and this headstock reads"),
-        (b"headstock recording 2\n", "breaks off in the part at byte 22"),
+        (b"headstock recording 3\n", "breaks off in the part at byte 22"),
     ],
 )
 def test_what_is_no_recording_of_this_version(
@@ -106,7 +106,7 @@ def test_steps_of_another_shape_are_of_another_version(
 ) -> None:
     path = tmp_path / "old"
     with path.open("wb") as file:
-        file.write(b"headstock recording 2\n")
+        file.write(b"headstock recording 3\n")
         write_frame(
             file, HEADER, json.dumps({"headstock": "0.0.1", "fields": {"Plan": ["rows"]}}).encode()
         )
@@ -157,7 +157,7 @@ def test_the_newest_reports_are_kept_and_nothing_else_is_deleted(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     others = ["headstock-crash-notes.recording", "headstock-mine.recording", "run.recording"]
     for name in others:
-        (tmp_path / name).write_bytes(b"mine" if "notes" in name else b"headstock recording 2\n")
+        (tmp_path / name).write_bytes(b"mine" if "notes" in name else b"headstock recording 3\n")
     (tmp_path / "headstock-crash-linked.recording").symlink_to("run.recording")
     (tmp_path / "headstock-crash-folder.recording").mkdir()
     recorder = {path.name for path in tmp_path.iterdir()}

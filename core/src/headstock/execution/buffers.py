@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from headstock.execution.kv_pools import page_shape
 from headstock.scheduler import Plan
 from headstock.spi import KVGroup
 from headstock.spi.arrays import Ints
@@ -179,7 +180,7 @@ def allocate_buffers(
 ) -> Buffers:
     """Allocate buffers for `num_pages` usable pages of each group, all zero."""
     layers = {
-        layer: _zeros((num_pages + 1, *group.page_shape(page_size)), kv_dtype, device)
+        layer: _zeros((num_pages + 1, *page_shape(group.layout, page_size)), kv_dtype, device)
         for group in groups
         for layer in group.layers
     }

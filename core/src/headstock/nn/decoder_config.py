@@ -9,7 +9,7 @@ from headstock.nn.config_fields import Json, quoted, read_flag, read_number, rea
 from headstock.nn.config_keys import check_served, ignored_fields
 from headstock.nn.rope_config import FIELDS as ROPE_FIELDS
 from headstock.nn.rope_config import LAYER_TYPES, ignored_rope_fields, read_rope, stretched_length
-from headstock.spi import Experts, Feature, KVGroup, LayerConfig, ModelConfig
+from headstock.spi import Experts, Feature, FullKV, KVGroup, LayerConfig, ModelConfig
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -163,9 +163,7 @@ def _make_kv_groups(
     return tuple(
         KVGroup(
             layers=tuple(index for index, w in enumerate(windows) if w == window),
-            kind="full" if window is None else "window",
-            kv_heads=kv_heads,
-            head_dim=head_dim,
+            layout=FullKV(kv_heads=kv_heads, k_dim=head_dim, v_dim=head_dim),
             window=window,
         )
         for window in sorted(set(windows), key=lambda w: w or 0)

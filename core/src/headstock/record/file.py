@@ -26,7 +26,7 @@ from headstock.record.header_rules import check_header
 from headstock.record.recorded_step import PendingRecord, RecordedStep
 from headstock.record.step_codec import list_fields, read_step, write_step
 
-VERSION = 2
+VERSION = 3
 FIRST = b"headstock recording "
 FRAME_HEADER = struct.Struct("<4sII")
 HEADER, BLOCK, END = b"head", b"step", b"end."

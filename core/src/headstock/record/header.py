@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-import attrs
 from attrs import evolve
 
 from headstock import registry
@@ -14,7 +13,7 @@ from headstock.config import EngineConfig
 from headstock.errors import CannotRun, HeadstockError, ModelError, UnknownPlugin, UsageError
 from headstock.record.header_rules import LIMIT_RULES
 from headstock.scheduler import Limits
-from headstock.spi import CachePolicy, KVGroup
+from headstock.spi import CachePolicy, FullKV, KVGroup, LatentKV, Layout, StateKV
 
 
 def make_header(config: EngineConfig, limits: Limits) -> dict[str, Any]:
@@ -25,12 +24,41 @@ def make_header(config: EngineConfig, limits: Limits) -> dict[str, Any]:
         # The last part of the path alone: a recording is passed on, and folders name people.
         "model": PurePath(config.model).name,
         "limits": plain,
-        "groups": [attrs.asdict(group) for group in limits.groups],
+        "groups": [_describe_group(group) for group in limits.groups],
         "scheduler": config.scheduler,
         "cache": config.cache_type if limits.policy is not None else None,
         "options": list(config.opt),
         "prefix_cache_n": config.prefix_cache_n,
     }
+
+
+def _describe_group(group: KVGroup) -> dict[str, Any]:
+    """Return what the scheduler sees of a group, for JSON."""
+    return {
+        "layers": list(group.layers),
+        "layout": group.layout.kind.value,
+        "window": group.window,
+    }
+
+
+def _restore_group(group: Mapping[str, Any]) -> KVGroup:
+    """Return a group that the scheduler serves as the recorded one; its pages have another size."""
+    return KVGroup(
+        layers=tuple(group["layers"]),
+        layout=_LAYOUTS[group["layout"]],
+        window=group["window"],
+    )
+
+
+_LAYOUTS: Mapping[str, Layout] = {
+    layout.kind.value: layout
+    for layout in (
+        FullKV(kv_heads=1, k_dim=1, v_dim=1),
+        LatentKV(dim=1, rope_dim=0),
+        StateKV(tensors=()),
+    )
+}
+"""A layout of each kind. Recordings are of schedules, which depend on the kind alone."""
 
 
 def _core_version() -> str:
@@ -52,9 +80,7 @@ def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
     try:
         plain = dict(header["limits"]) | {"check": check}
         plain["num_pages"] = tuple(plain["num_pages"])
-        groups = tuple(
-            KVGroup(**group | {"layers": tuple(group["layers"])}) for group in header["groups"]
-        )
+        groups = tuple(map(_restore_group, header["groups"]))
         # The scheduler and the policy are code, so the header has their names alone: a replay
         # proves that the installed plugins plan as the recorded ones did.
         schedule = registry.import_implementation(

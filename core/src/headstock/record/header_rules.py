@@ -12,11 +12,13 @@ from typing import Any
 from attrs import frozen
 
 from headstock.errors import shorten
+from headstock.spi import LayoutKind
 
 LARGEST = 2**31 - 1
 MAX_ROWS = 1 << 20
 MAX_PAGES = 1 << 27
 MAX_GROUPS = 1 << 10
+LAYOUTS = tuple(kind.value for kind in LayoutKind)
 MAX_CELLS = 1 << 31
 """Most entries of a replay's token and page tables together: eight times those of 4,096 requests
 of 65,536 tokens.
@@ -97,11 +99,8 @@ LIMIT_RULES: Mapping[str, FieldRule] = MappingProxyType(
 GROUP_RULES: Mapping[str, FieldRule] = MappingProxyType(
     {
         "layers": _list_of(_integer(0, LARGEST), 0, LARGEST),
-        "kind": FieldRule(
-            "full, window or state", lambda value: value in ("full", "window", "state")
-        ),
-        "kv_heads": SIZE,
-        "head_dim": SIZE,
+        # The scheduler counts tokens and pages, whatever is in them.
+        "layout": FieldRule("full, latent or state", lambda value: value in LAYOUTS),
         "window": _optional(SIZE),
     }
 )

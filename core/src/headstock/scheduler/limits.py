@@ -6,7 +6,7 @@ from attrs import frozen
 
 from headstock.scheduler.request import Request
 from headstock.spi.cache import CachePolicy
-from headstock.spi.model_config import KVGroup
+from headstock.spi.kv import KVGroup
 from headstock.spi.scheduler import ScheduleFunction
 
 _IN_FLIGHT = 16
@@ -50,7 +50,7 @@ class Limits:
         """Return how many pages of `group` a sequence of `num_tokens` ever holds at once."""
         pages = self.pages_for(num_tokens)
         window = self.groups[group].window
-        if self.groups[group].kind != "window" or window is None:
+        if window is None:
             return pages
         # The step's chunk gets its pages before those behind the window are freed, one step later.
         # One page more, since a window need not begin at a page.

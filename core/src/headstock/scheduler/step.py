@@ -32,9 +32,9 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
     # Before admission, so that new rows share the pages that the last step filled.
     insert_full_pages(working)
     # Before the pages are counted: those behind a window serve this step already.
-    for group, kind in enumerate(limits.groups):
-        if kind.kind == "window":
-            free_out_of_window(working, group, indices(working.row_counters[RowCounter.ACTIVE]))
+    for number, group in enumerate(limits.groups):
+        if group.window is not None:
+            free_out_of_window(working, number, indices(working.row_counters[RowCounter.ACTIVE]))
     # Before the scheduler plugin decides: it sees only rows and pages that are free then.
     preempt_for_priority(working)
     plan = make_plan(working, select_rows(working))

@@ -26,8 +26,9 @@ from headstock.spi.checkpoint import CheckpointSpec
 from headstock.spi.command import CommandSpec
 from headstock.spi.environment import DeviceEnv, DeviceRange
 from headstock.spi.int_set import IntSet
+from headstock.spi.kv import FullKV, KVGroup, LatentKV, Layout, LayoutKind, StateKV, StateTensor
 from headstock.spi.model import Attend, Model, ModelSpec, ParamSpec
-from headstock.spi.model_config import Experts, KVGroup, LayerConfig, ModelConfig, Rope
+from headstock.spi.model_config import Experts, LayerConfig, ModelConfig, Rope
 from headstock.spi.ops import Ops, OpsCapabilities, OpsSpec, Params, Stream, Weight
 from headstock.spi.plugin import PluginSpec, Rejection, Require
 from headstock.spi.runner import (
@@ -71,12 +72,16 @@ __all__ = [
     "DeviceRange",
     "Experts",
     "Feature",
+    "FullKV",
     "GraphSupport",
     "Inserted",
     "IntSet",
     "KVGroup",
+    "LatentKV",
     "LayerConfig",
     "LayerInfo",
+    "Layout",
+    "LayoutKind",
     "Match",
     "Model",
     "ModelConfig",
@@ -104,6 +109,8 @@ __all__ = [
     "ScheduleFunction",
     "SchedulerSpec",
     "SpiRange",
+    "StateKV",
+    "StateTensor",
     "Stream",
     "View",
     "Weight",

@@ -11,6 +11,7 @@ from attrs.validators import instance_of
 
 from headstock.spi.arrays import Ints
 from headstock.spi.int_set import IntSet
+from headstock.spi.kv import LayoutKind
 from headstock.spi.plugin import PluginSpec
 
 
@@ -19,12 +20,12 @@ class CacheCapabilities:
     """What a policy can do.
 
     page_sizes: in tokens
-    kinds: the kinds of KV group that it may index ("full")
+    layouts: of the KV groups that it indexes; only groups that keep all tokens can be shared
     reuse: whether it ever shares a page
     """
 
     page_sizes: IntSet
-    kinds: frozenset[str]
+    layouts: frozenset[LayoutKind]
     reuse: bool
 
 

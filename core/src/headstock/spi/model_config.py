@@ -8,27 +8,7 @@ from typing import Any
 from attrs import field, frozen
 
 from headstock.spi.attention import Feature
-
-
-@frozen(kw_only=True)
-class KVGroup:
-    """Layers that share a KV shape and a page table.
-
-    kind: "full" (all tokens stay), "window" (only the latest `window` tokens are read) or "state"
-        (a fixed size)
-    """
-
-    # A group has page tables of its own, because a window group frees the pages behind its window
-    # while a full one keeps them (docs/decisions/0005-one-full-group.md).
-    layers: tuple[int, ...]
-    kind: str
-    kv_heads: int
-    head_dim: int
-    window: int | None = None
-
-    def page_shape(self, page_size: int) -> tuple[int, int, int, int]:
-        """The shape of one page of one layer: [2, page_size, kv_heads, head_dim]."""
-        return (2, page_size, self.kv_heads, self.head_dim)
+from headstock.spi.kv import KVGroup
 
 
 @frozen(kw_only=True)

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, format_count
+from headstock.execution.kv_pools import page_shape
 from headstock.spi import ModelConfig
 
 
@@ -82,7 +83,10 @@ class MemoryPlan:
 def page_bytes(model: ModelConfig, page_size: int, kv_dtype: torch.dtype) -> int:
     """Count the bytes of one page over all layers: K and V of `page_size` tokens."""
     return (
-        sum(prod(group.page_shape(page_size)) * len(group.layers) for group in model.kv_groups)
+        sum(
+            prod(page_shape(group.layout, page_size)) * len(group.layers)
+            for group in model.kv_groups
+        )
         * kv_dtype.itemsize
     )
 

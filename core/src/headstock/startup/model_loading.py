@@ -16,6 +16,7 @@ from headstock.config import EngineConfig
 from headstock.errors import CannotRun, ModelError, UsageError, format_count, shorten, suggest_name
 from headstock.logs import log_event
 from headstock.spi import Model, ModelConfig, Ops, Params
+from headstock.startup.kv_groups import check_kv_groups
 from headstock.startup.memory_plan import format_bytes
 
 LOG = logging.getLogger(__name__)
@@ -74,7 +75,8 @@ def _find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
 def read_model(directory: Path) -> tuple[Model, ModelConfig]:
     """Read the configuration of a model directory with the family that serves it.
 
-    raises: ModelError; CannotRun when no installed family serves the architecture
+    raises: ModelError; CannotRun when no installed family serves the architecture; PluginBroken
+        when the family's KV groups contradict its layers
     """
     hf = weights.read_config(directory)
     architectures = hf.get("architectures")
@@ -96,6 +98,7 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
         model = family.config(hf)
     except ValueError as error:
         raise ModelError(f"config.json in {directory}: {error}") from error
+    check_kv_groups(spec, model)
     if model.ignored_fields:
         fields = ", ".join(map(shorten, model.ignored_fields[:_MAX_FIELDS_SHOWN]))
         more = (

@@ -48,7 +48,9 @@ def negotiate_terms(
     # A prefix can be resumed only where every group still has what the next token reads, and the
     # index is of one group (docs/decisions/0005-one-full-group.md).
     shareable = (
-        len(model.kv_groups) == 1 and model.kv_groups[0].kind in parts.cache.capabilities.kinds
+        len(model.kv_groups) == 1
+        and model.kv_groups[0].retains_all
+        and model.kv_groups[0].layout.kind in parts.cache.capabilities.layouts
     )
     against = _find_reuse_obstacle(config, parts) or (
         "" if shareable or contiguous else "the model's KV groups"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headstock.spi import CacheCapabilities, CacheSpec, IntSet, SpiRange
+from headstock.spi import CacheCapabilities, CacheSpec, IntSet, LayoutKind, SpiRange
 
 
 def spec() -> CacheSpec:
@@ -14,6 +14,8 @@ def spec() -> CacheSpec:
         implementation="headstock_radix_cache.policy:RadixCache",
         options="headstock_radix_cache.options:RadixOptions",
         capabilities=CacheCapabilities(
-            page_sizes=IntSet.all(), kinds=frozenset({"full"}), reuse=True
+            page_sizes=IntSet.all(),
+            layouts=frozenset({LayoutKind.FULL, LayoutKind.LATENT}),
+            reuse=True,
         ),
     )

@@ -1,0 +1,96 @@
+"""Check what a model family says of its KV groups, before anything is made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from headstock.errors import PluginBroken
+from headstock.spi import FullKV, KVGroup, LatentKV, LayerConfig, ModelConfig, PluginSpec, StateKV
+
+
+def check_kv_groups(spec: PluginSpec, model: ModelConfig) -> None:
+    """Raise PluginBroken, naming the family, when the KV groups contradict the layers."""
+    fault = find_group_fault(model)
+    if fault:
+        raise PluginBroken(
+            f"the model family {spec.name!r} describes KV groups that cannot be served: {fault}; "
+            "report it to its author"
+        )
+
+
+def find_group_fault(model: ModelConfig) -> str:
+    """Find the first contradiction between the KV groups and the layers; empty when none is."""
+    counts = Counter(layer for group in model.kv_groups for layer in group.layers)
+    indices = [layer.index for layer in model.layers]
+    if indices != list(range(len(indices))):
+        return f"layers are numbered {_first(indices)}; wanted 0, 1, 2, ... in order"
+    for layer in model.layers:
+        if counts[layer.index] != 1:
+            times = f"{counts[layer.index]} groups" if counts[layer.index] else "no group"
+            return f"layer {layer.index} is in {times}; wanted exactly one"
+        if not 0 <= layer.group < len(model.kv_groups):
+            return (
+                f"layer {layer.index} names group {layer.group}, and there are "
+                f"{len(model.kv_groups)}"
+            )
+        if layer.index not in model.kv_groups[layer.group].layers:
+            return f"layer {layer.index} names group {layer.group}, which does not list it"
+        if fault := _find_window_fault(layer, model.kv_groups[layer.group]):
+            return fault
+    stray = sorted(counts.keys() - set(indices))
+    if stray:
+        return f"a group lists layer {stray[0]}, and there are {len(indices)} layers"
+    for number, group in enumerate(model.kv_groups):
+        if not group.layers:
+            return f"group {number} has no layer; leave it out"
+        if fault := _find_layout_fault(model, group):
+            return f"group {number} {fault}"
+    return "" if model.kv_groups else "there is none; wanted one at least"
+
+
+def _first(numbers: list[int], most: int = 4) -> str:
+    """Write the first of the numbers."""
+    return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")
+
+
+def _find_window_fault(layer: LayerConfig, group: KVGroup) -> str:
+    """Find how the windows of a layer and its group contradict each other."""
+    where = f"layer {layer.index} of group {layer.group}"
+    if layer.window is not None and layer.window < 1:
+        return f"{where} has a window of {layer.window}; wanted at least 1"
+    if isinstance(group.layout, StateKV):
+        if layer.window is None and group.window is None:
+            return ""
+        return f"{where} has a window, and keeps a state; wanted None"
+    # The group frees what lies behind its window, so a layer that looks further back would read
+    # pages of other requests.
+    if group.window is not None and (layer.window is None or layer.window > group.window):
+        sees = "all tokens" if layer.window is None else f"{layer.window} tokens"
+        return f"{where} sees {sees}, and the group keeps {group.window}"
+    return ""
+
+
+def _find_layout_fault(model: ModelConfig, group: KVGroup) -> str:
+    """Find what is wrong with the sizes of a group's layout, as the end of a sentence."""
+    # A plugin may give anything, whatever the type says.
+    layout: object = group.layout
+    if group.window is not None and group.window < 1:
+        return f"has a window of {group.window}; wanted at least 1"
+    if isinstance(layout, LatentKV):
+        if 0 <= layout.rope_dim < layout.dim:
+            return ""
+        return (
+            f"has latent vectors of {layout.dim} with {layout.rope_dim} for the position; wanted "
+            "fewer for the position than in all"
+        )
+    if isinstance(layout, StateKV):
+        names = [tensor.name for tensor in layout.tensors]
+        if not names or len(set(names)) < len(names):
+            return f"has a state of {names}; wanted one tensor at least, each of another name"
+        small = [tensor.name for tensor in layout.tensors if min(tensor.shape, default=0) < 1]
+        return f"has a state tensor {small[0]!r} without elements" if small else ""
+    if not isinstance(layout, FullKV):
+        return f"has a layout of type {type(layout).__name__}; wanted FullKV, LatentKV or StateKV"
+    # The operations take the widths of queries, keys and values from the model.
+    wanted = FullKV(kv_heads=model.kv_heads, k_dim=model.head_dim, v_dim=model.head_dim)
+    return "" if layout == wanted else f"has {layout}; wanted {wanted}, as the model has them"

@@ -1,0 +1,120 @@
+"""What a family may say of its KV groups."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy_plugins
+from attrs import evolve
+from toy_text import write_tokenizer
+
+from headstock.cli.main import main
+from headstock.nn.decoder_config import decoder_config
+from headstock.spi import FullKV, KVGroup, LatentKV, ModelConfig, StateKV, StateTensor
+from headstock.startup.kv_groups import find_group_fault
+
+FULL = FullKV(kv_heads=2, k_dim=8, v_dim=8)
+STATE = StateKV(tensors=(StateTensor("conv", (16, 2)),))
+LATENT = LatentKV(dim=24, rope_dim=8)
+
+
+def model(windows: tuple[int | None, ...] = (None, None, 7, 5)) -> ModelConfig:
+    """A decoder of some layers; each window has a group, full attention first."""
+    hf = {
+        "hidden_size": 32, "num_hidden_layers": len(windows), "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 16, "vocab_size": 50,
+        "max_position_embeddings": 99,
+    }  # fmt: skip
+    return decoder_config(hf, "LlamaForCausalLM", windows=windows)
+
+
+def group(*layers: int, **changes: Any) -> KVGroup:
+    """A full group of these layers."""
+    return KVGroup(layers=layers, **{"layout": FULL, **changes})
+
+
+def with_groups(*groups: KVGroup, windows: tuple[int | None, ...] = (None,) * 3) -> ModelConfig:
+    """The decoder with these groups; each layer names the first that lists it, else the first."""
+    of = {layer: at for at, one in reversed(list(enumerate(groups))) for layer in one.layers}
+    one = model(windows)
+    layers = tuple(evolve(layer, group=of.get(layer.index, 0)) for layer in one.layers)
+    return evolve(one, kv_groups=groups, layers=layers)
+
+
+GOOD = [
+    model(),
+    with_groups(group(0, 2), group(1)),
+    with_groups(group(0), group(1, layout=LATENT), group(2, layout=STATE)),
+    # tokens that stay though the layer does not look back at them
+    with_groups(group(0, 1, 2), windows=(4, None, 6)),
+    with_groups(group(0, 1, 2, window=6), windows=(4, 6, 6)),
+]
+BAD = [
+    (with_groups(group(0, 1)), "layer 2 is in no group; wanted exactly one"),
+    (with_groups(group(0, 1), group(1, 2)), "layer 1 is in 2 groups"),
+    (with_groups(group(0, 1, 2, 3)), "a group lists layer 3, and there are 3 layers"),
+    (with_groups(group(0, 1, 2), group()), "group 1 has no layer"),
+    (with_groups(group(0, 1, 2, window=6), windows=(4, 7, 6)), "layer 1 .* sees 7 .* keeps 6"),
+    (with_groups(group(0, 1, 2, window=6), windows=(4, None, 6)), "sees all .* keeps 6"),
+    (with_groups(group(0, 1, 2, window=0), windows=(0, 0, 0)), "a window of 0; wanted at least 1"),
+    (with_groups(group(0, 1, 2, layout=STATE), windows=(4, None, None)), "keeps a state"),
+    (with_groups(group(0, 1, 2, layout=STATE, window=3)), "keeps a state"),
+    (with_groups(group(0, 1, 2, layout=StateKV(tensors=()))), "a state of \\[\\]"),
+    (
+        with_groups(group(0, 1, 2, layout=evolve(STATE, tensors=STATE.tensors * 2))),
+        "each of another name",
+    ),
+    (
+        with_groups(group(0, 1, 2, layout=evolve(STATE, tensors=(StateTensor("x", (3, 0)),)))),
+        "'x' without elements",
+    ),
+    (with_groups(group(0, 1, 2, layout=evolve(LATENT, rope_dim=24))), "24 for the position"),
+    (with_groups(group(0, 1, 2, layout=evolve(FULL, kv_heads=4))), "as the model has them"),
+    (with_groups(group(0, 1, 2, layout=evolve(FULL, v_dim=16))), "as the model has them"),
+    (with_groups(group(0, 1, 2, layout="full")), "a layout of type str; wanted FullKV"),
+    (evolve(model(), layers=model().layers[1:]), "layers are numbered 1, 2, 3; wanted 0, 1"),
+    (
+        evolve(model(), layers=(evolve(model().layers[0], group=3), *model().layers[1:])),
+        "layer 0 names group 3, and there are 3",
+    ),
+    (
+        evolve(model(), layers=(evolve(model().layers[0], group=1), *model().layers[1:])),
+        "layer 0 names group 1, which does not list it",
+    ),
+    (evolve(model(), layers=(), kv_groups=()), "there is none"),
+]
+
+
+@pytest.mark.parametrize("good", GOOD)
+def test_groups_that_cover_each_layer_once_are_served(good: ModelConfig) -> None:
+    assert find_group_fault(good) == ""
+
+
+@pytest.mark.parametrize(("bad", "fault"), BAD, ids=[fault for _, fault in BAD])
+def test_each_contradiction_is_named(bad: ModelConfig, fault: str) -> None:
+    assert re.search(fault, find_group_fault(bad)), find_group_fault(bad)
+
+
+def test_a_family_with_wrong_groups_is_refused_in_one_line_before_weights_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = toy_plugins.install(tmp_path, window=9)
+    write_tokenizer(checkpoint)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    served = toy_plugins.config
+
+    def looks_too_far(hf: dict[str, Any]) -> ModelConfig:
+        config = served(hf)
+        full, seen = config.layers
+        return evolve(config, layers=(full, evolve(seen, window=10)))
+
+    monkeypatch.setattr(toy_plugins, "TOY", evolve(toy_plugins.TOY, config=looks_too_far))
+    # The checkpoint has no weights, so what refuses it comes before they are read.
+    code = main(["run", "--model", str(checkpoint), "--prompt", "x"])
+    out, err = capsys.readouterr()
+    assert (code, out) == (3, "")
+    (line,) = err.strip().splitlines()
+    assert "'ToyForCausalLM'" in line and "layer 1 of group 1 sees 10 tokens" in line
