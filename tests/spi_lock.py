@@ -1,81 +1,77 @@
-"""The contract as text: every public name of headstock.spi with its fields, members and signatures.
+"""The contract as text: every public name that plugins may import, with fields and signatures.
 
-`python tests/spi_lock.py` rewrites core/spi.lock, which is done on purpose and with a change of
-`headstock.spi.SPI`.
+`python tests/spi_lock.py` rewrites core/spi.lock, on purpose; `--lock` locks it too. Once it is
+locked, it is rewritten only when `headstock.spi.SPI` was raised as the changes demand.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import attrs
+from contract_change import find_violations, parse_contract
+from contract_stub import find_origins, make_stub
 
 from headstock import spi
 
 LOCK = Path(__file__).parents[1] / "core" / "spi.lock"
 
+LIBRARIES = {
+    "headstock.nn": ("attention", "runner", "ops", "model"),
+    "headstock.ops": ("ops",),
+    "headstock.conformance": ("attention", "cache", "scheduler", "runner", "ops", "model"),
+}
+"""Package beside headstock.spi -> the kinds whose plugins may import it."""
 
-def lock_text() -> str:
-    """The whole contract, one name after the other."""
+NOT_COMPARED = frozenset({"SPI", "RESERVED"})
+"""Names whose values the header of the lock has."""
+
+
+def make_lock(*, locked: bool) -> str:
+    """The whole contract: a header, then one section a module."""
+    origins = find_origins(spi)
+    roots = {
+        kind: tuple(
+            sorted(name for name in spi.__all__ if origins[name] == f"headstock.spi.{kind}")
+        )
+        for kind in spi.SPI
+    }
+    present = {name: kinds for name, kinds in LIBRARIES.items() if find_spec(name) is not None}
+    header = [
+        f"locked = {locked}",
+        *make_table("versions", spi.SPI),
+        *make_table("roots", roots),
+        *make_table("libraries", present),
+        "",
+    ]
     return "\n".join(
-        line for name in sorted(spi.__all__) for line in [*entry(name, getattr(spi, name)), ""]
+        [
+            *header,
+            make_stub(spi, NOT_COMPARED),
+            *(make_stub(import_module(name)) for name in present),
+        ]
     )
 
 
-def entry(name: str, value: object) -> Iterator[str]:
-    """The lines of one public name."""
-    if not inspect.isclass(value):
-        shown = dict(value) if isinstance(value, Mapping) else value
-        yield f"{name} = {shown!r}"
-        return
-    yield f"class {name}({', '.join(base.__name__ for base in value.__bases__)})"
-    if issubclass(value, Enum):
-        yield from (f"    {member.name} = {member.value!r}" for member in value)
-        return
-    if attrs.has(value):
-        yield from (f"    {field_line(field)}" for field in attrs.fields(value))
-    yield from methods(value)
+def make_table(name: str, table: Mapping[str, object]) -> list[str]:
+    """A table of the header, one key a line."""
+    return [f"{name} = {{", *(f"    {key!r}: {value!r}," for key, value in table.items()), "}"]
 
 
-def field_line(field: attrs.Attribute[Any]) -> str:
-    """One field of a record: whether it is named in a call, its type and its default."""
-    default = "" if field.default is attrs.NOTHING else f" = {default_of(field.default)}"
-    return f"{'*, ' if field.kw_only else ''}{field.name}: {field.type}{default}"
-
-
-def default_of(default: object) -> str:
-    """A default as text that does not depend on the process."""
-    return f"{default.factory.__name__}()" if isinstance(default, attrs.Factory) else repr(default)
-
-
-def methods(cls: type) -> Iterator[str]:
-    """The public methods that a class defines itself, and its constructor when it is not made by
-    attrs.
-    """
-    for name, member in vars(cls).items():
-        if name.startswith("_") and (name != "__init__" or attrs.has(cls)):
-            continue
-        kind, function = unwrapped(member)
-        if function is not None:
-            abstract = "abstract " if getattr(function, "__isabstractmethod__", False) else ""
-            yield f"    {abstract}{kind}{name}{inspect.signature(function)}"
-
-
-def unwrapped(member: object) -> tuple[str, Callable[..., Any] | None]:
-    """How a member is bound, and the function behind it."""
-    match member:
-        case property():
-            return "property ", member.fget
-        case classmethod():
-            return "classmethod ", member.__func__
-        case staticmethod():
-            return "staticmethod ", member.__func__
-    return "", member if inspect.isfunction(member) else None
+def main(arguments: list[str]) -> int:
+    """Rewrite the lock; 1 when it is locked and the versions were not raised."""
+    before = LOCK.read_text()
+    locked = parse_contract(before).locked or "--lock" in arguments
+    after = make_lock(locked=locked)
+    problems = find_violations(before, after)
+    sys.stderr.writelines(f"{problem}\n" for problem in problems)
+    if not problems:
+        LOCK.write_text(after)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
-    LOCK.write_text(lock_text())
+    sys.exit(main(sys.argv[1:]))

@@ -17,7 +17,7 @@ SPEC = """
 from headstock.spi import SchedulerSpec, SpiRange
 
 def spec():
-    return SchedulerSpec(name={name!r}, spi=SpiRange({major}, {minor}), summary="test",
+    return SchedulerSpec(name={name!r}, spi=SpiRange({version}), summary="test",
     implementation={path!r}{more})
 """
 
@@ -42,10 +42,10 @@ class Dist:
 
 
 def scheduler_module(
-    name: str, *, major: int = 0, minor: int = 2, path: str = "json:loads", more: str = ""
+    name: str, *, version: str = "0, 2", path: str = "json:loads", more: str = ""
 ) -> str:
     """A module whose `spec` returns a SchedulerSpec."""
-    return SPEC.format(name=name, major=major, minor=minor, path=path, more=more)
+    return SPEC.format(name=name, version=version, path=path, more=more)
 
 
 NEEDS_KERNELS = """, requires=(
@@ -73,6 +73,8 @@ def spec():
         ),
     )
 """
+LOST_A_NAME = "from headstock.spi import Choice\n"
+OLD = scheduler_module("ancient", version="0, 1")
 IMPORT = "from headstock.spi import Require\n"
 
 DISTS = (
@@ -105,9 +107,18 @@ DISTS = (
     Dist(
         name="from-the-future",
         plugin="future",
-        module=scheduler_module("future", major=99, minor=0),
+        module=scheduler_module("future", version="99, 0"),
     ),
-    Dist(name="from-the-past", plugin="past", module=scheduler_module("past", minor=1)),
+    Dist(name="next-edition", plugin="next", module=scheduler_module("next", version="0, 3")),
+    Dist(name="next-revision", plugin="later", module=scheduler_module("later", version="0, 2, 1")),
+    Dist(name="from-the-past", plugin="past", module=scheduler_module("past", version="0, 1")),
+    # It fails before its spec says the version: names and fields of 0.1 are gone.
+    Dist(name="lost-a-name", plugin="ancient", module=LOST_A_NAME + OLD),
+    Dist(
+        name="lost-a-field",
+        plugin="antique",
+        module=scheduler_module("antique", version="0, 1", more=", color='red'"),
+    ),
     Dist(
         name="needs-kernels",
         plugin="needy",
@@ -125,6 +136,9 @@ DISTS = (
         module=scheduler_module("late", path="breaks_late_inside:choose"),
     ),
 )
+
+MISMATCHED = ("future", "next", "later", "past", "ancient", "antique")
+"""Plugins that were made for another version of the contract."""
 
 
 def write_installed(folder: Path, dists: tuple[Dist, ...] = DISTS) -> None:

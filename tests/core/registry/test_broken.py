@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from broken_plugins import DISTS
+from broken_plugins import DISTS, Dist, scheduler_module, write_installed
 
 from headstock import registry
 from headstock.errors import (
@@ -36,7 +36,11 @@ EXPECTED = [
         ["twin-first 1.0", "twin-second 1.0", "twin-first:twin or twin-second:twin"],
     ),
     ("future", SpiMismatch, ["from-the-future 1.0", "99.0", "upgrade headstock"]),
-    ("past", SpiMismatch, ["from-the-past 1.0", "0.1", "upgrade from-the-past"]),
+    ("next", SpiMismatch, ["next-edition 1.0", "0.3", "upgrade headstock"]),
+    ("later", SpiMismatch, ["next-revision 1.0", "0.2.1", "offers 0.2;", "upgrade headstock"]),
+    ("past", SpiMismatch, ["from-the-past 1.0", "0.1", "offers 0.2;", "upgrade from-the-past"]),
+    ("ancient", SpiMismatch, ["lost-a-name 1.0", "0.1", "read docs/plugins.md#versions-of"]),
+    ("antique", SpiMismatch, ["lost-a-field 1.0", "0.1", "upgrade lost-a-field"]),
     ("soun", UnknownPlugin, ["did you mean sound?", "sound (sound-plugin 1.0)"]),
     ("no-such-dist:twin", UnknownPlugin, ["no-such-dist:twin"]),
 ]
@@ -115,3 +119,48 @@ def test_an_implementation_is_what_the_path_names(broken: Path) -> None:
     import json
 
     assert registry.import_implementation(registry.load_spec("scheduler", "sound")) is json.loads
+
+
+@pytest.mark.parametrize(
+    ("declared", "offered"),
+    [
+        ({"sound": "0, 2", "later": "0, 2, 1"}, (0, 2, 1)),
+        ({"sound": "0, 2", "later": "0, 2, 1"}, (0, 2, 7)),
+    ],
+)
+def test_a_plugin_runs_on_its_revision_and_every_later_one(
+    broken: Path, declared: dict[str, str], offered: tuple[int, int, int]
+) -> None:
+    for name, version in declared.items():
+        spec = registry.load_spec("scheduler", name, {"scheduler": offered})
+        assert str(spec.spi) == version.replace(", ", ".")
+
+
+@pytest.mark.parametrize("name", ["sound", "later", "past"])
+def test_a_plugin_of_an_earlier_edition_is_refused_and_is_the_side_to_upgrade(
+    broken: Path, name: str
+) -> None:
+    with pytest.raises(SpiMismatch, match=r"offers 0\.3\.4; upgrade [a-z-]+: pip") as caught:
+        registry.load_spec("scheduler", name, {"scheduler": (0, 3, 4)})
+    assert "upgrade headstock" not in str(caught.value)
+
+
+def test_a_version_that_the_source_does_not_spell_is_found_when_the_plugin_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = scheduler_module("computed", version="*(0, 1)")
+    write_installed(tmp_path, (Dist(name="computed", plugin="computed", module=module),))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.find_mismatch(registry.find_plugin("scheduler", "computed")) is None
+    with pytest.raises(SpiMismatch, match=r"version 0\.1 "):
+        registry.load_spec("scheduler", "computed")
+
+
+def test_the_version_of_the_function_itself_counts_where_a_module_has_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "def other():\n    return SpiRange(0, 2)\n"
+    module = scheduler_module("many", version="0, 1") + other
+    write_installed(tmp_path, (Dist(name="many-versions", plugin="many", module=module),))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "version 0.1" in str(registry.find_mismatch(registry.find_plugin("scheduler", "many")))

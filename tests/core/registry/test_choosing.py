@@ -4,9 +4,11 @@ what is the matter.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from broken_plugins import MISMATCHED
 
 from headstock.cli.main import main
 
@@ -19,7 +21,11 @@ CHOSEN = [
     ("wrong-type", 3, "wrong-type 1.0"),
     ("late", 3, "breaks-late 1.0"),
     ("future", 4, "from-the-future 1.0"),
+    ("next", 4, "next-edition 1.0"),
+    ("later", 4, "next-revision 1.0"),
     ("past", 4, "from-the-past 1.0"),
+    ("ancient", 4, "lost-a-name 1.0"),
+    ("antique", 4, "lost-a-field 1.0"),
     ("needy", 5, "install with: pip install kernels"),
 ]
 
@@ -33,6 +39,27 @@ def test_run_with_a_broken_plugin_ends_with_one_line_and_its_code(
     assert captured.out == ""
     assert words in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", MISMATCHED)
+def test_doctor_ends_as_run_does_for_a_plugin_of_another_contract(
+    broken: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["doctor", "--scheduler", name]) == 4
+    lines = [line for line in capsys.readouterr().out.splitlines() if f"scheduler {name}" in line]
+    assert any("FAIL" in line and "docs/plugins.md#versions-of" in line for line in lines)
+
+
+def test_the_list_names_plugins_of_another_contract_and_runs_none_of_them(
+    broken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugins", "list", "scheduler", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    refused = {name for name, row in rows.items() if row["status"] == "wrong contract"}
+    assert refused == set(MISMATCHED)
+    for name in MISMATCHED:
+        assert main(["run", "--scheduler", name, "--prompt", "Hello", "--quiet"]) == 4
+        assert capsys.readouterr().err == f"headstock: {rows[name]['hint']}\n"
 
 
 def test_run_works_beside_broken_plugins(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:

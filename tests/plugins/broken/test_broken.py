@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from broken_plugins import DISTS
+from broken_plugins import DISTS, MISMATCHED
 
 from headstock.registry.first_party import FOLDERS
 
@@ -42,6 +42,8 @@ INSPECTED = [
     ("wrong-name", 3, ["wrong-name 1.0", "calls itself 'another'"]),
     ("future", 4, ["from-the-future 1.0", "99.0", "upgrade headstock"]),
     ("past", 4, ["from-the-past 1.0", "upgrade from-the-past"]),
+    ("ancient", 4, ["lost-a-name 1.0", "upgrade lost-a-name"]),
+    ("later", 4, ["next-revision 1.0", "0.2.1", "upgrade headstock"]),
 ]
 
 CHOSEN = [
@@ -92,8 +94,10 @@ def test_every_plugin_is_listed_with_what_it_is() -> None:
     listed = {
         (each["distribution"], each["name"]): each["status"] for each in json.loads(done.stdout)
     }
+    mismatched = dict.fromkeys(MISMATCHED, "wrong contract")
     ours = {
-        (dist.name, dist.plugin): "duplicate" if dist.plugin == "twin" else "ok" for dist in DISTS
+        (dist.name, dist.plugin): ({"twin": "duplicate"} | mismatched).get(dist.plugin, "ok")
+        for dist in DISTS
     }
     assert {pair: status for pair, status in listed.items() if pair[0] != "headstock"} == ours
     assert listed["headstock", "mixed"] == "ok"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -19,10 +20,23 @@ from headstock.config.flags import FlagParser
 from headstock.errors import HeadstockError, UsageError
 from headstock.registry import InstalledPlugin
 from headstock.spi import SPI, PluginSpec, Require
+from headstock.spi.versions import format_version
 
 EPILOG = (
     "A plugin that is named alike in several kinds is asked for as KIND:NAME, such as cache:radix."
 )
+
+
+_MISMATCHED = "wrong contract"
+"""The status of a plugin that was made for another version of the contract."""
+
+_HINT_TITLES: Mapping[bool, str] = MappingProxyType(
+    {
+        False: "to complete them, on a machine with the device that they are for",
+        True: "made for another version of the contract, and refused when chosen",
+    }
+)
+"""Whether plugins are mismatched -> the title over their hints."""
 
 
 def main(arguments: list[str]) -> int:
@@ -100,18 +114,28 @@ def _show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
 
 
 def _show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
-    """Print what completes each plugin that is incomplete, in lines of `width`."""
-    hints = {f"{row['kind']} {row['name']}": row["hint"] for row in rows if row["hint"]}
-    widest = max(map(len, hints), default=0)
-    if hints:
-        print("\nto complete them, on a machine with the device that they are for:")
-    for name, hint in hints.items():
-        print(fold_line(f"  {name:{widest}}  {hint}", width, widest + 4))
+    """Print the next move for each plugin that has one, in lines of `width`."""
+    for mismatched, title in _HINT_TITLES.items():
+        hints = {
+            f"{row['kind']} {row['name']}": row["hint"]
+            for row in rows
+            if row["hint"] and (row["status"] == _MISMATCHED) is mismatched
+        }
+        widest = max(map(len, hints), default=0)
+        if hints:
+            print(f"\n{title}:")
+        for name, hint in hints.items():
+            print(fold_line(f"  {name:{widest}}  {hint}", width, widest + 4))
 
 
 def _make_row(plugin: InstalledPlugin, hint: str) -> dict[str, str]:
-    """A plugin for JSON; `hint` is the command that completes its distribution."""
+    """A plugin for JSON; `hint` is the command that completes its distribution, or else "".
+
+    In place of the hint a plugin of another version of the contract has the line that refuses it.
+    """
     row: dict[str, str] = attrs.asdict(plugin)
+    if plugin.status == "ok" and (mismatch := registry.find_mismatch(plugin)):
+        return row | {"status": _MISMATCHED, "hint": mismatch}
     return row | {
         "status": "incomplete" if hint and plugin.status == "ok" else plugin.status,
         "hint": hint,
@@ -156,7 +180,7 @@ def _describe_plugin(plugin: InstalledPlugin) -> dict[str, object]:
         "provided by": f"{plugin.distribution} {plugin.version}",
         "target": plugin.target,
         "summary": spec.summary,
-        "contract": f"{plugin.kind} {spec.spi}, offered {'.'.join(map(str, SPI[plugin.kind]))}: ok",
+        "contract": f"{plugin.kind} {spec.spi}, offered {format_version(SPI[plugin.kind])}: ok",
     }
     if not isinstance(spec, PluginSpec):
         return facts | {"directory": spec.directory}

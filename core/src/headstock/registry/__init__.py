@@ -4,6 +4,7 @@ Importing it does not import torch.
 """
 
 from headstock.registry.assignments import find_unclaimed, make_options
+from headstock.registry.contract_checks import find_mismatch
 from headstock.registry.entries import (
     InstalledPlugin,
     entry_point_group,
@@ -28,6 +29,7 @@ __all__ = [
     "InstalledPlugin",
     "entry_point_group",
     "explain_missing_extras",
+    "find_mismatch",
     "find_missing",
     "find_plugin",
     "find_unclaimed",

@@ -15,6 +15,7 @@ from stevedore.driver import DriverManager
 from stevedore.extension import Extension
 
 from headstock.errors import HeadstockError, PluginBroken, SpiMismatch, describe_error, shorten
+from headstock.registry.contract_checks import Contract, explain_mismatch, find_mismatch
 from headstock.registry.entries import (
     InstalledPlugin,
     entry_point_group,
@@ -22,7 +23,6 @@ from headstock.registry.entries import (
     kind_label,
     list_installed,
 )
-from headstock.registry.first_party import upgrade_line
 from headstock.spi import (
     SPI,
     AttentionSpec,
@@ -81,16 +81,25 @@ def _explain_load_failure(plugin: InstalledPlugin, error: BaseException) -> str:
     )
 
 
-def load_spec(kind: str, name: str) -> Any:
+def load_spec(kind: str, name: str, contract: Contract = SPI) -> Any:
     """Load the spec of a plugin and check it against the contract.
 
     Only the light module of the spec is imported, not the implementation.
 
+    contract: the versions that this core offers
+
     raises: UnknownPlugin, AmbiguousPlugin, PluginBroken, SpiMismatch
     """
     plugin = find_plugin(kind, name)
-    spec = PluginDriver(plugin).spec
-    _check_spec(plugin, spec)
+    try:
+        spec = PluginDriver(plugin).spec
+    except PluginBroken as error:
+        # A plugin of another version may use names that this one lacks, and fail before its spec
+        # can say its version.
+        if mismatch := find_mismatch(plugin, contract):
+            raise SpiMismatch(mismatch) from error
+        raise
+    _check_spec(plugin, spec, contract)
     return spec
 
 
@@ -107,7 +116,7 @@ def _load_spec_or_error(plugin: InstalledPlugin) -> Any:
         return error
 
 
-def _check_spec(plugin: InstalledPlugin, spec: Any) -> None:
+def _check_spec(plugin: InstalledPlugin, spec: Any, contract: Contract) -> None:
     """Check what an entry point returned: its type, its name and its version of the contract.
 
     raises: PluginBroken, SpiMismatch
@@ -124,15 +133,8 @@ def _check_spec(plugin: InstalledPlugin, spec: Any) -> None:
             f"{plugin} calls itself {shorten(spec.name)!r} in its spec; the two names must be the "
             "same"
         )
-    offered = SPI[plugin.kind]
-    if not spec.spi.accepts(offered):
-        # Whichever side is older is the one to upgrade.
-        newer = (spec.spi.major, spec.spi.minor) > offered
-        side = "headstock" if newer else plugin.distribution
-        raise SpiMismatch(
-            f"{plugin} needs version {spec.spi} of the {plugin.kind} contract; this headstock "
-            f"offers {offered[0]}.{offered[1]}; upgrade {side}: {upgrade_line(side)}"
-        )
+    if mismatch := explain_mismatch(plugin, spec.spi, contract):
+        raise SpiMismatch(mismatch)
 
 
 def import_implementation(spec: PluginSpec) -> Any:

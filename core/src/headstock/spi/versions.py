@@ -8,21 +8,22 @@ from types import MappingProxyType
 from attrs import field, frozen
 from attrs.validators import ge, instance_of
 
-SPI: Mapping[str, tuple[int, int]] = MappingProxyType(
+SPI: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
-        "attention": (0, 2),
-        "cache": (0, 2),
-        "scheduler": (0, 2),
-        "runner": (0, 2),
-        "ops": (0, 2),
-        "model": (0, 2),
-        "checkpoint": (0, 2),
-        "command": (0, 2),
+        "attention": (0, 2, 0),
+        "cache": (0, 2, 0),
+        "scheduler": (0, 2, 0),
+        "runner": (0, 2, 0),
+        "ops": (0, 2, 0),
+        "model": (0, 2, 0),
+        "checkpoint": (0, 2, 0),
+        "command": (0, 2, 0),
     }
 )
-"""Kind of plugin -> (major, minor) that this core offers.
+"""Kind of plugin -> (major, edition, revision) that this core offers.
 
-The entry-point group of a kind is `headstock.KIND`.
+A revision only adds, as docs/plugins.md defines; any other change is an edition. The entry-point
+group of a kind is `headstock.KIND`.
 """
 
 RESERVED = ("grammar", "tools", "quant", "proposer", "weights")
@@ -33,22 +34,24 @@ RESERVED = ("grammar", "tools", "quant", "proposer", "weights")
 class SpiRange:
     """The versions of its kind's contract that a plugin works with.
 
-    The major must be equal and the minor at least this. While the major is 0 a new minor may break
-    plugins, so there the minor must be equal too.
+    The major and the edition must be equal, the revision at least this: `SpiRange(0, 2, 1)` is
+    0.2.1 and every later 0.2.x.
     """
 
     major: int = field(validator=[instance_of(int), ge(0)])
-    minor: int = field(validator=[instance_of(int), ge(0)])
+    edition: int = field(validator=[instance_of(int), ge(0)])
+    revision: int = field(default=0, validator=[instance_of(int), ge(0)])
 
-    def accepts(self, offered: tuple[int, int]) -> bool:
+    def accepts(self, offered: tuple[int, int, int]) -> bool:
         """Whether a core that offers `offered` can use the plugin."""
-        # As in semantic versioning, where 0.x promises nothing between minors.
-        major, minor = offered
-        return major == self.major and (minor == self.minor if major == 0 else minor >= self.minor)
+        *edition, revision = offered
+        return edition == [self.major, self.edition] and revision >= self.revision
 
     def __str__(self) -> str:
-        return (
-            f"{self.major}.{self.minor}"
-            if self.major == 0
-            else f"{self.major}.{self.minor} or a later {self.major}.x"
-        )
+        return format_version((self.major, self.edition, self.revision))
+
+
+def format_version(version: tuple[int, int, int]) -> str:
+    """The version as text: 0.2.1, and 0.2 for revision 0."""
+    major, edition, revision = version
+    return f"{major}.{edition}.{revision}" if revision else f"{major}.{edition}"

@@ -1,0 +1,94 @@
+"""Check whether a plugin was made for the version of the contract that this core offers."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from headstock.registry.entries import InstalledPlugin
+from headstock.registry.first_party import upgrade_line
+from headstock.spi.versions import SPI, SpiRange, format_version
+
+Contract = Mapping[str, tuple[int, int, int]]
+"""Kind of plugin -> (major, edition, revision)."""
+
+
+def explain_mismatch(
+    plugin: InstalledPlugin, declared: SpiRange, contract: Contract = SPI
+) -> str | None:
+    """Explain in one line that the plugin was made for another version; None when it fits."""
+    offered = contract[plugin.kind]
+    if declared.accepts(offered):
+        return None
+    # Whichever side is older is the one to upgrade.
+    newer = (declared.major, declared.edition, declared.revision) > offered
+    side = "headstock" if newer else plugin.distribution
+    return (
+        f"{plugin} was made for version {declared} of the {plugin.kind} contract; this headstock "
+        f"offers {format_version(offered)}; upgrade {side}: {upgrade_line(side)}; to port a "
+        "plugin, read docs/plugins.md#versions-of-the-contract"
+    )
+
+
+def find_mismatch(plugin: InstalledPlugin, contract: Contract = SPI) -> str | None:
+    """Explain that the plugin's source declares a version that does not fit; no plugin code runs.
+
+    None when it fits, and when the source cannot be read or declares no version in plain numbers.
+    """
+    module, _, attribute = plugin.target.partition(":")
+    declared = _read_declared_range(module.strip(), attribute.partition("[")[0].strip())
+    return None if declared is None else explain_mismatch(plugin, declared, contract)
+
+
+def _read_declared_range(module: str, function: str) -> SpiRange | None:
+    """Read the one `SpiRange(...)` of a function in a module's source, or else of the module."""
+    try:
+        path = _find_source(module)
+        tree = None if path is None else ast.parse(path.read_bytes())
+    # Whatever cannot be found or parsed is reported where the plugin is loaded.
+    except (OSError, SyntaxError, ValueError, ImportError, AttributeError):
+        return None
+    if tree is None:
+        return None
+    places = [node for node in tree.body if getattr(node, "name", None) == function]
+    for place in (*places, tree):
+        declared = set(_list_ranges(place))
+        if declared:
+            return declared.pop() if len(declared) == 1 else None
+    return None
+
+
+def _find_source(module: str) -> Path | None:
+    """The source file of a module, found without importing its package."""
+    top, *inner = module.split(".")
+    # Of the top-level package alone: `find_spec` of a module in it would import the package.
+    spec = find_spec(top)
+    if spec is None:
+        return None
+    if not inner:
+        return None if spec.origin is None else Path(spec.origin)
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder, *inner)
+        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def _list_ranges(tree: ast.AST) -> Iterator[SpiRange]:
+    """The calls of SpiRange below a node whose arguments are plain numbers."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Name(id="SpiRange") | ast.Attribute(attr="SpiRange"),
+                args=args,
+                keywords=[],
+            ):
+                numbers = [each.value for each in args if isinstance(each, ast.Constant)]
+                if len(numbers) == len(args):
+                    # What is no version is reported where the plugin is loaded.
+                    with contextlib.suppress(TypeError, ValueError):
+                        yield SpiRange(*numbers)  # type: ignore[arg-type]
