@@ -49,7 +49,7 @@ def _read_declared_range(module: str, function: str) -> SpiRange | None:
         path = _find_source(module)
         tree = None if path is None else ast.parse(path.read_bytes())
     # Whatever cannot be found or parsed is reported where the plugin is loaded.
-    except (OSError, SyntaxError, ValueError, ImportError, AttributeError):
+    except (OSError, SyntaxError, ValueError, ImportError, AttributeError, RecursionError):
         return None
     if tree is None:
         return None
