@@ -15,7 +15,7 @@ from headstock.nn import sampler as torch_sampler
 from headstock.nn.kv import kv_cells
 from headstock.nn.rope import CosSin
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Weight
+from headstock.spi import Activation, Weight
 from headstock_triton import activation, linear, norm, sampler
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.truncation import cut_by_search, cut_by_sorting
@@ -117,7 +117,10 @@ def layer_times(shape: Shape, tokens: int) -> dict[str, Any]:
         "heads": (heads, 2 * qkvs[0].numel()),
         "heads, torch": (torch_heads, 2 * qkvs[0].numel()),
         "activation": (lambda i: activation.fused_silu_and_mul(gates[i]), 1.5 * gates[0].numel()),
-        "activation, torch": (lambda i: ops.silu_and_mul(gates[i]), 1.5 * gates[0].numel()),
+        "activation, torch": (
+            lambda i: ops.activate_and_mul(gates[i], Activation.SILU),
+            1.5 * gates[0].numel(),
+        ),
     }
     return {
         name: speed(graph_us(work, copies), 2 * numbers) for name, (work, numbers) in works.items()

@@ -43,7 +43,8 @@ class Loaded:
 
     def paged(self, page_size: int, ops: Ops) -> Paged:
         """A fresh pool."""
-        params = {name: ops.prepare(name, weight) for name, weight in self.params.items()}
+        specs = self.model.params(self.config)
+        params = {name: ops.prepare(specs[name], weight) for name, weight in self.params.items()}
         return Paged.new(self.model, self.config, params, ops, page_size=page_size)
 
 

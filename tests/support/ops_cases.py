@@ -16,8 +16,10 @@ from headstock.nn.decoder import forward
 from headstock.nn.kv import kv_cells
 from headstock.nn.parameters import parameters
 from headstock.nn.rope import CosSin, rope_table
+from headstock.ops.bound import BoundOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
+    Activation,
     Batch,
     Experts,
     FullKV,
@@ -26,6 +28,7 @@ from headstock.spi import (
     ModelConfig,
     Ops,
     Params,
+    QkNorm,
     Rope,
     Sampling,
     Weight,
@@ -87,10 +90,10 @@ def config_of(shape: Shape) -> ModelConfig:
         intermediate=shape.intermediate,
         norm_eps=EPS,
         max_position=40_960,
-        rope=Rope(theta=1e6, dim=shape.rope_dim or shape.head_dim),
+        ropes=(Rope(theta=1e6, dim=shape.rope_dim or shape.head_dim),),
         layers=layers,
         kv_groups=(group,),
-        qk_norm=shape.qk_norm,
+        qk_norm=QkNorm.HEAD if shape.qk_norm else QkNorm.NONE,
         qkv_bias=shape.bias,
         tied_embeddings=True,
     )
@@ -189,7 +192,11 @@ def activation_case(tokens: int, width: int, dtype: torch.dtype, device: str) ->
     """silu(gate) * up."""
     gate_up = noise(tokens, 2 * width, dtype=dtype, device=device, scale=4.0)
     return within(
-        error(activation.fused_silu_and_mul(gate_up), TorchOps().silu_and_mul(gate_up)), dtype
+        error(
+            activation.fused_silu_and_mul(gate_up),
+            TorchOps().activate_and_mul(gate_up, Activation.SILU),
+        ),
+        dtype,
     )
 
 
@@ -289,7 +296,8 @@ def run_model(
     """Hidden states and pools of one step in which attention gives back the queries."""
     batch = batch_of(config, tokens, dtype, device)
     with torch.inference_mode():
-        hidden = forward(params, config, batch, lambda q, layer: q, ops)
+        bound = BoundOps(type(ops).__name__, ops, config)
+        hidden = forward(params, config, batch, lambda q, layer: q, bound)
     if config.layers[0].experts is None:
         return hidden, *batch.pools
     # Padding lies in the dummy page. What comes of it is left to each set, which may spare it the

@@ -12,6 +12,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from headstock.execution.kv_pools import page_shape
+from headstock.ops.bound import BoundOps
 from headstock.spi import Batch, LayerConfig, Model, ModelConfig, Ops, Params, Sampling
 
 
@@ -76,7 +77,7 @@ class Paged:
             model=model,
             config=config,
             params=params,
-            ops=ops,
+            ops=BoundOps(type(ops).__name__, ops, config),
             page_size=page_size,
             max_pages=max_pages,
             pools=pools,
@@ -130,7 +131,12 @@ class Paged:
 
         with torch.inference_mode():
             hidden = self.model.forward(self.params, self.config, batch, attend, self.ops)
-            scores = self.model.logits(self.params, self.config, hidden, self.ops)
+            score = self.model.logits
+            scores = (
+                self.ops.lm_head(self.params, self.config, hidden)
+                if score is None
+                else score(self.params, self.config, hidden, self.ops)
+            )
         for number, (row, tokens) in zip(work, rows, strict=True):
             self.live[number] = Seated(row.computed + len(tokens), row.pages)
         return scores
@@ -140,4 +146,5 @@ class Paged:
         length = row.computed + len(q)
         pages = row.pages[layer.group][: -(-length // self.page_size)]
         keys, values = gather_kv(self.pools[layer.index], pages, length)
-        return row_attention(q, keys, values, layer.scale, layer.window)[0].to(q.dtype)
+        terms = (layer.scale, layer.window, layer.softcap)
+        return row_attention(q, keys, values, *terms)[0].to(q.dtype)

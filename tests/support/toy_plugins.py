@@ -19,7 +19,7 @@ from attrs import evolve
 from torch import Tensor
 from toy_schedule import POWERS, PRIME, VOCAB
 
-from headstock.nn.decoder import forward, logits
+from headstock.nn.decoder import forward
 from headstock.nn.sampler import sample
 from headstock.spi import (
     AttentionBackend,
@@ -50,6 +50,7 @@ from headstock.spi import (
     Sample,
     Sampling,
     SpiRange,
+    Stream,
 )
 
 CPU = (DeviceRange("cpu"),)
@@ -146,7 +147,7 @@ def config(hf: Mapping[str, Any]) -> ModelConfig:
         intermediate=1,
         norm_eps=1e-6,
         max_position=2048,
-        rope=Rope(theta=1.0, dim=2),
+        ropes=(Rope(theta=1.0, dim=2),),
         layers=tuple(
             LayerConfig(index=i, prefix="", group=i, scale=1.0, window=w)
             for i, w in enumerate(windows)
@@ -163,18 +164,22 @@ def params(config: ModelConfig) -> Mapping[str, ParamSpec]:
     return {"nothing": ParamSpec(shape=(1,), sources=(("nothing",),), dummy=0.0)}
 
 
-TOY = Model(config=config, params=params, forward=forward, logits=logits)
+TOY = Model(config=config, params=params, forward=forward)
 
 
 class ToyOps(Ops):
     """A key is (token, position), a value (position, token); the stream is the hash."""
 
-    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
-        """Nothing yet.   returns: [tokens, 1]"""
-        return torch.zeros((len(batch.tokens), 1))
+    def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
+        """Yes: there is nothing to compose them of."""
+        return True
+
+    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
+        """Nothing yet."""
+        return Stream(torch.zeros((len(batch.tokens), 1)))
 
     def qkv_rope_store(
-        self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Tensor:
         """The position as query.   returns: [tokens, 1, 2]    writes: batch.pools[layer.index]"""
         pool, slots = batch.pools[layer.index], batch.slots[layer.group]
@@ -189,27 +194,27 @@ class ToyOps(Ops):
 
     def attn_out(
         self,
-        x: Tensor,
+        x: Stream,
         attention: Tensor,
         params: Params,
         config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
-    ) -> Tensor:
+    ) -> Stream:
         """The stream with the layer's hash added (a window layer's is 0)."""
-        return x + attention[:, 0, :1]
+        return Stream(x.total + attention[:, 0, :1])
 
     def mlp(
-        self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Tensor:
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
         """The stream as it is."""
         return x
 
     moe = mlp
 
-    def final_norm(self, x: Tensor, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+    def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
         """The stream as it is."""
-        return x
+        return x.total
 
     def lm_head(self, params: Params, config: ModelConfig, hidden: Tensor) -> Tensor:
         """0 for the hash, less for each token after it.   hidden: [n, 1]    returns: [n, vocab]"""

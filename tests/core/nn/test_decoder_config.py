@@ -29,7 +29,12 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 def test_fields_and_defaults() -> None:
     config = LLAMA.config({**HF, "eos_token_id": [7, 9, 7], "torch_dtype": "bfloat16"})
 
-    assert (config.head_dim, config.heads, config.kv_heads, config.rope.theta) == (8, 4, 2, 10000.0)
+    assert (config.head_dim, config.heads, config.kv_heads, config.ropes[0].theta) == (
+        8,
+        4,
+        2,
+        10000.0,
+    )
     assert (config.eos_ids, config.dtype, config.norm_eps) == ((7, 9), "bfloat16", 1e-6)
     assert config.kv_groups == (
         KVGroup(layers=(0, 1, 2, 3), layout=FullKV(kv_heads=2, k_dim=8, v_dim=8)),
@@ -66,7 +71,7 @@ def test_rope_before_and_after_transformers_5() -> None:
     old = {"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}}
 
-    before, after = (LLAMA.config({**HF, **rope}).rope for rope in (old, new))
+    before, after = (LLAMA.config({**HF, **rope}).ropes[0] for rope in (old, new))
 
     assert (before.theta, before.scaling, before.parameters["factor"]) == (5000.0, "linear", 2.0)
     assert (after.theta, after.scaling, after.parameters["factor"]) == (5000.0, "linear", 2.0)
@@ -205,7 +210,7 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
         **{**HF, "max_position_embeddings": ours.max_position, "rope_parameters": dict(rope)}
     )
 
-    frequencies, factor = SCALINGS[ours.rope.scaling](ours.rope, ours.max_position)
+    frequencies, factor = SCALINGS[ours.ropes[0].scaling](ours.ropes[0], ours.max_position)
     expected, expected_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, torch.device("cpu"))
 
     torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)

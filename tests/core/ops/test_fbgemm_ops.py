@@ -7,7 +7,10 @@ import torch
 
 from headstock.ops.fbgemm_ops import SMALL_PRODUCT, FbgemmOps, HalfWeight, fits_float16
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Weight
+from headstock.spi import ParamSpec, Role, Weight
+
+LINEAR = ParamSpec(shape=(), roles=frozenset((Role.LINEAR,)))
+TIED = ParamSpec(shape=(), roles=frozenset((Role.EMBEDDING, Role.HEAD)))
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -34,7 +37,7 @@ def test_weights_of_half_precision_fit(dtype: torch.dtype) -> None:
 )
 def test_others_do_not_fit_and_stay_in_float32(weight: torch.Tensor) -> None:
     assert not fits_float16(weight)
-    assert not isinstance(FbgemmOps().prepare("layers.0.qkv", Weight(tensor=weight)), HalfWeight)
+    assert not isinstance(FbgemmOps().prepare(LINEAR, Weight(tensor=weight)), HalfWeight)
 
 
 def test_one_bad_row_is_enough_not_to_fit() -> None:
@@ -52,21 +55,17 @@ def test_products_are_those_of_the_plain_weight(tokens: int, with_bias: bool) ->
         tensor=rounded(noise(320, 192) * 0.02, torch.bfloat16),
         bias=noise(320, seed=2) if with_bias else None,
     )
-    packed = ops.prepare("layers.0.gate_up", weight)
+    packed = ops.prepare(LINEAR, weight)
 
     assert isinstance(packed, HalfWeight)
     torch.testing.assert_close(
-        ops.linear(x, packed), TorchOps().linear(x, weight), atol=2e-6, rtol=1e-5
+        ops.linear(x, packed, None), TorchOps().linear(x, weight, None), atol=2e-6, rtol=1e-5
     )
 
 
 def test_small_products_are_made_by_one_thread_and_large_maps_have_none() -> None:
-    small = FbgemmOps().prepare(
-        "layers.0.down", Weight(tensor=rounded(noise(96, 64), torch.bfloat16))
-    )
-    large = FbgemmOps().prepare(
-        "layers.0.down", Weight(tensor=rounded(noise(2048, 1025), torch.bfloat16))
-    )
+    small = FbgemmOps().prepare(LINEAR, Weight(tensor=rounded(noise(96, 64), torch.bfloat16)))
+    large = FbgemmOps().prepare(LINEAR, Weight(tensor=rounded(noise(2048, 1025), torch.bfloat16)))
 
     assert (
         isinstance(small, HalfWeight)
@@ -81,11 +80,12 @@ def test_small_products_are_made_by_one_thread_and_large_maps_have_none() -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "forms"),
-    [("layers.0.down", (96, 64), 2), ("layers.0.down", (2048, 1025), 1), ("embed", (96, 64), 3)],
+    ("spec", "shape", "forms"),
+    [(LINEAR, (96, 64), 2), (LINEAR, (2048, 1025), 1), (TIED, (96, 64), 3)],
+    ids=["small", "large", "tied"],
 )
-def test_the_bytes_of_every_form_count(name: str, shape: tuple[int, int], forms: int) -> None:
-    found = FbgemmOps().prepare(name, Weight(tensor=rounded(noise(*shape), torch.bfloat16)))
+def test_the_bytes_of_every_form_count(spec: ParamSpec, shape: tuple[int, int], forms: int) -> None:
+    found = FbgemmOps().prepare(spec, Weight(tensor=rounded(noise(*shape), torch.bfloat16)))
 
     counted = found.tensor.nbytes + (0 if found.scales is None else found.scales.nbytes)
     assert counted == forms * 2 * shape[0] * shape[1]
@@ -93,15 +93,17 @@ def test_the_bytes_of_every_form_count(name: str, shape: tuple[int, int], forms:
 
 def test_a_tied_embedding_is_looked_up_and_multiplied_by() -> None:
     ops, weight = FbgemmOps(), Weight(tensor=rounded(noise(96, 64), torch.bfloat16))
-    packed, x, tokens = ops.prepare("embed", weight), noise(5, 64, seed=1), torch.tensor([3, 95, 3])
+    packed, x, tokens = ops.prepare(TIED, weight), noise(5, 64, seed=1), torch.tensor([3, 95, 3])
 
     torch.testing.assert_close(ops.lookup(tokens, packed), weight.tensor[tokens], atol=1e-7, rtol=0)
-    torch.testing.assert_close(ops.linear(x, packed), x @ weight.tensor.T, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        ops.linear(x, packed, None), x @ weight.tensor.T, atol=2e-5, rtol=1e-5
+    )
 
 
 def test_an_embedding_of_float32_stays_as_it_is() -> None:
     ops, weight = FbgemmOps(), Weight(tensor=noise(96, 64))
     tokens = torch.tensor([3, 95, 3])
 
-    assert ops.prepare("embed", weight) is weight
+    assert ops.prepare(TIED, weight) is weight
     torch.testing.assert_close(ops.lookup(tokens, weight), weight.tensor[tokens], atol=0, rtol=0)

@@ -11,7 +11,9 @@ import torch
 
 from headstock.ops.onednn_ops import KERNEL_BYTES, OneDnnOps, kernel_bytes, round_rows
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Weight
+from headstock.spi import ParamSpec, Role, Weight
+
+LINEAR = ParamSpec(shape=(), roles=frozenset((Role.LINEAR,)))
 
 SIZES_TO_1024 = 32 + 5 * 8
 """Each up to 32, and 8 in each doubling."""
@@ -19,19 +21,21 @@ SIZES_TO_1024 = 32 + 5 * 8
 PRODUCTS = """
 import torch
 from headstock.ops.onednn_ops import OneDnnOps, kernel_bytes
-from headstock.spi import Weight
+from headstock.spi import ParamSpec, Role, Weight
+
+LINEAR = ParamSpec(shape=(), roles=frozenset((Role.LINEAR,)))
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
 ops = OneDnnOps()
-weights = [ops.prepare("down", Weight(tensor=torch.randn(48, 32))) for _ in range(2)]
+weights = [ops.prepare(LINEAR, Weight(tensor=torch.randn(48, 32))) for _ in range(2)]
 x = torch.randn(1024, 32)
-ops.linear(x, weights[0])
+ops.linear(x, weights[0], None)
 before = resident()
 for rows in range(1, 1025):
     for weight in weights:
-        ops.linear(x[:rows], weight)
+        ops.linear(x[:rows], weight, None)
 print(resident() - before, kernel_bytes(dict(enumerate(weights)), 1024))
 """
 
@@ -47,12 +51,12 @@ def test_products_are_those_of_the_plain_weight_whatever_the_rows(
 ) -> None:
     ops, x = OneDnnOps(), noise(rows, 48, seed=1)
     weight = Weight(tensor=noise(80, 48), bias=noise(80, seed=2) if with_bias else None)
-    packed = ops.prepare("layers.0.down", weight)
+    packed = ops.prepare(LINEAR, weight)
 
     assert packed.tensor.is_mkldnn
-    out = ops.linear(x, packed)
+    out = ops.linear(x, packed, None)
     assert out.shape == (rows, 80) and out.is_contiguous()
-    torch.testing.assert_close(out, TorchOps().linear(x, weight), atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(out, TorchOps().linear(x, weight, None), atol=2e-5, rtol=1e-5)
 
 
 def test_rows_are_rounded_up_by_an_eighth_at_most_and_few_not_at_all() -> None:
@@ -89,8 +93,8 @@ def test_a_thousand_sizes_of_step_make_few_kernels_and_stay_within_the_plan() ->
 
 def test_the_plan_counts_a_kernel_for_each_shape_and_size() -> None:
     ops = OneDnnOps()
-    maps = {f"layers.{i}.down": ops.prepare("down", Weight(tensor=noise(80, 48))) for i in range(3)}
-    maps["layers.0.qkv"] = ops.prepare("qkv", Weight(tensor=noise(96, 48)))
+    maps = {f"layers.{i}.down": ops.prepare(LINEAR, Weight(tensor=noise(80, 48))) for i in range(3)}
+    maps["layers.0.qkv"] = ops.prepare(LINEAR, Weight(tensor=noise(96, 48)))
     maps["embed"] = Weight(tensor=noise(96, 48))
 
     assert kernel_bytes(maps, 1024) == 2 * SIZES_TO_1024 * KERNEL_BYTES

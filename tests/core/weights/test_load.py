@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from headstock.errors import ModelError, PluginBroken
-from headstock.spi import Weight
+from headstock.spi import ParamSpec, Role, Weight
 from headstock.weights import find_differing_copies, read_config, weight_bytes
 from headstock_qwen.families import QWEN3
 
@@ -36,7 +36,7 @@ def test_merged_and_stacked_parameters(write: Any, loading: Any, tensors: Any) -
     assert torch.equal(params["layers.1.gate_up"].tensor, torch.cat((gate, up)))
     q_norm, k_norm = (tensors[f"{LAYER}self_attn.{name}_norm.weight"] for name in "qk")
     assert torch.equal(params["layers.1.qk_norm"].tensor, torch.stack((q_norm, q_norm, k_norm)))
-    assert params["rope"].tensor.shape == (20, 2, 2)
+    assert params["rope.0"].tensor.shape == (20, 2, 2)
 
 
 def test_dtype_and_progress(write: Any, loading: Any, tensors: Any) -> None:
@@ -49,7 +49,7 @@ def test_dtype_and_progress(write: Any, loading: Any, tensors: Any) -> None:
     )
 
     assert params["embed"].tensor.dtype == torch.float16
-    assert params["rope"].tensor.dtype == torch.float32
+    assert params["rope.0"].tensor.dtype == torch.float32
     # The norms of queries and keys are read once a head: two and one of 4 elements instead of one
     # and one.
     total = 2 * (sum(tensor.numel() for tensor in tensors.values()) + 2 * 4)
@@ -174,18 +174,24 @@ def test_each_weight_is_prepared_with_its_bias(write: Any, loading: Any, tensors
     for layer in range(2):
         for name, size in (("q", 8), ("k", 4), ("v", 4), ("o", 8)):
             tensors[f"model.layers.{layer}.self_attn.{name}_proj.bias"] = torch.randn(size)
-    seen: dict[str, Weight] = {}
+    seen: list[tuple[frozenset[Role], bool]] = []
 
-    def double(name: str, weight: Weight) -> Weight:
-        seen[name] = weight
+    def double(spec: ParamSpec, weight: Weight) -> Weight:
+        assert weight.tensor.shape[1:] == spec.shape[1:]
+        seen.append((spec.roles, weight.bias is not None))
         return Weight(tensor=weight.tensor * 2, bias=weight.bias)
 
     params = loading(write(tensors, attention_bias=True), prepare=double)
 
-    assert params.keys() == seen.keys()
     assert torch.equal(params["embed"].tensor, 2 * tensors["model.embed_tokens.weight"])
-    assert seen["layers.0.qkv"].bias is not None
-    assert seen["layers.0.down"].bias is None
+    # Of each layer's maps, qkv and attn_out have biases, gate_up and down have none.
+    maps = [has_bias for roles, has_bias in seen if roles == {Role.LINEAR}]
+    assert maps == [True, True, False, False] * 2
+    assert len(seen) == len(params)
+    assert {role for roles, _ in seen for role in roles} == {
+        *(Role.LINEAR, Role.EMBEDDING, Role.HEAD),
+        *(Role.NORM, Role.HEAD_NORM, Role.ROPE),
+    }
 
 
 def shards(directory: Path, tensors: Any) -> dict[str, str]:

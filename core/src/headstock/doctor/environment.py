@@ -18,7 +18,7 @@ from headstock.startup.device import describe_device
 from headstock.startup.model_loading import locate_model, read_model, resolve_max_seq_len
 from headstock.startup.model_needs import AttentionNeeds, find_attention_needs, resolve_model_dtype
 from headstock.startup.negotiate import negotiate_terms
-from headstock.startup.select import check_plugin_options, select_plugins
+from headstock.startup.select import bind_operations, check_plugin_options, select_plugins
 from headstock.weights import NotDownloaded, find_cached
 
 
@@ -57,6 +57,7 @@ class Environment:
         parts = select_plugins(self.config, self.env, self.needs)
         check_plugin_options(self.config, parts)
         terms = negotiate_terms(self.config, parts, self.model.config, self.dtype, self.env)
+        _, operations = bind_operations(parts, self.model.config)
         selection = {
             "attention": parts.attention_name,
             "cache": parts.cache.name,
@@ -68,6 +69,7 @@ class Environment:
         yield pass_finding(
             "choice", ", ".join(f"{label} {name}" for label, name in selection.items())
         )
+        yield pass_finding("operations", "; ".join(operations.lines()))
 
 
 def inspect_environment(config: EngineConfig) -> Environment:

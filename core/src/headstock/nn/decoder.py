@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from headstock.nn.parameters import parameters
+from headstock.nn.parameters import LLAMA_NAMES, TensorNames, parameters
 from headstock.spi import Attend, Batch, Model, ModelConfig, Ops, Params
 
 
-def decoder(config: Callable[[Mapping[str, Any]], ModelConfig]) -> Model:
-    """The family whose config.json `config` reads."""
-    return Model(config=config, params=parameters, forward=forward, logits=logits)
+def decoder(
+    config: Callable[[Mapping[str, Any]], ModelConfig], names: TensorNames = LLAMA_NAMES
+) -> Model:
+    """The family whose config.json `config` reads, and whose checkpoints use these names."""
+    return Model(config=config, params=partial(parameters, names=names), forward=forward)
 
 
 def forward(params: Params, config: ModelConfig, batch: Batch, attend: Attend, ops: Ops) -> Tensor:
@@ -29,8 +32,3 @@ def forward(params: Params, config: ModelConfig, batch: Batch, attend: Attend, o
         feed_forward = ops.mlp if layer.experts is None else ops.moe
         x = feed_forward(x, params, config, layer, batch)
     return ops.final_norm(x, params, config, batch)
-
-
-def logits(params: Params, config: ModelConfig, hidden: Tensor, ops: Ops) -> Tensor:
-    """Scores of every token.   hidden: [n, hidden]    returns: [n, vocab] float32"""
-    return ops.lm_head(params, config, hidden)

@@ -9,7 +9,7 @@ from headstock.nn.config_fields import Json, quoted, read_flag, read_number, rea
 from headstock.nn.config_keys import check_served, ignored_fields
 from headstock.nn.rope_config import FIELDS as ROPE_FIELDS
 from headstock.nn.rope_config import LAYER_TYPES, ignored_rope_fields, read_rope, stretched_length
-from headstock.spi import Experts, Feature, FullKV, KVGroup, LayerConfig, ModelConfig
+from headstock.spi import Experts, Feature, FullKV, KVGroup, LayerConfig, ModelConfig, QkNorm
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -57,7 +57,7 @@ def decoder_config(
     qkv_bias: bool = False,
     out_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: QkNorm = QkNorm.NONE,
 ) -> ModelConfig:
     """The decoder that `hf`, a parsed config.json, describes.
 
@@ -101,7 +101,7 @@ def decoder_config(
         intermediate=read_positive(hf, "intermediate_size"),
         norm_eps=read_number(hf, "rms_norm_eps", 1e-6),
         max_position=max_position,
-        rope=rope,
+        ropes=(rope,),
         layers=make_layers(windows, experts or [None] * count, groups, head_dim),
         kv_groups=groups,
         qkv_bias=qkv_bias,

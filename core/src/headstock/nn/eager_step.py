@@ -27,19 +27,26 @@ def score_and_sample(program: Program, hidden: Tensor, sampling: Sampling) -> Sa
     """
     most = program.max_logits
     if len(hidden) <= most:
-        return program.ops.lm_head_sample(program.params, program.config, hidden, sampling)
+        return _sample_hidden(program, hidden, sampling)
     starts = range(0, len(hidden), most)
     return _concat_samples(
         [
-            program.ops.lm_head_sample(
-                program.params,
-                program.config,
+            _sample_hidden(
+                program,
                 hidden[start : start + most],
                 _slice_sampling(sampling, start, start + most),
             )
             for start in starts
         ]
     )
+
+
+def _sample_hidden(program: Program, hidden: Tensor, sampling: Sampling) -> Sample:
+    """What `hidden` [n, hidden] samples, by the family's own scores if it makes any."""
+    ops = program.ops
+    if program.model.logits is None:
+        return ops.lm_head_sample(program.params, program.config, hidden, sampling)
+    return ops.sample(program.model.logits(program.params, program.config, hidden, ops), sampling)
 
 
 def _slice_sampling(sampling: Sampling, start: int, stop: int) -> Sampling:

@@ -6,23 +6,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headstock.nn.mlp import silu_and_mul
-from headstock.spi import Experts
+from headstock.nn.mlp import activate_and_mul
+from headstock.spi import Activation, Experts
 
 
-def route(scores: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
+def route(scores: Tensor, experts: Experts, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The weights and numbers of each token's best experts.
 
     scores: [tokens, experts]
+    bias: [experts] float32, added to probabilities where `experts.choice_bias` asks for it
     returns: weights [tokens, per_token] in the dtype of `scores`, ids [tokens, per_token] int64
     """
-    weights, ids = scores.softmax(-1, dtype=torch.float32).topk(experts.per_token, -1)
+    weights, ids = _choose(scores.softmax(-1, dtype=torch.float32), experts, bias)
     if experts.renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
+        total = weights.sum(-1, keepdim=True)
+        weights = weights / (total.clamp_(min=experts.norm_floor) if experts.norm_floor else total)
     return weights.to(scores.dtype), ids
 
 
-def mix_experts(x: Tensor, weights: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def _choose(probabilities: Tensor, experts: Experts, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The probabilities and numbers of the best experts, by probability or with the bias added."""
+    if not experts.choice_bias:
+        return probabilities.topk(experts.per_token, -1)
+    assert bias is not None, "the configuration declares a bias of the choice"
+    ids = (probabilities + bias).topk(experts.per_token, -1).indices
+    return probabilities.gather(-1, ids), ids
+
+
+def mix_experts(
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: Activation = Activation.SILU,
+) -> Tensor:
     """The weighted sum of what each token's experts make of it.
 
     x, result: [tokens, hidden]    weights, ids: [tokens, per_token]
@@ -35,11 +53,17 @@ def mix_experts(x: Tensor, weights: Tensor, ids: Tensor, gate_up: Tensor, down: 
     multiply = run_experts_grouped if has_grouped_mm(x, gate_up) else run_experts_one_by_one
     # Back to the tokens' order before summing, so that no token's sum depends on its neighbours.
     outputs = torch.empty_like(grouped)
-    outputs[order] = multiply(grouped, ids, gate_up, down)
+    outputs[order] = multiply(grouped, ids, gate_up, down, activation)
     return (outputs.view(*ids.shape, -1) * weights[..., None]).sum(1)
 
 
-def run_experts_grouped(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def run_experts_grouped(
+    grouped: Tensor,
+    ids: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: Activation = Activation.SILU,
+) -> Tensor:
     """The experts' outputs, in two grouped products; nothing is read on the host.
 
     grouped, result: [tokens * per_token, hidden], the first expert's tokens first
@@ -49,11 +73,17 @@ def run_experts_grouped(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Ten
         0, ids.flatten(), ones
     )
     ends = counts.cumsum(0, dtype=torch.int32)
-    inner = silu_and_mul(F.grouped_mm(grouped, gate_up.mT, offs=ends))
+    inner = activate_and_mul(F.grouped_mm(grouped, gate_up.mT, offs=ends), activation)
     return F.grouped_mm(inner, down.mT, offs=ends)
 
 
-def run_experts_one_by_one(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def run_experts_one_by_one(
+    grouped: Tensor,
+    ids: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: Activation = Activation.SILU,
+) -> Tensor:
     """As `run_experts_grouped`, with the number of each expert's tokens read on the host.
 
     raises: RuntimeError in a capture
@@ -66,7 +96,7 @@ def run_experts_one_by_one(grouped: Tensor, ids: Tensor, gate_up: Tensor, down: 
         )
     counts = ids.flatten().bincount(minlength=len(gate_up)).tolist()
     parts = [
-        F.linear(silu_and_mul(F.linear(part, gate_up[expert])), down[expert])
+        F.linear(activate_and_mul(F.linear(part, gate_up[expert]), activation), down[expert])
         for expert, part in enumerate(torch.split(grouped, counts))
         if len(part)
     ]

@@ -2,25 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
+import torch
+from attrs import frozen
 from torch import Tensor
 
 from headstock.nn.rope import rope_table
-from headstock.spi import Experts, LayerConfig, ModelConfig, ParamSpec
+from headstock.spi import Experts, LayerConfig, ModelConfig, ParamSpec, QkNorm, Role, Rope
 
 NamedSpecs = Iterator[tuple[str, ParamSpec]]
 
+_Transform = Callable[[Tensor], Tensor]
 
-def parameters(config: ModelConfig) -> dict[str, ParamSpec]:
+
+@frozen(kw_only=True)
+class TensorNames:
+    """What a checkpoint calls the tensors of a layer, after `model.layers.N.`.
+
+    Names of linear maps, norms and experts are without `.weight`. Several are the parts of one
+    merged map, one above the other; a single name is stored merged.
+
+    expert: the beginning of an expert's names, with `{}` for its number
+    whole_gate_up, whole_down: one tensor for all experts, where the checkpoint has it
+    router_bias: the whole name
+    """
+
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    attn_norm: str = "input_layernorm"
+    attn_post_norm: str = "post_attention_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    mlp_post_norm: str = "post_feedforward_layernorm"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    router_bias: str = "mlp.moe_statics.e_score_correction_bias"
+    expert: str = "mlp.experts.{}."
+    expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    expert_down: str = "down_proj"
+    whole_gate_up: str = "mlp.experts.gate_up_proj"
+    whole_down: str = "mlp.experts.down_proj"
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
+    shared_down: str = "mlp.shared_expert.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
+
+
+LLAMA_NAMES = TensorNames()
+
+
+def parameters(config: ModelConfig, names: TensorNames = LLAMA_NAMES) -> dict[str, ParamSpec]:
     """Every parameter of the decoder, by name."""
     specs = dict(_outer_parameters(config))
     for layer in config.layers:
-        specs |= _attention_parameters(config, layer)
+        specs |= _attention_parameters(config, layer, names)
         specs |= (
-            _mlp_parameters(config, layer)
+            _mlp_parameters(config, layer, names)
             if layer.experts is None
-            else _moe_parameters(config, layer, layer.experts)
+            else _moe_parameters(config, layer, layer.experts, names)
         )
     return specs
 
@@ -34,6 +76,7 @@ def _outer_parameters(config: ModelConfig) -> NamedSpecs:
         "embed",
         ParamSpec(
             shape=(config.vocab, config.hidden),
+            roles=frozenset((Role.EMBEDDING, Role.HEAD)[: 1 + config.tied_embeddings]),
             sources=(("model.embed_tokens.weight",),),
             copies=twin,
         ),
@@ -41,126 +84,237 @@ def _outer_parameters(config: ModelConfig) -> NamedSpecs:
     if not config.tied_embeddings:
         yield (
             "lm_head",
-            ParamSpec(shape=(config.vocab, config.hidden), sources=(("lm_head.weight",),)),
-        )
-    yield "norm", _norm_spec(config.hidden, "model.norm.weight")
-    yield (
-        "rope",
-        ParamSpec(
-            shape=(config.max_position, 2, config.rope.dim // 2),
-            dtype="float32",
-            compute=_compute_rope,
-            ignored=tuple(
-                f"model.layers.{layer.index}.self_attn.rotary_emb.inv_freq"
-                for layer in config.layers
+            ParamSpec(
+                shape=(config.vocab, config.hidden),
+                roles=frozenset((Role.HEAD,)),
+                sources=(("lm_head.weight",),),
             ),
-        ),
-    )
-
-
-def _compute_rope(config: ModelConfig, max_seq_len: int) -> Tensor:
-    """The rope table for `max_seq_len` positions.   returns: [max_seq_len, 2, dim / 2] float32"""
-    return rope_table(config.rope, max_seq_len, config.max_position)
-
-
-def _attention_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
-    """Parameters of a layer's attention: q, k and v merged in this order."""
-    source = f"model.layers.{layer.index}."
-    width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    parts = (width, kv_width, kv_width)
-    names = tuple(f"{source}self_attn.{name}_proj" for name in "qkv")
-    yield f"{layer.prefix}attn_norm", _norm_spec(config.hidden, f"{source}input_layernorm.weight")
-    # Merged, so that keys and values lie side by side in the product and one operation stores them.
-    yield from _linear_specs(f"{layer.prefix}qkv", config.hidden, names, parts, config.qkv_bias)
-    out = (f"{source}self_attn.o_proj",)
-    yield from _linear_specs(
-        f"{layer.prefix}attn_out",
-        width,
-        out,
-        (config.hidden,),
-        config.out_bias,
-    )
-    if config.qk_norm:
-        # One row a head, so that queries and keys are normalized together.
-        q, k = ((f"{source}self_attn.{name}_norm.weight",) for name in "qk")
+        )
+    yield "norm", _norm_spec(config, config.hidden, "model.norm")
+    for index, rope in enumerate(config.ropes):
         yield (
-            f"{layer.prefix}qk_norm",
+            f"rope.{index}",
+            ParamSpec(
+                shape=(config.max_position, 2, rope.dim // 2),
+                roles=frozenset((Role.ROPE,)),
+                dtype="float32",
+                compute=partial(_compute_rope, rope),
+                ignored=tuple(
+                    f"model.layers.{layer.index}.self_attn.rotary_emb.inv_freq"
+                    for layer in config.layers
+                ),
+            ),
+        )
+
+
+def _compute_rope(rope: Rope, config: ModelConfig, max_seq_len: int) -> Tensor:
+    """The rope table for `max_seq_len` positions.   returns: [max_seq_len, 2, dim / 2] float32"""
+    return rope_table(rope, max_seq_len, config.max_position)
+
+
+def _attention_parameters(
+    config: ModelConfig, layer: LayerConfig, names: TensorNames
+) -> NamedSpecs:
+    """Parameters of a layer's attention: q, k and v merged in this order."""
+    source, prefix = f"model.layers.{layer.index}.", layer.prefix
+    width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    turn = _transform_rows(config, layer)
+    if config.pre_norm:
+        yield f"{prefix}attn_norm", _norm_spec(config, config.hidden, f"{source}{names.attn_norm}")
+    # Merged, so that keys and values lie side by side in the product and one operation stores them.
+    yield from _linear_specs(
+        f"{prefix}qkv",
+        config.hidden,
+        tuple(f"{source}{name}" for name in names.qkv),
+        (width, kv_width, kv_width),
+        config.qkv_bias,
+        turn,
+    )
+    yield from _linear_specs(
+        f"{prefix}attn_out", width, (f"{source}{names.out}",), (config.hidden,), config.out_bias
+    )
+    if config.post_norm:
+        yield (
+            f"{prefix}attn_post_norm",
+            _norm_spec(config, config.hidden, f"{source}{names.attn_post_norm}"),
+        )
+    if config.qk_norm is QkNorm.WHOLE:
+        yield f"{prefix}q_norm", _norm_spec(config, width, f"{source}{names.q_norm}", turn)
+        yield f"{prefix}k_norm", _norm_spec(config, kv_width, f"{source}{names.k_norm}", turn)
+    if config.qk_norm is QkNorm.HEAD:
+        # One row a head, so that queries and keys are normalized together.
+        q, k = ((f"{source}{name}.weight",) for name in (names.q_norm, names.k_norm))
+        yield (
+            f"{prefix}qk_norm",
             ParamSpec(
                 shape=(config.heads + config.kv_heads, config.head_dim),
+                roles=frozenset((Role.HEAD_NORM,)),
                 sources=(q,) * config.heads + (k,) * config.kv_heads,
                 stacked=True,
-                dummy=1.0,
+                dummy=0.0 if config.norm_offset else 1.0,
+                dtype=_norm_dtype(config),
+                transform=_chain(_norm_transform(config), turn),
             ),
         )
 
 
-def _mlp_parameters(config: ModelConfig, layer: LayerConfig) -> NamedSpecs:
+def _mlp_parameters(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> NamedSpecs:
     """Parameters of a dense feed-forward part: gate and up merged in this order."""
-    source, inner = f"model.layers.{layer.index}.mlp.", config.intermediate
-    gate_up = (f"{source}gate_proj", f"{source}up_proj")
-    yield _mlp_norm_spec(config, layer)
+    source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, config.intermediate
+    yield from _mlp_norm_specs(config, layer, names)
     yield from _linear_specs(
-        f"{layer.prefix}gate_up",
+        f"{prefix}gate_up",
         config.hidden,
-        gate_up,
+        tuple(f"{source}{name}" for name in names.gate_up),
         (inner, inner),
         config.mlp_bias,
     )
-    down = (f"{source}down_proj",)
     yield from _linear_specs(
-        f"{layer.prefix}down",
-        inner,
-        down,
-        (config.hidden,),
-        config.mlp_bias,
+        f"{prefix}down", inner, (f"{source}{names.down}",), (config.hidden,), config.mlp_bias
     )
 
 
-def _moe_parameters(config: ModelConfig, layer: LayerConfig, experts: Experts) -> NamedSpecs:
+def _moe_parameters(
+    config: ModelConfig, layer: LayerConfig, experts: Experts, names: TensorNames
+) -> NamedSpecs:
     """Parameters of a mixture of experts, from one tensor an expert or from one for all."""
-    source, inner = f"model.layers.{layer.index}.mlp.", experts.intermediate
-    prefixes = [f"{source}experts.{expert}." for expert in range(experts.count)]
-    yield _mlp_norm_spec(config, layer)
-    router = (f"{source}gate",)
+    source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, experts.intermediate
+    each = [f"{source}{names.expert.format(expert)}" for expert in range(experts.count)]
+    yield from _mlp_norm_specs(config, layer, names)
     yield from _linear_specs(
-        f"{layer.prefix}router",
-        config.hidden,
-        router,
-        (experts.count,),
-        False,
+        f"{prefix}router", config.hidden, (f"{source}{names.router}",), (experts.count,), False
     )
+    if experts.choice_bias:
+        yield (
+            f"{prefix}router_bias",
+            ParamSpec(
+                # As it is stored; it is added to [tokens, experts].
+                shape=(1, experts.count),
+                sources=((f"{source}{names.router_bias}",),),
+                dtype="float32",
+            ),
+        )
     yield (
-        f"{layer.prefix}experts_gate_up",
+        f"{prefix}experts_gate_up",
         ParamSpec(
             shape=(experts.count, 2 * inner, config.hidden),
+            roles=frozenset((Role.EXPERTS,)),
             sources=tuple(
-                (f"{name}gate_proj.weight", f"{name}up_proj.weight") for name in prefixes
+                tuple(f"{name}{part}.weight" for part in names.expert_gate_up) for name in each
             ),
             stacked=True,
             parts=(inner, inner),
-            whole=f"{source}experts.gate_up_proj",
+            whole=f"{source}{names.whole_gate_up}",
         ),
     )
     yield (
-        f"{layer.prefix}experts_down",
+        f"{prefix}experts_down",
         ParamSpec(
             shape=(experts.count, config.hidden, inner),
-            sources=tuple((f"{name}down_proj.weight",) for name in prefixes),
+            roles=frozenset((Role.EXPERTS,)),
+            sources=tuple((f"{name}{names.expert_down}.weight",) for name in each),
             stacked=True,
-            whole=f"{source}experts.down_proj",
+            whole=f"{source}{names.whole_down}",
         ),
+    )
+    if experts.shared:
+        yield from _shared_expert_parameters(config, layer, experts, names)
+
+
+def _shared_expert_parameters(
+    config: ModelConfig, layer: LayerConfig, experts: Experts, names: TensorNames
+) -> NamedSpecs:
+    """Parameters of the expert that every token uses."""
+    source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, experts.shared
+    yield from _linear_specs(
+        f"{prefix}shared_gate_up",
+        config.hidden,
+        tuple(f"{source}{name}" for name in names.shared_gate_up),
+        (inner, inner),
+        config.mlp_bias,
+    )
+    down = (f"{source}{names.shared_down}",)
+    yield from _linear_specs(f"{prefix}shared_down", inner, down, (config.hidden,), config.mlp_bias)
+    if experts.shared_gate:
+        gate = (f"{source}{names.shared_gate}",)
+        yield from _linear_specs(f"{prefix}shared_gate", config.hidden, gate, (1,), False)
+
+
+def _mlp_norm_specs(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> NamedSpecs:
+    """The norms before and after a layer's feed-forward part."""
+    source, prefix = f"model.layers.{layer.index}.", layer.prefix
+    if config.pre_norm:
+        yield f"{prefix}mlp_norm", _norm_spec(config, config.hidden, f"{source}{names.mlp_norm}")
+    if config.post_norm:
+        yield (
+            f"{prefix}mlp_post_norm",
+            _norm_spec(config, config.hidden, f"{source}{names.mlp_post_norm}"),
+        )
+
+
+def _norm_spec(
+    config: ModelConfig, width: int, source: str, turn: _Transform | None = None
+) -> ParamSpec:
+    """A norm's weight."""
+    return ParamSpec(
+        shape=(width,),
+        roles=frozenset((Role.NORM,)),
+        sources=((f"{source}.weight",),),
+        dummy=0.0 if config.norm_offset else 1.0,
+        dtype=_norm_dtype(config),
+        transform=_chain(_norm_transform(config), turn),
     )
 
 
-def _mlp_norm_spec(config: ModelConfig, layer: LayerConfig) -> tuple[str, ParamSpec]:
-    """The norm before a layer's feed-forward part."""
-    source = f"model.layers.{layer.index}.post_attention_layernorm.weight"
-    return f"{layer.prefix}mlp_norm", _norm_spec(config.hidden, source)
+def _norm_dtype(config: ModelConfig) -> str | None:
+    """The type of norms' weights: 1 + w in 16 bits would lose most of w."""
+    return "float32" if config.wide_norms or config.norm_offset else None
 
 
-def _norm_spec(width: int, source: str) -> ParamSpec:
-    """A norm's weight."""
-    return ParamSpec(shape=(width,), sources=((source,),), dummy=1.0)
+def _norm_transform(config: ModelConfig) -> _Transform | None:
+    """What makes a norm's weight out of the stored one."""
+    return _add_one if config.norm_offset else None
+
+
+def _add_one(weight: Tensor) -> Tensor:
+    return weight.add_(1)
+
+
+def _transform_rows(config: ModelConfig, layer: LayerConfig) -> _Transform | None:
+    """What brings rows that are turned in neighbouring pairs into halves; None if they are."""
+    rope = None if layer.rope is None else config.ropes[layer.rope]
+    return (
+        None
+        if rope is None or not rope.interleaved
+        else partial(_pairs_to_halves, rope.dim, config.head_dim, config.heads + config.kv_heads)
+    )
+
+
+# Once, at load: which number of a query stands where changes no product with a key, as long as
+# both are reordered alike.
+def _pairs_to_halves(dim: int, head_dim: int, heads: int, rows: Tensor) -> Tensor:
+    """The rows of the first heads with neighbouring pairs brought into halves.
+
+    rows: [n, ...] or [heads, head_dim]    writes: rows
+    """
+    pairs = rows.view(-1, head_dim, *rows.shape[1:]) if rows.shape[1:] != (head_dim,) else rows
+    turned = pairs[:heads, :dim]
+    turned.copy_(torch.cat((turned[:, 0::2], turned[:, 1::2]), 1))
+    return rows
+
+
+def _chain(*transforms: _Transform | None) -> _Transform | None:
+    """The transforms one after the other; None where there are none."""
+    found = [transform for transform in transforms if transform is not None]
+    if not found:
+        return None
+
+    def apply(tensor: Tensor) -> Tensor:
+        for transform in found:
+            tensor = transform(tensor)
+        return tensor
+
+    return apply
 
 
 def _linear_specs(
@@ -169,11 +323,23 @@ def _linear_specs(
     sources: tuple[str, ...],
     parts: tuple[int, ...],
     bias: bool,
+    transform: _Transform | None = None,
 ) -> NamedSpecs:
     """A linear map of `width` inputs, its sources one above the other, and its bias if any."""
     rows = sum(parts)
+    # One source holds all parts already.
+    parts = parts if len(sources) > 1 else (rows,)
     weights = (tuple(f"{source}.weight" for source in sources),)
-    yield name, ParamSpec(shape=(rows, width), sources=weights, parts=parts)
+    roles = frozenset((Role.LINEAR,))
+    yield (
+        name,
+        ParamSpec(
+            shape=(rows, width), roles=roles, sources=weights, parts=parts, transform=transform
+        ),
+    )
     if bias:
         biases = (tuple(f"{source}.bias" for source in sources),)
-        yield f"{name}.bias", ParamSpec(shape=(rows,), sources=biases, parts=parts)
+        yield (
+            f"{name}.bias",
+            ParamSpec(shape=(rows,), roles=roles, sources=biases, parts=parts, transform=transform),
+        )

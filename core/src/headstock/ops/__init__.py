@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["fbgemm_ops", "fine_tier", "onednn_ops", "torch_ops"]
+__all__ = ["bound", "fbgemm_ops", "fine_tier", "onednn_ops", "torch_ops"]

@@ -10,8 +10,12 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.errors import CannotRun
-from headstock.ops.onednn_ops import LINEAR, OneDnnOps
-from headstock.spi import Weight
+from headstock.ops.onednn_ops import OneDnnOps
+from headstock.spi import Batch, ParamSpec, Role, Weight
+
+MULTIPLIED = frozenset((Role.LINEAR, Role.HEAD))
+USED = MULTIPLIED | {Role.EMBEDDING}
+"""The roles of weights that these operations keep in float16: products, and their look-up."""
 
 MAX_RELATIVE_LOSS = 4 * 2.0**-24
 """Four roundings of float32, in which a sum of n products may be off by n of them."""
@@ -63,13 +67,16 @@ class FbgemmOps(OneDnnOps):
                 "this torch cannot multiply float16 weights on this CPU; use --ops onednn or torch"
             ) from error
 
-    def prepare(self, name: str, weight: Weight) -> Weight:
+    def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
         """Linear maps, and a tied embedding, in float16 if they fit; others as `OneDnnOps` does."""
-        plain, part = weight.tensor, name.rpartition(".")[2]
-        if part not in (*LINEAR, "embed") or not fits_float16(plain):
-            return super().prepare(name, weight)
-        # An embedding too: a tied one is multiplied like a head.
-        max_small_tokens, is_looked_up = SMALL_PRODUCT // plain.numel(), part == "embed"
+        plain = weight.tensor
+        if not spec.roles <= USED or not spec.roles & MULTIPLIED or not fits_float16(plain):
+            return super().prepare(spec, weight)
+        # A tied embedding too: it is multiplied like a head.
+        max_small_tokens, is_looked_up = (
+            SMALL_PRODUCT // plain.numel(),
+            Role.EMBEDDING in spec.roles,
+        )
         further = is_looked_up + (max_small_tokens > 0)
         return HalfWeight(
             tensor=plain.to("cpu" if is_looked_up else "meta", torch.float16),
@@ -84,10 +91,10 @@ class FbgemmOps(OneDnnOps):
             max_small_tokens=max_small_tokens,
         )
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
         """x W^T + b, by the packed weight where it is one."""
         if not isinstance(weight, HalfWeight):
-            return super().linear(x, weight)
+            return super().linear(x, weight, batch)
         # One thread: the 24 maps of one token take 0.43 ms so, and 0.74 by the other kernel.
         if x.shape[0] <= weight.max_small_tokens:
             assert weight.one_thread_weight is not None, (

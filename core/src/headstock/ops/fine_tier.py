@@ -5,59 +5,64 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import torch
-from attrs import frozen
 from torch import Tensor
 
 from headstock.nn.kv import kv_cells
 from headstock.nn.rope import CosSin
-from headstock.spi import Batch, Experts, LayerConfig, ModelConfig, Ops, Params, Stream, Weight
-
-
-@frozen(eq=False)
-class ResidualStream:
-    """The residual sum, which layers add to in place, and what the layers of a step share.
-
-    hidden: [tokens, hidden]    cells: one a KV group, [tokens, 2] int64, where keys and values go
-    """
-
-    hidden: Tensor
-    cos_sin: CosSin
-    cells: tuple[Tensor, ...]
+from headstock.spi import (
+    Activation,
+    Batch,
+    Experts,
+    LayerConfig,
+    ModelConfig,
+    Ops,
+    Params,
+    QkNorm,
+    Stream,
+    Weight,
+)
 
 
 class FineTierOps(Ops):
     """The operations of a decoder, composed of finer ones that a subclass supplies.
 
-    `TorchOps` defines what the finer ones mean. A subclass may replace any of either tier.
+    `TorchOps` defines what the finer ones mean. Compositions serve every variant. A subclass that
+    replaces one says by `takes` where it serves; elsewhere the composition stays.
     """
+
+    def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
+        """No: nothing is fused here."""
+        return False
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
         """`x` normalized over its last dimension, times the weight.
 
-        x, result: [tokens, hidden]
+        A weight in float32 multiplies before a result in 16 bits is rounded.
+        x, result: [tokens, n]    weight: [n], of role NORM
         """
 
     @abstractmethod
     def head_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
-        """Each head normalized by itself.
+        """Each head normalized by itself; else as `rms_norm`.
 
         x, result: [tokens, heads, head_dim]
-        weight: [heads, head_dim]
+        weight: [heads, head_dim], of role HEAD_NORM
         """
 
     @abstractmethod
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
         """`x` through a linear map.
 
         x: [tokens, in]
-        weight: [out, in]
+        weight: [out, in], of role LINEAR or HEAD
+        batch: the step's, whose tokens are those of `x`; None for scores, whose rows are positions
         returns: [tokens, out]
         """
 
     @abstractmethod
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(first half) times the second half.
+    def activate_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """The activation of the first half, times the second half.
 
         gate_up: [tokens, 2 * n]
         returns: [tokens, n]
@@ -65,7 +70,7 @@ class FineTierOps(Ops):
 
     @abstractmethod
     def rotate_(self, x: Tensor, cos_sin: CosSin, out: Tensor) -> None:
-        """Turn heads by their positions.
+        """Turn heads, or their first part, by their positions.
 
         x: [tokens, heads, head_dim]
         writes: out, of the same shape; it may be `x`
@@ -80,12 +85,27 @@ class FineTierOps(Ops):
         """
 
     @abstractmethod
-    def mix_experts(
-        self, x: Tensor, scores: Tensor, experts: Experts, gate_up: Weight, down: Weight
-    ) -> Tensor:
-        """What the experts that `scores` favour make of each token.
+    def route(self, scores: Tensor, experts: Experts, bias: Weight | None) -> tuple[Tensor, Tensor]:
+        """The weights and numbers of each token's experts.
 
-        x, result: [tokens, hidden]    scores: [tokens, experts]
+        scores: [tokens, experts]    bias: [experts] float32, of role RAW, if the experts have one
+        returns: [tokens, per_token] in the dtype of `scores`, [tokens, per_token] int64
+        """
+
+    @abstractmethod
+    def mix_experts(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        activation: Activation,
+        batch: Batch,
+    ) -> Tensor:
+        """The weighted sum of what each token's experts make of it.
+
+        x, result: [tokens, hidden]    weights, ids: [tokens, per_token]
         """
 
     @abstractmethod
@@ -93,44 +113,44 @@ class FineTierOps(Ops):
         """The tokens' embeddings.
 
         tokens: [tokens] int64
-        weight: [vocab, hidden]
+        weight: [vocab, hidden], of role EMBEDDING
         returns: [tokens, hidden]
         """
 
     def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
         """The stream at the batch's tokens."""
         hidden = self.lookup(batch.tokens, params["embed"])
-        cos_sin = CosSin.at_positions(params["rope"].tensor, batch.positions, hidden.dtype)
-        page_sizes = [batch.pools[group.layers[0]].shape[2] for group in config.kv_groups]
-        # Cells and rotations are worked out once a step, since all layers of a group use the same.
-        return ResidualStream(hidden, cos_sin, tuple(map(kv_cells, batch.slots, page_sizes)))
+        if config.embedding_scale != 1:
+            # Rounded as a number of the embeddings' type, which is how such models were trained.
+            hidden.mul_(torch.tensor(config.embedding_scale, dtype=hidden.dtype).item())
+        return Stream(hidden)
 
     def qkv_rope_store(
-        self,
-        x: Stream,
-        params: Params,
-        config: ModelConfig,
-        layer: LayerConfig,
-        batch: Batch,
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Tensor:
         """Queries of the layer.
 
         returns: [tokens, heads, head_dim]
-        writes: batch.pools[layer.index]
+        writes: x; batch.pools[layer.index]
         """
-        turned, both = config.heads + config.kv_heads, 2 * config.kv_heads
-        normed = self.rms_norm(x.hidden, params[f"{layer.prefix}attn_norm"], config.norm_eps)
-        qkv = self.linear(normed, params[f"{layer.prefix}qkv"])
-        qkv = qkv.view(-1, config.heads + both, config.head_dim)
+        prefix, turned = layer.prefix, config.heads + config.kv_heads
+        normed = self._normalize(x, params, config, f"{prefix}attn_norm")
+        qkv = self.linear(normed, params[f"{prefix}qkv"], batch)
+        qkv = qkv.view(-1, turned + config.kv_heads, config.head_dim)
         qk = heads = qkv[:, :turned]
-        if config.qk_norm:
+        if config.qk_norm is QkNorm.HEAD:
             # Queries and keys in one norm: the weight has a row a head.
-            heads = self.head_norm(qk, params[f"{layer.prefix}qk_norm"], config.norm_eps)
-        # Turned in place, so that keys and values stay side by side and are stored by one
-        # operation.
-        self.rotate_(heads, x.cos_sin, qk)
+            heads = self.head_norm(qk, params[f"{prefix}qk_norm"], config.norm_eps)
+        elif config.qk_norm is QkNorm.WHOLE:
+            heads = self._normalize_whole(qk, params, config, prefix)
+        if layer.rope is not None:
+            # Turned in place, so that keys and values stay side by side and are stored by one
+            # operation.
+            self.rotate_(heads, _rotations(x, params, layer.rope, batch), qk)
+        elif heads is not qk:
+            qk.copy_(heads)
         kv = qkv[:, config.heads :].view(-1, 2, config.kv_heads, config.head_dim)
-        self.store_kv_(batch.pools[layer.index], x.cells[layer.group], kv)
+        self.store_kv_(batch.pools[layer.index], _cells(x, layer, batch), kv)
         return qkv[:, : config.heads]
 
     def attn_out(
@@ -147,51 +167,120 @@ class FineTierOps(Ops):
         attention: [tokens, heads, head_dim]
         writes: x
         """
-        x.hidden.add_(
-            self.all_reduce(self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"]))
-        )
-        return x
+        out = self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"], batch)
+        return self._add(x, out, params, config, f"{layer.prefix}attn_post_norm")
 
     def mlp(
-        self,
-        x: Stream,
-        params: Params,
-        config: ModelConfig,
-        layer: LayerConfig,
-        batch: Batch,
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Stream:
         """The stream with the layer's feed-forward part added.   writes: x"""
-        normed = self.rms_norm(x.hidden, params[f"{layer.prefix}mlp_norm"], config.norm_eps)
-        inner = self.silu_and_mul(self.linear(normed, params[f"{layer.prefix}gate_up"]))
-        x.hidden.add_(self.all_reduce(self.linear(inner, params[f"{layer.prefix}down"])))
-        return x
+        prefix = layer.prefix
+        normed = self._normalize(x, params, config, f"{prefix}mlp_norm")
+        gate_up = self.linear(normed, params[f"{prefix}gate_up"], batch)
+        inner = self.activate_and_mul(gate_up, config.activation)
+        out = self.linear(inner, params[f"{prefix}down"], batch)
+        return self._add(x, out, params, config, f"{prefix}mlp_post_norm")
 
     def moe(
-        self,
-        x: Stream,
-        params: Params,
-        config: ModelConfig,
-        layer: LayerConfig,
-        batch: Batch,
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Stream:
         """The stream with the layer's mixture of experts added.   writes: x"""
         assert layer.experts is not None
-        normed = self.rms_norm(x.hidden, params[f"{layer.prefix}mlp_norm"], config.norm_eps)
-        scores = self.linear(normed, params[f"{layer.prefix}router"])
-        gate_up, down = (
-            params[f"{layer.prefix}experts_gate_up"],
-            params[f"{layer.prefix}experts_down"],
+        prefix, experts = layer.prefix, layer.experts
+        normed = self._normalize(x, params, config, f"{prefix}mlp_norm")
+        scores = self.linear(normed, params[f"{prefix}router"], batch)
+        weights, ids = self.route(scores, experts, params.get(f"{prefix}router_bias"))
+        out = self.mix_experts(
+            normed,
+            weights,
+            ids,
+            params[f"{prefix}experts_gate_up"],
+            params[f"{prefix}experts_down"],
+            config.activation,
+            batch,
         )
-        x.hidden.add_(
-            self.all_reduce(self.mix_experts(normed, scores, layer.experts, gate_up, down))
-        )
-        return x
+        if experts.shared:
+            out = out.add_(self._run_shared_expert(normed, params, config, layer, batch))
+        return self._add(x, out, params, config, f"{prefix}mlp_post_norm")
 
     def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
-        """The normalized hidden states.   returns: [tokens, hidden]"""
-        return self.rms_norm(x.hidden, params["norm"], config.norm_eps)
+        """The normalized hidden states.   returns: [tokens, hidden]    writes: x"""
+        return self.rms_norm(x.settle(), params["norm"], config.norm_eps)
 
     def lm_head(self, params: Params, config: ModelConfig, hidden: Tensor) -> Tensor:
-        """Scores.   hidden: [n, hidden]    returns: [n, vocab] float32"""
-        head = params["embed" if config.tied_embeddings else "lm_head"]
-        return self.all_gather(self.linear(hidden, head)).to(torch.float32)
+        """Scores, scaled and bounded as `config.head` says.
+
+        hidden: [n, hidden]    returns: [n, vocab] float32
+        """
+        weight = params["embed" if config.tied_embeddings else "lm_head"]
+        scores = self.all_gather(self.linear(hidden, weight, None)).to(torch.float32)
+        if config.head.scale != 1:
+            scores.mul_(config.head.scale)
+        if config.head.softcap:
+            scores.div_(config.head.softcap).tanh_().mul_(config.head.softcap)
+        return scores
+
+    def _normalize(self, x: Stream, params: Params, config: ModelConfig, name: str) -> Tensor:
+        """What a part of a layer computes on: the stream, normalized if a norm comes before.
+
+        writes: x
+        """
+        total = x.settle()
+        return self.rms_norm(total, params[name], config.norm_eps) if config.pre_norm else total
+
+    def _add(
+        self, x: Stream, out: Tensor, params: Params, config: ModelConfig, post_norm: str
+    ) -> Stream:
+        """The stream with what a part of a layer gives added.   writes: x"""
+        out = self.all_reduce(out)
+        if config.post_norm:
+            out = self.rms_norm(out, params[post_norm], config.norm_eps)
+        x.settle().add_(out, alpha=config.residual_scale)
+        return x
+
+    def _normalize_whole(
+        self, qk: Tensor, params: Params, config: ModelConfig, prefix: str
+    ) -> Tensor:
+        """Queries normalized together, and keys.   qk, result: [tokens, heads, head_dim]"""
+        parts = zip((qk[:, : config.heads], qk[:, config.heads :]), "qk", strict=True)
+        return torch.cat(
+            [
+                self.rms_norm(part.flatten(1), params[f"{prefix}{name}_norm"], config.norm_eps)
+                for part, name in parts
+            ],
+            1,
+        ).view(qk.shape)
+
+    def _run_shared_expert(
+        self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Tensor:
+        """What the expert that every token uses makes of `x` [tokens, hidden], times its gate."""
+        prefix = layer.prefix
+        gate_up = self.linear(x, params[f"{prefix}shared_gate_up"], batch)
+        inner = self.activate_and_mul(gate_up, config.activation)
+        out = self.linear(inner, params[f"{prefix}shared_down"], batch)
+        assert layer.experts is not None
+        if layer.experts.shared_gate:
+            out = out * self.linear(x, params[f"{prefix}shared_gate"], batch).sigmoid()
+        return out
+
+
+# Worked out once a step, since all layers of a rope or a KV group use the same.
+def _rotations(x: Stream, params: Params, rope: int, batch: Batch) -> CosSin:
+    """The rotations of the step's tokens.   writes: x.shared"""
+    found: CosSin | None = x.shared.get(("rope", rope))
+    if found is None:
+        table = params[f"rope.{rope}"].tensor
+        found = CosSin.at_positions(table, batch.positions, x.total.dtype)
+        x.shared["rope", rope] = found
+    return found
+
+
+def _cells(x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
+    """Where the step's keys and values go in pools of the layer's group.   writes: x.shared"""
+    found: Tensor | None = x.shared.get(("cells", layer.group))
+    if found is None:
+        page_size = batch.pools[layer.index].shape[2]
+        found = kv_cells(batch.slots[layer.group], page_size)
+        x.shared["cells", layer.group] = found
+    return found

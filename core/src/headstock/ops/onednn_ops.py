@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from attrs import evolve
+from attrs import frozen
 from torch import Tensor
 
 from headstock.errors import CannotRun
 from headstock.nn.norm import norm_by_length
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Params, Weight
-
-LINEAR = ("qkv", "attn_out", "gate_up", "down", "router", "lm_head")
-"""The last parts of the names of parameters that are used by `linear` and by nothing else."""
-
-NORMS = ("attn_norm", "qk_norm", "mlp_norm", "norm")
-"""Likewise by `rms_norm` and `head_norm`."""
+from headstock.spi import Batch, Params, ParamSpec, Role, Weight
 
 TYPICAL_TOKENS = 32
 """The batch that the packing is laid out for; it serves any."""
@@ -31,6 +25,11 @@ Measured with oneDNN 3.12 on AVX-512, where it is 570 KiB for any number of rows
 """
 
 
+@frozen(kw_only=True, eq=False)
+class LengthWeight(Weight):
+    """A norm's weight times sqrt(n), for `norm_by_length`."""
+
+
 class OneDnnOps(TorchOps):
     """`TorchOps` with the weights of linear maps packed once, at load, instead of in every product.
 
@@ -42,13 +41,14 @@ class OneDnnOps(TorchOps):
             raise CannotRun("this build of torch has no oneDNN; use --ops torch")
         self.floors: dict[tuple[int, float], Tensor] = {}
 
-    def prepare(self, name: str, weight: Weight) -> Weight:
+    def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
         """Linear maps packed, weights of norms times sqrt(n); others as they are."""
-        plain, part = weight.tensor, name.rpartition(".")[2]
+        plain = weight.tensor
         # For norms by length: 4.5 us for a row of 256, where `F.rms_norm` takes 9.7.
-        if part in NORMS:
-            return evolve(weight, tensor=plain * plain.shape[-1] ** 0.5)
-        if part not in LINEAR:
+        if spec.roles <= {Role.NORM, Role.HEAD_NORM}:
+            return LengthWeight(tensor=plain * plain.shape[-1] ** 0.5)
+        # A tied embedding is looked up too, which needs the plain weight.
+        if not spec.roles <= {Role.LINEAR, Role.HEAD}:
             return weight
         # Once, at load: `F.linear` has the BLAS library lay a plain weight out anew in every
         # product.
@@ -57,10 +57,15 @@ class OneDnnOps(TorchOps):
 
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
         """See `headstock.nn.norm.norm_by_length`."""
+        # A weight without the role of a norm was not prepared for one.
+        if not isinstance(weight, LengthWeight):
+            return super().rms_norm(x, weight, eps)
         return norm_by_length(x, weight.tensor, self.floor(x.shape[-1], eps))
 
     def head_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
         """See `headstock.nn.norm.norm_by_length`."""
+        if not isinstance(weight, LengthWeight):
+            return super().head_norm(x, weight, eps)
         return norm_by_length(x, weight.tensor, self.floor(x.shape[-1], eps))
 
     def floor(self, n: int, eps: float) -> Tensor:
@@ -73,7 +78,7 @@ class OneDnnOps(TorchOps):
             floor = self.floors[n, eps] = torch.tensor((n * eps) ** 0.5)
         return floor
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
         """x W^T + b, by the packed weight where it is one (a tied embedding is not)."""
         # A tied embedding stays plain, because looking tokens up needs that.
         if not weight.tensor.is_mkldnn:

@@ -6,13 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headstock.nn.kv import store_kv_
-from headstock.nn.mlp import silu_and_mul
+from headstock.nn.mlp import activate_and_mul
 from headstock.nn.moe import mix_experts, route
 from headstock.nn.norm import head_norm, rms_norm
 from headstock.nn.rope import CosSin, rotate_
 from headstock.nn.sampler import sample
 from headstock.ops.fine_tier import FineTierOps
-from headstock.spi import Experts, Sample, Sampling, Weight
+from headstock.spi import Activation, Batch, Experts, Sample, Sampling, Weight
 
 
 class TorchOps(FineTierOps):
@@ -26,13 +26,13 @@ class TorchOps(FineTierOps):
         """See `headstock.nn.norm.head_norm`."""
         return head_norm(x, weight.tensor, eps)
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
         """x W^T + b.   x: [tokens, in]    weight: [out, in]    returns: [tokens, out]"""
         return F.linear(x, weight.tensor, weight.bias)
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """See `headstock.nn.mlp.silu_and_mul`."""
-        return silu_and_mul(gate_up)
+    def activate_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """See `headstock.nn.mlp.activate_and_mul`."""
+        return activate_and_mul(gate_up, activation)
 
     def rotate_(self, x: Tensor, cos_sin: CosSin, out: Tensor) -> None:
         """See `headstock.nn.rope.rotate_`."""
@@ -42,11 +42,22 @@ class TorchOps(FineTierOps):
         """See `headstock.nn.kv.store_kv_`."""
         store_kv_(pool, cells, kv)
 
+    def route(self, scores: Tensor, experts: Experts, bias: Weight | None) -> tuple[Tensor, Tensor]:
+        """See `headstock.nn.moe.route`."""
+        return route(scores, experts, None if bias is None else bias.tensor)
+
     def mix_experts(
-        self, x: Tensor, scores: Tensor, experts: Experts, gate_up: Weight, down: Weight
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        activation: Activation,
+        batch: Batch,
     ) -> Tensor:
-        """See `headstock.nn.moe`."""
-        return mix_experts(x, *route(scores, experts), gate_up.tensor, down.tensor)
+        """See `headstock.nn.moe.mix_experts`."""
+        return mix_experts(x, weights, ids, gate_up.tensor, down.tensor, activation)
 
     def lookup(self, tokens: Tensor, weight: Weight) -> Tensor:
         """Rows of the weight.   tokens: [tokens] int64    returns: [tokens, hidden]"""

@@ -27,9 +27,26 @@ from headstock.spi.command import CommandSpec
 from headstock.spi.environment import DeviceEnv, DeviceRange
 from headstock.spi.int_set import IntSet
 from headstock.spi.kv import FullKV, KVGroup, LatentKV, Layout, LayoutKind, StateKV, StateTensor
-from headstock.spi.model import Attend, Model, ModelSpec, ParamSpec
-from headstock.spi.model_config import Experts, LayerConfig, ModelConfig, Rope
-from headstock.spi.ops import Ops, OpsCapabilities, OpsSpec, Params, Stream, Weight
+from headstock.spi.model import Attend, Model, ModelSpec, ParamSpec, Role
+from headstock.spi.model_config import (
+    Activation,
+    Experts,
+    Head,
+    LayerConfig,
+    ModelConfig,
+    QkNorm,
+    Rope,
+)
+from headstock.spi.ops import (
+    LAYER_OPERATIONS,
+    OPERATIONS,
+    Ops,
+    OpsCapabilities,
+    OpsSpec,
+    Params,
+    Stream,
+    Weight,
+)
 from headstock.spi.plugin import PluginSpec, Rejection, Require
 from headstock.spi.runner import (
     AttendInto,
@@ -44,11 +61,15 @@ from headstock.spi.runner import (
     RunnerSpec,
 )
 from headstock.spi.scheduler import Budget, ScheduleDecision, ScheduleFunction, SchedulerSpec, View
+from headstock.spi.variants import Variant, find_variants
 from headstock.spi.versions import RESERVED, SPI, SpiRange
 
 __all__ = [
+    "LAYER_OPERATIONS",
+    "OPERATIONS",
     "RESERVED",
     "SPI",
+    "Activation",
     "Attend",
     "AttendInto",
     "AttentionBackend",
@@ -74,6 +95,7 @@ __all__ = [
     "Feature",
     "FullKV",
     "GraphSupport",
+    "Head",
     "Inserted",
     "IntSet",
     "KVGroup",
@@ -96,8 +118,10 @@ __all__ = [
     "PluginSpec",
     "Program",
     "PromptStep",
+    "QkNorm",
     "Rejection",
     "Require",
+    "Role",
     "Rope",
     "RowTables",
     "Runner",
@@ -112,6 +136,8 @@ __all__ = [
     "StateKV",
     "StateTensor",
     "Stream",
+    "Variant",
     "View",
     "Weight",
+    "find_variants",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -17,11 +18,31 @@ if TYPE_CHECKING:
     from headstock.spi.ops import Ops, Params
 
 
+class Role(Enum):
+    """Which operations use a parameter, and so what `Ops.prepare` may make of it.
+
+    LINEAR: `linear` alone          EMBEDDING: the look-up of tokens
+    HEAD: `linear`, for scores      NORM, HEAD_NORM: `rms_norm`, `head_norm`
+    EXPERTS: `mix_experts`          ROPE: a table of rotations
+    RAW: the model's own code; it stays as it is
+    """
+
+    LINEAR = "linear"
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    NORM = "norm"
+    HEAD_NORM = "head-norm"
+    EXPERTS = "experts"
+    ROPE = "rope"
+    RAW = "raw"
+
+
 @frozen(kw_only=True)
 class ParamSpec:
     """One parameter and the checkpoint tensors that it is made of.
 
     shape: as the model uses it
+    roles: who uses it; several for a tied embedding
     sources: rows of checkpoint names; names in a row are concatenated on their first dimension
     stacked: whether the rows are stacked on a new first dimension
     dtype: a torch name; None for the model's
@@ -32,11 +53,14 @@ class ParamSpec:
     ignored: names that the checkpoint may have and that are not read
     copies: names that may hold the first source once more
     dummy: what dummy weights hold everywhere; None for noise
+    transform: makes the tensor out of the one that the sources make, which it may write; of the
+        same shape and dtype
 
     A parameter named `NAME.bias` becomes the bias in NAME's `Weight`.
     """
 
     shape: tuple[int, ...]
+    roles: frozenset[Role] = frozenset((Role.RAW,))
     sources: tuple[tuple[str, ...], ...] = ()
     stacked: bool = False
     dtype: str | None = None
@@ -46,6 +70,7 @@ class ParamSpec:
     ignored: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     dummy: float | None = None
+    transform: Callable[[Tensor], Tensor] | None = None
 
 
 Attend = Callable[["Tensor", int], "Tensor"]
@@ -62,13 +87,14 @@ class Model:
     config(hf): reads a parsed config.json; raises ValueError with a reason when it cannot be served
     params(config): declares the parameters by name
     forward(params, config, batch, attend, ops): hidden states [tokens, hidden]
-    logits(params, config, hidden, ops): float32 scores [n, vocab]
+    logits(params, config, hidden, ops): float32 scores [n, vocab] of `hidden` [n, hidden], which
+        are what is sampled from; None for `Ops.lm_head`, which applies `ModelConfig.head`
     """
 
     config: Callable[[Mapping[str, Any]], ModelConfig]
     params: Callable[[ModelConfig], Mapping[str, ParamSpec]]
     forward: Callable[[Params, ModelConfig, Batch, Attend, Ops], Tensor]
-    logits: Callable[[Params, ModelConfig, Tensor, Ops], Tensor]
+    logits: Callable[[Params, ModelConfig, Tensor, Ops], Tensor] | None = None
 
 
 @frozen(kw_only=True)

@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from attrs import field, frozen
+from attrs.validators import instance_of
 
 from headstock.spi.attention import Feature
 from headstock.spi.kv import KVGroup
+
+
+class Activation(Enum):
+    """What the gate of a feed-forward part goes through. GELU_TANH is gelu by its approximation."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+
+
+class QkNorm(Enum):
+    """Which norm queries and keys have before they are turned.
+
+    HEAD: each head by itself
+    WHOLE: all heads of queries together, and all of keys
+    """
+
+    NONE = "none"
+    HEAD = "head"
+    WHOLE = "whole"
 
 
 @frozen(kw_only=True)
@@ -16,30 +38,52 @@ class Rope:
     """Rotary positions.
 
     theta: the base of the frequencies
-    dim: how many elements of a head are rotated
+    dim: how many elements of a head, its first, are rotated
     scaling: its name in config.json; `parameters` are its own numbers there
+    interleaved: whether the checkpoint's rows pair neighbours; loading brings them into halves
     """
 
     theta: float
     dim: int
     scaling: str = "default"
     parameters: Mapping[str, Any] = field(factory=dict, hash=False)
+    interleaved: bool = False
 
 
 @frozen(kw_only=True)
 class Experts:
-    """A mixture of experts.
+    """A mixture of experts: a softmax over all of them, of which a token uses the best.
 
     count: experts of a layer
     per_token: experts of a token
     intermediate: the width of an expert
     renormalize: whether a token's weights are divided by their sum
+    norm_floor: the least that they are divided by
+    choice_bias: whether a bias is added where experts are chosen, not where they are weighed
+    shared: the width of the expert that every token uses; 0 for none
+    shared_gate: whether what it gives is multiplied by the sigmoid of a map of the token
     """
 
     count: int
     per_token: int
     intermediate: int
     renormalize: bool
+    norm_floor: float = 0.0
+    choice_bias: bool = False
+    shared: int = 0
+    shared_gate: bool = False
+
+
+@frozen(kw_only=True)
+class Head:
+    """What happens to a product with the output matrix before it is a score.
+
+    scale: it is multiplied by it
+    softcap: the bound of scores, `softcap * tanh(score / softcap)`; 0 for none
+    """
+
+    scale: float = 1.0
+    softcap: float = 0.0
 
 
 @frozen(kw_only=True)
@@ -49,6 +93,7 @@ class LayerConfig:
     prefix: begins the names of its parameters
     group: its KV group
     scale, window, softcap: as in `LayerInfo`
+    rope: which of `ModelConfig.ropes`; None for a layer that turns nothing
     experts: None for a dense layer
     """
 
@@ -58,6 +103,7 @@ class LayerConfig:
     scale: float
     window: int | None = None
     softcap: float = 0.0
+    rope: int | None = 0
     experts: Experts | None = None
 
 
@@ -65,6 +111,13 @@ class LayerConfig:
 class ModelConfig:
     """A decoder as data: shapes, differences between layers, and KV groups. Sizes are in elements.
 
+    norm_offset: whether the checkpoint's norms hold w for a weight of 1 + w
+    wide_norms: whether norms multiply by their weights before they round; so do those with an
+        offset
+    pre_norm: whether a norm comes before attention and before the feed-forward part
+    post_norm: whether one comes after each, before its result is added
+    embedding_scale: embeddings are multiplied by it, rounded to their type
+    residual_scale: what attention and the feed-forward part give is multiplied by it
     ignored_fields: fields of config.json that may matter to its author and that the family does not
         read
     """
@@ -78,15 +131,22 @@ class ModelConfig:
     intermediate: int
     norm_eps: float
     max_position: int
-    rope: Rope
+    ropes: tuple[Rope, ...]
     layers: tuple[LayerConfig, ...]
     kv_groups: tuple[KVGroup, ...]
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QkNorm = field(default=QkNorm.NONE, validator=instance_of(QkNorm))
+    norm_offset: bool = False
+    wide_norms: bool = False
+    pre_norm: bool = True
+    post_norm: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    head: Head = field(default=Head(), validator=instance_of(Head))
     tied_embeddings: bool = False
-    activation: str = "silu"
+    activation: Activation = field(default=Activation.SILU, validator=instance_of(Activation))
     dtype: str = "float32"
     eos_ids: tuple[int, ...] = ()
     features: frozenset[Feature] = frozenset()

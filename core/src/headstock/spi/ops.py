@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import define, field, frozen
 from attrs.validators import instance_of
 
 from headstock.spi.environment import DeviceRange
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headstock.spi.batch import Batch, Sample, Sampling
+    from headstock.spi.model import ParamSpec
     from headstock.spi.model_config import LayerConfig, ModelConfig
 
 
@@ -33,11 +34,38 @@ class Weight:
 
 Params = Mapping[str, Weight]
 
-Stream = Any
-"""The residual stream, of whatever type `embed` returns.
+LAYER_OPERATIONS = ("qkv_rope_store", "attn_out", "mlp", "moe")
+OPERATIONS = ("embed", *LAYER_OPERATIONS, "final_norm", "lm_head", "lm_head_sample")
+"""The operations that `Ops.takes` is asked about: those of a layer, and all in a step's order."""
 
-A model only hands it on. So an ops plugin may delay an addition, to fuse it with the next norm.
-"""
+
+@define(eq=False)
+class Stream:
+    """The residual stream between two operations: `total + pending`.
+
+    Operations may write to it and hand it on, so a model keeps no earlier one.
+
+    total: [tokens, hidden]
+    pending: [tokens, hidden], the last term, which the next operation adds; None when it is added
+    normed: [tokens, hidden], the first norm of the total if `embed` made it; only while nothing
+        has been added
+    shared: what operations work out once in a step and use in every layer, by a key of their own
+    """
+
+    # A term may wait, so that one kernel adds it and normalizes the sum. The record is core's, so
+    # that fused and composed operations, of which one waits and the other adds, meet in a forward.
+    total: Tensor
+    pending: Tensor | None = None
+    normed: Tensor | None = None
+    shared: dict[Hashable, Any] = field(factory=dict)
+
+    def settle(self) -> Tensor:
+        """The whole stream, [tokens, hidden].   writes: self and its total; nothing pends then"""
+        if self.pending is not None:
+            self.total.add_(self.pending)
+            self.pending = None
+        self.normed = None
+        return self.total
 
 
 @frozen(kw_only=True)
@@ -63,10 +91,23 @@ class Ops(ABC):
     norm, lm_head, rope.
     """
 
+    @abstractmethod
+    def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
+        """Whether this set's own `operation` (one of `OPERATIONS`) serves the layer.
+
+        Core asks once for each operation and layer, before weights load; layer is None outside
+        layers. Where the answer is no, the fine operations of `FineTierOps` do the work.
+        `headstock.spi.find_variants` says what the operation must do beyond a plain decoder. A set
+        that compares them with those it knows stays right when a model brings others.
+        """
+
     # BLAS lays a plain weight out for its kernels anew in every product, though inference uses the
     # same one in every step (docs/decisions/0007-onednn-ops.md).
-    def prepare(self, name: str, weight: Weight) -> Weight:
-        """The parameter as these operations need it (packed, transposed); called once, at load."""
+    def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
+        """The parameter as these operations need it (packed, transposed); called once, at load.
+
+        `spec.roles` says which operations will use it: prepare a weight for all of them.
+        """
         return weight
 
     @abstractmethod
@@ -113,7 +154,10 @@ class Ops(ABC):
 
     @abstractmethod
     def lm_head(self, params: Params, config: ModelConfig, hidden: Tensor) -> Tensor:
-        """Scores.   hidden: [n, hidden]    returns: [n, vocab] float32"""
+        """Scores, scaled and bounded as `config.head` says.
+
+        hidden: [n, hidden]    returns: [n, vocab] float32
+        """
 
     @abstractmethod
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:

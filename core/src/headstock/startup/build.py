@@ -20,6 +20,7 @@ from headstock.errors import CannotRun, format_count
 from headstock.execution.abstract_executor import Executor
 from headstock.execution.buffers import Buffers, allocate_buffers
 from headstock.logs import log_event
+from headstock.ops.bound import OperationTable
 from headstock.ops.onednn_ops import kernel_bytes
 from headstock.scheduler import Limits
 from headstock.spi import (
@@ -54,7 +55,12 @@ from headstock.startup.profile_run import (
     slow_notice,
 )
 from headstock.startup.scheduler_limits import make_limits
-from headstock.startup.select import SelectedPlugins, check_plugin_options, select_plugins
+from headstock.startup.select import (
+    SelectedPlugins,
+    bind_operations,
+    check_plugin_options,
+    select_plugins,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -78,6 +84,7 @@ class EngineBuild:
     model: ModelConfig
     parts: SelectedPlugins
     terms: Terms
+    operations: OperationTable
     memory: MemoryPlan
     limits: Limits
     executor: Executor
@@ -104,6 +111,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
     parts = select_plugins(config, env, needs)
     check_plugin_options(config, parts)
     terms = negotiate_terms(config, parts, model, dtype, env)
+    parts, operations = bind_operations(parts, model)
     free = free_bytes(device)
     params = load_onto_device(
         config,
@@ -164,6 +172,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         model=model,
         parts=parts,
         terms=terms,
+        operations=operations,
         memory=memory,
         limits=attrs.evolve(limits, schedule=faults.wrap_scheduler(limits.schedule)),
         executor=_watch_free_pages(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from headstock import registry
 from headstock.config import EngineConfig
@@ -23,12 +23,14 @@ from headstock.errors import (
 from headstock.execution.abstract_executor import Executor
 from headstock.execution.executor import LocalExecutor
 from headstock.logs import log_event
+from headstock.ops.bound import BoundOps, OperationTable
 from headstock.spi import (
     AttentionCapabilities,
     AttentionSpec,
     CacheSpec,
     DeviceEnv,
     GraphSupport,
+    ModelConfig,
     Ops,
     OpsSpec,
     Phase,
@@ -162,6 +164,17 @@ def find_executor(name: str) -> MakeExecutor:
             f"{', '.join(EXECUTORS)}{suggest_name(name, EXECUTORS)}"
         )
     return EXECUTORS[name]
+
+
+def bind_operations(
+    parts: SelectedPlugins, model: ModelConfig
+) -> tuple[SelectedPlugins, OperationTable]:
+    """Bind the operations to the model: each is the set's own or composed, by layer.
+
+    raises: CannotRun, PluginBroken
+    """
+    bound = BoundOps(parts.ops.name, parts.operations, model)
+    return evolve(parts, operations=bound), bound.table
 
 
 def _needs_graphs(spec: RunnerSpec) -> bool:

@@ -68,7 +68,15 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         kv_tokens=build.memory.kv_tokens,
         max_seq_len=build.limits.max_len,
         max_running_requests=build.limits.max_rows,
-        table=tuple((what, text, build.config.spell(who)) for what, text, who in build.terms.table),
+        table=tuple(
+            (what, text, build.config.spell(who))
+            for what, text, who in (*build.terms.table, *_list_operations(build))
+        ),
         memory=tuple(build.memory.lines()),
         notes=tuple(map(build.config.spell, build.notes)),
     )
+
+
+def _list_operations(build: EngineBuild) -> list[tuple[str, str, str]]:
+    """List which operations the set does itself and which are composed, for the table."""
+    return [("operations", line, f"--ops {build.config.ops}") for line in build.operations.lines()]

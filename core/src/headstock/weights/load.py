@@ -16,7 +16,7 @@ from headstock.errors import ModelError, PluginBroken, shorten
 from headstock.spi import ModelConfig, Params, ParamSpec, Weight
 from headstock.weights.reader import CheckpointReader, Piece, list_differing_copies, plan_pieces
 
-_Prepare = Callable[[str, Weight], Weight]
+_Prepare = Callable[[ParamSpec, Weight], Weight]
 
 _DUMMY_STD = 0.02
 
@@ -62,7 +62,7 @@ def load_weights(
         )
     else:
         tensors |= _read_parameters(directory, specs, target_dtype, device, on_progress)
-    return _prepare_weights(tensors, prepare or (lambda name, weight: weight))
+    return _prepare_weights(specs, tensors, prepare or (lambda spec, weight: weight))
 
 
 def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ def _assemble_parameter(
     for piece in parts:
         row = tensor if piece.row is None else tensor[piece.row]
         row.narrow(0, piece.start, piece.shape[0]).copy_(checkpoint.read(piece.name))
-    return tensor
+    return tensor if spec.transform is None else spec.transform(tensor)
 
 
 def _check_finite(tensors: Mapping[str, Tensor], directory: Path) -> None:
@@ -201,13 +201,15 @@ def _make_dummy_weights(
             )
         else:
             tensor.fill_(spec.dummy)
-        tensors[name] = tensor
+        tensors[name] = tensor if spec.transform is None else spec.transform(tensor)
         bytes_done += sizes[name]
         on_progress("weights", bytes_done, total)
     return tensors
 
 
-def _prepare_weights(tensors: dict[str, Tensor], prepare: _Prepare) -> dict[str, Weight]:
+def _prepare_weights(
+    specs: Mapping[str, ParamSpec], tensors: dict[str, Tensor], prepare: _Prepare
+) -> dict[str, Weight]:
     """Make weights of the tensors, with each `NAME.bias` inside that of NAME, and prepare them.
 
     writes: tensors, emptied
@@ -217,7 +219,7 @@ def _prepare_weights(tensors: dict[str, Tensor], prepare: _Prepare) -> dict[str,
     weights = {}
     for name in list(tensors):
         weights[name] = prepare(
-            name, Weight(tensor=tensors.pop(name), bias=biases.get(f"{name}.bias"))
+            specs[name], Weight(tensor=tensors.pop(name), bias=biases.get(f"{name}.bias"))
         )
         if not isinstance(weights[name], Weight):
             function = getattr(prepare, "__qualname__", "prepare")

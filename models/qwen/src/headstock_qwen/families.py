@@ -11,7 +11,7 @@ from headstock.nn.decoder_config import (
     uniform_windows,
     windows_by_type,
 )
-from headstock.spi import Experts, ModelConfig
+from headstock.spi import Experts, ModelConfig, QkNorm
 
 WINDOW_FIELDS = ("use_sliding_window", "sliding_window", "max_window_layers")
 QWEN3_FIELDS = (*WINDOW_FIELDS, "attention_bias", "use_qk_norm", "qk_norm")
@@ -53,7 +53,7 @@ def qwen3_config(hf: Json) -> ModelConfig:
         default_kv_heads=32,
         qkv_bias=bias,
         out_bias=bias,
-        qk_norm=True,
+        qk_norm=QkNorm.HEAD,
     )
 
 
@@ -70,7 +70,7 @@ def qwen3_moe_config(hf: Json) -> ModelConfig:
         default_kv_heads=4,
         qkv_bias=bias,
         out_bias=bias,
-        qk_norm=True,
+        qk_norm=QkNorm.HEAD,
     )
 
 

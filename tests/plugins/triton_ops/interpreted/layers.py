@@ -61,9 +61,9 @@ def test_products_are_torchs_unless_the_option_says_otherwise() -> None:
     weight = Weight(tensor=cases.noise(24, 64, dtype=torch.bfloat16, device="cpu"))
     for tokens, own in ((2, True), (3, False)):
         x = cases.noise(tokens, 64, dtype=torch.bfloat16, device="cpu")
-        found = TritonOps(TritonOptions(small_linear=2)).linear(x, weight)
-        made_by_torch = TritonOps().linear(x, weight)
-        assert torch.equal(made_by_torch, TorchOps().linear(x, weight))
+        found = TritonOps(TritonOptions(small_linear=2)).linear(x, weight, None)
+        made_by_torch = TritonOps().linear(x, weight, None)
+        assert torch.equal(made_by_torch, TorchOps().linear(x, weight, None))
         expected = cases.linear.small_linear(x, weight.tensor, None) if own else made_by_torch
         assert torch.equal(found, expected)
 

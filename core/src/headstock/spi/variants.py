@@ -1,0 +1,123 @@
+"""What an operation must do beyond a plain decoder, by name."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from headstock.spi.model_config import Activation, LayerConfig, ModelConfig, QkNorm
+
+
+class Variant(Enum):
+    """What a decoder's configuration asks of an operation beyond Llama's.
+
+    A plain decoder normalizes before each part, turns whole heads by one rope, gates by silu, adds
+    what a part gives as it is, and weighs experts by a softmax.
+
+    WIDE_NORM: norms have weights in float32, which multiply before the result is rounded
+    NO_PRE_NORM: no norm before the part
+    POST_NORM: a norm of what the part gives, before it is added
+    SCALED_EMBEDDING: embeddings times a number
+    SCALED_RESIDUAL: what the part gives times a number
+    HEAD_QK_NORM: a norm of each head of queries and keys
+    WHOLE_QK_NORM: a norm of all heads of queries together, and one of keys
+    NO_ROPE: the layer turns nothing
+    PARTIAL_ROPE: the layer turns the first part of each head
+    ROPE_BY_LAYER: the model has several ropes
+    GELU, GELU_TANH: the gate's activation
+    SHARED_EXPERT, GATED_SHARED_EXPERT: one that every token uses, and its gate
+    BIASED_CHOICE: experts are chosen by their probability plus a bias
+    NORM_FLOOR: the sum that weights are divided by has a lower bound
+    HEAD_SCALE, HEAD_SOFTCAP: scores times a number, and bounded
+    """
+
+    WIDE_NORM = "wide-norm"
+    NO_PRE_NORM = "no-pre-norm"
+    POST_NORM = "post-norm"
+    SCALED_EMBEDDING = "scaled-embedding"
+    SCALED_RESIDUAL = "scaled-residual"
+    HEAD_QK_NORM = "head-qk-norm"
+    WHOLE_QK_NORM = "whole-qk-norm"
+    NO_ROPE = "no-rope"
+    PARTIAL_ROPE = "partial-rope"
+    ROPE_BY_LAYER = "rope-by-layer"
+    GELU = "gelu"
+    GELU_TANH = "gelu-tanh"
+    SHARED_EXPERT = "shared-expert"
+    GATED_SHARED_EXPERT = "gated-shared-expert"
+    BIASED_CHOICE = "biased-choice"
+    NORM_FLOOR = "norm-floor"
+    HEAD_SCALE = "head-scale"
+    HEAD_SOFTCAP = "head-softcap"
+
+
+def find_variants(
+    operation: str, config: ModelConfig, layer: LayerConfig | None
+) -> frozenset[Variant]:
+    """What the operation must do beyond a plain decoder, in this layer or (None) outside layers.
+
+    Later revisions name further variants for what configurations may ask then.
+    raises: ValueError for an operation of layers without a layer
+    """
+    if operation == "embed":
+        asked = _embed_variants(config)
+    elif operation == "final_norm":
+        asked = _norm_variants(config)
+    elif operation in ("lm_head", "lm_head_sample"):
+        asked = _head_variants(config)
+    elif layer is None:
+        raise ValueError(f"{operation!r} is an operation of a layer; wanted its configuration")
+    else:
+        asked = _layer_variants(operation, config, layer)
+    return frozenset(variant for variant, is_asked in asked.items() if is_asked)
+
+
+def _norm_variants(config: ModelConfig) -> dict[Variant, bool]:
+    return {Variant.WIDE_NORM: config.wide_norms or config.norm_offset}
+
+
+def _embed_variants(config: ModelConfig) -> dict[Variant, bool]:
+    # The first layer's norm as well, because a set may fuse it with the look-up.
+    return {
+        **_norm_variants(config),
+        Variant.SCALED_EMBEDDING: config.embedding_scale != 1,
+        Variant.NO_PRE_NORM: not config.pre_norm,
+    }
+
+
+def _head_variants(config: ModelConfig) -> dict[Variant, bool]:
+    return {
+        Variant.HEAD_SCALE: config.head.scale != 1,
+        Variant.HEAD_SOFTCAP: config.head.softcap != 0,
+    }
+
+
+def _layer_variants(operation: str, config: ModelConfig, layer: LayerConfig) -> dict[Variant, bool]:
+    added = {
+        Variant.POST_NORM: config.post_norm,
+        Variant.SCALED_RESIDUAL: config.residual_scale != 1,
+    }
+    if operation == "attn_out":
+        return added | (_norm_variants(config) if config.post_norm else {})
+    found = {**_norm_variants(config), Variant.NO_PRE_NORM: not config.pre_norm}
+    if operation == "qkv_rope_store":
+        rope = None if layer.rope is None else config.ropes[layer.rope]
+        return found | {
+            Variant.HEAD_QK_NORM: config.qk_norm is QkNorm.HEAD,
+            Variant.WHOLE_QK_NORM: config.qk_norm is QkNorm.WHOLE,
+            Variant.NO_ROPE: rope is None,
+            Variant.PARTIAL_ROPE: rope is not None and rope.dim < config.head_dim,
+            Variant.ROPE_BY_LAYER: len(config.ropes) > 1,
+        }
+    found |= added | {
+        Variant.GELU: config.activation is Activation.GELU,
+        Variant.GELU_TANH: config.activation is Activation.GELU_TANH,
+    }
+    if operation == "moe" and layer.experts is not None:
+        experts = layer.experts
+        found |= {
+            Variant.SHARED_EXPERT: experts.shared > 0,
+            Variant.GATED_SHARED_EXPERT: experts.shared_gate,
+            Variant.BIASED_CHOICE: experts.choice_bias,
+            Variant.NORM_FLOOR: experts.norm_floor > 0,
+        }
+    return found
