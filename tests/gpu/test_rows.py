@@ -140,7 +140,7 @@ def test_a_chat_on_a_terminal_has_graphs_of_one_row() -> None:
         chat.kill()
         os.close(ours)
     assert chat.returncode == 0, said
-    assert "graphs for 1 batch sizes up to 1," in said and "85" in told, (said, told)
+    assert "graphs for 1 batch size up to 1," in said and "85" in told, (said, told)
 
 
 @pytest.mark.feature("P12")
@@ -155,8 +155,8 @@ def test_contiguous_mode_runs_eagerly_with_one_warning(
         assert llm._session.engine.summary.runner == "eager"
         assert not wrong(llm, questions())
     assert [record.message for record in caplog.records if "graph" in record.message] == [
-        'event="no graphs in contiguous mode" because="--paged-attn off" '
-        'ignored="--cuda-graph-max-bs 8"'
+        r'event="no graphs in contiguous mode" because="paged_attn=\"off\"" '
+        r'ignored="cuda_graph_max_bs=8"'
     ]
 
 
