@@ -124,7 +124,7 @@ def compared(runner: CudaGraphRunner) -> Iterator[Counter[str]]:
     @torch.inference_mode()
     def counted(step: PromptStep, last_tokens: torch.Tensor, out: torch.Tensor) -> None:
         replay(step, last_tokens, out)
-        tokens, rows = len(step.token_rows), len(step.last_tokens)
+        tokens, rows = step.num_tokens, len(step.row_ids)
         bucket = prompts.bucket_for(step)
         assert bucket is not None
         attention: AttendInto = step.attention()
@@ -133,10 +133,8 @@ def compared(runner: CudaGraphRunner) -> Iterator[Counter[str]]:
             attention(q[:tokens], index, out[:tokens])
 
         whole = prompts.is_whole(bucket, step)
-        in_pieces = prompts.forward(bucket.inputs[: 2 * bucket.size].view(2, -1), attend)[
-            last_tokens[:rows]
-        ]
-        again = prompts.forward_whole(bucket.inputs, bucket.size)[:rows] if whole else in_pieces
+        in_pieces = prompts.forward(bucket.inputs, attend)[last_tokens[:rows]]
+        again = prompts.forward_whole(bucket.inputs)[:rows] if whole else in_pieces
         counts["whole" if whole else "in pieces"] += 1
         counts["mixed"] += step.num_decode > 0
         counts["differ"] += not torch.equal(out[:rows], again)

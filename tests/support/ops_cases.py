@@ -315,12 +315,16 @@ def batch_of(
     return Batch(
         tokens=(torch.arange(tokens, device=device) * 37) % config.vocab,
         positions=positions_of(tokens, device),
+        token_rows=torch.zeros(tokens, dtype=torch.int64, device=device),
+        row_ids=torch.zeros(1, dtype=torch.int64, device=device),
+        starts=torch.zeros(1, dtype=torch.int64, device=device),
+        query_start=torch.tensor([0, tokens], dtype=torch.int32, device=device),
+        max_query_len=tokens,
         slots=(slots.masked_fill(slots < page_size, page_size)[:tokens] if tokens < 3 else slots,),
         pools=tuple(
             torch.zeros((pages, *page_shape(group.layout, page_size)), dtype=dtype, device=device)
             for _ in config.layers
         ),
-        token_rows=torch.zeros(tokens, dtype=torch.int64, device=device),
         logit_indices=None,
         sampling=Sampling(),
     )

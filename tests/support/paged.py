@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from attention_cases import row_attention
 from attrs import field, frozen
 from torch import Tensor
@@ -107,14 +108,17 @@ class Paged:
             )
             for group in range(len(self.config.kv_groups))
         )
+        lens = torch.tensor([len(tokens) for _, tokens in rows])
         batch = Batch(
             tokens=torch.tensor([token for _, tokens in rows for token in tokens]),
             positions=torch.cat(spans),
+            token_rows=torch.repeat_interleave(torch.tensor(list(work)), lens),
+            row_ids=torch.tensor(list(work)),
+            starts=torch.tensor([row.computed for row, _ in rows]),
+            query_start=F.pad(lens.cumsum(0), (1, 0)).int(),
+            max_query_len=int(lens.max()),
             slots=slots,
             pools=self.pools,
-            token_rows=torch.repeat_interleave(
-                torch.tensor(list(work)), torch.tensor([len(tokens) for _, tokens in rows])
-            ),
             logit_indices=None,
             sampling=Sampling(),
         )

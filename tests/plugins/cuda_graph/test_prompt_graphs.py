@@ -45,10 +45,8 @@ def watch(engine: Engine) -> Counter[str]:
                 "whole" if prompts.is_whole(prompts.bucket_for(step), step) else "in pieces"
             ] += 1
         if sample is not None:
-            assert len(sample.tokens) == len(sample.healthy) == len(step.last_tokens)
-            counts["mixed"] += (
-                len(step.last_tokens) > 1 and step.last_tokens[0] == 0 and step.positions[0] > 0
-            )
+            assert len(sample.tokens) == len(sample.healthy) == len(step.row_ids)
+            counts["mixed"] += step.num_decode > 0
             counts["chunks"] += not step.is_sampled.all()
         return sample
 

@@ -223,9 +223,7 @@ class FaultyRunner(Runner):
     def prompt(self, step: PromptStep) -> Sample | None:
         """Replay the step; None where NaN is due, which only `run` can make."""
         return (
-            None
-            if self._has_due_nan(step.token_rows)
-            else self._fail_if_due(self.inner.prompt(step))
+            None if self._has_due_nan(step.row_ids) else self._fail_if_due(self.inner.prompt(step))
         )
 
     def _has_due_nan(self, rows: np.ndarray) -> bool:

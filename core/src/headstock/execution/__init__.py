@@ -9,6 +9,7 @@ __all__ = [
     "buffers",
     "executor",
     "readback",
+    "row_tables",
     "sampling_inputs",
     "threaded",
 ]

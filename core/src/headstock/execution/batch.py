@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from attrs import frozen
 from torch import Tensor
 
 from headstock.execution.buffers import Buffers
+from headstock.execution.row_tables import flatten_tokens, make_attention_step, make_batch
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Plan
 from headstock.spi import AttendInto, AttentionStep, Batch, DecodeStep, Phase, PromptStep
@@ -29,20 +29,33 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> StepTens
     """Make the tensors of a plan that `buffers` have applied."""
     counts = plan.stops - plan.starts
     ends = np.cumsum(counts)
-    token_rows, positions = _flatten_tokens(plan, counts, ends)
+    rows, starts = plan.rows.astype(np.int64), plan.starts.astype(np.int64)
+    is_decode = plan.num_decode == len(rows)
+    tokens = (rows, starts) if is_decode else flatten_tokens(rows, starts, counts, ends)
     logits = _find_logit_indices(plan, ends)
-    at_rows, at_positions = buffers.as_native(token_rows), buffers.as_native(positions)
-    batch = Batch(
-        # From the device's token table: with overlap the host has not seen the newest tokens yet.
-        tokens=buffers.to_device(buffers.as_native(buffers.tokens)[at_rows, at_positions]),
-        positions=buffers.to_device(at_positions),
-        slots=_make_slots(buffers, at_rows, at_positions),
-        pools=buffers.pools,
-        token_rows=buffers.to_device(at_rows),
-        logit_indices=None if len(logits) == len(token_rows) else buffers.to_device(logits),
-        sampling=sampling.make_sampling(token_rows[logits], positions[logits], buffers),
+    is_all_scored = len(logits) == len(tokens[0])
+    step_rows, (first, *more) = _upload_rows(
+        plan,
+        buffers,
+        slice(None),
+        starts,
+        # A step of decode rows has their tokens in its rows already.
+        *(() if is_decode else tokens),
+        *(() if is_all_scored else (logits,)),
     )
-    decode, extend = _make_attention_steps(plan, buffers)
+    batch = make_batch(
+        buffers,
+        row_ids=step_rows.row_ids,
+        starts=first,
+        query_start=step_rows.query_start,
+        token_rows=step_rows.row_ids if is_decode else more[0],
+        positions=first if is_decode else more[1],
+        max_query_len=int(counts.max()),
+        logit_indices=None if is_all_scored else more[-1],
+        sampling=sampling.make_sampling(tokens[0][logits], tokens[1][logits], buffers),
+        by_numpy=buffers.device.type == "cpu",
+    )
+    decode, extend = _make_attention_steps(plan, buffers, step_rows)
     return StepTensors(batch=batch, decode=decode, extend=extend)
 
 
@@ -60,7 +73,8 @@ def make_decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> D
     rows, positions = plan.rows.astype(np.int64), plan.starts.astype(np.int64)
     return DecodeStep(
         row_ids=rows,
-        positions=positions,
+        starts=positions,
+        query_len=1,
         # `sampling` is a function: the kinds that graphs cover read the columns on the device, and
         # tensors made for them here would be thrown away.
         kind=sampling.select_kind(rows, positions, buffers),
@@ -78,15 +92,13 @@ def make_prompt_step(
     """Make the plan a prompt step; None if all rows decode or a row is scored more than once."""
     if plan.num_decode == len(plan.rows) or (plan.num_logits != 1).any():
         return None
-    counts = plan.stops - plan.starts
-    ends = np.cumsum(counts)
-    token_rows, positions = _flatten_tokens(plan, counts, ends)
-    rows, last = plan.rows.astype(np.int64), plan.stops.astype(np.int64) - 1
+    rows, starts, stops = (array.astype(np.int64) for array in (plan.rows, plan.starts, plan.stops))
+    last = stops - 1
     return PromptStep(
         num_decode=plan.num_decode,
-        token_rows=token_rows,
-        positions=positions,
-        last_tokens=ends.astype(np.int64) - 1,
+        row_ids=rows,
+        starts=starts,
+        stops=stops,
         is_sampled=plan.samples > 0,
         kind=sampling.select_kind(rows, last, buffers),
         sampling=lambda: sampling.make_sampling(rows, last, buffers),
@@ -96,32 +108,69 @@ def make_prompt_step(
     )
 
 
-def _flatten_tokens(plan: Plan, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Compute the row and the position of each token of the batch.
+@frozen(eq=False)
+class UploadedRows:
+    """Rows of a plan, on the device.
 
-    counts, ends: [rows]
-    returns: [tokens] int64, twice
+    row_ids: [rows] int64    query_start: [rows + 1] int32    context_lens: [rows] int32
     """
-    rows, starts = plan.rows.astype(np.int64), plan.starts.astype(np.int64)
-    if plan.num_decode == len(rows):
-        return rows, starts
-    return np.repeat(rows, counts), np.arange(ends[-1]) + np.repeat(
-        starts - (ends - counts), counts
+
+    row_ids: Tensor
+    query_start: Tensor
+    context_lens: Tensor
+
+
+def _upload_rows(
+    plan: Plan, buffers: Buffers, part: slice, *more: Ints
+) -> tuple[UploadedRows, list[Tensor]]:
+    """Copy a part of the plan's rows to the device, and with them, in one transfer, `more`."""
+    starts, stops = plan.starts[part], plan.stops[part]
+    ends = np.zeros(len(starts) + 1, np.int32)
+    np.cumsum(stops - starts, out=ends[1:])
+    row_ids, query_start, lens, *others = buffers.to_device_packed(
+        plan.rows[part].astype(np.int64), ends, stops, *more
     )
+    return UploadedRows(row_ids, query_start, lens), others
 
 
 def _make_attention_steps(
-    plan: Plan, buffers: Buffers
+    plan: Plan, buffers: Buffers, rows: UploadedRows | None = None
 ) -> tuple[AttentionStep | None, AttentionStep | None]:
-    """Make the attention steps of decode rows and of the others; None where there are none."""
+    """Make the attention steps of decode rows and of the others; None where there are none.
+
+    rows: all rows of the plan, if they are on the device
+    """
     split = plan.num_decode
-    decode = _make_attention_step(plan, buffers, slice(0, split), Phase.DECODE) if split else None
-    extend = (
-        _make_attention_step(plan, buffers, slice(split, None), None)
-        if split < len(plan.rows)
-        else None
-    )
+    if split == len(plan.rows):
+        return _make_attention_step(plan, buffers, slice(None), rows, Phase.DECODE), None
+    phase = Phase.EXTEND if plan.starts[split:].any() else Phase.PREFILL
+    if not split:
+        return None, _make_attention_step(plan, buffers, slice(None), rows, phase)
+    decode = _make_attention_step(plan, buffers, slice(0, split), None, Phase.DECODE)
+    extend = _make_attention_step(plan, buffers, slice(split, None), None, phase)
     return decode, extend
+
+
+def _make_attention_step(
+    plan: Plan, buffers: Buffers, part: slice, rows: UploadedRows | None, phase: Phase
+) -> AttentionStep:
+    """Make the attention step of a part of the plan's rows.
+
+    rows: those rows, if they are on the device
+    """
+    if rows is None:
+        rows, _ = _upload_rows(plan, buffers, part)
+    stops = plan.stops[part]
+    return make_attention_step(
+        buffers,
+        phase,
+        row_ids=rows.row_ids,
+        query_start=rows.query_start,
+        context_lens=rows.context_lens,
+        host_query_lens=stops - plan.starts[part],
+        host_context_lens=stops,
+        by_numpy=buffers.device.type == "cpu",
+    )
 
 
 def _find_logit_indices(plan: Plan, ends: Ints) -> Ints:
@@ -139,43 +188,3 @@ def _find_logit_indices(plan: Plan, ends: Ints) -> Ints:
     within = np.arange(logit_ends[-1]) - np.repeat(logit_ends - counts, counts)
     indices: Ints = np.repeat(ends - counts, counts) + within
     return indices
-
-
-def _make_slots(buffers: Buffers, rows: Any, positions: Any) -> tuple[Tensor, ...]:
-    """Look up where each token's keys and values go, by group.   returns: [tokens] int64
-
-    rows, positions: [tokens] int64, native
-    """
-    size = buffers.page_size
-    columns = positions // size
-    offsets = positions - columns * size
-    tables = map(buffers.as_native, buffers.page_tables)
-    return tuple(buffers.to_device(table[rows, columns] * size + offsets) for table in tables)
-
-
-def _make_attention_step(
-    plan: Plan, buffers: Buffers, part: slice, phase: Phase | None
-) -> AttentionStep:
-    """Make the attention step of a part of the plan's rows.
-
-    phase: None for PREFILL or EXTEND, by whether a row has earlier tokens
-    """
-    starts, stops = plan.starts[part], plan.stops[part]
-    if phase is None:
-        phase = Phase.EXTEND if starts.any() else Phase.PREFILL
-    lens = stops - starts
-    query_start = np.zeros(len(lens) + 1, np.int32)
-    np.cumsum(lens, out=query_start[1:])
-    # Only the columns that some row uses: tables of the longest context would be copied whole.
-    columns = -(-int(stops.max()) // buffers.page_size)
-    put = buffers.to_device_packed(query_start, stops, plan.rows[part].astype(np.int64))
-    rows = buffers.as_native(put[2])
-    tables = map(buffers.as_native, buffers.page_tables)
-    return AttentionStep(
-        phase=phase,
-        query_start=put[0],
-        context_lens=put[1],
-        page_tables=tuple(buffers.to_device(table[rows, :columns]) for table in tables),
-        host_query_lens=lens,
-        host_context_lens=stops,
-    )

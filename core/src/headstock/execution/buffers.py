@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Sequence
+from itertools import accumulate, product
 from math import prod
 from typing import Any
 
@@ -58,21 +59,22 @@ class Buffers:
         """Copy the arrays to the device by one transfer: every other costs the host some 25 us."""
         if self.device.type == "cpu":
             return [self.to_device(array) for array in arrays]
-        # Views of any type must begin at multiples of its size; kernels like those of 16 bytes.
-        starts = np.cumsum([0, *(-(-array.nbytes // 16) * 16 for array in arrays)]).tolist()
-        host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=True)
+        device = self.pack(*arrays).to(self.device, non_blocking=True)
+        return unpack(device, *arrays)
+
+    def pack(self, *arrays: Ints) -> Tensor:
+        """Copy the arrays into one host tensor, which is pinned if they are for a GPU.
+
+        returns: [bytes] uint8, as `unpack` takes it
+        """
+        starts = _find_parts(arrays)
+        host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=self.device.type != "cpu")
         packed = host.numpy()
         for start, array in zip(starts, arrays, strict=False):
             packed[start : start + array.nbytes] = (
                 np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             )
-        device = host.to(self.device, non_blocking=True)
-        return [
-            device[start : start + array.nbytes]
-            .view(getattr(torch, array.dtype.name))
-            .view(array.shape)
-            for start, array in zip(starts, arrays, strict=False)
-        ]
+        return host
 
     def as_native(self, array: Ints | Tensor) -> Any:
         """Convert the array to what indexes small arrays fast here.
@@ -166,6 +168,22 @@ class Buffers:
                 pool_bytes[some] = part.masked_fill_((part & 0x7F) == 0x7F, 0)
             else:
                 pool[some] = pool[some].nan_to_num_(0.0, 0.0, 0.0)
+
+
+def unpack(memory: Tensor, *arrays: Ints) -> list[Tensor]:
+    """Make views of packed memory, one an array, of its shape and type."""
+    return [
+        memory[start : start + array.nbytes]
+        .view(getattr(torch, array.dtype.name))
+        .view(array.shape)
+        for start, array in zip(_find_parts(arrays), arrays, strict=False)
+    ]
+
+
+def _find_parts(arrays: Sequence[Ints]) -> list[int]:
+    """Find where each array begins in packed memory, and where the last one ends."""
+    # Views of any type must begin at multiples of its size; kernels like those of 16 bytes.
+    return [0, *accumulate(-(-array.nbytes // 16) * 16 for array in arrays)]
 
 
 def allocate_buffers(

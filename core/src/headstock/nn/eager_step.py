@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import torch
 from torch import Tensor
@@ -34,7 +32,7 @@ def score_and_sample(program: Program, hidden: Tensor, sampling: Sampling) -> Sa
             _sample_hidden(
                 program,
                 hidden[start : start + most],
-                _slice_sampling(sampling, start, start + most),
+                sampling.part(start, start + most),
             )
             for start in starts
         ]
@@ -47,15 +45,6 @@ def _sample_hidden(program: Program, hidden: Tensor, sampling: Sampling) -> Samp
     if program.model.logits is None:
         return ops.lm_head_sample(program.params, program.config, hidden, sampling)
     return ops.sample(program.model.logits(program.params, program.config, hidden, ops), sampling)
-
-
-def _slice_sampling(sampling: Sampling, start: int, stop: int) -> Sampling:
-    """The settings of some of the positions."""
-    fields: dict[str, Any] = {name: getattr(sampling, name) for name in attrs.fields_dict(Sampling)}
-    fields |= {
-        name: value[start:stop] for name, value in fields.items() if isinstance(value, Tensor)
-    }
-    return Sampling(**fields)
 
 
 def _concat_samples(samples: list[Sample]) -> Sample:

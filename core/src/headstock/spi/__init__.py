@@ -48,19 +48,17 @@ from headstock.spi.ops import (
     Weight,
 )
 from headstock.spi.plugin import PluginSpec, Rejection, Require
+from headstock.spi.row_tables import PromptInputs, RowTables
 from headstock.spi.runner import (
-    AttendInto,
     CaptureProgress,
     DecodeAttention,
-    DecodeStep,
     Program,
-    PromptStep,
-    RowTables,
     Runner,
     RunnerCapabilities,
     RunnerSpec,
 )
 from headstock.spi.scheduler import Budget, ScheduleDecision, ScheduleFunction, SchedulerSpec, View
+from headstock.spi.steps import AttendInto, DecodeStep, PromptStep
 from headstock.spi.variants import Variant, find_variants
 from headstock.spi.versions import RESERVED, SPI, SpiRange
 
@@ -117,6 +115,7 @@ __all__ = [
     "Planning",
     "PluginSpec",
     "Program",
+    "PromptInputs",
     "PromptStep",
     "QkNorm",
     "Rejection",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from attrs import frozen
+from attrs import evolve, fields, frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    Record = TypeVar("Record", "Sampling", "Sample")
 
 
 @frozen(kw_only=True, eq=False)
@@ -44,6 +46,10 @@ class Sampling:
     targets: Tensor | None = None
     top_logprobs: int = -1
 
+    def part(self, start: int, stop: int) -> Sampling:
+        """Return the settings of the logits from `start` to `stop`."""
+        return _slice_tensors(self, start, stop)
+
 
 @frozen(kw_only=True, eq=False)
 class Sample:
@@ -66,17 +72,25 @@ class Sample:
     top_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
 
+    def first(self, count: int) -> Sample:
+        """Return what was sampled at the first `count` logit positions."""
+        return self if count == len(self.tokens) else _slice_tensors(self, 0, count)
+
 
 @frozen(kw_only=True, eq=False)
 class Batch:
     """One step's tokens, flat over its rows.
 
     tokens, positions: [tokens] int64
+    token_rows: [tokens] int64, the row each token belongs to
+    row_ids, starts: [n] int64, each row and its first position in this step
+    query_start: [n + 1] int32, where each row's tokens begin, and where the last row's end; what
+        comes after that is padding
+    max_query_len: tokens of the row with the most, or an upper bound
     slots: one a KV group, [tokens] int64, where each token's keys and values go
         (page * page_size + offset)
     pools: one a layer, [pages, 2, page_size, kv_heads, head_dim]
-    token_rows: [tokens] int64, the row each token belongs to
-    logit_indices: [n] int64, which tokens' hidden states are scored; None when that is every
+    logit_indices: [m] int64, which tokens' hidden states are scored; None when that is every
         token in order
     """
 
@@ -84,8 +98,24 @@ class Batch:
     # too.
     tokens: Tensor
     positions: Tensor
+    token_rows: Tensor
+    row_ids: Tensor
+    starts: Tensor
+    query_start: Tensor
+    max_query_len: int
     slots: tuple[Tensor, ...]
     pools: tuple[Tensor, ...]
-    token_rows: Tensor
     logit_indices: Tensor | None
     sampling: Sampling
+
+
+def _slice_tensors(record: Record, start: int, stop: int) -> Record:
+    """Return the record with that part of each of its tensors."""
+    values = {field.name: getattr(record, field.name) for field in fields(type(record))}
+    # By exclusion: the contract imports no torch.
+    parts = {
+        name: value[start:stop]
+        for name, value in values.items()
+        if value is not None and not isinstance(value, int)
+    }
+    return evolve(record, **parts)

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 from attrs import field, frozen
 from attrs.validators import instance_of
 
-from headstock.spi.attention import AttentionStep, GraphSupport, Phase, Planning
-from headstock.spi.batch import Batch, Sample, Sampling
+from headstock.spi.attention import GraphSupport, Planning
+from headstock.spi.batch import Batch, Sample
 from headstock.spi.environment import DeviceRange
 from headstock.spi.plugin import PluginSpec
+from headstock.spi.row_tables import RowTables
+from headstock.spi.steps import DecodeStep, PromptStep
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
     from headstock.spi.attention import AttentionBackend, LayerInfo
     from headstock.spi.model import Attend, Model
     from headstock.spi.model_config import ModelConfig
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
 
 CaptureProgress = Callable[[int, int], None]
 """`report(done, total)`: how many captures are done, and of how many."""
-
-AttendInto = Callable[["Tensor", int, "Tensor"], None]
-"""`attend(q, layer, out)`: writes attention of a step's queries to `out`, both
-[tokens, heads, head_dim].
-"""
 
 
 @frozen(kw_only=True)
@@ -45,135 +39,6 @@ class RunnerSpec(PluginSpec):
     """A runner as its entry point returns it; `implementation` names a `Runner`."""
 
     capabilities: RunnerCapabilities = field(validator=instance_of(RunnerCapabilities))
-
-
-@frozen(kw_only=True, eq=False)
-class RowTables:
-    """The device's tables, one entry a row; `row_ids` index them.
-
-    The last row is the padding row: it pads batches, and its page tables hold the dummy page alone.
-
-    tokens: [rows, max_len + 1] int64, every token known or sampled so far
-    page_tables: one a KV group, [rows, max_pages] int32, 0 past a row's last page
-    pools: one a layer, [pages, 2, page_size, kv_heads, head_dim]
-    temperature, top_p, min_p: [rows] float32
-    top_k, seeds: [rows] int64, vocab for no top_k
-    """
-
-    # Steps with and without graphs read and write the same tables, so they follow each other in any
-    # order, and a row may sit out a step without a message to a graph.
-    page_size: int
-    tokens: Tensor
-    page_tables: tuple[Tensor, ...]
-    pools: tuple[Tensor, ...]
-    temperature: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    top_k: Tensor
-    seeds: Tensor
-
-    @property
-    def padding_row(self) -> int:
-        """The row that pads a batch; any number of a batch's entries may use it."""
-        return len(self.tokens) - 1
-
-    def batch(self, token_rows: Tensor, positions: Tensor) -> Batch:
-        """Make the batch of these tokens, every one of them scored. A graph may capture it.
-
-        token_rows, positions: [tokens] int64, each token's row and its position in that row
-        """
-        # Few operations: a graph of a decode step pays for each in every replay.
-        size = self.page_size
-        columns, offsets = positions.div(size, rounding_mode="floor"), positions % size
-        return Batch(
-            tokens=self.tokens[token_rows, positions],
-            positions=positions,
-            slots=tuple(
-                offsets.add(table[token_rows, columns], alpha=size) for table in self.page_tables
-            ),
-            pools=self.pools,
-            token_rows=token_rows,
-            logit_indices=None,
-            sampling=Sampling(),
-        )
-
-    def decode_attention(
-        self, row_ids: Tensor, positions: Tensor, query_start: Tensor, host_context_lens: np.ndarray
-    ) -> AttentionStep:
-        """Make the attention step of decode rows. A graph may capture it.
-
-        row_ids, positions: [n] int64
-        query_start: [n + 1] int32, 0, 1, 2, ...
-        host_context_lens: [n] int32, or the most that they may be
-        """
-        import torch  # importing the contract does not
-
-        # From the host's lengths: those on the device would have to be waited for, and a capture
-        # cannot read them.
-        columns = -(-int(host_context_lens.max()) // self.page_size)
-        return AttentionStep(
-            phase=Phase.DECODE,
-            query_start=query_start,
-            # Cast and addition in one operation.
-            context_lens=torch.add(
-                positions, 1, out=torch.empty_like(positions, dtype=torch.int32)
-            ),
-            page_tables=tuple(
-                table[:, :columns].index_select(0, row_ids) for table in self.page_tables
-            ),
-            host_query_lens=host_context_lens.clip(1, 1),
-            host_context_lens=host_context_lens,
-        )
-
-    def prompt_attention(
-        self,
-        row_ids: Tensor,
-        query_start: Tensor,
-        context_lens: Tensor,
-        max_tokens: int,
-        max_seq_len: int,
-    ) -> AttentionStep:
-        """Make the attention step of rows of any length. A graph may capture it.
-
-        The host lengths are upper bounds, because a captured step serves all lengths up to them.
-
-        row_ids: [n] int64
-        query_start: [n + 1] int32
-        context_lens: [n] int32
-        max_tokens: the most query tokens of all rows together
-        """
-        import numpy as np  # late, as torch in `decode_attention`
-
-        lens = np.full(len(row_ids), max_tokens, np.int32)
-        return AttentionStep(
-            phase=Phase.EXTEND,
-            query_start=query_start,
-            context_lens=context_lens,
-            page_tables=tuple(table.index_select(0, row_ids) for table in self.page_tables),
-            host_query_lens=lens,
-            host_context_lens=np.full_like(lens, max_seq_len),
-        )
-
-    def sampling(self, row_ids: Tensor, positions: Tensor, kind: frozenset[str]) -> Sampling:
-        """Select the columns that `kind` names, for the tokens that come to these positions.
-
-        A graph may capture it.
-
-        row_ids, positions: [n] int64
-        """
-        # Greedy rows skip the noise over the vocabulary.
-        if not kind:
-            return Sampling()
-        columns = {name: getattr(self, name)[row_ids] for name in sorted(kind)}
-        return Sampling(**columns, seeds=self.seeds[row_ids], positions=positions)
-
-    def keep(self, row_ids: Tensor, positions: Tensor, sample: Sample) -> None:
-        """Write the sampled tokens to the token table. A graph may capture it.
-
-        row_ids, positions: [n] int64
-        writes: tokens
-        """
-        self.tokens[row_ids, positions] = sample.tokens
 
 
 @frozen(kw_only=True, eq=False)
@@ -203,52 +68,6 @@ class Program:
     attention: DecodeAttention
     max_logits: int
     prompt_attention: AttentionBackend | None = None
-
-
-@frozen(kw_only=True, eq=False)
-class DecodeStep:
-    """A step in which each row computes one token after earlier ones, and samples the next.
-
-    row_ids, positions: [n] int64 numpy, the rows and the positions of the tokens to compute
-    kind: the columns of `RowTables` that matter for some row ("temperature", ...); None when
-        sampling needs more than these
-    sampling: makes the complete `Sampling`, for any kind
-    """
-
-    # Two numbers a row are all that a replay is given: nothing on the device says how far a row is,
-    # so nothing there can drift from the plan (docs/decisions/0015-replayed-decode-steps.md).
-    row_ids: np.ndarray
-    positions: np.ndarray
-    kind: frozenset[str] | None
-    sampling: Callable[[], Sampling]
-
-
-@frozen(kw_only=True, eq=False)
-class PromptStep:
-    """A step with prompt tokens: some row computes several tokens, or its first.
-
-    Each row is scored at its last token.
-
-    num_decode: how many rows at the front have one token each after earlier ones
-    token_rows, positions: [tokens] int64 numpy, each token's row and its position in that row
-    last_tokens: [n] int64 numpy, the index of each row's last token
-    is_sampled: [n] bool numpy; False where the row's prompt goes on after this step, so that no
-        token is stored
-    kind, sampling: as in `DecodeStep`, for the last tokens
-    attention: plans the step's attention on the host and returns the function that computes it;
-        the first call of a step may come after work has been launched
-    """
-
-    num_decode: int
-    # A token's batch follows from its row and position alone, for prompts as for decode, so that
-    # one upload gives a graph both.
-    token_rows: np.ndarray
-    positions: np.ndarray
-    last_tokens: np.ndarray
-    is_sampled: np.ndarray
-    kind: frozenset[str] | None
-    sampling: Callable[[], Sampling]
-    attention: Callable[[], AttendInto]
 
 
 class Runner(ABC):
@@ -303,7 +122,7 @@ class Runner(ABC):
 
         The next call may overwrite the sample's tensors.
 
-        writes: the pools; row_tables.tokens at each row's next position
+        writes: the pools; the token table at each row's next position
         """
         return None
 
@@ -312,6 +131,6 @@ class Runner(ABC):
 
         The next call may overwrite the sample's tensors.
 
-        writes: the pools; row_tables.tokens at the next position of each row that is sampled
+        writes: the pools; the token table at the next position of each row that is sampled
         """
         return None

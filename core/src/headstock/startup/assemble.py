@@ -14,6 +14,7 @@ from headstock.errors import CannotRun, describe_error, shorten
 from headstock.execution.abstract_executor import Executor
 from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.buffers import Buffers
+from headstock.execution.row_tables import DeviceTables
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.spi import (
     AttentionBackend,
@@ -27,7 +28,6 @@ from headstock.spi import (
     Params,
     Phase,
     Program,
-    RowTables,
     Runner,
 )
 from headstock.startup.model_needs import AttentionNeeds
@@ -70,7 +70,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         params=inputs.params,
         model=inputs.family,
         ops=parts.operations,
-        row_tables=_make_row_tables(buffers, sampling),
+        row_tables=DeviceTables(buffers, sampling.columns),
         attention=DecodeAttention(
             backend=router.decode,
             planning=parts.attention[-1].capabilities.planning,
@@ -92,22 +92,6 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
     executor = parts.executor(buffers=buffers, sampling=sampling, runner=runner, router=router)
     return AssembledExecutor(
         executor=executor, runner=runner, sampling=sampling, device=buffers.device
-    )
-
-
-def _make_row_tables(buffers: Buffers, sampling: SamplingTable) -> RowTables:
-    """What captured steps read and write by row; the tensors are those of the buffers."""
-    floats, integers = sampling.columns.floats, sampling.columns.integers
-    return RowTables(
-        page_size=buffers.page_size,
-        tokens=buffers.tokens,
-        page_tables=buffers.page_tables,
-        pools=buffers.pools,
-        temperature=floats[0],
-        top_p=floats[1],
-        min_p=floats[2],
-        top_k=integers[0],
-        seeds=integers[1],
     )
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
-from headstock.spi import AttendInto, Program, PromptStep
+from headstock.spi import AttendInto, Program, PromptInputs, PromptStep
 from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer, PiecewiseGraph
-from headstock_cuda_graph.uploads import upload
 
 WHOLE_ROWS = 16
 """The most rows of a step that is replayed whole; a step with more is replayed in pieces.
@@ -32,14 +29,12 @@ best for short contexts. In pieces they see the lengths.
 class PromptBucket:
     """Captured forward passes of `size` tokens, which read one input.
 
-    inputs: [2 * size + 3 * WHOLE_ROWS] int64: row ids and positions of the tokens; then, for
-        `whole` alone, the id of each row, where its tokens end, and its length after the step
     pieces: its result is the hidden states of all tokens, [size, hidden]
     whole: its result is those of each row's last token, [WHOLE_ROWS, hidden]; or None
     """
 
     size: int
-    inputs: Tensor
+    inputs: PromptInputs
     pieces: PiecewiseGraph
     whole: CapturedGraph[Tensor] | None
 
@@ -56,31 +51,25 @@ class PromptGraphs:
     What pads a step to its bucket gets zeros for attention and writes to the dummy page.
     """
 
-    def __init__(self, program: Program, capturer: GraphCapturer) -> None:
+    def __init__(self, program: Program, capturer: GraphCapturer, max_rows: int) -> None:
         self.program = program
         self.capturer = capturer
+        self.max_rows = max(max_rows, WHOLE_ROWS)
         self.captured: dict[int, PromptBucket] = {}
         self.outputs: dict[tuple[int, ...], Tensor] = {}
-        self.inputs = program.row_tables.tokens.new_empty(0)
 
     def capture(self, sizes: Sequence[int], report: Callable[[], None]) -> None:
         """Capture forward passes of these token counts, largest first."""
-        rows, padding_row = 3 * WHOLE_ROWS, self.program.row_tables.padding_row
-        self.inputs = self.program.row_tables.tokens.new_empty(2 * max(sizes, default=0) + rows)
         for size in sizes:
-            # All buckets read the beginning of one buffer, as one step runs at a time. For the
-            # capture every token and row is padding.
-            inputs = self.inputs[: 2 * size + rows]
-            inputs[:size], inputs[size:], inputs[2 * size : 2 * size + WHOLE_ROWS] = (
-                padding_row,
-                0,
-                padding_row,
-            )
-            inputs[-2 * WHOLE_ROWS :] = 1
+            # A row of a step has a token, so no step has more rows than tokens.
+            rows = max(min(size, self.max_rows), WHOLE_ROWS)
+            inputs = self.program.row_tables.prompt_inputs(rows, size)
 
-            pieces = partial(self.forward, inputs[: 2 * size].view(2, size))
+            def pieces(attend_into: AttendInto, inputs: PromptInputs = inputs) -> Tensor:
+                return self.forward(inputs, attend_into)
+
             if self.capturer.is_worthwhile(pieces):
-                whole = self.capture_whole(inputs, size)
+                whole = self.capture_whole(inputs)
                 self.captured[size] = PromptBucket(
                     size, inputs, self.capturer.capture_pieces(pieces), whole
                 )
@@ -88,35 +77,29 @@ class PromptGraphs:
         # Ascending: the first bucket with room is the smallest one.
         self.captured = dict(sorted(self.captured.items()))
 
-    def capture_whole(self, inputs: Tensor, size: int) -> CapturedGraph[Tensor] | None:
+    def capture_whole(self, inputs: PromptInputs) -> CapturedGraph[Tensor] | None:
         """The whole forward pass; None when a graph cannot have the backend's calls in it."""
         if self.program.prompt_attention is None:
             return None
-        return self.capturer(lambda: self.forward_whole(inputs, size), warm=False)
+        return self.capturer(lambda: self.forward_whole(inputs), warm=False)
 
-    def forward_whole(self, inputs: Tensor, size: int) -> Tensor:
+    def forward_whole(self, inputs: PromptInputs) -> Tensor:
         """The hidden states of each row's last token. [WHOLE_ROWS, hidden]   writes: the pools"""
         program, backend = self.program, self.program.prompt_attention
         assert backend is not None
-        rows, ends, lens = inputs[2 * size :].view(3, WHOLE_ROWS)
-        step = program.row_tables.prompt_attention(
-            rows, F.pad(ends, (1, 0)).int(), lens.int(), size, program.attention.max_seq_len
-        )
+        inputs = inputs.first_rows(WHOLE_ROWS)
+        step = program.row_tables.prompt_attention_step(inputs, program.attention.max_seq_len)
         plan, layers = backend.capture_plan(step), program.attention.layers
 
         def attend(q: Tensor, index: int, out: Tensor) -> None:
             backend.forward(q, layers[index], plan, out)
 
-        return self.forward(inputs[: 2 * size].view(2, size), attend).index_select(0, ends - 1)
+        return self.forward(inputs, attend).index_select(0, inputs.query_start[1:] - 1)
 
-    def forward(self, tokens: Tensor, attend_into: AttendInto) -> Tensor:
-        """The hidden states of a bucket. [size, hidden]
-
-        tokens: [2, size] int64
-        writes: the pools
-        """
+    def forward(self, inputs: PromptInputs, attend_into: AttendInto) -> Tensor:
+        """The hidden states of a bucket's tokens. [tokens, hidden]   writes: the pools"""
         program = self.program
-        padding = (tokens[0] == program.row_tables.padding_row)[:, None, None]
+        padding = (inputs.token_rows == program.row_tables.padding_row)[:, None, None]
 
         def attend(q: Tensor, index: int) -> Tensor:
             out = self.attention_output(q)
@@ -127,7 +110,7 @@ class PromptGraphs:
             attend_into(q, index, out)
             return out
 
-        batch = program.row_tables.batch(tokens[0], tokens[1])
+        batch = program.row_tables.prompt_batch(inputs)
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
     def attention_output(self, q: Tensor) -> Tensor:
@@ -141,7 +124,7 @@ class PromptGraphs:
 
     def bucket_for(self, step: PromptStep) -> PromptBucket | None:
         """The smallest bucket with room for the step's tokens."""
-        count = len(step.token_rows)
+        count = step.num_tokens
         return next((bucket for size, bucket in self.captured.items() if size >= count), None)
 
     def has_room(self, step: PromptStep) -> bool:
@@ -150,9 +133,9 @@ class PromptGraphs:
 
     def is_whole(self, bucket: PromptBucket, step: PromptStep) -> bool:
         """Whether the step is replayed as one graph."""
-        if bucket.whole is None or step.num_decode or len(step.last_tokens) > WHOLE_ROWS:
+        if bucket.whole is None or step.num_decode or len(step.row_ids) > WHOLE_ROWS:
             return False
-        return int(step.positions[step.last_tokens].max()) < WHOLE_CONTEXT
+        return int(step.stops.max()) <= WHOLE_CONTEXT
 
     def replay(self, step: PromptStep, last_tokens: Tensor, out: Tensor) -> None:
         """Compute the step.
@@ -162,24 +145,14 @@ class PromptGraphs:
         """
         bucket = self.bucket_for(step)
         assert bucket is not None, "has_room comes first"
-        rows, last = len(step.last_tokens), step.last_tokens
-        count, size, padding_row = (
-            len(step.token_rows),
-            bucket.size,
-            self.program.row_tables.padding_row,
-        )
-        tokens = (step.token_rows, size, padding_row), (step.positions, size, 0)
+        self.program.row_tables.write_prompt_inputs(bucket.inputs, step)
         if self.is_whole(bucket, step):
             assert bucket.whole is not None
-            row_ids, lens = (
-                (step.token_rows[last], WHOLE_ROWS, padding_row),
-                (step.positions[last] + 1, WHOLE_ROWS, 1),
-            )
-            upload(bucket.inputs, *tokens, row_ids, (last + 1, WHOLE_ROWS, count), lens)
             bucket.whole.replay()
+            rows = len(step.row_ids)
             out[:rows].copy_(bucket.whole.result[:rows])
             return
-        upload(bucket.inputs[: 2 * size], *tokens)
+        count = step.num_tokens
         attention: list[AttendInto] = []
 
         def attend(q: Tensor, index: int, out: Tensor) -> None:

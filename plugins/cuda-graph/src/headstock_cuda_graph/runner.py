@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-import attrs
 import numpy as np
 import torch
 from attrs import frozen
@@ -16,7 +15,6 @@ from torch import Tensor
 from headstock.nn.eager_step import run_eager_step, score_and_sample
 from headstock.spi import (
     Attend,
-    AttentionStep,
     Batch,
     CaptureProgress,
     DecodeStep,
@@ -75,8 +73,8 @@ class CudaGraphRunner(Runner):
 
     A replayed step is two graphs: the forward pass, one a bucket, and sampling, one a bucket and
     kind. Graphs read their inputs where these lay during the capture, so every input has an
-    address that stays. One upload a step writes rows and positions, and the graph gathers the rest
-    from `RowTables` on the device (docs/decisions/0015, 0016).
+    address that stays. One upload a step writes rows and positions, and the graph makes the rest
+    out of `RowTables` on the device (docs/decisions/0015, 0016).
     """
 
     def __init__(self, program: Program, capturer: GraphCapturer | None = None) -> None:
@@ -84,7 +82,6 @@ class CudaGraphRunner(Runner):
         self.attention = program.attention
         self.injected_capturer = capturer
         self.capturer: GraphCapturer | None = None
-        self.query_start: Tensor | None = None
         self.captured: dict[int, Bucket] = {}
         self.prompts: PromptGraphs | None = None
         self.uncapturable: set[frozenset[str]] = set()
@@ -109,16 +106,16 @@ class CudaGraphRunner(Runner):
         self.captured, self.prompts = {}, None
         if not buckets:
             return ()
-        device = self.program.row_tables.tokens.device
         # A pool of memory ends with its last graph, so each capture begins a pool of its own.
         self.capturer = self.injected_capturer or CudaGraphCapturer()
         captures, total = count(1), len(buckets) + len(prompt_buckets)
-        prompts = PromptGraphs(self.program, self.capturer)
+        prompts = PromptGraphs(self.program, self.capturer, max(buckets))
         # Largest first: what later captures need fits in the memory that earlier ones have left.
         prompts.capture(prompt_buckets, lambda: report(next(captures), total))
         self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
-        lines = torch.empty(3 * max(buckets), dtype=torch.int64, device=device)
-        self.query_start = torch.arange(max(buckets) + 1, dtype=torch.int32, device=device)
+        lines = torch.empty(
+            3 * max(buckets), dtype=torch.int64, device=self.program.row_tables.device
+        )
         captured = {}
         for size in buckets:
             captured[size] = self.capture_bucket(lines[: 3 * size].view(3, size))
@@ -138,9 +135,9 @@ class CudaGraphRunner(Runner):
         size, inputs = lines.shape[1], lines[:2]
         # The work runs once before its capture: padding rows write to the dummy page alone.
         lines[0], lines[1:] = self.program.row_tables.padding_row, 0
-        plan = self.attention.backend.graph_plan(
-            size, self.attention_step(inputs, np.ones(size, np.int32))
-        )
+        rows, starts = inputs
+        step = self.program.row_tables.attention_step(rows, starts, 1, np.ones(size, np.int32))
+        plan = self.attention.backend.graph_plan(size, step)
         forward = self.capturer(lambda: self.forward(inputs, plan), warm=False)
         bucket = Bucket(size, lines, plan, forward, {})
         # Fills the hidden states: the samplers below are run before they are captured.
@@ -157,24 +154,16 @@ class CudaGraphRunner(Runner):
             lambda: self.sample(bucket.inputs, hidden, kind), warm=warm
         )
 
-    def attention_step(self, inputs: Tensor, host_context_lens: np.ndarray) -> AttentionStep:
-        """The attention step of the first rows, as many as there are lengths."""
-        assert self.query_start is not None, "capture comes first"
-        count = len(host_context_lens)
-        rows, positions = inputs[:, :count]
-        query_start = self.query_start[: count + 1]
-        return self.program.row_tables.decode_attention(
-            rows, positions, query_start, host_context_lens
-        )
-
     def forward(self, inputs: Tensor, plan: Any) -> Tensor:
         """The hidden states of a step. [size, hidden]   writes: the pools"""
         program, layers, backend = self.program, self.attention.layers, self.attention.backend
-        batch = program.row_tables.batch(inputs[0], inputs[1])
+        rows, starts = inputs
+        batch = program.row_tables.batch(rows, starts, 1)
         if self.plans_itself:
             # Inside the graph, so that a replay gathers the page tables of the rows that it has.
-            longest = np.full(inputs.shape[1], self.attention.max_seq_len, np.int32)
-            backend.graph_update(plan, self.attention_step(inputs, longest))
+            longest = np.full(len(rows), self.attention.max_seq_len, np.int32)
+            step = program.row_tables.attention_step(rows, starts, 1, longest)
+            backend.graph_update(plan, step)
 
         def attend(q: Tensor, index: int) -> Tensor:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -192,41 +181,43 @@ class CudaGraphRunner(Runner):
         return sample
 
     def decode(self, step: DecodeStep) -> Sample | None:
-        """What the step samples, by a replay; None when it has more rows than any bucket."""
+        """What the step samples, by a replay; None when it has more rows than any bucket.
+
+        Steps of several tokens a row are not captured either.
+        """
         count = len(step.row_ids)
         bucket = self.bucket_for(count)
-        if bucket is None:
+        if bucket is None or step.query_len != 1:
             return None
-        size, padding_row = bucket.size, self.program.row_tables.padding_row
-        upload(bucket.inputs.view(-1), (step.row_ids, size, padding_row), (step.positions, size, 0))
+        tables, size = self.program.row_tables, bucket.size
+        upload(
+            bucket.inputs.view(-1), (step.row_ids, size, tables.padding_row), (step.starts, size, 0)
+        )
         if not self.plans_itself:
             # Planning reads lengths on the host, which no graph can do.
-            lens = (step.positions + 1).astype(np.int32)
+            rows, starts = bucket.inputs[:, :count]
+            lens = (step.starts + 1).astype(np.int32)
             self.attention.backend.graph_update(
-                bucket.plan, self.attention_step(bucket.inputs, lens)
+                bucket.plan, tables.attention_step(rows, starts, 1, lens)
             )
         bucket.forward.replay()
         return self.sample_rows(bucket, count, step.kind, step.sampling)
 
     def prompt(self, step: PromptStep) -> Sample | None:
         """What each row's last token samples, by a replay; None when no bucket has room."""
-        count, last, padding_row = (
-            len(step.last_tokens),
-            step.last_tokens,
-            self.program.row_tables.padding_row,
-        )
+        count, padding_row = len(step.row_ids), self.program.row_tables.padding_row
         bucket = self.bucket_for(count)
         if bucket is None or self.prompts is None or not self.prompts.has_room(step):
             return None
         # A row whose prompt goes on is scored too: its logits tell whether it is sound. It is the
         # padding row here, so that no sampled token replaces the next token of its prompt.
-        rows = np.where(step.is_sampled, step.token_rows[last], padding_row)
+        rows = np.where(step.is_sampled, step.row_ids, padding_row)
         size = bucket.size
         upload(
             bucket.lines.view(-1),
             (rows, size, padding_row),
-            (step.positions[last], size, 0),
-            (last, size, 0),
+            (step.stops - 1, size, 0),
+            (step.last_tokens, size, 0),
         )
         self.prompts.replay(step, bucket.lines[2], bucket.forward.result)
         return self.sample_rows(bucket, count, step.kind, step.sampling)
@@ -251,11 +242,11 @@ class CudaGraphRunner(Runner):
         kind = _smallest_kind(settings)
         if kind in bucket.samplers:
             bucket.samplers[kind].replay()
-            return _first_rows(bucket.samplers[kind].result, count)
+            return bucket.samplers[kind].result.first(count)
         # Computed before it is captured: this step needs its tokens now.
         sample = self.sample(bucket.inputs, bucket.forward.result, kind)
         self.capture_sampler_late(bucket, kind)
-        return _first_rows(sample, count)
+        return sample.first(count)
 
     def capture_sampler_late(self, bucket: Bucket, kind: frozenset[str]) -> None:
         """Capture a kind of sampling that a step just used; a failure is final for the kind.
@@ -282,11 +273,5 @@ class CudaGraphRunner(Runner):
 
     def close(self) -> None:
         """Drop the graphs and the program, which refers to the weights and the pool."""
-        self.captured, self.prompts, self.query_start = {}, None, None
+        self.captured, self.prompts = {}, None
         del self.program, self.attention
-
-
-def _first_rows(sample: Sample, count: int) -> Sample:
-    """The first rows of a sample."""
-    fields = {name: getattr(sample, name) for name in attrs.fields_dict(Sample)}
-    return Sample(**{name: tensor[:count] for name, tensor in fields.items() if tensor is not None})

@@ -1,0 +1,75 @@
+"""Steps as a runner is offered them for a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from headstock.spi.batch import Sampling
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+AttendInto = Callable[["Tensor", int, "Tensor"], None]
+"""`attend(q, layer, out)`: writes attention of a step's queries to `out`, both
+[tokens, heads, head_dim].
+"""
+
+
+@frozen(kw_only=True, eq=False)
+class DecodeStep:
+    """A step in which each row computes `query_len` tokens after earlier ones and samples the next.
+
+    row_ids, starts: [n] int64 numpy, each row and its first position in this step
+    query_len: tokens of each row; a runner that has captured no such steps leaves them to `run`
+    kind: the settings that matter for some row ("temperature", ...), as `RowTables.sampling` takes
+        them; None when sampling needs more than these
+    sampling: makes the complete `Sampling`, for any kind
+    """
+
+    # Two numbers a row are all that a replay is given: nothing on the device says how far a row is,
+    # so nothing there can drift from the plan (docs/decisions/0015-replayed-decode-steps.md).
+    row_ids: np.ndarray
+    starts: np.ndarray
+    query_len: int
+    kind: frozenset[str] | None
+    sampling: Callable[[], Sampling]
+
+
+@frozen(kw_only=True, eq=False)
+class PromptStep:
+    """A step with prompt tokens: some row computes several tokens, or its first.
+
+    Each row is scored at its last token.
+
+    num_decode: how many rows at the front have one token each after earlier ones
+    row_ids, starts, stops: [n] int64 numpy, each row and the half-open interval of its positions
+    is_sampled: [n] bool numpy; False where the row's prompt goes on after this step, so that no
+        token is stored
+    kind, sampling: as in `DecodeStep`, for the last tokens
+    attention: plans the step's attention on the host and returns the function that computes it;
+        the first call of a step may come after work has been launched
+    """
+
+    num_decode: int
+    row_ids: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+    is_sampled: np.ndarray
+    kind: frozenset[str] | None
+    sampling: Callable[[], Sampling]
+    attention: Callable[[], AttendInto]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the step computes."""
+        return int((self.stops - self.starts).sum())
+
+    @property
+    def last_tokens(self) -> np.ndarray:
+        """The index of each row's last token in the step, [n] int64."""
+        last: np.ndarray = (self.stops - self.starts).cumsum() - 1
+        return last
