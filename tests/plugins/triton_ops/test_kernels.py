@@ -1,43 +1,17 @@
-"""The kernels of `triton` without a GPU: what they compute, by Triton's interpreter, in processes
-of their own.
-
-The interpreter is chosen by a variable that must be set before Triton is imported, and stays chosen
-in that process.
-"""
+"""The kernels of `triton` without a GPU: what they compute, by Triton's interpreter."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreted import run_interpreted
 from often import often
 
-ROOT = Path(__file__).parents[3]
 PARTS = sorted((Path(__file__).parent / "interpreted").glob("*.py"))
 
 
 @pytest.mark.parametrize("which", often(1, ["not full", "full"]))
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.stem)
 def test_interpreted(part: Path, which: str) -> None:
-    # each of its tests
-    limit = ("-o", "faulthandler_timeout=120", "-o", "faulthandler_exit_on_timeout=true")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        str(part),
-        "-m",
-        which,
-        "-p",
-        "no:cacheprovider",
-        "--tb=short",
-        *limit,
-    ]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=190
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    run_interpreted(part, which)
