@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ CPU = (DeviceRange("cpu"),)
 ENTRY_POINTS = """[headstock.attention]
 toy = toy_plugins:attention
 toy-planned = toy_plugins:planned_attention
+toy-sharing = toy_plugins:sharing_attention
 [headstock.runner]
 rerun = rerun:spec
 [headstock.ops]
@@ -111,6 +113,18 @@ def planned_attention() -> AttentionSpec:
     spec = attention()
     narrow = evolve(spec.capabilities, planning=Planning.PER_STEP, graph=GraphSupport.DECODE)
     return evolve(spec, name="toy-planned", capabilities=narrow)
+
+
+def sharing_attention() -> AttentionSpec:
+    """The backend `toy-sharing`: `toy`, which reads shared pages from its rows' group."""
+    spec = attention()
+    features = spec.capabilities.features | {Feature.SHARED_PREFIX}
+    return evolve(
+        spec,
+        name="toy-sharing",
+        implementation="toy_plugins:SharingToyAttention",
+        capabilities=evolve(spec.capabilities, features=features),
+    )
 
 
 def ops() -> OpsSpec:
@@ -254,7 +268,7 @@ class ToyAttention(AttentionBackend):
             plan.host_context_lens.astype(np.int64),
             plan.host_query_lens.astype(np.int64),
         )
-        table = plan.page_tables[layer.group].numpy()
+        table = self.table(layer, plan).numpy()
         check_tails(table, lens, self.page_size)
         tokens = self.contexts(layer, table, lens, queries)
         if layer.window is not None:
@@ -268,6 +282,10 @@ class ToyAttention(AttentionBackend):
                 f"row {row} asks for position {query_positions[end - 1]} of {length}"
             )
             out[end - count : end, 0, 0] = torch.from_numpy(hashes(tokens[row, :length], count))
+
+    def table(self, layer: LayerInfo, plan: AttentionStep) -> Tensor:
+        """The page table of the layer's rows."""
+        return plan.page_tables[layer.group]
 
     def contexts(
         self, layer: LayerInfo, table: np.ndarray, lens: np.ndarray, queries: np.ndarray
@@ -340,6 +358,43 @@ class ToyAttention(AttentionBackend):
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class SharingToyAttention(ToyAttention):
+    """Puts page tables together again out of the two parts of a step."""
+
+    min_shared_tokens = 1
+
+    def table(self, layer: LayerInfo, plan: AttentionStep) -> Tensor:
+        """The page tables that the parts make; they are those of the step if all is right."""
+        if plan.shared is None or layer.window is not None:
+            return super().table(layer, plan)
+        prefixes, rest, shared_lens = (
+            plan.shared.prefixes,
+            plan.shared.rest,
+            plan.shared.shared_lens,
+        )
+        assert torch.equal(rest.context_lens + shared_lens, plan.context_lens)
+        assert (rest.context_lens > 0).all() and (prefixes.query_start.diff() >= 0).all()
+        starts, joined = (
+            prefixes.query_start.tolist(),
+            torch.zeros_like(plan.page_tables[layer.group]),
+        )
+        assert not shared_lens[starts[-1] :].any(), "a row of no group shares pages"
+        for group, (first, last) in enumerate(pairwise(starts)):
+            length = int(prefixes.context_lens[group])
+            if first == last:
+                continue
+            assert length and not length % self.page_size
+            assert (shared_lens[first:last] == length).all()
+            pages = length // self.page_size
+            joined[first:last, :pages] = prefixes.page_tables[layer.group][group, :pages]
+        for row, (shared, more) in enumerate(
+            zip(shared_lens.tolist(), rest.context_lens.tolist(), strict=True)
+        ):
+            before, count = shared // self.page_size, -(-more // self.page_size)
+            joined[row, before : before + count] = rest.page_tables[layer.group][row, :count]
+        return joined
 
 
 def check_tails(table: np.ndarray, lens: np.ndarray, page_size: int) -> None:

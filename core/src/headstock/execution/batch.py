@@ -9,10 +9,19 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.execution.buffers import Buffers
+from headstock.execution.prefix_step import share_prefixes
 from headstock.execution.row_tables import flatten_tokens, make_attention_step, make_batch
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Plan
-from headstock.spi import AttendInto, AttentionStep, Batch, DecodeStep, Phase, PromptStep
+from headstock.spi import (
+    AttendInto,
+    AttentionStep,
+    Batch,
+    DecodeStep,
+    Phase,
+    PrefixGroups,
+    PromptStep,
+)
 from headstock.spi.arrays import Ints
 
 
@@ -25,8 +34,13 @@ class StepTensors:
     extend: AttentionStep | None
 
 
-def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> StepTensors:
-    """Make the tensors of a plan that `buffers` have applied."""
+def make_step(
+    plan: Plan, buffers: Buffers, sampling: SamplingTable, groups: PrefixGroups | None = None
+) -> StepTensors:
+    """Make the tensors of a plan that `buffers` have applied.
+
+    groups: of the plan's decode rows
+    """
     counts = plan.stops - plan.starts
     ends = np.cumsum(counts)
     rows, starts = plan.rows.astype(np.int64), plan.starts.astype(np.int64)
@@ -55,11 +69,13 @@ def make_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> StepTens
         sampling=sampling.make_sampling(tokens[0][logits], tokens[1][logits], buffers),
         by_numpy=buffers.device.type == "cpu",
     )
-    decode, extend = _make_attention_steps(plan, buffers, step_rows)
+    decode, extend = _make_attention_steps(plan, buffers, groups, step_rows)
     return StepTensors(batch=batch, decode=decode, extend=extend)
 
 
-def make_decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> DecodeStep | None:
+def make_decode_step(
+    plan: Plan, sampling: SamplingTable, buffers: Buffers, groups: PrefixGroups | None = None
+) -> DecodeStep | None:
     """Make the plan a decode step; None unless each row decodes and gets a token."""
     count = len(plan.rows)
     if (
@@ -79,6 +95,7 @@ def make_decode_step(plan: Plan, sampling: SamplingTable, buffers: Buffers) -> D
         # tensors made for them here would be thrown away.
         kind=sampling.select_kind(rows, positions, buffers),
         sampling=lambda: sampling.make_sampling(rows, positions, buffers),
+        groups=groups,
     )
 
 
@@ -87,7 +104,11 @@ PlanAttention = Callable[[AttentionStep | None, AttentionStep | None], AttendInt
 
 
 def make_prompt_step(
-    plan: Plan, sampling: SamplingTable, buffers: Buffers, plan_attention: PlanAttention
+    plan: Plan,
+    sampling: SamplingTable,
+    buffers: Buffers,
+    plan_attention: PlanAttention,
+    groups: PrefixGroups | None = None,
 ) -> PromptStep | None:
     """Make the plan a prompt step; None if all rows decode or a row is scored more than once."""
     if plan.num_decode == len(plan.rows) or (plan.num_logits != 1).any():
@@ -104,7 +125,7 @@ def make_prompt_step(
         sampling=lambda: sampling.make_sampling(rows, last, buffers),
         # A function, because the runner may launch work before the host plans attention; a whole
         # graph needs no such plan at all.
-        attention=lambda: plan_attention(*_make_attention_steps(plan, buffers)),
+        attention=lambda: plan_attention(*_make_attention_steps(plan, buffers, groups)),
     )
 
 
@@ -134,19 +155,22 @@ def _upload_rows(
 
 
 def _make_attention_steps(
-    plan: Plan, buffers: Buffers, rows: UploadedRows | None = None
+    plan: Plan, buffers: Buffers, groups: PrefixGroups | None, rows: UploadedRows | None = None
 ) -> tuple[AttentionStep | None, AttentionStep | None]:
     """Make the attention steps of decode rows and of the others; None where there are none.
 
+    groups: of the decode rows
     rows: all rows of the plan, if they are on the device
     """
     split = plan.num_decode
     if split == len(plan.rows):
-        return _make_attention_step(plan, buffers, slice(None), rows, Phase.DECODE), None
+        step = _make_attention_step(plan, buffers, slice(None), rows, Phase.DECODE)
+        return share_prefixes(step, groups, buffers), None
     phase = Phase.EXTEND if plan.starts[split:].any() else Phase.PREFILL
     if not split:
         return None, _make_attention_step(plan, buffers, slice(None), rows, phase)
-    decode = _make_attention_step(plan, buffers, slice(0, split), None, Phase.DECODE)
+    step = _make_attention_step(plan, buffers, slice(0, split), None, Phase.DECODE)
+    decode = share_prefixes(step, groups, buffers)
     extend = _make_attention_step(plan, buffers, slice(split, None), None, phase)
     return decode, extend
 

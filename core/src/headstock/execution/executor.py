@@ -7,17 +7,18 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import fields_dict, frozen
 from torch import Tensor
 
 from headstock.execution.abstract_executor import Executor, Pending
 from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.batch import make_decode_step, make_prompt_step, make_step
 from headstock.execution.buffers import Buffers
+from headstock.execution.prefix_tracker import PrefixTracker, sort_decode_rows
 from headstock.execution.readback import Readback
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Plan, RequestState
-from headstock.spi import Runner, Sample
+from headstock.spi import PrefixGroups, Runner, Sample
 from headstock.spi.arrays import Ints
 
 
@@ -26,12 +27,15 @@ class LaunchedStep(Pending):
     """A step whose kernels have been launched.
 
     page_tables: as they were for this step
+    plan: with the rows in the order in which they ran
+    place: [decode rows] int64, where each row of the caller's plan ran; None for its own order
     """
 
     readback: Readback
     buffers: Buffers
     page_tables: tuple[Tensor, ...]
     plan: Plan
+    place: Ints | None
 
     def wait(self) -> Sample:
         """Wait for the sample; afterwards the pages of unhealthy rows are finite."""
@@ -42,15 +46,37 @@ class LaunchedStep(Pending):
             logit_rows = np.repeat(self.plan.rows.astype(np.int64), self.plan.num_logits)
             unhealthy = ~sample.healthy.numpy()
             self.buffers.zero_non_finite(np.unique(logit_rows[unhealthy]), self.page_tables)
-        return sample
+        return sample if self.place is None else _restore_order(sample, self.place)
+
+
+def _restore_order(sample: Sample, place: Ints) -> Sample:
+    """Return the sample with decode rows, which have one logit each and come first, in their order.
+
+    place: [decode rows] int64
+    """
+    order = np.arange(len(sample.tokens))
+    order[: len(place)] = place
+    tensors = {name: getattr(sample, name) for name in fields_dict(Sample)}
+    return Sample(**{name: tensor[order] for name, tensor in tensors.items() if tensor is not None})
 
 
 class LocalExecutor(Executor):
-    """Runs plans one after the other with `runner` over `buffers`, in this process."""
+    """Runs plans one after the other with `runner` over `buffers`, in this process.
+
+    With a `tracker`, decode rows that share leading pages run side by side, in an order that the
+    caller does not see.
+    """
 
     def __init__(
-        self, *, buffers: Buffers, sampling: SamplingTable, runner: Runner, router: PhaseRouter
+        self,
+        *,
+        buffers: Buffers,
+        sampling: SamplingTable,
+        runner: Runner,
+        router: PhaseRouter,
+        tracker: PrefixTracker | None = None,
     ) -> None:
+        self.tracker = tracker
         self.buffers = buffers
         self.sampling = sampling
         self.runner = runner
@@ -67,9 +93,27 @@ class LocalExecutor(Executor):
             self._apply_pending_plans()
             for row, entry in new_rows.items():
                 self.sampling.write_row(row, entry.request)
-            # A replay where there is one: operation by operation a step of the 0.6B shape has 324
-            # launches, which take the host 7 ms (docs/decisions/0016-replayed-prompt-steps.md).
-            return self._replay_decode(plan) or self._replay_prompt(plan) or self._run_batch(plan)
+            grouped = self.tracker.group_plan(plan) if self.tracker is not None else None
+            if grouped is None:
+                return self._launch(plan, None, None)
+            if grouped.is_sorted:
+                return self._launch(plan, grouped.groups, None)
+            ordered = sort_decode_rows(plan, grouped.order)
+            return self._launch(ordered, grouped.groups, grouped.place)
+
+    def _launch(self, plan: Plan, groups: PrefixGroups | None, place: Ints | None) -> LaunchedStep:
+        """Launch a plan whose decode rows stand group by group.
+
+        place: as in `LaunchedStep`
+        """
+        # A replay where there is one: operation by operation a step of the 0.6B shape has 324
+        # launches, which take the host 7 ms (docs/decisions/0016-replayed-prompt-steps.md).
+        sample = (
+            self._replay_decode(plan, groups)
+            or self._replay_prompt(plan, groups)
+            or self._run_batch(plan, groups)
+        )
+        return self._launch_readback(sample, plan, place)
 
     def _apply_pending_plans(self) -> None:
         """Bring the tables up to date with this plan and with earlier ones that failed here.
@@ -79,6 +123,8 @@ class LocalExecutor(Executor):
         """
         while self.pending_plans:
             self.buffers.apply_plan(*self.pending_plans[0])
+            if self.tracker is not None:
+                self.tracker.apply_plan(*self.pending_plans[0])
             del self.pending_plans[0]  # only now: an exception above leaves it for the next step
 
     def _nvtx_range(self, plan: Plan) -> AbstractContextManager[None]:
@@ -90,21 +136,19 @@ class LocalExecutor(Executor):
             f"step {plan.number}: {plan.num_decode} decode, {others} prefill"
         )
 
-    def _replay_decode(self, plan: Plan) -> LaunchedStep | None:
+    def _replay_decode(self, plan: Plan, groups: PrefixGroups | None) -> Sample | None:
         """Replay the plan as a captured decode step; None when the runner has none for it."""
-        step = make_decode_step(plan, self.sampling, self.buffers)
-        sample = None if step is None else self.runner.decode(step)
-        return None if sample is None else self._launch_readback(sample, plan)
+        step = make_decode_step(plan, self.sampling, self.buffers, groups)
+        return None if step is None else self.runner.decode(step)
 
-    def _replay_prompt(self, plan: Plan) -> LaunchedStep | None:
+    def _replay_prompt(self, plan: Plan, groups: PrefixGroups | None) -> Sample | None:
         """Replay the plan as a captured prompt step; None when the runner has none for it."""
-        step = make_prompt_step(plan, self.sampling, self.buffers, self.router.plan)
-        sample = None if step is None else self.runner.prompt(step)
-        return None if sample is None else self._launch_readback(sample, plan)
+        step = make_prompt_step(plan, self.sampling, self.buffers, self.router.plan, groups)
+        return None if step is None else self.runner.prompt(step)
 
-    def _run_batch(self, plan: Plan) -> LaunchedStep:
+    def _run_batch(self, plan: Plan, groups: PrefixGroups | None) -> Sample:
         """Run the plan as a batch of its own."""
-        step = make_step(plan, self.buffers, self.sampling)
+        step = make_step(plan, self.buffers, self.sampling, groups)
         sample = self.runner.run(step.batch, self.router.attend(step))
         is_sampled = plan.samples > 0
         if is_sampled.any():
@@ -114,9 +158,9 @@ class LocalExecutor(Executor):
             if len(tokens) != int(is_sampled.sum()):
                 tokens = tokens[self.buffers.to_device(plan.last_logits[is_sampled])]
             self.buffers.store_tokens(plan.rows[is_sampled], plan.stops[is_sampled], tokens)
-        return self._launch_readback(sample, plan)
+        return sample
 
-    def _launch_readback(self, sample: Sample, plan: Plan) -> LaunchedStep:
+    def _launch_readback(self, sample: Sample, plan: Plan, place: Ints | None) -> LaunchedStep:
         """Queue the sample's copies to the host right behind the step."""
         return LaunchedStep(
             readback=Readback(sample, self.buffers.device),
@@ -125,6 +169,7 @@ class LocalExecutor(Executor):
             # others.
             page_tables=self.buffers.snapshot_page_tables(),
             plan=plan,
+            place=place,
         )
 
     def close(self) -> None:
@@ -135,5 +180,5 @@ class LocalExecutor(Executor):
         for name in ("runner", "router"):
             if name in attributes:
                 attributes.pop(name).close()
-        for name in ("buffers", "sampling"):
+        for name in ("buffers", "sampling", "tracker"):
             attributes.pop(name, None)

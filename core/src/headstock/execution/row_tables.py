@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from headstock.execution.buffers import Buffers, unpack
+from headstock.execution.prefix_step import bound_prefixes, pad_groups, split_step
 from headstock.spi import (
     AttentionStep,
     Batch,
     Phase,
+    PrefixGroups,
+    PrefixInputs,
     PromptInputs,
     PromptStep,
     RowTables,
@@ -176,12 +179,17 @@ class DeviceTables(RowTables):
         )
 
     def attention_step(
-        self, row_ids: Tensor, starts: Tensor, query_len: int, host_lens: np.ndarray
+        self,
+        row_ids: Tensor,
+        starts: Tensor,
+        query_len: int,
+        host_lens: np.ndarray,
+        prefixes: PrefixInputs | None = None,
     ) -> AttentionStep:
         """Make the attention step of that batch."""
         # Cast and addition in one operation.
         lens = torch.add(starts, query_len, out=torch.empty_like(starts, dtype=torch.int32))
-        return make_attention_step(
+        step = make_attention_step(
             self.buffers,
             Phase.DECODE if query_len == 1 else Phase.EXTEND,
             row_ids=row_ids,
@@ -191,6 +199,24 @@ class DeviceTables(RowTables):
             host_context_lens=host_lens,
             by_numpy=False,
         )
+        if prefixes is None:
+            return step
+        starts, lens = prefixes.group_starts, prefixes.shared_lens
+        bounds = bound_prefixes(len(row_ids), len(starts) - 1, step.max_context_len)
+        return split_step(step, starts, lens, bounds, self.buffers.page_size)
+
+    def prefix_inputs(self, num_rows: int) -> PrefixInputs:
+        """Allocate the inputs of decode steps of at most so many rows, without groups."""
+        none = np.zeros(0, np.int32)
+        arrays = pad_groups(PrefixGroups(counts=none, lens=none), num_rows)
+        memory = self.buffers.pack(*arrays).to(self.device)
+        group_starts, shared_lens = unpack(memory, *arrays)
+        return PrefixInputs(memory=memory, group_starts=group_starts, shared_lens=shared_lens)
+
+    def write_prefix_inputs(self, inputs: PrefixInputs, groups: PrefixGroups) -> None:
+        """Bring the inputs up to date with a step's groups, by one copy.   writes: inputs"""
+        arrays = pad_groups(groups, len(inputs.shared_lens))
+        inputs.memory.copy_(self.buffers.pack(*arrays), non_blocking=True)
 
     def _query_start(self, num_rows: int, query_len: int) -> Tensor:
         """Where the tokens of equally long rows begin and end. [rows + 1] int32"""

@@ -1,6 +1,7 @@
 """The contract between headstock and its plugins. Importing it does not import torch."""
 
 from headstock.spi.attention import (
+    MAX_PREFIX_GROUPS,
     AttentionBackend,
     AttentionCapabilities,
     AttentionContext,
@@ -12,6 +13,8 @@ from headstock.spi.attention import (
     LayerInfo,
     Phase,
     Planning,
+    PrefixGroups,
+    SharedPrefixes,
 )
 from headstock.spi.batch import Batch, Sample, Sampling
 from headstock.spi.cache import (
@@ -48,7 +51,7 @@ from headstock.spi.ops import (
     Weight,
 )
 from headstock.spi.plugin import PluginSpec, Rejection, Require
-from headstock.spi.row_tables import PromptInputs, RowTables
+from headstock.spi.row_tables import PrefixInputs, PromptInputs, RowTables
 from headstock.spi.runner import (
     CaptureProgress,
     DecodeAttention,
@@ -64,6 +67,7 @@ from headstock.spi.versions import RESERVED, SPI, SpiRange
 
 __all__ = [
     "LAYER_OPERATIONS",
+    "MAX_PREFIX_GROUPS",
     "OPERATIONS",
     "RESERVED",
     "SPI",
@@ -114,6 +118,8 @@ __all__ = [
     "Phase",
     "Planning",
     "PluginSpec",
+    "PrefixGroups",
+    "PrefixInputs",
     "Program",
     "PromptInputs",
     "PromptStep",
@@ -131,6 +137,7 @@ __all__ = [
     "ScheduleDecision",
     "ScheduleFunction",
     "SchedulerSpec",
+    "SharedPrefixes",
     "SpiRange",
     "StateKV",
     "StateTensor",

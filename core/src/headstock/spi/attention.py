@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+MAX_PREFIX_GROUPS = 8
+"""Groups of rows that share leading pages in a step: graphs have room for so many."""
+
+
 class Phase(Enum):
     """What a row computes in a step.
 
@@ -34,11 +38,16 @@ class Phase(Enum):
 
 
 class Feature(Enum):
-    """What a model may need of attention; a backend lacks every feature that it does not name."""
+    """What a backend may be able to do; it lacks every feature that it does not name.
+
+    SHARED_PREFIX: it reads `AttentionStep.shared`; the engine looks for rows that share pages only
+        for such a backend
+    """
 
     SLIDING_WINDOW = "sliding-window"
     SOFTCAP = "softcap"
     LSE = "lse"
+    SHARED_PREFIX = "shared-prefix"
 
 
 # Ordered, because runners ask for the least that they need.
@@ -166,6 +175,8 @@ class AttentionStep:
     page_tables: one a KV group, [rows, max_pages] int32; 0, the dummy page, past a row's last page
     host_query_lens, host_context_lens: [rows] int32 numpy, so that planning never waits for the
         device
+    shared: the same step cut in two, where rows of a decode step share enough leading pages; a
+        backend that ignores it gives the same answer
     """
 
     # One phase for all its rows: a step has at most two parts, its decode rows and the others.
@@ -176,6 +187,7 @@ class AttentionStep:
     # The same lengths as on the device: to read those would wait for the step that runs.
     host_query_lens: np.ndarray
     host_context_lens: np.ndarray
+    shared: SharedPrefixes | None = None
 
     @property
     def num_rows(self) -> int:
@@ -191,6 +203,41 @@ class AttentionStep:
     def max_context_len(self) -> int:
         """Context tokens of the longest row, this step's included."""
         return int(self.host_context_lens.max(initial=0))
+
+
+@frozen(kw_only=True, eq=False)
+class PrefixGroups:
+    """Rows of a decode step that share leading pages; they are its first rows, group by group.
+
+    There are at most `MAX_PREFIX_GROUPS`.
+
+    counts: [groups] int32 numpy, the rows of each
+    lens: [groups] int32 numpy, the tokens that they share, whole pages
+    """
+
+    counts: np.ndarray
+    lens: np.ndarray
+
+
+@frozen(kw_only=True, eq=False)
+class SharedPrefixes:
+    """A decode step cut in two, so that pages that several rows share are read once.
+
+    Groups of rows share leading pages. Attention of such a row is that over its group's tokens and
+    that over the rest, weighted by their sums of exponentials (LSE). Layers with a window, whose
+    page tables may lack the leading pages, read the step as it is.
+
+    prefixes: the groups as rows of a step: a group's query tokens are those of its rows, which
+        follow each other from the first row on, and each of them sees the group's whole context. A
+        group may have no rows. Its phase is EXTEND, but no token of the queries is in the context.
+    rest: the rows of the step with the tokens that follow, at least their newest one
+    shared_lens: [rows] int32, how many leading tokens a row shares with its group; 0 where it has
+        none, and `rest` is all there is
+    """
+
+    prefixes: AttentionStep
+    rest: AttentionStep
+    shared_lens: Tensor
 
 
 @frozen(kw_only=True, eq=False)
@@ -253,6 +300,14 @@ class AttentionBackend(ABC):
     def close(self) -> None:
         """Free what the backend holds. It is not used afterwards."""
 
+    @property
+    def min_shared_tokens(self) -> int | None:
+        """How many tokens `AttentionStep.shared` must spare a step, in each layer, to be worth it.
+
+        None: it never is. Only asked of a backend that names `Feature.SHARED_PREFIX`.
+        """
+        return None
+
     # The four methods of graphs are not abstract: a backend without graphs need not write them.
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
         """Allocate static buffers for graphs of these batch sizes; only if `graph` is not NEVER."""
@@ -275,8 +330,10 @@ class AttentionBackend(ABC):
         """A plan for a graph that has the calls of `forward` in it, made during its capture.
 
         The step's tensors are overwritten before each replay and are all that may be read. Its
-        host lengths are upper bounds. Rows without query tokens pad the step.
+        host lengths are upper bounds. Rows without query tokens pad the step. It is a decode step
+        if it has `shared`, for backends with `Feature.SHARED_PREFIX` and `Planning.NONE`.
         """
         raise TypeError(
-            f"{type(self).__name__} declares graph support ALWAYS but has no capture_plan"
+            f"{type(self).__name__} declares graph support ALWAYS or shared prefixes but has no "
+            "capture_plan"
         )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from headstock.spi.attention import AttentionStep
+    from headstock.spi.attention import AttentionStep, PrefixGroups
     from headstock.spi.batch import Batch, Sample, Sampling
     from headstock.spi.steps import PromptStep
 
@@ -50,6 +50,27 @@ class PromptInputs:
         )
 
 
+@frozen(kw_only=True, eq=False)
+class PrefixInputs:
+    """What a captured decode step is given of the rows that share pages, at addresses that stay.
+
+    Without groups no row shares anything.
+
+    memory: the bytes that the others are views of
+    group_starts: [MAX_PREFIX_GROUPS + 1] int32, where the rows of each group begin; a group that
+        the step lacks has no rows
+    shared_lens: [rows] int32, how many leading tokens each row shares with its group
+    """
+
+    memory: Tensor
+    group_starts: Tensor
+    shared_lens: Tensor
+
+    def first_rows(self, count: int) -> PrefixInputs:
+        """Return the inputs of the first rows alone, over the same memory."""
+        return evolve(self, shared_lens=self.shared_lens[:count])
+
+
 class RowTables(ABC):
     """What the device knows of each row, and the records that follow from it.
 
@@ -83,12 +104,30 @@ class RowTables(ABC):
 
     @abstractmethod
     def attention_step(
-        self, row_ids: Tensor, starts: Tensor, query_len: int, host_lens: np.ndarray
+        self,
+        row_ids: Tensor,
+        starts: Tensor,
+        query_len: int,
+        host_lens: np.ndarray,
+        prefixes: PrefixInputs | None = None,
     ) -> AttentionStep:
         """Make the attention step of that batch.
 
         row_ids, starts: [n] int64, as in `batch`
         host_lens: [n] int32, the context lengths after the step, or the most that they may be
+        prefixes: of these rows; with them the step has `shared`, for one token a row
+        """
+
+    @abstractmethod
+    def prefix_inputs(self, num_rows: int) -> PrefixInputs:
+        """Allocate the inputs of decode steps of at most so many rows, without groups."""
+
+    @abstractmethod
+    def write_prefix_inputs(self, inputs: PrefixInputs, groups: PrefixGroups) -> None:
+        """Bring the inputs up to date with a step's groups, by one copy to the device.
+
+        inputs: as `prefix_inputs` made them
+        writes: inputs
         """
 
     @abstractmethod

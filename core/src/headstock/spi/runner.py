@@ -43,12 +43,16 @@ class RunnerSpec(PluginSpec):
 
 @frozen(kw_only=True, eq=False)
 class DecodeAttention:
-    """The decode backend, how it is planned, and the layers it serves."""
+    """The decode backend, how it is planned, and the layers it serves.
+
+    shares_prefixes: steps may have `DecodeStep.groups`, which the backend makes use of
+    """
 
     backend: AttentionBackend
     planning: Planning
     layers: tuple[LayerInfo, ...]
     max_seq_len: int
+    shares_prefixes: bool = False
 
 
 @frozen(kw_only=True, eq=False)

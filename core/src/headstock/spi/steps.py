@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from headstock.spi.attention import PrefixGroups
+
 AttendInto = Callable[["Tensor", int, "Tensor"], None]
 """`attend(q, layer, out)`: writes attention of a step's queries to `out`, both
 [tokens, heads, head_dim].
@@ -28,6 +30,8 @@ class DecodeStep:
     kind: the settings that matter for some row ("temperature", ...), as `RowTables.sampling` takes
         them; None when sampling needs more than these
     sampling: makes the complete `Sampling`, for any kind
+    groups: the rows that share leading pages, where reading these once is worth it; a runner that
+        ignores it gives the same answer
     """
 
     # Two numbers a row are all that a replay is given: nothing on the device says how far a row is,
@@ -37,6 +41,7 @@ class DecodeStep:
     query_len: int
     kind: frozenset[str] | None
     sampling: Callable[[], Sampling]
+    groups: PrefixGroups | None = None
 
 
 @frozen(kw_only=True, eq=False)

@@ -10,10 +10,11 @@ from attrs import frozen
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.debug.fault_injection import FaultInjector
-from headstock.errors import CannotRun, describe_error, shorten
+from headstock.errors import CannotRun, PluginBroken, describe_error, shorten
 from headstock.execution.abstract_executor import Executor
 from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.buffers import Buffers
+from headstock.execution.prefix_tracker import PrefixTracker
 from headstock.execution.row_tables import DeviceTables
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.spi import (
@@ -21,6 +22,7 @@ from headstock.spi import (
     AttentionContext,
     AttentionSpec,
     DecodeAttention,
+    Feature,
     GraphSupport,
     LayerInfo,
     Model,
@@ -64,6 +66,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
     """Assemble the executor over these buffers; no graph is captured yet.   raises: CannotRun"""
     model, parts = inputs.model, inputs.parts
     router = _make_attention_router(inputs, buffers)
+    tracker = _make_tracker(inputs, buffers, router)
     sampling = SamplingTable(len(buffers.tokens), model.vocab, buffers.device)
     program = Program(
         config=model,
@@ -76,6 +79,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
             planning=parts.attention[-1].capabilities.planning,
             layers=router.layers,
             max_seq_len=max_len,
+            shares_prefixes=tracker is not None,
         ),
         # The memory plan counts scores of one position a row. Prompt log-probabilities score more,
         # which are therefore scored in parts.
@@ -89,9 +93,43 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
     runner = inputs.faults.wrap_runner(
         registry.make_part(parts.runner, Runner, program, expected=out_of_memory)
     )
-    executor = parts.executor(buffers=buffers, sampling=sampling, runner=runner, router=router)
+    executor = parts.executor(
+        buffers=buffers,
+        sampling=sampling,
+        runner=runner,
+        router=router,
+        tracker=tracker,
+    )
     return AssembledExecutor(
         executor=executor, runner=runner, sampling=sampling, device=buffers.device
+    )
+
+
+def _make_tracker(
+    inputs: BuildInputs, buffers: Buffers, router: PhaseRouter
+) -> PrefixTracker | None:
+    """What finds decode rows that share pages; None where the decode backend has no use for it.
+
+    raises: PluginBroken
+    """
+    choice = inputs.parts.attention[-1]
+    if Feature.SHARED_PREFIX not in choice.capabilities.features:
+        return None
+    min_tokens: Any = router.decode.min_shared_tokens
+    if min_tokens is None:
+        return None
+    if not isinstance(min_tokens, int) or min_tokens < 1:
+        raise PluginBroken(
+            f"the attention plugin {choice.spec.name} gives min_shared_tokens {min_tokens!r}; "
+            "wanted: a positive int or None; report it there"
+        )
+    rows, columns = buffers.page_tables[0].shape
+    return PrefixTracker(
+        inputs.model.kv_groups,
+        rows=rows,
+        columns=columns,
+        page_size=buffers.page_size,
+        min_tokens=min_tokens,
     )
 
 

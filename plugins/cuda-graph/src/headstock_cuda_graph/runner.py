@@ -19,6 +19,8 @@ from headstock.spi import (
     CaptureProgress,
     DecodeStep,
     Planning,
+    PrefixGroups,
+    PrefixInputs,
     Program,
     PromptStep,
     Runner,
@@ -43,6 +45,10 @@ A graph for all kinds would make noise over the vocabulary for greedy rows too.
 """
 
 
+SHARED_ROWS = 16
+"""The smallest bucket that has a forward pass for rows that share leading pages."""
+
+
 def _smallest_kind(settings: frozenset[str]) -> frozenset[str]:
     """The smallest of `SAMPLING_KINDS` that has these columns."""
     return next(kind for kind in SAMPLING_KINDS if settings <= kind)
@@ -52,6 +58,8 @@ def _smallest_kind(settings: frozenset[str]) -> frozenset[str]:
 class Bucket:
     """A captured forward pass of `size` rows: its input, its attention plan and its hidden states.
 
+    shared: the same for rows that share leading pages, with the same hidden states; None where a
+        bucket has none
     lines: [3, size] int64: row ids, positions, and where the rows' hidden states are among those
         of a step with prompt tokens
     """
@@ -60,6 +68,7 @@ class Bucket:
     lines: Tensor
     plan: Any
     forward: CapturedGraph[Tensor]
+    shared: CapturedGraph[Tensor] | None
     samplers: dict[frozenset[str], CapturedGraph[Sample]]
 
     @property
@@ -72,9 +81,12 @@ class CudaGraphRunner(Runner):
     """Replays steps that fit in a bucket and runs all others operation by operation.
 
     A replayed step is two graphs: the forward pass, one a bucket, and sampling, one a bucket and
-    kind. Graphs read their inputs where these lay during the capture, so every input has an
-    address that stays. One upload a step writes rows and positions, and the graph makes the rest
-    out of `RowTables` on the device (docs/decisions/0015, 0016).
+    kind. Buckets of `SHARED_ROWS` and more have another forward pass, for rows that share leading
+    pages, if the backend makes use of that.
+
+    Graphs read their inputs where these lay during the capture, so every input has an address that
+    stays. One upload a step writes rows and positions, and the graph makes the rest out of
+    `RowTables` on the device (docs/decisions/0015, 0016).
     """
 
     def __init__(self, program: Program, capturer: GraphCapturer | None = None) -> None:
@@ -84,6 +96,8 @@ class CudaGraphRunner(Runner):
         self.capturer: GraphCapturer | None = None
         self.captured: dict[int, Bucket] = {}
         self.prompts: PromptGraphs | None = None
+        self.prefixes: PrefixInputs | None = None
+        self.groups: PrefixGroups | None = None
         self.uncapturable: set[frozenset[str]] = set()
         self.plans_itself = self.attention.planning is Planning.NONE
 
@@ -103,7 +117,7 @@ class CudaGraphRunner(Runner):
         self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
     ) -> Sequence[int]:
         """Capture steps of these sizes, largest first. After an error nothing is replayed."""
-        self.captured, self.prompts = {}, None
+        self.captured, self.prompts, self.prefixes, self.groups = {}, None, None, None
         if not buckets:
             return ()
         # A pool of memory ends with its last graph, so each capture begins a pool of its own.
@@ -116,6 +130,9 @@ class CudaGraphRunner(Runner):
         lines = torch.empty(
             3 * max(buckets), dtype=torch.int64, device=self.program.row_tables.device
         )
+        # Host work for each of the two parts of a step would cost more than it spares.
+        if self.attention.shares_prefixes and self.plans_itself:
+            self.prefixes = self.program.row_tables.prefix_inputs(max(buckets))
         captured = {}
         for size in buckets:
             captured[size] = self.capture_bucket(lines[: 3 * size].view(3, size))
@@ -139,7 +156,13 @@ class CudaGraphRunner(Runner):
         step = self.program.row_tables.attention_step(rows, starts, 1, np.ones(size, np.int32))
         plan = self.attention.backend.graph_plan(size, step)
         forward = self.capturer(lambda: self.forward(inputs, plan), warm=False)
-        bucket = Bucket(size, lines, plan, forward, {})
+        shared = None
+        if self.prefixes is not None and size >= SHARED_ROWS:
+            prefixes, hidden = self.prefixes.first_rows(size), forward.result
+            shared = self.capturer(
+                lambda: self.forward_shared(inputs, prefixes, hidden), warm=False
+            )
+        bucket = Bucket(size, lines, plan, forward, shared, {})
         # Fills the hidden states: the samplers below are run before they are captured.
         forward.replay()
         for kind in SAMPLING_KINDS[:2]:
@@ -156,7 +179,7 @@ class CudaGraphRunner(Runner):
 
     def forward(self, inputs: Tensor, plan: Any) -> Tensor:
         """The hidden states of a step. [size, hidden]   writes: the pools"""
-        program, layers, backend = self.program, self.attention.layers, self.attention.backend
+        program, backend = self.program, self.attention.backend
         rows, starts = inputs
         batch = program.row_tables.batch(rows, starts, 1)
         if self.plans_itself:
@@ -164,6 +187,22 @@ class CudaGraphRunner(Runner):
             longest = np.full(len(rows), self.attention.max_seq_len, np.int32)
             step = program.row_tables.attention_step(rows, starts, 1, longest)
             backend.graph_update(plan, step)
+        return self.compute(batch, plan)
+
+    def forward_shared(self, inputs: Tensor, prefixes: PrefixInputs, hidden: Tensor) -> Tensor:
+        """The hidden states of a step whose rows share leading pages.
+
+        writes: the pools; hidden [size, hidden], so that the bucket's samplers serve both passes
+        """
+        tables, (rows, starts) = self.program.row_tables, inputs
+        longest = np.full(len(rows), self.attention.max_seq_len, np.int32)
+        step = tables.attention_step(rows, starts, 1, longest, prefixes)
+        plan = self.attention.backend.capture_plan(step)
+        return hidden.copy_(self.compute(tables.batch(rows, starts, 1), plan))
+
+    def compute(self, batch: Batch, plan: Any) -> Tensor:
+        """The hidden states of a batch of decode rows. [size, hidden]   writes: the pools"""
+        program, layers, backend = self.program, self.attention.layers, self.attention.backend
 
         def attend(q: Tensor, index: int) -> Tensor:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -200,8 +239,19 @@ class CudaGraphRunner(Runner):
             self.attention.backend.graph_update(
                 bucket.plan, tables.attention_step(rows, starts, 1, lens)
             )
-        bucket.forward.replay()
+        if step.groups is not None and bucket.shared is not None:
+            self.write_groups(step.groups)
+            bucket.shared.replay()
+        else:
+            bucket.forward.replay()
         return self.sample_rows(bucket, count, step.kind, step.sampling)
+
+    def write_groups(self, groups: PrefixGroups) -> None:
+        """Bring the inputs of shared prefixes up to date; nothing is done for the same groups."""
+        assert self.prefixes is not None, "a bucket has `shared` only with them"
+        if groups is not self.groups:
+            self.program.row_tables.write_prefix_inputs(self.prefixes, groups)
+            self.groups = groups
 
     def prompt(self, step: PromptStep) -> Sample | None:
         """What each row's last token samples, by a replay; None when no bucket has room."""
@@ -273,5 +323,5 @@ class CudaGraphRunner(Runner):
 
     def close(self) -> None:
         """Drop the graphs and the program, which refers to the weights and the pool."""
-        self.captured, self.prompts = {}, None
+        self.captured, self.prompts, self.prefixes, self.groups = {}, None, None, None
         del self.program, self.attention

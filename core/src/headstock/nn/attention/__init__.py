@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["device", "paged_plan", "static_rows"]
+__all__ = ["device", "merge", "paged_plan", "static_rows"]

@@ -1,0 +1,140 @@
+"""Follows page tables on the host, and keeps the groups of the decode rows that run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from attrs import evolve, frozen
+
+from headstock.execution.shared_prefix import RowGroups, group_rows
+from headstock.scheduler import Plan
+from headstock.spi import MAX_PREFIX_GROUPS, KVGroup, PrefixGroups
+from headstock.spi.arrays import Ints
+
+_STAY = 0.75
+"""The part of what makes grouping worth it at which it ends again.
+
+Between the two, a step goes on as the one before: rows that come and go would else make tokens
+flip between two ways of adding.
+"""
+
+
+@frozen(eq=False)
+class GroupedRows:
+    """The groups of the decode rows of a plan.
+
+    order: [rows] int64, where each of the rows, group by group, is among the plan's rows
+    place: [rows] int64, its inverse: where each of the plan's rows went
+    is_sorted: the plan's rows are in that order already
+    """
+
+    groups: PrefixGroups
+    order: Ints
+    place: Ints
+    is_sorted: bool
+
+
+class PrefixTracker:
+    """The page tables of the device as plans have left them, and the last plan's groups.
+
+    The tables decide which rows are a group: rows with the same leading pages read the same keys
+    and values, however they came to share them.
+    """
+
+    def __init__(
+        self, groups: Sequence[KVGroup], *, rows: int, columns: int, page_size: int, min_tokens: int
+    ) -> None:
+        """Begin with tables without pages.
+
+        min_tokens: how many tokens groups must spare a step
+        """
+        # The groups of layers that read all tokens; pages behind a window are dropped.
+        self.tables = {
+            index: np.zeros((rows, columns), np.int32)
+            for index, group in enumerate(groups)
+            if group.retains_all
+        }
+        self.page_size = page_size
+        self.min_tokens = min_tokens
+        self.rows: Ints = np.zeros(0, np.int32)
+        # How many leading pages of each row could be shared when the groups were made. Pages that
+        # come later lie behind these.
+        self.num_pages = np.zeros(rows, np.int64)
+        self.is_stale = True
+        self.current: GroupedRows | None = None
+
+    def apply_plan(self, plan: Plan, new_rows: Iterable[int]) -> None:
+        """Bring the tables up to date with a plan, as `Buffers.apply_plan` does the device's."""
+        for row in new_rows:
+            self.is_stale = True
+            for table in self.tables.values():
+                table[row] = 0
+        rows, columns, pages = plan.page_rows, plan.page_columns, plan.page_numbers
+        if not len(rows):
+            return
+        if (columns < self.num_pages[rows]).any():
+            self.is_stale = True
+        for group, table in self.tables.items():
+            mine = plan.page_groups == group
+            table[rows[mine], columns[mine]] = pages[mine]
+
+    def group_plan(self, plan: Plan) -> GroupedRows | None:
+        """Return the groups of the plan's decode rows; None where reading once does not pay.
+
+        The plan has been applied. Nothing is computed while the same rows go on.
+        """
+        rows = plan.rows[: plan.num_decode]
+        if self.is_stale or not np.array_equal(rows, self.rows):
+            # Pages that are full before this step, so that none holds the row's newest token.
+            num_pages = (plan.starts[: plan.num_decode] // self.page_size).astype(np.int64)
+            self.current = self._find_groups(rows, num_pages)
+            self.rows, self.is_stale = rows, False
+            self.num_pages[:] = 0
+            self.num_pages[rows] = num_pages
+        return self.current
+
+    def _find_groups(self, rows: Ints, num_pages: Ints) -> GroupedRows | None:
+        """Find the groups of these rows, of which so many leading pages may be shared."""
+        if len(rows) < 2 or not self.tables:
+            return None
+        columns = int(num_pages.max())
+        tables = [table[rows, :columns] for table in self.tables.values()]
+        found = group_rows(tables, num_pages, MAX_PREFIX_GROUPS) if columns else None
+        wanted = self.min_tokens * (1.0 if self.current is None else _STAY)
+        if found is None or found.num_saved_pages * self.page_size < wanted:
+            return None
+        return _to_grouped(found, self.page_size)
+
+
+def _to_grouped(found: RowGroups, page_size: int) -> GroupedRows:
+    """Convert groups in pages to groups in tokens, with the way back to the plan's order."""
+    place = np.empty_like(found.order)
+    place[found.order] = np.arange(len(place))
+    return GroupedRows(
+        groups=PrefixGroups(
+            counts=found.counts.astype(np.int32),
+            lens=(found.num_pages * page_size).astype(np.int32),
+        ),
+        order=found.order,
+        place=place,
+        is_sorted=bool((found.order == np.arange(len(place))).all()),
+    )
+
+
+def sort_decode_rows(plan: Plan, order: Ints) -> Plan:
+    """Return the plan with its decode rows in this order.
+
+    order: [num_decode] int64
+    """
+    if plan.num_decode < len(plan.rows):
+        order = np.concatenate((order, np.arange(plan.num_decode, len(plan.rows))))
+    return evolve(
+        plan,
+        rows=plan.rows[order],
+        admission_ids=plan.admission_ids[order],
+        starts=plan.starts[order],
+        stops=plan.stops[order],
+        num_logits=plan.num_logits[order],
+        samples=plan.samples[order],
+    )

@@ -1,0 +1,144 @@
+"""Rows that share pages run side by side: the same tokens, whatever joins, leaves or fails."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from core.faults.conftest import crash_reports, toys
+from often import often
+from toy_engine import EngineHarness, Toys, request
+from toy_schedule import VOCAB
+
+from headstock import SamplingParams
+from headstock.engine.engine import Engine
+from headstock.execution.prefix_tracker import GroupedRows
+from headstock.scheduler import Plan, Request
+
+__all__ = ["crash_reports", "toys"]
+
+
+def prefix_requests(random: np.random.Generator, count: int, **changes: Any) -> list[Request]:
+    """Requests that begin with one of three prefixes, one of which begins as another, or none."""
+    first, second = random.integers(0, VOCAB, (2, 40))
+    prefixes = (first, second[:17], np.concatenate([first[:24], second[:13]]), first[:0])
+    return [
+        request(
+            str(number),
+            np.concatenate(
+                [prefixes[random.integers(4)], random.integers(0, VOCAB, random.integers(1, 20))]
+            ),
+            int(random.integers(1, 30)),
+            **changes,
+        )
+        for number in range(count)
+    ]
+
+
+def watch(engine: Engine) -> Counter[str]:
+    """Counts steps with groups, with several, with rows that moved, and beside prompts."""
+    executor: Any = engine.executor
+    while not hasattr(executor, "tracker"):
+        executor = executor.inner
+    counts, group_plan = Counter[str](), executor.tracker.group_plan
+
+    def counted(plan: Plan) -> GroupedRows | None:
+        grouped: GroupedRows | None = group_plan(plan)
+        if grouped is not None:
+            counts["groups"] += 1
+            counts["several"] += len(grouped.groups.counts) > 1
+            counts["moved"] += not grouped.is_sorted
+            counts["mixed"] += plan.num_decode < len(plan.rows)
+            counts["alone"] += int(grouped.groups.counts.sum()) < plan.num_decode
+        return grouped
+
+    executor.tracker.group_plan = counted
+    return counts
+
+
+def run(toys: Toys, requests: list[Request], **settings: Any) -> tuple[EngineHarness, Counter[str]]:
+    """What comes of the requests, and how often rows were grouped."""
+    sizes = {"max_running_requests": 12, "max_batch_tokens": 60, "num_pages": 300}
+    engine = toys.engine(**(sizes | settings))
+    counts = watch(engine) if settings["attn"] == "toy-sharing" else Counter[str]()
+    harness = EngineHarness(engine).run(requests)
+    counts["preemptions"] = engine.stats().preemptions
+    engine.close()
+    return harness, counts
+
+
+@pytest.mark.feature("P11", "G2")
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("runner", ["eager", "rerun"])
+@pytest.mark.parametrize(
+    "settings",
+    often(1, [{}, {"num_pages": 60}, {"page_size": 1}, {"cuda_graph_max_tokens": 0}]),
+    ids=str,
+)
+def test_grouped_rows_make_the_tokens_of_rows_by_themselves(
+    toys: Toys,
+    runner: str,
+    overlap: bool,
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headstock_cuda_graph.runner.SHARED_ROWS", 4)
+    requests = prefix_requests(np.random.default_rng(3), 60)
+    common = {"runner": runner, "overlap": overlap, "debug_canary": True} | settings
+    plain, _ = run(toys, requests, attn="toy", **common)
+    sharing, counts = run(toys, requests, attn="toy-sharing", **common)
+
+    assert (sharing.outputs, sharing.reasons) == (plain.outputs, plain.reasons)
+    assert all(counts[name] for name in ("groups", "several", "moved", "mixed", "alone")), counts
+    assert bool(counts["preemptions"]) == (settings.get("num_pages") == 60)
+
+
+@pytest.mark.parametrize("runner", ["eager", "rerun"])
+def test_each_row_keeps_its_own_settings_where_rows_move(
+    toys: Toys, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstock_cuda_graph.runner.SHARED_ROWS", 2)
+    outputs = []
+    for attn in ("toy", "toy-sharing"):
+        requests = [
+            evolve(one, params=params)
+            for one, params in zip(
+                prefix_requests(np.random.default_rng(8), 24),
+                (
+                    SamplingParams(temperature=0.9, seed=3),
+                    SamplingParams(temperature=1.3, top_k=5, seed=4, logprobs=2),
+                    SamplingParams(temperature=0.0, frequency_penalty=0.7),
+                    SamplingParams(temperature=0.0),
+                )
+                * 6,
+                strict=True,
+            )
+        ]
+        harness, counts = run(toys, requests, attn=attn, runner=runner)
+        outputs.append((harness.outputs, harness.reasons))
+        assert attn == "toy" or counts["moved"] > 3
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.feature("G11", "P10")
+@pytest.mark.parametrize("runner", ["eager", "rerun"])
+def test_the_row_that_fails_is_the_one_that_moved(
+    toys: Toys, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstock_cuda_graph.runner.SHARED_ROWS", 2)
+    requests = [
+        request(str(number), np.concatenate([np.arange(9) + 20 * (number % 2), [number]]), 12)
+        for number in range(6)
+    ]
+    outputs = []
+    for attn in ("toy", "toy-sharing"):
+        harness, counts = run(
+            toys, requests, attn=attn, runner=runner, faults=("nan@6:3",), overlap=False
+        )
+        outputs.append((harness.outputs, harness.reasons))
+        assert Counter(harness.reasons.values()) == {"length": 5, "error": 1}
+        assert attn == "toy" or counts["moved"] > 3
+    assert outputs[0] == outputs[1]
