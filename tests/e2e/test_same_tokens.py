@@ -90,6 +90,7 @@ def assert_same(
         {"ops": "onednn"},
         {"ops": "fbgemm"},
         {"attn": "sdpa,sdpa"},
+        {"opt": ("sdpa.shared_prefix=on",)},
     ],
     ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()),
 )
@@ -110,6 +111,20 @@ def test_the_same_tokens_under_preemption(cache: str, reference: list[Any]) -> N
         "the pool is not tight enough to force preemption"
     )
     assert_same(tokens, llm, reference)
+
+
+@pytest.mark.feature("T6", "P11")
+def test_shared_prefixes_that_are_read_once_give_the_same_samples_under_preemption() -> None:
+    settings = {"page_size": 4, "num_pages": 104, "max_seq_len": 400}
+    params = SamplingParams(temperature=0.8, seed=7, max_tokens=MAX_TOKENS, ignore_eos=True)
+    tokens = []
+    for value in ("off", "on"):
+        with LLM("demo", opt=(f"sdpa.shared_prefix={value}",), **settings) as llm:
+            outputs = llm.generate(prompts()[:12], params)
+            tokens.append([output.outputs[0].token_ids for output in outputs])
+            assert llm._session.engine.stats().preemptions > 0
+
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.feature("T14")

@@ -4,6 +4,7 @@ a GPU.
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,24 +35,29 @@ def attention(
     softcap: float,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Paged attention, row by row.
+    """Paged attention, row by row; NaN for tokens of no row.
+
+    Without `causal` each query sees its row's whole context.
 
     returns: [tokens, heads, head_dim], [heads, tokens] natural logarithms
     """
-    assert causal and window[1] in (0, -1) and q.dtype == k.dtype == v.dtype
+    assert window[1] in ((0, -1) if causal else (-1,)) and q.dtype == k.dtype == v.dtype
     assert page_table.dtype == context_lens.dtype == torch.int32
-    answers, sums = [], []
+    answers = q.new_full(q.shape, math.nan, dtype=torch.bfloat16 if q.itemsize == 1 else q.dtype)
+    sums = q.new_full((q.shape[1], len(q)), math.nan, dtype=torch.float32)
     bounds = query_start.tolist()
     for row, context in enumerate(context_lens.tolist()):
         pages = page_table[row, : -(-context // k.shape[1])].long()
         keys, values = (side[pages].flatten(0, 1)[:context] for side in (k, v))
         seen = None if window[0] < 0 else window[0] + 1
-        answer, logs = row_attention(
-            q[bounds[row] : bounds[row + 1]], keys, values, scale, seen, softcap
-        )
-        answers.append(answer.to(torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype))
-        sums.append(logs.t().float())
-    return torch.cat(answers), torch.cat(sums, 1)
+        first, last = bounds[row], bounds[row + 1]
+        # A query that sees everything is the last of a row of its own.
+        for some in (
+            [slice(first, last)] if causal else [slice(i, i + 1) for i in range(first, last)]
+        ):
+            answer, logs = row_attention(q[some], keys, values, scale, seen, softcap)
+            answers[some], sums[:, some] = answer.to(answers.dtype), logs.t().float()
+    return answers, sums
 
 
 def interface() -> SimpleNamespace:
@@ -104,7 +110,8 @@ def vllm_forward(
     answer, lse = attention(
         q, k, v, cu_seqlens_q, seqused_k, page_table, softmax_scale, window, softcap, is_causal
     )
-    out[: len(answer)].copy_(answer)
+    tokens = int(cu_seqlens_q[-1])
+    out[:tokens].copy_(answer[:tokens])
     return [out, lse, q.new_empty(0), q.new_empty(0)]
 
 

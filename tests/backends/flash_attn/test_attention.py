@@ -6,9 +6,11 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import attention_cases as cases
 import pytest
+import shared_cases
 import torch
 from attention_cases import Case
 from attrs import evolve
@@ -20,7 +22,7 @@ from headstock_fa.backend import FlashAttentionBackend
 from headstock_fa.options import FlashOptions
 from headstock_fa.plugin import CAPABILITIES
 from headstock_fa.providers import PROVIDERS, Provider
-from headstock_fa.step import choose_num_splits
+from headstock_fa.step import WORTHWHILE_BYTES, choose_num_splits
 
 PHASES = list(Phase)
 LAYER = LayerInfo(index=0, group=0, scale=0.25)
@@ -48,7 +50,7 @@ def provider(
     return request.param
 
 
-def backend(case: Case, provider: Provider, **options: int) -> FlashAttentionBackend:
+def backend(case: Case, provider: Provider, **options: Any) -> FlashAttentionBackend:
     return FlashAttentionBackend(
         cases.context_of(case, CAPABILITIES, FlashOptions(**options)), provider
     )
@@ -158,6 +160,68 @@ def test_a_captured_plan_serves_prompts_of_any_lengths(provider: Provider) -> No
     ]
 
     cases.replayed_prompts(backend(made[0], provider), LAYER, 32, made)
+
+
+SHARING = pytest.mark.parametrize(
+    "provider",
+    [each for each in PROVIDERS if Feature.SHARED_PREFIX in each.features],
+    indirect=True,
+    ids=lambda each: each.name,
+)
+
+
+@SHARING
+@pytest.mark.parametrize("layout", range(len(shared_cases.LAYOUTS)))
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_shared_prefixes_give_the_attention_of_each_row_by_itself(
+    provider: Provider, layout: int, softcap: float
+) -> None:
+    for page_size in page_sizes(provider):
+        case = shared_cases.make(
+            *shared_cases.LAYOUTS[layout], page_size=page_size, head_dim=16, dtype=torch.float16
+        )
+        layer = evolve(LAYER, softcap=softcap)
+        cases.check(backend(case, provider), case, layer, with_lse=True)
+        cases.check(backend(case, provider, num_splits=3), case, layer)
+
+
+@SHARING
+def test_a_layer_with_a_window_reads_the_step_as_it_is(provider: Provider) -> None:
+    layout = shared_cases.LAYOUTS[1]
+    case = shared_cases.make(*layout, head_dim=16, dtype=torch.float16)
+    cases.check(backend(case, provider), case, evolve(LAYER, window=20))
+
+
+@SHARING
+def test_8_bit_keys_of_shared_prefixes_are_scaled_once(provider: Provider) -> None:
+    case = shared_cases.make(*shared_cases.LAYOUTS[0], head_dim=16, dtype=torch.bfloat16)
+    case = cases.in_8_bits(case, 0.5, 2.0)
+    case = evolve(case, q=case.q.to(torch.float8_e4m3fn).to(torch.bfloat16))
+    cases.check(backend(case, provider), case, evolve(LAYER, k_scale=0.5, v_scale=2.0))
+
+
+@pytest.mark.feature("G2")
+@SHARING
+def test_a_captured_step_serves_any_groups(provider: Provider) -> None:
+    made = [
+        shared_cases.make(*layout, head_dim=16, dtype=torch.float16)
+        for layout in (*shared_cases.LAYOUTS, ([], [40, 3], []))
+    ]
+    made.sort(key=lambda case: len(case.pool), reverse=True)
+    shared_cases.check_replays(backend(made[0], provider), LAYER, made, rows=12)
+
+
+def test_the_option_decides_whether_rows_are_grouped(provider: Provider) -> None:
+    case = two_rows(Phase.DECODE, provider)
+    assert backend(case, provider, shared_prefix="off").min_shared_tokens is None
+    worth = backend(case, provider).min_shared_tokens
+    # 2 KV heads of 16 elements, of keys and values, in two bytes
+    assert worth == -(-WORTHWHILE_BYTES // (2 * 2 * 16 * 2))
+    if provider.generation == 3:
+        assert backend(case, provider, shared_prefix="on").min_shared_tokens == 1
+        return
+    with pytest.raises(ValueError, match="shared_prefix=on needs a FlashAttention-3"):
+        backend(case, provider, shared_prefix="on")
 
 
 def test_a_layer_reads_the_page_table_of_its_group(provider: Provider) -> None:

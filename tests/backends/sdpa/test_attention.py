@@ -8,6 +8,7 @@ from typing import Any
 import attention_cases as cases
 import numpy as np
 import pytest
+import shared_cases
 import torch
 from attention_cases import TOLERANCE, Case
 from attrs import evolve
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from headstock.spi import LayerInfo, Phase
 from headstock_sdpa.backend import SdpaBackend
+from headstock_sdpa.options import SdpaOptions
 from headstock_sdpa.plugin import spec
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -27,7 +29,7 @@ def make(phase: Phase, rows: list[tuple[int, int]], **shape: Any) -> Case:
 
 
 def backend(case: Case, layers: int = 1) -> SdpaBackend:
-    return SdpaBackend(cases.context_of(case, spec().capabilities, None, layers))
+    return SdpaBackend(cases.context_of(case, spec().capabilities, SdpaOptions(), layers))
 
 
 def check(case: Case, layer: LayerInfo = LAYER, with_lse: bool = False) -> None:
@@ -170,3 +172,26 @@ def test_nothing_is_held_between_steps() -> None:
     assert one.memory_bytes() == 0
     one.close()
     assert not one.pools
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("layout", shared_cases.LAYOUTS, ids=range(len(shared_cases.LAYOUTS)))
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_shared_prefixes_give_the_attention_of_each_row_by_itself(
+    layout: Any, page_size: int, dtype: torch.dtype, device: str
+) -> None:
+    shape = {"page_size": page_size, "head_dim": 16, "dtype": dtype, "device": device}
+    case = shared_cases.make(*layout, **shape)
+    check(case, with_lse=True)
+    check(case, evolve(LAYER, softcap=0.7))
+    check(case, evolve(LAYER, window=9))
+    second = shared_cases.in_second_group(case)
+    check(second, evolve(LAYER, group=1))
+
+
+def test_the_option_decides_whether_rows_are_grouped() -> None:
+    case = make(Phase.DECODE, [(1, 3)])
+    for value, wanted in (("on", 1), ("off", None)):
+        context = cases.context_of(case, spec().capabilities, SdpaOptions(shared_prefix=value))
+        assert SdpaBackend(context).min_shared_tokens == wanted

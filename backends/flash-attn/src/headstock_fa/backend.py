@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from attrs import evolve
 from torch import Tensor
 
 from headstock.nn.attention.device import count_processors
+from headstock.nn.attention.merge import merge_prefixes as merge_in_torch
 from headstock.nn.attention.static_rows import StaticRows
 from headstock.spi import (
     AttentionBackend,
     AttentionContext,
     AttentionStep,
     DeviceEnv,
+    Feature,
     LayerInfo,
     Phase,
+    SharedPrefixes,
 )
 from headstock_fa import kernels
-from headstock_fa.providers import REQUIRE, Provider, choose_provider, installed_versions
-from headstock_fa.step import FlashPlan, choose_num_splits
+from headstock_fa.options import FlashOptions
+from headstock_fa.providers import FA3_HINT, REQUIRE, Provider, choose_provider, installed_versions
+from headstock_fa.step import (
+    FlashPlan,
+    SharedPlan,
+    choose_num_splits,
+    choose_prefix_splits,
+    count_worthwhile_tokens,
+)
 
 EIGHT_BIT = "float8_e4m3fn"
 
@@ -34,9 +45,15 @@ class FlashAttentionBackend(AttentionBackend):
     def __init__(self, context: AttentionContext, provider: Provider | None = None) -> None:
         """Load `provider`, by default the first one that serves the device.
 
-        raises: ValueError when none does
+        raises: ValueError when none does, or it lacks what the options ask for
         """
         provider = provider or _find_provider(context.device)
+        if context.options.shared_prefix == "on" and Feature.SHARED_PREFIX not in provider.features:
+            raise ValueError(
+                "fa.shared_prefix=on needs a FlashAttention-3, and "
+                f"{provider.require.distribution} has FlashAttention-{provider.generation}; leave "
+                f"the option at auto, or install on Hopper: {FA3_HINT}"
+            )
         self.kernel: kernels.Kernel = getattr(kernels, provider.loader)()
         self.device = context.device
         self.page_size = context.page_size
@@ -45,22 +62,48 @@ class FlashAttentionBackend(AttentionBackend):
         self.keys = {layer: pool[:, 0] for layer, pool in context.pools.items()}
         self.values = {layer: pool[:, 1] for layer, pool in context.pools.items()}
         self.eight_bit = context.query.kv_dtype == EIGHT_BIT
-        self.kv_heads = context.query.kv_heads
-        self.num_splits = context.options.num_splits
+        self.query = context.query
+        self.options: FlashOptions = context.options
         self.processors = count_processors(context.device)
         self.static: StaticRows | None = None
+        # For graphs alone: see `attend_shared`.
+        self.side: torch.cuda.Stream | None = None
 
     def plan(self, step: AttentionStep) -> FlashPlan:
         """The step's own tensors."""
         # Prompts leave the number to the library. It bounds it as if the longest row were the only
         # one; one split where a step has many tokens was not tried.
+        if step.phase is not Phase.DECODE:
+            return FlashPlan.of(step, num_splits=0)
         return FlashPlan.of(
-            step, num_splits=self.num_splits_for(step.num_rows) if step.phase is Phase.DECODE else 0
+            step,
+            num_splits=self.num_splits_for(step.num_rows),
+            shared=None if step.shared is None else self.plan_shared(step.shared),
+        )
+
+    def plan_shared(self, shared: SharedPrefixes) -> SharedPlan:
+        """Both parts of a decode step; the groups' queries see all that their rows share."""
+        splits = choose_prefix_splits(self.query.kv_heads, self.processors)
+        return SharedPlan(
+            prefixes=FlashPlan.of(shared.prefixes, num_splits=splits, is_causal=False),
+            rest=self.plan(shared.rest),
+            shared_lens=shared.shared_lens,
         )
 
     def num_splits_for(self, rows: int) -> int:
         """In how many parts a decode step of so many rows reads its keys."""
-        return self.num_splits or choose_num_splits(rows, self.kv_heads, self.processors)
+        return self.options.num_splits or choose_num_splits(
+            rows, self.query.kv_heads, self.processors
+        )
+
+    @property
+    def min_shared_tokens(self) -> int | None:
+        """By the option `shared_prefix`."""
+        if self.options.shared_prefix == "off":
+            return None
+        if self.options.shared_prefix == "on":
+            return 1
+        return count_worthwhile_tokens(self.query)
 
     def forward(
         self, q: Tensor, layer: LayerInfo, plan: FlashPlan, out: Tensor, lse: Tensor | None = None
@@ -74,12 +117,70 @@ class FlashAttentionBackend(AttentionBackend):
             # Scores are linear in the keys and results in the values, so a layer's two scales go
             # into the scale of scores and into the result.
             q, layer = _quantize_queries(q), evolve(layer, scale=layer.scale * layer.k_scale)
-        self.kernel(q, self.keys[layer.index], self.values[layer.index], plan, layer, out, lse)
+        if plan.shared is not None and layer.window is None:
+            self.attend_shared(q, layer, plan.shared, out, lse)
+        else:
+            sums = self.attend(q, layer, plan, out, lse is not None)
+            if lse is not None and sums is not None:
+                lse.copy_(sums)
         if self.eight_bit and layer.v_scale != 1.0:
             out.mul_(layer.v_scale)
 
+    def attend(
+        self, q: Tensor, layer: LayerInfo, plan: FlashPlan, out: Tensor, needs_lse: bool
+    ) -> Tensor | None:
+        """Call the library.   returns: LSE [tokens, heads] if needed, or None   writes: out"""
+        k, v = self.keys[layer.index], self.values[layer.index]
+        return self.kernel(q, k, v, plan, layer, out, needs_lse)
+
+    def attend_shared(
+        self, q: Tensor, layer: LayerInfo, plan: SharedPlan, out: Tensor, lse: Tensor | None
+    ) -> None:
+        """Attend to shared prefixes once a group, to the rest row by row, and merge the two.
+
+        writes: out, lse as `forward`
+        """
+        prefix_out = torch.empty_like(out)
+        # Side by side in a graph: prefixes are products, the rest is memory. A layer of 128 rows of
+        # 512 shared tokens takes 54 us so for 62 one after the other. Launched one by one, the host
+        # takes longer than the device.
+        with self.branch() as join:
+            prefix_lse = self.attend(q, layer, plan.prefixes, prefix_out, True)
+        rest_lse = self.attend(q, layer, plan.rest, out, True)
+        join()
+        assert prefix_lse is not None and rest_lse is not None, "kernels give what is needed"
+        if lse is not None:
+            rest_lse = lse.copy_(rest_lse)
+        parts = (out, rest_lse, prefix_out, prefix_lse, plan.shared_lens)
+        if out.is_cuda:
+            # Not at the import of this module: without a GPU there need be no Triton.
+            from headstock_fa.merge import merge_prefixes
+
+            merge_prefixes(*parts, keep_lse=lse is not None)
+        else:
+            merge_in_torch(*parts)
+
+    @contextmanager
+    def branch(self) -> Iterator[Callable[[], None]]:
+        """While a graph is captured, put what follows on a branch of its own.
+
+        yields: the function that makes the current stream wait for the branch
+        """
+        side = self.side
+        if side is None or not torch.cuda.is_current_stream_capturing():
+            yield lambda: None
+            return
+        current = torch.cuda.current_stream()
+        # The next branch begins behind what the current stream reads of this one. So the memory
+        # that the library takes here may be taken again there.
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            yield lambda: current.wait_stream(side)
+
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
         """Allocate buffers for the largest bucket, which the others share."""
+        if self.device.type == "cuda":
+            self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.static = StaticRows.new(max(buckets), max_seq_len, self.page_size, self.device)
 
     def graph_plan(self, bucket: int, step: AttentionStep) -> FlashPlan:
@@ -97,9 +198,11 @@ class FlashAttentionBackend(AttentionBackend):
     def capture_plan(self, step: AttentionStep) -> FlashPlan:
         """The step's own tensors.
 
-        Keys are read in one part: more cost 165 us a step of short rows (28 layers).
+        Keys of prompts are read in one part: more cost 165 us a step of short rows (28 layers).
         """
-        return FlashPlan.of(step, num_splits=self.num_splits or 1)
+        if step.phase is Phase.DECODE:
+            return self.plan(step)
+        return FlashPlan.of(step, num_splits=self.options.num_splits or 1)
 
     def memory_bytes(self) -> int:
         """The static buffers of graphs."""
@@ -107,7 +210,7 @@ class FlashAttentionBackend(AttentionBackend):
 
     def close(self) -> None:
         """Forget the pools and the buffers."""
-        self.keys, self.values, self.static = {}, {}, None
+        self.keys, self.values, self.static, self.side = {}, {}, None, None
 
 
 def _quantize_queries(q: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
-"""The providers' functions behind one face: `kernel(q, k, v, plan, layer, out, lse)`.
+"""The providers' functions behind one face: `kernel(q, k, v, plan, layer, out, needs_lse)`.
 
 q: [tokens, heads, head_dim]    k, v: [pages, page_size, kv_heads, head_dim], views of the pool
-writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm, unless None
+writes: out [tokens, heads, head_dim]
+returns: LSE [tokens, heads] float32, natural logarithm, a view of any strides; it may be None
+    unless it is needed
 """
 
 from __future__ import annotations
@@ -18,15 +20,13 @@ from torch import Tensor
 from headstock.spi import LayerInfo
 from headstock_fa.step import FlashPlan
 
-Kernel = Callable[[Tensor, Tensor, Tensor, FlashPlan, LayerInfo, Tensor, Tensor | None], None]
+Kernel = Callable[[Tensor, Tensor, Tensor, FlashPlan, LayerInfo, Tensor, bool], Tensor | None]
 
 VLLM_LIBRARY = "vllm_flash_attn/_vllm_fa3_C.abi3.so"
 
 VLLM_NEUTRAL = {
-    "is_causal": True,
     "softcap": 0.0,
     "is_rotary_interleaved": False,
-    "window_size_right": 0,
     "num_splits": 0,
     "sm_margin": 0,
     "cp_world_size": 1,
@@ -35,9 +35,9 @@ VLLM_NEUTRAL = {
 """Arguments of vLLM's operator that are neither None nor set by a call."""
 
 
-def _window_left(layer: LayerInfo) -> int:
-    """How many tokens before itself a query sees, -1 for all."""
-    return -1 if layer.window is None else layer.window - 1
+def _window(layer: LayerInfo, plan: FlashPlan) -> tuple[int, int]:
+    """How many tokens before and after itself a query sees, -1 for all."""
+    return (-1 if layer.window is None else layer.window - 1), (0 if plan.is_causal else -1)
 
 
 def load_interface() -> Kernel:
@@ -51,8 +51,8 @@ def load_interface() -> Kernel:
         plan: FlashPlan,
         layer: LayerInfo,
         out: Tensor,
-        lse: Tensor | None,
-    ) -> None:
+        needs_lse: bool,
+    ) -> Tensor | None:
         # The package returns a tensor of its own and leaves undefined numbers where no row is.
         # Hence GraphSupport.DECODE: padding would take them along (decision 0016).
         answer = attend(
@@ -64,16 +64,15 @@ def load_interface() -> Kernel:
             cu_seqlens_q=plan.query_start,
             max_seqlen_q=plan.max_query_len,
             softmax_scale=layer.scale,
-            causal=True,
-            window_size=(_window_left(layer), 0),
+            causal=plan.is_causal,
+            window_size=_window(layer, plan),
             softcap=layer.softcap,
             num_splits=plan.num_splits,
-            return_softmax_lse=lse is not None,
+            return_softmax_lse=needs_lse,
         )
-        out.copy_(answer if lse is None else answer[0])
-        if lse is not None:
-            # FlashAttention's own order is [heads, tokens].
-            lse.copy_(answer[1].t())
+        out.copy_(answer[0] if needs_lse else answer)
+        # FlashAttention's own order is [heads, tokens].
+        return answer[1].t() if needs_lse else None
 
     return kernel
 
@@ -108,9 +107,9 @@ def vllm_kernel(operator: Any) -> Kernel:
         plan: FlashPlan,
         layer: LayerInfo,
         out: Tensor,
-        lse: Tensor | None,
-    ) -> None:
-        arguments = neutral.copy()
+        needs_lse: bool,
+    ) -> Tensor | None:
+        arguments, (left, right) = neutral.copy(), _window(layer, plan)
         values = {
             "q": q,
             "k": k,
@@ -122,15 +121,16 @@ def vllm_kernel(operator: Any) -> Kernel:
             "max_seqlen_k": plan.max_context_len,
             "page_table": plan.page_tables[layer.group],
             "softmax_scale": layer.scale,
-            "window_size_left": _window_left(layer),
+            "is_causal": plan.is_causal,
+            "window_size_left": left,
+            "window_size_right": right,
             "softcap": layer.softcap,
             "num_splits": plan.num_splits,
         }
         for name, value in values.items():
             arguments[places[name]] = value
-        answer = operator(*arguments)
-        if lse is not None:
-            lse.copy_(answer[1].t())
+        lse: Tensor = operator(*arguments)[1].t()
+        return lse
 
     return kernel
 
@@ -147,13 +147,14 @@ def load_flash_attn() -> Kernel:
         plan: FlashPlan,
         layer: LayerInfo,
         out: Tensor,
-        lse: Tensor | None,
-    ) -> None:
+        needs_lse: bool,
+    ) -> Tensor | None:
+        sums: Tensor
         page_table = plan.page_tables[layer.group]
         shared: dict[str, Any] = {
             "softmax_scale": layer.scale,
-            "causal": True,
-            "window_size": (_window_left(layer), 0),
+            "causal": plan.is_causal,
+            "window_size": _window(layer, plan),
             "softcap": layer.softcap,
             "block_table": page_table,
         }
@@ -169,14 +170,11 @@ def load_flash_attn() -> Kernel:
                 **shared,
             )
             out.copy_(answer[:, 0])
-            if lse is not None:
-                lse.copy_(sums[:, :, 0])
-            return
+            return sums[:, :, 0]
         lengths = (plan.query_start, plan.context_start, plan.max_query_len, plan.max_context_len)
         answer, sums, _ = ragged(q, k, v, *lengths, return_attn_probs=True, **shared)
         out.copy_(answer)
-        if lse is not None:
-            lse.copy_(sums.t())
+        return sums.t()
 
     return kernel
 
@@ -195,8 +193,8 @@ def load_torch() -> Kernel:
         plan: FlashPlan,
         layer: LayerInfo,
         out: Tensor,
-        lse: Tensor | None,
-    ) -> None:
+        needs_lse: bool,
+    ) -> Tensor | None:
         answer = attend(
             out,
             q,
@@ -206,15 +204,14 @@ def load_torch() -> Kernel:
             plan.context_start,
             plan.max_query_len,
             plan.max_context_len,
-            return_aux=None if lse is None else aux,
+            return_aux=aux if needs_lse else None,
             scale=layer.scale,
-            window_size=(_window_left(layer), 0),
+            window_size=_window(layer, plan),
             enable_gqa=q.shape[1] != k.shape[2],
             seqused_k=plan.context_lens,
             block_table=plan.page_tables[layer.group],
             num_splits=plan.num_splits or None,
         )
-        if lse is not None:
-            lse.copy_(answer[1].t())
+        return answer[1].t() if needs_lse else None
 
     return kernel

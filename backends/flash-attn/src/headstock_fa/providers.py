@@ -11,7 +11,10 @@ from headstock.spi import DeviceEnv, DeviceRange, Feature, GraphSupport, Require
 
 FA3_HINT = "pip install 'vllm>=0.20'"
 TORCH_HINT = "pip install 'torch>=2.13'"
-ALL_FEATURES = frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE})
+FA2_FEATURES = frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE})
+# Only these have been measured: FlashAttention-2 reads pages of multiples of 256 tokens, of which
+# few prompts share any.
+ALL_FEATURES = FA2_FEATURES | {Feature.SHARED_PREFIX}
 
 
 @frozen(kw_only=True)
@@ -67,7 +70,7 @@ PROVIDERS = (
         require=Require(import_name="flash_attn", distribution="flash-attn", version=">=2.7"),
         least=(2, 7),
         devices=DeviceRange("cuda", (8, 0)),
-        features=ALL_FEATURES,
+        features=FA2_FEATURES,
         graph=GraphSupport.DECODE,
         loader="load_flash_attn",
     ),
@@ -79,7 +82,7 @@ PROVIDERS = (
         ),
         least=(2, 13),
         devices=DeviceRange("cuda", (8, 0)),
-        features=ALL_FEATURES - {Feature.SOFTCAP},
+        features=FA2_FEATURES - {Feature.SOFTCAP},
         graph=GraphSupport.DECODE,
         loader="load_torch",
     ),

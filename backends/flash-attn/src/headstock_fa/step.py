@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 from attrs import frozen
+from torch import Tensor
 
 from headstock.nn.attention.paged_plan import PagedPlan
+from headstock.spi import AttentionQuery
 
 MOST_SPLITS = 32
+
+MOST_PREFIX_SPLITS = 16
+
+WORTHWHILE_BYTES = 100_000_000
+"""Bytes of keys and values that must be spared in a layer before shared prefixes are read once.
+
+On an H200 a layer took 24 us for 30 where 126 MB were spared (16 rows of 2,048 shared tokens), 23
+for 24 with 65 MB (32 of 512) and 23 for 21 with 63 MB (16 of 1,024).
+"""
 
 
 @frozen(kw_only=True, eq=False)
 class FlashPlan(PagedPlan):
-    """A step, and in how many parts each row's keys are read; 0 leaves it to the library."""
+    """A step as the library takes it.
+
+    num_splits: in how many parts each row's keys are read; 0 leaves it to the library
+    is_causal: False where a query sees its row's whole context
+    shared: the same step cut in two, for layers without a window
+    """
 
     num_splits: int
+    is_causal: bool = True
+    shared: SharedPlan | None = None
+
+
+@frozen(kw_only=True, eq=False)
+class SharedPlan:
+    """Groups of rows that share leading pages, what follows those, and the length shared.
+
+    shared_lens: [rows] int32, 0 for rows of no group
+    """
+
+    prefixes: FlashPlan
+    rest: FlashPlan
+    shared_lens: Tensor
 
 
 def choose_num_splits(rows: int, kv_heads: int, processors: int) -> int:
@@ -26,3 +56,16 @@ def choose_num_splits(rows: int, kv_heads: int, processors: int) -> int:
     # where as many blocks as processors took 16.7. On a full device splits cost 3 %.
     blocks = rows * kv_heads
     return 1 if blocks >= processors else min(MOST_SPLITS, -(-2 * processors // blocks))
+
+
+def choose_prefix_splits(kv_heads: int, processors: int) -> int:
+    """In how many parts at most to read what a group of rows shares."""
+    # One block serves 128 queries of a KV head. The library counts the blocks of all groups and
+    # lowers the number to what fills the device, so the bound is that of one group of few rows.
+    return min(MOST_PREFIX_SPLITS, -(-processors // kv_heads))
+
+
+def count_worthwhile_tokens(query: AttentionQuery) -> int:
+    """How many reads of a token, in a layer, are worth the two more launches."""
+    width = 1 if query.kv_dtype.startswith("float8") else 2
+    return -(-WORTHWHILE_BYTES // (2 * query.kv_heads * query.head_dim * width))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from attrs import Factory, frozen
 from torch import Tensor
 
+from headstock.nn.attention.merge import merge_prefixes
 from headstock.spi.attention import (
     AttentionBackend,
     AttentionContext,
@@ -14,6 +16,7 @@ from headstock.spi.attention import (
 )
 from headstock_sdpa.decode import GatherIndex, gather_decode, gather_index
 from headstock_sdpa.rows import RowsIndex, attend_rows, rows_index
+from headstock_sdpa.shared import PrefixIndex, attend_prefixes, prefix_index
 from headstock_sdpa.slots import visible_positions
 from headstock_sdpa.sparse import SparseIndex, allow_csr, sparse_decode, sparse_index
 
@@ -22,10 +25,16 @@ Index = RowsIndex | GatherIndex | SparseIndex
 
 @frozen(eq=False)
 class SdpaPlan:
-    """A step with an index of its tokens for each (group, window), made when first needed."""
+    """A step with an index of its tokens for each (group, window), made when first needed.
+
+    prefixes: by KV group, for a step whose rows share pages
+    rest: the plan of what follows those pages
+    """
 
     step: AttentionStep
+    rest: SdpaPlan | None = None
     indexes: dict[tuple[int, int | None], Index] = Factory(dict)
+    prefixes: dict[int, PrefixIndex] = Factory(dict)
 
 
 class SdpaBackend(AttentionBackend):
@@ -34,6 +43,7 @@ class SdpaBackend(AttentionBackend):
     def __init__(self, context: AttentionContext) -> None:
         """Nothing is allocated: no buffer outlives a step."""
         self.pools = context.pools
+        self.shares_prefixes = context.options.shared_prefix == "on"
         # 17 rows of 150 to 600 tokens take 369 us a layer so, and 1,853 when each row's pages are
         # gathered, which other types and devices still do (decision 0003).
         self.is_sparse = context.device.type == "cpu" and context.query.kv_dtype == "float32"
@@ -42,7 +52,12 @@ class SdpaBackend(AttentionBackend):
 
     def plan(self, step: AttentionStep) -> SdpaPlan:
         """The step; its indexes follow as layers ask for them, without reading the device."""
-        return SdpaPlan(step)
+        return SdpaPlan(step, None if step.shared is None else SdpaPlan(step.shared.rest))
+
+    @property
+    def min_shared_tokens(self) -> int | None:
+        """By the option `shared_prefix`."""
+        return 1 if self.shares_prefixes else None
 
     def forward(
         self, q: Tensor, layer: LayerInfo, plan: SdpaPlan, out: Tensor, lse: Tensor | None = None
@@ -52,6 +67,38 @@ class SdpaBackend(AttentionBackend):
         q: [tokens, heads, head_dim]
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
         """
+        if plan.rest is not None and layer.window is None:
+            self.attend_shared(q, layer, plan, plan.rest, out, lse)
+        else:
+            self.attend(q, layer, plan, out, lse)
+
+    def attend_shared(
+        self,
+        q: Tensor,
+        layer: LayerInfo,
+        plan: SdpaPlan,
+        rest: SdpaPlan,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        """Attend to shared prefixes once a group, to the rest row by row, and merge the two.
+
+        writes: out, lse
+        """
+        pool, shared = self.pools[layer.index], plan.step.shared
+        assert shared is not None
+        index = plan.prefixes.get(layer.group)
+        if index is None:
+            index = plan.prefixes[layer.group] = prefix_index(shared, layer.group, pool.shape[2])
+        if lse is None:
+            lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+        self.attend(q, layer, rest, out, lse)
+        merge_prefixes(out, lse, *attend_prefixes(q, pool, index, layer), shared.shared_lens)
+
+    def attend(
+        self, q: Tensor, layer: LayerInfo, plan: SdpaPlan, out: Tensor, lse: Tensor | None
+    ) -> None:
+        """Attend to each row's pages.   writes: out, lse"""
         pool = self.pools[layer.index]
         place = (layer.group, layer.window)
         index = plan.indexes.get(place)

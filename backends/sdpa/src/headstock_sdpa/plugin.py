@@ -24,6 +24,7 @@ def spec() -> AttentionSpec:
         spi=SpiRange(0, 2),
         summary="plain torch, for any device; the reference",
         implementation="headstock_sdpa.backend:SdpaBackend",
+        options="headstock_sdpa.options:SdpaOptions",
         capabilities=AttentionCapabilities(
             phases=frozenset(Phase),
             devices=(DeviceRange("cpu"), DeviceRange("cuda")),
@@ -36,6 +37,8 @@ def spec() -> AttentionSpec:
             # Shapes follow from the host's lengths, which differ from step to step.
             graph=GraphSupport.NEVER,
             planning=Planning.NONE,
-            features=frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE}),
+            features=frozenset(
+                {Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE, Feature.SHARED_PREFIX}
+            ),
         ),
     )

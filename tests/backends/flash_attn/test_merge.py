@@ -1,0 +1,27 @@
+"""The kernel that merges shared prefixes, without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from interpreted import run_interpreted
+from plugins.triton_ops.test_compile import compiled
+
+from headstock_fa.merge import merge_prefixes
+
+__all__ = ["compiled"]
+
+
+def test_interpreted() -> None:
+    run_interpreted(Path(__file__).parent / "interpreted" / "merge.py")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_tritons_compiler_takes_the_kernel(compiled: list[str], dtype: torch.dtype) -> None:
+    out, lse = torch.zeros((3, 16, 128), dtype=dtype), torch.zeros((3, 16))
+    for keep in (False, True):
+        lens = torch.zeros(3, dtype=torch.int32)
+        merge_prefixes(out, lse, torch.zeros_like(out), lse, lens, keep_lse=keep)
+    assert compiled == ["merge_kernel"] * 2
