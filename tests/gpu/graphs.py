@@ -49,7 +49,12 @@ class Compared:
             return None
         bucket = runner.captured[known[0]]
         replayed = bucket.forward.result.clone()
-        again = runner.forward(bucket.inputs, bucket.plan)
+        if step.groups is not None and bucket.shared is not None and runner.prefixes is not None:
+            prefixes = runner.prefixes.first_rows(bucket.size)
+            again = runner.forward_shared(bucket.inputs, prefixes, torch.empty_like(replayed))
+            self.steps["grouped"] += 1
+        else:
+            again = runner.forward(bucket.inputs, bucket.plan)
         program = runner.program
         logits = [
             program.ops.lm_head(program.params, program.config, each[:count])

@@ -9,9 +9,10 @@
 
 Parts (`--parts a,b`): kernels and trtllm (each backend against float32), ops (operations against
 torch's), tokens (the demo model's answers for each pair of backends), speed (attention alone),
-bench (workloads), step_time (a step by kernels), prompts (replayed steps with prompt tokens), tests
-(pytest: tests/backends, and the rows of docs/features.md that need a GPU). Each writes
-OUT/PART.json; one that fails does not stop the others.
+bench (workloads), step_time (a step by kernels), prompts (replayed steps with prompt tokens),
+shared_prefix (decode rows that share pages), tests (pytest: tests/backends, and the rows of
+docs/features.md that need a GPU). Each writes OUT/PART.json; one that fails does not stop the
+others.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ PARTS = (
     "bench",
     "step_time",
     "prompts",
+    "shared_prefix",
     "tests",
 )
 HERE = Path(__file__).parent

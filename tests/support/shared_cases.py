@@ -96,6 +96,7 @@ def check_replays(
     record: what does the work again; on a GPU, the replay of a graph
     """
     first, errors = made[0], []
+    backend.graph_init([rows], cases.MAX_SEQ_LEN)
     page_size, columns = first.pool.shape[2], max(_table(case).shape[1] for case in made)
     lens = torch.ones(rows, dtype=torch.int32, device=first.q.device)
     table, shared_lens = lens.new_zeros((rows, columns)), torch.zeros_like(lens)
