@@ -281,7 +281,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str, int]] = {
     "bad JSON": ({"config": "{bad"}, "config.json", 6),
     "a list": ({"config": "[]"}, "config.json", 6),
     "no architecture": ({"config": change_config(architectures=[])}, "config.json", 6),
-    "unserved": ({"config": change_config(architectures=["Gemma2ForCausalLM"])}, "config.json", 5),
+    "unserved": ({"config": change_config(architectures=["FalconForCausalLM"])}, "config.json", 5),
     "quantized": ({"config": change_config(quantization_config={"bits": 4})}, "config.json", 6),
     "other shapes": ({"config": change_config(vocab_size=700)}, "weights", 6),
     "no weights": ({"model": None}, "weights", 6),

@@ -136,8 +136,8 @@ def test_yarn_stretches_the_longest_sequence() -> None:
         ),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN, wanted a number above 0"),
         (
-            {"hidden_act": "gelu"},
-            'hidden_act is \'gelu\', which is not supported; wanted "silu" or "swish"',
+            {"hidden_act": "relu"},
+            "hidden_act is 'relu', which is not supported; wanted one of silu, swish, gelu",
         ),
         (
             {"quantization_config": {"bits": 4}},
@@ -210,7 +210,9 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
         **{**HF, "max_position_embeddings": ours.max_position, "rope_parameters": dict(rope)}
     )
 
-    frequencies, factor = SCALINGS[ours.ropes[0].scaling](ours.ropes[0], ours.max_position)
+    frequencies, factor = SCALINGS[ours.ropes[0].scaling](
+        ours.ropes[0], ours.max_position, ours.max_position
+    )
     expected, expected_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, torch.device("cpu"))
 
     torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)

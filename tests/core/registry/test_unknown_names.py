@@ -7,10 +7,9 @@ from headstock.registry import entries, unknown_name_error
 
 def test_a_family_that_is_installed_names_its_architectures() -> None:
     message = (
-        "no plugin is called 'qwen'; headstock-qwen has Qwen2ForCausalLM, Qwen3ForCausalLM, "
-        "Qwen3MoeForCausalLM"
+        "no plugin is called 'gemma'; headstock-gemma has Gemma2ForCausalLM, Gemma3ForCausalLM"
     )
-    assert str(unknown_name_error("qwen")) == message
+    assert str(unknown_name_error("gemma")) == message
 
 
 def test_a_family_that_is_absent_is_known_by_the_name_of_its_folder(

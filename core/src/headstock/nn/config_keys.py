@@ -205,7 +205,6 @@ UNSERVED: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(("text_config", "vision_config", "audio_config"), (None,)),
     **dict.fromkeys(("per_layer_config", "pruned_heads"), (None, {})),
     # other activations
-    "hidden_act": ("silu", "swish"),
     **dict.fromkeys(("hidden_activation", "activation_function"), (None, "silu", "swish")),
     # factors and caps
     **dict.fromkeys(

@@ -9,7 +9,17 @@ from headstock.nn.config_fields import Json, quoted, read_flag, read_number, rea
 from headstock.nn.config_keys import check_served, ignored_fields
 from headstock.nn.rope_config import FIELDS as ROPE_FIELDS
 from headstock.nn.rope_config import LAYER_TYPES, ignored_rope_fields, read_rope, stretched_length
-from headstock.spi import Experts, Feature, FullKV, KVGroup, LayerConfig, ModelConfig, QkNorm
+from headstock.spi import (
+    Activation,
+    Experts,
+    Feature,
+    FullKV,
+    KVGroup,
+    LayerConfig,
+    ModelConfig,
+    QkNorm,
+    Rope,
+)
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -18,6 +28,15 @@ MOST_LAYERS = 1024
 
 MOST_POSITIONS = 1 << 24
 """Beyond any real model, and few enough for a table of rotations."""
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu_new": Activation.GELU_TANH,
+}
+"""What config.json calls an activation -> which it is. `gelu` alone is exact."""
 
 RENAMED_TYPES: Mapping[str, str] = {"attention": "full_attention"}
 """Layer types as earlier releases of transformers wrote them."""
@@ -38,7 +57,14 @@ FIELDS = frozenset(
             "rms_norm_eps",
             "layer_types",
         ),
-        *("tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id", *ROPE_FIELDS),
+        *(
+            "hidden_act",
+            "tie_word_embeddings",
+            "dtype",
+            "torch_dtype",
+            "eos_token_id",
+            *ROPE_FIELDS,
+        ),
     )
 )
 """The fields of config.json that every family reads."""
@@ -58,6 +84,11 @@ def decoder_config(
     out_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: QkNorm = QkNorm.NONE,
+    activation: Activation | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    ropes: Sequence[Rope] = (),
+    layer_ropes: Sequence[int | None] | None = None,
 ) -> ModelConfig:
     """The decoder that `hf`, a parsed config.json, describes.
 
@@ -66,6 +97,11 @@ def decoder_config(
     fields: what the family reads beside `FIELDS`
     default_head_dim, default_kv_heads: where config.json has none; None for `hidden // heads` and
         `heads`
+    activation: None for what `hidden_act` says
+    scale: of attention scores; None for one over the root of head_dim
+    softcap: the bound of attention scores; 0 for none
+    ropes: as the family reads them; empty for one, by `read_rope`
+    layer_ropes: which rope a layer has, or None for none; absent where all layers have the first
     raises: ValueError with the field, what was found and what was wanted
     """
     _check_model_type(hf, architecture, model_types)
@@ -77,8 +113,9 @@ def decoder_config(
         raise ValueError(
             f"num_attention_heads is {heads}, which {kv_heads} num_key_value_heads do not divide"
         )
-    rope = read_rope(hf, head_dim)
-    max_position = stretched_length(rope, read_positive(hf, "max_position_embeddings"))
+    ropes = tuple(ropes) or (read_rope(hf, head_dim),)
+    stated = read_positive(hf, "max_position_embeddings")
+    max_position = max(stretched_length(rope, stated) for rope in ropes)
     if max_position > MOST_POSITIONS:
         raise ValueError(
             f"max_position_embeddings is {max_position}, wanted at most {MOST_POSITIONS}"
@@ -91,6 +128,15 @@ def decoder_config(
     ]
     # A group a window: a window group frees the pages behind its window (decision 0005).
     groups = _make_kv_groups(windows, kv_heads, head_dim)
+    layers = make_layers(
+        windows,
+        experts or [None] * count,
+        groups,
+        head_dim**-0.5 if scale is None else scale,
+        softcap,
+        layer_ropes or [0] * count,
+    )
+    needed = {Feature.SLIDING_WINDOW: any(windows), Feature.SOFTCAP: softcap != 0}
     return ModelConfig(
         architecture=architecture,
         vocab=read_positive(hf, "vocab_size"),
@@ -101,17 +147,18 @@ def decoder_config(
         intermediate=read_positive(hf, "intermediate_size"),
         norm_eps=read_number(hf, "rms_norm_eps", 1e-6),
         max_position=max_position,
-        ropes=(rope,),
-        layers=make_layers(windows, experts or [None] * count, groups, head_dim),
+        ropes=ropes,
+        layers=layers,
         kv_groups=groups,
         qkv_bias=qkv_bias,
         out_bias=out_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
+        activation=read_activation(hf) if activation is None else activation,
         tied_embeddings=read_flag(hf, "tie_word_embeddings", False),
         dtype=_read_dtype(hf),
         eos_ids=_read_eos(hf),
-        features=frozenset({Feature.SLIDING_WINDOW} if any(windows) else ()),
+        features=frozenset(feature for feature, is_needed in needed.items() if is_needed),
         ignored_fields=(*ignored_fields(hf, (*FIELDS, *fields)), *ignored_rope_fields(hf)),
     )
 
@@ -139,7 +186,9 @@ def make_layers(
     windows: Sequence[int | None],
     experts: Sequence[Experts | None],
     groups: tuple[KVGroup, ...],
-    head_dim: int,
+    scale: float,
+    softcap: float,
+    ropes: Sequence[int | None],
 ) -> tuple[LayerConfig, ...]:
     """The layers, each in the KV group of its window."""
     group_of = {index: number for number, group in enumerate(groups) for index in group.layers}
@@ -148,8 +197,10 @@ def make_layers(
             index=index,
             prefix=f"layers.{index}.",
             group=group_of[index],
-            scale=head_dim**-0.5,
+            scale=scale,
             window=windows[index],
+            softcap=softcap,
+            rope=ropes[index],
             experts=experts[index],
         )
         for index in range(len(windows))
@@ -168,6 +219,48 @@ def _make_kv_groups(
         )
         for window in sorted(set(windows), key=lambda w: w or 0)
     )
+
+
+def complete_fields(hf: Json, defaults: Json) -> Json:
+    """`hf` with the family's defaults of what is absent; null KV heads are as many as heads."""
+    hf = {**defaults, **hf}
+    if "num_key_value_heads" in hf and hf["num_key_value_heads"] is None:
+        hf["num_key_value_heads"] = hf.get("num_attention_heads")
+    return hf
+
+
+def read_head_dim(hf: Json) -> int:
+    """The width of a head; where the field is absent, that of `hidden_size` over all heads."""
+    hidden, heads = read_positive(hf, "hidden_size"), read_positive(hf, "num_attention_heads")
+    return read_positive(hf, "head_dim", hidden // heads)
+
+
+def check_whole_heads(hf: Json) -> None:
+    """Raise ValueError where transformers does: heads that do not divide `hidden_size`."""
+    hidden, heads = read_positive(hf, "hidden_size"), read_positive(hf, "num_attention_heads")
+    if hidden % heads:
+        raise ValueError(
+            f"hidden_size is {hidden}, wanted a multiple of the {heads} num_attention_heads"
+        )
+
+
+def read_activation(hf: Json, name: str = "hidden_act", default: str = "silu") -> Activation:
+    """The activation of the feed-forward part's gate, as that field names it.
+
+    raises: ValueError
+    """
+    value = hf.get(name, default)
+    if not isinstance(value, str) or value not in ACTIVATIONS:
+        wanted = ", ".join(ACTIVATIONS)
+        raise ValueError(
+            f"{name} is {quoted(value)}, which is not supported; wanted one of {wanted}"
+        )
+    return ACTIVATIONS[value]
+
+
+def read_cap(hf: Json, name: str) -> float:
+    """The bound of scores that the field states; 0, for none, where it is absent or null."""
+    return 0.0 if hf.get(name) is None else read_number(hf, name)
 
 
 def read_layer_types(hf: Json) -> list[str] | None:

@@ -57,12 +57,12 @@ def rope_table(rope: Rope, positions: int, max_position: int) -> Tensor:
 
     returns: [positions, 2, dim / 2] float32
     """
-    frequencies, factor = SCALINGS[rope.scaling](rope, max_position)
+    frequencies, factor = SCALINGS[rope.scaling](rope, max_position, positions)
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
     return torch.stack((angles.cos(), angles.sin()), 1).mul_(factor)
 
 
-def _default_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def _default_frequencies(rope: Rope, max_position: int, positions: int) -> tuple[Tensor, float]:
     """Frequencies falling geometrically from 1 to nearly 1 / theta, and a factor of 1.
 
     frequencies: [dim / 2]
@@ -71,16 +71,16 @@ def _default_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     return 1.0 / rope.theta**exponents, 1.0
 
 
-def _linear_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def _linear_frequencies(rope: Rope, max_position: int, positions: int) -> tuple[Tensor, float]:
     """All frequencies divided by `factor` (position interpolation, arXiv 2306.15595)."""
-    frequencies, _ = _default_frequencies(rope, max_position)
+    frequencies, _ = _default_frequencies(rope, max_position, positions)
     return frequencies / rope.parameters["factor"], 1.0
 
 
-def _llama3_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def _llama3_frequencies(rope: Rope, max_position: int, positions: int) -> tuple[Tensor, float]:
     """Llama 3.1: slow frequencies divided by `factor`, fast ones kept, those between blended."""
     numbers = rope.parameters
-    frequencies, _ = _default_frequencies(rope, max_position)
+    frequencies, _ = _default_frequencies(rope, max_position, positions)
     original = numbers.get("original_max_position_embeddings") or max_position
     turns = original * frequencies / (2 * math.pi)
     low, high = numbers["low_freq_factor"], numbers["high_freq_factor"]
@@ -88,17 +88,35 @@ def _llama3_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
     return frequencies * (unscaled + (1 - unscaled) / numbers["factor"]), 1.0
 
 
-def _yarn_frequencies(rope: Rope, max_position: int) -> tuple[Tensor, float]:
+def _yarn_frequencies(rope: Rope, max_position: int, positions: int) -> tuple[Tensor, float]:
     """YaRN (arXiv 2309.00071): slow frequencies divided by `factor`, and an attention factor."""
     numbers = rope.parameters
     original = numbers.get("original_max_position_embeddings") or max_position
     factor = numbers["factor"]
     low, high = _yarn_range(rope, numbers, original)
     ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    frequencies, _ = _default_frequencies(rope, max_position)
+    frequencies, _ = _default_frequencies(rope, max_position, positions)
     return frequencies * (1 - ramp) + frequencies / factor * ramp, _yarn_attention_factor(
         numbers, factor
     )
+
+
+def _long_frequencies(rope: Rope, max_position: int, positions: int) -> tuple[Tensor, float]:
+    """LongRoPE (arXiv 2402.13753): each frequency divided by its factor, and an attention factor.
+
+    The long factors are for engines whose sequences may pass the original length.
+    """
+    # Chosen once. transformers chooses anew in each call, by its longest position; the keys of
+    # earlier tokens would then be of another rope.
+    numbers = rope.parameters
+    original = numbers.get("original_max_position_embeddings") or max_position
+    factors = numbers["long_factor" if positions > original else "short_factor"]
+    exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
+    frequencies = 1.0 / (torch.tensor(factors, dtype=torch.float32) * rope.theta**exponents)
+    if numbers.get("attention_factor") is not None:
+        return frequencies, float(numbers["attention_factor"])
+    factor = numbers.get("factor") or max_position / original
+    return frequencies, math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
 def _yarn_range(rope: Rope, numbers: Mapping[str, Any], original: int) -> tuple[float, float]:
@@ -135,14 +153,17 @@ def _yarn_attention_factor(numbers: Mapping[str, Any], factor: float) -> float:
     return mscale_of(1.0)
 
 
-SCALINGS: Mapping[str, Callable[[Rope, int], tuple[Tensor, float]]] = {
+SCALINGS: Mapping[str, Callable[[Rope, int, int], tuple[Tensor, float]]] = {
     "default": _default_frequencies,
     "dynamic": _default_frequencies,
     "linear": _linear_frequencies,
     "llama3": _llama3_frequencies,
+    "longrope": _long_frequencies,
     "yarn": _yarn_frequencies,
 }
-"""Type of scaling in config.json -> `(rope, max_position) -> (frequencies, attention factor)`.
+"""Type of scaling in config.json -> `(rope, max_position, positions) -> (frequencies, factor)`.
+
+`max_position` is the model's limit, and `positions` is how many the engine serves.
 
 Dynamic NTK changes frequencies only for sequences beyond `max_position`, and there are none.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from headstock.nn.config_fields import Json, quoted, read_flag, read_number
 from headstock.nn.rope import SCALINGS
@@ -17,22 +17,39 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": (),
     "yarn": ("factor",),
 }
 """Type of scaling -> the numbers that it cannot do without."""
 
 OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "llama3": (ORIGINAL,),
+    "longrope": (ORIGINAL, "factor", "attention_factor"),
     "yarn": (ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
 }
 """Type of scaling -> the numbers that have a default."""
+
+LISTS: Mapping[str, tuple[str, ...]] = {"longrope": ("short_factor", "long_factor")}
+"""Type of scaling -> lists of numbers, one a pair, that it cannot do without."""
 
 FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
 """The fields of config.json that are read here."""
 
 
-def read_rope(hf: Json, head_dim: int) -> Rope:
-    """Rotary positions of whole heads.
+ANY_HEAD = tuple(name for name in SCALINGS if name != "longrope")
+"""The types of scaling that any family may have."""
+
+
+def read_rope(
+    hf: Json,
+    head_dim: int,
+    *,
+    default_theta: float = 10000.0,
+    partial: bool = False,
+    interleaved: bool = False,
+    scalings: Collection[str] = ANY_HEAD,
+) -> Rope:
+    """Rotary positions of whole heads, or of their first part where the family is `partial`.
 
     A `rope_scaling` that is not empty replaces `rope_parameters`. What the table lacks comes from
     the top level, but an `original_max_position_embeddings` of the top level replaces that of the
@@ -41,17 +58,19 @@ def read_rope(hf: Json, head_dim: int) -> Rope:
     """
     title, table = _read_table(hf)
     try:
-        scaling = _read_scaling(table)
+        scaling = _read_scaling(table, scalings)
         numbers = _read_numbers(hf, table, scaling)
-        theta = read_number({"rope_theta": hf.get("rope_theta", 10000.0), **table}, "rope_theta")
+        theta = {"rope_theta": hf.get("rope_theta", default_theta), **table}
+        base = read_number(theta, "rope_theta")
     except ValueError as error:
         raise ValueError(f"{title}: {error}" if title in hf else str(error)) from None
-    if theta <= 1:
-        raise ValueError(f"rope_theta is {theta}, wanted above 1")
+    if base <= 1:
+        raise ValueError(f"rope_theta is {base}, wanted above 1")
     part = table.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
     # transformers drops the factor under plain positions and fails under scaled ones; others turn a
     # part of the head.
-    if ("partial_rotary_factor" in table and part is None) or part not in (None, 1):
+    is_null = "partial_rotary_factor" in table and part is None
+    if is_null or not (partial or part in (None, 1)):
         raise ValueError(
             f"partial_rotary_factor is {quoted(part)}, but only whole heads are turned; wanted 1.0"
         )
@@ -59,7 +78,36 @@ def read_rope(hf: Json, head_dim: int) -> Rope:
         raise ValueError(
             f"head_dim is {head_dim}, wanted an even number, whose halves are turned together"
         )
-    return Rope(theta=theta, dim=head_dim, scaling=scaling, parameters=numbers)
+    dim = _read_part(head_dim, part) if partial and part is not None else head_dim
+    lists = {name: _read_list(table, name, dim // 2) for name in LISTS.get(scaling, ())}
+    return Rope(
+        theta=base,
+        dim=dim,
+        scaling=scaling,
+        parameters={**numbers, **lists},
+        interleaved=interleaved,
+    )
+
+
+def _read_part(head_dim: int, part: object) -> int:
+    """How many elements of a head are turned.   raises: ValueError"""
+    if type(part) not in (int, float) or not 0 < part <= 1:  # type: ignore[operator]
+        raise ValueError(f"partial_rotary_factor is {quoted(part)}, wanted above 0 and at most 1")
+    dim = int(head_dim * part)  # type: ignore[operator]
+    if dim % 2 or not dim:
+        raise ValueError(
+            f"partial_rotary_factor {part} turns {dim} of {head_dim} elements; wanted an even "
+            "number of them"
+        )
+    return dim
+
+
+def _read_list(table: Json, name: str, count: int) -> tuple[float, ...]:
+    """So many numbers above 0, one a pair of elements that are turned.   raises: ValueError"""
+    values = table.get(name)
+    if not isinstance(values, list) or len(values) != count:
+        raise ValueError(f"{name} is {quoted(values)}, wanted a list of {count} numbers")
+    return tuple(read_number({name: value}, name) for value in values)
 
 
 def stretched_length(rope: Rope, stated: int) -> int:
@@ -73,7 +121,7 @@ def stretched_length(rope: Rope, stated: int) -> int:
 def ignored_rope_fields(hf: Json) -> Iterator[str]:
     """The names of what `read_rope` leaves unread in the fields that are its own."""
     title, table = _read_table(hf)
-    scaling = _read_scaling(table)
+    scaling = _read_scaling(table, SCALINGS)
     if title == "rope_scaling" and hf.get("rope_parameters"):
         yield "rope_parameters"
     if "rope_theta" in table and hf.get("rope_theta") not in (None, table["rope_theta"]):
@@ -87,6 +135,7 @@ def ignored_rope_fields(hf: Json) -> Iterator[str]:
         "partial_rotary_factor",
         *REQUIRED[scaling],
         *OPTIONAL.get(scaling, ()),
+        *LISTS.get(scaling, ()),
     )
     yield from (
         f"{title}.{name}"
@@ -107,11 +156,11 @@ def _read_table(hf: Json) -> tuple[str, Json]:
     return title, table
 
 
-def _read_scaling(table: Json) -> str:
+def _read_scaling(table: Json, scalings: Collection[str]) -> str:
     """The type of scaling."""
     scaling = table.get("rope_type", table.get("type", "default"))
-    if not isinstance(scaling, str) or scaling not in SCALINGS:
-        raise ValueError(f"rope_type is {quoted(scaling)}, wanted one of {', '.join(SCALINGS)}")
+    if not isinstance(scaling, str) or scaling not in scalings:
+        raise ValueError(f"rope_type is {quoted(scaling)}, wanted one of {', '.join(scalings)}")
     return scaling
 
 

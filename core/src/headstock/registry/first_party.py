@@ -17,13 +17,37 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),
         "plugins/replay-view": ("headstock-replay-view", {"command": ("replay-view",)}),
         "plugins/triton-ops": ("headstock-triton-ops", {"ops": ("triton",)}),
+        "models/gemma": (
+            "headstock-gemma",
+            {"model": ("Gemma2ForCausalLM", "Gemma3ForCausalLM")},
+        ),
         "models/llama": (
             "headstock-llama",
-            {"model": ("LlamaForCausalLM", "MinistralForCausalLM", "MistralForCausalLM")},
+            {
+                "model": (
+                    "Ernie4_5ForCausalLM",
+                    "GraniteForCausalLM",
+                    "LlamaForCausalLM",
+                    "MinistralForCausalLM",
+                    "MistralForCausalLM",
+                    "MixtralForCausalLM",
+                    "SeedOssForCausalLM",
+                    "SmolLM3ForCausalLM",
+                )
+            },
         ),
+        "models/olmo": ("headstock-olmo", {"model": ("Olmo2ForCausalLM",)}),
+        "models/phi": ("headstock-phi", {"model": ("Phi3ForCausalLM",)}),
         "models/qwen": (
             "headstock-qwen",
-            {"model": ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")},
+            {
+                "model": (
+                    "Qwen2ForCausalLM",
+                    "Qwen2MoeForCausalLM",
+                    "Qwen3ForCausalLM",
+                    "Qwen3MoeForCausalLM",
+                )
+            },
         ),
         "models/demo": ("headstock-demo", {"checkpoint": ("demo",)}),
     }

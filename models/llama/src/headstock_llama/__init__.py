@@ -1,7 +1,25 @@
-"""Llama and Mistral models for headstock."""
+"""Llama, Mistral and models of their kin for headstock."""
 
 from __future__ import annotations
 
-from headstock_llama.plugin import llama, ministral, mistral
+from headstock_llama.plugin import (
+    ernie,
+    granite,
+    llama,
+    ministral,
+    mistral,
+    mixtral,
+    seed_oss,
+    smollm3,
+)
 
-__all__ = ["llama", "ministral", "mistral"]
+__all__ = [
+    "ernie",
+    "granite",
+    "llama",
+    "ministral",
+    "mistral",
+    "mixtral",
+    "seed_oss",
+    "smollm3",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headstock.nn.config_fields import Json, read_flag, read_positive, without_nulls
 from headstock.nn.decoder import decoder
 from headstock.nn.decoder_config import (
+    check_whole_heads,
     decoder_config,
     read_layer_count,
     read_layer_types,
@@ -17,11 +18,7 @@ def llama_config(hf: Json) -> ModelConfig:
     """Llama: biases as configured, and no windows."""
     hf = without_nulls(hf, "head_dim", "num_key_value_heads")
     bias = read_flag(hf, "attention_bias", False)
-    hidden, heads = read_positive(hf, "hidden_size"), read_positive(hf, "num_attention_heads")
-    if hidden % heads:
-        raise ValueError(
-            f"hidden_size is {hidden}, wanted a multiple of the {heads} num_attention_heads"
-        )
+    check_whole_heads(hf)
     return decoder_config(
         hf,
         "LlamaForCausalLM",

@@ -7,29 +7,57 @@ from headstock.spi import ModelSpec, SpiRange
 
 def llama() -> ModelSpec:
     """Llama 2, 3 and models of their shape."""
-    return ModelSpec(
-        name="LlamaForCausalLM",
-        spi=SpiRange(0, 2),
-        summary="Llama 2, 3 and models of their shape",
-        implementation="headstock_llama.families:LLAMA",
-    )
+    return _make_spec("LlamaForCausalLM", "families:LLAMA", "Llama 2, 3 and models of their shape")
 
 
 def mistral() -> ModelSpec:
     """Mistral 7B and models of its shape."""
-    return ModelSpec(
-        name="MistralForCausalLM",
-        spi=SpiRange(0, 2),
-        summary="Mistral 7B and models of its shape, with sliding windows",
-        implementation="headstock_llama.families:MISTRAL",
+    return _make_spec(
+        "MistralForCausalLM",
+        "families:MISTRAL",
+        "Mistral 7B and models of its shape, with sliding windows",
     )
 
 
 def ministral() -> ModelSpec:
     """Ministral, and Mistral with windows by layer as transformers 5 saves it again."""
+    return _make_spec(
+        "MinistralForCausalLM",
+        "families:MINISTRAL",
+        "Ministral 8B and models of its shape, with sliding windows in some layers",
+    )
+
+
+def mixtral() -> ModelSpec:
+    """Mixtral, mixture of experts."""
+    return _make_spec("MixtralForCausalLM", "kin:MIXTRAL", "Mixtral, mixture of experts")
+
+
+def granite() -> ModelSpec:
+    """Granite, dense."""
+    return _make_spec("GraniteForCausalLM", "kin:GRANITE", "Granite 3, dense")
+
+
+def smollm3() -> ModelSpec:
+    """SmolLM3."""
+    return _make_spec("SmolLM3ForCausalLM", "kin:SMOLLM3", "SmolLM3, some layers without rope")
+
+
+def seed_oss() -> ModelSpec:
+    """Seed-OSS."""
+    return _make_spec("SeedOssForCausalLM", "kin:SEED_OSS", "Seed-OSS")
+
+
+def ernie() -> ModelSpec:
+    """Ernie-4.5, dense."""
+    return _make_spec("Ernie4_5ForCausalLM", "kin:ERNIE", "Ernie-4.5, dense")
+
+
+def _make_spec(architecture: str, model: str, summary: str) -> ModelSpec:
+    """The specification of one family."""
     return ModelSpec(
-        name="MinistralForCausalLM",
+        name=architecture,
         spi=SpiRange(0, 2),
-        summary="Ministral 8B and models of its shape, with sliding windows in some layers",
-        implementation="headstock_llama.families:MINISTRAL",
+        summary=summary,
+        implementation=f"headstock_llama.{model}",
     )

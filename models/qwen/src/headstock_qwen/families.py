@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from headstock.nn.config_fields import Json, read_flag, read_positive, read_whole
 from headstock.nn.decoder import decoder
 from headstock.nn.decoder_config import (
@@ -74,6 +76,38 @@ def qwen3_moe_config(hf: Json) -> ModelConfig:
     )
 
 
+def qwen2_moe_config(hf: Json) -> ModelConfig:
+    """Qwen2-MoE: experts in most layers and one that every token uses, behind a gate."""
+    # transformers reads num_local_experts for Qwen3-MoE alone.
+    hf = {name: value for name, value in hf.items() if name != "num_local_experts"}
+    window, types = _read_window(hf), read_layer_types(hf)
+    first = read_whole(hf, "max_window_layers", 28)
+    # Windows in layers 0, 2, 4, ... below `max_window_layers`: not as in Qwen2.
+    windows = (
+        [
+            window if index % 2 == 0 and index < first else None
+            for index in range(read_layer_count(hf))
+        ]
+        if types is None
+        else windows_by_type(types, window)
+    )
+    shared = read_positive(hf, "shared_expert_intermediate_size", 5632)
+    experts = _layer_experts(hf, count=60, per_token=4, intermediate=1408)
+    return decoder_config(
+        hf,
+        "Qwen2MoeForCausalLM",
+        model_types=("qwen2_moe",),
+        fields=(*WINDOW_FIELDS, *EXPERT_FIELDS, "shared_expert_intermediate_size", "qkv_bias"),
+        windows=windows,
+        experts=[
+            None if each is None else evolve(each, shared=shared, shared_gate=True)
+            for each in experts
+        ],
+        default_kv_heads=16,
+        qkv_bias=read_flag(hf, "qkv_bias", True),
+    )
+
+
 def _read_window(hf: Json) -> int | None:
     """The window of sliding layers: `sliding_window` (4096 if absent) if `use_sliding_window`."""
     if not read_flag(hf, "use_sliding_window", False) or hf.get("sliding_window", 4096) is None:
@@ -90,13 +124,15 @@ def _read_windows(hf: Json) -> list[int | None]:
     return [window if index >= first else None for index in range(read_layer_count(hf))]
 
 
-def _layer_experts(hf: Json) -> list[Experts | None]:
+def _layer_experts(
+    hf: Json, *, count: int = 128, per_token: int = 8, intermediate: int = 768
+) -> list[Experts | None]:
     """Each layer's experts: every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
     # transformers 5 writes num_local_experts where earlier releases wrote num_experts.
     count = read_positive(
-        hf, "num_local_experts" if "num_local_experts" in hf else "num_experts", 128
+        hf, "num_local_experts" if "num_local_experts" in hf else "num_experts", count
     )
-    per_token = read_positive(hf, "num_experts_per_tok", 8)
+    per_token = read_positive(hf, "num_experts_per_tok", per_token)
     if per_token > count:
         raise ValueError(
             f"num_experts_per_tok is {per_token}, wanted at most the {count} experts there are"
@@ -104,7 +140,7 @@ def _layer_experts(hf: Json) -> list[Experts | None]:
     experts = Experts(
         count=count,
         per_token=per_token,
-        intermediate=read_positive(hf, "moe_intermediate_size", 768),
+        intermediate=read_positive(hf, "moe_intermediate_size", intermediate),
         renormalize=read_flag(hf, "norm_topk_prob", False),
     )
     step, dense = read_whole(hf, "decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
@@ -119,5 +155,6 @@ def _layer_experts(hf: Json) -> list[Experts | None]:
 
 
 QWEN2 = decoder(qwen2_config)
+QWEN2_MOE = decoder(qwen2_moe_config)
 QWEN3 = decoder(qwen3_config)
 QWEN3_MOE = decoder(qwen3_moe_config)

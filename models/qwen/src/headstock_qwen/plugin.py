@@ -10,6 +10,11 @@ def qwen2() -> ModelSpec:
     return spec("Qwen2ForCausalLM", "QWEN2", "Qwen2 and Qwen2.5, dense")
 
 
+def qwen2_moe() -> ModelSpec:
+    """Qwen2, mixture of experts."""
+    return spec("Qwen2MoeForCausalLM", "QWEN2_MOE", "Qwen1.5-MoE and Qwen2, mixture of experts")
+
+
 def qwen3() -> ModelSpec:
     """Qwen3, dense."""
     return spec("Qwen3ForCausalLM", "QWEN3", "Qwen3, dense")

@@ -1,0 +1,7 @@
+"""Gemma-2 and Gemma-3 text models for headstock."""
+
+from __future__ import annotations
+
+from headstock_gemma.plugin import gemma2, gemma3
+
+__all__ = ["gemma2", "gemma3"]

@@ -1,0 +1,182 @@
+"""How config.json is read for families that are Llama but for a few numbers or tensors."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from headstock.nn.config_fields import (
+    Json,
+    quoted,
+    read_flag,
+    read_number,
+    read_positive,
+    without_nulls,
+)
+from headstock.nn.decoder import decoder
+from headstock.nn.decoder_config import (
+    complete_fields,
+    decoder_config,
+    read_head_dim,
+    read_layer_count,
+    read_layer_types,
+    uniform_windows,
+    windows_by_type,
+)
+from headstock.nn.parameters import TensorNames
+from headstock.nn.rope_config import read_rope
+from headstock.spi import Experts, Head, ModelConfig
+
+MIXTRAL_NAMES = TensorNames(
+    router="block_sparse_moe.gate",
+    expert="block_sparse_moe.experts.{}.",
+    expert_gate_up=("w1", "w3"),
+    expert_down="w2",
+)
+
+
+def mixtral_config(hf: Json) -> ModelConfig:
+    """Mixtral: experts in every layer, and one window for all layers or none."""
+    hf = complete_fields(
+        without_nulls(hf, "head_dim"), {"num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+    )
+    window = None if hf.get("sliding_window") is None else read_positive(hf, "sliding_window")
+    # transformers reads num_experts as another name of the same number.
+    count = read_positive(hf, "num_experts" if "num_experts" in hf else "num_local_experts", 8)
+    per_token = read_positive(hf, "num_experts_per_tok", 2)
+    if per_token > count:
+        raise ValueError(
+            f"num_experts_per_tok is {per_token}, wanted at most the {count} experts there are"
+        )
+    experts = Experts(
+        count=count,
+        per_token=per_token,
+        intermediate=read_positive(hf, "intermediate_size"),
+        renormalize=True,
+    )
+    return decoder_config(
+        hf,
+        "MixtralForCausalLM",
+        model_types=("mixtral",),
+        fields=(
+            *("sliding_window", "num_local_experts", "num_experts", "num_experts_per_tok"),
+            "router_jitter_noise",
+        ),
+        windows=uniform_windows(hf, window),
+        experts=[experts] * read_layer_count(hf),
+        ropes=[read_rope(hf, read_head_dim(hf), default_theta=1e6)],
+    )
+
+
+def granite_config(hf: Json) -> ModelConfig:
+    """Granite: numbers that embeddings, attention scores, sums and logits are multiplied by."""
+    hf = complete_fields(hf, {"num_key_value_heads": None})
+    bias = read_flag(hf, "attention_bias", False)
+    config = decoder_config(
+        hf,
+        "GraniteForCausalLM",
+        model_types=("granite",),
+        fields=(
+            *("attention_bias", "mlp_bias", "embedding_multiplier", "residual_multiplier"),
+            *("attention_multiplier", "logits_scaling"),
+        ),
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=read_flag(hf, "mlp_bias", False),
+        scale=read_number(hf, "attention_multiplier", 1.0),
+    )
+    return evolve(
+        config,
+        embedding_scale=read_number(hf, "embedding_multiplier", 1.0),
+        residual_scale=read_number(hf, "residual_multiplier", 1.0),
+        # By this number logits are divided.
+        head=Head(scale=1 / read_number(hf, "logits_scaling", 1.0)),
+    )
+
+
+def smollm3_config(hf: Json) -> ModelConfig:
+    """SmolLM3: some layers without rope. Only these may have a window, unless `layer_types` says.
+
+    In `no_rope_layers` 1 stands for a layer with rope.
+    """
+    hf = complete_fields(hf, {"num_key_value_heads": 4, "tie_word_embeddings": True})
+    turned = _read_turned_layers(hf)
+    is_sliding = read_flag(hf, "use_sliding_window", False) and hf.get("sliding_window") is not None
+    window = read_positive(hf, "sliding_window") if is_sliding else None
+    types = read_layer_types(hf)
+    # transformers ignores sliding layers where windows are off.
+    windows = (
+        [None if is_turned else window for is_turned in turned]
+        if types is None
+        else windows_by_type(types, window)
+    )
+    bias = read_flag(hf, "attention_bias", False)
+    return decoder_config(
+        hf,
+        "SmolLM3ForCausalLM",
+        model_types=("smollm3",),
+        fields=(
+            *("attention_bias", "mlp_bias", "use_sliding_window", "sliding_window"),
+            *("no_rope_layers", "no_rope_layer_interval"),
+        ),
+        windows=windows,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=read_flag(hf, "mlp_bias", False),
+        ropes=[read_rope(hf, read_head_dim(hf), default_theta=2e6)],
+        layer_ropes=[0 if is_turned else None for is_turned in turned],
+    )
+
+
+def _read_turned_layers(hf: Json) -> list[bool]:
+    """Which layers have rope: all but every fourth, or as `no_rope_layers` lists them."""
+    count, flags = read_layer_count(hf), hf.get("no_rope_layers")
+    if flags is None:
+        interval = read_positive(hf, "no_rope_layer_interval", 4)
+        return [(index + 1) % interval != 0 for index in range(count)]
+    if not isinstance(flags, list) or len(flags) != count or not all(f in (0, 1) for f in flags):
+        raise ValueError(f"no_rope_layers is {quoted(flags)}, wanted {count} entries of 0 and 1")
+    return [bool(flag) for flag in flags]
+
+
+def seed_oss_config(hf: Json) -> ModelConfig:
+    """Seed-OSS: biases on queries, keys and values, and heads of 128 unless it says otherwise."""
+    hf = without_nulls(complete_fields(hf, {"num_key_value_heads": 8, "head_dim": 128}), "head_dim")
+    return decoder_config(
+        hf,
+        "SeedOssForCausalLM",
+        model_types=("seed_oss",),
+        fields=("attention_bias", "attention_out_bias", "mlp_bias", "residual_dropout"),
+        qkv_bias=read_flag(hf, "attention_bias", True),
+        out_bias=read_flag(hf, "attention_out_bias", False),
+        mlp_bias=read_flag(hf, "mlp_bias", False),
+    )
+
+
+def ernie_config(hf: Json) -> ModelConfig:
+    """Ernie-4.5, dense: neighbouring elements of a head are turned together."""
+    defaults = {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    }
+    hf = without_nulls(complete_fields(hf, defaults), "head_dim", "use_bias")
+    bias = read_flag(hf, "use_bias", False)
+    rope = read_rope(hf, read_head_dim(hf), default_theta=5e5, interleaved=True)
+    return decoder_config(
+        hf,
+        "Ernie4_5ForCausalLM",
+        model_types=("ernie4_5",),
+        fields=("use_bias",),
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        ropes=[rope],
+    )
+
+
+MIXTRAL = decoder(mixtral_config, MIXTRAL_NAMES)
+GRANITE = decoder(granite_config)
+SMOLLM3 = decoder(smollm3_config)
+SEED_OSS = decoder(seed_oss_config)
+ERNIE = decoder(ernie_config)

@@ -1,0 +1,20 @@
+"""What headstock's registry reads; importing it imports neither torch nor a model."""
+
+from __future__ import annotations
+
+from headstock.spi import ModelSpec, SpiRange
+
+
+def olmo2() -> ModelSpec:
+    """OLMo-2, with norms after each part."""
+    return _make_spec("Olmo2ForCausalLM", "OLMO2", "OLMo-2, with norms after each part")
+
+
+def _make_spec(architecture: str, model: str, summary: str) -> ModelSpec:
+    """The specification of one family."""
+    return ModelSpec(
+        name=architecture,
+        spi=SpiRange(0, 2),
+        summary=summary,
+        implementation=f"headstock_olmo.families:{model}",
+    )

@@ -1,0 +1,195 @@
+"""Small checkpoints of every family with settings that are not neutral."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from paged import Paged
+from parity import SHAPE
+from torch import Tensor
+
+from headstock.spi import Model, Ops
+from headstock.weights import load_weights, read_config
+from headstock_gemma.families import GEMMA2, GEMMA3
+from headstock_llama.kin import ERNIE, GRANITE, MIXTRAL, SEED_OSS, SMOLLM3
+from headstock_olmo.families import OLMO2
+from headstock_phi.families import PHI3
+from headstock_qwen.families import QWEN2_MOE
+
+FAMILIES: Mapping[str, tuple[str, Model]] = {
+    "gemma2": ("Gemma2ForCausalLM", GEMMA2),
+    "gemma3_text": ("Gemma3ForCausalLM", GEMMA3),
+    "phi3": ("Phi3ForCausalLM", PHI3),
+    "mixtral": ("MixtralForCausalLM", MIXTRAL),
+    "granite": ("GraniteForCausalLM", GRANITE),
+    "smollm3": ("SmolLM3ForCausalLM", SMOLLM3),
+    "olmo2": ("Olmo2ForCausalLM", OLMO2),
+    "ernie4_5": ("Ernie4_5ForCausalLM", ERNIE),
+    "seed_oss": ("SeedOssForCausalLM", SEED_OSS),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", QWEN2_MOE),
+}
+"""`model_type` -> architecture and family."""
+
+EXPERTS: Mapping[str, Mapping[str, Any]] = {
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+    },
+}
+
+NEW = {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}
+OLD = {"rope_theta": 300.0, "rope_scaling": {"type": "linear", "factor": 3.0}}
+SHORT, LONG = [1.0 + index / 9 for index in range(8)], [2.0 + index for index in range(8)]
+ORIGINAL = {"original_max_position_embeddings": 16}
+LONGROPE = {"type": "longrope", "short_factor": SHORT, "long_factor": LONG}
+HALF_LISTS = {"short_factor": SHORT[:4], "long_factor": LONG[:4]}
+NESTED = {
+    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 700.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
+GEMMA2_CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
+GRANITE_FACTORS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 2.5,
+}
+
+
+@frozen
+class Case:
+    """A family with changes to its configuration, as config.json has them."""
+
+    model_type: str
+    changes: Mapping[str, Any] = field(factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.model_type} {' '.join(map(str, self.changes))}"
+
+    @property
+    def family(self) -> Model:
+        """What reads it."""
+        return FAMILIES[self.model_type][1]
+
+    @property
+    def hf(self) -> dict[str, Any]:
+        """The whole of config.json."""
+        small = {name: value for name, value in SHAPE.items() if "expert" not in name}
+        small.pop("moe_intermediate_size", None)
+        if self.model_type == "phi3":  # its classes know no head_dim
+            small |= {"hidden_size": 64}
+            del small["head_dim"]
+        return {
+            "model_type": self.model_type,
+            "architectures": [FAMILIES[self.model_type][0]],
+            **small,
+            "num_hidden_layers": 3,
+            "pad_token_id": 0,
+            **EXPERTS.get(self.model_type, {}),
+            **self.changes,
+        }
+
+
+CASES = (
+    Case("gemma2", {**GEMMA2_CAPS, "sliding_window": 5, **NEW}),
+    Case("gemma2", {**GEMMA2_CAPS, "query_pre_attn_scalar": 5, "sliding_window": 7, **OLD}),
+    Case(
+        "gemma2",
+        {
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "hidden_activation": "gelu",
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 6,
+            "head_dim": 64,
+        },
+    ),
+    Case("gemma3_text", {"sliding_window": 5, "sliding_window_pattern": 2, "rope_theta": 900.0}),
+    Case(
+        "gemma3_text",
+        {
+            "sliding_window": 4,
+            "rope_parameters": NESTED,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "final_logit_softcapping": 2.0,
+            "attn_logit_softcapping": 1.0,
+            "query_pre_attn_scalar": 3,
+        },
+    ),
+    Case(
+        "gemma3_text",
+        {
+            "sliding_window": 6,
+            "sliding_window_pattern": 3,
+            "rope_theta": 400.0,
+            "rope_local_base_freq": 60.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "head_dim": 256,
+        },
+    ),
+    Case("phi3", {"sliding_window": 5, "rope_theta": 400.0}),
+    Case("phi3", {"partial_rotary_factor": 0.75, **NEW, "num_key_value_heads": None}),
+    Case("phi3", {"rope_scaling": {**LONGROPE, **ORIGINAL, "type": "su"}}),
+    Case("phi3", {"rope_parameters": LONGROPE, **ORIGINAL}),
+    Case("phi3", {"rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.5, **HALF_LISTS}}),
+    Case(
+        "phi3",
+        {
+            "rope_scaling": {**LONGROPE, **ORIGINAL, "type": "yarn", "factor": 5.0},
+            "tie_word_embeddings": True,
+            **ORIGINAL,
+        },
+    ),
+    Case("phi3", {"rope_scaling": {**LONGROPE, "attention_factor": 1.3}}),
+    Case("mixtral", {"sliding_window": 5, **NEW}),
+    Case("mixtral", {"tie_word_embeddings": True, "head_dim": None, **OLD}),
+    Case("granite", {**GRANITE_FACTORS, "attention_bias": True, "mlp_bias": True, **NEW}),
+    Case("granite", {**GRANITE_FACTORS, "tie_word_embeddings": True, **OLD}),
+    Case("smollm3", {"no_rope_layers": [1, 0, 1], "attention_bias": True, "mlp_bias": True, **NEW}),
+    Case("smollm3", {"no_rope_layer_interval": 2, "tie_word_embeddings": False, **OLD}),
+    Case(
+        "smollm3",
+        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5},
+    ),
+    Case("olmo2", {"attention_bias": True, **NEW}),
+    Case("olmo2", {"num_key_value_heads": None, "tie_word_embeddings": True, **OLD}),
+    Case("ernie4_5", {"use_bias": True, **NEW}),
+    Case("ernie4_5", {"tie_word_embeddings": False, "head_dim": 128, **OLD}),
+    Case("seed_oss", {"attention_out_bias": True, "mlp_bias": True, **NEW}),
+    Case("seed_oss", {"attention_bias": False, "tie_word_embeddings": True, "head_dim": 80, **OLD}),
+    Case("qwen2_moe", {"norm_topk_prob": True, "mlp_only_layers": [1], **NEW}),
+    Case("qwen2_moe", {"decoder_sparse_step": 2, "qkv_bias": False, **OLD}),
+    Case("qwen2_moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+)
+
+
+def log_probabilities(
+    directory: Path, family: Model, prompt: Sequence[int], ops: Ops, chunk: int | None = None
+) -> Tensor:
+    """What headstock makes of the prompt, `chunk` tokens a step.   returns: [tokens, vocab]"""
+    config = family.config(read_config(directory))
+    specs, length = family.params(config), len(prompt)
+    params = load_weights(
+        directory,
+        specs,
+        config,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_seq_len=length,
+        prepare=ops.prepare,
+    )
+    paged = Paged.new(family, config, params, ops, page_size=4, sequences=1, length=length)
+    size = chunk or length
+    steps = [paged.step({0: prompt[start : start + size]}) for start in range(0, length, size)]
+    return torch.cat(steps).log_softmax(-1)
