@@ -123,6 +123,28 @@ def test_each_row_keeps_its_own_settings_where_rows_move(
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_tracked"),
+    [
+        ({}, True),
+        ({"cache_type": "naive"}, False),
+        ({"paged_attn": "off", "num_pages": None, "page_size": "auto"}, False),
+        ({"max_running_requests": 1}, False),
+        ({"attn": "toy"}, False),
+    ],
+    ids=str,
+)
+def test_rows_are_followed_only_where_they_can_share_pages(
+    toys: Toys, settings: dict[str, Any], is_tracked: bool
+) -> None:
+    engine = toys.engine(**({"attn": "toy-sharing"} | settings))
+    executor: Any = engine.executor
+    while not hasattr(executor, "tracker"):
+        executor = executor.inner
+    assert (executor.tracker is not None) is is_tracked
+    engine.close()
+
+
 @pytest.mark.feature("G11", "P10")
 @pytest.mark.parametrize("runner", ["eager", "rerun"])
 def test_the_row_that_fails_is_the_one_that_moved(

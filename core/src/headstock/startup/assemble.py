@@ -108,12 +108,15 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
 def _make_tracker(
     inputs: BuildInputs, buffers: Buffers, router: PhaseRouter
 ) -> PrefixTracker | None:
-    """What finds decode rows that share pages; None where the decode backend has no use for it.
+    """What finds decode rows that share pages; None where none can, or the backend has no use.
+
+    Graphs of grouped rows would be captured for nothing then.
 
     raises: PluginBroken
     """
     choice = inputs.parts.attention[-1]
-    if Feature.SHARED_PREFIX not in choice.capabilities.features:
+    can_share = inputs.parts.cache.capabilities.reuse and not inputs.needs.contiguous
+    if not can_share or Feature.SHARED_PREFIX not in choice.capabilities.features:
         return None
     min_tokens: Any = router.decode.min_shared_tokens
     if min_tokens is None:
@@ -124,6 +127,9 @@ def _make_tracker(
             "wanted: a positive int or None; report it there"
         )
     rows, columns = buffers.page_tables[0].shape
+    # The last row of the tables is padding.
+    if (rows - 2) * columns * buffers.page_size < min_tokens:
+        return None
     return PrefixTracker(
         inputs.model.kv_groups,
         rows=rows,
