@@ -140,7 +140,7 @@ def test_a_chat_on_a_terminal_has_graphs_of_one_row() -> None:
         chat.kill()
         os.close(ours)
     assert chat.returncode == 0, said
-    assert "graphs for 1 batch size up to 1," in said and "85" in told, (said, told)
+    assert "graphs for 1 batch size up to 1 and" in said and "85" in told, (said, told)
 
 
 @pytest.mark.feature("P12")
