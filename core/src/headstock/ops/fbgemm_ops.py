@@ -27,12 +27,15 @@ The kernel for several threads takes 11 us before it begins, the other 1 us (dec
 """
 
 
+CHECKED_NUMBERS = 1 << 20
+"""How many numbers of a weight are rounded at a time, to see whether they fit."""
+
+
 @frozen(kw_only=True, eq=False)
 class HalfWeight(Weight):
-    """A linear map in float16, in one form or more; `tensor` and `scales` count the bytes of all.
+    """A linear map in float16, in one form or more.
 
     tensor: [out, in], on the meta device but for an embedding, which is looked up, too
-    scales: None, or [further forms, out, in] on the meta device
     packed: FBGEMM's own object, with the bias    max_small_tokens: tokens whose product is small
     one_thread_weight: the same for one thread, as torch wraps it; None when no product is small
     """
@@ -40,6 +43,13 @@ class HalfWeight(Weight):
     packed: torch.ScriptObject
     one_thread_weight: Tensor | None
     max_small_tokens: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all forms, two a number each, and of the bias."""
+        is_looked_up = not self.tensor.is_meta
+        forms = 1 + is_looked_up + (self.one_thread_weight is not None)
+        return forms * self.tensor.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 class FbgemmOps(OneDnnOps):
@@ -77,12 +87,8 @@ class FbgemmOps(OneDnnOps):
             SMALL_PRODUCT // plain.numel(),
             Role.EMBEDDING in spec.roles,
         )
-        further = is_looked_up + (max_small_tokens > 0)
         return HalfWeight(
             tensor=plain.to("cpu" if is_looked_up else "meta", torch.float16),
-            scales=torch.empty(further, *plain.shape, dtype=torch.float16, device="meta")
-            if further
-            else None,
             bias=weight.bias,
             packed=torch.ops.quantized.linear_prepack_fp16(plain, weight.bias),
             one_thread_weight=torch.fbgemm_pack_gemm_matrix_fp16(plain)
@@ -120,5 +126,12 @@ def fits_float16(weight: Tensor) -> bool:
     """
     # By the row's length, not number by number: below 2^-17 a bfloat16 number loses bits, as 2 to
     # 7 of 100,000 do in the demo model. Its worst row changes by a tenth of the bound.
-    lost = weight.half().float().sub_(weight).norm(dim=1)
-    return bool((lost <= MAX_RELATIVE_LOSS * weight.norm(dim=1)).all())
+    return all(
+        bool(
+            (
+                rows.half().float().sub_(rows).norm(dim=1) <= MAX_RELATIVE_LOSS * rows.norm(dim=1)
+            ).all()
+        )
+        # A few rows at a time: the copies of a whole embedding would be the most memory of a load.
+        for rows in torch.split(weight, max(1, CHECKED_NUMBERS // max(1, weight.shape[1])))
+    )

@@ -46,9 +46,7 @@ from headstock.spi.ops import (
     Ops,
     OpsCapabilities,
     OpsSpec,
-    Params,
     Stream,
-    Weight,
 )
 from headstock.spi.plugin import PluginSpec, Rejection, Require
 from headstock.spi.row_tables import PrefixInputs, PromptInputs, RowTables
@@ -64,6 +62,7 @@ from headstock.spi.scheduler import Budget, ScheduleDecision, ScheduleFunction, 
 from headstock.spi.steps import AttendInto, DecodeStep, PromptStep
 from headstock.spi.variants import Variant, find_variants
 from headstock.spi.versions import RESERVED, SPI, SpiRange
+from headstock.spi.weight import Params, Weight, WeightFormat, WeightKind
 
 __all__ = [
     "LAYER_OPERATIONS",
@@ -145,5 +144,7 @@ __all__ = [
     "Variant",
     "View",
     "Weight",
+    "WeightFormat",
+    "WeightKind",
     "find_variants",
 ]

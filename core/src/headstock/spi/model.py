@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headstock.spi.batch import Batch
-    from headstock.spi.ops import Ops, Params
+    from headstock.spi.ops import Ops
+    from headstock.spi.weight import Params
 
 
 class Role(Enum):
@@ -53,8 +54,9 @@ class ParamSpec:
     ignored: names that the checkpoint may have and that are not read
     copies: names that may hold the first source once more
     dummy: what dummy weights hold everywhere; None for noise
+    source_shape: the shape that the sources make, where `transform` gives it another one
     transform: makes the tensor out of the one that the sources make, which it may write; of the
-        same shape and dtype
+        same dtype
 
     A parameter named `NAME.bias` becomes the bias in NAME's `Weight`.
     """
@@ -70,6 +72,7 @@ class ParamSpec:
     ignored: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     dummy: float | None = None
+    source_shape: tuple[int, ...] | None = None
     transform: Callable[[Tensor], Tensor] | None = None
 
 

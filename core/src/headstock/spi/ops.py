@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
@@ -18,21 +18,8 @@ if TYPE_CHECKING:
     from headstock.spi.batch import Batch, Sample, Sampling
     from headstock.spi.model import ParamSpec
     from headstock.spi.model_config import LayerConfig, ModelConfig
+    from headstock.spi.weight import Params, Weight
 
-
-@frozen(kw_only=True, eq=False)
-class Weight:
-    """One parameter: a tensor, or packed values with their scales; `bias` goes with a linear map.
-
-    tensor: as its ParamSpec says    scales: None, or as the packing defines    bias: [out] or None
-    """
-
-    tensor: Tensor
-    scales: Tensor | None = None
-    bias: Tensor | None = None
-
-
-Params = Mapping[str, Weight]
 
 LAYER_OPERATIONS = ("qkv_rope_store", "attn_out", "mlp", "moe")
 OPERATIONS = ("embed", *LAYER_OPERATIONS, "final_norm", "lm_head", "lm_head_sample")

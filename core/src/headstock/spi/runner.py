@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from headstock.spi.attention import AttentionBackend, LayerInfo
     from headstock.spi.model import Attend, Model
     from headstock.spi.model_config import ModelConfig
-    from headstock.spi.ops import Ops, Params
+    from headstock.spi.ops import Ops
+    from headstock.spi.weight import Params
 
 CaptureProgress = Callable[[int, int], None]
 """`report(done, total)`: how many captures are done, and of how many."""

@@ -42,7 +42,6 @@ from headstock.startup.model_loading import (
     locate_model,
     read_model,
     resolve_max_seq_len,
-    tensor_bytes,
     untie_embeddings,
 )
 from headstock.startup.model_needs import find_attention_needs, resolve_model_dtype
@@ -206,7 +205,7 @@ def _plan_device_memory(
         model=model,
         page_size=sizes["page_size"],
         kv_dtype=sizes["kv_dtype"],
-        weights=sum(tensor_bytes(weight) for weight in inputs.params.values()),
+        weights=sum(weight.nbytes for weight in inputs.params.values()),
         other_use=memory_use,
         free=free,
         max_useful_tokens=rows * max_len,

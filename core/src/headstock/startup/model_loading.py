@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
@@ -200,9 +199,3 @@ def load_onto_device(
         )
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CannotRun(too_large) from error
-
-
-def tensor_bytes(weight: Any) -> int:
-    """Count the bytes of a parameter's tensors."""
-    tensors = (weight.tensor, weight.scales, weight.bias)
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

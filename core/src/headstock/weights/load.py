@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from attrs import field, frozen
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -19,6 +23,9 @@ from headstock.weights.reader import CheckpointReader, Piece, list_differing_cop
 _Prepare = Callable[[ParamSpec, Weight], Weight]
 
 _DUMMY_STD = 0.02
+
+_CHECKED_NUMBERS = 1 << 20
+"""How many numbers are summed at a time to see that all are finite."""
 
 
 def load_weights(
@@ -36,33 +43,39 @@ def load_weights(
     """Load every declared parameter; floating tensors get `dtype` unless declared otherwise.
 
     `on_progress("weights", done, total)` counts bytes. Dummy weights read nothing from `directory`.
-    `prepare` is that of the operations that will use the weights. Each plain tensor is freed as
-    soon as it is prepared, so that two copies of all weights never exist at once.
+    `prepare` is that of the operations that will use the weights. Parameters are read, transformed
+    and prepared one after the other: beside those that are done there is memory for one alone.
 
     raises: ModelError when files are damaged, do not fit the declaration, or hold NaN or
-        infinities
+        infinities; PluginBroken when `prepare` makes anything but a Weight
     """
-
-    def target_dtype(spec: ParamSpec) -> torch.dtype:
-        return dtype if spec.dtype is None else getattr(torch, spec.dtype)
-
-    # Computed parameters, such as tables of RoPE, are in no file.
-    tensors = {
-        name: spec.compute(config, max_seq_len).to(device, target_dtype(spec))
-        for name, spec in specs.items()
-        if spec.compute
-    }
     on_progress = on_progress or (lambda stage, bytes_done, total: None)
-    if dummy:
-        tensors |= _make_dummy_weights(
-            {name: spec for name, spec in specs.items() if spec.sources},
-            target_dtype,
-            device,
-            on_progress,
+    with ExitStack() as stack:
+        source: _Source = (
+            _Noise()
+            if dummy
+            else _Files(stack.enter_context(CheckpointReader.open(directory)), specs)
         )
-    else:
-        tensors |= _read_parameters(directory, specs, target_dtype, device, on_progress)
-    return _prepare_weights(specs, tensors, prepare or (lambda spec, weight: weight))
+        target = _Target(specs, config, dtype, device, max_seq_len, source)
+        total, bytes_done = sum(map(target.count_bytes, specs)), 0
+        on_progress("weights", 0, total)
+        weights, trim = {}, _find_trim()
+        for name, spec in specs.items():
+            if _is_bias(name, specs):
+                continue
+            weights[name] = _prepare_weight(name, spec, target, prepare)
+            # What is freed below 32 MiB the C library keeps, and other sizes do not fit the holes.
+            if trim is not None:
+                trim(0)
+            bytes_done += target.count_bytes(name) + target.count_bytes(f"{name}.bias")
+            if spec.sources:
+                on_progress("weights", bytes_done, total)
+    return weights
+
+
+def _is_bias(name: str, specs: Mapping[str, ParamSpec]) -> bool:
+    """Whether the parameter goes into the weight of another one."""
+    return name.endswith(".bias") and name.removesuffix(".bias") in specs
 
 
 def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple[str, ...]:
@@ -96,136 +109,162 @@ def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tup
 def weight_bytes(specs: Mapping[str, ParamSpec], dtype: torch.dtype) -> int:
     """Count the bytes that the declared parameters take on the device."""
     return sum(
-        math.prod(spec.shape)
-        * (dtype if spec.dtype is None else getattr(torch, spec.dtype)).itemsize
-        for spec in specs.values()
+        math.prod(spec.shape) * parameter_dtype(spec, dtype).itemsize for spec in specs.values()
     )
 
 
-def _read_parameters(
-    directory: Path,
-    specs: Mapping[str, ParamSpec],
-    target_dtype: Callable[[ParamSpec], torch.dtype],
-    device: torch.device,
-    on_progress: ProgressCallback,
-) -> dict[str, Tensor]:
-    """Read the parameters from the checkpoint.   raises: ModelError"""
-    tensors: dict[str, Tensor] = {}
-    with CheckpointReader.open(directory) as checkpoint:
-        pieces_by_parameter = plan_pieces(specs, checkpoint)
-        bytes_done = 0
-        total = sum(
-            checkpoint.nbytes(piece.name)
-            for parts in pieces_by_parameter.values()
-            for piece in parts
-        )
-        on_progress("weights", 0, total)
-        for name, parts in pieces_by_parameter.items():
+def parameter_dtype(spec: ParamSpec, dtype: torch.dtype) -> torch.dtype:
+    """The type of a parameter of a model in `dtype`."""
+    found: torch.dtype = dtype if spec.dtype is None else getattr(torch, spec.dtype)
+    return found
+
+
+class _Source(Protocol):
+    """Where tensors come from."""
+
+    def count_bytes(self, name: str, spec: ParamSpec, dtype: torch.dtype) -> int:
+        """How many bytes are read, or made."""
+
+    def fill(self, name: str, spec: ParamSpec, out: Tensor) -> None:
+        """Write the tensor that the sources make.   writes: out    raises: ModelError"""
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        """Raise ModelError when the finished tensor cannot be used."""
+
+
+@frozen
+class _Files:
+    """Tensors of a checkpoint, conversion and transfer in one copy."""
+
+    checkpoint: CheckpointReader
+    specs: Mapping[str, ParamSpec]
+    pieces: Mapping[str, list[Piece]] = field(init=False)
+
+    @pieces.default
+    def _plan(self) -> Mapping[str, list[Piece]]:
+        return plan_pieces(self.specs, self.checkpoint)
+
+    def count_bytes(self, name: str, spec: ParamSpec, dtype: torch.dtype) -> int:
+        return sum(self.checkpoint.nbytes(piece.name) for piece in self.pieces[name])
+
+    def fill(self, name: str, spec: ParamSpec, out: Tensor) -> None:
+        # Each piece is copied from the mapped file into its slice: neither the host nor the device
+        # holds the pieces and their concatenation at once.
+        for piece in self.pieces[name]:
+            row = out if piece.row is None else out[piece.row]
+            part = row.narrow(0, piece.start, piece.shape[0])
             try:
-                tensors[name] = _assemble_parameter(
-                    specs[name], parts, checkpoint, target_dtype(specs[name]), device
-                )
+                part.copy_(self.checkpoint.read(piece.name))
             except (SafetensorError, OSError) as error:
                 raise ModelError(
-                    f"cannot read {parts[0].name} in {directory}: {shorten(error)}"
+                    f"cannot read {piece.name} in {self.checkpoint.directory}: {shorten(error)}"
                 ) from error
-            bytes_done += sum(checkpoint.nbytes(piece.name) for piece in parts)
-            on_progress("weights", bytes_done, total)
+
+    def check(self, name: str, tensor: Tensor) -> None:
         # After conversion: a float32 number beyond float16's range is infinite only there.
-        _check_finite(
-            {pieces_by_parameter[name][0].name: tensor for name, tensor in tensors.items()},
-            directory,
-        )
-    return tensors
+        if not _is_finite(tensor):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{self.pieces[name][0].name} in {self.checkpoint.directory} holds NaN or infinite "
+                f"numbers as {dtype}; the file is damaged or wants another --dtype"
+            )
 
 
-def _assemble_parameter(
-    spec: ParamSpec,
-    parts: list[Piece],
-    checkpoint: CheckpointReader,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:
-    """Assemble one parameter from its pieces; conversion and transfer happen in the copy."""
-    # Each piece is copied from the mapped file into its slice: neither the host nor the device
-    # holds the pieces and their concatenation at once.
-    tensor = torch.empty(spec.shape, dtype=dtype, device=device)
-    for piece in parts:
-        row = tensor if piece.row is None else tensor[piece.row]
-        row.narrow(0, piece.start, piece.shape[0]).copy_(checkpoint.read(piece.name))
-    return tensor if spec.transform is None else spec.transform(tensor)
-
-
-def _check_finite(tensors: Mapping[str, Tensor], directory: Path) -> None:
-    """Check all tensors for NaN and infinities, with one wait for the device.
-
-    raises: ModelError"""
-    # A sum is finite exactly when all its terms are: no weights are so large that float32
-    # overflows. Reading the flags of all tensors at once waits for the device once, not per tensor.
-    sums = torch.stack([tensor.sum(dtype=torch.float32) for tensor in tensors.values()])
-    broken = [
-        name for name, good in zip(tensors, sums.isfinite().tolist(), strict=True) if not good
-    ]
-    if broken:
-        dtype = str(tensors[broken[0]].dtype).removeprefix("torch.")
-        raise ModelError(
-            f"{broken[0]} in {directory} holds NaN or infinite numbers as {dtype}; the file is "
-            "damaged or wants another --dtype"
-        )
-
-
-def _make_dummy_weights(
-    specs: Mapping[str, ParamSpec],
-    target_dtype: Callable[[ParamSpec], torch.dtype],
-    device: torch.device,
-    on_progress: ProgressCallback,
-) -> dict[str, Tensor]:
-    """Make parameters without a checkpoint: the declared `dummy` value, else normal noise.
+class _Noise:
+    """Tensors without a checkpoint: the declared `dummy` value, else normal noise.
 
     The noise depends on the parameter's name alone.
     """
-    sizes = {
-        name: math.prod(spec.shape) * target_dtype(spec).itemsize for name, spec in specs.items()
-    }
-    total, bytes_done = sum(sizes.values()), 0
-    tensors: dict[str, Tensor] = {}
-    for name, spec in specs.items():
-        tensor = torch.empty(spec.shape, dtype=target_dtype(spec), device=device)
-        if spec.dummy is None:
-            tensor.normal_(
-                0.0,
-                _DUMMY_STD,
-                # By name, so that another layer or order changes no other parameter; crc32, since
-                # hash() of a text differs from process to process.
-                generator=torch.Generator(device).manual_seed(zlib.crc32(name.encode())),
-            )
-        else:
-            tensor.fill_(spec.dummy)
-        tensors[name] = tensor if spec.transform is None else spec.transform(tensor)
-        bytes_done += sizes[name]
-        on_progress("weights", bytes_done, total)
-    return tensors
+
+    def count_bytes(self, name: str, spec: ParamSpec, dtype: torch.dtype) -> int:
+        return math.prod(spec.shape) * dtype.itemsize
+
+    def fill(self, name: str, spec: ParamSpec, out: Tensor) -> None:
+        if spec.dummy is not None:
+            out.fill_(spec.dummy)
+            return
+        # By name, so that another layer or order changes no other parameter; crc32, since hash()
+        # of a text differs from process to process.
+        generator = torch.Generator(out.device).manual_seed(zlib.crc32(name.encode()))
+        out.normal_(0.0, _DUMMY_STD, generator=generator)
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        """Noise is finite."""
 
 
-def _prepare_weights(
-    specs: Mapping[str, ParamSpec], tensors: dict[str, Tensor], prepare: _Prepare
-) -> dict[str, Weight]:
-    """Make weights of the tensors, with each `NAME.bias` inside that of NAME, and prepare them.
+@frozen
+class _Target:
+    """What tensors are made for."""
 
-    writes: tensors, emptied
-    raises: PluginBroken when `prepare` makes anything but a Weight
+    specs: Mapping[str, ParamSpec]
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    max_seq_len: int
+    source: _Source
+
+    def count_bytes(self, name: str) -> int:
+        """How many bytes of the source the parameter takes; 0 for one that has none."""
+        spec = self.specs.get(name)
+        if spec is None or not spec.sources:
+            return 0
+        return self.source.count_bytes(name, spec, self.dtype_of(spec))
+
+    def dtype_of(self, spec: ParamSpec) -> torch.dtype:
+        """The type of the parameter."""
+        return parameter_dtype(spec, self.dtype)
+
+    def make(self, name: str) -> Tensor:
+        """The parameter, computed or from the source.   raises: ModelError"""
+        spec = self.specs[name]
+        dtype = self.dtype_of(spec)
+        # Computed parameters, such as tables of RoPE, are in no file.
+        if spec.compute:
+            return spec.compute(self.config, self.max_seq_len).to(self.device, dtype)
+        tensor = torch.empty(spec.source_shape or spec.shape, dtype=dtype, device=self.device)
+        self.source.fill(name, spec, tensor)
+        if spec.transform is not None:
+            tensor = spec.transform(tensor)
+        self.source.check(name, tensor)
+        return tensor
+
+
+def _find_trim() -> Callable[[int], int] | None:
+    """The C library's function that gives freed memory back; None where it has none."""
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return None
+    return trim
+
+
+def _prepare_weight(
+    name: str, spec: ParamSpec, target: _Target, prepare: _Prepare | None
+) -> Weight:
+    """Make one parameter, with `NAME.bias` inside, and prepare it.
+
+    raises: ModelError, PluginBroken
     """
-    biases = {name: tensors.pop(name) for name in list(tensors) if name.endswith(".bias")}
-    weights = {}
-    for name in list(tensors):
-        weights[name] = prepare(
-            specs[name], Weight(tensor=tensors.pop(name), bias=biases.get(f"{name}.bias"))
+    bias = f"{name}.bias"
+    weight = Weight(
+        tensor=target.make(name), bias=target.make(bias) if bias in target.specs else None
+    )
+    if prepare is None:
+        return weight
+    prepared: object = prepare(spec, weight)
+    if not isinstance(prepared, Weight):
+        function = getattr(prepare, "__qualname__", "prepare")
+        raise PluginBroken(
+            f"operations: {function}({name!r}) returned a {type(prepared).__name__}; wanted a "
+            "headstock.spi.Weight"
         )
-        if not isinstance(weights[name], Weight):
-            function = getattr(prepare, "__qualname__", "prepare")
-            type_name = type(weights[name]).__name__
-            raise PluginBroken(
-                f"operations: {function}({name!r}) returned a {type_name}; wanted a "
-                "headstock.spi.Weight"
-            )
-    return weights
+    return prepared
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite."""
+    # A sum is finite exactly when all its terms are: no weights are so large that float32
+    # overflows. In parts, since a CPU widens what it sums to float32 first.
+    parts = torch.split(tensor.flatten(), _CHECKED_NUMBERS)
+    sums = torch.stack([part.sum(dtype=torch.float32) for part in parts])
+    return bool(sums.isfinite().all())

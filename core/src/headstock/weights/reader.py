@@ -89,10 +89,11 @@ class Piece:
 
 def _list_pieces(spec: ParamSpec, checkpoint: CheckpointReader) -> Iterator[Piece]:
     """List the checkpoint tensors that make up a parameter."""
+    full = spec.source_shape or spec.shape
     if spec.whole is not None and spec.whole in checkpoint.entries:
-        yield Piece(spec.whole, spec.shape, None, 0)
+        yield Piece(spec.whole, full, None, 0)
         return
-    shape = spec.shape[1:] if spec.stacked else spec.shape
+    shape = full[1:] if spec.stacked else full
     for row, names in enumerate(spec.sources):
         start = 0
         for name, part in zip(
