@@ -22,6 +22,7 @@ import torch
 from headstock import LLM, SamplingParams
 from headstock.spi import AttendInto, PromptStep
 from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
+from headstock_cuda_graph.prompt_graphs import PromptBucket
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 LENGTHS = (16, 128, 512, 2048)
@@ -122,11 +123,11 @@ def compared(runner: CudaGraphRunner) -> Iterator[Counter[str]]:
     replay = prompts.replay
 
     @torch.inference_mode()
-    def counted(step: PromptStep, last_tokens: torch.Tensor, out: torch.Tensor) -> None:
-        replay(step, last_tokens, out)
+    def counted(
+        bucket: PromptBucket, step: PromptStep, last_tokens: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        replay(bucket, step, last_tokens, out)
         tokens, rows = step.num_tokens, len(step.row_ids)
-        bucket = prompts.bucket_for(step)
-        assert bucket is not None
         attention: AttendInto = step.attention()
 
         def attend(q: torch.Tensor, index: int, out: torch.Tensor) -> None:

@@ -246,29 +246,25 @@ class DeviceTables(RowTables):
 
     def prompt_inputs(self, num_rows: int, num_tokens: int) -> PromptInputs:
         """Allocate the inputs of prompt steps of at most this size; all of them is padding."""
+        host = torch.empty(_count_words(num_rows, num_tokens), dtype=torch.int64)
         # One token of the padding row: captured work takes hidden states at the end of each row.
         nothing = np.zeros(1, np.int64)
-        arrays = _pad_prompt(
-            (nothing + self.padding_row, nothing, nothing + 1),
-            num_rows,
-            num_tokens,
-            self.padding_row,
+        rows = nothing + self.padding_row, nothing, nothing + 1
+        _write_rows(host.numpy(), rows, num_rows, num_tokens, self.padding_row)
+        memory = host.to(self.device)
+        return PromptInputs(
+            memory=memory, **_split_words(memory, torch.int32, num_rows, num_tokens)
         )
-        memory = self.buffers.pack(*arrays.values()).to(self.device)
-        views = unpack(memory, *arrays.values())
-        return PromptInputs(memory=memory, **dict(zip(arrays, views, strict=True)))
 
     def write_prompt_inputs(self, inputs: PromptInputs, step: PromptStep) -> None:
         """Bring the inputs up to date with a step, by one copy.   writes: inputs"""
-        arrays = _pad_prompt(
-            (step.row_ids, step.starts, step.stops),
-            len(inputs.row_ids),
-            len(inputs.token_rows),
-            self.padding_row,
-        )
-        # Packed in fresh memory each time: the copy runs later than this call, and a buffer of our
-        # own would be overwritten by the next step.
-        inputs.memory.copy_(self.buffers.pack(*arrays.values()), non_blocking=True)
+        # Fresh memory each time: the copy runs later than this call, and torch hands pinned memory
+        # out again only when its copy is over. The next step would overwrite a buffer of our own.
+        host = torch.empty(inputs.memory.shape, dtype=torch.int64, pin_memory=inputs.memory.is_cuda)
+        rows = step.row_ids, step.starts, step.stops
+        num_rows, num_tokens = len(inputs.row_ids), len(inputs.token_rows)
+        _write_rows(host.numpy(), rows, num_rows, num_tokens, self.padding_row)
+        inputs.memory.copy_(host, non_blocking=True)
 
     def prompt_batch(self, inputs: PromptInputs) -> Batch:
         """Make the batch of the inputs, padding included, every token of it scored."""
@@ -311,31 +307,60 @@ def flatten_tokens(rows: Ints, starts: Ints, counts: Ints, ends: Ints) -> tuple[
     )
 
 
-def _pad_prompt(
-    rows: tuple[Ints, Ints, Ints], num_rows: int, num_tokens: int, padding_row: int
-) -> dict[str, Ints]:
-    """Pad a step's rows and tokens to so many of each.
+def _split_words(words: Any, int32: Any, num_rows: int, num_tokens: int) -> dict[str, Any]:
+    """Split packed words into the parts of `PromptInputs`, each at a multiple of 16 bytes.
 
-    rows: row ids, starts and stops, each [n] int64
-    returns: the arrays of `PromptInputs`
+    Kernels like such addresses.
+
+    words: [n] int64, an array or a tensor, whose type of 32 bits is `int32`; its parts are views
     """
-    row_ids, starts, stops = rows
-    counts = stops - starts
-    ends = counts.cumsum()
-    token_rows, positions = flatten_tokens(row_ids, starts, counts, ends)
-    query_start = np.concatenate(([0], ends))
+    rows, tokens = _round_up(num_rows, 2), _round_up(num_tokens, 2)
+    ints = words[2 * (tokens + rows) :].view(int32)
+    width = _round_up(num_rows + 1, 4)
     return {
-        "row_ids": _pad(row_ids, num_rows, padding_row),
-        "starts": _pad(starts, num_rows, 0),
-        "query_start": _pad(query_start, num_rows + 1, ends[-1]).astype(np.int32),
-        "context_lens": _pad(stops, num_rows, 1).astype(np.int32),
-        "token_rows": _pad(token_rows, num_tokens, padding_row),
-        "positions": _pad(positions, num_tokens, 0),
+        "token_rows": words[:num_tokens],
+        "positions": words[tokens : tokens + num_tokens],
+        "row_ids": words[2 * tokens : 2 * tokens + num_rows],
+        "starts": words[2 * tokens + rows : 2 * tokens + rows + num_rows],
+        "query_start": ints[: num_rows + 1],
+        "context_lens": ints[width : width + num_rows],
     }
 
 
-def _pad(values: Ints, size: int, filler: int) -> Ints:
-    """Fill the values up to `size`.   returns: [size] int64"""
-    padded = np.full(size, filler, np.int64)
-    padded[: len(values)] = values
-    return padded
+def _count_words(num_rows: int, num_tokens: int) -> int:
+    """Count the words that `_split_words` splits."""
+    ints = _round_up(num_rows + 1, 4) + _round_up(num_rows, 4)
+    return 2 * (_round_up(num_tokens, 2) + _round_up(num_rows, 2)) + ints // 2
+
+
+def _round_up(count: int, multiple: int) -> int:
+    """The least multiple that is not below the count."""
+    return -(-count // multiple) * multiple
+
+
+def _write_rows(
+    words: Ints, rows: tuple[Ints, Ints, Ints], num_rows: int, num_tokens: int, padding_row: int
+) -> None:
+    """Write rows and their tokens, and padding behind them.
+
+    rows: row ids, starts and stops, each [n] int64
+    writes: words
+    """
+    row_ids, starts, stops = rows
+    count, counts = len(row_ids), stops - starts
+    ends = counts.cumsum()
+    total = int(ends[-1])
+    token_rows, positions = flatten_tokens(row_ids, starts, counts, ends)
+    parts = _split_words(words, np.int32, num_rows, num_tokens)
+    for name, values, filler in (
+        ("token_rows", token_rows, padding_row),
+        ("positions", positions, 0),
+        ("row_ids", row_ids, padding_row),
+        ("starts", starts, 0),
+        ("context_lens", stops, 1),
+    ):
+        part = parts[name]
+        part[: len(values)] = values
+        part[len(values) :] = filler
+    query_start = parts["query_start"]
+    query_start[0], query_start[1 : count + 1], query_start[count + 1 :] = 0, ends, total

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import evolve, fields, frozen
+from attrs import fields, frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,11 +111,12 @@ class Batch:
 
 def _slice_tensors(record: Record, start: int, stop: int) -> Record:
     """Return the record with that part of each of its tensors."""
-    values = {field.name: getattr(record, field.name) for field in fields(type(record))}
-    # By exclusion: the contract imports no torch.
-    parts = {
-        name: value[start:stop]
-        for name, value in values.items()
-        if value is not None and not isinstance(value, int)
+    values: dict[str, Any] = {
+        field.name: getattr(record, field.name) for field in fields(type(record))
     }
-    return evolve(record, **parts)
+    # By exclusion: the contract imports no torch.
+    parts: dict[str, Any] = {
+        name: value if value is None or isinstance(value, int) else value[start:stop]
+        for name, value in values.items()
+    }
+    return type(record)(**parts)

@@ -127,24 +127,20 @@ class PromptGraphs:
         count = step.num_tokens
         return next((bucket for size, bucket in self.captured.items() if size >= count), None)
 
-    def has_room(self, step: PromptStep) -> bool:
-        """Whether some bucket has room for the step's tokens."""
-        return self.bucket_for(step) is not None
-
     def is_whole(self, bucket: PromptBucket, step: PromptStep) -> bool:
         """Whether the step is replayed as one graph."""
         if bucket.whole is None or step.num_decode or len(step.row_ids) > WHOLE_ROWS:
             return False
         return int(step.stops.max()) <= WHOLE_CONTEXT
 
-    def replay(self, step: PromptStep, last_tokens: Tensor, out: Tensor) -> None:
-        """Compute the step.
+    def replay(
+        self, bucket: PromptBucket, step: PromptStep, last_tokens: Tensor, out: Tensor
+    ) -> None:
+        """Compute the step in a bucket that has room for it.
 
         last_tokens: [n] int64, which tokens are scored; 0 past the step's rows
         writes: out [n, hidden], the hidden states of each row's last token; the pools
         """
-        bucket = self.bucket_for(step)
-        assert bucket is not None, "has_room comes first"
         self.program.row_tables.write_prompt_inputs(bucket.inputs, step)
         if self.is_whole(bucket, step):
             assert bucket.whole is not None

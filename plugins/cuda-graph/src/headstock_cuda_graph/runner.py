@@ -260,7 +260,8 @@ class CudaGraphRunner(Runner):
         """What each row's last token samples, by a replay; None when no bucket has room."""
         count, padding_row = len(step.row_ids), self.program.row_tables.padding_row
         bucket = self.bucket_for(count)
-        if bucket is None or self.prompts is None or not self.prompts.has_room(step):
+        prompts = self.prompts
+        if bucket is None or prompts is None or (tokens := prompts.bucket_for(step)) is None:
             return None
         # A row whose prompt goes on is scored too: its logits tell whether it is sound. It is the
         # padding row here, so that no sampled token replaces the next token of its prompt.
@@ -272,7 +273,7 @@ class CudaGraphRunner(Runner):
             (step.stops - 1, size, 0),
             (step.last_tokens, size, 0),
         )
-        self.prompts.replay(step, bucket.lines[2], bucket.forward.result)
+        prompts.replay(tokens, step, bucket.lines[2], bucket.forward.result)
         return self.sample_rows(bucket, count, step.kind, step.sampling)
 
     def bucket_for(self, count: int) -> Bucket | None:

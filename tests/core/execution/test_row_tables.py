@@ -1,0 +1,259 @@
+"""Batches and attention steps out of the tables: captured steps read what others read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from attrs import frozen
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headstock.execution.batch import StepTensors, make_prompt_step, make_step
+from headstock.execution.buffers import Buffers
+from headstock.execution.row_tables import DeviceTables
+from headstock.execution.sampling_inputs import SamplingTable
+from headstock.scheduler import Plan
+from headstock.spi import AttentionStep, PromptStep, Sample, Sampling
+
+ROWS, MAX_LEN, PAGE_SIZE, VOCAB = 9, 40, 4, 50
+
+
+def tables_of(seed: int) -> tuple[Buffers, SamplingTable, DeviceTables]:
+    """Tables with random tokens, and pages in random order in each of two groups."""
+    rng = np.random.default_rng(seed)
+    columns = MAX_LEN // PAGE_SIZE
+    pages = [1 + rng.permutation((ROWS + 1) * columns).reshape(ROWS + 1, columns) for _ in range(2)]
+    for table in pages:
+        table[ROWS] = 0
+    buffers = Buffers(
+        device=torch.device("cpu"),
+        page_size=PAGE_SIZE,
+        pools=(torch.zeros(1), torch.zeros(1)),
+        page_tables=tuple(torch.from_numpy(table.astype(np.int32)) for table in pages),
+        tokens=torch.from_numpy(rng.integers(0, VOCAB, (ROWS + 1, MAX_LEN + 1))),
+    )
+    sampling = SamplingTable(ROWS + 1, VOCAB)
+    return buffers, sampling, DeviceTables(buffers, sampling.columns)
+
+
+def plan_of(rows: list[int], starts: list[int], counts: list[int], num_decode: int) -> Plan:
+    """A plan of these rows, each scored at its last token."""
+    first, many = np.array(starts, np.int32), np.array(counts, np.int32)
+    return Plan(
+        number=1,
+        num_decode=num_decode,
+        rows=np.array(rows, np.int32),
+        admission_ids=np.array(rows, np.int32),
+        starts=first,
+        stops=first + many,
+        num_logits=np.ones_like(first),
+        samples=np.ones_like(first),
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Rows that decode, then at least one that computes some tokens, or its first."""
+    rows = draw(st.permutations(range(ROWS)))[: draw(st.integers(1, ROWS))]
+    num_decode = draw(st.integers(0, len(rows) - 1))
+    starts = [draw(st.integers(1 if i < num_decode else 0, MAX_LEN - 5)) for i in range(len(rows))]
+    counts = [1 if i < num_decode else draw(st.integers(1, 5)) for i in range(len(rows))]
+    return plan_of(rows, starts, counts, num_decode)
+
+
+def prompt_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> PromptStep:
+    """The plan as it is offered to a runner."""
+    step = make_prompt_step(plan, sampling, buffers, lambda decode, extend: lambda *args: None)
+    assert step is not None
+    return step
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two fields of records are equal, types of tensors and arrays included."""
+    match one, other:
+        case Tensor(), Tensor():
+            return one.dtype == other.dtype and torch.equal(one, other)
+        case np.ndarray(), np.ndarray():
+            return one.dtype == other.dtype and np.array_equal(one, other)
+        case tuple(), tuple():
+            return len(one) == len(other) and all(map(same, one, other))
+        case Sampling(), Sampling():
+            return differences(one, other) == []
+    return one == other
+
+
+def differences(one: Any, other: Any) -> list[str]:
+    """The fields in which two records of one type differ."""
+    assert type(one) is type(other)
+    names = attrs.fields_dict(type(one))
+    return [name for name in names if not same(getattr(one, name), getattr(other, name))]
+
+
+@given(st.integers(0, 99), st.data(), st.integers(1, 4))
+def test_captured_functions_make_what_steps_of_equally_long_rows_have_without_them(
+    seed: int, data: st.DataObject, query_len: int
+) -> None:
+    buffers, sampling, tables = tables_of(seed)
+    rows = data.draw(st.permutations(range(ROWS)))[: data.draw(st.integers(1, ROWS))]
+    starts = [data.draw(st.integers(1, MAX_LEN - query_len)) for _ in rows]
+    num_decode = len(rows) if query_len == 1 else 0
+    plan = plan_of(rows, starts, [query_len] * len(rows), num_decode)
+    plan = attrs.evolve(plan, num_logits=plan.num_logits * query_len)
+    step = make_step(plan, buffers, sampling)
+    row_ids, first = torch.tensor(rows), torch.tensor(starts)
+
+    assert differences(tables.batch(row_ids, first, query_len), step.batch) == []
+    captured = tables.attention_step(row_ids, first, query_len, plan.stops)
+    assert differences(captured, step.decode or step.extend) == []
+
+
+@given(st.integers(0, 99), plans(), st.integers(0, 6), st.integers(0, 20))
+def test_prompt_inputs_are_the_step_and_padding(
+    seed: int, plan: Plan, more_rows: int, more_tokens: int
+) -> None:
+    buffers, sampling, tables = tables_of(seed)
+    rows, tokens = len(plan.rows), plan.num_tokens
+    inputs = tables.prompt_inputs(rows + more_rows, tokens + more_tokens)
+    tables.write_prompt_inputs(inputs, prompt_step(plan, buffers, sampling))
+    batch, wanted = tables.prompt_batch(inputs), make_step(plan, buffers, sampling).batch
+
+    for name in ("tokens", "positions", "token_rows"):
+        assert same(getattr(batch, name)[:tokens], getattr(wanted, name)), name
+    for name in ("row_ids", "starts"):
+        assert same(getattr(batch, name)[:rows], getattr(wanted, name)), name
+    assert same(batch.query_start[: rows + 1], wanted.query_start)
+    for slots, wanted_slots in zip(batch.slots, wanted.slots, strict=True):
+        assert same(slots[:tokens], wanted_slots) and (slots[tokens:] == 0).all()
+    assert batch.max_query_len >= wanted.max_query_len and batch.pools is wanted.pools
+    assert (batch.token_rows[tokens:] == ROWS).all() and (batch.row_ids[rows:] == ROWS).all()
+    assert not batch.positions[tokens:].any() and not batch.starts[rows:].any()
+    assert (batch.query_start[rows:] == tokens).all()
+
+
+@given(st.integers(0, 99), plans(), st.integers(0, 6))
+def test_the_attention_of_a_captured_prompt_sees_the_rows_of_the_step(
+    seed: int, plan: Plan, more_rows: int
+) -> None:
+    buffers, sampling, tables = tables_of(seed)
+    inputs = tables.prompt_inputs(ROWS + more_rows, 64)
+    tables.write_prompt_inputs(inputs, prompt_step(plan, buffers, sampling))
+    rows = len(plan.rows)
+    captured = tables.prompt_attention_step(inputs.first_rows(ROWS), MAX_LEN)
+    # All rows as one part, as a captured step has them.
+    whole = attrs.evolve(plan, num_decode=0)
+    wanted = make_step(whole, buffers, sampling).extend
+    assert wanted is not None and captured.num_rows == ROWS
+
+    assert same(captured.query_start[: rows + 1], wanted.query_start)
+    assert same(captured.context_lens[:rows], wanted.context_lens)
+    assert (captured.query_start[rows:].diff() == 0).all()
+    assert (captured.context_lens[rows:] == 1).all()
+    for table, wanted_table in zip(captured.page_tables, wanted.page_tables, strict=True):
+        assert same(table[:rows, : wanted_table.shape[1]], wanted_table)
+        assert not table[rows:].any()
+    for bound, lens in (
+        (captured.host_query_lens, wanted.host_query_lens),
+        (captured.host_context_lens, wanted.host_context_lens),
+    ):
+        assert (bound[:rows] >= lens).all()
+
+
+def test_inputs_keep_their_addresses_and_begin_where_kernels_like_it() -> None:
+    buffers, sampling, tables = tables_of(0)
+    inputs = tables.prompt_inputs(5, 21)
+    names = [name for name in attrs.fields_dict(type(inputs)) if name != "memory"]
+    before = {name: getattr(inputs, name).data_ptr() for name in names}
+    assert (inputs.token_rows == ROWS).all() and inputs.query_start.tolist() == [0] + [1] * 5
+    tables.write_prompt_inputs(
+        inputs, prompt_step(plan_of([2, 4], [3, 0], [1, 7], 1), buffers, sampling)
+    )
+
+    assert {name: getattr(inputs, name).data_ptr() for name in names} == before
+    assert all((place - inputs.memory.data_ptr()) % 16 == 0 for place in before.values())
+    assert inputs.first_rows(1).row_ids.tolist() == [2]
+    assert inputs.first_rows(1).query_start.tolist() == [0, 1]
+
+
+@given(st.integers(0, 99), plans())
+def test_every_part_of_a_plan_has_its_attention_step(seed: int, plan: Plan) -> None:
+    buffers, sampling, _ = tables_of(seed)
+    step: StepTensors = make_step(plan, buffers, sampling)
+    split, parts = plan.num_decode, [step.decode, step.extend]
+    assert (step.decode is None) == (split == 0)
+    for part, attention in zip((slice(0, split), slice(split, None)), parts, strict=True):
+        if attention is None:
+            continue
+        check_attention_step(attention, plan, part, buffers)
+
+
+def check_attention_step(
+    attention: AttentionStep, plan: Plan, part: slice, buffers: Buffers
+) -> None:
+    """Compare with what a loop over the rows finds."""
+    rows, starts, stops = (array[part].tolist() for array in (plan.rows, plan.starts, plan.stops))
+    lens = [stop - start for start, stop in zip(starts, stops, strict=True)]
+    assert attention.query_start.tolist() == [sum(lens[:i]) for i in range(len(lens) + 1)]
+    assert attention.context_lens.tolist() == attention.host_context_lens.tolist() == stops
+    assert attention.host_query_lens.tolist() == lens
+    columns = -(-max(stops) // PAGE_SIZE)
+    for table, whole in zip(attention.page_tables, buffers.page_tables, strict=True):
+        assert table.tolist() == [whole[row, :columns].tolist() for row in rows]
+
+
+@frozen(kw_only=True, eq=False)
+class LaterSample(Sample):
+    """A sample with a field of a later revision."""
+
+    entropy: Tensor
+
+
+@frozen(kw_only=True, eq=False)
+class LaterSampling(Sampling):
+    """Settings with a field of a later revision."""
+
+    mask: Tensor
+
+
+def test_parts_of_records_have_parts_of_every_tensor_later_ones_included() -> None:
+    five, healthy = torch.arange(5), torch.ones(5, dtype=torch.bool)
+    sample = LaterSample(tokens=five, healthy=healthy, entropy=five * 2).first(3)
+    assert isinstance(sample, LaterSample) and sample.logprobs is None
+    assert [len(sample.healthy), sample.tokens.tolist(), sample.entropy.tolist()] == [
+        3,
+        [0, 1, 2],
+        [0, 2, 4],
+    ]
+    settings = LaterSampling(temperature=five, mask=torch.eye(5), top_logprobs=4).part(1, 3)
+    assert isinstance(settings, LaterSampling) and settings.mask.shape == (2, 5)
+    assert settings.temperature is not None and settings.temperature.tolist() == [1, 2]
+    assert (settings.seeds, settings.top_logprobs) == (None, 4)
+
+
+@pytest.mark.parametrize("kind", [(), ("temperature",), ("min_p", "temperature", "top_k", "top_p")])
+def test_settings_are_the_columns_that_a_kind_names(kind: tuple[str, ...]) -> None:
+    _, sampling, tables = tables_of(0)
+    sampling.columns.floats.copy_(torch.arange(3 * (ROWS + 1)).view(3, -1))
+    sampling.columns.integers.copy_(torch.arange(2 * (ROWS + 1)).view(2, -1) + 100)
+    rows, positions = torch.tensor([3, ROWS, 0]), torch.tensor([7, 0, 2])
+    wanted = {
+        "temperature": [3.0, 9.0, 0.0],
+        "top_p": [13.0, 19.0, 10.0],
+        "min_p": [23.0, 29.0, 20.0],
+        "top_k": [103, 109, 100],
+    }
+    made = tables.sampling(rows, positions, frozenset(kind))
+    found = {name: value for name in wanted if (value := getattr(made, name)) is not None}
+
+    assert {name: value.tolist() for name, value in found.items()} == {
+        name: wanted[name] for name in kind
+    }
+    if kind:
+        assert made.seeds is not None and made.seeds.tolist() == [113, 119, 110]
+        assert made.positions is positions
+    else:
+        assert made.seeds is None and made.positions is None
