@@ -24,6 +24,7 @@ from headstock.scheduler import (
     initial_state,
     step,
 )
+from headstock.spi import KVGroup, LayoutKind
 
 VOCAB = 50
 
@@ -34,8 +35,18 @@ POWERS = np.array([pow(31, exponent, PRIME) for exponent in range(4096)], np.int
 
 def next_token(history: Sequence[int] | np.ndarray) -> int:
     """The toy model: a polynomial in all tokens, so that order counts too."""
+    return hash_tokens(history) % VOCAB
+
+
+def hash_tokens(history: Sequence[int] | np.ndarray) -> int:
+    """The polynomial in all tokens."""
     tokens = np.asarray(history, np.int64)
-    return int(((tokens + 7) * POWERS[: len(tokens)][::-1]).sum() % PRIME) % VOCAB
+    return int(((tokens + 7) * POWERS[: len(tokens)][::-1]).sum() % PRIME)
+
+
+def is_state(group: KVGroup) -> bool:
+    """Whether the group keeps a state."""
+    return group.layout.kind is LayoutKind.STATE
 
 
 def alone(request: Request) -> list[int]:
@@ -57,7 +68,8 @@ class ToyDevice:
     scheduler has seen them.
 
     A token's slot holds the token and its position; "attention" gathers the row's context through
-    the page table. A page that was handed out twice or freed too early yields a wrong history.
+    the page table. A page that was handed out twice or freed too early yields a wrong history. A
+    state page holds the hash of the row's tokens and their number.
     """
 
     limits: Limits
@@ -72,8 +84,8 @@ class ToyDevice:
             np.zeros((self.limits.max_rows, columns), np.int32) for _ in self.limits.groups
         ]
         self.pools = [
-            np.full((count + 1, self.limits.page_size, 2), -1, np.int64)
-            for count in self.limits.num_pages
+            np.full((count + 1, 1 if is_state(group) else self.limits.page_size, 2), -1, np.int64)
+            for count, group in zip(self.limits.num_pages, self.limits.groups, strict=True)
         ]
         self.tokens = np.zeros((self.limits.max_rows, self.limits.max_len + 8), np.int32)
 
@@ -131,10 +143,22 @@ class ToyDevice:
     def store(self, row: int, positions: np.ndarray) -> None:
         """Write the row's tokens to their slots in every group."""
         size = self.limits.page_size
-        for table, pool in zip(self.tables, self.pools, strict=True):
+        for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
+            if is_state(group):
+                self.update_state(pool, row, int(table[row, 0]), positions)
+                continue
             pages = table[row, positions // size]
             assert (pages > 0).all(), f"row {row} writes to the dummy page"
             pool[pages, positions % size] = np.stack([self.tokens[row, positions], positions], 1)
+
+    def update_state(self, pool: np.ndarray, row: int, page: int, positions: np.ndarray) -> None:
+        """Add the row's tokens to its state; a row that starts at 0 does not read it."""
+        assert page > 0, f"row {row} keeps its state in the dummy page"
+        state, count = pool[page, 0].tolist() if positions[0] else (0, 0)
+        assert count == positions[0], f"row {row} reads a state that is not its own"
+        for token in self.tokens[row, positions].tolist():
+            state = (state * 31 + token + 7) % PRIME
+        pool[page, 0] = state, positions[-1] + 1
 
     def history(self, row: int, length: int) -> np.ndarray:
         """Return the row's context, read back through the page tables.
@@ -142,7 +166,14 @@ class ToyDevice:
         Positions behind a group's window are not read there.
         """
         size = self.limits.page_size
+        result = np.zeros(0, np.int64)
         for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
+            if is_state(group):
+                state, count = pool[table[row, 0], 0].tolist()
+                assert count == length and state == hash_tokens(result), (
+                    f"row {row} has a state that is not its own"
+                )
+                continue
             first = max(length - group.window, 0) if group.window else 0
             positions = np.arange(first, length)
             pages = table[row, positions // size]

@@ -18,6 +18,8 @@ from headstock.spi import (
     KVGroup,
     ScheduleDecision,
     ScheduleFunction,
+    StateKV,
+    StateTensor,
     View,
 )
 from headstock_radix_cache.policy import RadixCache
@@ -39,11 +41,28 @@ def window(length: int) -> KVGroup:
     return KVGroup(layers=(1,), layout=FULL.layout, window=length)
 
 
+STATE = KVGroup(layers=(2,), layout=StateKV(tensors=(StateTensor("history", (1,)),)))
+"""A group that keeps what it needs of all tokens in one page."""
+
+
+def fewest_pages(group: KVGroup, **sizes: int) -> int:
+    """Return the fewest pages of the group with which each request of `LONGEST` tokens fits."""
+    return limits(**sizes, groups=(group,), policy=None).max_pages(0, LONGEST)
+
+
 def limits(**changes: Any) -> Limits:
-    """Return small limits; radix index on unless `policy` or several groups say otherwise."""
+    """Return small limits; radix index on unless `policy` or several groups say otherwise.
+
+    A number of pages is that of every group; a state group has a page for each row.
+    """
     size = changes.setdefault("page_size", 4)
     groups = changes.setdefault("groups", (FULL,))
-    changes["num_pages"] = (changes.get("num_pages", 100),) * len(groups)
+    pages = changes.get("num_pages", 100)
+    if isinstance(pages, int):
+        rows = changes.get("max_rows", 8)
+        changes["num_pages"] = tuple(
+            pages if group.layout is FULL.layout else rows for group in groups
+        )
     scheduler = changes.setdefault("scheduler", "mixed")
     policy: CachePolicy | None = RadixCache(size) if len(groups) == 1 else None
     defaults = {
@@ -74,15 +93,20 @@ def random_limits(rng: np.random.Generator, scheduler: str) -> Limits:
     Some requests fit only by themselves.
     """
     size = int(rng.choice([1, 4, 16]))
-    groups = (FULL, window(int(rng.integers(1, 40)))) if rng.random() < 0.25 else (FULL,)
+    groups = random_groups(rng)
     reuse = len(groups) == 1 and rng.random() < 0.7
     recompute = rng.random() < 0.1
-    least = LONGEST // size
+    rows = int(rng.integers(1, 17))
+    tokens = 512 if recompute else int(rng.choice([3, 17, 64, 512]))
+    sizes = {"page_size": size, "max_batch_tokens": tokens, "max_rows": rows}
+    least = [fewest_pages(group, **sizes) for group in groups]
+    most = [rows if group is STATE else 400 // size for group in groups]
     return limits(
-        max_rows=int(rng.integers(1, 17)),
-        max_batch_tokens=512 if recompute else int(rng.choice([3, 17, 64, 512])),
-        page_size=size,
-        num_pages=least if rng.random() < 0.3 else int(rng.integers(least, 400 // size)),
+        **sizes,
+        num_pages=tuple(
+            few if rng.random() < 0.3 else int(rng.integers(few, max(many, few) + 1))
+            for few, many in zip(least, most, strict=True)
+        ),
         groups=groups,
         scheduler=scheduler,
         policy=RadixCache(size) if reuse and not recompute else None,
@@ -90,6 +114,12 @@ def random_limits(rng: np.random.Generator, scheduler: str) -> Limits:
         overlap=bool(rng.random() < 0.5),
         check=False,
     )
+
+
+def random_groups(rng: np.random.Generator) -> tuple[KVGroup, ...]:
+    """Return one full group, and sometimes a window or a state beside it."""
+    windows = (window(int(rng.integers(1, 40))),) if rng.random() < 0.3 else ()
+    return (FULL, *windows, *((STATE,) if rng.random() < 0.2 else ()))
 
 
 def pausing(schedule: ScheduleFunction) -> ScheduleFunction:
@@ -160,5 +190,5 @@ def simulate(seed: int) -> Drive:
     assert {name for name, reason in drive.reasons.items() if reason not in ("stop", "length")} == {
         "never"
     }
-    assert not np.count_nonzero(drive.state.refs[0])
+    assert not any(map(np.count_nonzero, drive.state.refs))
     return drive

@@ -32,7 +32,7 @@ def test_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
     group = KVGroup(layers=(0,), layout=FullKV(kv_heads=2, k_dim=64, v_dim=64))
     sizes = {"device": torch.device("cpu"), "kv_dtype": torch.float32, "page_size": 16}
     buffers = allocate_buffers(
-        (group,), **sizes, num_pages=5 * MAX_CLEANED_PAGES, rows=8, max_len=16 * 5000
+        (group,), **sizes, num_pages=(5 * MAX_CLEANED_PAGES,), rows=8, max_len=16 * 5000
     )
     buffers.page_tables[0][:8, 0] = torch.arange(1, 9)
     buffers.page_tables[0][3, :200] = torch.arange(1, 201)  # shared pages among them
@@ -53,7 +53,7 @@ def test_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtype) 
         device=torch.device("cpu"),
         kv_dtype=dtype,
         page_size=4,
-        num_pages=5,
+        num_pages=(5,),
         rows=3,
         max_len=12,
     )
@@ -78,3 +78,33 @@ def test_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtype) 
         old = old.float()
         old[[2, 4], 0, 1] = 0
         assert torch.equal(pool.float()[[0, 1, 2, 4, 5]], old[[0, 1, 2, 4, 5]])
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_each_group_has_pages_of_its_own_to_clean(failed: int) -> None:
+    """Group 1 has fewer pages than the numbers in group 0's table."""
+    layout = FullKV(kv_heads=1, k_dim=2, v_dim=2)
+    groups = KVGroup(layers=(0, 2), layout=layout), KVGroup(layers=(1,), layout=layout, window=3)
+    buffers = allocate_buffers(
+        groups,
+        device=torch.device("cpu"),
+        kv_dtype=torch.float32,
+        page_size=2,
+        num_pages=(9, 2),
+        rows=2,
+        max_len=12,
+    )
+    assert [len(pool) for pool in buffers.pools] == [10, 3, 10]
+    owned = [{0: (9, 4, 2), 1: (7,)}, {0: (1,), 1: (2,)}]
+    for table, pages_by_row in zip(buffers.page_tables, owned, strict=True):
+        for row, pages in pages_by_row.items():
+            table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+    for pool in buffers.pools:
+        pool[1:].fill_(math.nan)
+
+    buffers.zero_non_finite(np.array([failed]), buffers.page_tables)
+
+    for number, group in enumerate(groups):
+        for layer in group.layers:
+            cleaned = buffers.pools[layer].isfinite().flatten(1).all(1).nonzero().flatten()
+            assert set(cleaned.tolist()) == {0, *owned[number][failed]}

@@ -17,6 +17,7 @@ VOCAB, PROMPT = 20, 4
 BUFFERS = Buffers(
     device=torch.device("cpu"),
     page_size=4,
+    groups=(),
     pools=(),
     page_tables=(),
     tokens=torch.zeros((5, 32), dtype=torch.int64),

@@ -26,7 +26,7 @@ def answer(start: int = 0, stop: int = OUTPUT, **params: Any) -> list[int]:
     tokens = torch.zeros((1, 32), dtype=torch.int64)
     tokens[0, : len(PROMPT)] = torch.tensor(PROMPT)
     buffers = Buffers(
-        device=torch.device("cpu"), page_size=4, pools=(), page_tables=(), tokens=tokens
+        device=torch.device("cpu"), page_size=4, groups=(), pools=(), page_tables=(), tokens=tokens
     )
     table, prompt = SamplingTable(1, VOCAB), np.array(PROMPT, np.int32)
     table.write_row(

@@ -239,9 +239,12 @@ def stray(
 
 MUTANTS = {
     "pages freed twice": Mutant(
-        around(lifecycle, "free_row_pages", free_twice), "(free|indexed) twice|not its own"
+        around(lifecycle, "free_row_pages", free_twice),
+        "(free|indexed) twice|not its own|free page is in use",
     ),
-    "pages lost": Mutant(around(page_pool, "free_pages", lose_one), "a page is lost"),
+    "pages lost": Mutant(
+        around(page_pool, "free_pages", lose_one), "a page is lost|evict without a cache policy"
+    ),
     "duplicates freed behind the table's back": Mutant(
         around(prefix_insert, "dedup_pages", without_writing), "not its own"
     ),

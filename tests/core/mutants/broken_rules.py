@@ -45,11 +45,14 @@ def as_if_it_were_there(apply_abort: Any, state: Any, id: str, reason: str) -> N
     apply_abort(state, {entry.request.id: id for entry in entries}[id], reason)
 
 
-def one_page_more(
-    has_room: Any, state: Any, head: Any, length: int, below: int | None = None
-) -> bool:
+def one_page_more(count_tokens_to_admit: Any, state: Any, head: Any) -> int:
     """A request waits until there is a page more than it needs."""
-    return bool(has_room(state, head, length + state.limits.page_size, below))
+    return int(count_tokens_to_admit(state, head)) + int(state.limits.page_size)
+
+
+def by_what_is_free(can_reserve: Any, state: Any, group: int, stop: int, below: Any) -> bool:
+    """A row is admitted to a window or a state when a page of it is free now."""
+    return bool(state.num_free[group]) or bool(can_reserve(state, group, stop, below))
 
 
 def padding_as_it_was(upload: Any, target: Any, *parts: Any) -> None:
@@ -127,7 +130,12 @@ NEGLECTED = {
     "aborts of who is gone raise": Mutant(
         around(apply, "apply_abort", as_if_it_were_there), "KeyError: 'a'"
     ),
-    "a page too many wanted": Mutant(around(admission, "has_room", one_page_more), "still busy"),
+    "a page too many wanted": Mutant(
+        around(admission, "count_tokens_to_admit", one_page_more), "still busy"
+    ),
+    "windows not reserved": Mutant(
+        around(admission, "can_reserve_pages", by_what_is_free), "preempted|evict without"
+    ),
     "padding rows stay as they were": Mutant(
         around(runner, "upload", padding_as_it_was), rf"{DIFFERS}|written though it was free"
     ),

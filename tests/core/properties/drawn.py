@@ -5,12 +5,13 @@ seconds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from toy_schedule import VOCAB, Drive
-from toy_workloads import FULL, SCHEDULERS, limits, request, window
+from toy_workloads import FULL, SCHEDULERS, STATE, limits, request, window
 
 from headstock.scheduler import Limits, Request, State
 from headstock_radix_cache.policy import RadixCache
@@ -44,12 +45,23 @@ def requests(draw: st.DrawFn, most: int = 6, **fixed: object) -> list[Request]:
 
 
 @st.composite
+def page_counts(draw: st.DrawFn, sizes: dict[str, Any]) -> tuple[int, ...]:
+    """Pages for each group, of each at least what the longest request needs alone."""
+    alone = limits(**sizes, policy=None)
+    counts = []
+    for number, group in enumerate(alone.groups):
+        few = alone.max_pages(number, alone.max_len)
+        most = alone.max_rows if group is STATE else 3 * few
+        counts.append(draw(st.integers(few, most)))
+    return tuple(counts)
+
+
+@st.composite
 def engines(draw: st.DrawFn, **fixed: object) -> Limits:
     """An engine that can serve each of `requests` alone, often with too few pages for several."""
     size = draw(st.sampled_from([1, 4, 16]))
     drawn = {
         "page_size": size,
-        "num_pages": draw(st.integers(LONGEST // size, 3 * LONGEST // size)),
         "max_rows": draw(st.integers(1, 5)),
         "max_batch_tokens": draw(st.sampled_from([1, 5, 30])),
         "max_len": LONGEST,
@@ -57,9 +69,14 @@ def engines(draw: st.DrawFn, **fixed: object) -> Limits:
         "overlap": draw(st.booleans()),
         "check": False,  # the properties look for themselves
     }
-    kind = draw(st.sampled_from(["index", "index", "nothing", "window"]))
-    if kind == "window":
-        drawn["groups"] = (FULL, window(draw(st.integers(1, 20))))
+    kind = draw(st.sampled_from(["index", "index", "nothing", "window", "state", "both"]))
+    groups = [FULL]
+    if kind in ("window", "both"):
+        groups.append(window(draw(st.integers(1, 20))))
+    if kind in ("state", "both"):
+        groups.append(STATE)
+    drawn["groups"] = tuple(groups)
+    drawn["num_pages"] = draw(page_counts(drawn))
     return limits(**(drawn | {"policy": RadixCache(size) if kind == "index" else None} | fixed))
 
 

@@ -93,7 +93,7 @@ def test_no_row_waits_longer_than_the_bound(seed: int, count: int, arrivals: boo
             waiting_priorities=np.zeros(int(arrivals), np.int32),
             step=number,
         )
-        choice = schedule(view, Budget(tokens=64, free_rows=1, pages=99, page_size=4))
+        choice = schedule(view, Budget(tokens=64, free_rows=1, pages=(99,), page_size=4))
         assert len(set(computed[choice.rows].tolist())) <= 1 and not (
             len(choice.rows) and len(choice.admit)
         )

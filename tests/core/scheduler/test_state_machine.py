@@ -20,10 +20,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from toy_schedule import VOCAB, Drive, alone
-from toy_workloads import SCHEDULERS, limits, request
+from toy_workloads import FULL, SCHEDULERS, STATE, fewest_pages, limits, request, window
 
 from headstock.scheduler import Aborted, Failed, find_refusal
-from headstock.spi import Budget, ScheduleDecision, View
+from headstock.spi import Budget, KVGroup, ScheduleDecision, View
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
 
@@ -37,6 +37,8 @@ class Scheduling(RuleBasedStateMachine):
         rows=st.integers(1, 5),
         tokens=st.sampled_from([1, 5, 30]),
         reuse=st.sampled_from(["index", "regions", "nothing"]),
+        beside=st.sampled_from([(), (), (window(7),), (STATE,), (window(20), STATE)]),
+        share=st.floats(0, 1),
         scheduler=st.sampled_from(sorted(SCHEDULERS)),
         drafts=st.booleans(),
         overlap=st.booleans(),
@@ -48,18 +50,26 @@ class Scheduling(RuleBasedStateMachine):
         rows: int,
         tokens: int,
         reuse: str,
+        beside: tuple[KVGroup, ...],
+        share: float,
         scheduler: str,
         drafts: bool,
         overlap: bool,
     ) -> None:
         changes = {"overlap": overlap} if reuse == "index" else {"overlap": overlap, "policy": None}
         if reuse == "regions":
-            size, pages, changes["max_regions"] = 160, rows, rows
+            size, pages, beside, changes["max_regions"] = 160, rows, (), rows
+        sizes = {"page_size": size, "max_rows": rows, "max_batch_tokens": tokens}
+        # Each group has a count of its own, from what the longest request needs to room for all.
+        counts = [pages]
+        for group in beside:
+            few = fewest_pages(group, **sizes)
+            most = rows if group is STATE else max(pages, few)
+            counts.append(few + round(share * (most - few)))
         bounds = limits(
-            page_size=size,
-            num_pages=pages,
-            max_rows=rows,
-            max_batch_tokens=tokens,
+            **sizes,
+            num_pages=tuple(counts),
+            groups=(FULL, *beside),
             scheduler=scheduler,
             **changes,
         )
@@ -164,7 +174,7 @@ class Scheduling(RuleBasedStateMachine):
                 assert reason == "abort" or reason == "error"
             if find_refusal(one, self.drive.limits):
                 assert reason == "error" and not self.drive.outputs[name]
-        assert not np.count_nonzero(self.drive.state.refs[0])
+        assert not any(map(np.count_nonzero, self.drive.state.refs))
 
 
 @pytest.mark.feature("I6", "I7", "I12", "I13")

@@ -351,10 +351,11 @@ def test_a_runner_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_fp8_halves_bytes_per_token() -> None:
     import torch
 
-    from headstock.startup.memory_plan import page_bytes
+    from headstock.execution.kv_pools import count_page_bytes
 
     half, full = (
         getattr(torch, resolve_kv_dtype(name, "bfloat16")) for name in ("fp8_e4m3", "auto")
     )
 
-    assert 2 * page_bytes(model(), 16, half) == page_bytes(model(), 16, full)
+    (group,) = model().kv_groups
+    assert 2 * count_page_bytes(group, 16, half, full) == count_page_bytes(group, 16, full, full)

@@ -74,6 +74,13 @@ BAD = [
     (with_groups(group(0, 1, 2, layout=evolve(LATENT, rope_dim=24))), "24 for the position"),
     (with_groups(group(0, 1, 2, layout=evolve(FULL, kv_heads=4))), "as the model has them"),
     (with_groups(group(0, 1, 2, layout=evolve(FULL, v_dim=16))), "as the model has them"),
+    (with_groups(group(0, 1, 2, dtype="half-way")), "the type half-way; wanted a floating"),
+    (
+        with_groups(
+            group(0, 1, 2, layout=evolve(STATE, tensors=(StateTensor("x", (3,), "int8"),)))
+        ),
+        "a state of int8; wanted a floating",
+    ),
     (with_groups(group(0, 1, 2, layout="full")), "a layout of type str; wanted FullKV"),
     (evolve(model(), layers=model().layers[1:]), "layers are numbered 1, 2, 3; wanted 0, 1"),
     (

@@ -8,23 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.nn.decoder_config import decoder_config
-from headstock.spi import ModelConfig
+from headstock.spi import KVGroup, ModelConfig, StateKV, StateTensor
 from headstock.startup.device import free_bytes
 from headstock.startup.host_memory import MemoryBounds, read_container_memory, unwritten_bytes
 from headstock.startup.memory_plan import (
     MemoryPlan,
+    MemoryUse,
     draw_memory_bar,
     estimate_memory_use,
     format_bytes,
-    page_bytes,
     plan_memory,
 )
 
 GIB = 2**30
+PAGE = 16 * 32 * 2 * 32 * 128 * 2
+"""Bytes of a page: tokens, layers, keys and values, heads, dimensions, bytes of a number."""
 
 
 def model(layers: int = 32, kv_heads: int = 32, head_dim: int = 128) -> ModelConfig:
@@ -39,7 +42,7 @@ def model(layers: int = 32, kv_heads: int = 32, head_dim: int = 128) -> ModelCon
 
 
 def plan(
-    free: int = 40 * GIB, weights: int = 10 * GIB, most_tokens: int = 10**9, **settings: Any
+    free: int = 40 * GIB, weights: int = 10 * GIB, max_len: int = 10**6, **settings: Any
 ) -> MemoryPlan:
     """The plan for a 7B shape in float16 with pages of 16."""
     return plan_memory(
@@ -47,38 +50,40 @@ def plan(
         model=model(),
         page_size=16,
         kv_dtype=torch.float16,
+        dtype=torch.float16,
         weights=weights,
         other_use=estimate_memory_use(model(), 8192, 256, 2),
         free=free,
-        max_useful_tokens=most_tokens,
+        max_len=max_len,
     )
 
 
 @pytest.mark.feature("H14")
 def test_kv_bytes_are_exact() -> None:
-    assert 1024 * page_bytes(model(), 16, torch.float16) == 8_589_934_592
+    assert 1024 * PAGE == 8_589_934_592
+    assert [terms.page_bytes for terms in plan().groups] == [PAGE]
 
 
 @pytest.mark.feature("P2")
 def test_a_pool_from_megabytes_counts_the_dummy_page() -> None:
     megabytes = 8192 + 8
 
-    assert plan(kv_memory_mb=megabytes).num_pages == 1024
-    assert plan(kv_memory_mb=megabytes - 1).num_pages == 1023
+    assert plan(kv_memory_mb=megabytes).num_pages == (1024,)
+    assert plan(kv_memory_mb=megabytes - 1).num_pages == (1023,)
 
 
 @pytest.mark.feature("P3")
 def test_a_pool_from_a_fraction_of_free_memory() -> None:
-    page = page_bytes(model(), 16, torch.float16)
+    page = PAGE
     extra = estimate_memory_use(model(), 8192, 256, 2).total
 
-    assert plan(memory_ratio=0.5).num_pages == (20 * GIB - 10 * GIB - extra) // page - 1
+    assert plan(memory_ratio=0.5).num_pages == ((20 * GIB - 10 * GIB - extra) // page - 1,)
 
 
 @pytest.mark.feature("P4")
 def test_a_pool_from_a_context_length() -> None:
-    assert plan(kv_context_len=4096).num_pages == 256
-    assert plan(kv_context_len=4097).num_pages == 257
+    assert plan(kv_context_len=4096).num_pages == (256,)
+    assert plan(kv_context_len=4097).num_pages == (257,)
 
 
 @pytest.mark.feature("S1")
@@ -93,7 +98,7 @@ def test_more_ratio_gives_more_pages() -> None:
 @pytest.mark.feature("S5")
 @pytest.mark.parametrize("pages", [1, 7, 1000])
 def test_num_pages_gives_exactly_that_many(pages: int) -> None:
-    assert plan(num_pages=pages).num_pages == pages
+    assert plan(num_pages=pages).num_pages == (pages,)
 
 
 @pytest.mark.feature("P2", "P3", "P4")
@@ -112,7 +117,7 @@ def test_too_small_or_too_large_names_both_numbers() -> None:
 
 
 def test_the_pool_is_no_larger_than_all_rows_can_fill() -> None:
-    assert plan(most_tokens=1000).num_pages == 63
+    assert plan(max_len=1000, max_running_requests=1).num_pages == (63,)
 
 
 @pytest.mark.feature("T18")
@@ -134,7 +139,8 @@ def test_sizes_and_bars_read_well() -> None:
         "3.0 MiB",
         "5.00 GiB",
     ]
-    assert draw_memory_bar((25, 25, 25), 100, 8).startswith("[##==++..]")
+    bar = draw_memory_bar({"weights": 25, "activations": 25, "KV": 25}, 100, 8)
+    assert bar.startswith("[##==++..]")
 
 
 @pytest.mark.feature("P3")
@@ -160,3 +166,92 @@ def test_what_this_process_has_allocated_and_not_written_is_not_free(tmp_path: P
     )
     assert unwritten_bytes(tmp_path / "status") == 3500 * 1024
     assert unwritten_bytes(tmp_path / "none") == 0  # another system
+
+
+def mixed_model(layers: int = 12, window: int = 512, states: int = 0) -> ModelConfig:
+    """Five layers of six see `window` tokens, the sixth sees all; `states` more keep a state."""
+    windows = [None if index % 6 == 5 else window for index in range(layers)] + [None] * states
+    hf = {
+        "hidden_size": 64, "num_hidden_layers": layers + states, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "head_dim": 16, "intermediate_size": 64, "vocab_size": 50,
+        "max_position_embeddings": 1 << 20,
+    }  # fmt: skip
+    model = decoder_config(hf, "LlamaForCausalLM", windows=windows)
+    full, *others = model.kv_groups
+    state = KVGroup(
+        layers=tuple(range(layers, layers + states)),
+        layout=StateKV(tensors=(StateTensor("conv", (64, 3)), StateTensor("s", (3,), "float32"))),
+    )
+    kept = evolve(full, layers=tuple(layer for layer in full.layers if layer < layers))
+    return evolve(model, kv_groups=(kept, *others, state) if states else model.kv_groups)
+
+
+def plan_mixed(model: ModelConfig, max_len: int = 32768, **settings: Any) -> MemoryPlan:
+    """A plan in float16 with pages of 16 and nothing else in memory."""
+    return plan_memory(
+        EngineConfig(**{"max_running_requests": 8, "max_batch_tokens": 1024, **settings}),
+        model=model,
+        page_size=16,
+        kv_dtype=torch.float16,
+        dtype=torch.float16,
+        weights=0,
+        other_use=MemoryUse(activations=0),
+        free=8 * GIB,
+        max_len=max_len,
+    )
+
+
+LAYER_PAGE = 16 * 2 * 4 * 16 * 2
+"""Bytes of a page of one layer: tokens, keys and values, heads, dimensions, bytes of a number."""
+
+
+def test_a_window_group_costs_its_window() -> None:
+    """8 rows of 32,768 tokens: 2 of 12 layers keep them all, 10 keep 512 and a step's chunk."""
+    full, window = plan_mixed(mixed_model()).groups
+
+    assert full.num_pages == 8 * 2048 and full.page_bytes == 2 * LAYER_PAGE
+    # 527 tokens before the next one and what may be in flight, which begin anywhere in a page; a
+    # page that is not full; and 1,024 tokens of a step for all rows together.
+    assert window.num_pages == 8 * (33 + 1 + 1) + 64 and window.page_bytes == 10 * LAYER_PAGE
+    assert window.total_bytes < full.total_bytes / 9
+    # Equal counts would cost six times the full layers.
+    assert plan_mixed(mixed_model()).pool < 1.12 * full.total_bytes
+
+
+@pytest.mark.parametrize("megabytes", [1, 3, 10, 100])
+def test_the_context_is_the_longest_whose_pages_fit(megabytes: int) -> None:
+    room = megabytes << 20
+    made = plan_mixed(mixed_model(states=3), kv_memory_mb=megabytes, max_running_requests=2)
+    full, window, state = made.groups
+
+    # 64 x 3 numbers of two bytes, and 3 of four bytes in whole units of 16
+    assert (state.num_pages, state.page_bytes, state.page_tokens) == (2, 3 * (384 + 16), 32768)
+    assert made.kv_tokens == full.num_pages * 16
+    assert window.num_pages == min(full.num_pages, 2 * (33 + 1 + 1) + 64)
+    more = full.page_bytes + (window.page_bytes if window.num_pages == full.num_pages else 0)
+    assert made.pool <= room < made.pool + more
+    assert made.pool == sum((terms.num_pages + 1) * terms.page_bytes for terms in made.groups)
+
+
+def test_a_model_with_windows_alone_may_have_sequences_longer_than_its_pool() -> None:
+    model = mixed_model(layers=5)
+    most = 33 + 1 + 64 + 1
+
+    assert plan_mixed(model, num_pages=most).longest == 1 << 20
+    assert plan_mixed(model, num_pages=most - 1).longest == (most - 1) * 16
+    assert plan_mixed(mixed_model(), num_pages=most).longest == most * 16
+
+
+def test_each_group_has_a_line_and_the_bar_shows_what_keeps_less() -> None:
+    made = plan_mixed(mixed_model(states=3), num_pages=500)
+
+    lines = made.lines()
+    assert lines[2:] == [
+        "KV pool   8000 tokens in 3 groups",
+        "          full, 2 layers: 500 pages of 16, 8.0 KiB a page, 3.9 MiB",
+        "          window of 512, 10 layers: 344 pages of 16, 40.0 KiB a page, 13.5 MiB",
+        "          state, 3 layers: 8 pages, 1.2 KiB a page, 10.5 KiB",
+    ]
+    assert lines[1].endswith("  + KV  ~ windows  * states  . free")
+    bar = draw_memory_bar({"weights": 25, "KV": 25, "windows": 25, "states": 12}, 100, 8)
+    assert bar.startswith("[##++~~*.]")

@@ -110,9 +110,9 @@ class Engine:
         # Not yet known to the output tracker: the next step takes them out of the inbox.
         self.queued_requests: dict[str, QueuedRequest] = {}
         self.num_queued = 0
-        # Pages, and the number of the last queued request that they include. One tuple, so that
-        # another thread reads both of the same step.
-        self.page_demand = 0, 0
+        # Pages by KV group, and the number of the last queued request that they include. One tuple,
+        # so that another thread reads both of the same step.
+        self.page_demand = np.zeros(len(self.limits.groups), np.int64), 0
         self.plan: Plan | None = None
         self.new_rows: dict[int, RequestState | None] = {}
         self.in_flight: deque[InFlightStep] = deque()
@@ -195,7 +195,7 @@ class Engine:
 
     @property
     def memory_pressure(self) -> float:
-        """The share of the pool's pages that requests hold or wait for.
+        """The share of pages that requests hold or wait for, in the KV group where it is largest.
 
         It is kept up to date under `--on-pressure reject` alone.
         """
@@ -203,12 +203,10 @@ class Engine:
         # is read first, so that none is missed; a request in both is known by its number.
         queued = list(self.queued_requests.values())
         pages, counted = self.page_demand
-        pages += sum(
-            self.limits.pages_for(len(entry.request.prompt))
-            for entry in queued
-            if entry.number > counted
-        )
-        return min(pages / self.limits.num_pages[0], 1.0)
+        for entry in queued:
+            if entry.number > counted:
+                pages = pages + self.limits.pages_by_group(len(entry.request.prompt))
+        return min(self.limits.largest_share(pages), 1.0)
 
     def abort(self, id: str) -> None:
         """End a request; unknown ids are ignored."""
@@ -267,7 +265,7 @@ class Engine:
             self.output_tracker.add_request(
                 request,
                 stream_tokens=queued is None or queued.stream_tokens,
-                pages=self.limits.pages_for(len(request.prompt)),
+                pages=self.limits.pages_by_group(len(request.prompt)),
             )
         elif isinstance(event, Aborted):
             # An interrupt inside `enqueue` may leave an entry whose request never arrives.
@@ -278,15 +276,14 @@ class Engine:
         arrived = [event.request.id for event in events if isinstance(event, Arrived)]
         if self.config.on_pressure == "reject":
             state, tracker = self.state, self.output_tracker
-            num_pages = int(np.count_nonzero(state.refs[0])) + tracker.unadmitted_pages
+            held = np.array([np.count_nonzero(refs) for refs in state.refs])
+            num_pages = tracker.unadmitted_pages + held
             # Only preempted requests wait with more than their prompt; the walk over the queue is
             # left out while there are none.
             if len(state.waiting) > tracker.num_unadmitted:
-                num_pages += sum(
-                    self.limits.pages_for(len(entry.tokens))
-                    for entry in state.waiting
-                    if entry.preemptions
-                )
+                for entry in state.waiting:
+                    if entry.preemptions:
+                        num_pages = num_pages + self.limits.pages_by_group(len(entry.tokens))
             numbers = (
                 self.queued_requests[id].number for id in arrived if id in self.queued_requests
             )

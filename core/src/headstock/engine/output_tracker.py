@@ -18,7 +18,7 @@ class TrackedRequest:
     """One live request and what its updates have carried so far.
 
     stream_tokens: every token is an update; without it only the first token and the end are
-    prompt_pages: how many pages its prompt takes
+    prompt_pages: how many pages its prompt takes, [groups] int64
     admission_id: of its last admission, 0 before the first
     num_emitted: how many output tokens its updates have carried
     cached_tokens: prompt tokens from the prefix index at the first admission, None before
@@ -27,7 +27,7 @@ class TrackedRequest:
 
     request: Request
     stream_tokens: bool
-    prompt_pages: int
+    prompt_pages: Ints
     admission_id: int = 0
     num_emitted: int = 0
     cached_tokens: int | None = None
@@ -64,7 +64,8 @@ class OutputTracker:
 
     awaiting_token: those of `by_admission_id` whose next token is an update. All others cost
         nothing until they end.
-    num_unadmitted: requests that were never admitted; their prompts take `unadmitted_pages`
+    num_unadmitted: requests that were never admitted; their prompts take `unadmitted_pages`,
+        [groups] int64
     """
 
     requests: dict[str, TrackedRequest] = field(factory=dict)
@@ -76,13 +77,13 @@ class OutputTracker:
     failed: int = 0
     peak_held_pages: int = 0
     num_unadmitted: int = 0
-    unadmitted_pages: int = 0
+    unadmitted_pages: Ints = field(factory=lambda: np.zeros(1, np.int64))
 
-    def add_request(self, request: Request, *, stream_tokens: bool, pages: int) -> None:
-        """Track a request that arrived; its prompt takes `pages`."""
+    def add_request(self, request: Request, *, stream_tokens: bool, pages: Ints) -> None:
+        """Track a request that arrived; its prompt takes `pages`, [groups] int64."""
         self.requests[request.id] = TrackedRequest(request, stream_tokens, pages)
         self.num_unadmitted += 1
-        self.unadmitted_pages += pages
+        self.unadmitted_pages = self.unadmitted_pages + pages
 
     def has_request(self, id: str) -> bool:
         """Whether a live request has this id."""
@@ -108,7 +109,7 @@ class OutputTracker:
     def _count_admitted(self, tracked: TrackedRequest) -> None:
         """Remove a request from the counts of those that were never admitted."""
         self.num_unadmitted -= 1
-        self.unadmitted_pages -= tracked.prompt_pages
+        self.unadmitted_pages = self.unadmitted_pages - tracked.prompt_pages
 
     def clear_admission(self, tracked: TrackedRequest) -> None:
         """Remove the request from the maps by admission id."""

@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.execution.kv_pools import page_shape
+from headstock.execution.kv_pools import choose_dtype, page_shape
 from headstock.scheduler import Plan
 from headstock.spi import KVGroup
 from headstock.spi.arrays import Ints
@@ -28,6 +28,7 @@ class Buffers:
     All uploads go to the stream that runs the steps. So a table may be written while the previous
     step still runs: the write comes after its kernels.
 
+    groups: the KV groups, each with pages of its own
     pools: by layer, [pages + 1, 2, page_size, kv_heads, head_dim]; page 0 is the dummy page, which
         is always finite
     page_tables: by group, [rows + 1, columns] int32, 0 past a row's last page
@@ -37,6 +38,7 @@ class Buffers:
 
     device: torch.device
     page_size: int
+    groups: tuple[KVGroup, ...]
     pools: tuple[Tensor, ...]
     page_tables: tuple[Tensor, ...]
     tokens: Tensor
@@ -158,16 +160,23 @@ class Buffers:
         writes: pools
         """
         device_rows = self.to_device(rows)
-        owned = torch.cat([table[device_rows].flatten() for table in page_tables])
-        pages = torch.bincount(owned).nonzero().flatten()
-        for pool, some in product(self.pools, torch.split(pages, MAX_CLEANED_PAGES)):
-            # torch indexes 8-bit floats as bytes only; NaN is 0x7F with either sign
-            if pool.dtype.itemsize == 1:
-                pool_bytes = pool.view(torch.uint8)
-                part = pool_bytes[some]
-                pool_bytes[some] = part.masked_fill_((part & 0x7F) == 0x7F, 0)
-            else:
-                pool[some] = pool[some].nan_to_num_(0.0, 0.0, 0.0)
+        # Groups have pages of their own: a number that one has may be past the end of another.
+        for group, table in zip(self.groups, page_tables, strict=True):
+            pages = torch.bincount(table[device_rows].flatten()).nonzero().flatten()
+            pools = [self.pools[layer] for layer in group.layers]
+            for pool, some in product(pools, torch.split(pages, MAX_CLEANED_PAGES)):
+                _zero_pages(pool, some)
+
+
+def _zero_pages(pool: Tensor, pages: Tensor) -> None:
+    """Set non-finite numbers to 0 in these pages.   writes: pool"""
+    # torch indexes 8-bit floats as bytes only; NaN is 0x7F with either sign
+    if pool.dtype.itemsize == 1:
+        pool_bytes = pool.view(torch.uint8)
+        part = pool_bytes[pages]
+        pool_bytes[pages] = part.masked_fill_((part & 0x7F) == 0x7F, 0)
+    else:
+        pool[pages] = pool[pages].nan_to_num_(0.0, 0.0, 0.0)
 
 
 def unpack(memory: Tensor, *arrays: Ints) -> list[Tensor]:
@@ -192,20 +201,25 @@ def allocate_buffers(
     device: torch.device,
     kv_dtype: torch.dtype,
     page_size: int,
-    num_pages: int,
+    num_pages: Sequence[int],
     rows: int,
     max_len: int,
 ) -> Buffers:
     """Allocate buffers for `num_pages` usable pages of each group, all zero."""
     layers = {
-        layer: _zeros((num_pages + 1, *page_shape(group.layout, page_size)), kv_dtype, device)
-        for group in groups
+        layer: _zeros(
+            (count + 1, *page_shape(group.layout, page_size)),
+            choose_dtype(group.dtype, kv_dtype),
+            device,
+        )
+        for group, count in zip(groups, num_pages, strict=True)
         for layer in group.layers
     }
     columns = -(-max_len // page_size)
     return Buffers(
         device=device,
         page_size=page_size,
+        groups=groups,
         pools=tuple(layers[layer] for layer in range(len(layers))),
         page_tables=tuple(
             torch.zeros((rows + 1, columns), dtype=torch.int32, device=device) for _ in groups

@@ -65,7 +65,7 @@ def admit_requests(state: WorkingState, positions: Ints, budget: int, num_schedu
         ):
             continue
         # No smaller request goes ahead: a stream of those would starve one that needs many pages.
-        if not has_room(state, prefix_hit, count_tokens_to_admit(state, request_state)):
+        if not has_room(state, request_state, prefix_hit):
             break
         row = free_rows.pop(0)
         num_scheduled[row] = count = _place_in_row(state, request_state, row, prefix_hit, budget)
@@ -96,8 +96,8 @@ def _place_in_row(
     elif prefix_hit is not None:
         share_prefix(state, row, prefix_hit)
     # Pages are appended last: a prefix that is held can no longer be evicted to make room for them.
-    pages = state.limits.pages_for(cached + count)
     for group, span in enumerate(state.spans[:, row].tolist()):
+        pages = -(-(cached + count) // state.limits.page_tokens[group])
         if pages > span:
             append_row_pages(state, group, row, pages - span)
     return count
@@ -138,18 +138,26 @@ def count_tokens_to_admit(state: WorkingState, request_state: RequestState) -> i
 
 
 def has_room(
-    state: WorkingState, prefix_hit: Match | Region | None, length: int, below: int | None = None
+    state: WorkingState,
+    request_state: RequestState,
+    prefix_hit: Match | Region | None,
+    below: int | None = None,
 ) -> bool:
-    """Return whether `length` tokens fit beside the pages that the running rows take next.
+    """Return whether the request fits beside the pages that the running rows take next.
 
     Without that reserve a request admitted to the last free pages would be preempted at once.
     `below`: assume that every row of a lower priority than this were preempted.
     """
-    counters = state.row_counters
+    counters, length = state.row_counters, count_tokens_to_admit(state, request_state)
     num_new_tokens = int(
         counters[RowCounter.NUM_TOKENS].sum() - counters[RowCounter.NUM_COMPUTED].sum()
     )
-    for group in range(len(state.refs)):
+    # The other groups have a page for whatever the rows may hold.
+    for group in state.limits.scarce_groups:
+        if not state.limits.groups[group].retains_all:
+            if can_reserve_pages(state, group, request_state.request.max_len - 1, below):
+                continue
+            return False
         need, num_available = (
             state.limits.max_pages(group, length),
             count_available_pages(state, group),
@@ -176,6 +184,26 @@ def has_room(
     return True
 
 
+def can_reserve_pages(state: WorkingState, group: int, stop: int, below: int | None) -> bool:
+    """Return whether a window or a state has pages for a row up to its end, beside the others.
+
+    stop: tokens of the new row at its end    below: as in `has_room`
+    """
+    # The pages of a window come and go. Were rows admitted by what is free now, they would preempt
+    # each other in turns; so each is admitted with the most that it will ever keep.
+    limits, counters = state.limits, state.row_counters
+    staying = counters[RowCounter.ACTIVE] > 0
+    if below is not None:
+        staying &= counters[RowCounter.PRIORITY] >= below
+    page_tokens = limits.page_tokens[group]
+    stops = np.append(counters[RowCounter.LAST_POSITION][staying], stop)
+    pages = -(-stops // page_tokens)
+    kept = np.minimum(pages, limits.max_kept_pages[group])
+    # All rows share the chunk of a step; each may have a page of it that is not full.
+    in_step = -(-limits.max_batch_tokens // page_tokens) + len(stops)
+    return int(kept.sum() + min(in_step, (pages - kept).sum())) <= limits.num_pages[group]
+
+
 def count_missing_pages(state: WorkingState, group: int, staying: Ints) -> int:
     """Return how many pages the rows that stay lack for their tokens.
 
@@ -183,8 +211,9 @@ def count_missing_pages(state: WorkingState, group: int, staying: Ints) -> int:
     staying: [rows] bool
     """
     limits, spans, counters = state.limits, state.spans[group], state.row_counters
-    growing = staying & (spans < -(-counters[RowCounter.LAST_POSITION] // limits.page_size))
-    pages = -(-counters[RowCounter.NUM_TOKENS] // limits.page_size) - spans
+    page_tokens = limits.page_tokens[group]
+    growing = staying & (spans < -(-counters[RowCounter.LAST_POSITION] // page_tokens))
+    pages = -(-counters[RowCounter.NUM_TOKENS] // page_tokens) - spans
     return int(np.clip(pages, 1, limits.max_pages(group, limits.max_len))[growing].sum())
 
 

@@ -109,7 +109,8 @@ def _apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
     _sync_counters(counters, rows, num_known + counts)
     if state.limits.recompute:
         recompute_rows(state, rows)
-    if len(event.drafts):
+    # A state has taken in every draft that it computed, and cannot go back to an earlier token.
+    if len(event.drafts) and not state.limits.keeps_state:
         _append_drafts(state, event, live, finished)
     # Last: ending a row clears its counters, which the calls above still read.
     for row, at in zip(rows[finished].tolist(), indices(finished).tolist(), strict=True):

@@ -76,7 +76,9 @@ def _check_rows(state: State, limits: Limits) -> None:
         assert num_known <= values[RowCounter.LAST_POSITION], f"row {row} should have ended"
         for group in range(len(limits.groups)):
             span = int(state.spans[group, row])
-            assert span >= limits.pages_for(computed), f"row {row} computed tokens without a page"
+            assert span * limits.page_tokens[group] >= computed, (
+                f"row {row} computed tokens without a page of group {group}"
+            )
         assert int(values[RowCounter.NUM_INDEXED]) <= len(live[0][row]), (
             f"row {row} indexed more pages than it holds"
         )

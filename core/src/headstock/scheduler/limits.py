@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+import numpy as np
+from attrs import field, frozen
 
 from headstock.scheduler.request import Request
+from headstock.scheduler.row_counters import read_only
+from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy
-from headstock.spi.kv import KVGroup
+from headstock.spi.kv import KVGroup, LayoutKind
 from headstock.spi.scheduler import ScheduleFunction
 
 _IN_FLIGHT = 16
 """Placeholders and drafts by which a row may be ahead of its known tokens."""
+
+
+def count_page_tokens(group: KVGroup, page_size: int, max_len: int) -> int:
+    """Return how many tokens a page of the group holds; one page holds the state of any number."""
+    # So a state is counted as a page like any other, and needs no rule of its own.
+    return max_len if group.layout.kind is LayoutKind.STATE else page_size
+
+
+def count_kept_pages(group: KVGroup, num_tokens: int, page_tokens: int) -> int:
+    """Return how many pages of the group a sequence of `num_tokens` keeps between steps."""
+    pages = -(-num_tokens // page_tokens)
+    if group.window is None:
+        return pages
+    # One page more, since a window need not begin at a page.
+    return min(pages, -(-(group.window - 1 + _IN_FLIGHT) // page_tokens) + 1)
+
+
+def max_row_pages(group: KVGroup, num_tokens: int, page_tokens: int, max_batch_tokens: int) -> int:
+    """Return how many pages of the group a sequence of `num_tokens` ever holds at once."""
+    pages = -(-num_tokens // page_tokens)
+    if group.window is None:
+        return pages
+    # The step's chunk gets its pages before those behind the window are freed, one step later. It
+    # need not begin at a page either.
+    kept = count_kept_pages(group, num_tokens, page_tokens)
+    return min(pages, kept + -(-max_batch_tokens // page_tokens) + 1)
+
+
+def max_total_pages(
+    group: KVGroup, *, page_tokens: int, max_rows: int, max_batch_tokens: int, max_len: int
+) -> int:
+    """Return how many pages of the group all rows ever hold at once, without shared ones."""
+    longest = max_rows * -(-max_len // page_tokens)
+    if group.window is None:
+        return longest
+    # What a step adds is one chunk for all rows together, and a page that is not full for each.
+    kept = count_kept_pages(group, max_len, page_tokens)
+    return min(longest, max_rows * (kept + 1) + -(-max_batch_tokens // page_tokens))
 
 
 @frozen(kw_only=True, eq=False)
@@ -25,6 +66,10 @@ class Limits:
     max_regions: regions of ended sequences to keep in contiguous mode
     overlap: the plan before last may still run when the next is made
     length_hint: the part of an error that says how to allow longer sequences
+    page_tokens: by KV group, the tokens that one page holds; `page_token_column` has the same as
+        [groups, 1] int32
+    max_kept_pages: by KV group, the most pages that a row keeps between steps
+    scarce_groups: the groups with fewer pages than the rows could hold together
     """
 
     max_rows: int
@@ -41,20 +86,84 @@ class Limits:
     overlap: bool = False
     check: bool = False
     length_hint: str = " or raise --max-seq-len"
+    # Worked out once: steps read them for every row.
+    page_tokens: tuple[int, ...] = field(init=False)
+    max_kept_pages: tuple[int, ...] = field(init=False)
+    page_token_column: Ints = field(init=False, repr=False)
+    scarce_groups: tuple[int, ...] = field(init=False)
+
+    @page_tokens.default
+    def _count_page_tokens(self) -> tuple[int, ...]:
+        return tuple(
+            count_page_tokens(group, self.page_size, self.max_len) for group in self.groups
+        )
+
+    @max_kept_pages.default
+    def _count_kept_pages(self) -> tuple[int, ...]:
+        return tuple(
+            count_kept_pages(group, self.max_len, page_tokens)
+            for group, page_tokens in zip(self.groups, self.page_tokens, strict=True)
+        )
+
+    @page_token_column.default
+    def _make_page_token_column(self) -> Ints:
+        return read_only(np.array(self.page_tokens, np.int32)[:, None])
+
+    @scarce_groups.default
+    def _find_scarce_groups(self) -> tuple[int, ...]:
+        return tuple(
+            number
+            for number, (group, page_tokens) in enumerate(
+                zip(self.groups, self.page_tokens, strict=True)
+            )
+            if self.num_pages[number]
+            < max_total_pages(
+                group,
+                page_tokens=page_tokens,
+                max_rows=self.max_rows,
+                max_batch_tokens=self.max_batch_tokens,
+                max_len=self.max_len,
+            )
+        )
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether some layers keep a state, which cannot go back to an earlier token."""
+        return any(group.layout.kind is LayoutKind.STATE for group in self.groups)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return how many pages hold `num_tokens` tokens."""
+        """Return how many pages of `page_size` tokens hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def max_pages(self, group: int, num_tokens: int) -> int:
         """Return how many pages of `group` a sequence of `num_tokens` ever holds at once."""
-        pages = self.pages_for(num_tokens)
-        window = self.groups[group].window
-        if window is None:
-            return pages
-        # The step's chunk gets its pages before those behind the window are freed, one step later.
-        # One page more, since a window need not begin at a page.
-        return min(pages, self.pages_for(window + self.max_batch_tokens + _IN_FLIGHT) + 1)
+        return max_row_pages(
+            self.groups[group], num_tokens, self.page_tokens[group], self.max_batch_tokens
+        )
+
+    def pages_by_group(self, num_tokens: int) -> Ints:
+        """Return how many pages of each group a sequence of `num_tokens` keeps, [groups] int64."""
+        return np.array(
+            [
+                count_kept_pages(group, num_tokens, page_tokens)
+                for group, page_tokens in zip(self.groups, self.page_tokens, strict=True)
+            ]
+        )
+
+    def largest_share(self, pages: Ints) -> float:
+        """Return the share that `pages` are of a group's, in the group where it is largest.
+
+        Groups with a window or a state that always have room do not count.
+        pages: [groups]
+        """
+        shares = [
+            int(count) / total
+            for number, (count, total, group) in enumerate(
+                zip(pages, self.num_pages, self.groups, strict=True)
+            )
+            if group.retains_all or number in self.scarce_groups
+        ]
+        return max(shares, default=0.0)
 
 
 def find_refusal(request: Request, limits: Limits) -> str | None:
@@ -79,7 +188,7 @@ def find_refusal(request: Request, limits: Limits) -> str | None:
         need = limits.max_pages(group, request.max_len - 1)
         if need > total:
             return (
-                f"the request needs {need} pages of {limits.page_size} tokens, but the pool has "
-                f"{total}; lower max_tokens or raise --num-pages"
+                f"the request needs {need} pages of {limits.page_tokens[group]} tokens, but the "
+                f"pool has {total}; lower max_tokens or raise --num-pages"
             )
     return None

@@ -6,7 +6,6 @@ import numpy as np
 
 from headstock.scheduler.admission import (
     count_prefix_tokens,
-    count_tokens_to_admit,
     has_room,
     match_prefix,
 )
@@ -44,14 +43,11 @@ def preempt_for_priority(state: WorkingState) -> None:
         # A request that would wait is not admitted, so a preemption for it would be wasted.
         if must_wait_for_prefix(state, request_state, count_prefix_tokens(state, prefix_hit), []):
             return
-        free_rows, length = (
-            state.limits.max_rows - len(state.rows_by_priority),
-            count_tokens_to_admit(state, request_state),
-        )
-        if free_rows and has_room(state, prefix_hit, length):
+        free_rows = state.limits.max_rows - len(state.rows_by_priority)
+        if free_rows and has_room(state, request_state, prefix_hit):
             return
         # All rows of lower priority would not make room: none loses its pages for nothing.
-        if not has_room(state, prefix_hit, length, below=request_state.request.priority):
+        if not has_room(state, request_state, prefix_hit, below=request_state.request.priority):
             return
         preempt_row(state, lowest)
 

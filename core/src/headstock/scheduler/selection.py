@@ -31,7 +31,7 @@ def select_rows(state: WorkingState) -> Ints:
     budget = Budget(
         tokens=limits.max_batch_tokens,
         free_rows=free_rows,
-        pages=count_available_pages(state, 0),
+        pages=tuple([count_available_pages(state, group) for group in range(len(limits.groups))]),
         page_size=limits.page_size,
     )
     decision = _call_scheduler(state, view, budget)
@@ -154,19 +154,19 @@ def _allocate_pages(state: WorkingState, num_scheduled: Ints) -> Ints:
 
     num_scheduled: [rows]    returns: [rows], the tokens of each row that still runs
     """
-    size = state.limits.page_size
+    page_tokens = state.limits.page_token_column
     stops = state.row_counters[RowCounter.NUM_COMPUTED] + num_scheduled
-    short = stops > state.spans * size
+    short = stops > state.spans * page_tokens
     if not any_set(short):
         return num_scheduled
     # All groups are checked before pages are taken from any, so nothing has to be put back.
     needs = []
     for group in range(len(short)):
         rows, spans = indices(short[group]), state.spans[group]
-        counts = -(-stops.take(rows) // size) - spans.take(rows)
+        counts = -(-stops.take(rows) // state.limits.page_tokens[group]) - spans.take(rows)
         total = sum(counts.tolist())  # few rows lack a page: 1 us less than the array's own sum
         if total > state.num_free[group] and total > count_available_pages(state, group):
-            return preempt_until_fits(state, num_scheduled, -(-stops // size) - state.spans)
+            return preempt_until_fits(state, num_scheduled, -(-stops // page_tokens) - state.spans)
         needs.append((rows, counts, total))
     for group, (rows, counts, total) in enumerate(needs):
         if total:

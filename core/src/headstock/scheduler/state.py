@@ -88,6 +88,7 @@ class State:
 
 def initial_state(limits: Limits) -> State:
     """Return a state in which nothing runs and every page is free."""
+    # A state group uses the first column alone; one array lets a step handle all groups at once.
     rows, groups, columns = limits.max_rows, len(limits.groups), limits.pages_for(limits.max_len)
     return State(
         row_counters=read_only(np.zeros((NUM_COUNTERS, rows), np.int32)),

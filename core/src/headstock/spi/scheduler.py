@@ -46,14 +46,15 @@ class View:
 
 @frozen(kw_only=True)
 class Budget:
-    """The limits of one step: tokens, free rows, and pages that are free or evictable.
+    """The limits of one step: tokens and free rows.
 
-    `page_size` is in tokens.
+    pages: by KV group, those that are free or evictable
+    page_size: in tokens; a page of a state group holds one sequence, however long
     """
 
     tokens: int
     free_rows: int
-    pages: int
+    pages: tuple[int, ...]
     page_size: int
 
 

@@ -144,15 +144,15 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
     # After the weights and before the pool: what is left then is all that the pool may take.
     memory = _plan_device_memory(inputs, sizes, max_len, free)
     # A sequence that the whole pool cannot hold could never end, however often it is preempted.
-    if memory.kv_tokens < max_len:
+    if memory.longest < max_len:
         cut = (
-            f"--max-seq-len is cut from {max_len} to {format_count(memory.kv_tokens, 'token')}, "
+            f"--max-seq-len is cut from {max_len} to {format_count(memory.longest, 'token')}, "
             "all that the KV pool can hold"
         )
         notes.append(cut)
         if config.max_seq_len is not None:
             LOG.warning(log_event("sequences are shorter than asked for", note=config.spell(cut)))
-        max_len = memory.kv_tokens
+        max_len = memory.longest
     buffers = _reserve_buffers(
         memory,
         faults.wrap_allocation(allocate_buffers),
@@ -193,22 +193,23 @@ def _plan_device_memory(
     config, model = inputs.config, inputs.model
     rows, tokens = config.max_running_requests, config.max_batch_tokens
     on_gpu = sizes["device"].type == "cuda"
-    itemsize = getattr(torch, inputs.needs.dtype).itemsize
+    dtype = getattr(torch, inputs.needs.dtype)
     if on_gpu:
         memory_use = profile_memory_use(inputs, sizes, max_len)
     else:
         memory_use = estimate_memory_use(
-            model, tokens, rows, itemsize, kernel_bytes(inputs.params, tokens)
+            model, tokens, rows, dtype.itemsize, kernel_bytes(inputs.params, tokens)
         )
     return plan_memory(
         config,
         model=model,
         page_size=sizes["page_size"],
         kv_dtype=sizes["kv_dtype"],
+        dtype=dtype,
         weights=sum(weight.nbytes for weight in inputs.params.values()),
         other_use=memory_use,
         free=free,
-        max_useful_tokens=rows * max_len,
+        max_len=max_len,
     )
 
 
@@ -224,7 +225,11 @@ def profile_memory_use(inputs: BuildInputs, sizes: Mapping[str, Any], max_len: i
     try:
         with slow_notice("measuring the largest step", reason):
             return measure_memory_use(
-                inputs, lambda: allocate_buffers(**sizes, num_pages=1, max_len=max_len), max_len
+                inputs,
+                lambda: allocate_buffers(
+                    **sizes, num_pages=(1,) * len(sizes["groups"]), max_len=max_len
+                ),
+                max_len,
             )
     except torch.OutOfMemoryError as error:
         raise CannotRun(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headstock.errors import PluginBroken
+import torch
+
+from headstock.errors import PluginBroken, shorten
 from headstock.spi import FullKV, KVGroup, LatentKV, LayerConfig, ModelConfig, PluginSpec, StateKV
 
 
@@ -76,6 +78,8 @@ def _find_layout_fault(model: ModelConfig, group: KVGroup) -> str:
     layout: object = group.layout
     if group.window is not None and group.window < 1:
         return f"has a window of {group.window}; wanted at least 1"
+    if group.dtype is not None and not _is_float(group.dtype):
+        return f"has the type {shorten(group.dtype)}; wanted a floating-point type of torch"
     if isinstance(layout, LatentKV):
         if 0 <= layout.rope_dim < layout.dim:
             return ""
@@ -87,6 +91,13 @@ def _find_layout_fault(model: ModelConfig, group: KVGroup) -> str:
         names = [tensor.name for tensor in layout.tensors]
         if not names or len(set(names)) < len(names):
             return f"has a state of {names}; wanted one tensor at least, each of another name"
+        strange = [
+            tensor.dtype
+            for tensor in layout.tensors
+            if tensor.dtype is not None and not _is_float(tensor.dtype)
+        ]
+        if strange:
+            return f"has a state of {shorten(strange[0])}; wanted a floating-point type of torch"
         small = [tensor.name for tensor in layout.tensors if min(tensor.shape, default=0) < 1]
         return f"has a state tensor {small[0]!r} without elements" if small else ""
     if not isinstance(layout, FullKV):
@@ -94,3 +105,9 @@ def _find_layout_fault(model: ModelConfig, group: KVGroup) -> str:
     # The operations take the widths of queries, keys and values from the model.
     wanted = FullKV(kv_heads=model.kv_heads, k_dim=model.head_dim, v_dim=model.head_dim)
     return "" if layout == wanted else f"has {layout}; wanted {wanted}, as the model has them"
+
+
+def _is_float(name: str) -> bool:
+    """Whether this is the name of a floating-point type of torch."""
+    dtype = getattr(torch, name, None)
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point

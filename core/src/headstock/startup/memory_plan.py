@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from attrs import frozen
 
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, format_count
-from headstock.execution.kv_pools import page_shape
-from headstock.spi import ModelConfig
+from headstock.execution.kv_pools import count_page_bytes
+from headstock.scheduler.limits import count_page_tokens, max_row_pages, max_total_pages
+from headstock.spi import KVGroup, LayoutKind, ModelConfig
+
+MOST_PAGES = 1 << 40
+"""More pages than any memory holds."""
 
 
 @frozen(kw_only=True)
@@ -33,28 +37,67 @@ class MemoryUse:
 
 
 @frozen(kw_only=True)
+class GroupTerms:
+    """The pages of one KV group.
+
+    num_pages: usable ones; the dummy page comes on top
+    page_tokens: tokens that a page holds
+    page_bytes: of one page over all layers of the group
+    """
+
+    group: KVGroup
+    num_pages: int
+    page_tokens: int
+    page_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all pages, the dummy page included."""
+        return (self.num_pages + 1) * self.page_bytes
+
+    @property
+    def line(self) -> str:
+        """The line of the start-up print."""
+        layout = self.group.layout.kind.value
+        what = layout if self.group.window is None else f"window of {self.group.window}"
+        pages = format_count(self.num_pages, "page")
+        if self.group.layout.kind is not LayoutKind.STATE:
+            pages += f" of {self.page_tokens}"
+        return (
+            f"{what}, {format_count(len(self.group.layers), 'layer')}: {pages}, "
+            f"{format_bytes(self.page_bytes)} a page, {format_bytes(self.total_bytes)}"
+        )
+
+
+@frozen(kw_only=True)
 class MemoryPlan:
     """Bytes by use, and the pages that they give.
 
-    `budget` bounds the sum of all uses; `pool` includes the dummy page.
+    `budget` bounds the sum of all uses. `kv_tokens` is how many tokens of context the pool has
+    pages for. A sequence may have `longest` tokens, which is more where every group has a window.
     """
 
     free: int
     budget: int
     weights: int
     other_use: MemoryUse
-    page: int
-    pool: int
-    num_pages: int
+    groups: tuple[GroupTerms, ...]
     page_size: int
+    kv_tokens: int
+    longest: int
 
     @property
-    def kv_tokens(self) -> int:
-        """Tokens that the pool holds."""
-        return self.num_pages * self.page_size
+    def pool(self) -> int:
+        """Bytes of the KV pool, dummy pages included."""
+        return sum(group.total_bytes for group in self.groups)
+
+    @property
+    def num_pages(self) -> tuple[int, ...]:
+        """Usable pages by KV group."""
+        return tuple(group.num_pages for group in self.groups)
 
     def lines(self) -> list[str]:
-        """The lines of the start-up print: the arithmetic, and a bar."""
+        """The lines of the start-up print: the arithmetic, a bar, and the pages of each group."""
         other = self.other_use
         uses = {
             "weights": self.weights,
@@ -66,29 +109,32 @@ class MemoryPlan:
         arithmetic = " + ".join(
             f"{use} {format_bytes(count)}" for use, count in uses.items() if count
         )
-        pool = (
-            f"{format_count(self.num_pages, 'page')} of {self.page_size} = "
-            f"{format_count(self.kv_tokens, 'token')}"
-        )
+        tokens = format_count(self.kv_tokens, "token")
+        (first, *others) = self.groups
+        if others or first.group.window is not None or first.page_tokens != self.page_size:
+            pool = [f"KV pool   {tokens} in {format_count(len(self.groups), 'group')}"]
+            pool += [f"          {group.line}" for group in self.groups]
+        else:
+            pages = format_count(first.num_pages, "page")
+            page = format_bytes(first.page_bytes)
+            pool = [f"KV pool   {pages} of {self.page_size} = {tokens}, {page} a page"]
         return [
             (
                 f"memory    {format_bytes(self.free)} free; {arithmetic} = "
                 f"{format_bytes(sum(uses.values()))} of {format_bytes(self.budget)}"
             ),
-            f"          {draw_memory_bar((self.weights, other.total, self.pool), self.free)}",
-            f"KV pool   {pool}, {format_bytes(self.page)} a page",
+            f"          {draw_memory_bar(self._bar_parts(), self.free)}",
+            *pool,
         ]
 
-
-def page_bytes(model: ModelConfig, page_size: int, kv_dtype: torch.dtype) -> int:
-    """Count the bytes of one page over all layers: K and V of `page_size` tokens."""
-    return (
-        sum(
-            prod(page_shape(group.layout, page_size)) * len(group.layers)
-            for group in model.kv_groups
-        )
-        * kv_dtype.itemsize
-    )
+    def _bar_parts(self) -> dict[str, int]:
+        """Return the bytes of each part of the bar."""
+        kv_parts = {"KV": 0, "windows": 0, "states": 0}
+        for terms in self.groups:
+            is_state = terms.group.layout.kind is LayoutKind.STATE
+            part = "KV" if terms.group.retains_all else "states" if is_state else "windows"
+            kv_parts[part] += terms.total_bytes
+        return {"weights": self.weights, "activations": self.other_use.total, **kv_parts}
 
 
 def estimate_memory_use(
@@ -107,34 +153,89 @@ def estimate_memory_use(
     )
 
 
+def plan_groups(
+    config: EngineConfig,
+    groups: Sequence[KVGroup],
+    *,
+    page_size: int,
+    num_pages: int,
+    max_len: int,
+    kv_dtype: torch.dtype,
+    dtype: torch.dtype,
+) -> tuple[GroupTerms, ...]:
+    """Give each group the pages for a context of `num_pages * page_size` tokens.
+
+    Full and latent groups keep all of it; a window group no more than all rows can hold at once;
+    a state group has a page for each row.
+    """
+    terms = []
+    for group in groups:
+        page_tokens = count_page_tokens(group, page_size, max_len)
+        most = max_total_pages(
+            group,
+            page_tokens=page_tokens,
+            max_rows=config.max_running_requests,
+            max_batch_tokens=config.max_batch_tokens,
+            max_len=max_len,
+        )
+        is_state = group.layout.kind is LayoutKind.STATE
+        bounded = most if is_state else num_pages if group.retains_all else min(num_pages, most)
+        terms.append(
+            GroupTerms(
+                group=group,
+                num_pages=bounded,
+                page_tokens=page_tokens,
+                page_bytes=count_page_bytes(group, page_tokens, kv_dtype, dtype)
+                * len(group.layers),
+            )
+        )
+    return tuple(terms)
+
+
 def plan_memory(
     config: EngineConfig,
     *,
     model: ModelConfig,
     page_size: int,
     kv_dtype: torch.dtype,
+    dtype: torch.dtype,
     weights: int,
     other_use: MemoryUse,
     free: int,
-    max_useful_tokens: int,
+    max_len: int,
 ) -> MemoryPlan:
     """Size the pool by the one setting that fixes its size, or else by the memory ratio.
 
-    `free` is what was free before loading. `max_useful_tokens` is what all rows could fill at
-    their longest: a larger pool is of no use.
+    The settings count tokens of context, or pages of `page_size` tokens. `free` is what was free
+    before loading. A pool larger than all rows could fill at their longest is of no use.
 
     raises: CannotRun naming both numbers when it does not fit
     """
-    page = page_bytes(model, page_size, kv_dtype)
+
+    def make_groups(count: int) -> tuple[GroupTerms, ...]:
+        return plan_groups(
+            config,
+            model.kv_groups,
+            page_size=page_size,
+            num_pages=count,
+            max_len=max_len,
+            kv_dtype=kv_dtype,
+            dtype=dtype,
+        )
+
+    def count_bytes(count: int) -> int:
+        return sum(group.total_bytes for group in make_groups(count))
+
     # Of what was free before loading, where vLLM's flag means a share of the device's total.
     budget = int(free * config.memory_ratio)
     budget_left = budget - weights - other_use.total
+    most_useful = -(-config.max_running_requests * max_len // page_size)
     if config.num_pages is not None:
         pages, flag = config.num_pages, f"--num-pages {config.num_pages}"
     elif config.kv_memory_mb is not None:
+        # This size is in bytes, so the dummy pages are within it.
         pages, flag = (
-            # One page less: this size is in bytes, so the dummy page is within it.
-            config.kv_memory_mb * 2**20 // page - 1,
+            find_most_pages(config.kv_memory_mb * 2**20, count_bytes, MOST_PAGES),
             f"--kv-memory-mb {config.kv_memory_mb}",
         )
     elif config.kv_context_len is not None:
@@ -144,21 +245,28 @@ def plan_memory(
         )
     else:
         pages, flag = (
-            min(budget_left // page - 1, -(-max_useful_tokens // page_size)),
+            find_most_pages(budget_left, count_bytes, most_useful),
             f"--memory-ratio {config.memory_ratio}",
         )
     uses = f"weights ({format_bytes(weights)}) and activations ({format_bytes(other_use.total)})"
     if pages < 1:
+        least = make_groups(1)
+        smallest = (
+            f"2 pages of {format_bytes(least[0].page_bytes)}"
+            if len(least) == 1
+            else format_bytes(count_bytes(1))
+        )
         raise CannotRun(
-            f"{flag}: the KV pool needs at least 2 pages of {format_bytes(page)}, and "
+            f"{flag}: the KV pool needs at least {smallest}, and "
             f"{format_bytes(max(budget_left, 0))} are left after {uses}; raise it or lower "
             "--max-batch-tokens"
         )
     room = free - weights - other_use.total
-    # One page more than is counted: padding rows write to the dummy page.
-    if (pages + 1) * page > room:
+    groups = make_groups(pages)
+    pool = sum(group.total_bytes for group in groups)
+    if pool > room:
         raise CannotRun(
-            f"{flag}: the KV pool would take {format_bytes((pages + 1) * page)}, and "
+            f"{flag}: the KV pool would take {format_bytes(pool)}, and "
             f"{format_bytes(max(room, 0))} are free after {uses}; ask for less"
         )
     return MemoryPlan(
@@ -166,11 +274,35 @@ def plan_memory(
         budget=budget,
         weights=weights,
         other_use=other_use,
-        page=page,
-        pool=(pages + 1) * page,
-        num_pages=pages,
+        groups=groups,
         page_size=page_size,
+        kv_tokens=pages * page_size,
+        longest=_find_longest(config, groups, model.max_position),
     )
+
+
+def find_most_pages(room: int, count_bytes: Callable[[int], int], most: int) -> int:
+    """Find the largest count up to `most` whose bytes fit into `room`; 0 when none does."""
+    fits, too_many = 0, most + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if count_bytes(middle) <= room:
+            fits = middle
+        else:
+            too_many = middle
+    return fits
+
+
+def _find_longest(config: EngineConfig, groups: Sequence[GroupTerms], most: int) -> int:
+    """Find how many tokens, up to `most`, a sequence may have that has the pool to itself."""
+    longest = most
+    for terms in groups:
+        if terms.group.layout.kind is LayoutKind.STATE:
+            continue  # one page, whatever the length
+        need = max_row_pages(terms.group, most, terms.page_tokens, config.max_batch_tokens)
+        if need > terms.num_pages:
+            longest = min(longest, terms.num_pages * terms.page_tokens)
+    return longest
 
 
 def format_bytes(count: int) -> str:
@@ -183,9 +315,14 @@ def format_bytes(count: int) -> str:
     return f"{value:.2f} GiB"
 
 
-def draw_memory_bar(parts: tuple[int, ...], total: int, width: int = 50) -> str:
-    """Draw the parts of `total` as a line of marks: weights #, activations =, KV pool +, rest ."""
-    marks = ""
-    for mark, part in zip("#=+", parts, strict=True):
-        marks += mark * round(width * part / max(total, 1))
-    return f"[{marks[:width].ljust(width, '.')}]  # weights  = activations  + KV  . free"
+_MARKS = {"weights": "#", "activations": "=", "KV": "+", "windows": "~", "states": "*"}
+"""The mark of each part of the memory bar."""
+
+
+def draw_memory_bar(parts: Mapping[str, int], total: int, width: int = 50) -> str:
+    """Draw the parts of `total` as a line of marks, with a legend of those that are there."""
+    marks = "".join(
+        _MARKS[name] * round(width * part / max(total, 1)) for name, part in parts.items()
+    )
+    legend = "  ".join(f"{_MARKS[name]} {name}" for name, part in parts.items() if part)
+    return f"[{marks[:width].ljust(width, '.')}]  {legend}  . free"

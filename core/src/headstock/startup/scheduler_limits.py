@@ -28,7 +28,7 @@ def make_limits(
         max_batch_tokens=config.max_batch_tokens,
         max_len=max_len,
         page_size=memory.page_size,
-        num_pages=(memory.num_pages,) * len(model.kv_groups),
+        num_pages=memory.num_pages,
         groups=model.kv_groups,
         schedule=registry.import_implementation(parts.scheduler),
         scheduler=parts.scheduler.name,
@@ -47,7 +47,7 @@ def _explain_max_len(
     """Explain how a sequence may have more than `max_len` tokens, as the end of an error text."""
     if max_len >= model.max_position:
         return ": the model itself allows no more"
-    if max_len >= memory.kv_tokens:
+    if max_len >= memory.longest:
         sizes = {
             "--num-pages": config.num_pages,
             "--kv-memory-mb": config.kv_memory_mb,
@@ -78,8 +78,5 @@ def _make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: 
 
 def _region_limit(config: EngineConfig, memory: MemoryPlan) -> int:
     """How many regions of ended sequences are kept: as many as fit, or `--prefix-cache-n`."""
-    return (
-        memory.num_pages
-        if config.prefix_cache_n is None
-        else min(config.prefix_cache_n, memory.num_pages)
-    )
+    most = min(memory.num_pages)
+    return most if config.prefix_cache_n is None else min(config.prefix_cache_n, most)
