@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from headstock.cli.process import Terminated, raise_on_sigterm
 from headstock.cli.turns import LineDropped, history_path, open_editor, open_history
 
 CTRL_C, CTRL_D, UP, ALT_ENTER = "\x03", "\x04", "\x1b[A", "\x1b\r"
@@ -124,3 +126,42 @@ def test_the_history_lies_in_the_users_state_folder_and_can_be_moved_or_turned_o
     )
     assert history_path("a", {"HEADSTOCK_HISTORY": "off"}) == Path("a")
     assert history_path("~/b", {}) == Path(os.path.expanduser("~/b"))
+
+
+class OutputThatTerminates(DummyOutput):
+    """A terminal that gets this process a SIGTERM when `armed` and drawn on."""
+
+    armed = False
+
+    def flush(self) -> None:
+        if self.armed:
+            self.armed = False
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_while_a_key_is_drawn_ends_the_editor() -> None:
+    # Event loops log what a callback raises, and go on: drawing is such a callback.
+    output = OutputThatTerminates()
+    with create_pipe_input() as keyboard, raise_on_sigterm():
+        before = signal.getsignal(signal.SIGTERM)
+        read = open_editor(None, input=keyboard, output=output)
+
+        def type_a_key() -> None:
+            output.armed = True
+            keyboard.send_text("a")
+
+        threading.Timer(0.3, type_a_key).start()
+        give_up = threading.Timer(20, keyboard.send_text, ("\r\r",))
+        give_up.start()
+        with pytest.raises(Terminated):
+            read()
+        give_up.cancel()
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_editor_leaves_sigterm_to_who_handles_it() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with editor() as (keyboard, read):
+        keyboard.send_text("a\r")
+        assert read() == "a"
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -194,7 +194,7 @@ def test_the_command_for_pickles_converts_them(
     command = re.sub(
         "python -c",
         f"{shlex.quote(sys.executable)} -c",
-        refuse(read_config, directory).partition("them: ")[2],
+        refuse(weight_files, directory).partition("them: ")[2],
     )
     result = subprocess.run(
         command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300

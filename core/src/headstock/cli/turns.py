@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from headstock.cli.answers import print_note
+from headstock.cli.process import Terminated
 from headstock.errors import shorten
 
 if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
     from prompt_toolkit.history import History
     from prompt_toolkit.input import Input
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -130,7 +134,31 @@ def open_editor(
         input=input,
         output=output,
     )
-    return session.prompt
+    return partial(_read_until_terminated, session)
+
+
+def _read_until_terminated(session: PromptSession[str]) -> str:
+    """A turn; a SIGTERM that would raise Terminated ends the editor with it."""
+    import asyncio
+
+    handler = signal.getsignal(signal.SIGTERM)
+    if sys.platform == "win32" or not callable(handler):
+        return session.prompt()
+
+    def terminate() -> None:
+        """End the editor, unless it ends already."""
+        if not session.app.is_done:
+            session.app.exit(exception=Terminated())
+
+    def handle_sigterm() -> None:
+        """Have the editor's event loop receive the signal."""
+        # Raised in a callback of the loop, Terminated would be logged and the loop would go on.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+
+    try:
+        return session.prompt(pre_run=handle_sigterm)
+    finally:  # the loop restored the system's own handler when it was closed
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _bind_keys() -> KeyBindings:
