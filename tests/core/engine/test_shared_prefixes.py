@@ -46,6 +46,9 @@ def watch(engine: Engine) -> Counter[str]:
     counts, group_plan = Counter[str](), executor.tracker.group_plan
 
     def counted(plan: Plan) -> GroupedRows | None:
+        # Groups are right because the host's tables are those that the step reads.
+        for group, table in executor.tracker.tables.items():
+            assert np.array_equal(table, executor.buffers.page_tables[group].numpy())
         grouped: GroupedRows | None = group_plan(plan)
         if grouped is not None:
             counts["groups"] += 1

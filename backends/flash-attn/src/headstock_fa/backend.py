@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import torch
 from attrs import evolve
@@ -66,6 +67,7 @@ class FlashAttentionBackend(AttentionBackend):
         self.options: FlashOptions = context.options
         self.processors = count_processors(context.device)
         self.static: StaticRows | None = None
+        self.merge = _load_merge(context.device)
         # For graphs alone: see `attend_shared`.
         self.side: torch.cuda.Stream | None = None
 
@@ -151,14 +153,7 @@ class FlashAttentionBackend(AttentionBackend):
         assert prefix_lse is not None and rest_lse is not None, "kernels give what is needed"
         if lse is not None:
             rest_lse = lse.copy_(rest_lse)
-        parts = (out, rest_lse, prefix_out, prefix_lse, plan.shared_lens)
-        if out.is_cuda:
-            # Not at the import of this module: without a GPU there need be no Triton.
-            from headstock_fa.merge import merge_prefixes
-
-            merge_prefixes(*parts, keep_lse=lse is not None)
-        else:
-            merge_in_torch(*parts)
+        self.merge(out, rest_lse, prefix_out, prefix_lse, plan.shared_lens)
 
     @contextmanager
     def branch(self) -> Iterator[Callable[[], None]]:
@@ -211,6 +206,16 @@ class FlashAttentionBackend(AttentionBackend):
     def close(self) -> None:
         """Forget the pools and the buffers."""
         self.keys, self.values, self.static, self.side = {}, {}, None, None
+
+
+def _load_merge(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]:
+    """What merges shared prefixes: one kernel where there is Triton, else operations of torch."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return merge_in_torch
+    # Not at the import of this module: without a GPU there need be no Triton.
+    from headstock_fa.merge import merge_prefixes
+
+    return merge_prefixes
 
 
 def _quantize_queries(q: Tensor) -> Tensor:

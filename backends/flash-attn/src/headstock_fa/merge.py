@@ -24,7 +24,6 @@ def merge_kernel(
     prefix_lse_head,
     heads,
     dim,
-    KEEP_LSE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
@@ -50,8 +49,7 @@ def merge_kernel(
         + own.to(tl.float32) * (rest / total)[:, None]
     )
     tl.store(out + row * out_row + place, merged.to(own.dtype), mask)
-    if KEEP_LSE:
-        tl.store(here, most + tl.log(total), is_head)
+    tl.store(here, most + tl.log(total), is_head)
 
 
 def merge_prefixes(
@@ -60,17 +58,15 @@ def merge_prefixes(
     prefix_out: Tensor,
     prefix_lse: Tensor,
     shared_lens: Tensor,
-    *,
-    keep_lse: bool = False,
 ) -> None:
     """Merge attention over shared prefixes into that over the rest of each row's tokens.
 
-    As `headstock.nn.attention.merge`, but that LSE is written only on demand.
+    As `headstock.nn.attention.merge`, in one launch.
 
     out, prefix_out: [rows, heads, head_dim], the heads of a row dense
     lse, prefix_lse: [rows, heads] float32, natural logarithm, of any strides
     shared_lens: [rows] int32
-    writes: out; lse if `keep_lse`
+    writes: out; lse, natural logarithms of the sums over both parts
     """
     rows, heads, dim = out.shape
     block_heads = min(HEADS_A_PROGRAM, triton.next_power_of_2(heads))
@@ -86,7 +82,6 @@ def merge_prefixes(
         *prefix_lse.stride(),
         heads,
         dim,
-        KEEP_LSE=keep_lse,
         BLOCK_HEADS=block_heads,
         BLOCK_DIM=triton.next_power_of_2(dim),
     )

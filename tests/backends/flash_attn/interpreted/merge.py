@@ -30,7 +30,6 @@ def strided(lse: Tensor) -> Tensor:
     heads=st.sampled_from([1, 3, 16, 17, 40]),
     dim=st.sampled_from([1, 16, 96, 128]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-    keep=st.booleans(),
     spread=st.sampled_from([0.1, 3.0, 60.0]),
     seed=st.integers(0, 9999),
 )
@@ -41,7 +40,6 @@ def test_both_parts_together_are_attention_over_all(
     heads: int,
     dim: int,
     dtype: torch.dtype,
-    keep: bool,
     spread: float,
     seed: int,
 ) -> None:
@@ -59,24 +57,21 @@ def test_both_parts_together_are_attention_over_all(
     # What the library leaves where no row is.
     prefix_out[~is_shared], prefix_lse[~is_shared] = math.nan, math.nan
 
-    out, prefix_out, before = out.to(dtype), prefix_out.to(dtype), lse.clone()
+    out, prefix_out = out.to(dtype), prefix_out.to(dtype)
     lse = strided(lse)
-    if ways == "triton":
-        merge_prefixes(out, lse, prefix_out, strided(prefix_lse), shared_lens, keep_lse=keep)
-    else:
-        keep = True
-        in_torch.merge_prefixes(out, lse, prefix_out, strided(prefix_lse), shared_lens)
+    merge = merge_prefixes if ways == "triton" else in_torch.merge_prefixes
+    merge(out, lse, prefix_out, strided(prefix_lse), shared_lens)
 
     tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(out.float(), wanted, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(lse, wanted_lse if keep else before, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(lse, wanted_lse, atol=1e-5, rtol=1e-5)
 
 
 def test_rows_without_a_group_stay_bit_by_bit_as_they_are() -> None:
     out, lse = torch.randn(3, 4, 16).bfloat16(), torch.randn(3, 4)
     before, sums = out.clone(), lse.clone()
     undefined = torch.full_like(out, math.nan), torch.full_like(lse, math.nan)
-    merge_prefixes(out, lse, *undefined, torch.zeros(3, dtype=torch.int32), keep_lse=True)
+    merge_prefixes(out, lse, *undefined, torch.zeros(3, dtype=torch.int32))
     assert torch.equal(out, before) and torch.equal(lse, sums)
 
 
