@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 
 from headstock.engine import engine
 from headstock.execution import buffers, executor, sampling_inputs
+from headstock.execution.prefix_tracker import PrefixTracker
 from headstock.scheduler import (
     Failed,
     RowCounter,
@@ -113,6 +114,13 @@ def behind_drafts(free_out_of_window: Any, state: Any, group: int, rows: np.ndar
     state.row_counters[RowCounter.NUM_KNOWN] = state.row_counters[RowCounter.NUM_COMPUTED]
     free_out_of_window(state, group, rows)
     state.row_counters[RowCounter.NUM_KNOWN] = known
+
+
+def groups_go_on(apply_plan: Any, tracker: PrefixTracker, *arguments: Any) -> None:
+    """Groups are not made anew when the pages of their rows change."""
+    is_stale = tracker.is_stale
+    apply_plan(tracker, *arguments)
+    tracker.is_stale = is_stale
 
 
 def lost_with_an_empty_plan(make_plan: Any, state: Any, num_scheduled: np.ndarray) -> Any:
@@ -309,6 +317,14 @@ MUTANTS = {
     ),
     "token not kept on the device": Mutant(
         around(buffers.Buffers, "store_tokens", lambda keep, *_: None), "said .* and not"
+    ),
+    "samples not put back": Mutant(
+        around(executor, "_restore_order", lambda restore, sample, place: sample),
+        "said .* and not",
+    ),
+    "groups kept too long": Mutant(
+        around(PrefixTracker, "apply_plan", groups_go_on),
+        r"assert \(\[0, 1, 2\], \[3\], \[8\]\) ==",
     ),
     "token kept too early": Mutant(
         around(buffers.Buffers, "store_tokens", kept_too_early), "said .* and not"

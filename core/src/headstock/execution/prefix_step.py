@@ -41,11 +41,7 @@ def split_step(
     # A group's pages are the leading ones of any row of it. A group without rows has no queries, so
     # that it reads no page; it may begin where the rows end.
     firsts = group_starts[:-1].clamp(max=step.num_rows - 1)
-    columns = step.page_tables[0].shape[1]
-    # What follows the shared pages comes first in the rest's page tables. Columns past the end
-    # repeat the last one, which no length reaches.
-    at = torch.arange(columns, device=shared_lens.device) + (shared_lens // page_size)[:, None]
-    at.clamp_(max=columns - 1)
+    num_pages = (shared_lens // page_size)[:, None]
     prefixes = AttentionStep(
         phase=Phase.EXTEND,
         query_start=group_starts,
@@ -58,13 +54,25 @@ def split_step(
         phase=Phase.DECODE,
         query_start=step.query_start,
         context_lens=step.context_lens - shared_lens,
-        page_tables=tuple(table.gather(1, at) for table in step.page_tables),
+        page_tables=tuple(_drop_leading(table, num_pages) for table in step.page_tables),
         host_query_lens=step.host_query_lens,
         host_context_lens=host.rest_lens,
     )
     return evolve(
         step, shared=SharedPrefixes(prefixes=prefixes, rest=rest, shared_lens=shared_lens)
     )
+
+
+def _drop_leading(table: Tensor, num_pages: Tensor) -> Tensor:
+    """Return the page table without each row's leading pages.
+
+    Columns past the end repeat the last one, which no length reaches.
+
+    table: [rows, columns] int32    num_pages: [rows, 1] int32
+    """
+    columns = table.shape[1]
+    at = torch.arange(columns, device=table.device) + num_pages
+    return table.gather(1, at.clamp_(max=columns - 1))
 
 
 def share_prefixes(
