@@ -186,6 +186,18 @@ def test_prompt_rows_are_in_no_group() -> None:
     assert grouped(one, plan([0, 2], [8, 8], num_decode=0, lens=[1, 3])) is None
 
 
+def test_beside_prompts_groups_must_spare_more() -> None:
+    # Two rows spare 8 tokens.
+    for min_tokens, is_grouped in ((2, True), (3, False)):
+        one = tracker(min_tokens)
+        for row in range(3):
+            admit(one, row, [1, 2, 3 + row])
+        mixed = plan([0, 1, 2], [8, 9, 8], num_decode=2, lens=[1, 1, 3])
+        assert (grouped(one, mixed) is not None) is is_grouped
+        assert grouped(one, plan([0, 1], [9, 10])) == ([0, 1], [2], [8])
+        assert (grouped(one, mixed) is not None) is is_grouped
+
+
 def test_groups_are_kept_until_rows_or_their_leading_pages_change() -> None:
     one = tracker()
     for row in range(3):

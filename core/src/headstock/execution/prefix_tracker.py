@@ -20,16 +20,27 @@ flip between two ways of adding.
 """
 
 
+_LAUNCHED = 4
+"""How many times as much groups must spare where a step has prompt tokens too.
+
+Attention is then launched call by call, and the host needs some 25 us for a call in each layer
+(docs/decisions/0016-replayed-prompt-steps.md). Shared prefixes take two calls more. At what a graph
+is worth a second path for, the host would hold the device up. An estimate, not measured.
+"""
+
+
 @frozen(eq=False)
 class GroupedRows:
     """The groups of the decode rows of a plan.
 
+    num_saved_tokens: how many reads of a token they spare in each layer
     order: [rows] int64, where each of the rows, group by group, is among the plan's rows
     place: [rows] int64, its inverse: where each of the plan's rows went
     is_sorted: the plan's rows are in that order already
     """
 
     groups: PrefixGroups
+    num_saved_tokens: int
     order: Ints
     place: Ints
     is_sorted: bool
@@ -92,7 +103,10 @@ class PrefixTracker:
             self.rows, self.is_stale = rows, False
             self.num_pages[:] = 0
             self.num_pages[rows] = num_pages
-        return self.current
+        current = self.current
+        if current is not None and plan.num_decode < len(plan.rows):
+            return current if current.num_saved_tokens >= _LAUNCHED * self.min_tokens else None
+        return current
 
     def _find_groups(self, rows: Ints, num_pages: Ints) -> GroupedRows | None:
         """Find the groups of these rows, of which so many leading pages may be shared."""
@@ -116,6 +130,7 @@ def _to_grouped(found: RowGroups, page_size: int) -> GroupedRows:
             counts=found.counts.astype(np.int32),
             lens=(found.num_pages * page_size).astype(np.int32),
         ),
+        num_saved_tokens=found.num_saved_pages * page_size,
         order=found.order,
         place=place,
         is_sorted=bool((found.order == np.arange(len(place))).all()),
