@@ -26,9 +26,8 @@ from headstock.errors import UsageError
             "quantization",
             "awq",
             (
-                'only unquantized checkpoints are served; kv_dtype="fp8_e4m3" stores the KV pool '
-                "in 8 "
-                "bits"
+                "config.json says how weights are quantized, and nothing quantizes them here; "
+                'kv_dtype="fp8_e4m3" stores the KV pool in 8 bits'
             ),
         ),
         (

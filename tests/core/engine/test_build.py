@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from fp8_checkpoints import quantize_directory
 
 from headstock import registry
 from headstock.config import EngineConfig
@@ -142,3 +144,20 @@ def test_one_name_serves_both_phases_with_one_instance(attn: str) -> None:
 
     assert router.prefill is router.decode and len(router.backends) == 1
     engine.close()
+
+
+def test_what_loading_makes_of_quantized_weights_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    demo, packed = tmp_path / "demo", tmp_path / "packed"
+    shutil.copytree(registry.load_spec("checkpoint", "demo").directory, demo)
+    quantize_directory(demo, packed, (128, 128))
+    row = ("weights", "block FP8 (128 x 128), dequantized to float32 at load")
+    caplog.set_level("INFO")
+
+    for settings, said in (({}, [row]), ({"load_format": "dummy"}, [])):
+        engine = Engine(EngineConfig(**(SMALL | settings | {"model": str(packed)})))
+        assert [each[:2] for each in engine.summary.table if each[0] == "weights"] == said
+        engine.close()
+
+    assert caplog.text.count(row[1]) == 1

@@ -14,7 +14,7 @@ from parity import ARCHITECTURES, shape
 from transformers import GenerationConfig, PreTrainedConfig
 
 from headstock.errors import ModelError
-from headstock.nn.config_keys import HARMLESS, QUANTIZED, UNSERVED
+from headstock.nn.config_keys import HARMLESS, UNSERVED
 from headstock.nn.decoder_config import FIELDS
 from headstock.spi import ModelConfig
 from headstock.startup.model_loading import read_model
@@ -205,36 +205,6 @@ def test_what_changes_the_numbers_and_is_not_served_is_refused(model_type: str, 
         assert config(model_type, **{name: value}).ignored_fields == ()
     with pytest.raises(ValueError, match=f"^{name} is 7.5, which is not supported; wanted "):
         config(model_type, **{name: 7.5})
-
-
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_quantized_weights_are_refused(name: str) -> None:
-    assert config("llama", **{name: None}).ignored_fields == ()
-    wanted = "and only unquantized checkpoints are served; use the full-precision model"
-    with pytest.raises(ValueError, match=f"^{name} says that the weights are quantized, {wanted}$"):
-        config("llama", **{name: {"bits": 4}})
-
-
-@pytest.mark.parametrize(
-    ("quantization", "method"),
-    [
-        *(
-            ({"quant_method": name, "bits": 4}, name)
-            for name in ("gptq", "awq", "fp8", "mxfp4", "bitsandbytes")
-        ),
-        ({"load_in_8bit": True, "quant_method": None}, "bitsandbytes"),
-        ({"quant_algo": "NVFP4"}, "NVFP4"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
-    ],
-)
-def test_a_quantized_checkpoint_is_refused_with_its_method(
-    quantization: dict[str, Any], method: str
-) -> None:
-    with pytest.raises(
-        ValueError,
-        match=f"^quantization_config says that the weights are quantized by {method}, and ",
-    ):
-        config("llama", quantization_config=quantization)
 
 
 @pytest.mark.parametrize(

@@ -140,10 +140,6 @@ def test_yarn_stretches_the_longest_sequence() -> None:
             "hidden_act is 'relu', which is not supported; wanted one of silu, swish, gelu",
         ),
         (
-            {"quantization_config": {"bits": 4}},
-            "quantization_config says that the weights are quantized",
-        ),
-        (
             {"rope_scaling": {"type": "longrope", "factor": 2.0}},
             "rope_type is 'longrope', wanted one of default, dynamic",
         ),

@@ -9,8 +9,9 @@ EAGER = "CUDA graphs are replayed where the backend allows it; --runner eager ru
 PREFIXES = "prefixes are reused by default; --cache-type naive turns that off"
 NO_SWAP = "no pages are swapped to the host; a preempted request is recomputed"
 NO_OFFLOAD = "weights are not offloaded to the host; a smaller --dtype halves them"
-UNQUANTIZED = (
-    "only unquantized checkpoints are served; --kv-dtype fp8_e4m3 stores the KV pool in 8 bits"
+QUANTIZED = (
+    "config.json says how weights are quantized, and nothing quantizes them here; "
+    "--kv-dtype fp8_e4m3 stores the KV pool in 8 bits"
 )
 CHUNKED = "long prompts are always cut into chunks of --max-batch-tokens"
 ONE_DEVICE = "this version runs on one device"
@@ -23,7 +24,7 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("enforce_eager", "disable_cuda_graph"), EAGER),
         **dict.fromkeys(("enable_prefix_caching", "disable_radix_cache"), PREFIXES),
-        **dict.fromkeys(("quantization", "quantization_config"), UNQUANTIZED),
+        **dict.fromkeys(("quantization", "quantization_config"), QUANTIZED),
         **dict.fromkeys(("swap_space", "kv_offloading_size"), NO_SWAP),
         "cpu_offload_gb": NO_OFFLOAD,
         "trust_remote_code": "code out of a model's directory is never run",

@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from headstock.errors import shorten
 from headstock.nn.config_fields import Json, quoted
 
 HARMLESS = frozenset(
@@ -225,32 +224,9 @@ UNSERVED: Mapping[str, Collection[Any]] = {
 }
 """What changes the numbers and no decoder here does -> the values with which it changes nothing."""
 
-METHODS = ("quant_method", "quant_algo", "format")
-"""The fields that name a method: transformers', ModelOpt's, compressed-tensors'."""
-QUANTIZED = ("quantization_config", "compression_config", "quantization", "quant_config")
-
-
-def _describe_method(quantization: object) -> str:
-    """How the weights are quantized, as " by METHOD"; empty where the field does not say."""
-    if not isinstance(quantization, Mapping):
-        return ""
-    method = next(
-        (quantization[name] for name in METHODS if isinstance(quantization.get(name), str)), None
-    )
-    if method is None and (quantization.get("load_in_8bit") or quantization.get("load_in_4bit")):
-        method = "bitsandbytes"  # transformers wrote no method before 4.33
-    return f" by {shorten(method)}" if method else ""
-
 
 def check_served(hf: Json, keys: Collection[str] = ()) -> None:
     """Raise ValueError when `hf` needs what no decoder here does; the family reads `keys`."""
-    for name in QUANTIZED:
-        if hf.get(name) is not None:
-            by = _describe_method(hf[name])
-            raise ValueError(
-                f"{name} says that the weights are quantized{by}, and only unquantized "
-                "checkpoints are served; use the full-precision model"
-            )
     for name, neutral in UNSERVED.items():
         if name in hf and name not in keys and hf[name] not in neutral:
             wanted = " or ".join(map(json.dumps, neutral))
@@ -261,7 +237,7 @@ def check_served(hf: Json, keys: Collection[str] = ()) -> None:
 
 def ignored_fields(hf: Json, keys: Collection[str]) -> Iterator[str]:
     """The fields that may matter to their author and that a family, reading `keys`, ignores."""
-    known = {*keys, *HARMLESS, *UNSERVED, *QUANTIZED}
+    known = {*keys, *HARMLESS, *UNSERVED}
     for name, value in hf.items():
         if value is not None and name not in known and not name.startswith(HARMLESS_PREFIXES):
             yield name

@@ -38,6 +38,7 @@ from headstock.startup.memory_plan import (
     plan_memory,
 )
 from headstock.startup.model_loading import (
+    describe_weights,
     load_onto_device,
     locate_model,
     read_model,
@@ -75,7 +76,11 @@ Reading it takes about a quarter of a second a step on one thread of a CPU.
 
 @frozen(kw_only=True, eq=False)
 class EngineBuild:
-    """An engine's parts and the decisions behind them; `notes` are lines for the user."""
+    """An engine's parts and the decisions behind them.
+
+    weights: what loading made of quantized weights; empty for others
+    notes: lines for the user
+    """
 
     config: EngineConfig
     env: DeviceEnv
@@ -84,6 +89,7 @@ class EngineBuild:
     parts: SelectedPlugins
     terms: Terms
     operations: OperationTable
+    weights: str
     memory: MemoryPlan
     limits: Limits
     executor: Executor
@@ -112,6 +118,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
     terms = negotiate_terms(config, parts, model, dtype, env)
     parts, operations = bind_operations(parts, model)
     free = free_bytes(device)
+    quantized = describe_weights(config, directory, dtype)
     params = load_onto_device(
         config,
         directory,
@@ -172,6 +179,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         parts=parts,
         terms=terms,
         operations=operations,
+        weights=quantized,
         memory=memory,
         limits=attrs.evolve(limits, schedule=faults.wrap_scheduler(limits.schedule)),
         executor=_watch_free_pages(

@@ -90,20 +90,28 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
         )
     if architectures[0] not in {plugin.name for plugin in registry.list_installed("model")}:
         raise registry.unknown_architecture_error(architectures[0])
+    reader = weights.read_quantization(directory)
     spec = registry.load_spec("model", architectures[0])
     registry.require_installed(spec)
     family: Model = registry.import_implementation(spec)
+    # How weights are stored is the reader's matter: families never see it.
+    plain = {name: value for name, value in hf.items() if name not in weights.QUANTIZATION_FIELDS}
     try:
-        model = family.config(hf)
+        model = family.config(plain)
     except ValueError as error:
         raise ModelError(f"config.json in {directory}: {error}") from error
     check_kv_groups(spec, model)
-    if model.ignored_fields:
-        fields = ", ".join(map(shorten, model.ignored_fields[:_MAX_FIELDS_SHOWN]))
+    ignored = [
+        *model.ignored_fields,
+        *(
+            f"{weights.QUANTIZATION_FIELDS[0]}.{name}"
+            for name in (reader.ignored_fields if reader else ())
+        ),
+    ]
+    if ignored:
+        fields = ", ".join(map(shorten, ignored[:_MAX_FIELDS_SHOWN]))
         more = (
-            {"more": len(model.ignored_fields) - _MAX_FIELDS_SHOWN}
-            if len(model.ignored_fields) > _MAX_FIELDS_SHOWN
-            else {}
+            {"more": len(ignored) - _MAX_FIELDS_SHOWN} if len(ignored) > _MAX_FIELDS_SHOWN else {}
         )
         LOG.warning(
             log_event(
@@ -158,6 +166,19 @@ def resolve_max_seq_len(config: EngineConfig, model: ModelConfig, notes: list[st
             "limit"
         )
     return min(config.max_seq_len, model.max_position)
+
+
+def describe_weights(config: EngineConfig, directory: Path, dtype: str) -> str:
+    """Describe what loading makes of quantized weights; empty where they are plain, or dummies.
+
+    raises: ModelError
+    """
+    reader = weights.read_quantization(directory)
+    if reader is None or config.load_format == "dummy":
+        return ""
+    text = f"{reader.summary}, dequantized to {dtype} at load"
+    LOG.info(log_event("weights are quantized", format=text))
+    return text
 
 
 def load_onto_device(

@@ -70,11 +70,20 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         max_running_requests=build.limits.max_rows,
         table=tuple(
             (what, text, build.config.spell(who))
-            for what, text, who in (*build.terms.table, *_list_operations(build))
+            for what, text, who in (
+                *_list_weights(build),
+                *build.terms.table,
+                *_list_operations(build),
+            )
         ),
         memory=tuple(build.memory.lines()),
         notes=tuple(map(build.config.spell, build.notes)),
     )
+
+
+def _list_weights(build: EngineBuild) -> list[tuple[str, str, str]]:
+    """List what loading made of quantized weights, for the table."""
+    return [("weights", build.weights, "quantization_config")] if build.weights else []
 
 
 def _list_operations(build: EngineBuild) -> list[tuple[str, str, str]]:

@@ -18,7 +18,13 @@ from torch import Tensor
 from headstock.callbacks import ProgressCallback
 from headstock.errors import ModelError, PluginBroken, shorten
 from headstock.spi import ModelConfig, Params, ParamSpec, Weight
-from headstock.weights.reader import CheckpointReader, Piece, list_differing_copies, plan_pieces
+from headstock.weights.reader import (
+    CheckpointReader,
+    Piece,
+    list_differing_copies,
+    plan_pieces,
+    read_quantization,
+)
 
 _Prepare = Callable[[ParamSpec, Weight], Weight]
 
@@ -54,7 +60,10 @@ def load_weights(
         source: _Source = (
             _Noise()
             if dummy
-            else _Files(stack.enter_context(CheckpointReader.open(directory)), specs)
+            else _Files(
+                stack.enter_context(CheckpointReader.open(directory, read_quantization(directory))),
+                specs,
+            )
         )
         target = _Target(specs, config, dtype, device, max_seq_len, source)
         total, bytes_done = sum(map(target.count_bytes, specs)), 0
@@ -85,7 +94,7 @@ def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tu
     """
     if not any(spec.copies for spec in specs.values()):
         return ()
-    with CheckpointReader.open(directory) as checkpoint:
+    with CheckpointReader.open(directory, read_quantization(directory)) as checkpoint:
         try:
             return tuple(list_differing_copies(specs, checkpoint))
         except (SafetensorError, OSError) as error:
@@ -98,11 +107,13 @@ def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tup
     raises: ModelError when a file does not match its header, or the tensors are not those of
         `specs` (None: any are)
     """
-    with CheckpointReader.open(directory) as checkpoint:
-        # Headers alone: the doctor checks a model of any size without reading it.
+    # A model that is not known may have a config.json that nothing can read.
+    reader = None if specs is None else read_quantization(directory)
+    # Headers alone: the doctor checks a model of any size without reading it.
+    with CheckpointReader.open(directory, reader) as checkpoint:
         if specs is not None:
             plan_pieces(specs, checkpoint)
-        files = {path for path, _ in checkpoint.entries.values()}
+        files = checkpoint.list_files()
         return len(checkpoint.entries), len(files), sum(path.stat().st_size for path in files)
 
 
@@ -154,7 +165,7 @@ class _Files:
             row = out if piece.row is None else out[piece.row]
             part = row.narrow(0, piece.start, piece.shape[0])
             try:
-                part.copy_(self.checkpoint.read(piece.name))
+                self.checkpoint.copy_into(part, piece.name)
             except (SafetensorError, OSError) as error:
                 raise ModelError(
                     f"cannot read {piece.name} in {self.checkpoint.directory}: {shorten(error)}"
