@@ -18,8 +18,18 @@ from headstock.execution.buffers import Buffers
 from headstock.execution.row_tables import DeviceTables
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Plan
-from headstock.spi import AttentionStep, PromptStep, Sample, Sampling
+from headstock.spi import (
+    MAX_PREFIX_GROUPS,
+    AttentionStep,
+    FullKV,
+    KVGroup,
+    PrefixGroups,
+    PromptStep,
+    Sample,
+    Sampling,
+)
 
+LAYOUT = FullKV(kv_heads=1, k_dim=2, v_dim=2)
 ROWS, MAX_LEN, PAGE_SIZE, VOCAB = 9, 40, 4, 50
 
 
@@ -33,6 +43,7 @@ def tables_of(seed: int) -> tuple[Buffers, SamplingTable, DeviceTables]:
     buffers = Buffers(
         device=torch.device("cpu"),
         page_size=PAGE_SIZE,
+        groups=tuple(KVGroup(layers=(layer,), layout=LAYOUT) for layer in range(2)),
         pools=(torch.zeros(1), torch.zeros(1)),
         page_tables=tuple(torch.from_numpy(table.astype(np.int32)) for table in pages),
         tokens=torch.from_numpy(rng.integers(0, VOCAB, (ROWS + 1, MAX_LEN + 1))),
@@ -110,6 +121,58 @@ def test_captured_functions_make_what_steps_of_equally_long_rows_have_without_th
     assert differences(tables.batch(row_ids, first, query_len), step.batch) == []
     captured = tables.attention_step(row_ids, first, query_len, plan.stops)
     assert differences(captured, step.decode or step.extend) == []
+
+
+@given(st.integers(0, 99), st.data(), st.integers(0, 3))
+def test_captured_steps_are_cut_at_shared_prefixes_as_others_are(
+    seed: int, data: st.DataObject, more_rows: int
+) -> None:
+    buffers, sampling, tables = tables_of(seed)
+    inputs = tables.prefix_inputs(ROWS + more_rows)
+    for _ in range(2):  # the second step finds what the first one left
+        counts = data.draw(st.lists(st.integers(2, 4), max_size=2))
+        pages = [data.draw(st.integers(1, 5)) for _ in counts]
+        grouped = sum(counts)
+        rows = data.draw(st.permutations(range(ROWS)))[
+            : max(1, grouped + data.draw(st.integers(0, 1)))
+        ]
+        lens = np.repeat(pages, counts) * PAGE_SIZE
+        least = [*lens.tolist(), *[1] * (len(rows) - grouped)]
+        starts = [data.draw(st.integers(int(low), MAX_LEN - 1)) for low in least]
+        plan = plan_of(rows, starts, [1] * len(rows), len(rows))
+        groups = PrefixGroups(
+            counts=np.array(counts, np.int32), lens=np.array(pages, np.int32) * PAGE_SIZE
+        )
+        step = make_step(plan, buffers, sampling, groups).decode
+        tables.write_prefix_inputs(inputs, groups)
+        size = len(rows) + more_rows
+        padding = [ROWS] * more_rows, [0] * more_rows
+        captured = tables.attention_step(
+            torch.tensor([*rows, *padding[0]]),
+            torch.tensor([*starts, *padding[1]]),
+            1,
+            np.full(size, MAX_LEN, np.int32),
+            inputs.first_rows(size),
+        ).shared
+        assert step is not None and step.shared is not None and captured is not None
+        wanted, count = step.shared, len(counts)
+
+        assert same(captured.shared_lens[: len(rows)], wanted.shared_lens)
+        assert not captured.shared_lens[len(rows) :].any()
+        ours, theirs = captured.prefixes, wanted.prefixes
+        assert ours.num_rows == MAX_PREFIX_GROUPS
+        assert same(ours.query_start[: count + 1], theirs.query_start)
+        assert (ours.query_start[count:] == grouped).all()
+        assert same(ours.context_lens[:count], theirs.context_lens)
+        for some, all_of_them in ((ours, theirs), (captured.rest, wanted.rest)):
+            for row, length in enumerate(all_of_them.context_lens.tolist()):
+                used = -(-length // PAGE_SIZE)
+                for one, other in zip(some.page_tables, all_of_them.page_tables, strict=True):
+                    assert same(one[row, :used], other[row, :used])
+        assert same(captured.rest.context_lens[: len(rows)], wanted.rest.context_lens)
+        assert same(wanted.rest.context_lens, step.context_lens - wanted.shared_lens)
+        assert (captured.rest.context_lens[len(rows) :] == 1).all()
+        assert (wanted.rest.host_context_lens == wanted.rest.context_lens.numpy()).all()
 
 
 @given(st.integers(0, 99), plans(), st.integers(0, 6), st.integers(0, 20))
