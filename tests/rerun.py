@@ -13,6 +13,7 @@ from torch import Tensor
 from headstock.spi import (
     DeviceRange,
     GraphSupport,
+    LayoutKind,
     Program,
     RunnerCapabilities,
     RunnerSpec,
@@ -37,7 +38,9 @@ def spec() -> RunnerSpec:
         summary="replays by computing again",
         implementation="rerun:RerunRunner",
         capabilities=RunnerCapabilities(
-            devices=(DeviceRange("cpu"),), needs_graph=GraphSupport.DECODE
+            devices=(DeviceRange("cpu"),),
+            needs_graph=GraphSupport.DECODE,
+            layouts=frozenset(LayoutKind),
         ),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, fields_dict, frozen
 from torch import Tensor
 
 from headstock.spi import (
@@ -19,6 +19,8 @@ from headstock.spi import (
     AttentionContext,
     AttentionQuery,
     AttentionStep,
+    FullKV,
+    GroupQuery,
     LayerInfo,
     Phase,
 )
@@ -32,20 +34,38 @@ MAX_ROWS = 64
 
 QUERY = AttentionQuery(
     phases=frozenset(Phase),
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    q_dtype="bfloat16",
-    kv_dtype="bfloat16",
+    groups=(
+        GroupQuery(
+            layout=FullKV(kv_heads=8, k_dim=128, v_dim=128),
+            heads=16,
+            q_dtype="bfloat16",
+            kv_dtype="bfloat16",
+            window=None,
+            features=frozenset(),
+        ),
+    ),
     page_size=None,
     contiguous=False,
-    features=frozenset(),
     max_rows=8,
     max_seq_len=100,
 )
 """What a decoder in the shape of Qwen3-0.6B asks in bfloat16, of all phases and with pages of any
 size.
 """
+
+
+def query(**changes: Any) -> AttentionQuery:
+    """`QUERY` with these changes, of itself or of its one group."""
+    (group,) = QUERY.groups
+    kv_heads = changes.pop("kv_heads", 8)
+    head_dim = changes.pop("head_dim", 128)
+    names = [name for name in changes if name in fields_dict(GroupQuery)]
+    group = evolve(
+        group,
+        layout=FullKV(kv_heads=kv_heads, k_dim=head_dim, v_dim=head_dim),
+        **{name: changes.pop(name) for name in names},
+    )
+    return evolve(QUERY, groups=(group,), **changes)
 
 
 @frozen(eq=False)
@@ -192,8 +212,7 @@ def context_of(
 ) -> AttentionContext:
     """What a backend for the case is built from; every layer has the case's pool."""
     _, _, page_size, kv_heads, head_dim = case.pool.shape
-    query = evolve(
-        QUERY,
+    asked = query(
         heads=case.q.shape[1],
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -204,7 +223,7 @@ def context_of(
         max_seq_len=max_seq_len,
     )
     return AttentionContext(
-        query=query,
+        query=asked,
         capabilities=capabilities,
         device=case.pool.device,
         page_size=page_size,

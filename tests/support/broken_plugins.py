@@ -67,7 +67,9 @@ def spec():
         capabilities=AttentionCapabilities(
             phases=frozenset(Phase), devices=(DeviceRange("cpu"),),
             dtypes=frozenset({("float32",) * 3}),
-            head_dims=IntSet.all(), gqa_ratios=IntSet.all(), page_sizes=IntSet.all(), paged=True,
+            layouts=frozenset(LayoutKind),
+            head_dims=IntSet.all(), gqa_ratios=IntSet.all(), page_sizes=IntSet.all(),
+            mixed_groups=True, paged=True,
             contiguous=True,
             graph=GraphSupport.NEVER, planning=Planning.NONE, features=frozenset(),
         ),

@@ -37,6 +37,7 @@ from headstock.spi import (
     KVGroup,
     LayerConfig,
     LayerInfo,
+    LayoutKind,
     Model,
     ModelConfig,
     ModelSpec,
@@ -96,9 +97,11 @@ def attention() -> AttentionSpec:
             phases=frozenset(Phase),
             devices=CPU,
             dtypes=frozenset({("float32",) * 3}),
+            layouts=frozenset({LayoutKind.FULL}),
             head_dims=IntSet.of(2),
             gqa_ratios=IntSet.of(1),
             page_sizes=IntSet.all(),
+            mixed_groups=True,
             paged=True,
             contiguous=True,
             graph=GraphSupport.ALWAYS,
@@ -134,7 +137,9 @@ def ops() -> OpsSpec:
         spi=SpiRange(0, 2),
         summary="stores tokens and positions",
         implementation="toy_plugins:ToyOps",
-        capabilities=OpsCapabilities(devices=CPU, dtypes=frozenset({"float32"})),
+        capabilities=OpsCapabilities(
+            devices=CPU, dtypes=frozenset({"float32"}), layouts=frozenset({LayoutKind.FULL})
+        ),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError
 
 import pytest
-from attention_cases import QUERY
+from attention_cases import QUERY, query
 from attrs import evolve
 
 from headstock import registry
@@ -78,25 +78,25 @@ def test_a_page_size_that_the_provider_cannot_read_is_refused_by_its_name(
     distributions: dict[str, str],
 ) -> None:
     env = evolve(H200, distributions=distributions)
-    (reason,) = resolve(evolve(QUERY, page_size=64), env)
+    (reason,) = resolve(query(page_size=64), env)
     assert reason.code == "page_size" and "multiples of 256, not 64" in reason.message
     assert "FlashAttention-2" in reason.message
     assert "--page-size 256" in reason.hint and "vllm" in reason.hint and "torch" not in reason.hint
-    assert isinstance(resolve(evolve(QUERY, page_size=512), env), AttentionCapabilities)
+    assert isinstance(resolve(query(page_size=512), env), AttentionCapabilities)
     with pytest.raises(CannotRun, match=r"--attn fa cannot serve .*multiples of 256"):
-        resolved(spec(), evolve(QUERY, page_size=64), env)
+        resolved(spec(), query(page_size=64), env)
 
 
 def test_a_soft_cap_needs_a_provider_that_has_one() -> None:
-    query = evolve(QUERY, features=frozenset({Feature.SOFTCAP}))
-    (reason,) = resolve(query, evolve(H200, distributions=TORCH))
+    asked = query(features=frozenset({Feature.SOFTCAP}))
+    (reason,) = resolve(asked, evolve(H200, distributions=TORCH))
     assert (
         reason.code == "feature"
         and "torch" in reason.message
         and "another backend by --attn" in reason.hint
     )
     assert isinstance(
-        resolve(query, evolve(H200, distributions=TORCH | VLLM)), AttentionCapabilities
+        resolve(asked, evolve(H200, distributions=TORCH | VLLM)), AttentionCapabilities
     )
 
 
@@ -142,10 +142,10 @@ def test_the_spec_claims_what_the_kernels_can_do() -> None:
     ("head_dim", "served"), [(16, True), (40, False), (72, False), (128, True)]
 )
 def test_8_bit_kv_needs_heads_of_multiples_of_16(head_dim: int, served: bool) -> None:
-    query = evolve(QUERY, head_dim=head_dim, kv_dtype="float8_e4m3fn", q_dtype="bfloat16")
+    asked = query(head_dim=head_dim, kv_dtype="float8_e4m3fn", q_dtype="bfloat16")
     env = evolve(H200, distributions=VLLM)
-    assert (head_dim in resolve(query, env).head_dims) == served
-    assert head_dim in resolve(evolve(query, kv_dtype="bfloat16"), env).head_dims
+    assert (head_dim in resolve(asked, env).head_dims) == served
+    assert head_dim in resolve(query(head_dim=head_dim), env).head_dims
 
 
 def test_what_was_found_is_part_of_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from attention_cases import QUERY
+from attention_cases import QUERY, query
 from attrs import evolve
 
 from headstock import registry
@@ -40,7 +40,7 @@ def test_8_bit_kv_needs_a_gpu_that_converts_it(
     answer = resolve(QUERY, env(*capability))
     assert isinstance(answer, AttentionCapabilities)
     assert (("bfloat16", "float8_e4m3fn", "bfloat16") in answer.dtypes) == eight_bit
-    narrow = evolve(QUERY, kv_dtype="float8_e4m3fn")
+    narrow = query(kv_dtype="float8_e4m3fn")
     if eight_bit:
         assert resolved(spec(), narrow, env(*capability)) == answer
     else:
@@ -86,7 +86,7 @@ def test_shapes_and_features_without_kernels_are_refused() -> None:
         ({"q_dtype": "float32"}, "float32 with bfloat16 KV is not supported"),
     ):
         with pytest.raises(CannotRun, match=words):
-            resolved(spec(), evolve(QUERY, **change), env(9, 0))
+            resolved(spec(), query(**change), env(9, 0))
 
 
 def test_the_spec_says_that_it_plans() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from attention_cases import QUERY
+from attention_cases import QUERY, query
 from attrs import evolve
 
 from headstock import registry
@@ -50,7 +50,7 @@ def test_what_is_claimed_by_device_and_phase(
     pages: tuple[int, ...],
     head_dims: tuple[int, ...],
 ) -> None:
-    answer = resolved(spec(), evolve(QUERY, phases=phases), env)
+    answer = resolved(spec(), query(phases=phases), env)
     assert answer.dtypes == dtypes
     assert answer.page_sizes == IntSet.of(*pages) and answer.head_dims == IntSet.of(*head_dims)
     assert answer.graph is GraphSupport.DECODE and answer.planning is Planning.NONE
@@ -102,18 +102,18 @@ def test_what_it_cannot_do_is_refused_with_the_reason(
     env: DeviceEnv, change: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(CannotRun, match=words):
-        resolved(spec(), evolve(QUERY, **change), env)
+        resolved(spec(), query(**change), env)
 
 
 @pytest.mark.parametrize("env", [H200, B200])
 @pytest.mark.parametrize("change", [HALF, EIGHT_BIT])
 def test_decode_alone_takes_more_types_on_hopper(env: DeviceEnv, change: dict[str, Any]) -> None:
-    query = evolve(QUERY, phases=DECODE, **change)
+    asked = query(phases=DECODE, **change)
     if env is H200 or change is HALF:
-        assert isinstance(resolved(spec(), query, env), AttentionCapabilities)
+        assert isinstance(resolved(spec(), asked, env), AttentionCapabilities)
     else:
         with pytest.raises(CannotRun, match="bfloat16 with float8_e4m3fn KV is not supported"):
-            resolved(spec(), query, env)
+            resolved(spec(), asked, env)
 
 
 @pytest.mark.feature("S15")

@@ -124,7 +124,7 @@ def spec(**changes: object) -> OpsSpec:
         "spi": SpiRange(0, 2),
         "summary": "odd",
         "implementation": "json:loads",
-        "capabilities": OpsCapabilities(devices=(), dtypes=frozenset()),
+        "capabilities": OpsCapabilities(devices=(), dtypes=frozenset(), layouts=frozenset()),
     }
     return OpsSpec(**(given | changes))  # type: ignore[arg-type]
 

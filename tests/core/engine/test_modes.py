@@ -300,7 +300,7 @@ def spec():
         summary="needs graphs",
         implementation="headstock.builtin.eager:EagerRunner",
         capabilities=RunnerCapabilities(devices=(DeviceRange("DEVICE"),),
-        needs_graph=GraphSupport.DECODE),
+        needs_graph=GraphSupport.DECODE, layouts=frozenset(LayoutKind)),
     )
 """
 

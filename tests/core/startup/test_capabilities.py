@@ -21,6 +21,7 @@ from headstock.spi import (
     Feature,
     GraphSupport,
     IntSet,
+    LayoutKind,
     Phase,
     Planning,
     Rejection,
@@ -48,7 +49,8 @@ def capabilities(**changes: Any) -> AttentionCapabilities:
     """A backend for everything on a CPU."""
     base: dict[str, Any] = {
         "phases": ALL, "devices": (DeviceRange("cpu"),), "dtypes": frozenset({("float32",
-        "float32", "float32")}), "head_dims": IntSet.all(), "gqa_ratios": IntSet.all(),
+        "float32", "float32")}), "layouts": frozenset({LayoutKind.FULL}), "mixed_groups": False,
+        "head_dims": IntSet.all(), "gqa_ratios": IntSet.all(),
         "page_sizes": IntSet.of(16, 32), "paged": True, "contiguous": False,
         "graph": GraphSupport.NEVER, "planning": Planning.NONE, "features": frozenset(),
     }  # fmt: skip
@@ -90,6 +92,7 @@ REFUSED = [
     ({}, {"dtype": "bfloat16", "kv_dtype": "bfloat16"}, "dtype"),
     # what comes out is of the query's type
     ({"dtypes": frozenset({("float32", "float32", "bfloat16")})}, {}, "dtype"),
+    ({"layouts": frozenset({LayoutKind.LATENT})}, {}, "layout"),
     ({}, {"contiguous": True}, "contiguous"),
     ({"paged": False, "contiguous": True}, {}, "paged"),
 ]
@@ -216,7 +219,7 @@ def test_a_feature_that_is_not_named_cannot_be_done() -> None:
 
     query = question(model=windowed).make_query(ALL)
 
-    assert query.features == {Feature.SLIDING_WINDOW}
+    assert [group.features for group in query.groups] == [{Feature.SLIDING_WINDOW}]
     assert [reason.code for reason in find_rejections(capabilities(), query, CPU)] == ["feature"]
 
 
@@ -237,6 +240,7 @@ def test_every_reason_is_given_at_once() -> None:
     "wider",
     [{"phases": ALL}, {"contiguous": True}, {"graph": GraphSupport.ALWAYS},
     {"features": frozenset({Feature.LSE})},
+    {"layouts": frozenset(LayoutKind)}, {"mixed_groups": True},
      {"page_sizes": IntSet.of(64)}, {"head_dims": IntSet.all()}, {"gqa_ratios": IntSet.multiples(3,
      most=9)}],
 )  # fmt: skip
@@ -269,7 +273,7 @@ WRONG: list[dict[str, Any]] = [
     {"devices": DeviceRange("cpu")}, {"devices": "cpu"}, {"dtypes": frozenset({("float32",
     "float32")})},
     {"page_sizes": 16}, {"head_dims": (64, 128)}, {"phases": list(ALL)}, {"features": []},
-    {"graph": False},
+    {"graph": False}, {"layouts": {"full"}}, {"mixed_groups": 1},
 ]  # fmt: skip
 
 

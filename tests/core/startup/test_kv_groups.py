@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,25 @@ from attrs import evolve
 from toy_text import write_tokenizer
 
 from headstock.cli.main import main
+from headstock.errors import CannotRun
 from headstock.nn.decoder_config import decoder_config
-from headstock.spi import FullKV, KVGroup, LatentKV, ModelConfig, StateKV, StateTensor
+from headstock.spi import (
+    AttentionSpec,
+    DeviceEnv,
+    FullKV,
+    IntSet,
+    KVGroup,
+    LatentKV,
+    LayoutKind,
+    ModelConfig,
+    Phase,
+    StateKV,
+    StateTensor,
+)
+from headstock.startup.capabilities import find_rejections
 from headstock.startup.kv_groups import find_group_fault
+from headstock.startup.model_needs import AttentionNeeds
+from headstock.startup.select import check_layouts
 
 FULL = FullKV(kv_heads=2, k_dim=8, v_dim=8)
 STATE = StateKV(tensors=(StateTensor("conv", (16, 2)),))
@@ -91,7 +108,7 @@ BAD = [
         evolve(model(), layers=(evolve(model().layers[0], group=1), *model().layers[1:])),
         "layer 0 names group 1, which does not list it",
     ),
-    (evolve(model(), layers=(), kv_groups=()), "there is none"),
+    (evolve(model(), layers=(), kv_groups=()), "none keeps tokens"),
 ]
 
 
@@ -125,3 +142,74 @@ def test_a_family_with_wrong_groups_is_refused_in_one_line_before_weights_load(
     assert (code, out) == (3, "")
     (line,) = err.strip().splitlines()
     assert "'ToyForCausalLM'" in line and "layer 1 of group 1 sees 10 tokens" in line
+
+
+def test_each_part_must_serve_the_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same model, once more parts can read and write its pages."""
+    checkpoint = toy_plugins.install(tmp_path)
+    write_tokenizer(checkpoint)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    served, attention = toy_plugins.config, toy_plugins.attention
+
+    def keeps_vectors(hf: dict[str, Any]) -> ModelConfig:
+        return evolve(served(hf), kv_groups=(KVGroup(layers=(0,), layout=LATENT),))
+
+    def reads_all() -> AttentionSpec:
+        return evolve(attention(), capabilities=evolve(attention().capabilities, layouts=EVERY))
+
+    monkeypatch.setattr(toy_plugins, "TOY", evolve(toy_plugins.TOY, config=keeps_vectors))
+    command = ["run", "--model", str(checkpoint), "--attn", "toy", "--ops", "toy"]
+
+    def refuse() -> str:
+        code = main([*command, "--runner", "eager", "--prompt", "x"])
+        out, err = capsys.readouterr()
+        assert (code, out) == (5, "")
+        (line,) = err.strip().splitlines()
+        return line
+
+    assert "--attn toy cannot serve" in (line := refuse())
+    assert "latent KV is not supported; supported: full" in line
+    monkeypatch.setattr(toy_plugins, "attention", reads_all)
+    assert "--ops toy writes full KV alone, and the model keeps latent KV" in refuse()
+
+
+EVERY = frozenset(LayoutKind)
+
+
+@pytest.mark.parametrize("layout", [LATENT, STATE])
+def test_a_runner_must_serve_the_layout(layout: Any) -> None:
+    needs: Any = SimpleNamespace(layouts=frozenset({layout.kind}))
+    check_layouts(needs, EVERY, "--runner x runs", "--runner eager")
+    with pytest.raises(
+        CannotRun, match=f"runs full KV alone, .* keeps {layout.kind.value} KV; use"
+    ):
+        check_layouts(
+            needs,
+            EVERY - {layout.kind} - {LayoutKind.STATE, LayoutKind.LATENT},
+            "--runner x runs",
+            "--runner eager",
+        )
+
+
+def test_groups_of_different_types_need_a_backend_for_both() -> None:
+    two = with_groups(group(0, 1), group(2, dtype="float16"))
+    needs = AttentionNeeds(
+        model=two, dtype="float32", kv_dtype="float32", page_size=16, contiguous=False,
+        max_rows=1, max_seq_len=9,
+    )  # fmt: skip
+    asked = needs.make_query(frozenset(Phase))
+
+    assert [one.kv_dtype for one in asked.groups] == ["float32", "float16"]
+    types = frozenset({("float32", "float32", "float32"), ("float32", "float16", "float32")})
+    served = evolve(
+        toy_plugins.attention().capabilities,
+        dtypes=types,
+        head_dims=IntSet.all(),
+        gqa_ratios=IntSet.all(),
+    )
+    env = DeviceEnv(device="cpu")
+    assert find_rejections(served, asked, env) == []
+    (reason,) = find_rejections(evolve(served, mixed_groups=False), asked, env)
+    assert reason.code == "mixed_groups"

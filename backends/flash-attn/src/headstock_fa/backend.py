@@ -19,6 +19,7 @@ from headstock.spi import (
     AttentionStep,
     DeviceEnv,
     Feature,
+    FullKV,
     LayerInfo,
     Phase,
     SharedPrefixes,
@@ -62,8 +63,11 @@ class FlashAttentionBackend(AttentionBackend):
         # copied.
         self.keys = {layer: pool[:, 0] for layer, pool in context.pools.items()}
         self.values = {layer: pool[:, 1] for layer, pool in context.pools.items()}
-        self.eight_bit = context.query.kv_dtype == EIGHT_BIT
-        self.query = context.query
+        # One shape for all groups: the spec claims no mixed ones.
+        self.group = context.query.groups[0]
+        assert isinstance(self.group.layout, FullKV), self.group.layout
+        self.kv_heads = self.group.layout.kv_heads
+        self.eight_bit = self.group.kv_dtype == EIGHT_BIT
         self.options: FlashOptions = context.options
         self.processors = count_processors(context.device)
         self.static: StaticRows | None = None
@@ -85,7 +89,7 @@ class FlashAttentionBackend(AttentionBackend):
 
     def plan_shared(self, shared: SharedPrefixes) -> SharedPlan:
         """Both parts of a decode step; the groups' queries see all that their rows share."""
-        splits = choose_prefix_splits(self.query.kv_heads, self.processors)
+        splits = choose_prefix_splits(self.kv_heads, self.processors)
         return SharedPlan(
             prefixes=FlashPlan.of(shared.prefixes, num_splits=splits, is_causal=False),
             rest=self.plan(shared.rest),
@@ -94,9 +98,7 @@ class FlashAttentionBackend(AttentionBackend):
 
     def num_splits_for(self, rows: int) -> int:
         """In how many parts a decode step of so many rows reads its keys."""
-        return self.options.num_splits or choose_num_splits(
-            rows, self.query.kv_heads, self.processors
-        )
+        return self.options.num_splits or choose_num_splits(rows, self.kv_heads, self.processors)
 
     @property
     def min_shared_tokens(self) -> int | None:
@@ -105,7 +107,7 @@ class FlashAttentionBackend(AttentionBackend):
             return None
         if self.options.shared_prefix == "on":
             return 1
-        return count_worthwhile_tokens(self.query)
+        return count_worthwhile_tokens(self.group)
 
     def forward(
         self, q: Tensor, layer: LayerInfo, plan: FlashPlan, out: Tensor, lse: Tensor | None = None

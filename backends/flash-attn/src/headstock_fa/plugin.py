@@ -13,6 +13,7 @@ from headstock.spi import (
     Feature,
     GraphSupport,
     IntSet,
+    LayoutKind,
     Phase,
     Planning,
     Rejection,
@@ -51,9 +52,11 @@ CAPABILITIES = AttentionCapabilities(
     phases=frozenset(Phase),
     devices=(DeviceRange("cuda", (8, 0)),),
     dtypes=frozenset({(dtype,) * 3 for dtype in ("bfloat16", "float16")} | {EIGHT_BIT_KV}),
+    layouts=frozenset({LayoutKind.FULL}),
     head_dims=IntSet.multiples(8, 256),
     gqa_ratios=IntSet.all(),
     page_sizes=IntSet.all(),
+    mixed_groups=False,
     paged=True,
     contiguous=True,
     graph=GraphSupport.ALWAYS,
@@ -101,7 +104,7 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
                 f"FlashAttention-3: {FA3_HINT}.",
             )
         )
-    if Feature.SOFTCAP in query.features - capabilities.features:
+    if any(Feature.SOFTCAP in group.features - capabilities.features for group in query.groups):
         reasons.append(
             Rejection(
                 code="feature",
@@ -118,7 +121,7 @@ def narrow_capabilities(provider: Provider, query: AttentionQuery) -> AttentionC
     return evolve(
         CAPABILITIES,
         head_dims=IntSet.multiples(16, 256)
-        if query.kv_dtype == EIGHT_BIT_KV[1]
+        if any(group.kv_dtype == EIGHT_BIT_KV[1] for group in query.groups)
         else CAPABILITIES.head_dims,
         dtypes=CAPABILITIES.dtypes
         if provider.generation == 3

@@ -6,7 +6,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.nn.attention.paged_plan import PagedPlan
-from headstock.spi import AttentionQuery
+from headstock.spi import FullKV, GroupQuery
 
 MOST_SPLITS = 32
 
@@ -65,7 +65,9 @@ def choose_prefix_splits(kv_heads: int, processors: int) -> int:
     return min(MOST_PREFIX_SPLITS, -(-processors // kv_heads))
 
 
-def count_worthwhile_tokens(query: AttentionQuery) -> int:
+def count_worthwhile_tokens(group: GroupQuery) -> int:
     """How many reads of a token, in a layer, are worth the two more launches."""
-    width = 1 if query.kv_dtype.startswith("float8") else 2
-    return -(-WORTHWHILE_BYTES // (2 * query.kv_heads * query.head_dim * width))
+    width = 1 if group.kv_dtype.startswith("float8") else 2
+    assert isinstance(group.layout, FullKV), group.layout
+    numbers = group.layout.kv_heads * (group.layout.k_dim + group.layout.v_dim)
+    return -(-WORTHWHILE_BYTES // (numbers * width))

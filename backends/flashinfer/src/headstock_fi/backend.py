@@ -15,6 +15,7 @@ from headstock.spi import (
     AttentionContext,
     AttentionQuery,
     AttentionStep,
+    FullKV,
     LayerInfo,
     Phase,
 )
@@ -52,20 +53,22 @@ class FlashInferBackend(AttentionBackend):
             cannot be compiled
         """
         query, options = context.query, context.options
+        group = query.groups[0]  # one shape for all: no mixed groups are claimed
+        assert isinstance(group.layout, FullKV), group.layout
         self.device = context.device
         self.pools = dict(context.pools)
         self.page_size = context.page_size
         self.max_rows = query.max_rows
         self.columns = -(-query.max_seq_len // context.page_size)
         self.prefill_backend = _check_prefill_backend(options.prefill, query, context.device)
-        self.tensor_cores = options.use_tensor_cores(query.heads // query.kv_heads)
+        self.tensor_cores = options.use_tensor_cores(group.heads // group.layout.kv_heads)
         self.shape = Shape(
-            heads=query.heads,
-            kv_heads=query.kv_heads,
-            head_dim=query.head_dim,
+            heads=group.heads,
+            kv_heads=group.layout.kv_heads,
+            head_dim=group.layout.k_dim,
             page_size=context.page_size,
-            q_dtype=getattr(torch, query.q_dtype),
-            kv_dtype=getattr(torch, query.kv_dtype),
+            q_dtype=getattr(torch, group.q_dtype),
+            kv_dtype=getattr(torch, group.kv_dtype),
         )
         self.library = Library.load()
         # What a graph's partial results take follows from rows and heads: 193 MiB for 256 rows of
@@ -275,6 +278,7 @@ def _check_prefill_backend(backend: str, query: AttentionQuery, device: torch.de
         and torch.cuda.get_device_capability(device) != (9, 0)
     ):
         raise ValueError("fi.prefill=fa3 needs sm_90; use fi.prefill=auto")
-    if backend == "fa3" and query.q_dtype != query.kv_dtype:
-        raise ValueError(f"fi.prefill=fa3 does not read {query.kv_dtype} KV; use fi.prefill=auto")
+    mixed = [group.kv_dtype for group in query.groups if group.q_dtype != group.kv_dtype]
+    if backend == "fa3" and mixed:
+        raise ValueError(f"fi.prefill=fa3 does not read {mixed[0]} KV; use fi.prefill=auto")
     return backend

@@ -15,6 +15,7 @@ from headstock.spi import (
     AttentionContext,
     AttentionStep,
     DeviceEnv,
+    FullKV,
     LayerInfo,
     Phase,
 )
@@ -44,8 +45,10 @@ class TrtllmBackend(AttentionBackend):
         This loads code, which no capture allows.
         """
         query = context.query
-        shape = (1, query.heads, query.head_dim)
-        q = torch.zeros(shape, dtype=getattr(torch, query.q_dtype), device=self.device)
+        group = query.groups[0]
+        assert isinstance(group.layout, FullKV), group.layout
+        shape = (1, group.heads, group.layout.k_dim)
+        q = torch.zeros(shape, dtype=getattr(torch, group.q_dtype), device=self.device)
         layer = LayerInfo(index=next(iter(self.pools)), group=0, scale=1.0)
         plan = self.plan(StaticRows.new(1, 1, self.page_size, self.device).step(1, groups=1))
         for is_decode in {phase is Phase.DECODE for phase in query.phases}:

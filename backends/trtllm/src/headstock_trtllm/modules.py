@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from headstock.spi import AttentionQuery, Phase
+from headstock.spi import AttentionQuery, FullKV, Phase
 
 LOG = logging.getLogger("headstock.trtllm")
 
@@ -47,12 +47,14 @@ class KernelNeed:
     @classmethod
     def of(cls, query: AttentionQuery, page_size: int) -> KernelNeed:
         """What a query needs."""
+        group = query.groups[0]  # one shape for all: no mixed groups are claimed
+        assert isinstance(group.layout, FullKV), group.layout
         return cls(
-            head_dims=(query.head_dim,),
+            head_dims=(group.layout.k_dim,),
             page_sizes=(page_size,),
-            ratios=(query.heads // query.kv_heads,),
-            q_dtype=query.q_dtype,
-            kv_dtype=query.kv_dtype,
+            ratios=(group.heads // group.layout.kv_heads,),
+            q_dtype=group.q_dtype,
+            kv_dtype=group.kv_dtype,
             phases=query.phases,
         )
 

@@ -12,6 +12,7 @@ from headstock.spi import (
     DeviceRange,
     GraphSupport,
     IntSet,
+    LayoutKind,
     Phase,
     Planning,
     Rejection,
@@ -35,9 +36,11 @@ CAPABILITIES = AttentionCapabilities(
     phases=frozenset(Phase),
     devices=(HOPPER, BLACKWELL),
     dtypes=frozenset({BFLOAT16, FLOAT16, EIGHT_BIT_KV}),
+    layouts=frozenset({LayoutKind.FULL}),
     head_dims=IntSet.of(64, 128, 256),
     gqa_ratios=IntSet.multiples(1, 32),
     page_sizes=IntSet.of(16, 32, 64, 128),
+    mixed_groups=False,
     paged=True,
     # A contiguous region is one page as long as the longest sequence (decision 0008), and pages
     # have four sizes here.
@@ -74,13 +77,14 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
 
 def hopper(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection, ...]:
     """FMHA v2 for prompts and XQA for decode: the types of both, or of XQA for decode alone."""
-    if query.phases <= {Phase.DECODE} or query.q_dtype == query.kv_dtype == "bfloat16":
+    group = query.groups[0]  # one shape for all: no mixed groups are claimed
+    if query.phases <= {Phase.DECODE} or group.q_dtype == group.kv_dtype == "bfloat16":
         dtypes = CAPABILITIES.dtypes if query.phases <= {Phase.DECODE} else frozenset({BFLOAT16})
         return evolve(CAPABILITIES, dtypes=dtypes)
     reason = (
         "FMHA v2 adds the products of float16 in float16"
-        if query.q_dtype == "float16"
-        else f"FMHA v2 reads {query.kv_dtype} KV with queries of that type only"
+        if group.q_dtype == "float16"
+        else f"FMHA v2 reads {group.kv_dtype} KV with queries of that type only"
     )
     return (
         Rejection(

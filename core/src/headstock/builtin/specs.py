@@ -5,6 +5,7 @@ from __future__ import annotations
 from headstock.spi import (
     DeviceRange,
     GraphSupport,
+    LayoutKind,
     OpsCapabilities,
     OpsSpec,
     RunnerCapabilities,
@@ -14,6 +15,7 @@ from headstock.spi import (
 )
 
 DEVICES = (DeviceRange("cpu"), DeviceRange("cuda"))
+FULL = frozenset({LayoutKind.FULL})
 SPI = SpiRange(0, 2)
 
 
@@ -64,7 +66,9 @@ def eager() -> RunnerSpec:
         spi=SPI,
         summary="launches every operation as it comes",
         implementation="headstock.builtin.eager:EagerRunner",
-        capabilities=RunnerCapabilities(devices=DEVICES, needs_graph=GraphSupport.NEVER),
+        capabilities=RunnerCapabilities(
+            devices=DEVICES, needs_graph=GraphSupport.NEVER, layouts=frozenset(LayoutKind)
+        ),
     )
 
 
@@ -76,7 +80,7 @@ def torch_ops() -> OpsSpec:
         summary="plain torch; what the other sets must agree with",
         implementation="headstock.ops.torch_ops:TorchOps",
         capabilities=OpsCapabilities(
-            devices=DEVICES, dtypes=frozenset({"float32", "bfloat16", "float16"})
+            devices=DEVICES, dtypes=frozenset({"float32", "bfloat16", "float16"}), layouts=FULL
         ),
     )
 
@@ -88,7 +92,9 @@ def onednn_ops() -> OpsSpec:
         spi=SPI,
         summary="torch with the weights of linear maps packed for a CPU",
         implementation="headstock.ops.onednn_ops:OneDnnOps",
-        capabilities=OpsCapabilities(devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"})),
+        capabilities=OpsCapabilities(
+            devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"}), layouts=FULL
+        ),
     )
 
 
@@ -99,5 +105,7 @@ def fbgemm_ops() -> OpsSpec:
         spi=SPI,
         summary="onednn, with linear maps kept in float16 where that loses nothing",
         implementation="headstock.ops.fbgemm_ops:FbgemmOps",
-        capabilities=OpsCapabilities(devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"})),
+        capabilities=OpsCapabilities(
+            devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"}), layouts=FULL
+        ),
     )

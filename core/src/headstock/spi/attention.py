@@ -12,6 +12,7 @@ from attrs.validators import deep_iterable, instance_of, optional
 
 from headstock.spi.environment import DeviceRange
 from headstock.spi.int_set import IntSet
+from headstock.spi.kv import Layout, LayoutKind
 from headstock.spi.plugin import PluginSpec, check_path
 
 if TYPE_CHECKING:
@@ -83,7 +84,10 @@ class AttentionCapabilities:
 
     dtypes: triples (query, KV, output) by torch name ("bfloat16")
     gqa_ratios: query heads per KV head
+    layouts: what it reads the pages of
+    head_dims: of keys and values, in full layouts
     page_sizes: in tokens
+    mixed_groups: whether the KV groups of a model may differ in layout, dtypes or heads
     paged: whether it reads pages
     contiguous: whether it reads one region a sequence
     """
@@ -99,9 +103,13 @@ class AttentionCapabilities:
     dtypes: frozenset[tuple[str, str, str]] = field(
         validator=[instance_of(frozenset), check_triples]
     )
+    layouts: frozenset[LayoutKind] = field(
+        validator=deep_iterable(instance_of(LayoutKind), instance_of(frozenset))
+    )
     head_dims: IntSet = field(validator=instance_of(IntSet))
     gqa_ratios: IntSet = field(validator=instance_of(IntSet))
     page_sizes: IntSet = field(validator=instance_of(IntSet))
+    mixed_groups: bool = field(validator=instance_of(bool))
     paged: bool = field(validator=instance_of(bool))
     contiguous: bool = field(validator=instance_of(bool))
     graph: GraphSupport = field(validator=instance_of(GraphSupport))
@@ -125,24 +133,36 @@ class AttentionSpec(PluginSpec):
 
 
 @frozen(kw_only=True)
+class GroupQuery:
+    """What the layers of one KV group need of a backend.
+
+    heads: of the queries
+    window: how many latest tokens the pages keep; None for all
+    features: what some layer of the group needs
+    """
+
+    layout: Layout
+    heads: int
+    q_dtype: str
+    kv_dtype: str
+    window: int | None
+    features: frozenset[Feature]
+
+
+@frozen(kw_only=True)
 class AttentionQuery:
     """What the engine needs of a backend.
 
-    heads, kv_heads, head_dim: of the model
+    groups: the KV groups whose pages it reads, one at least; groups that keep a state are left out
     page_size: in tokens; None while it is still open
     max_rows: rows of a step
     max_seq_len: tokens of a sequence
     """
 
     phases: frozenset[Phase]
-    heads: int
-    kv_heads: int
-    head_dim: int
-    q_dtype: str
-    kv_dtype: str
+    groups: tuple[GroupQuery, ...]
     page_size: int | None
     contiguous: bool
-    features: frozenset[Feature]
     max_rows: int
     max_seq_len: int
 

@@ -10,6 +10,7 @@ from attrs import define, field, frozen
 from attrs.validators import instance_of
 
 from headstock.spi.environment import DeviceRange
+from headstock.spi.kv import LayoutKind
 from headstock.spi.plugin import PluginSpec
 
 if TYPE_CHECKING:
@@ -57,10 +58,14 @@ class Stream:
 
 @frozen(kw_only=True)
 class OpsCapabilities:
-    """Where the operations run and on which weight dtypes (torch names)."""
+    """Where the operations run, on which weight dtypes (torch names), and which pages they write.
+
+    layouts: of the KV groups of a model
+    """
 
     devices: tuple[DeviceRange, ...]
     dtypes: frozenset[str]
+    layouts: frozenset[LayoutKind]
 
 
 @frozen(kw_only=True)

@@ -12,6 +12,7 @@ from attrs.validators import instance_of
 from headstock.spi.attention import GraphSupport, Planning
 from headstock.spi.batch import Batch, Sample
 from headstock.spi.environment import DeviceRange
+from headstock.spi.kv import LayoutKind
 from headstock.spi.plugin import PluginSpec
 from headstock.spi.row_tables import RowTables
 from headstock.spi.steps import DecodeStep, PromptStep
@@ -29,10 +30,14 @@ CaptureProgress = Callable[[int, int], None]
 
 @frozen(kw_only=True)
 class RunnerCapabilities:
-    """Where the runner works and the least graph support it needs of the decode backend."""
+    """Where the runner works and the least graph support it needs of the decode backend.
+
+    layouts: of the KV groups of the models that it runs
+    """
 
     devices: tuple[DeviceRange, ...]
     needs_graph: GraphSupport
+    layouts: frozenset[LayoutKind]
 
 
 @frozen(kw_only=True)

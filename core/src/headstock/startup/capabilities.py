@@ -25,6 +25,9 @@ from headstock.spi import (
     AttentionSpec,
     DeviceEnv,
     Feature,
+    FullKV,
+    GroupQuery,
+    LayoutKind,
     Phase,
     PluginSpec,
     Rejection,
@@ -168,38 +171,17 @@ def find_rejections(
             f"{_join_values(capabilities.phases)}",
             "Name two backends.",
         )
-    # what comes out goes where q came from
-    dtypes = {(q, kv) for q, kv, out in capabilities.dtypes if out == q}
-    if (query.q_dtype, query.kv_dtype) not in dtypes:
-        accepted = ", ".join(sorted(f"{q} with {kv} KV" for q, kv in dtypes))
-        hint = (
-            "Use --kv-dtype auto."
-            if (query.q_dtype, query.q_dtype) in dtypes
-            else "Change --dtype or --kv-dtype."
-        )
-        dtype = f"{query.q_dtype} with {query.kv_dtype} KV"
-        reject("dtype", f"{dtype} is not supported; supported: {accepted}", hint)
-    if query.head_dim not in capabilities.head_dims:
-        reject(
-            "head_dim",
-            f"head_dim {query.head_dim} is not supported; supported: {capabilities.head_dims}",
-            _SEE_DOCTOR,
-        )
-    ratio = query.heads // query.kv_heads
-    if ratio not in capabilities.gqa_ratios:
-        reject(
-            "gqa_ratio",
-            f"{ratio} query heads per KV head are not supported; supported: "
-            f"{capabilities.gqa_ratios}",
-            _SEE_DOCTOR,
-        )
-    missing = query.features - capabilities.features
-    if missing:
-        reject(
-            "feature",
-            f"the model needs {_join_values(missing)}, which is not supported",
-            _SEE_DOCTOR,
-        )
+    for group in query.groups:
+        rejections += _find_group_rejections(capabilities, group)
+    if len({_describe_shape(group) for group in query.groups}) > 1:
+        if not capabilities.mixed_groups:
+            reject(
+                "mixed_groups",
+                "KV groups of different layouts or types are not supported",
+                _SEE_DOCTOR,
+            )
+        # Groups that lack the same give the same reason.
+        rejections = list(dict.fromkeys(rejections))
     if query.contiguous and not capabilities.contiguous:
         reject(
             "contiguous",
@@ -225,8 +207,59 @@ def find_rejections(
     return rejections
 
 
-def _join_values(members: Iterable[Phase | Feature]) -> str:
-    """Join the values of phases or features for an error text."""
+def _describe_shape(group: GroupQuery) -> tuple[object, ...]:
+    """Describe what a kernel is compiled for."""
+    return group.layout, group.heads, group.q_dtype, group.kv_dtype
+
+
+def _find_group_rejections(
+    capabilities: AttentionCapabilities, group: GroupQuery
+) -> list[Rejection]:
+    """List every reason why these capabilities do not meet the query of one group."""
+    rejections: list[Rejection] = []
+
+    def reject(code: str, message: str, hint: str = _SEE_DOCTOR) -> None:
+        rejections.append(Rejection(code=code, message=message, hint=hint))
+
+    if group.layout.kind not in capabilities.layouts:
+        reject(
+            "layout",
+            f"{group.layout.kind.value} KV is not supported; supported: "
+            f"{_join_values(capabilities.layouts)}",
+        )
+    # what comes out goes where q came from
+    dtypes = {(q, kv) for q, kv, out in capabilities.dtypes if out == q}
+    if (group.q_dtype, group.kv_dtype) not in dtypes:
+        accepted = ", ".join(sorted(f"{q} with {kv} KV" for q, kv in dtypes))
+        dtype = f"{group.q_dtype} with {group.kv_dtype} KV"
+        reject(
+            "dtype",
+            f"{dtype} is not supported; supported: {accepted}",
+            "Use --kv-dtype auto."
+            if (group.q_dtype, group.q_dtype) in dtypes
+            else "Change --dtype or --kv-dtype.",
+        )
+    if isinstance(group.layout, FullKV):
+        head_dim, ratio = group.layout.k_dim, group.heads // group.layout.kv_heads
+        if head_dim not in capabilities.head_dims:
+            reject(
+                "head_dim",
+                f"head_dim {head_dim} is not supported; supported: {capabilities.head_dims}",
+            )
+        if ratio not in capabilities.gqa_ratios:
+            reject(
+                "gqa_ratio",
+                f"{ratio} query heads per KV head are not supported; supported: "
+                f"{capabilities.gqa_ratios}",
+            )
+    missing = group.features - capabilities.features
+    if missing:
+        reject("feature", f"the model needs {_join_values(missing)}, which is not supported")
+    return rejections
+
+
+def _join_values(members: Iterable[Phase | Feature | LayoutKind]) -> str:
+    """Join the values of phases, features or layouts for an error text."""
     return ", ".join(sorted(member.value for member in members))
 
 

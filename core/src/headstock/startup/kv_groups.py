@@ -7,7 +7,16 @@ from collections import Counter
 import torch
 
 from headstock.errors import PluginBroken, shorten
-from headstock.spi import FullKV, KVGroup, LatentKV, LayerConfig, ModelConfig, PluginSpec, StateKV
+from headstock.spi import (
+    FullKV,
+    KVGroup,
+    LatentKV,
+    LayerConfig,
+    LayoutKind,
+    ModelConfig,
+    PluginSpec,
+    StateKV,
+)
 
 
 def check_kv_groups(spec: PluginSpec, model: ModelConfig) -> None:
@@ -47,7 +56,9 @@ def find_group_fault(model: ModelConfig) -> str:
             return f"group {number} has no layer; leave it out"
         if fault := _find_layout_fault(model, group):
             return f"group {number} {fault}"
-    return "" if model.kv_groups else "there is none; wanted one at least"
+    if not any(group.layout.kind is not LayoutKind.STATE for group in model.kv_groups):
+        return "none keeps tokens; wanted one at least that does"
+    return ""
 
 
 def _first(numbers: list[int], most: int = 4) -> str:

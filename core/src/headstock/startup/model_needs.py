@@ -5,7 +5,16 @@ from __future__ import annotations
 from attrs import frozen
 
 from headstock.config import EngineConfig
-from headstock.spi import AttentionQuery, DeviceEnv, Feature, ModelConfig, Phase
+from headstock.spi import (
+    AttentionQuery,
+    DeviceEnv,
+    Feature,
+    GroupQuery,
+    KVGroup,
+    LayoutKind,
+    ModelConfig,
+    Phase,
+)
 
 
 @frozen(kw_only=True)
@@ -22,24 +31,40 @@ class AttentionNeeds:
 
     def make_query(self, phases: frozenset[Phase]) -> AttentionQuery:
         """Make the query for one backend, which serves these phases."""
-        window = any(layer.window is not None for layer in self.model.layers)
-        softcap = any(layer.softcap for layer in self.model.layers)
-        features = self.model.features
-        features |= {Feature.SLIDING_WINDOW} if window else set()
-        features |= {Feature.SOFTCAP} if softcap else set()
         return AttentionQuery(
             phases=phases,
-            heads=self.model.heads,
-            kv_heads=self.model.kv_heads,
-            head_dim=self.model.head_dim,
-            q_dtype=self.dtype,
-            kv_dtype=self.kv_dtype,
+            groups=tuple(
+                self._make_group_query(group)
+                for group in self.model.kv_groups
+                if group.layout.kind is not LayoutKind.STATE
+            ),
             page_size=self.page_size,
             contiguous=self.contiguous,
-            features=features,
             max_rows=self.max_rows,
             max_seq_len=self.max_seq_len,
         )
+
+    def _make_group_query(self, group: KVGroup) -> GroupQuery:
+        """Make the query for the layers of one group."""
+        layers = [layer for layer in self.model.layers if layer.index in group.layers]
+        features = self.model.features
+        features |= (
+            {Feature.SLIDING_WINDOW} if any(one.window is not None for one in layers) else set()
+        )
+        features |= {Feature.SOFTCAP} if any(one.softcap for one in layers) else set()
+        return GroupQuery(
+            layout=group.layout,
+            heads=self.model.heads,
+            q_dtype=self.dtype,
+            kv_dtype=self.kv_dtype if group.dtype is None else group.dtype,
+            window=group.window,
+            features=features,
+        )
+
+    @property
+    def layouts(self) -> frozenset[LayoutKind]:
+        """The layouts of the model's KV groups."""
+        return frozenset(group.layout.kind for group in self.model.kv_groups)
 
 
 def resolve_model_dtype(requested: str, model: ModelConfig, env: DeviceEnv) -> str:

@@ -30,6 +30,7 @@ from headstock.spi import (
     CacheSpec,
     DeviceEnv,
     GraphSupport,
+    LayoutKind,
     ModelConfig,
     Ops,
     OpsSpec,
@@ -117,6 +118,7 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
             raise CannotRun(
                 f"--runner {name} replays graphs, and --cuda-graph-max-bs 0 turns graphs off"
             )
+        check_layouts(needs, spec.capabilities.layouts, f"--runner {name} runs", "--runner eager")
         if decode.graph < spec.capabilities.needs_graph:
             raise CannotRun(
                 f"--runner {name} needs graph support {spec.capabilities.needs_graph.name} of "
@@ -133,6 +135,7 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
             raise CannotRun(
                 f"--ops {name} does not serve {needs.dtype}; use --ops torch or another --dtype"
             )
+        check_layouts(needs, spec.capabilities.layouts, f"--ops {name} writes", "--ops torch")
         options = () if spec.options is None else (registry.make_options(spec, config.opt),)
         return spec, registry.make_part(spec, Ops, *options)
 
@@ -175,6 +178,18 @@ def bind_operations(
     """
     bound = BoundOps(parts.ops.name, parts.operations, model)
     return evolve(parts, operations=bound), bound.table
+
+
+def check_layouts(
+    needs: AttentionNeeds, served: frozenset[LayoutKind], who: str, instead: str
+) -> None:
+    """Raise CannotRun when the model has a layout that is not served: `who` and a verb."""
+    missing = sorted(kind.value for kind in needs.layouts - served)
+    if missing:
+        kinds = ", ".join(sorted(kind.value for kind in served)) or "no"
+        raise CannotRun(
+            f"{who} {kinds} KV alone, and the model keeps {', '.join(missing)} KV; use {instead}"
+        )
 
 
 def _needs_graphs(spec: RunnerSpec) -> bool:

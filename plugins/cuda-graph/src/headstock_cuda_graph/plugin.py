@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from headstock.spi import DeviceRange, GraphSupport, RunnerCapabilities, RunnerSpec, SpiRange
+from headstock.spi import (
+    DeviceRange,
+    GraphSupport,
+    LayoutKind,
+    RunnerCapabilities,
+    RunnerSpec,
+    SpiRange,
+)
 
 
 def spec() -> RunnerSpec:
@@ -13,6 +20,8 @@ def spec() -> RunnerSpec:
         summary="replays decode steps as CUDA graphs, and runs others operation by operation",
         implementation="headstock_cuda_graph.runner:CudaGraphRunner",
         capabilities=RunnerCapabilities(
-            devices=(DeviceRange("cuda"),), needs_graph=GraphSupport.DECODE
+            devices=(DeviceRange("cuda"),),
+            needs_graph=GraphSupport.DECODE,
+            layouts=frozenset({LayoutKind.FULL}),
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headstock.spi import DeviceRange, OpsCapabilities, OpsSpec, Require, SpiRange
+from headstock.spi import DeviceRange, LayoutKind, OpsCapabilities, OpsSpec, Require, SpiRange
 
 VERSIONS = ">=3.6,<4"
 
@@ -26,5 +26,6 @@ def spec() -> OpsSpec:
         capabilities=OpsCapabilities(
             devices=(DeviceRange("cuda", (8, 0)),),
             dtypes=frozenset({"bfloat16", "float16", "float32"}),
+            layouts=frozenset({LayoutKind.FULL}),
         ),
     )
