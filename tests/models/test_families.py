@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import CASES, Case, log_probabilities
+from families import CASES, FAMILIES, Case, log_probabilities
 from parity import expected, tokens, write
+from transformers import AutoModelForCausalLM
 
 from headstock.ops.fbgemm_ops import FbgemmOps
 from headstock.ops.onednn_ops import OneDnnOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Ops
+from headstock.weights import read_config
 
 PROMPT = tokens(40)
 WAYS: tuple[tuple[type[Ops], int | None], ...] = (
@@ -31,3 +33,59 @@ def test_log_probabilities_are_those_of_transformers(case: Case, tmp_path: Path)
     for ops, chunk in WAYS:
         ours = log_probabilities(tmp_path, case.family, PROMPT, ops(), chunk)
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0, msg=lambda m: f"{ops}: {m}")  # noqa: B023
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_what_transformers_saves_again_in_parts_is_read_alike(
+    model_type: str, tmp_path: Path
+) -> None:
+    case = next(case for case in CASES if case.model_type == model_type)
+    write(tmp_path, case.hf)
+    before = log_probabilities(tmp_path, case.family, PROMPT, TorchOps())
+    again = tmp_path / "again"
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    model.save_pretrained(again, max_shard_size="30KB")
+
+    assert len(list(again.glob("*.safetensors"))) > 1
+    after = log_probabilities(again, case.family, PROMPT, TorchOps())
+    torch.testing.assert_close(after, before, atol=1e-5, rtol=0)
+    assert case.family.config(read_config(again)).ignored_fields == ()
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (Case("gemma2", {"use_bidirectional_attention": True}), "use_bidirectional_attention is"),
+        (Case("gemma2", {"attn_logit_softcapping": 0}), "attn_logit_softcapping is 0, wanted"),
+        (Case("gemma2", {"hidden_activation": "relu"}), "hidden_activation is 'relu', which is"),
+        (Case("gemma2", {"sliding_window": None}), "but there is no window"),
+        (Case("gemma3_text", {"rope_parameters": {"rope_type": "default"}}), "wanted a table for"),
+        (
+            Case("gemma3_text", {"rope_scaling": "linear"}),
+            "rope_scaling is 'linear', wanted a table",
+        ),
+        (
+            Case("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+            "rope_type is 'linear'",
+        ),
+        (
+            Case("phi3", {"rope_scaling": {"type": "longrope"}}),
+            "short_factor is null, wanted a list",
+        ),
+        (Case("phi3", {"partial_rotary_factor": 0.2}), "turns 3 of 16"),
+        (Case("mixtral", {"num_experts_per_tok": 9}), "num_experts_per_tok is 9, wanted at most"),
+        (Case("granite", {"logits_scaling": 0}), "logits_scaling is 0, wanted a number above 0"),
+        (Case("granite", {"residual_multiplier": None}), "residual_multiplier is null, wanted"),
+        (Case("smollm3", {"no_rope_layers": [1]}), "no_rope_layers is '[1]', wanted 3 entries"),
+        (Case("olmo2", {"clip_qkv": 3.0}), "clip_qkv is 3.0, which is not supported"),
+        (Case("ernie4_5_moe", {"use_bias": True}), "use_bias is true, which is not supported"),
+        (Case("qwen2_moe", {"layer_types": ["sliding_attention"] * 3}), "but there is no window"),
+    ],
+    ids=str,
+)
+def test_what_is_not_served_is_refused_by_name(case: Case, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
+        case.family.config(case.hf)
+
+    assert message in str(error.value)

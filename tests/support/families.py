@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from paged import Paged
 from parity import SHAPE
 from torch import Tensor
 
-from headstock.spi import Model, Ops
+from headstock.spi import Model, ModelConfig, Ops, Params, Sample, Sampling
 from headstock.weights import load_weights, read_config
 from headstock_gemma.families import GEMMA2, GEMMA3
-from headstock_llama.kin import ERNIE, GRANITE, MIXTRAL, SEED_OSS, SMOLLM3
+from headstock_llama.kin import ERNIE, ERNIE_MOE, GRANITE, MIXTRAL, SEED_OSS, SMOLLM3
 from headstock_olmo.families import OLMO2
 from headstock_phi.families import PHI3
 from headstock_qwen.families import QWEN2_MOE
@@ -29,6 +29,7 @@ FAMILIES: Mapping[str, tuple[str, Model]] = {
     "smollm3": ("SmolLM3ForCausalLM", SMOLLM3),
     "olmo2": ("Olmo2ForCausalLM", OLMO2),
     "ernie4_5": ("Ernie4_5ForCausalLM", ERNIE),
+    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", ERNIE_MOE),
     "seed_oss": ("SeedOssForCausalLM", SEED_OSS),
     "qwen2_moe": ("Qwen2MoeForCausalLM", QWEN2_MOE),
 }
@@ -36,6 +37,12 @@ FAMILIES: Mapping[str, tuple[str, Model]] = {
 
 EXPERTS: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "ernie4_5_moe": {
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 20,
+        "moe_norm_min": 0.6,
+    },
     "qwen2_moe": {
         "num_experts": 6,
         "num_experts_per_tok": 2,
@@ -96,6 +103,8 @@ class Case:
             **self.changes,
         }
 
+
+DRAWS = 10_000
 
 CASES = (
     Case("gemma2", {**GEMMA2_CAPS, "sliding_window": 5, **NEW}),
@@ -166,6 +175,19 @@ CASES = (
     Case("olmo2", {"num_key_value_heads": None, "tie_word_embeddings": True, **OLD}),
     Case("ernie4_5", {"use_bias": True, **NEW}),
     Case("ernie4_5", {"tie_word_embeddings": False, "head_dim": 128, **OLD}),
+    Case("ernie4_5_moe", {"moe_num_shared_experts": 1, **NEW}),
+    Case(
+        "ernie4_5_moe",
+        {
+            "moe_num_shared_experts": 0,
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 1,
+            "moe_layer_interval": 2,
+            "tie_word_embeddings": False,
+            "hidden_act": "gelu",
+            **OLD,
+        },
+    ),
     Case("seed_oss", {"attention_out_bias": True, "mlp_bias": True, **NEW}),
     Case("seed_oss", {"attention_bias": False, "tie_word_embeddings": True, "head_dim": 80, **OLD}),
     Case("qwen2_moe", {"norm_topk_prob": True, "mlp_only_layers": [1], **NEW}),
@@ -178,8 +200,66 @@ def log_probabilities(
     directory: Path, family: Model, prompt: Sequence[int], ops: Ops, chunk: int | None = None
 ) -> Tensor:
     """What headstock makes of the prompt, `chunk` tokens a step.   returns: [tokens, vocab]"""
+    length = len(prompt)
+    paged, size = load_paged(directory, family, ops, length), chunk or length
+    steps = [paged.step({0: prompt[start : start + size]}) for start in range(0, length, size)]
+    return torch.cat(steps).log_softmax(-1)
+
+
+def draws_are_true(directory: Path, ops: Ops, prompt: Sequence[int], expected: Tensor) -> None:
+    """10,000 draws after the prompt are spread as these probabilities are, by Pearson's chi-square.
+
+    expected: [vocab]
+    raises: AssertionError when they are not, or when other temperatures would do as well
+    """
+    sample, best = draw(directory, ops, prompt, DRAWS)
+    counts = sample.tokens.bincount(minlength=len(expected)).double()
+    assert chi_square(counts, expected) < 2.5 * len(expected)
+    assert chi_square(counts, (expected.log() / 0.8).softmax(0)) > 5 * len(expected)
+    torch.testing.assert_close(
+        sample.logprobs, expected.log()[sample.tokens], atol=1e-4, rtol=0, check_dtype=False
+    )
+    assert best.tokens.tolist() == [int(expected.argmax())]
+
+
+def draw(directory: Path, ops: Ops, prompt: Sequence[int], count: int) -> tuple[Sample, Sample]:
+    """So many draws after the prompt, with log-probabilities, and the best token."""
+    paged = load_paged(directory, GEMMA2, ops, len(prompt))
+    hidden = last_hidden(paged, prompt).expand(count, -1).contiguous()
+    sampling = Sampling(
+        temperature=torch.ones(count),
+        seeds=torch.arange(count) * 7919,
+        positions=torch.full((count,), len(prompt)),
+        top_logprobs=0,
+    )
+    with torch.inference_mode():
+        drawn = paged.ops.lm_head_sample(paged.params, paged.config, hidden, sampling)
+        best = paged.ops.lm_head_sample(paged.params, paged.config, hidden[:1], Sampling())
+    return drawn, best
+
+
+def chi_square(counts: Tensor, probabilities: Tensor) -> float:
+    """Pearson's statistic; its mean is nearly the number of tokens where the draws are true."""
+    wanted = probabilities.double() * counts.sum()
+    return float(((counts - wanted) ** 2 / wanted).sum())
+
+
+def last_hidden(paged: Paged, prompt: Sequence[int]) -> Tensor:
+    """The hidden state of the prompt's last token.   returns: [1, hidden]"""
+    seen: list[Tensor] = []
+
+    def score(params: Params, config: ModelConfig, hidden: Tensor, ops: Ops) -> Tensor:
+        seen.append(hidden)
+        return hidden
+
+    evolve(paged, model=evolve(paged.model, logits=score)).step({0: prompt})
+    return seen[0][-1:]
+
+
+def load_paged(directory: Path, family: Model, ops: Ops, length: int) -> Paged:
+    """The model of the directory with a pool for one sequence of that length."""
     config = family.config(read_config(directory))
-    specs, length = family.params(config), len(prompt)
+    specs = family.params(config)
     params = load_weights(
         directory,
         specs,
@@ -189,7 +269,4 @@ def log_probabilities(
         max_seq_len=length,
         prepare=ops.prepare,
     )
-    paged = Paged.new(family, config, params, ops, page_size=4, sequences=1, length=length)
-    size = chunk or length
-    steps = [paged.step({0: prompt[start : start + size]}) for start in range(0, length, size)]
-    return torch.cat(steps).log_softmax(-1)
+    return Paged.new(family, config, params, ops, page_size=4, sequences=1, length=length)

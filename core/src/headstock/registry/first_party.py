@@ -26,6 +26,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
             {
                 "model": (
                     "Ernie4_5ForCausalLM",
+                    "Ernie4_5_MoeForCausalLM",
                     "GraniteForCausalLM",
                     "LlamaForCausalLM",
                     "MinistralForCausalLM",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headstock_llama.plugin import (
     ernie,
+    ernie_moe,
     granite,
     llama,
     ministral,
@@ -15,6 +16,7 @@ from headstock_llama.plugin import (
 
 __all__ = [
     "ernie",
+    "ernie_moe",
     "granite",
     "llama",
     "ministral",

@@ -10,6 +10,7 @@ from headstock.nn.config_fields import (
     read_flag,
     read_number,
     read_positive,
+    read_whole,
     without_nulls,
 )
 from headstock.nn.decoder import decoder
@@ -31,6 +32,15 @@ MIXTRAL_NAMES = TensorNames(
     expert="block_sparse_moe.experts.{}.",
     expert_gate_up=("w1", "w3"),
     expert_down="w2",
+)
+
+ERNIE_NAMES = TensorNames(
+    shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    shared_down="mlp.shared_experts.down_proj",
+)
+ERNIE_EXPERT_FIELDS = (
+    *("moe_intermediate_size", "moe_k", "moe_num_experts", "moe_num_shared_experts"),
+    *("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "moe_norm_min"),
 )
 
 
@@ -175,8 +185,58 @@ def ernie_config(hf: Json) -> ModelConfig:
     )
 
 
+def ernie_moe_config(hf: Json) -> ModelConfig:
+    """Ernie-4.5, mixture of experts: a bias decides who is chosen, and not how much he counts."""
+    defaults = {
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "moe_norm_min": 1e-12,
+    }
+    hf = without_nulls(complete_fields(hf, defaults), "use_bias")
+    # Here it gives the output matrix a bias as well.
+    if read_flag(hf, "use_bias", False):
+        raise ValueError("use_bias is true, which is not supported; wanted false")
+    rope = read_rope(hf, read_head_dim(hf), default_theta=5e5, interleaved=True)
+    return decoder_config(
+        hf,
+        "Ernie4_5_MoeForCausalLM",
+        model_types=("ernie4_5_moe",),
+        fields=("use_bias", *ERNIE_EXPERT_FIELDS),
+        experts=_read_ernie_experts(hf),
+        ropes=[rope],
+    )
+
+
+def _read_ernie_experts(hf: Json) -> list[Experts | None]:
+    """Each layer's experts: every `moe_layer_interval`-th layer from the start to the end index."""
+    width = read_positive(hf, "moe_intermediate_size", 1536)
+    experts = Experts(
+        count=read_positive(hf, "moe_num_experts", 64),
+        per_token=read_positive(hf, "moe_k", 6),
+        intermediate=width,
+        renormalize=True,
+        norm_floor=read_number(hf, "moe_norm_min"),
+        choice_bias=True,
+        shared=width * read_whole(hf, "moe_num_shared_experts", 2),
+    )
+    if experts.per_token > experts.count:
+        raise ValueError(f"moe_k is {experts.per_token}, wanted at most {experts.count} experts")
+    count = read_layer_count(hf)
+    start, end = (
+        read_whole(hf, "moe_layer_start_index", 1),
+        read_whole(hf, "moe_layer_end_index", -1),
+    )
+    interval, last = read_positive(hf, "moe_layer_interval", 1), count - 1 if end == -1 else end
+    return [
+        experts if start <= index <= last and (index + 1) % interval == 0 else None
+        for index in range(count)
+    ]
+
+
 MIXTRAL = decoder(mixtral_config, MIXTRAL_NAMES)
 GRANITE = decoder(granite_config)
 SMOLLM3 = decoder(smollm3_config)
 SEED_OSS = decoder(seed_oss_config)
 ERNIE = decoder(ernie_config)
+ERNIE_MOE = decoder(ernie_moe_config, ERNIE_NAMES)

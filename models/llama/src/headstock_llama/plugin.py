@@ -53,6 +53,11 @@ def ernie() -> ModelSpec:
     return _make_spec("Ernie4_5ForCausalLM", "kin:ERNIE", "Ernie-4.5, dense")
 
 
+def ernie_moe() -> ModelSpec:
+    """Ernie-4.5, mixture of experts."""
+    return _make_spec("Ernie4_5_MoeForCausalLM", "kin:ERNIE_MOE", "Ernie-4.5, mixture of experts")
+
+
 def _make_spec(architecture: str, model: str, summary: str) -> ModelSpec:
     """The specification of one family."""
     return ModelSpec(

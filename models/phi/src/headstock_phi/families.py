@@ -11,7 +11,7 @@ from headstock.nn.decoder_config import (
     uniform_windows,
 )
 from headstock.nn.parameters import TensorNames
-from headstock.nn.rope_config import read_rope
+from headstock.nn.rope_config import ORIGINAL, read_rope
 from headstock.spi import ModelConfig
 
 NAMES = TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",))
@@ -32,8 +32,10 @@ def phi3_config(hf: Json) -> ModelConfig:
     hf = _rename_scaling(complete_fields(hf, DEFAULTS))
     window = None if hf.get("sliding_window") is None else read_positive(hf, "sliding_window")
     rope = read_rope(hf, read_head_dim(hf), partial=True, scalings=("default", "longrope"))
+    # Every file has it, and plain rope has no use for it.
+    unused = ORIGINAL if rope.scaling == "default" else ""
     return decoder_config(
-        hf,
+        {name: value for name, value in hf.items() if name != unused},
         "Phi3ForCausalLM",
         model_types=("phi3",),
         fields=("sliding_window",),

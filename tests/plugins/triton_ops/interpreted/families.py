@@ -1,0 +1,44 @@
+"""Whole families under the operations `triton`, where fused and composed ones meet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from attrs import evolve
+from families import CASES, Case, draw, load_paged, log_probabilities
+from often import often
+from parity import expected, tokens, write
+
+from headstock.ops.torch_ops import TorchOps
+from headstock_triton.ops import TritonOps
+
+PROMPT = tokens(9)
+FIRST = [next(case for case in CASES if case.model_type == name) for name in ("gemma2", "phi3")]
+
+
+@pytest.mark.parametrize("case", often(2, [*FIRST, *CASES[::-2]]), ids=str)
+def test_log_probabilities_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    write(tmp_path, case.hf)
+
+    ours = log_probabilities(tmp_path, case.family, PROMPT, TritonOps(), 6)
+    torch.testing.assert_close(ours, expected(tmp_path, PROMPT), atol=1e-4, rtol=0)
+
+
+def test_a_bounded_head_samples_what_torch_samples(tmp_path: Path) -> None:
+    case = evolve(FIRST[0], changes={**FIRST[0].changes, "vocab_size": 24})
+    prompt = [token % 24 for token in PROMPT]
+    write(tmp_path, case.hf)
+
+    for ours, theirs in zip(
+        draw(tmp_path, TritonOps(), prompt, 48), draw(tmp_path, TorchOps(), prompt, 48), strict=True
+    ):
+        assert torch.equal(ours.tokens, theirs.tokens)
+        if ours.logprobs is not None:
+            torch.testing.assert_close(ours.logprobs, theirs.logprobs, atol=1e-5, rtol=0)
+    table = load_paged(tmp_path, case.family, TritonOps(), 12).ops.table
+    assert table.lines() == [
+        "fused: qkv_rope_store, final_norm",
+        "composed: embed, attn_out, mlp, lm_head, lm_head_sample",
+    ]
