@@ -235,7 +235,11 @@ class FineTierOps(Ops):
         out = self.all_reduce(out)
         if config.post_norm:
             out = self.rms_norm(out, params[post_norm], config.norm_eps)
-        x.settle().add_(out, alpha=config.residual_scale)
+        total = x.settle()
+        if config.residual_scale == 1:
+            total.add_(out)
+        else:
+            total.add_(out, alpha=config.residual_scale)
         return x
 
     def _normalize_whole(
