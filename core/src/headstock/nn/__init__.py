@@ -22,5 +22,6 @@ __all__ = [
     "rope",
     "rope_config",
     "sampler",
+    "shard",
     "truncation",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from headstock.nn.parameters import LLAMA_NAMES, TensorNames, parameters
+from headstock.nn.shard import shard_config
 from headstock.spi import Attend, Batch, Model, ModelConfig, Ops, Params
 
 
@@ -16,7 +17,12 @@ def decoder(
     config: Callable[[Mapping[str, Any]], ModelConfig], names: TensorNames = LLAMA_NAMES
 ) -> Model:
     """The family whose config.json `config` reads, and whose checkpoints use these names."""
-    return Model(config=config, params=partial(parameters, names=names), forward=forward)
+    return Model(
+        config=config,
+        params=partial(parameters, names=names),
+        forward=forward,
+        shard=shard_config,
+    )
 
 
 def forward(params: Params, config: ModelConfig, batch: Batch, attend: Attend, ops: Ops) -> Tensor:

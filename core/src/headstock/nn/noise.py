@@ -36,29 +36,34 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
     return torch.stack((even, odd), 1).flatten(0, 1)
 
 
-def random_words(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """A random 32-bit word for each token id at each (seed, position).
+def random_words(seeds: Tensor, positions: Tensor, vocab: int, offset: int = 0) -> Tensor:
+    """A random 32-bit word for each of `vocab` token ids from `offset` on at each (seed, position).
 
     It is lane `id & 3` of counter (id >> 2, position, 0, 0) under key (low half of the seed, high
     half).
     seeds, positions: [n] int64    returns: [n, vocab] int64 below 2^32
     """
-    blocks = torch.arange((vocab + 3) // 4, device=seeds.device).expand(len(seeds), -1)
+    first, stop = offset // 4, (offset + vocab + 3) // 4
+    blocks = torch.arange(first, stop, device=seeds.device).expand(len(seeds), -1)
     zeros = torch.zeros_like(blocks)
     counter = torch.stack((blocks, positions[:, None].expand_as(blocks), zeros, zeros))
     key = torch.stack((seeds & MASK, (seeds >> 32) & MASK))[:, :, None]
-    return philox(counter, key).permute(1, 2, 0).reshape(len(seeds), -1)[:, :vocab]
+    return (
+        philox(counter, key).permute(1, 2, 0).reshape(len(seeds), -1).narrow(1, offset % 4, vocab)
+    )
 
 
-def gumbel(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
+def gumbel(seeds: Tensor, positions: Tensor, vocab: int, offset: int = 0) -> Tensor:
     """Standard Gumbel noise, always finite: arg-max of noise plus logits samples their softmax.
+
+    offset: the first of the token ids, so that a shard of the vocabulary has its part of the noise
 
     seeds, positions: [n] int64    returns: [n, vocab] float32
     """
     # The tail that decides samples is at u near 0, where float32 is finest; u = 1 would give minus
     # infinity.
     u = (
-        random_words(seeds, positions, vocab)
+        random_words(seeds, positions, vocab, offset)
         .float()
         .add_(0.5)
         .mul_(2.0**-32)

@@ -131,7 +131,12 @@ def _attention_parameters(
         turn,
     )
     yield from _linear_specs(
-        f"{prefix}attn_out", width, (f"{source}{names.out}",), (config.hidden,), config.out_bias
+        f"{prefix}attn_out",
+        width,
+        (f"{source}{names.out}",),
+        (config.hidden,),
+        config.out_bias,
+        bias_transform=_once(config),
     )
     if config.post_norm:
         yield (
@@ -170,7 +175,12 @@ def _mlp_parameters(config: ModelConfig, layer: LayerConfig, names: TensorNames)
         config.mlp_bias,
     )
     yield from _linear_specs(
-        f"{prefix}down", inner, (f"{source}{names.down}",), (config.hidden,), config.mlp_bias
+        f"{prefix}down",
+        inner,
+        (f"{source}{names.down}",),
+        (config.hidden,),
+        config.mlp_bias,
+        bias_transform=_once(config),
     )
 
 
@@ -234,7 +244,14 @@ def _shared_expert_parameters(
         config.mlp_bias,
     )
     down = (f"{source}{names.shared_down}",)
-    yield from _linear_specs(f"{prefix}shared_down", inner, down, (config.hidden,), config.mlp_bias)
+    yield from _linear_specs(
+        f"{prefix}shared_down",
+        inner,
+        down,
+        (config.hidden,),
+        config.mlp_bias,
+        bias_transform=_once(config),
+    )
     if experts.shared_gate:
         gate = (f"{source}{names.shared_gate}",)
         yield from _linear_specs(f"{prefix}shared_gate", config.hidden, gate, (1,), False)
@@ -317,6 +334,11 @@ def _chain(*transforms: _Transform | None) -> _Transform | None:
     return apply
 
 
+def _once(config: ModelConfig) -> _Transform | None:
+    """What makes a bias that is added before a sum over shards: the first shard has it alone."""
+    return torch.zero_ if config.shard.index else None
+
+
 def _linear_specs(
     name: str,
     width: int,
@@ -324,11 +346,13 @@ def _linear_specs(
     parts: tuple[int, ...],
     bias: bool,
     transform: _Transform | None = None,
+    bias_transform: _Transform | None = None,
 ) -> NamedSpecs:
-    """A linear map of `width` inputs, its sources one above the other, and its bias if any."""
+    """A linear map of `width` inputs, its sources one above the other, and its bias if any.
+
+    bias_transform: that of the bias; None for the weight's
+    """
     rows = sum(parts)
-    # One source holds all parts already.
-    parts = parts if len(sources) > 1 else (rows,)
     weights = (tuple(f"{source}.weight" for source in sources),)
     roles = frozenset((Role.LINEAR,))
     yield (
@@ -341,5 +365,11 @@ def _linear_specs(
         biases = (tuple(f"{source}.bias" for source in sources),)
         yield (
             f"{name}.bias",
-            ParamSpec(shape=(rows,), roles=roles, sources=biases, parts=parts, transform=transform),
+            ParamSpec(
+                shape=(rows,),
+                roles=roles,
+                sources=biases,
+                parts=parts,
+                transform=bias_transform or transform,
+            ),
         )

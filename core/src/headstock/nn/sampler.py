@@ -40,23 +40,44 @@ def sample(logits: Tensor, sampling: Sampling) -> Sample:
     return attach_logprobs(tokens, healthy, logprobs, sampling)
 
 
-def gumbel_scores(logits: Tensor, temperature: Tensor, sampling: Sampling) -> Tensor:
+def gumbel_scores(
+    logits: Tensor,
+    temperature: Tensor,
+    sampling: Sampling,
+    *,
+    offset: int = 0,
+    highest: Tensor | None = None,
+) -> Tensor:
     """Scores whose arg-max samples at the row's temperature; at 0 the logits less their maximum.
 
     logits, result: [n, vocab] float32    temperature: [n] float32
+    offset, highest: for logits of a part of the vocabulary, its first token id and the maxima
+        [n, 1] of whole rows. Truncation needs whole rows.
     """
     assert sampling.seeds is not None
     assert sampling.positions is not None
     warm = temperature > 0
     divisor = temperature.clamp(min=COLDEST).masked_fill(~warm, 1.0)
     # Less the maximum first, so that no quotient overflows upwards.
-    scores = (logits - logits.amax(-1, keepdim=True)).div_(divisor[:, None])
+    if highest is None:
+        highest = logits.amax(-1, keepdim=True)
+    scores = (logits - highest).div_(divisor[:, None])
     if sampling.min_p is not None:
         scores = apply_min_p(scores, sampling.min_p)
     if sampling.top_k is not None or sampling.top_p is not None:
         scores = apply_top_k_top_p(scores, sampling.top_k, sampling.top_p)
-    noise = gumbel(sampling.seeds, sampling.positions, logits.shape[-1])
+    noise = gumbel(sampling.seeds, sampling.positions, logits.shape[-1], offset)
     return noise.mul_(warm[:, None]).add_(scores)
+
+
+def join_best(best: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The best score of each row out of those of parts of the vocabulary, and its token.
+
+    best: [parts, n], in the order of the vocabulary    tokens: [parts, n], with their offsets
+    """
+    # NaN wins and the first of equals does, as in a maximum over whole rows.
+    found, part = best.max(0)
+    return found, tokens.gather(0, part[None])[0]
 
 
 def attach_logprobs(

@@ -18,6 +18,7 @@ from headstock.spi import (
     Ops,
     Params,
     QkNorm,
+    Shard,
     Stream,
     Weight,
 )
@@ -119,7 +120,7 @@ class FineTierOps(Ops):
 
     def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
         """The stream at the batch's tokens."""
-        hidden = self.lookup(batch.tokens, params["embed"])
+        hidden = self._lookup_tokens(batch.tokens, params["embed"], config)
         if config.embedding_scale != 1:
             # Rounded as a number of the embeddings' type, which is how such models were trained.
             hidden.mul_(torch.tensor(config.embedding_scale, dtype=hidden.dtype).item())
@@ -242,6 +243,15 @@ class FineTierOps(Ops):
             total.add_(out, alpha=config.residual_scale)
         return x
 
+    def _lookup_tokens(self, tokens: Tensor, weight: Weight, config: ModelConfig) -> Tensor:
+        """The tokens' embeddings, of which a shard holds some.   returns: [tokens, hidden]"""
+        if config.shard.count == 1:
+            return self.lookup(tokens, weight)
+        ids = tokens - config.shard.index * config.vocab
+        is_absent = (ids < 0) | (ids >= config.vocab)
+        found = self.lookup(ids.masked_fill(is_absent, 0), weight)
+        return self.all_reduce(found.masked_fill(is_absent[:, None], 0))
+
     def _normalize_whole(
         self, qk: Tensor, params: Params, config: ModelConfig, prefix: str
     ) -> Tensor:
@@ -249,11 +259,26 @@ class FineTierOps(Ops):
         parts = zip((qk[:, : config.heads], qk[:, config.heads :]), "qk", strict=True)
         return torch.cat(
             [
-                self.rms_norm(part.flatten(1), params[f"{prefix}{name}_norm"], config.norm_eps)
+                self._normalize_parts(
+                    part.flatten(1), params[f"{prefix}{name}_norm"], config.norm_eps, config.shard
+                )
                 for part, name in parts
             ],
             1,
         ).view(qk.shape)
+
+    def _normalize_parts(self, x: Tensor, weight: Weight, eps: float, shard: Shard) -> Tensor:
+        """`x` normalized together with what the other shards have of its rows.
+
+        x, result: [tokens, n]    weight: [n], of role NORM
+        """
+        normed = self.rms_norm(x, weight, eps)
+        if shard.count == 1:
+            return normed
+        # A set's norm knows the mean square of this part alone; that of all parts corrects it.
+        mean = x.float().square().mean(-1, keepdim=True)
+        whole_mean = self.all_reduce(mean.clone()) / shard.count
+        return normed.mul_(((mean + eps) / (whole_mean + eps)).sqrt())
 
     def _run_shared_expert(
         self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch

@@ -40,6 +40,7 @@ from headstock.spi.model_config import (
     ModelConfig,
     QkNorm,
     Rope,
+    Shard,
 )
 from headstock.spi.ops import (
     LAYER_OPERATIONS,
@@ -138,6 +139,7 @@ __all__ = [
     "ScheduleDecision",
     "ScheduleFunction",
     "SchedulerSpec",
+    "Shard",
     "SharedPrefixes",
     "SpiRange",
     "StateKV",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from headstock.spi.model_config import ModelConfig
+from headstock.spi.model_config import ModelConfig, Shard
 from headstock.spi.plugin import PluginSpec
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class ParamSpec:
     dtype: a torch name; None for the model's
     compute: makes the tensor of the configuration and the length of the longest sequence, in place
         of sources (rope tables)
-    parts: the sizes of a row's names on the concatenated dimension; empty for equal sizes
+    parts: the sizes of a row's names on the concatenated dimension, or of what one name merges;
+        empty for equal sizes
     whole: one tensor that is used in place of the sources where the checkpoint has it
     ignored: names that the checkpoint may have and that are not read
     copies: names that may hold the first source once more
@@ -92,12 +93,17 @@ class Model:
     forward(params, config, batch, attend, ops): hidden states [tokens, hidden]
     logits(params, config, hidden, ops): float32 scores [n, vocab] of `hidden` [n, hidden], which
         are what is sampled from; None for `Ops.lm_head`, which applies `ModelConfig.head`
+    shard(config, shard): the part of the model that one rank computes; raises ValueError with a
+        reason when it cannot be cut so; None for a family that cannot be cut. The loader compares
+        the parameters of the part with those of the whole: where a part of `ParamSpec.parts` is
+        shorter in a dimension, the rank gets its slice of that dimension, else all of it.
     """
 
     config: Callable[[Mapping[str, Any]], ModelConfig]
     params: Callable[[ModelConfig], Mapping[str, ParamSpec]]
     forward: Callable[[Params, ModelConfig, Batch, Attend, Ops], Tensor]
     logits: Callable[[Params, ModelConfig, Tensor, Ops], Tensor] | None = None
+    shard: Callable[[ModelConfig, Shard], ModelConfig] | None = None
 
 
 @frozen(kw_only=True)

@@ -87,6 +87,21 @@ class Head:
 
 
 @frozen(kw_only=True)
+class Shard:
+    """Which part of a model a rank computes, of `count` equal ones."""
+
+    index: int = 0
+    count: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(
+                f"shard {self.index} of {self.count}: the first is 0, and the last one less than "
+                "their count"
+            )
+
+
+@frozen(kw_only=True)
 class LayerConfig:
     """One decoder layer.
 
@@ -118,6 +133,8 @@ class ModelConfig:
     post_norm: whether one comes after each, before its result is added
     embedding_scale: embeddings are multiplied by it, rounded to their type
     residual_scale: what attention and the feed-forward part give is multiplied by it
+    shard: which part of the model this is; sizes are those of the part, and sums over all parts
+        are `Ops.all_reduce`
     ignored_fields: fields of config.json that may matter to its author and that the family does not
         read
     """
@@ -150,4 +167,5 @@ class ModelConfig:
     dtype: str = "float32"
     eos_ids: tuple[int, ...] = ()
     features: frozenset[Feature] = frozenset()
+    shard: Shard = Shard()
     ignored_fields: tuple[str, ...] = ()

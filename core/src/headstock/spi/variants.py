@@ -17,6 +17,7 @@ class Variant(Enum):
     NO_PRE_NORM: no norm before the part
     POST_NORM: a norm of what the part gives, before it is added
     SCALED_EMBEDDING: embeddings times a number
+    VOCAB_SHARD: the embeddings are those of a part of the vocabulary
     SCALED_RESIDUAL: what the part gives times a number
     HEAD_QK_NORM: a norm of each head of queries and keys
     WHOLE_QK_NORM: a norm of all heads of queries together, and one of keys
@@ -34,6 +35,7 @@ class Variant(Enum):
     NO_PRE_NORM = "no-pre-norm"
     POST_NORM = "post-norm"
     SCALED_EMBEDDING = "scaled-embedding"
+    VOCAB_SHARD = "vocab-shard"
     SCALED_RESIDUAL = "scaled-residual"
     HEAD_QK_NORM = "head-qk-norm"
     WHOLE_QK_NORM = "whole-qk-norm"
@@ -80,6 +82,7 @@ def _embed_variants(config: ModelConfig) -> dict[Variant, bool]:
     return {
         **_norm_variants(config),
         Variant.SCALED_EMBEDDING: config.embedding_scale != 1,
+        Variant.VOCAB_SHARD: config.shard.count > 1,
         Variant.NO_PRE_NORM: not config.pre_norm,
     }
 

@@ -14,7 +14,7 @@ from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, ModelError, UsageError, format_count, shorten, suggest_name
 from headstock.logs import log_event
-from headstock.spi import Model, ModelConfig, Ops, Params
+from headstock.spi import Model, ModelConfig, Ops, Params, Shard
 from headstock.startup.kv_groups import check_kv_groups
 from headstock.startup.memory_plan import format_bytes
 
@@ -142,6 +142,21 @@ def untie_embeddings(directory: Path, family: Model, model: ModelConfig) -> Mode
         log_event("an output matrix of its own is used", tensor=differing[0], because=because)
     )
     return attrs.evolve(model, tied_embeddings=False)
+
+
+def shard_model(family: Model, model: ModelConfig, shard: Shard) -> ModelConfig:
+    """The part of the model that one rank computes.
+
+    raises: CannotRun when the model cannot be cut so
+    """
+    if family.shard is None:
+        raise CannotRun(f"{model.architecture} cannot be cut into shards; use one device")
+    try:
+        return family.shard(model, shard)
+    except ValueError as error:
+        raise CannotRun(
+            f"{model.architecture} cannot be cut into {format_count(shard.count, 'shard')}: {error}"
+        ) from error
 
 
 def resolve_max_seq_len(config: EngineConfig, model: ModelConfig, notes: list[str]) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headstock.callbacks import ProgressCallback
 from headstock.errors import ModelError, PluginBroken, shorten
-from headstock.spi import ModelConfig, Params, ParamSpec, Weight
+from headstock.spi import ModelConfig, Params, ParamSpec, Shard, Weight
 from headstock.weights.reader import (
     CheckpointReader,
     Piece,
@@ -45,9 +45,11 @@ def load_weights(
     dummy: bool = False,
     on_progress: ProgressCallback | None = None,
     prepare: _Prepare | None = None,
+    whole: Mapping[str, ParamSpec] | None = None,
 ) -> Params:
     """Load every declared parameter; floating tensors get `dtype` unless declared otherwise.
 
+    `whole` are the parameters of the whole model where `config` is a shard of it.
     `on_progress("weights", done, total)` counts bytes. Dummy weights read nothing from `directory`.
     `prepare` is that of the operations that will use the weights. Parameters are read, transformed
     and prepared one after the other: beside those that are done there is memory for one alone.
@@ -63,6 +65,8 @@ def load_weights(
             else _Files(
                 stack.enter_context(CheckpointReader.open(directory, read_quantization(directory))),
                 specs,
+                whole or specs,
+                config.shard,
             )
         )
         target = _Target(specs, config, dtype, device, max_seq_len, source)
@@ -149,23 +153,26 @@ class _Files:
 
     checkpoint: CheckpointReader
     specs: Mapping[str, ParamSpec]
+    whole: Mapping[str, ParamSpec]
+    shard: Shard
     pieces: Mapping[str, list[Piece]] = field(init=False)
 
     @pieces.default
     def _plan(self) -> Mapping[str, list[Piece]]:
-        return plan_pieces(self.specs, self.checkpoint)
+        return plan_pieces(self.specs, self.checkpoint, self.whole, self.shard)
 
     def count_bytes(self, name: str, spec: ParamSpec, dtype: torch.dtype) -> int:
-        return sum(self.checkpoint.nbytes(piece.name) for piece in self.pieces[name])
+        return sum(
+            self.checkpoint.nbytes(piece.name) * math.prod(piece.size) // math.prod(piece.shape)
+            for piece in self.pieces[name]
+        )
 
     def fill(self, name: str, spec: ParamSpec, out: Tensor) -> None:
         # Each piece is copied from the mapped file into its slice: neither the host nor the device
         # holds the pieces and their concatenation at once.
         for piece in self.pieces[name]:
-            row = out if piece.row is None else out[piece.row]
-            part = row.narrow(0, piece.start, piece.shape[0])
             try:
-                self.checkpoint.copy_into(part, piece.name)
+                self.checkpoint.copy_into(piece.view_in(out), piece.name, piece.begin)
             except (SafetensorError, OSError) as error:
                 raise ModelError(
                     f"cannot read {piece.name} in {self.checkpoint.directory}: {shorten(error)}"

@@ -164,12 +164,10 @@ class Fp8Reader(QuantReader):
 
     def _scale_shapes(self, name: str, shape: Sequence[int]) -> list[tuple[int, ...]]:
         """The shapes that scales of a tensor may have.   raises: ModelError for a vector"""
+        if len(shape) < 2:
+            raise ModelError(f"{shorten(name)} is F8_E4M3 of shape {list(shape)}, and no matrix")
         if self.group is None:
             return [(), (1,)]
-        if len(shape) < 2:
-            raise ModelError(
-                f"{shorten(name)} is F8_E4M3 of shape {list(shape)}, which has no blocks"
-            )
         rows, columns = (
             -(-size // block) for size, block in zip(shape[-2:], self.group, strict=True)
         )

@@ -12,14 +12,15 @@ from attrs import field, frozen
 from safetensors import safe_open
 from torch import Tensor
 
-from headstock.errors import ModelError, shorten
-from headstock.spi import ParamSpec, Weight
+from headstock.errors import ModelError, PluginBroken, shorten
+from headstock.spi import ParamSpec, Shard, Weight
 from headstock.weights.dequantize import dequantize_
 from headstock.weights.directory import read_json, weight_files
 from headstock.weights.quant_reader import PackedTensor, QuantReader, find_quant_reader
 from headstock.weights.safetensors_header import TensorEntry, read_header
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
+WHOLE = Shard()
 _MAX_NAMES_SHOWN = 5
 """How many tensor names an error lists before it only counts the rest."""
 
@@ -91,17 +92,26 @@ class CheckpointReader:
             )
         return Weight(tensor=self.read(name), scales=scales, format=packed.format)
 
-    def copy_into(self, out: Tensor, name: str) -> None:
-        """Write what a tensor stands for, converted and on the device of `out`.
+    def copy_into(self, out: Tensor, name: str, begin: tuple[int, ...] | None = None) -> None:
+        """Write what a tensor stands for, or a part of it, converted and on the device of `out`.
 
+        begin: where the part begins; None for the whole tensor
         writes: out
         raises: ModelError for damaged scales
         """
+        begin = begin or (0,) * out.dim()
         weight = self.read_weight(name)
         if weight.format is None:
-            out.copy_(weight.tensor)
-        else:
-            dequantize_(weight, out)
+            out.copy_(_narrow(weight.tensor, begin, tuple(out.shape)))
+            return
+        # Matrices of a stack are cut here, and what is inside a block where it is unpacked.
+        stack, scales = begin[:-2], weight.scales
+        if stack and weight.format.group is not None:
+            assert scales is not None
+            scales = _narrow(scales, stack, tuple(out.shape[:-2]))
+        values = _narrow(weight.tensor, stack, tuple(out.shape[: len(stack)]))
+        packed = Weight(tensor=values, scales=scales, format=weight.format)
+        dequantize_(packed, out, (begin[-2], begin[-1]))
 
     def is_equal(self, name: str, other: str) -> bool:
         """Whether two tensors hold the same numbers, whatever their dtypes."""
@@ -136,6 +146,13 @@ class CheckpointReader:
         self._stack.close()
 
 
+def _narrow(tensor: Tensor, begin: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+    """A part of the tensor; dimensions beyond those of `begin` are whole."""
+    for axis, (first, count) in enumerate(zip(begin, size, strict=True)):
+        tensor = tensor.narrow(axis, first, count)
+    return tensor
+
+
 def read_quantization(directory: Path) -> QuantReader | None:
     """Find the reader of a model directory; None where its weights are not quantized.
 
@@ -149,43 +166,118 @@ def read_quantization(directory: Path) -> QuantReader | None:
 
 @frozen
 class Piece:
-    """A checkpoint tensor and its place in a parameter.
+    """A part of a checkpoint tensor, and its place in a parameter.
 
-    `row` is its row in a stack, or None; `start` is its first index in the next dimension.
+    shape: that of the whole tensor
+    begin, size: where the part begins in it, and how much it is
+    row: its row in a stack, or None
+    out_begin: where it begins in the row
     """
 
     name: str
     shape: tuple[int, ...]
+    begin: tuple[int, ...]
+    size: tuple[int, ...]
     row: int | None
-    start: int
+    out_begin: tuple[int, ...]
+
+    def view_in(self, parameter: Tensor) -> Tensor:
+        """The place in the parameter."""
+        view = parameter if self.row is None else parameter[self.row]
+        for axis, (begin, size) in enumerate(zip(self.out_begin, self.size, strict=True)):
+            view = view.narrow(axis, begin, size)
+        return view
 
 
-def _list_pieces(spec: ParamSpec, checkpoint: CheckpointReader) -> Iterator[Piece]:
-    """List the checkpoint tensors that make up a parameter."""
-    full = spec.source_shape or spec.shape
+def _list_pieces(
+    spec: ParamSpec, whole: ParamSpec, shard: Shard, checkpoint: CheckpointReader
+) -> Iterator[Piece]:
+    """List the parts of checkpoint tensors that make up a parameter.
+
+    whole: the same parameter of the whole model
+    """
+    full, local = whole.source_shape or whole.shape, spec.source_shape or spec.shape
     if spec.whole is not None and spec.whole in checkpoint.tensors:
-        yield Piece(spec.whole, full, None, 0)
+        yield from _cut(spec.whole, None, full, local, whole.parts, spec.parts, shard, spec.stacked)
         return
-    shape = full[1:] if spec.stacked else full
+    if spec.stacked:
+        full, local = full[1:], local[1:]
     for row, names in enumerate(spec.sources):
+        place = row if spec.stacked else None
+        if len(names) == 1:
+            yield from _cut(names[0], place, full, local, whole.parts, spec.parts, shard, 0)
+            continue
         start = 0
-        for name, part in zip(
-            names, spec.parts or [shape[0] // len(names)] * len(names), strict=True
-        ):
-            yield Piece(name, (part, *shape[1:]), row if spec.stacked else None, start)
-            start += part
+        full_parts, local_parts = (
+            each or (shape[0] // len(names),) * len(names)
+            for each, shape in ((whole.parts, full), (spec.parts, local))
+        )
+        for name, full_rows, rows in zip(names, full_parts, local_parts, strict=True):
+            shapes = (full_rows, *full[1:]), (rows, *local[1:])
+            yield from _cut(name, place, *shapes, (), (), shard, 0, start)
+            start += rows
+
+
+def _cut(
+    name: str,
+    row: int | None,
+    full: tuple[int, ...],
+    local: tuple[int, ...],
+    full_parts: tuple[int, ...],
+    local_parts: tuple[int, ...],
+    shard: Shard,
+    axis: int,
+    start: int = 0,
+) -> Iterator[Piece]:
+    """Cut a tensor whose parts lie one after the other on `axis`; `start` is there in the row."""
+    if full == local or not full_parts:
+        full_parts, local_parts = (full[axis],), (local[axis],)
+    begin = 0
+    for full_size, size in zip(full_parts, local_parts, strict=True):
+        sizes = (*local[:axis], size, *local[axis + 1 :])
+        full_sizes = (*full[:axis], full_size, *full[axis + 1 :])
+        begins = [_find_slice(*each, shard) for each in zip(full_sizes, sizes, strict=True)]
+        begins[axis] += begin
+        out_begin = [0] * len(sizes)
+        out_begin[axis] = start
+        yield Piece(name, full, tuple(begins), sizes, row, tuple(out_begin))
+        begin, start = begin + full_size, start + size
+
+
+def _find_slice(full: int, local: int, shard: Shard) -> int:
+    """Where the shard's slice of a dimension begins; 0 where every shard has all of it.
+
+    raises: PluginBroken when the shards have no equal slices
+    """
+    if full == local:
+        return 0
+    slices = full // max(1, local)
+    if full % max(1, local) or shard.count % slices:
+        raise PluginBroken(
+            f"a family's shard has {local} of {full}, of which {shard.count} shards have no equal "
+            "slices"
+        )
+    # Fewer slices than shards: several shards hold the same heads of keys and values.
+    return shard.index * slices // shard.count * local
 
 
 def plan_pieces(
-    specs: Mapping[str, ParamSpec], checkpoint: CheckpointReader
+    specs: Mapping[str, ParamSpec],
+    checkpoint: CheckpointReader,
+    whole: Mapping[str, ParamSpec] | None = None,
+    shard: Shard = WHOLE,
 ) -> dict[str, list[Piece]]:
     """Plan each parameter's pieces, and check that the checkpoint has exactly those.
+
+    whole: the parameters of the whole model, where `specs` are those of a shard
 
     raises: ModelError naming tensors that are missing, unexpected, or of another shape or kind of
         dtype
     """
     pieces_by_parameter = {
-        name: list(_list_pieces(spec, checkpoint)) for name, spec in specs.items() if spec.sources
+        name: list(_list_pieces(spec, (whole or specs)[name], shard, checkpoint))
+        for name, spec in specs.items()
+        if spec.sources
     }
     declared = {piece.name: piece for parts in pieces_by_parameter.values() for piece in parts}
     ignored = {name for spec in specs.values() for name in (*spec.ignored, *spec.copies)}

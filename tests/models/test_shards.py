@@ -1,0 +1,311 @@
+"""Every family cut for two ranks: the parts are those of the whole, and sum up to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import attrs
+import parity
+import pytest
+import torch
+from families import CASES
+from fp8_checkpoints import quantize_directory
+from paged import Paged
+from source_tree import PLUGINS, read_project
+from torch import Tensor
+
+from headstock.errors import CannotRun, PluginBroken
+from headstock.nn.decoder import decoder
+from headstock.nn.noise import gumbel, random_words
+from headstock.nn.sampler import gumbel_scores, join_best
+from headstock.nn.shard import shard_config
+from headstock.ops.onednn_ops import OneDnnOps
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import (
+    Model,
+    ModelConfig,
+    Params,
+    QkNorm,
+    Sampling,
+    Shard,
+    Variant,
+    find_variants,
+)
+from headstock.startup.model_loading import read_model, shard_model, untie_embeddings
+from headstock.weights import load_weights
+
+BIASES = {"attention_bias": True, "mlp_bias": True}
+WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": parity.shape("llama", **BIASES),
+    "mistral": parity.shape("mistral", sliding_window=6),
+    "ministral": parity.shape("mistral")
+    | {
+        "model_type": "ministral",
+        "architectures": ["MinistralForCausalLM"],
+        "layer_types": ["full_attention", "sliding_attention"],
+        "sliding_window": 6,
+    },
+    "qwen2": parity.shape("qwen2", tie_word_embeddings=True, **WINDOW),
+    "qwen3": parity.shape("qwen3", attention_bias=True),
+    "qwen3_moe": parity.shape("qwen3_moe", attention_bias=True, mlp_only_layers=[1]),
+    **{f"{number} {case}": case.hf for number, case in enumerate(CASES)},
+}
+PROMPT = parity.tokens(24)
+COUNT = 2
+
+
+class Ranks:
+    """Collectives between threads: each brings its part, and all take what they make."""
+
+    def __init__(self, count: int) -> None:
+        self.parts: list[Any] = [None] * count
+        self.barrier = Barrier(count, timeout=60)
+
+    def join(self, rank: int, part: Tensor, join: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        self.parts[rank] = part
+        self.barrier.wait()
+        whole = join(self.parts)
+        self.barrier.wait()
+        return whole
+
+
+def make_ops(base: type[TorchOps], ranks: Ranks, rank: int) -> TorchOps:
+    """Operations whose collectives are those of the ranks."""
+
+    class RankOps(base):  # type: ignore[misc, valid-type]
+        def all_reduce(self, x: Tensor) -> Tensor:
+            return ranks.join(rank, x, lambda parts: torch.stack(parts).sum(0))
+
+        def all_gather(self, x: Tensor) -> Tensor:
+            return ranks.join(rank, x, lambda parts: torch.cat(parts, -1))
+
+    ops: TorchOps = RankOps()
+    return ops
+
+
+def load(
+    directory: Path, family: Model, config: ModelConfig, whole: ModelConfig, ops: TorchOps
+) -> Params:
+    """The parameters of a model, or of a shard of it."""
+    return load_weights(
+        directory,
+        family.params(config),
+        config,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_seq_len=len(PROMPT),
+        prepare=ops.prepare,
+        whole=family.params(whole),
+    )
+
+
+def scores(family: Model, config: ModelConfig, params: Params, ops: TorchOps) -> Tensor:
+    """Scores of the prompt, in two steps."""
+    paged = Paged.new(family, config, params, ops, sequences=1, length=len(PROMPT))
+    return torch.cat([paged.step({0: PROMPT[:17]}), paged.step({0: PROMPT[17:]})])
+
+
+def read_whole(directory: Path) -> tuple[Model, ModelConfig]:
+    family, config = read_model(directory)
+    return family, untie_embeddings(directory, family, config)
+
+
+def write(tmp_path: Path, name: str) -> Path:
+    parity.write(tmp_path, CONFIGS[name])
+    return tmp_path
+
+
+def test_every_family_is_cut_here() -> None:
+    installed = {
+        name
+        for folder in PLUGINS
+        for name in read_project(folder).get("entry-points", {}).get("headstock.model", {})
+    }
+    assert installed
+    assert {hf["architectures"][0] for hf in CONFIGS.values()} == installed
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parts_joined_and_summed_are_the_whole(name: str, tmp_path: Path) -> None:
+    directory = write(tmp_path, name)
+    family, config = read_whole(directory)
+    parts = [shard_model(family, config, Shard(index=i, count=COUNT)) for i in range(COUNT)]
+    plain = TorchOps()
+    whole = load(directory, family, config, config, plain)
+    pieces = [load(directory, family, part, config, plain) for part in parts]
+
+    assert_joined(family, config, parts, whole, pieces)
+
+    expected = scores(family, config, whole, plain)
+    for base in (TorchOps, OneDnnOps):
+        ranks = Ranks(COUNT)
+
+        def run(rank: int, base: type[TorchOps] = base, ranks: Ranks = ranks) -> Tensor:
+            ops = make_ops(base, ranks, rank)
+            params = load(directory, family, parts[rank], config, ops)
+            return scores(family, parts[rank], params, ops)
+
+        with ThreadPoolExecutor(COUNT) as pool:
+            found = list(pool.map(run, range(COUNT)))
+        for each in found:
+            torch.testing.assert_close(each, expected, atol=2e-4, rtol=1e-4)
+
+
+def assert_joined(
+    family: Model,
+    config: ModelConfig,
+    parts: list[ModelConfig],
+    whole: Params,
+    pieces: list[Params],
+) -> None:
+    """Each part of each parameter, concatenated where it was cut, is that of the whole."""
+    full_specs, specs = family.params(config), family.params(parts[0])
+    cut = 0
+    for name, weight in whole.items():
+        full_sizes = full_specs[name].parts or (weight.tensor.shape[0],)
+        axis = 1 if full_specs[name].stacked and full_specs[name].parts else 0
+        sizes = specs[name].parts or (pieces[0][name].tensor.shape[0],)
+        if name.endswith("qk_norm"):
+            full_sizes, sizes = ((each.heads, each.kv_heads) for each in (config, parts[0]))
+        fulls = weight.tensor.split(full_sizes, axis)
+        locals_ = [each[name].tensor.split(sizes, axis) for each in pieces]
+        for number, full in enumerate(fulls):
+            here = [each[number] for each in locals_]
+            axes = [d for d in range(full.dim()) if full.shape[d] != here[0].shape[d]]
+            cut += len(axes)
+            if not axes:
+                assert all(torch.equal(each, full) for each in here), name
+            else:
+                assert torch.equal(torch.cat(here, axes[0]), full), name
+        if weight.bias is not None:
+            biases = [each[name].bias for each in pieces]
+            if biases[0].shape == weight.bias.shape:
+                assert torch.equal(torch.stack(biases).sum(0), weight.bias), name
+            else:
+                ordered = zip(*(each.split(sizes) for each in biases), strict=True)
+                assert torch.equal(torch.cat([torch.cat(each) for each in ordered]), weight.bias)
+    # The embeddings, and at least queries, keys, values, output and two maps of each layer.
+    assert cut >= 1 + 6 * len(config.layers)
+
+
+def test_a_shard_of_a_quantized_checkpoint_cuts_blocks(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    plain.mkdir()
+    parity.write(plain, parity.shape("qwen3_moe", mlp_only_layers=[1]))
+    # Neither heads nor widths are multiples of the blocks.
+    quantize_directory(plain, packed, (7, 5), files=2)
+    for index in range(COUNT):
+        family, config = read_model(packed)
+        part = shard_model(family, config, Shard(index=index, count=COUNT))
+        found, expected = (load(each, family, part, config, TorchOps()) for each in (packed, plain))
+        assert all(torch.equal(found[name].tensor, expected[name].tensor) for name in found)
+
+
+def test_ranks_may_share_heads_of_keys_and_values(tmp_path: Path) -> None:
+    parity.write(tmp_path, parity.shape("qwen3"))
+    family, config = read_model(tmp_path)
+    whole = load(tmp_path, family, config, config, TorchOps())["layers.0.qkv"].tensor
+    keys = whole[64:96].split(16)
+
+    for index in range(4):
+        part = shard_model(family, config, Shard(index=index, count=4))
+        assert part.kv_groups[0].layout.kv_heads == part.kv_heads == 1
+        qkv = load(tmp_path, family, part, config, TorchOps())["layers.0.qkv"].tensor
+        assert torch.equal(qkv[16:32], keys[index // 2])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "count", "message"),
+    [
+        ("llama", {}, 3, "num_attention_heads is 4, which 3 shards do not divide"),
+        ("llama", {"vocab_size": 95}, 2, "vocab_size is 95, which 2 shards do not divide"),
+        ("qwen3", {"intermediate_size": 49}, 2, "intermediate_size is 49, which 2 shards do not"),
+        (
+            "qwen3_moe",
+            {"moe_intermediate_size": 21},
+            2,
+            "the width of an expert is 21, which 2 shards do not divide",
+        ),
+        (
+            "llama",
+            {"num_attention_heads": 12, "num_key_value_heads": 6, "hidden_size": 48},
+            4,
+            "num_key_value_heads is 6, which neither divides 4 shards nor is divided by them",
+        ),
+    ],
+)
+def test_a_shard_that_does_not_divide_is_refused(
+    model_type: str, changes: dict[str, Any], count: int, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(parity.json.dumps(parity.shape(model_type, **changes)))
+    family, config = read_model(tmp_path)
+
+    with pytest.raises(CannotRun, match=f"cannot be cut into {count} shards: {message}") as error:
+        shard_model(family, config, Shard(index=1, count=count))
+
+    assert error.value.exit_code == 5
+    with pytest.raises(CannotRun, match="cannot be cut into shards"):
+        shard_model(attrs.evolve(family, shard=None), config, Shard(index=1, count=count))
+
+
+def test_a_family_that_cuts_unequally_is_named(tmp_path: Path) -> None:
+    directory = write(tmp_path, "llama")
+    family, config = read_model(directory)
+    part = attrs.evolve(shard_config(config, Shard(count=2)), intermediate=36)
+
+    with pytest.raises(PluginBroken, match="has 36 of 48, of which 2 shards have no equal slices"):
+        load(directory, family, part, config, TorchOps())
+
+
+def test_shards_count_from_zero() -> None:
+    with pytest.raises(ValueError, match="shard 2 of 2: the first is 0"):
+        Shard(index=2, count=2)
+
+
+def test_a_set_is_asked_for_the_embeddings_of_a_shard(tmp_path: Path) -> None:
+    directory = write(tmp_path, "llama")
+    _, config = read_model(directory)
+
+    assert Variant.VOCAB_SHARD not in find_variants("embed", config, None)
+    part = shard_config(config, Shard(count=2))
+    assert Variant.VOCAB_SHARD in find_variants("embed", part, None)
+    assert decoder(lambda hf: config).shard is shard_config
+    assert part.qk_norm is QkNorm.NONE
+
+
+@pytest.mark.parametrize("cuts", [(0, 5, 11, 40), (0, 4, 8, 40), (0, 39, 40)])
+def test_noise_and_best_tokens_of_parts_are_those_of_the_whole(cuts: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    seeds, positions = torch.tensor([5, 1 << 40, 7]), torch.tensor([0, 9, 123])
+    logits = torch.randn(3, 40, generator=generator)
+    logits[2, 3] = logits[2, 20] = 9.0  # equal scores, of which the first wins at temperature 0
+    temperature = torch.tensor([0.8, 1.3, 0.0])
+    sampling = Sampling(temperature=temperature, seeds=seeds, positions=positions)
+    spans = [(first, stop - first) for first, stop in pairwise(cuts)]
+
+    for make in (random_words, gumbel):
+        parts = [make(seeds, positions, size, first) for first, size in spans]
+        assert torch.equal(torch.cat(parts, 1), make(seeds, positions, 40))
+
+    whole = gumbel_scores(logits, temperature, sampling)
+    highest = logits.amax(-1, keepdim=True)
+    found = [
+        gumbel_scores(
+            logits[:, first : first + size], temperature, sampling, offset=first, highest=highest
+        )
+        for first, size in spans
+    ]
+    assert torch.equal(torch.cat(found, 1), whole)
+    pairs = [(part.max(-1), first) for part, (first, _) in zip(found, spans, strict=True)]
+    best, tokens = join_best(
+        torch.stack([each.values for each, _ in pairs]),
+        torch.stack([each.indices + first for each, first in pairs]),
+    )
+    assert torch.equal(tokens, whole.max(-1).indices)
+    assert torch.equal(best, whole.max(-1).values)
