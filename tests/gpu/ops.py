@@ -17,7 +17,7 @@ from sampling_cases import SETTINGS
 from headstock.nn import sampler as torch_sampler
 from headstock.nn.noise import gumbel
 from headstock.spi import Sampling
-from headstock_triton import sampler
+from headstock_triton import linear, sampler
 
 TOKENS = (1, 7, 256, 2048)
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -160,7 +160,20 @@ def right_cases() -> dict[str, Callable[[], Any]]:
             for dtype in (torch.bfloat16, torch.float16):
                 case = f"linear, {label}, {tokens} tokens, {dtype}"
                 put(case, cases.linear_case, tokens, outs, width, dtype, DEVICE, tokens % 2 == 0)
-    put("layers in a graph", layers_in_a_graph)
+        for tokens in (1, 3, 16):
+            if not linear.can_fuse(tokens, width, torch.device(DEVICE)):
+                continue
+            for change in ({"normed": True, "gated": True}, {"added": True, "bias": True}):
+                arguments = (tokens, outs // 2, width, torch.bfloat16, DEVICE)
+                put(
+                    f"linear, {label}, {tokens} tokens, {change}, overlapping",
+                    cases.fused_linear_case,
+                    *arguments,
+                    pdl=True,
+                    **change,
+                )
+    for tokens in (1, 8, 64):
+        put(f"layers in a graph, {tokens} tokens", layers_in_a_graph, tokens)
     return found
 
 
@@ -228,14 +241,14 @@ def sampling_in_a_graph(settings: Mapping[str, Any], rows: int) -> float:
     return wrong
 
 
-def layers_in_a_graph() -> float:
+def layers_in_a_graph(tokens: int) -> float:
     """A graph of two layers gives what a call outside gives, for other tokens, positions and
     slots.
     """
     shape = evolve(SHAPES["0.6B"], vocab=1000)
     config = cases.config_of(shape)
     params = cases.params_of(config, torch.bfloat16, DEVICE)
-    batch = cases.batch_of(config, 64, torch.bfloat16, DEVICE)
+    batch = cases.batch_of(config, tokens, torch.bfloat16, DEVICE)
     ops = cases.TritonOps()
     with torch.inference_mode():
         graph, found = replayed(

@@ -211,6 +211,42 @@ def linear_case(
     return within(error(linear.small_linear(x, weight, term), expected.to(dtype)), dtype)
 
 
+def fused_linear_case(
+    tokens: int,
+    outs: int,
+    width: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    normed: bool = False,
+    gated: bool = False,
+    added: bool = False,
+    bias: bool = False,
+    pdl: bool = False,
+) -> float:
+    """A product with what lies before and after it, against torch's operations one by one."""
+    ops = TorchOps()
+    rows = outs * (2 if gated else 1)
+    x = noise(tokens, width, dtype=dtype, device=device)
+    weight = noise(rows, width, dtype=dtype, device=device, seed=1, scale=width**-0.5)
+    term = noise(rows, dtype=dtype, device=device, seed=2) if bias else None
+    gain = noise(width, dtype=dtype, device=device, seed=3) if normed else None
+    total = noise(tokens, outs, dtype=dtype, device=device, seed=4) if added else None
+    value = x if gain is None else ops.rms_norm(x, Weight(tensor=gain), EPS)
+    product = value.double() @ weight.double().T + (0 if term is None else term)
+    expected = product.to(dtype)
+    if gated:
+        expected = ops.activate_and_mul(expected, Activation.SILU)
+    if total is not None:
+        expected = total + expected
+    kept = x.clone()
+    found = linear.small_linear(
+        x, weight, term, norm=gain, eps=EPS, gated=gated, total=total, pdl=pdl
+    )
+    assert torch.equal(x, kept) and (total is None or found is total)
+    return within(error(found, expected), dtype)
+
+
 def heads_case(
     shape: Shape,
     tokens: int,

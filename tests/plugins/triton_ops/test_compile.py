@@ -24,13 +24,20 @@ from headstock_triton.sampler import fused_sample
 from headstock_triton.tiles import Tile, Tiles
 from headstock_triton.truncation import SORTED_ROWS
 
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+
+
+class Compiled(list[str]):
+    """The names of kernels in the order of their launches, and the PTX of each."""
+
+    texts: dict[str, str]
 
 
 @pytest.fixture(params=[80, 90], ids=lambda capability: f"sm_{capability}")
-def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels that were compiled in place of being launched."""
-    names: list[str] = []
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    """The kernels that were compiled in place of being launched."""
+    names = Compiled()
+    names.texts = {}
 
     def launch(
         kernel: JITFunction[Any], *arguments: Any, grid: object, warmup: bool, **more: Any
@@ -43,8 +50,9 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             for name, each in given.items()
         }
         source = ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, fixed)
-        triton.compile(source, target=GPUTarget("cuda", request.param, 32), options=options)
+        made = triton.compile(source, target=GPUTarget("cuda", request.param, 32), options=options)
         names.append(kernel.__name__)
+        names.texts[kernel.__name__] = made.asm["ptx"]
 
     monkeypatch.setattr(JITFunction, "run", launch)
     return names
@@ -58,7 +66,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def test_norms_and_activation(compiled: list[str]) -> None:
+def test_norms_and_activation(compiled: Compiled) -> None:
     x, weight = tensor(3, 1024), tensor(1024)
 
     add_norm(x, None, weight, 1e-6)
@@ -74,11 +82,55 @@ def test_norms_and_activation(compiled: list[str]) -> None:
     ]
 
 
-def test_products_of_a_few_tokens(compiled: list[str]) -> None:
+def test_products_of_a_few_tokens(compiled: Compiled) -> None:
     for tokens in (1, 16):
         small_linear(tensor(tokens, 1024), tensor(4096, 1024), tensor(4096))
 
-    assert compiled == ["single_kernel", "few_kernel"]
+    assert compiled == ["rows_kernel", "tokens_kernel"]
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_weights_are_asked_for_before_the_wait_and_tokens_after_it(
+    compiled: Compiled, tokens: int
+) -> None:
+    more = {"norm": tensor(1024), "eps": 1e-6, "pdl": True}
+    small_linear(tensor(tokens, 1024), tensor(4096, 1024), None, gated=True, **more)
+
+    before, after = compiled.texts[compiled[0]].split("griddepcontrol.wait")
+    begin, loads = before.split("griddepcontrol.launch_dependents")
+    assert "ld.global" not in begin
+    # Sixteen numbers of 8 bytes or more at a time: rows of gate and up, and the norm's weight.
+    assert loads.count("ld.global") > after.count("ld.global") >= 1
+    assert "st.global" in after and "st.global" not in before
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_every_kernel_of_a_step_waits_where_launches_overlap(compiled: Compiled) -> None:
+    x, weight, whole = tensor(1, 1024), tensor(1024), tensor(1, dtype=torch.int64)
+    embed_norm(whole, x, weight, 1e-6, pdl=True)
+    add_norm(x, x, weight, 1e-6, pdl=True)
+    fused_silu_and_mul(x, pdl=True)
+    table, pool = tensor(40, 2, 64, dtype=torch.float32), tensor(9, 2, 64, 2, 128)
+    more = {"heads": 4, "eps": 1e-6, "pdl": True}
+    rope_and_store_kv(x, tensor(6, 128), table, whole, whole, pool, **more)
+    fused_sample(tensor(1, 1000), Sampling(), pdl=True)
+    mix(1, None, pdl=True)
+
+    assert len(compiled) == len(compiled.texts) == 9
+    for name, text in compiled.texts.items():
+        assert text.count("griddepcontrol.wait") == 1, name
+        assert text.count("griddepcontrol.launch_dependents") == 1, name
+        assert "st.global" not in text.split("griddepcontrol.wait")[0], name
+    # What follows it reads tables that the kernels before it wrote.
+    first = compiled.texts["embed_norm_kernel"]
+    assert first.index("griddepcontrol.wait") < first.index("griddepcontrol.launch_dependents")
+
+
+def test_kernels_without_overlap_do_not_wait(compiled: Compiled) -> None:
+    add_norm(tensor(3, 1024), None, tensor(1024), 1e-6)
+
+    assert "griddepcontrol" not in compiled.texts["add_norm_kernel"]
 
 
 @pytest.mark.parametrize(
@@ -90,20 +142,20 @@ def test_products_of_a_few_tokens(compiled: list[str]) -> None:
         (600, ["route_kernel", "place_kernel", *ROUTED[1:]]),
     ],
 )
-def test_experts(compiled: list[str], tokens: int, kernels: list[str]) -> None:
+def test_experts(compiled: Compiled, tokens: int, kernels: list[str]) -> None:
     mix(tokens, None)
 
     assert compiled == kernels
 
 
 @pytest.mark.parametrize("compiled", [90], indirect=True)
-def test_experts_whose_weights_come_by_the_tensor_memory_accelerator(compiled: list[str]) -> None:
+def test_experts_whose_weights_come_by_the_tensor_memory_accelerator(compiled: Compiled) -> None:
     mix(64, HOPPER)
 
     assert compiled == ROUTED
 
 
-def mix(tokens: int, tiles: Tiles | None) -> None:
+def mix(tokens: int, tiles: Tiles | None, *, pdl: bool = False) -> None:
     """What the experts of a step make of so many tokens."""
     experts = Experts(count=16, per_token=2, intermediate=192, renormalize=True)
     x, scores, slots = tensor(tokens, 512), tensor(tokens, 16), tensor(tokens, dtype=torch.int64)
@@ -116,11 +168,12 @@ def mix(tokens: int, tiles: Tiles | None) -> None:
         slots=slots,
         page_size=64,
         tiles=tiles,
+        pdl=pdl,
     )
 
 
 @pytest.mark.parametrize(("tokens", "rope_dim"), [(3, 128), (100, 64)])
-def test_heads(compiled: list[str], tokens: int, rope_dim: int) -> None:
+def test_heads(compiled: Compiled, tokens: int, rope_dim: int) -> None:
     whole = tensor(tokens, dtype=torch.int64)
     table = tensor(40, 2, rope_dim // 2, dtype=torch.float32)
 
@@ -159,7 +212,7 @@ def warm() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("asked", SAMPLINGS)
-def test_sampling(compiled: list[str], asked: str) -> None:
+def test_sampling(compiled: Compiled, asked: str) -> None:
     fused_sample(tensor(ROWS, 151_936), SAMPLINGS[asked]())
 
     assert compiled == [*["cut_kernel"] * (asked == "cut"), "part_kernel", "join_kernel"]

@@ -6,17 +6,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
 BLOCK = 1024
 
 
 @triton.jit
-def silu_and_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+def silu_and_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """A program a row and block of columns. silu is rounded before the product, as torch does."""
+    begin_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
+    wait_for_previous(PDL)
     gate = tl.load(gate_up + row * 2 * width + at, mask, other=0.0)
     up = tl.load(gate_up + row * 2 * width + width + at, mask, other=0.0)
     x = gate.to(tl.float32)
@@ -24,12 +27,12 @@ def silu_and_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + at, round_to(silu * up.to(tl.float32), gate.dtype), mask)
 
 
-def fused_silu_and_mul(gate_up: Tensor) -> Tensor:
+def fused_silu_and_mul(gate_up: Tensor, *, pdl: bool = False) -> Tensor:
     """silu(first half) times the second half.   gate_up: [tokens, 2 * n]    returns: [tokens, n]"""
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(tokens, width)
     if tokens:
         silu_and_mul_kernel[(tokens, triton.cdiv(width, BLOCK))](
-            gate_up, out, width, BLOCK=BLOCK, num_warps=4
+            gate_up, out, width, BLOCK=BLOCK, num_warps=4, **launch_options(pdl)
         )
     return out

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 from headstock_triton.routing import Routes
 from headstock_triton.tiles import RowTile
@@ -26,43 +27,33 @@ def gate_up_rows_kernel(
     CHOSEN: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    STEPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Some rows of gate and up for one pair.
 
     Each row is read whole before it is summed, so that no load waits for a sum.
     """
+    # Which weights a pair reads, the kernel before decides: nothing can be loaded ahead. The next
+    # kernel may begin only now, because it reads the pairs' experts before it waits.
+    wait_for_previous(PDL)
+    begin_next(PDL)
     pair = tl.program_id(1)
     expert = tl.load(ids + pair)
     # The pairs of padding have the number of no expert and read no weight.
     if expert < EXPERTS:
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        at = tl.arange(0, BLOCK)[None, :]
         # The weights of all experts may have more numbers than 32 bits count.
         source = weight + expert.to(tl.int64) * 2 * inters * width
         # Rows past the end read the last one again, so that loads need no mask for them.
-        gates = source + tl.minimum(row, inters - 1)[:, None] * width
-        ups = gates + inters * width
+        gates = source + tl.minimum(row, inters - 1)[:, None] * width + at
+        # Evicted first: a token reads no weight twice, and every program reads the token.
+        gate = tl.load(gates, at < width, other=0.0, eviction_policy="evict_first")
+        up = tl.load(gates + inters * width, at < width, other=0.0, eviction_policy="evict_first")
         token = x + (pair // CHOSEN).to(tl.int64) * width
-        gate = tl.zeros((ROWS, BLOCK), tl.float32)
-        up = tl.zeros((ROWS, BLOCK), tl.float32)
-        for step in tl.static_range(STEPS):
-            at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
-            value = tl.load(token + at, at < width, other=0.0).to(tl.float32)
-            # Evicted first: a token reads no weight twice, and every program reads the token.
-            gate += (
-                tl.load(gates + at, at < width, other=0.0, eviction_policy="evict_first").to(
-                    tl.float32
-                )
-                * value
-            )
-            up += (
-                tl.load(ups + at, at < width, other=0.0, eviction_policy="evict_first").to(
-                    tl.float32
-                )
-                * value
-            )
-        gated = tl.sum(gate, 1)
-        result = gated / (1.0 + tl.exp(-gated)) * tl.sum(up, 1)
+        value = tl.load(token + at, at < width, other=0.0).to(tl.float32)
+        gated = tl.sum(gate.to(tl.float32) * value, 1)
+        result = gated / (1.0 + tl.exp(-gated)) * tl.sum(up.to(tl.float32) * value, 1)
         tl.store(
             inner + pair.to(tl.int64) * inters + row,
             round_to(result, inner.dtype.element_ty),
@@ -83,34 +74,41 @@ def down_rows_kernel(
     CHOSEN: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    STEPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Some outputs of one token, summed over its experts in the order of its slots."""
+    begin_next(PDL)
     token = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = tl.minimum(row, width - 1)[:, None] * inters
+    at = tl.arange(0, BLOCK)[None, :]
+    inside = tl.minimum(row, width - 1)[:, None] * inters + at
+    # The weights of all slots are asked for first, before the values that they are multiplied by
+    # are there.
+    factors, shares = (), ()
+    for slot in tl.static_range(CHOSEN):
+        expert = tl.load(ids + token * CHOSEN + slot)
+        there = expert < EXPERTS
+        share = tl.where(there, tl.load(weights + token * CHOSEN + slot), 0.0)
+        source = weight + expert.to(tl.int64) * width * inters + inside
+        factor = tl.load(source, there & (at < inters), other=0.0, eviction_policy="evict_first")
+        factors = factors + (factor,)  # type: ignore[assignment]  # noqa: RUF005
+        shares = shares + (share,)  # type: ignore[assignment]  # noqa: RUF005
+    wait_for_previous(PDL)
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
     # One program for all of a token's experts: no atomics, and a sum whose order never changes.
     for slot in tl.static_range(CHOSEN):
         pair = token * CHOSEN + slot
-        expert = tl.load(ids + pair)
-        there = expert < EXPERTS
-        share = tl.where(there, tl.load(weights + pair), 0.0)
-        source = weight + expert.to(tl.int64) * width * inters + inside
-        values = inner + pair.to(tl.int64) * inters
-        for step in tl.static_range(STEPS):
-            at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
-            mask = there & (at < inters)
-            value = tl.load(values + at, mask, other=0.0).to(tl.float32) * share
-            sums += (
-                tl.load(source + at, mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-                * value
-            )
+        # Nothing was written for the pairs of padding, whose share is 0.
+        mask = (tl.load(ids + pair) < EXPERTS) & (at < inters)
+        value = tl.load(inner + pair.to(tl.int64) * inters + at, mask, other=0.0)
+        sums += factors[slot].to(tl.float32) * (value.to(tl.float32) * shares[slot])
     total = round_to(tl.sum(sums, 1), out.dtype.element_ty)
     tl.store(out + token.to(tl.int64) * width + row, total, row < width)
 
 
-def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: RowTile) -> Tensor:
+def mix_rows(
+    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: RowTile, *, pdl: bool = False
+) -> Tensor:
     """The weighted sum of what each token's experts make of it; 0 for padding.
 
     x, result: [tokens, hidden]
@@ -127,6 +125,7 @@ def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: Row
         (x, routes.ids, gate_up, inner, width, inters),
         (triton.cdiv(inters, tile.gate_up), tokens * per_token),
         depth=width,
+        pdl=pdl,
         EXPERTS=count,
         CHOSEN=per_token,
         ROWS=tile.gate_up,
@@ -139,6 +138,7 @@ def mix_rows(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: Row
         (inner, routes.ids, routes.weights, down, out, width, inters),
         (triton.cdiv(width, tile.down), tokens),
         depth=inters,
+        pdl=pdl,
         EXPERTS=count,
         CHOSEN=per_token,
         ROWS=tile.down,
@@ -153,17 +153,13 @@ def _launch_rows(
     grid: tuple[int, int],
     *,
     depth: int,
+    pdl: bool,
     **constants: int,
 ) -> None:
     """Launch a product whose sums have `depth` numbers each."""
-    block, steps = _cut_row(depth)
-    kernel[grid](*arguments, BLOCK=block, STEPS=steps, **constants)
-
-
-def _cut_row(width: int) -> tuple[int, int]:
-    """How many numbers of a row are read at once, and how often.
-
-    256 numbers of 16 bits are 16 bytes a lane of one warp.
-    """
-    block = max(256, triton.next_power_of_2(width) // 8)
-    return block, triton.cdiv(width, block)
+    kernel[grid](
+        *arguments,
+        BLOCK=triton.next_power_of_2(depth),
+        **constants,
+        **launch_options(pdl),
+    )

@@ -22,6 +22,7 @@ def fused_mix_experts(
     slots: Tensor | None = None,
     page_size: int = 0,
     tiles: RowTile | Tiles | None = None,
+    pdl: bool = False,
 ) -> Tensor:
     """The weighted sum of the outputs of each token's experts.
 
@@ -41,8 +42,8 @@ def fused_mix_experts(
         tiles = choose_tiles(tokens, shape, x.device)
     # Pairs one by one need no blocks, so none are laid out for them.
     rows = tiles.rows if isinstance(tiles, Tiles) else 0
-    routes, blocks = route_tokens(scores, experts, slots, page_size, rows)
+    routes, blocks = route_tokens(scores, experts, slots, page_size, rows, pdl=pdl)
     if isinstance(tiles, RowTile):
-        return mix_rows(x, routes, gate_up, down, tiles)
+        return mix_rows(x, routes, gate_up, down, tiles, pdl=pdl)
     assert blocks is not None, "rows were given"
     return mix_tiles(x, blocks, gate_up, down, tiles)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
 FEW_TOKENS = 64
@@ -52,6 +53,7 @@ def heads_kernel(
     NORM: tl.constexpr,
     LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A token and `BLOCK` of its heads: optional norm, rope, and the store of q, k and v.
 
@@ -59,57 +61,56 @@ def heads_kernel(
 
     Every step is rounded as the torch operations round it.
     """
+    begin_next(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
     exists = head < HEADS + 2 * KV_HEADS
     source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM
     dtype: tl.constexpr = qkv.dtype.element_ty
-
     half = tl.arange(0, HALF_BLOCK)[None, :]
     in_half = exists[:, None] & (half < HALF)
-    first = tl.load(source[:, None] + half, in_half, other=0.0).to(tl.float32)
-    second = tl.load(source[:, None] + HALF + half, in_half, other=0.0).to(tl.float32)
+    is_turned, is_passed = (~is_value)[:, None], is_value[:, None]
     if REST_BLOCK:
         rest = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
         in_rest = exists[:, None] & (rest < HEAD_DIM)
-        third = tl.load(source[:, None] + rest, in_rest, other=0.0).to(tl.float32)
 
-    is_turned, is_passed = (~is_value)[:, None], is_value[:, None]
+    # All that the kernels right before this one do not write.
+    angle = table + tl.load(positions + token) * (2 * HALF) + half
+    # Rounded first, because the torch operations take them in the type of the heads.
+    cos = round_to(tl.load(angle, half < HALF, other=0.0), dtype).to(tl.float32)
+    sin = round_to(tl.load(angle + HALF, half < HALF, other=0.0), dtype).to(tl.float32)
+    slot = tl.load(slots + token)
+    if NORM:
+        row = weight + head[:, None] * HEAD_DIM
+        first_gain = tl.load(row + half, in_half & is_turned, other=0.0).to(tl.float32)
+        second_gain = tl.load(row + HALF + half, in_half & is_turned, other=0.0).to(tl.float32)
+        if REST_BLOCK:
+            third_gain = tl.load(row + rest, in_rest & is_turned, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
+
+    first = tl.load(source[:, None] + half, in_half, other=0.0).to(tl.float32)
+    second = tl.load(source[:, None] + HALF + half, in_half, other=0.0).to(tl.float32)
+    if REST_BLOCK:
+        third = tl.load(source[:, None] + rest, in_rest, other=0.0).to(tl.float32)
     if NORM:
         square = tl.sum(first * first, 1) + tl.sum(second * second, 1)
         if REST_BLOCK:
             square += tl.sum(third * third, 1)
         scale = tl.rsqrt(square / HEAD_DIM + eps)[:, None]
-        row = weight + head[:, None] * HEAD_DIM
-        gain = tl.load(row + half, in_half & is_turned, other=0.0).to(tl.float32)
-        first = tl.where(
-            is_passed, first, round_to(round_to(first * scale, dtype).to(tl.float32) * gain, dtype)
-        )
-        gain = tl.load(row + HALF + half, in_half & is_turned, other=0.0).to(tl.float32)
-        second = tl.where(
-            is_passed,
-            second,
-            round_to(round_to(second * scale, dtype).to(tl.float32) * gain, dtype),
-        )
+        normed = round_to(round_to(first * scale, dtype).to(tl.float32) * first_gain, dtype)
+        first = tl.where(is_passed, first, normed)
+        normed = round_to(round_to(second * scale, dtype).to(tl.float32) * second_gain, dtype)
+        second = tl.where(is_passed, second, normed)
         if REST_BLOCK:
-            gain = tl.load(row + rest, in_rest & is_turned, other=0.0).to(tl.float32)
-            third = tl.where(
-                is_passed,
-                third,
-                round_to(round_to(third * scale, dtype).to(tl.float32) * gain, dtype),
-            )
+            normed = round_to(round_to(third * scale, dtype).to(tl.float32) * third_gain, dtype)
+            third = tl.where(is_passed, third, normed)
 
-    angle = table + tl.load(positions + token) * (2 * HALF) + half
-    # Rounded first, because the torch operations take them in the type of the heads.
-    cos = round_to(tl.load(angle, half < HALF, other=0.0), dtype).to(tl.float32)
-    sin = round_to(tl.load(angle + HALF, half < HALF, other=0.0), dtype).to(tl.float32)
     turned_first = round_to(round_to(first * cos, dtype).to(tl.float32) - second * sin, dtype)
     turned_second = round_to(round_to(second * cos, dtype).to(tl.float32) + first * sin, dtype)
     turned_first = tl.where(is_passed, round_to(first, dtype), turned_first)
     turned_second = tl.where(is_passed, round_to(second, dtype), turned_second)
 
-    slot = tl.load(slots + token)
     cell = pool + (slot // PAGE_SIZE) * page_stride + (slot % PAGE_SIZE) * slot_stride
     cell = cell + is_value.to(tl.int64) * side_stride
     # Before the pool for queries, whose stores there are masked.
@@ -138,11 +139,13 @@ def rope_and_store_kv(
     *,
     heads: int,
     eps: float,
+    pdl: bool = False,
 ) -> Tensor:
     """Queries after norm and rope; keys, likewise, and values go to the pool.
 
     qkv: [tokens, (heads + 2 * kv_heads) * head_dim]    weight: [heads + kv_heads, head_dim] or None
     table: [max_seq_len, 2, dim / 2] float32            positions, slots: [tokens] int64
+    pdl: positions and slots are read before the wait and must be older than the kernel before
     returns: [tokens, heads, head_dim]
     writes: pool [pages, 2, page_size, kv_heads, head_dim]
     """
@@ -175,5 +178,6 @@ def rope_and_store_kv(
         LIMIT=torch.finfo(pool.dtype).max if pool.dtype.itemsize == 1 else 0.0,
         BLOCK=block,
         num_warps=1 if block < 16 else 4,
+        **launch_options(pdl),
     )
     return q

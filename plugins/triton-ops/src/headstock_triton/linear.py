@@ -1,54 +1,220 @@
-"""Products of a few tokens with a weight: the weight is read once, and at that speed."""
+"""Products of a few tokens with a weight, which is read once: the step takes as long as that.
+
+The norm before a product and the activation or the sum after it are parts of its kernel, and the
+weight is asked for before the kernel waits for its tokens (see `pdl`).
+"""
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 import triton
 import triton.language as tl
+from attrs import frozen
 from torch import Tensor
 
 from headstock_triton.options import MOST_TOKENS
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import add_product, round_to
 
-SINGLE = 4
-"""Tokens up to which threads sum products; tensor cores, which take 16 at a time, do the rest."""
-TILE = 8192
-"""Numbers of the weight that a program asks for at once: 128 bytes a thread."""
+MOST_FUSED_WIDTH = 1024
+"""Numbers of a token up to which several tokens are normalized inside a product.
+
+Each program normalizes all of them anew. On an H200 a layer of the 0.6B shape takes 29 us for 47 of
+8 rows, and one as wide as the 30B-A3B shape (2,048) 71 for 69.
+"""
+MOST_PART_WIDTH = 6144
+"""Numbers of a row of the weight up to which `tokens_kernel` holds 16 rows in shared memory."""
+LEAST_SHARED_MEMORY = 227 * 1024
+"""Bytes of shared memory of a program that `tokens_kernel` counts on, from Hopper on."""
+
+
+@frozen(kw_only=True)
+class ProductTile:
+    """Rows of the weight that a program reads, its warps, and whether tensor cores sum them."""
+
+    rows: int
+    warps: int
+    dot: bool = False
+
+
+def choose_product_tile(tokens: int, width: int, *, gated: bool = False) -> ProductTile:
+    """The tile for so many tokens and numbers a row; `gated`: of gate, and as many of up."""
+    if tokens == 1:
+        # On an H200 the best of seven, or near it, for each product of the shapes 0.6B and 8B.
+        block = triton.next_power_of_2(width)
+        rows = max(min(4, 32_768 // block) // (2 if gated else 1), 1)
+        return ProductTile(rows=rows, warps=min(max(block // 512, 1), 8))
+    # The least rows that tensor cores take, so that there are programs for all processors.
+    return ProductTile(rows=16, warps=4 if width <= 3072 else 8, dot=True)
 
 
 @triton.jit
-def single_kernel(
+def rows_kernel(
     x,
     weight,
     bias,
+    norm,
+    total,
     out,
     outs,
+    eps,
     WIDTH: tl.constexpr,
     TOKENS: tl.constexpr,
-    SEATS: tl.constexpr,
     BIAS: tl.constexpr,
-    STEPS: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Some rows of the weight, each read whole before it is summed: no load waits for a sum."""
+    """Some rows of the weight with all tokens; the rows are read before the program waits.
+
+    NORM: the tokens are normalized first. GATED: rows of gate and up give silu(gate) * up. ADD: the
+    outputs are added to `total` in place, whose numbers no other program reads.
+
+    Every step is rounded as the torch operations round it.
+    """
+    begin_next(PDL)
+    dtype: tl.constexpr = x.dtype.element_ty
+    k = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    source = weight + row.to(tl.int64)[:, None] * WIDTH
-    exists = row[:, None] < outs
-    sums = tl.zeros((SEATS, ROWS), tl.float32)
-    token = tl.arange(0, SEATS)[:, None]
-    # Unrolled, so that all loads of a row are asked for at once: 128 bytes a thread.
-    for step in tl.static_range(STEPS):
-        at = step * BLOCK + tl.arange(0, BLOCK)[None, :]
-        w = tl.load(source + at, exists & (at < WIDTH), other=0.0).to(tl.float32)
-        for index in tl.static_range(TOKENS):
-            term = tl.sum(
-                w * tl.load(x + index * WIDTH + at, at < WIDTH, other=0.0).to(tl.float32), 1
-            )
-            sums += tl.where(token == index, term[None, :], 0.0)
+    # Rows past the end read the last one again, so that loads need no mask for them.
+    source = weight + tl.minimum(row, outs - 1).to(tl.int64)[:, None] * WIDTH + k
+    inside = k < WIDTH
+    w = tl.load(source, inside, other=0.0, eviction_policy="evict_first")
+    if GATED:
+        up_source = source + outs.to(tl.int64) * WIDTH
+        up = tl.load(up_source, inside, other=0.0, eviction_policy="evict_first")
+    if NORM:
+        gain = tl.load(norm + k, inside, other=0.0).to(tl.float32)
+    exists = row < outs
     if BIAS:
-        sums += tl.load(bias + row, row < outs, other=0.0).to(tl.float32)[None, :]
-    there = (token < TOKENS) & (row < outs)[None, :]
-    tl.store(out + token * outs + row[None, :], round_to(sums, out.dtype.element_ty), there)
+        shift = tl.load(bias + row, exists, other=0.0).to(tl.float32)
+        if GATED:
+            up_shift = tl.load(bias + outs + row, exists, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
+    # All loads first: what is summed below would hold up those that come after it.
+    values, olds = (), ()
+    for token in tl.static_range(TOKENS):
+        values = values + (tl.load(x + token * WIDTH + k, inside, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
+        if ADD:
+            old = tl.load(total + token * outs + row, exists, other=0.0)
+            olds = olds + (old,)  # type: ignore[assignment]  # noqa: RUF005
+    for token in tl.static_range(TOKENS):
+        value = values[token].to(tl.float32)  # type: ignore[var-annotated]
+        if NORM:
+            scale = tl.rsqrt(tl.sum(value * value, 1) / WIDTH + eps)[:, None]
+            value = round_to(value * scale * gain, dtype).to(tl.float32)
+        result = tl.sum(w.to(tl.float32) * value, 1)
+        if BIAS:
+            result += shift
+        result = round_to(result, dtype)
+        if GATED:
+            upper = tl.sum(up.to(tl.float32) * value, 1)
+            if BIAS:
+                upper += up_shift
+            gate = result.to(tl.float32)
+            silu = round_to(gate / (1.0 + tl.exp(-gate)), dtype).to(tl.float32)
+            result = round_to(silu * round_to(upper, dtype).to(tl.float32), dtype)
+        if ADD:
+            result = round_to(olds[token].to(tl.float32) + result.to(tl.float32), dtype)
+        tl.store(out + token * outs + row, result, exists)
+
+
+# The number of tokens differs from step to step.
+@triton.jit(do_not_specialize=("tokens",))
+def tokens_kernel(
+    x,
+    weight,
+    bias,
+    norm,
+    total,
+    out,
+    tokens,
+    outs,
+    eps,
+    WIDTH: tl.constexpr,
+    BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    GATED: tl.constexpr,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEPS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SEATS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """What `rows_kernel` does, in tensor cores: each of `PARTS` warps sums a part of each row.
+
+    The weight is the left factor, whose tile has 16 rows; tokens are padded to `SEATS`. A norm
+    needs the whole of a token at once, one step.
+    """
+    begin_next(PDL)
+    dtype: tl.constexpr = x.dtype.element_ty
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    part = tl.arange(0, PARTS)[:, None, None]
+    at = part * BLOCK + tl.arange(0, BLOCK)[None, None, :]
+    # Rows past the end read the last one again, so that loads need no mask for them.
+    source = weight + tl.minimum(row, outs - 1).to(tl.int64)[None, :, None] * WIDTH + at
+    up_source = source + outs.to(tl.int64) * WIDTH
+    weights, ups = (), ()
+    for step in tl.static_range(STEPS):
+        skipped = step * PARTS * BLOCK
+        inside = at < WIDTH - skipped
+        w = tl.load(source + skipped, inside, other=0.0, eviction_policy="evict_first")
+        weights = weights + (w,)  # type: ignore[assignment]  # noqa: RUF005
+        if GATED:
+            up = tl.load(up_source + skipped, inside, other=0.0, eviction_policy="evict_first")
+            ups = ups + (up,)  # type: ignore[assignment]  # noqa: RUF005
+    exists = row < outs
+    k = tl.arange(0, PARTS * BLOCK)
+    if NORM:
+        gain = tl.load(norm + k, k < WIDTH, other=0.0).to(tl.float32)
+    if BIAS:
+        shift = tl.load(bias + row, exists, other=0.0).to(tl.float32)
+        if GATED:
+            up_shift = tl.load(bias + outs + row, exists, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
+    token = tl.arange(0, SEATS)
+    there = exists[:, None] & (token < tokens)[None, :]
+    place = token[None, :] * outs + row[:, None]
+    if ADD:
+        old = tl.load(total + place, there, other=0.0).to(tl.float32)
+    sums = tl.zeros((PARTS, ROWS, SEATS), tl.float32)
+    up_sums = tl.zeros((PARTS, ROWS, SEATS), tl.float32)
+    for step in tl.static_range(STEPS):
+        skipped = step * PARTS * BLOCK
+        value = tl.load(
+            x + token[:, None] * WIDTH + k[None, :] + skipped,
+            (token < tokens)[:, None] & (k < WIDTH - skipped)[None, :],
+            other=0.0,
+        )
+        if NORM:
+            wide = value.to(tl.float32)
+            scale = tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
+            value = round_to(wide * scale * gain[None, :], dtype)
+        value = tl.permute(tl.reshape(value, (SEATS, PARTS, BLOCK)), (1, 2, 0))
+        sums = add_product(weights[step], value, sums)
+        if GATED:
+            up_sums = add_product(ups[step], value, up_sums)
+    result = tl.sum(sums, 0)
+    if BIAS:
+        result += shift[:, None]
+    result = round_to(result, dtype)
+    if GATED:
+        upper = tl.sum(up_sums, 0)
+        if BIAS:
+            upper += up_shift[:, None]
+        gate = result.to(tl.float32)
+        silu = round_to(gate / (1.0 + tl.exp(-gate)), dtype).to(tl.float32)
+        result = round_to(silu * round_to(upper, dtype).to(tl.float32), dtype)
+    if ADD:
+        result = round_to(old + result.to(tl.float32), dtype)
+    tl.store(out + place, result, there)
 
 
 @triton.jit
@@ -64,8 +230,11 @@ def few_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     MOST: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """A program some rows of the weight, with all tokens, in tensor cores."""
+    """Some rows of a weight of any width with all tokens, in tensor cores."""
+    begin_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.arange(0, MOST)[:, None]
     source = weight + row.to(tl.int64)[None, :] * WIDTH
@@ -85,49 +254,101 @@ def few_kernel(
     tl.store(out + token * outs + row[None, :], round_to(sums, out.dtype.element_ty), there)
 
 
-def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b for up to `MOST_TOKENS` tokens, summed in float32.
+@cache
+def _has_room(device: torch.device) -> bool:
+    """Whether the programs of `tokens_kernel` fit on the device."""
+    if device.type != "cuda":
+        return True
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", 0) >= LEAST_SHARED_MEMORY
+
+
+def can_fuse(tokens: int, width: int, device: torch.device) -> bool:
+    """Whether so many tokens of `width` numbers are normalized inside a product, fast."""
+    return tokens == 1 or (
+        tokens <= MOST_TOKENS and width <= MOST_FUSED_WIDTH and _has_room(device)
+    )
+
+
+def can_add(tokens: int, width: int, device: torch.device) -> bool:
+    """Whether a product of tokens of `width` numbers can be added to a stream in its kernel."""
+    return tokens == 1 or (tokens <= MOST_TOKENS and width <= MOST_PART_WIDTH and _has_room(device))
+
+
+def small_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    total: Tensor | None = None,
+    tile: ProductTile | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """x W^T + b, summed in float32, for up to `MOST_TOKENS` tokens.
+
+    norm: [in], the tokens are normalized and multiplied with it first
+    gated: the weight's two halves are gate and up; returns silu(gate) * up
+    total: [tokens, out], to which the product is added in place and which is returned
 
     x: [tokens, in] of 16 bits    weight: [out, in]    bias: [out]    returns: [tokens, out]
     """
-    (tokens, width), outs = x.shape, weight.shape[0]
-    out = x.new_empty(tokens, outs)
-    x, bias_or_weight = x.contiguous(), weight if bias is None else bias
-    if tokens <= SINGLE:
-        block = min(4096, triton.next_power_of_2(width))
-        rows = max(TILE // block, 1)
-        single_kernel[(triton.cdiv(outs, rows),)](
+    (tokens, width), outs = x.shape, weight.shape[0] // (2 if gated else 1)
+    out = x.new_empty(tokens, outs) if total is None else total
+    x = x.contiguous()
+    # A pointer that the kernel, as it is compiled, does not read.
+    bias_or_weight = weight if bias is None else bias
+    if tokens > 1 and not can_add(tokens, width, x.device):
+        assert norm is None and not gated and total is None, "see can_fuse and can_add"
+        rows = 16 if outs >= 2048 else 8
+        few_kernel[(triton.cdiv(outs, rows),)](
             x,
             weight,
             bias_or_weight,
             out,
+            tokens,
             outs,
             WIDTH=width,
-            TOKENS=tokens,
-            SEATS=triton.next_power_of_2(tokens),
             BIAS=bias is not None,
-            STEPS=triton.cdiv(width, block),
             ROWS=rows,
-            BLOCK=block,
-            num_warps=4,
+            BLOCK=256,
+            MOST=MOST_TOKENS,
+            num_warps=1 if rows == 8 else 2,
+            num_stages=4,
+            **launch_options(pdl),
         )
         return out
-    # Behind an option above 1 token: at 2 to 8 tokens torch's products are faster in part, at 16
-    # about equal.
-    rows = 16 if outs >= 2048 else 8
-    few_kernel[(triton.cdiv(outs, rows),)](
-        x,
-        weight,
-        bias_or_weight,
-        out,
+    tile = tile or choose_product_tile(tokens, width, gated=gated)
+    norm_or_weight = weight if norm is None else norm
+    pointers = (x, weight, bias_or_weight, norm_or_weight, out, out)
+    constants = {
+        "WIDTH": width,
+        "BIAS": bias is not None,
+        "NORM": norm is not None,
+        "GATED": gated,
+        "ADD": total is not None,
+        "ROWS": tile.rows,
+        "num_warps": tile.warps,
+        **launch_options(pdl),
+    }
+    grid, block = (triton.cdiv(outs, tile.rows),), triton.next_power_of_2(width)
+    if not tile.dot:
+        rows_kernel[grid](*pointers, outs, eps, TOKENS=tokens, BLOCK=block, **constants)
+        return out
+    # A norm needs the whole of a token at once. The least that tensor cores sum is 16 numbers.
+    step = max(block if norm is not None else min(block, 128 * tile.warps), 16)
+    parts = min(tile.warps, step // 16)
+    tokens_kernel[grid](
+        *pointers,
         tokens,
         outs,
-        WIDTH=width,
-        BIAS=bias is not None,
-        ROWS=rows,
-        BLOCK=256,
-        MOST=MOST_TOKENS,
-        num_warps=1 if rows == 8 else 2,
-        num_stages=4,
+        eps,
+        STEPS=triton.cdiv(width, step),
+        PARTS=parts,
+        BLOCK=step // parts,
+        SEATS=8 if tokens <= 8 else 16,
+        **constants,
     )
     return out

@@ -7,27 +7,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
 
 @triton.jit
-def _rms_normalize(x, weight, at, mask, width, eps, dtype: tl.constexpr):
+def _rms_normalize(x, gain, width, eps, dtype: tl.constexpr):
     """One row over the root of its mean square, times the weight.
 
-    x: [block] float32, 0 outside the mask
+    x, gain: [block] float32, x 0 outside the row
     """
     scale = tl.rsqrt(tl.sum(x * x, 0) / width + eps)
-    return round_to(x * scale * tl.load(weight + at, mask, other=0.0).to(tl.float32), dtype)
+    return round_to(x * scale * gain, dtype)
 
 
 @triton.jit
 def add_norm_kernel(
-    total, pending, weight, out, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
+    total,
+    pending,
+    weight,
+    out,
+    width,
+    eps,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One row. The sum is rounded before the norm, as it is when torch adds in place."""
+    begin_next(PDL)
     row = tl.program_id(0).to(tl.int64) * width
     at = tl.arange(0, BLOCK)
     mask = at < width
+    gain = tl.load(weight + at, mask, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
     x = tl.load(total + row + at, mask, other=0.0)
     dtype: tl.constexpr = x.dtype
     if ADD:
@@ -35,28 +47,37 @@ def add_norm_kernel(
             x.to(tl.float32) + tl.load(pending + row + at, mask, other=0.0).to(tl.float32), dtype
         )
         tl.store(total + row + at, x, mask)
-    tl.store(
-        out + row + at, _rms_normalize(x.to(tl.float32), weight, at, mask, width, eps, dtype), mask
-    )
+    tl.store(out + row + at, _rms_normalize(x.to(tl.float32), gain, width, eps, dtype), mask)
 
 
 # Tokens are a part of one upload and may begin anywhere: one kernel serves all places.
 @triton.jit(do_not_specialize_on_alignment=("tokens",))
-def embed_norm_kernel(tokens, table, weight, total, out, width, eps, BLOCK: tl.constexpr):
-    """One program a token."""
+def embed_norm_kernel(
+    tokens, table, weight, total, out, width, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """One program a token.
+
+    The first kernel of a step waits before the next may begin: what follows reads the step's page
+    tables, positions and slots before it waits, and these were written just now.
+    """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < width
+    gain = tl.load(weight + at, mask, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
+    begin_next(PDL)
     x = tl.load(table + tl.load(tokens + row) * width + at, mask, other=0.0)
     tl.store(total + row * width + at, x, mask)
     tl.store(
         out + row * width + at,
-        _rms_normalize(x.to(tl.float32), weight, at, mask, width, eps, x.dtype),
+        _rms_normalize(x.to(tl.float32), gain, width, eps, x.dtype),
         mask,
     )
 
 
-def add_norm(total: Tensor, pending: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def add_norm(
+    total: Tensor, pending: Tensor | None, weight: Tensor, eps: float, *, pdl: bool = False
+) -> Tensor:
     """`total + pending`, normalized over its last dimension, times the weight.
 
     total, pending, result: [tokens, hidden]    weight: [hidden]
@@ -78,11 +99,14 @@ def add_norm(total: Tensor, pending: Tensor | None, weight: Tensor, eps: float) 
             ADD=pending is not None,
             BLOCK=block,
             num_warps=_count_warps(block),
+            **launch_options(pdl),
         )
     return out
 
 
-def embed_norm(tokens: Tensor, table: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def embed_norm(
+    tokens: Tensor, table: Tensor, weight: Tensor, eps: float, *, pdl: bool = False
+) -> tuple[Tensor, Tensor]:
     """The tokens' embeddings, and the same normalized.
 
     tokens: [tokens] int64
@@ -105,6 +129,7 @@ def embed_norm(tokens: Tensor, table: Tensor, weight: Tensor, eps: float) -> tup
             eps,
             BLOCK=block,
             num_warps=_count_warps(block),
+            **launch_options(pdl),
         )
     return total, out
 

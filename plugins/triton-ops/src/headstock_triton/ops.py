@@ -23,9 +23,10 @@ from headstock.spi import (
 from headstock_triton.activation import fused_silu_and_mul
 from headstock_triton.experts import fused_mix_experts
 from headstock_triton.heads import rope_and_store_kv
-from headstock_triton.linear import small_linear
+from headstock_triton.linear import can_add, can_fuse, small_linear
 from headstock_triton.norm import add_norm, embed_norm
-from headstock_triton.options import TritonOptions
+from headstock_triton.options import MOST_TOKENS, TritonOptions
+from headstock_triton.pdl import has_pdl
 from headstock_triton.sampler import fused_sample
 
 COMMON = frozenset((Variant.WIDE_NORM,))
@@ -43,7 +44,7 @@ FUSED: Mapping[str, frozenset[Variant]] = {
 """Operations with kernels of their own -> what they do beyond a plain decoder."""
 
 
-def _normalize(x: Stream, weight: Weight, eps: float) -> Tensor:
+def _normalize(x: Stream, weight: Weight, eps: float, *, pdl: bool) -> Tensor:
     """The stream normalized, in one kernel with the addition of what is pending.
 
     returns: [tokens, hidden]
@@ -51,7 +52,7 @@ def _normalize(x: Stream, weight: Weight, eps: float) -> Tensor:
     """
     normed = x.normed
     if normed is None:
-        normed = add_norm(x.total, x.pending, weight.tensor, eps)
+        normed = add_norm(x.total, x.pending, weight.tensor, eps, pdl=pdl)
     x.pending = x.normed = None
     return normed
 
@@ -70,10 +71,66 @@ class TritonOps(TorchOps):
         options = options or TritonOptions()
         self.small_linear = options.small_linear
         self.fused_experts = options.fused_experts
+        # Terms that are summed over ranks first cannot be added where they are computed.
+        is_alone = type(self).all_reduce is TorchOps.all_reduce
+        self.fused_linear = options.fused_linear if is_alone else 0
+        self.pdl = options.pdl
 
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         """Whether a kernel does all that the configuration asks of the operation."""
         return operation in FUSED and find_variants(operation, config, layer) <= FUSED[operation]
+
+    def overlaps(self, x: Tensor) -> bool:
+        """Whether the kernels of a step of `len(x)` tokens begin while the ones before them end."""
+        # Larger steps are torch's products for the most part, which wait for all before them.
+        return self.pdl and len(x) <= MOST_TOKENS and has_pdl(x.device)
+
+    def is_fused(self, x: Stream) -> bool:
+        """Whether products take in the norm before them and the sum after them."""
+        (tokens, hidden), total = x.total.shape, x.total
+        return (
+            0 < tokens <= self.fused_linear
+            and total.dtype.itemsize == 2
+            and can_fuse(tokens, hidden, total.device)
+        )
+
+    def multiply_normed(
+        self,
+        x: Stream,
+        norm: Weight,
+        weight: Weight,
+        eps: float,
+        batch: Batch,
+        *,
+        gated: bool = False,
+    ) -> Tensor:
+        """The normalized stream times the weight; `gated`: and the activation of it.
+
+        returns: [tokens, out], or half of it
+        """
+        pdl = self.overlaps(x.total)
+        # What an operation without a kernel for it has left pending, a norm of its own adds.
+        if self.is_fused(x) and x.pending is None:
+            x.normed = None
+            return small_linear(
+                x.total,
+                weight.tensor,
+                weight.bias,
+                norm=norm.tensor,
+                eps=eps,
+                gated=gated,
+                pdl=pdl,
+            )
+        product = self.linear(_normalize(x, norm, eps, pdl=pdl), weight, batch)
+        return fused_silu_and_mul(product, pdl=pdl) if gated else product
+
+    def add_product(self, x: Stream, term: Tensor, weight: Weight, batch: Batch) -> Stream:
+        """The stream with `term` times the weight, added or pending.   writes: x"""
+        if self.is_fused(x) and can_add(len(term), term.shape[1], term.device):
+            x.settle()
+            small_linear(term, weight.tensor, weight.bias, total=x.total, pdl=self.overlaps(term))
+            return x
+        return _add_pending(x, self.all_reduce(self.linear(term, weight, batch)))
 
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
         """See `headstock_triton.norm.add_norm`, which adds nothing here."""
@@ -82,13 +139,19 @@ class TritonOps(TorchOps):
     def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
         """x W^T + b.   x: [tokens, in]    weight: [out, in]    returns: [tokens, out]"""
         if 0 < len(x) <= self.small_linear and x.dtype.itemsize == 2:
-            return small_linear(x, weight.tensor, weight.bias)
+            return small_linear(x, weight.tensor, weight.bias, pdl=self.overlaps(x))
         return super().linear(x, weight, batch)
 
     def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
         """The stream at the batch's tokens, and what the first layer's norm makes of it."""
         weight = params[f"{config.layers[0].prefix}attn_norm"].tensor
-        total, normed = embed_norm(batch.tokens, params["embed"].tensor, weight, config.norm_eps)
+        total, normed = embed_norm(
+            batch.tokens,
+            params["embed"].tensor,
+            weight,
+            config.norm_eps,
+            pdl=self.overlaps(batch.tokens),
+        )
         return Stream(total, None, normed)
 
     def qkv_rope_store(
@@ -99,9 +162,15 @@ class TritonOps(TorchOps):
         returns: [tokens, heads, head_dim]
         writes: batch.pools[layer.index]
         """
-        normed = _normalize(x, params[f"{layer.prefix}attn_norm"], config.norm_eps)
+        qkv = self.multiply_normed(
+            x,
+            params[f"{layer.prefix}attn_norm"],
+            params[f"{layer.prefix}qkv"],
+            config.norm_eps,
+            batch,
+        )
         return rope_and_store_kv(
-            self.linear(normed, params[f"{layer.prefix}qkv"], batch),
+            qkv,
             params[f"{layer.prefix}qk_norm"].tensor if config.qk_norm is QkNorm.HEAD else None,
             params[f"rope.{layer.rope}"].tensor,
             batch.positions,
@@ -109,6 +178,7 @@ class TritonOps(TorchOps):
             batch.pools[layer.index],
             heads=config.heads,
             eps=config.norm_eps,
+            pdl=self.overlaps(qkv),
         )
 
     def attn_out(
@@ -125,29 +195,30 @@ class TritonOps(TorchOps):
         attention: [tokens, heads, head_dim]
         writes: x
         """
-        return _add_pending(
-            x,
-            self.all_reduce(
-                self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"], batch)
-            ),
-        )
+        weight = params[f"{layer.prefix}attn_out"]
+        return self.add_product(x, attention.flatten(1), weight, batch)
 
     def mlp(
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Stream:
         """The stream with the layer's feed-forward part pending.   writes: x"""
-        normed = _normalize(x, params[f"{layer.prefix}mlp_norm"], config.norm_eps)
-        inner = fused_silu_and_mul(self.linear(normed, params[f"{layer.prefix}gate_up"], batch))
-        return _add_pending(
-            x, self.all_reduce(self.linear(inner, params[f"{layer.prefix}down"], batch))
+        inner = self.multiply_normed(
+            x,
+            params[f"{layer.prefix}mlp_norm"],
+            params[f"{layer.prefix}gate_up"],
+            config.norm_eps,
+            batch,
+            gated=True,
         )
+        return self.add_product(x, inner, params[f"{layer.prefix}down"], batch)
 
     def moe(
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
     ) -> Stream:
         """The stream with the layer's mixture of experts pending.   writes: x"""
         assert layer.experts is not None
-        normed = _normalize(x, params[f"{layer.prefix}mlp_norm"], config.norm_eps)
+        pdl = self.overlaps(x.total)
+        normed = _normalize(x, params[f"{layer.prefix}mlp_norm"], config.norm_eps, pdl=pdl)
         scores = self.linear(normed, params[f"{layer.prefix}router"], batch)
         gate_up, down = (
             params[f"{layer.prefix}experts_gate_up"],
@@ -166,6 +237,7 @@ class TritonOps(TorchOps):
                 down.tensor,
                 slots=slots,
                 page_size=page_size,
+                pdl=pdl,
             )
         else:
             weights, ids = self.route(scores, layer.experts, None)
@@ -174,11 +246,11 @@ class TritonOps(TorchOps):
 
     def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
         """The normalized hidden states.   returns: [tokens, hidden]"""
-        return _normalize(x, params["norm"], config.norm_eps)
+        return _normalize(x, params["norm"], config.norm_eps, pdl=self.overlaps(x.total))
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
         """See `headstock_triton.sampler.fused_sample`."""
-        return fused_sample(logits, sampling)
+        return fused_sample(logits, sampling, pdl=self.overlaps(logits))
 
     def lm_head_sample(
         self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
@@ -186,4 +258,5 @@ class TritonOps(TorchOps):
         """Tokens sampled from the scores of `hidden` [n, hidden], in the type of the product."""
         head = params["embed" if config.tied_embeddings else "lm_head"]
         # No copy in float32: the kernels widen what they load.
-        return fused_sample(self.all_gather(self.linear(hidden, head, None)), sampling)
+        logits = self.all_gather(self.linear(hidden, head, None))
+        return fused_sample(logits, sampling, pdl=self.overlaps(logits))

@@ -9,6 +9,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import Experts
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 
 _CELLS = 4096
 """Cells (token, expert) that a program of many looks at."""
@@ -121,11 +122,14 @@ def route_kernel(
     ROWS: tl.constexpr,
     TABLE: tl.constexpr,
     STEPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """The experts of some tokens.
 
     Score and expert are searched as one integer, so that ties go to the lower expert.
     """
+    begin_next(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, WIDTH)
     here = token < tokens
@@ -260,7 +264,13 @@ def place_kernel(
 
 
 def route_tokens(
-    scores: Tensor, experts: Experts, slots: Tensor | None = None, page_size: int = 0, rows: int = 0
+    scores: Tensor,
+    experts: Experts,
+    slots: Tensor | None = None,
+    page_size: int = 0,
+    rows: int = 0,
+    *,
+    pdl: bool = False,
 ) -> tuple[Routes, Blocks | None]:
     """Each token's experts, and its pairs in blocks of `rows` if that is not 0; no host reads.
 
@@ -307,6 +317,7 @@ def route_tokens(
         TABLE=_TABLE_ROWS,
         STEPS=triton.cdiv(blocks, _TABLE_ROWS) if alone else 0,
         num_warps=min(max(part * width // 256, 1), 8),
+        **launch_options(pdl),
     )
     if rows == 0:
         return routes, None

@@ -14,6 +14,7 @@ from headstock.nn.penalties import apply_logit_rules_
 from headstock.nn.sampler import attach_logprobs
 from headstock.spi import Sample, Sampling
 from headstock_triton.noise import gumbel_noise
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.truncation import Cut, apply_temperature, find_cut
 
 FEW_ROWS = 16
@@ -56,12 +57,15 @@ def part_kernel(
     CUT: tl.constexpr,
     SUM: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A part of a row: its best score and token, highest logit, and sum of exp(logit - highest).
 
     Where there is NaN, infinity is the highest. Scores are less the part's highest logit, or the
     row's where it is cut.
     """
+    begin_next(PDL)
+    wait_for_previous(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + at, at < vocab, other=-INFINITY).to(tl.float32)
@@ -111,8 +115,11 @@ def join_kernel(
     SUM: tl.constexpr,
     TARGETS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A program a row: the best part's token, and its log-probability or the target's."""
+    begin_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask, source = at < parts, row * parts + at
@@ -142,7 +149,7 @@ def join_kernel(
 
 
 def _sample_tokens(
-    logits: Tensor, sampling: Sampling, with_logprob: bool
+    logits: Tensor, sampling: Sampling, with_logprob: bool, pdl: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A token a row, which rows are healthy, and the log-probabilities of the tokens or targets.
 
@@ -190,6 +197,7 @@ def _sample_tokens(
         SUM=with_logprob,
         BLOCK=block,
         num_warps=4 if block < 4096 else 8,
+        **launch_options(pdl),
     )
     # A kernel of its own: the parts of a row are programs, which cannot wait for each other.
     join_kernel[(rows,)](
@@ -213,11 +221,12 @@ def _sample_tokens(
         TARGETS=sampling.targets is not None,
         BLOCK=triton.next_power_of_2(count),
         num_warps=4,
+        **launch_options(pdl),
     )
     return tokens, healthy.view(torch.bool), logprobs
 
 
-def fused_sample(logits: Tensor, sampling: Sampling) -> Sample:
+def fused_sample(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Sample:
     """`headstock.nn.sampler.sample`; torch applies rules and finds alternatives, which are rare.
 
     logits: [n, vocab] of any float type
@@ -231,7 +240,9 @@ def fused_sample(logits: Tensor, sampling: Sampling) -> Sample:
         sampling.frequency,
     )
     if all(rule is None for rule in rules) and sampling.top_logprobs <= 0:
-        tokens, healthy, logprobs = _sample_tokens(logits, sampling, sampling.top_logprobs == 0)
+        tokens, healthy, logprobs = _sample_tokens(
+            logits, sampling, sampling.top_logprobs == 0, pdl
+        )
         if logprobs is None:
             return Sample(tokens=tokens, healthy=healthy)
         nothing = logprobs.new_empty(len(tokens), 0)
@@ -246,7 +257,7 @@ def fused_sample(logits: Tensor, sampling: Sampling) -> Sample:
     likely = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
     apply_logit_rules_(logits, sampling)
     # Without targets, which only log-probabilities need. These are of the scores before the rules.
-    tokens, healthy, _ = _sample_tokens(logits, evolve(sampling, targets=None), with_logprob=False)
+    tokens, healthy, _ = _sample_tokens(logits, evolve(sampling, targets=None), False, pdl)
     return (
         Sample(tokens=tokens, healthy=healthy)
         if likely is None

@@ -10,8 +10,9 @@ from often import often
 from ops_cases import Shape
 
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Experts, Weight
+from headstock.spi import Experts, Stream, Weight
 from headstock_triton.heads import rope_and_store_kv
+from headstock_triton.linear import MOST_FUSED_WIDTH, MOST_PART_WIDTH
 from headstock_triton.ops import TritonOps
 from headstock_triton.options import TritonOptions
 
@@ -55,6 +56,81 @@ def test_activation(width: int, dtype: torch.dtype) -> None:
 def test_products_of_a_few_tokens(outs: int, width: int, dtype: torch.dtype) -> None:
     for tokens in (1, 2, 3, 4, 5, 16):
         cases.linear_case(tokens, outs, width, dtype, "cpu", bias=tokens % 2 == 0)
+
+
+PARTS: tuple[dict[str, bool], ...] = (
+    {"normed": True},
+    {"normed": True, "gated": True, "bias": True},
+    {"added": True},
+    {"added": True, "bias": True},
+)
+
+
+@pytest.mark.parametrize("dtype", often(1, [torch.bfloat16, torch.float16]))
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_products_with_what_lies_around_them(parts: dict[str, bool], dtype: torch.dtype) -> None:
+    for tokens, outs, width in ((1, 21, 100), (3, 40, 48), (9, 18, 1100)):
+        cases.fused_linear_case(tokens, outs, width, dtype, "cpu", **parts)
+
+
+def test_rows_too_long_for_shared_memory_are_summed_step_by_step() -> None:
+    cases.linear_case(2, 9, MOST_PART_WIDTH + 40, torch.bfloat16, "cpu", bias=True)
+
+
+def test_a_step_is_fused_where_options_tokens_types_and_widths_allow_it() -> None:
+    def is_fused(tokens: int, hidden: int, dtype: torch.dtype, **options: int) -> bool:
+        stream = Stream(torch.zeros(tokens, hidden, dtype=dtype))
+        return TritonOps(TritonOptions(**options)).is_fused(stream)
+
+    half = torch.bfloat16
+    assert is_fused(1, 8192, half) and is_fused(16, MOST_FUSED_WIDTH, half)
+    assert not is_fused(2, MOST_FUSED_WIDTH + 8, half)
+    assert not is_fused(17, 64, half) and not is_fused(0, 64, half)
+    assert not is_fused(1, 64, torch.float32)
+    assert not is_fused(1, 64, half, fused_linear=0) and not is_fused(3, 64, half, fused_linear=2)
+
+
+def test_terms_that_ranks_sum_are_not_added_inside_a_product() -> None:
+    class RankedOps(TritonOps):
+        def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+    assert RankedOps().fused_linear == 0
+
+
+def test_a_product_that_cannot_be_added_inside_stays_pending_and_reaches_the_next_norm() -> None:
+    width = MOST_PART_WIDTH + 8
+    term = cases.noise(2, width, dtype=torch.bfloat16, device="cpu")
+    weight = Weight(
+        tensor=cases.noise(8, width, dtype=torch.bfloat16, device="cpu", scale=width**-0.5)
+    )
+    total = cases.noise(2, 8, dtype=torch.bfloat16, device="cpu", seed=1)
+    stream = Stream(total.clone())
+
+    found = TritonOps().add_product(stream, term, weight, None)
+
+    assert found.pending is not None and torch.equal(found.total, total)
+    assert torch.equal(found.settle(), total + TorchOps().linear(term, weight, None))
+
+
+def test_a_norm_of_nan_inside_a_product_stays_in_its_row() -> None:
+    x = cases.noise(3, 48, dtype=torch.bfloat16, device="cpu")
+    x[1, 5] = torch.nan
+    weight = cases.noise(20, 48, dtype=torch.bfloat16, device="cpu")
+    gain = torch.ones(48, dtype=torch.bfloat16)
+
+    found = cases.linear.small_linear(x, weight, None, norm=gain, eps=1e-6)
+
+    assert found.isnan().all(1).tolist() == found.isnan().any(1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "shape", [SMALL, evolve(SMALL, qk_norm=False, bias=True), evolve(SMALL, rope_dim=32)], ids=str
+)
+def test_whole_layers_whose_products_take_in_what_lies_around_them(shape: Shape) -> None:
+    for tokens in (1, 4):
+        ops = TritonOps(TritonOptions(fused_linear=4))
+        cases.model_case(shape, tokens, torch.bfloat16, "cpu", ops)
 
 
 def test_products_are_torchs_unless_the_option_says_otherwise() -> None:
@@ -134,3 +210,9 @@ def test_a_step_without_tokens() -> None:
     hidden, *_ = cases.run_model(cases.TritonOps(), config, params, 0, torch.float32, "cpu")
 
     assert hidden.shape == (0, SMALL.hidden)
+
+
+def test_layers_of_experts_between_products_that_take_in_the_norm() -> None:
+    experts = Experts(count=5, per_token=2, intermediate=24, renormalize=True)
+    ops = TritonOps(TritonOptions(fused_linear=4))
+    cases.model_case(evolve(SMALL, experts=experts), 4, torch.bfloat16, "cpu", ops)
