@@ -84,7 +84,9 @@ class Findings:
         self.largest_error[who] = max(error, self.largest_error.get(who, 0.0))
 
 
-FIRST = (Contestant("sdpa"), Contestant("fa"), Contestant("fa", ("fa.num_splits=5",)))
+OWN = Contestant("fa", ("fa.few_rows=64",))
+"""The kernel of `fa` for few decode rows, in all decode steps of the cases."""
+FIRST = (Contestant("sdpa"), Contestant("fa"), OWN, Contestant("fa", ("fa.num_splits=5",)))
 COMPILED = (
     Contestant("fi"),
     Contestant("fi", ("fi.prefill=fa2", "fi.tensor_cores=off")),
@@ -102,6 +104,10 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
         shape(fa, found, page_size=page_size, head_dim=head_dim)
     for layer in (evolve(LAYER, window=1), evolve(LAYER, window=100), evolve(LAYER, softcap=5.0)):
         shape(fa, found, layer=layer)
+    for head_dim in (64, 80, 256):
+        shape(OWN, found, page_size=40, head_dim=head_dim)
+    for layer in (evolve(LAYER, window=100), evolve(LAYER, softcap=5.0)):
+        shape(OWN, found, layer=layer)
     codes = [build.wait() for build in builds]
     compiled = time.monotonic() - began
     for who in COMPILED:
@@ -112,7 +118,7 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
         found.attempt(who, "many heads", lambda who=who: many_heads(who))
     eight_bit(Contestant("fi", ("fi.prefill=fa2",)), found)
     eight_bit(fa, found, tolerance=0.1, narrow_queries=True)  # its probabilities have 8 bits too
-    for who in (fa, *COMPILED):
+    for who in (fa, OWN, *COMPILED):
         for attempt in (replay, no_sync, three_steps_in_flight, three_replays_in_flight):
             found.attempt(who, attempt.__name__, lambda who=who, attempt=attempt: attempt(who))
     about = {

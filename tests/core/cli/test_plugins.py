@@ -96,7 +96,11 @@ def test_inspect_shows_spec_capabilities_contract_and_options(
     facts = json.loads(output(capsys, "inspect", "radix", "--json"))
     assert facts["provided by"].startswith("headstock-radix-cache ")
     assert facts["contract"] == "cache 0.2, offered 0.2: ok"
-    assert facts["capabilities"] == {"page_sizes": "any", "layouts": ["full", "latent"], "reuse": True}
+    assert facts["capabilities"] == {
+        "page_sizes": "any",
+        "layouts": ["full", "latent"],
+        "reuse": True,
+    }
     assert facts["options"]["max_prefixes"] is None
     text = output(capsys, "inspect", "radix")
     assert "  page_sizes  any\n" in text

@@ -25,6 +25,7 @@ from headstock.spi import (
     SharedPrefixes,
 )
 from headstock_fa import kernels
+from headstock_fa.few_rows import FewRows, load_few_rows
 from headstock_fa.options import FlashOptions
 from headstock_fa.providers import FA3_HINT, REQUIRE, Provider, choose_provider, installed_versions
 from headstock_fa.step import (
@@ -70,6 +71,7 @@ class FlashAttentionBackend(AttentionBackend):
         self.eight_bit = self.group.kv_dtype == EIGHT_BIT
         self.options: FlashOptions = context.options
         self.processors = count_processors(context.device)
+        self.few_rows: FewRows | None = load_few_rows(context)
         self.static: StaticRows | None = None
         self.merge = _load_merge(context.device)
         # For graphs alone: see `attend_shared`.
@@ -117,6 +119,10 @@ class FlashAttentionBackend(AttentionBackend):
         q: [tokens, heads, head_dim]
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
         """
+        if self.few_rows is not None and self.few_rows.serves(plan, layer):
+            keys, values = self.keys[layer.index], self.values[layer.index]
+            self.few_rows.attend(q, keys, values, plan, layer, out, lse)
+            return
         if self.eight_bit:
             # Scores are linear in the keys and results in the values, so a layer's two scales go
             # into the scale of scores and into the result.
@@ -202,12 +208,14 @@ class FlashAttentionBackend(AttentionBackend):
         return FlashPlan.of(step, num_splits=self.options.num_splits or 1)
 
     def memory_bytes(self) -> int:
-        """The static buffers of graphs."""
-        return 0 if self.static is None else self.static.memory_bytes()
+        """The static buffers of graphs, and what parts of a row's keys leave for their merge."""
+        parts = 0 if self.few_rows is None else self.few_rows.memory_bytes()
+        return parts + (0 if self.static is None else self.static.memory_bytes())
 
     def close(self) -> None:
         """Forget the pools and the buffers."""
-        self.keys, self.values, self.static, self.side = {}, {}, None, None
+        self.keys, self.values = {}, {}
+        self.static = self.side = self.few_rows = None
 
 
 def _load_merge(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from attrs import field, frozen
+from attrs import Attribute, field, frozen
 from attrs.validators import ge, in_, instance_of, le
+
+FewRows = Literal["auto", "off"] | int
+
+MOST_FEW_ROWS = 64
+
+
+def _check_few_rows(options: object, attribute: Attribute[FewRows], value: FewRows) -> None:
+    """Raise ValueError unless the value is auto, off or a number of rows."""
+    if value in ("auto", "off") or (type(value) is int and 1 <= value <= MOST_FEW_ROWS):
+        return
+    raise ValueError(f"few_rows is {value!r}; wanted: auto, off or 1 to {MOST_FEW_ROWS}")
 
 
 @frozen(kw_only=True)
@@ -18,9 +29,14 @@ class FlashOptions:
 
     `shared_prefix`: whether decode rows that share leading pages read these once a step, which
     needs a FlashAttention-3. auto: where that spares enough; on: wherever it spares anything.
+
+    `few_rows`: rows up to which decode steps use this plugin's kernel in place of FlashAttention's.
+    off: none; auto: 8 where that was measured to be faster at every length: on GPUs from Hopper
+    on, with keys of 16 bits and up to 2 query heads a KV head.
     """
 
     num_splits: int = field(default=0, validator=[instance_of(int), ge(0), le(128)])
     shared_prefix: Literal["auto", "on", "off"] = field(
         default="auto", validator=in_(("auto", "on", "off"))
     )
+    few_rows: FewRows = field(default="auto", validator=_check_few_rows)
