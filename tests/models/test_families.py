@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from families import CASES, FAMILIES, Case, log_probabilities
 from parity import expected, tokens, write
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from headstock.nn.config_keys import UNSERVED
 from headstock.ops.fbgemm_ops import FbgemmOps
 from headstock.ops.onednn_ops import OneDnnOps
 from headstock.ops.torch_ops import TorchOps
@@ -89,3 +92,42 @@ def test_what_is_not_served_is_refused_by_name(case: Case, message: str) -> None
         case.family.config(case.hf)
 
     assert message in str(error.value)
+
+
+SERVED = {
+    "gemma2": {"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"},
+    "gemma3_text": {
+        *("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"),
+        "rope_local_base_freq",
+    },
+    "granite": {
+        *("embedding_multiplier", "attention_multiplier", "residual_multiplier"),
+        "logits_scaling",
+    },
+    "smollm3": {"sliding_window"},
+    "qwen2_moe": {"sliding_window"},
+}
+"""What these families read of that which others refuse; two have no window by default."""
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_what_changes_the_numbers_is_read_or_refused(model_type: str) -> None:
+    (architecture, family), case = FAMILIES[model_type], Case(model_type)
+
+    def refuses(name: str) -> bool:
+        try:
+            family.config({**case.hf, name: 7.5})
+        except ValueError as error:
+            return str(error).startswith(name)
+        return False
+
+    assert {name for name in UNSERVED if not refuses(name)} == SERVED.get(model_type, set())
+    with pytest.raises(ValueError, match=f"but the architecture is {architecture}"):
+        family.config({**case.hf, "model_type": "llama"})
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_all_that_transformers_writes_of_a_configuration_is_known(model_type: str) -> None:
+    for case in (case for case in CASES if case.model_type == model_type):
+        whole = AutoConfig.for_model(**deepcopy(case.hf)).to_json_string(use_diff=False)
+        assert case.family.config(json.loads(whole)).ignored_fields == ()

@@ -7,15 +7,18 @@ from torch import Tensor
 
 from headstock.spi import Activation
 
+# Found once: finding a member of an Enum is felt in a step of one token on a CPU.
+_SILU = Activation.SILU
 
-def activate_and_mul(gate_up: Tensor, activation: Activation = Activation.SILU) -> Tensor:
+
+def activate_and_mul(gate_up: Tensor, activation: Activation = _SILU) -> Tensor:
     """The activation of the first half, times the second half.
 
     gate_up: [..., 2 * n]    returns: [..., n]
     """
     gate, up = gate_up.chunk(2, -1)
     # The product is in place, silu is not: in place it takes 5.6 us for 3.5 on a CPU.
-    if activation is Activation.SILU:
+    if activation is _SILU:
         return F.silu(gate).mul_(up)
     approximate = "tanh" if activation is Activation.GELU_TANH else "none"
     return F.gelu(gate, approximate=approximate).mul_(up)

@@ -23,6 +23,9 @@ from headstock.spi import (
     Weight,
 )
 
+# A member of an Enum takes as long to find as a small operation to run, so each is found once.
+_HEAD, _WHOLE = QkNorm.HEAD, QkNorm.WHOLE
+
 
 class FineTierOps(Ops):
     """The operations of a decoder, composed of finer ones that a subclass supplies.
@@ -139,10 +142,10 @@ class FineTierOps(Ops):
         qkv = self.linear(normed, params[f"{prefix}qkv"], batch)
         qkv = qkv.view(-1, turned + config.kv_heads, config.head_dim)
         qk = heads = qkv[:, :turned]
-        if config.qk_norm is QkNorm.HEAD:
+        if config.qk_norm is _HEAD:
             # Queries and keys in one norm: the weight has a row a head.
             heads = self.head_norm(qk, params[f"{prefix}qk_norm"], config.norm_eps)
-        elif config.qk_norm is QkNorm.WHOLE:
+        elif config.qk_norm is _WHOLE:
             heads = self._normalize_whole(qk, params, config, prefix)
         if layer.rope is not None:
             # Turned in place, so that keys and values stay side by side and are stored by one
