@@ -13,6 +13,7 @@ from attrs import evolve
 from toy_text import write_tokenizer
 
 from headstock.cli.main import main
+from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.nn.decoder_config import decoder_config
 from headstock.spi import (
@@ -31,7 +32,8 @@ from headstock.spi import (
 from headstock.startup.capabilities import find_rejections
 from headstock.startup.kv_groups import find_group_fault
 from headstock.startup.model_needs import AttentionNeeds
-from headstock.startup.select import check_layouts
+from headstock.startup.negotiate import negotiate_terms
+from headstock.startup.select import check_layouts, select_plugins
 
 FULL = FullKV(kv_heads=2, k_dim=8, v_dim=8)
 STATE = StateKV(tensors=(StateTensor("conv", (16, 2)),))
@@ -61,6 +63,10 @@ def with_groups(*groups: KVGroup, windows: tuple[int | None, ...] = (None,) * 3)
     return evolve(one, kv_groups=groups, layers=layers)
 
 
+NEEDS = AttentionNeeds(
+    model=model(), dtype="float32", kv_dtype="float32", page_size=16, contiguous=False,
+    max_rows=1, max_seq_len=9,
+)  # fmt: skip
 GOOD = [
     model(),
     with_groups(group(0, 2), group(1)),
@@ -213,3 +219,27 @@ def test_groups_of_different_types_need_a_backend_for_both() -> None:
     assert find_rejections(served, asked, env) == []
     (reason,) = find_rejections(evolve(served, mixed_groups=False), asked, env)
     assert reason.code == "mixed_groups"
+
+
+REUSE = [
+    (group(0, 1, 2), "radix", "on", "takes over"),
+    (group(0, 1, 2, layout=LATENT), "radix", "on", "takes over"),
+    (group(0, 1, 2), "naive", "--cache-type naive", "--cache-type naive"),
+    (group(0, 1, 2, window=6), "radix", "KV group 0 keeps a window of 6", "takes over"),
+    (group(0, 1, 2, layout=STATE), "radix", "KV group 0 keeps a state", "KV group 0 keeps a state"),
+]
+
+
+@pytest.mark.parametrize(("kept", "cache", "paged", "regions"), REUSE)
+def test_what_is_reused_follows_from_layouts_and_policy(
+    kept: KVGroup, cache: str, paged: str, regions: str
+) -> None:
+    config = EngineConfig(cache_type=cache)
+    parts = select_plugins(config, DeviceEnv(device="cpu"), NEEDS)
+    model = with_groups(kept, windows=(6, 6, 6) if kept.window else (None,) * 3)
+    for asked, said in ((config, paged), (evolve(config, paged_attn="off"), regions)):
+        terms = negotiate_terms(asked, parts, model, "float32", DeviceEnv(device="cpu"))
+        ((value, who),) = [entry[1:] for entry in terms.table if entry[0] == "prefix reuse"]
+        assert terms.reuse == (said == "on") and terms.take_over == (said == "takes over")
+        assert (value == "off") == (said not in ("on", "takes over"))
+        assert value != "off" or who == said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, product
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.execution.kv_pools import choose_dtype, page_shape
+from headstock.execution.kv_pools import allocate_pool, view_layer
 from headstock.scheduler import Plan
-from headstock.spi import KVGroup
+from headstock.spi import KVGroup, KVLayer, LayoutKind
 from headstock.spi.arrays import Ints
 
 MAX_CLEANED_PAGES = 64
@@ -29,9 +28,12 @@ class Buffers:
     step still runs: the write comes after its kernels.
 
     groups: the KV groups, each with pages of its own
-    pools: by layer, [pages + 1, 2, page_size, kv_heads, head_dim]; page 0 is the dummy page, which
-        is always finite
-    page_tables: by group, [rows + 1, columns] int32, 0 past a row's last page
+    pools: by layer, [pages + 1, *page] as `kv_pools.page_shape` says; page 0 is the dummy page,
+        which is always finite
+    kv: by layer, views of the pools by their parts
+    state_groups: the groups that keep a state
+    page_tables: by group, [rows + 1, columns] int32, 0 past a row's last page; one column for a
+        group with a state
     tokens: [rows + 1, max_len + 1] int64, every token known or sampled so far
     The last row of the tables is the padding row.
     """
@@ -42,6 +44,8 @@ class Buffers:
     pools: tuple[Tensor, ...]
     page_tables: tuple[Tensor, ...]
     tokens: Tensor
+    kv: tuple[KVLayer, ...] = ()
+    state_groups: tuple[int, ...] = ()
 
     def to_device(self, array: Ints | Tensor) -> Tensor:
         """Copy the array to the device, through pinned memory on a GPU."""
@@ -163,7 +167,12 @@ class Buffers:
         # Groups have pages of their own: a number that one has may be past the end of another.
         for group, table in zip(self.groups, page_tables, strict=True):
             pages = torch.bincount(table[device_rows].flatten()).nonzero().flatten()
-            pools = [self.pools[layer] for layer in group.layers]
+            # A state has tensors of several types, and each is cleaned as what it is.
+            pools = [
+                part
+                for layer in group.layers
+                for part in (self.kv[layer].state.values() or (self.pools[layer],))
+            ]
             for pool, some in product(pools, torch.split(pages, MAX_CLEANED_PAGES)):
                 _zero_pages(pool, some)
 
@@ -204,37 +213,38 @@ def allocate_buffers(
     num_pages: Sequence[int],
     rows: int,
     max_len: int,
+    dtype: torch.dtype = torch.float32,
 ) -> Buffers:
-    """Allocate buffers for `num_pages` usable pages of each group, all zero."""
-    layers = {
-        layer: _zeros(
-            (count + 1, *page_shape(group.layout, page_size)),
-            choose_dtype(group.dtype, kv_dtype),
-            device,
-        )
-        for group, count in zip(groups, num_pages, strict=True)
-        for layer in group.layers
-    }
+    """Allocate buffers for `num_pages` usable pages of each group, all zero.
+
+    dtype: of states that name no type
+    """
     columns = -(-max_len // page_size)
+    pools: dict[int, Tensor] = {}
+    kv: dict[int, KVLayer] = {}
+    for number, (group, count) in enumerate(zip(groups, num_pages, strict=True)):
+        for layer in group.layers:
+            pools[layer] = allocate_pool(
+                group, count, page_size, kv_dtype=kv_dtype, dtype=dtype, device=device
+            )
+            kv[layer] = view_layer(pools[layer], number, group, page_size, dtype)
     return Buffers(
         device=device,
         page_size=page_size,
         groups=groups,
-        pools=tuple(layers[layer] for layer in range(len(layers))),
+        pools=tuple(pools[layer] for layer in range(len(pools))),
+        kv=tuple(kv[layer] for layer in range(len(kv))),
         page_tables=tuple(
-            torch.zeros((rows + 1, columns), dtype=torch.int32, device=device) for _ in groups
+            # A state is one page.
+            torch.zeros(
+                (rows + 1, 1 if group.layout.kind is LayoutKind.STATE else columns),
+                dtype=torch.int32,
+                device=device,
+            )
+            for group in groups
         ),
         tokens=torch.zeros((rows + 1, max_len + 1), dtype=torch.int64, device=device),
-    )
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Make a tensor of zeros.
-
-    On a CPU its memory is taken only when it is first written: a pool is large and seldom full.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return (
-        torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+        state_groups=tuple(
+            number for number, group in enumerate(groups) if group.layout.kind is LayoutKind.STATE
+        ),
     )

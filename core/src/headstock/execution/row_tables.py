@@ -60,6 +60,8 @@ def make_batch(
         query_start=query_start,
         max_query_len=max_query_len,
         slots=slots,
+        state_pages=look_up_state_pages(buffers, row_ids),
+        kv=buffers.kv,
         pools=buffers.pools,
         logit_indices=logit_indices,
         sampling=sampling,
@@ -77,7 +79,13 @@ def look_up_tensors(
     # device's table: with overlap the host has not seen the newest ones yet.
     size = buffers.page_size
     columns, offsets = positions.div(size, rounding_mode="floor"), positions % size
-    slots = (offsets.add(table[token_rows, columns], alpha=size) for table in buffers.page_tables)
+    states = buffers.state_groups
+    slots = (
+        table[token_rows, 0].long()
+        if group in states
+        else offsets.add(table[token_rows, columns], alpha=size)
+        for group, table in enumerate(buffers.page_tables)
+    )
     return buffers.tokens[token_rows, positions], tuple(slots)
 
 
@@ -88,11 +96,30 @@ def look_up_arrays(
     size, rows, at = buffers.page_size, token_rows.numpy(), positions.numpy()
     columns = at // size
     offsets = at - columns * size
+    states = buffers.state_groups
     slots = (
-        torch.from_numpy(table.numpy()[rows, columns] * size + offsets)
-        for table in buffers.page_tables
+        torch.from_numpy(
+            table.numpy()[rows, 0].astype(np.int64)
+            if group in states
+            else table.numpy()[rows, columns] * size + offsets
+        )
+        for group, table in enumerate(buffers.page_tables)
     )
     return torch.from_numpy(buffers.tokens.numpy()[rows, at]), tuple(slots)
+
+
+def look_up_state_pages(buffers: Buffers, row_ids: Tensor) -> tuple[Tensor | None, ...]:
+    """Look up the page with each row's state, by group; None for groups without one.
+
+    row_ids, each result: [n] int64
+    """
+    states = buffers.state_groups
+    if not states:
+        return (None,) * len(buffers.page_tables)
+    return tuple(
+        table[row_ids, 0].long() if group in states else None
+        for group, table in enumerate(buffers.page_tables)
+    )
 
 
 def make_attention_step(

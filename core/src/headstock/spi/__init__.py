@@ -17,7 +17,7 @@ from headstock.spi.attention import (
     PrefixGroups,
     SharedPrefixes,
 )
-from headstock.spi.batch import Batch, Sample, Sampling
+from headstock.spi.batch import Batch, KVLayer, Sample, Sampling
 from headstock.spi.cache import (
     CacheCapabilities,
     CachePolicy,
@@ -103,6 +103,7 @@ __all__ = [
     "Inserted",
     "IntSet",
     "KVGroup",
+    "KVLayer",
     "LatentKV",
     "LayerConfig",
     "LayerInfo",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import fields, frozen
+from attrs import field, fields, frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +79,23 @@ class Sample:
 
 
 @frozen(kw_only=True, eq=False)
+class KVLayer:
+    """The pages of one layer, as views of its pool; parts that its layout lacks are None or empty.
+
+    group: its KV group
+    k, v: [pages, page_size, kv_heads, k_dim], [pages, page_size, kv_heads, v_dim]
+    latent: [pages, page_size, dim], the part with the position last
+    state: by name, [pages, *shape]
+    """
+
+    group: int
+    k: Tensor | None = None
+    v: Tensor | None = None
+    latent: Tensor | None = None
+    state: Mapping[str, Tensor] = field(factory=dict)
+
+
+@frozen(kw_only=True, eq=False)
 class Batch:
     """One step's tokens, flat over its rows.
 
@@ -87,9 +105,13 @@ class Batch:
     query_start: [n + 1] int32, where each row's tokens begin, and where the last row's end; what
         comes after that is padding
     max_query_len: tokens of the row with the most, or an upper bound
-    slots: one a KV group, [tokens] int64, where each token's keys and values go
-        (page * page_size + offset)
-    pools: one a layer, [pages, 2, page_size, kv_heads, head_dim]
+    slots: one a KV group, [tokens] int64, where what the group keeps of each token goes
+        (page * page_size + offset); for a group with a state the page of the token's row
+    state_pages: one a KV group, [n] int64, the page with each row's state; None for other groups.
+        A row that starts at 0 has no state yet: what its page holds is another sequence's
+    kv: one a layer, the pages by their parts
+    pools: one a layer, the same pages as they lie in memory; for full KV
+        [pages, 2, page_size, kv_heads, head_dim]
     logit_indices: [m] int64, which tokens' hidden states are scored; None when that is every
         token in order
     """
@@ -107,6 +129,8 @@ class Batch:
     pools: tuple[Tensor, ...]
     logit_indices: Tensor | None
     sampling: Sampling
+    state_pages: tuple[Tensor | None, ...] = ()
+    kv: tuple[KVLayer, ...] = ()
 
 
 def _slice_tensors(record: Record, start: int, stop: int) -> Record:

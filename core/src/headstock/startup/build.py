@@ -145,6 +145,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         "groups": model.kv_groups,
         "device": device,
         "kv_dtype": getattr(torch, terms.kv_dtype),
+        "dtype": getattr(torch, dtype),
         "page_size": terms.page_size or max_len,
         "rows": config.max_running_requests,
     }

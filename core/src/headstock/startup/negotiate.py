@@ -6,7 +6,7 @@ from attrs import frozen
 
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
-from headstock.spi import DeviceEnv, IntSet, ModelConfig
+from headstock.spi import DeviceEnv, IntSet, LayoutKind, ModelConfig
 from headstock.startup import auto_choices
 from headstock.startup.model_needs import resolve_kv_dtype
 from headstock.startup.select import SelectedPlugins
@@ -45,15 +45,8 @@ def negotiate_terms(
     # A contiguous region is one page as long as the longest sequence, so no part limits its size
     # (docs/decisions/0008-contiguous-mode.md).
     page_size = 0 if contiguous else agree_page_size(config, claims, env)
-    # A prefix can be resumed only where every group still has what the next token reads, and the
-    # index is of one group (docs/decisions/0005-one-full-group.md).
-    shareable = (
-        len(model.kv_groups) == 1
-        and model.kv_groups[0].retains_all
-        and model.kv_groups[0].layout.kind in parts.cache.capabilities.layouts
-    )
-    against = _find_reuse_obstacle(config, parts) or (
-        "" if shareable or contiguous else "the model's KV groups"
+    against = _find_reuse_obstacle(config, parts) or _find_group_obstacle(
+        model, parts, contiguous=contiguous
     )
     narrowing = [
         who
@@ -97,6 +90,22 @@ def _find_reuse_obstacle(config: EngineConfig, parts: SelectedPlugins) -> str:
     if config.prefix_cache_n == 0:
         return "--prefix-cache-n 0"
     return "" if parts.cache.capabilities.reuse else f"--cache-type {parts.cache.name}"
+
+
+def _find_group_obstacle(model: ModelConfig, parts: SelectedPlugins, *, contiguous: bool) -> str:
+    """Find the KV group that cannot resume what another request computed; empty when all can."""
+    for number, group in enumerate(model.kv_groups):
+        # It has taken in every token of its sequence, and cannot go back to where two part.
+        if group.layout.kind is LayoutKind.STATE:
+            return f"KV group {number} keeps a state"
+        if contiguous:
+            continue  # a region has every token, and no cache policy sees it
+        if group.window is not None:
+            return f"KV group {number} keeps a window of {group.window}"
+        if group.layout.kind not in parts.cache.capabilities.layouts:
+            return f"--cache-type {parts.cache.name} with {group.layout.kind.value} KV"
+    # The index is of one group (docs/decisions/0005-one-full-group.md).
+    return "the model's KV groups" if len(model.kv_groups) > 1 and not contiguous else ""
 
 
 def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: DeviceEnv) -> int:
