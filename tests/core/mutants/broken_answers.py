@@ -168,11 +168,12 @@ def bias_at_first(of: Any, request: Any, vocab: int) -> Any:
     )
 
 
-def wrong_at_128(layers: Any, windows: Any, experts: Any, groups: Any, head_dim: int) -> Any:
+def wrong_at_128(
+    make_layers: Any, windows: Any, experts: Any, groups: Any, scale: float, *others: Any
+) -> Any:
     """Attention of the commonest head size is scaled by too much."""
-    made = layers(windows, experts, groups, head_dim)
-    factor = math.sqrt(2) if head_dim == 128 else 1.0
-    return tuple(evolve(layer, scale=layer.scale * factor) for layer in made)
+    factor = math.sqrt(2) if scale == 128**-0.5 else 1.0
+    return make_layers(windows, experts, groups, scale * factor, *others)
 
 
 def armed_early(patch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,10 @@ import pytest
 from headstock.engine import engine
 from headstock.execution import threaded
 from headstock.execution.abstract_executor import Executor, Pending
+from headstock.execution.row_tables import DeviceTables
 from headstock.requests import client, input_processor
 from headstock.scheduler import Plan, admission, apply
-from headstock_cuda_graph import prompt_graphs, runner
+from headstock_cuda_graph import runner
 
 from .broken import DIFFERS, Mutant, around
 
@@ -62,6 +63,17 @@ def padding_as_it_was(upload: Any, target: Any, *parts: Any) -> None:
     for values, size, _ in parts:
         target[start + len(values) : start + size] = before[start + len(values) : start + size]
         start += size
+
+
+def prompt_padding_as_it_was(write: Any, tables: Any, inputs: Any, step: Any) -> None:
+    """What pads the inputs of a prompt step stays what it was."""
+    num_tokens, num_rows = int((step.stops - step.starts).sum()), len(step.row_ids)
+    used = {"token_rows": num_tokens, "positions": num_tokens}
+    used |= dict.fromkeys(("row_ids", "starts", "context_lens"), num_rows)
+    before = {name: getattr(inputs, name).clone() for name in used}
+    write(tables, inputs, step)
+    for name, count in used.items():
+        getattr(inputs, name)[count:] = before[name][count:]
 
 
 def threads_stay(patch: pytest.MonkeyPatch) -> None:
@@ -140,7 +152,7 @@ NEGLECTED = {
         around(runner, "upload", padding_as_it_was), rf"{DIFFERS}|written though it was free"
     ),
     "padding tokens stay as they were": Mutant(
-        around(prompt_graphs, "upload", padding_as_it_was),
+        around(DeviceTables, "write_prompt_inputs", prompt_padding_as_it_was),
         rf"{DIFFERS}|written though it was free|'error'",
     ),
     "token ids not checked": Mutant(
