@@ -291,7 +291,8 @@ def test_a_preempted_request_counts_with_the_pages_that_it_will_take_again(toys:
 
 
 RUNNER = """
-from headstock.spi import DeviceRange, GraphSupport, RunnerCapabilities, RunnerSpec, SpiRange
+from headstock.spi import DeviceRange, GraphSupport, LayoutKind
+from headstock.spi import RunnerCapabilities, RunnerSpec, SpiRange
 
 def spec():
     return RunnerSpec(
