@@ -53,7 +53,7 @@ def test_noise_is_torchs_word_for_word() -> None:
 
 @pytest.mark.parametrize(
     ("vocab", "dtype"),
-    often(2, [(37, TYPES[0]), (1000, TYPES[1]), (5, TYPES[0]), (5, TYPES[1]), (4099, TYPES[0])]),
+    often(1, [(1000, TYPES[1]), (37, TYPES[0]), (5, TYPES[0]), (5, TYPES[1]), (4099, TYPES[0])]),
 )
 @pytest.mark.parametrize("asked", SETTINGS)
 def test_tokens_are_torchs(asked: str, vocab: int, dtype: torch.dtype) -> None:
@@ -65,7 +65,7 @@ def test_more_rows_are_shared_out_otherwise() -> None:
     assert cases.sampling_case(17, 5000, torch.bfloat16, "cpu", SETTINGS["temperature"]) == 0
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e-3, 50.0])
+@pytest.mark.parametrize("temperature", often(2, [1e-30, 50.0, 1e-6, 1e-3]))
 def test_cold_and_hot_rows(temperature: float) -> None:
     assert cases.sampling_case(7, 300, torch.bfloat16, "cpu", {"temperature": temperature}) == 0
     assert (
