@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from headstock.errors import ModelError
+from headstock.config import EngineConfig
+from headstock.errors import CannotRun, ModelError
 from headstock.spi import Weight, WeightFormat, WeightKind
-from headstock.startup.model_loading import read_model
+from headstock.startup.model_loading import describe_weights, read_model
 from headstock.weights import load_weights
 from headstock.weights.dequantize import dequantize_
 from headstock.weights.quant_reader import QUANTIZATION_FIELDS, find_quant_reader
@@ -220,6 +221,23 @@ def test_scales_of_activations_and_of_keys_and_values_are_not_leftovers(
     first = load(write(packed, quantization_config=FP8))["layers.1.down"].tensor
 
     assert torch.equal(first, quantize(tensors[NAME], (4, 4))[2])
+
+
+def test_a_pool_of_eight_bits_is_refused_where_the_model_has_scales_for_it(
+    write: Any, tensors: dict[str, Tensor]
+) -> None:
+    packed = packed_tensors(tensors)
+    plain = write(packed, quantization_config=FP8)
+    config = EngineConfig(model=str(plain))
+    text = describe_weights(config, plain, "bfloat16", "float8_e4m3fn")
+    assert text == "block FP8 (4 x 4), dequantized to bfloat16 at load"
+
+    scaled = write(
+        packed | {"model.layers.1.self_attn.k_scale": torch.ones(())}, quantization_config=FP8
+    )
+    assert describe_weights(config, scaled, "bfloat16", "bfloat16") == text
+    with pytest.raises(CannotRun, match=r"self_attn\.k_scale\), which are not read.*kv_dtype"):
+        describe_weights(config, scaled, "bfloat16", "float8_e4m3fn")
 
 
 def test_one_scale_a_tensor(write: Any, tensors: dict[str, Tensor]) -> None:

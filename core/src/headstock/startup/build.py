@@ -118,7 +118,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
     terms = negotiate_terms(config, parts, model, dtype, env)
     parts, operations = bind_operations(parts, model)
     free = free_bytes(device)
-    quantized = describe_weights(config, directory, dtype)
+    quantized = describe_weights(config, directory, dtype, terms.kv_dtype)
     params = load_onto_device(
         config,
         directory,

@@ -183,14 +183,20 @@ def resolve_max_seq_len(config: EngineConfig, model: ModelConfig, notes: list[st
     return min(config.max_seq_len, model.max_position)
 
 
-def describe_weights(config: EngineConfig, directory: Path, dtype: str) -> str:
+def describe_weights(config: EngineConfig, directory: Path, dtype: str, kv_dtype: str) -> str:
     """Describe what loading makes of quantized weights; empty where they are plain, or dummies.
 
-    raises: ModelError
+    raises: ModelError; CannotRun when the model has scales for a pool of 8 bits, which are not read
     """
     reader = weights.read_quantization(directory)
     if reader is None or config.load_format == "dummy":
         return ""
+    scales = weights.list_kv_scales(directory) if kv_dtype.startswith("float8") else ()
+    if scales:
+        raise CannotRun(
+            f"{directory} has scales for keys and values ({shorten(scales[0])}), which are not "
+            f"read, so {kv_dtype} would store them without; use {config.spell('--kv-dtype auto')}"
+        )
     text = f"{reader.summary}, dequantized to {dtype} at load"
     LOG.info(log_event("weights are quantized", format=text))
     return text

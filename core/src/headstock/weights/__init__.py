@@ -5,7 +5,13 @@ Files are data: nothing in them is executed.
 
 from headstock.weights.directory import read_config
 from headstock.weights.hub import NotDownloaded, download_model, find_cached, resolve_directory
-from headstock.weights.load import check_headers, find_differing_copies, load_weights, weight_bytes
+from headstock.weights.load import (
+    check_headers,
+    find_differing_copies,
+    list_kv_scales,
+    load_weights,
+    weight_bytes,
+)
 from headstock.weights.quant_reader import QUANTIZATION_FIELDS, QuantReader
 from headstock.weights.reader import read_quantization
 
@@ -17,6 +23,7 @@ __all__ = [
     "download_model",
     "find_cached",
     "find_differing_copies",
+    "list_kv_scales",
     "load_weights",
     "read_config",
     "read_quantization",

@@ -18,6 +18,7 @@ from torch import Tensor
 from headstock.callbacks import ProgressCallback
 from headstock.errors import ModelError, PluginBroken, shorten
 from headstock.spi import ModelConfig, Params, ParamSpec, Shard, Weight
+from headstock.weights.quant_reader import KV_SCALE_SUFFIXES
 from headstock.weights.reader import (
     CheckpointReader,
     Piece,
@@ -103,6 +104,14 @@ def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tu
             return tuple(list_differing_copies(specs, checkpoint))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"cannot read the weights in {directory}: {shorten(error)}") from error
+
+
+def list_kv_scales(directory: Path) -> tuple[str, ...]:
+    """List the tensors that scale keys and values, from headers alone.   raises: ModelError"""
+    with CheckpointReader.open(directory, None) as checkpoint:
+        return tuple(
+            sorted(name for name in checkpoint.entries if name.endswith(KV_SCALE_SUFFIXES))
+        )
 
 
 def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tuple[int, int, int]:

@@ -192,11 +192,14 @@ _FP8_FIELDS = frozenset(
 _SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
 _SCALE_SUFFIXES = ("_scale_inv", ".weight_scale")
 
+KV_SCALE_SUFFIXES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".kv_scale")
+"""Endings of the names of tensors that scale keys and values."""
+
 _UNREAD_SUFFIXES = (
     # Of activations, which are not quantized here.
     *(".input_scale", ".activation_scale"),
-    # Of keys and values. The pool has scales of 1, which is what other engines use without these.
-    *(".k_scale", ".v_scale", ".q_scale", ".prob_scale", ".kv_scale"),
+    # Of keys and values, for pools of 8 bits; a model that has them is refused with such a pool.
+    *KV_SCALE_SUFFIXES,
 )
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any]], QuantReader]] = {"fp8": Fp8Reader.parse}
