@@ -8,11 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 
 from headstock.execution.buffers import Buffers, allocate_buffers
 from headstock.execution.kv_pools import count_page_bytes
-from headstock.execution.row_tables import make_batch
-from headstock.spi import FullKV, KVGroup, LatentKV, Sampling, StateKV, StateTensor
+from headstock.execution.row_tables import make_attention_step, make_batch
+from headstock.spi import (
+    FullKV,
+    KVGroup,
+    LatentKV,
+    LayerConfig,
+    ModelConfig,
+    Phase,
+    Sampling,
+    StateKV,
+    StateTensor,
+)
+from headstock.startup.assemble import list_attention_layers
 
 NARROW = FullKV(kv_heads=2, k_dim=4, v_dim=4)
 STATE = StateKV(tensors=(StateTensor("conv", (3, 5)), StateTensor("sum", (7,), "float32")))
@@ -24,12 +36,26 @@ GROUPS = (
 )
 TYPES = {"kv_dtype": torch.float32, "dtype": torch.bfloat16}
 COUNTS = (9, 6, 4, 2)
+MODEL = ModelConfig(
+    architecture="pools",
+    vocab=8,
+    hidden=8,
+    heads=2,
+    kv_heads=2,
+    head_dim=4,
+    intermediate=8,
+    norm_eps=1e-6,
+    max_position=12,
+    ropes=(),
+    layers=(),
+    kv_groups=(),
+)
 
 
-def make_buffers() -> Buffers:
+def make_buffers(groups: tuple[KVGroup, ...] = GROUPS) -> Buffers:
     """Buffers of four groups with counts of their own, for three rows of up to 12 tokens."""
     sizes: dict[str, Any] = {"page_size": 4, "rows": 3, "max_len": 12, "num_pages": COUNTS}
-    return allocate_buffers(GROUPS, **sizes, **TYPES, device=torch.device("cpu"))
+    return allocate_buffers(groups, **sizes, **TYPES, device=torch.device("cpu"))
 
 
 def test_the_memory_plan_counts_the_bytes_that_are_allocated() -> None:
@@ -107,3 +133,28 @@ def test_a_failed_rows_state_becomes_finite_and_the_others_stay() -> None:
         assert part is not None
         finite = part.isfinite().flatten(1).all(1).nonzero().flatten()
         assert set(finite.tolist()) == {0} | cleaned
+
+
+@pytest.mark.parametrize("by_numpy", [True, False])
+def test_attention_gets_the_tables_of_groups_that_keep_tokens(by_numpy: bool) -> None:
+    states_first = (GROUPS[3], *GROUPS[:3])
+    groups = tuple(evolve(group, layers=(n,)) for n, group in enumerate(states_first))
+    buffers = make_buffers(groups)
+    for number, table in enumerate(buffers.page_tables):
+        table[1, 0] = 1 + number
+
+    step = make_attention_step(
+        buffers,
+        Phase.DECODE,
+        row_ids=torch.tensor([1]),
+        query_start=torch.tensor([0, 1], dtype=torch.int32),
+        context_lens=torch.tensor([1], dtype=torch.int32),
+        host_query_lens=np.ones(1, np.int32),
+        host_context_lens=np.ones(1, np.int32),
+        by_numpy=by_numpy,
+    )
+
+    assert [table.tolist() for table in step.page_tables] == [[[2]], [[3]], [[4]]]
+    rows = (LayerConfig(index=n, prefix="", group=n, scale=1.0) for n in range(4))
+    found = list_attention_layers(evolve(MODEL, layers=tuple(rows), kv_groups=groups))
+    assert {layer: info.group for layer, info in found.items()} == {1: 0, 2: 1, 3: 2}

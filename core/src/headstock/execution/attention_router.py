@@ -6,6 +6,7 @@ Decode rows go to one backend, all other rows to another.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from attrs import frozen
@@ -19,12 +20,13 @@ from headstock.spi import Attend, AttendInto, AttentionBackend, AttentionStep, L
 class PhaseRouter:
     """The backends by phase; one instance may serve both.
 
+    layers: by number, those whose tokens stay in pages
     check: fill outputs with NaN first, so that what a backend leaves unwritten shows
     """
 
     prefill: AttentionBackend
     decode: AttentionBackend
-    layers: tuple[LayerInfo, ...]
+    layers: Mapping[int, LayerInfo]
     check: bool = False
 
     def plan(self, decode: AttentionStep | None, extend: AttentionStep | None) -> AttendInto:

@@ -47,6 +47,15 @@ class Buffers:
     kv: tuple[KVLayer, ...] = ()
     state_groups: tuple[int, ...] = ()
 
+    @property
+    def attention_tables(self) -> tuple[Tensor, ...]:
+        """The page tables of the groups that keep tokens."""
+        if not self.state_groups:
+            return self.page_tables
+        return tuple(
+            table for group, table in enumerate(self.page_tables) if group not in self.state_groups
+        )
+
     def to_device(self, array: Ints | Tensor) -> Tensor:
         """Copy the array to the device, through pinned memory on a GPU."""
         if isinstance(array, Tensor):

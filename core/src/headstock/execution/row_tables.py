@@ -135,6 +135,8 @@ def make_attention_step(
 ) -> AttentionStep:
     """Make the attention step of these rows; their page tables are looked up.
 
+    Attention reads the tables of groups that keep tokens; those of states are left out.
+
     row_ids: [rows] int64
     by_numpy: as in `make_batch`
     """
@@ -142,7 +144,7 @@ def make_attention_step(
     # the host's lengths: those on the device would have to be waited for, and a capture cannot read
     # them.
     columns = -(-int(host_context_lens.max()) // buffers.page_size)
-    tables = buffers.page_tables
+    tables = buffers.attention_tables
     if by_numpy:
         rows = row_ids.numpy()
         gathered = tuple(torch.from_numpy(table.numpy()[rows, :columns]) for table in tables)

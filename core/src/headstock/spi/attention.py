@@ -192,7 +192,8 @@ class AttentionStep:
 
     query_start: [rows + 1] int32
     context_lens: [rows] int32, this step's tokens included
-    page_tables: one a KV group, [rows, max_pages] int32; 0, the dummy page, past a row's last page
+    page_tables: one for each of `AttentionQuery.groups`, [rows, max_pages] int32; 0, the dummy
+        page, past a row's last page
     host_query_lens, host_context_lens: [rows] int32 numpy, so that planning never waits for the
         device
     shared: the same step cut in two, where rows of a decode step share enough leading pages; a

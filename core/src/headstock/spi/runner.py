@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
@@ -51,12 +51,13 @@ class RunnerSpec(PluginSpec):
 class DecodeAttention:
     """The decode backend, how it is planned, and the layers it serves.
 
+    layers: by number; those that keep a state have no attention
     shares_prefixes: steps may have `DecodeStep.groups`, which the backend makes use of
     """
 
     backend: AttentionBackend
     planning: Planning
-    layers: tuple[LayerInfo, ...]
+    layers: Mapping[int, LayerInfo]
     max_seq_len: int
     shares_prefixes: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from headstock.spi import (
     Feature,
     GraphSupport,
     LayerInfo,
+    LayoutKind,
     Model,
     ModelConfig,
     Params,
@@ -115,7 +117,12 @@ def _make_tracker(
     raises: PluginBroken
     """
     choice = inputs.parts.attention[-1]
-    can_share = inputs.parts.cache.capabilities.reuse and not inputs.needs.contiguous
+    # Rows of a model that keeps a state share no pages.
+    can_share = (
+        inputs.parts.cache.capabilities.reuse
+        and not inputs.needs.contiguous
+        and LayoutKind.STATE not in inputs.needs.layouts
+    )
     if not can_share or Feature.SHARED_PREFIX not in choice.capabilities.features:
         return None
     min_tokens: Any = router.decode.min_shared_tokens
@@ -154,7 +161,7 @@ def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter
             capabilities=choice.capabilities,
             device=buffers.device,
             page_size=buffers.page_size,
-            pools=dict(enumerate(buffers.pools)),
+            pools={layer: buffers.pools[layer] for layer in list_attention_layers(inputs.model)},
             options=registry.make_options(choice.spec, config.opt),
         )
         return make_attention_backend(choice.spec, context)
@@ -165,20 +172,37 @@ def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter
         for backend in [make_backend(choice)]
         for phase in choice.phases
     }
-    layers = tuple(
-        LayerInfo(
+    # NaN in what attention leaves unwritten shows in the logits, which are checked in every step.
+    return PhaseRouter(
+        backends[Phase.PREFILL],
+        backends[Phase.DECODE],
+        list_attention_layers(inputs.model),
+        config.debug_invariants,
+    )
+
+
+def list_attention_layers(model: ModelConfig) -> Mapping[int, LayerInfo]:
+    """List the layers that attention backends serve, by number.
+
+    Groups are counted without those that keep a state: backends see neither their tables nor
+    their pages.
+    """
+    groups = [
+        number
+        for number, group in enumerate(model.kv_groups)
+        if group.layout.kind is not LayoutKind.STATE
+    ]
+    return {
+        layer.index: LayerInfo(
             index=layer.index,
-            group=layer.group,
+            group=groups.index(layer.group),
             scale=layer.scale,
             window=layer.window,
             softcap=layer.softcap,
         )
-        for layer in inputs.model.layers
-    )
-    # NaN in what attention leaves unwritten shows in the logits, which are checked in every step.
-    return PhaseRouter(
-        backends[Phase.PREFILL], backends[Phase.DECODE], layers, config.debug_invariants
-    )
+        for layer in model.layers
+        if layer.group in groups
+    }
 
 
 def make_attention_backend(spec: AttentionSpec, context: AttentionContext) -> AttentionBackend:

@@ -100,10 +100,11 @@ class PromptGraphs:
         """The hidden states of a bucket's tokens. [tokens, hidden]   writes: the pools"""
         program = self.program
         padding = (inputs.token_rows == program.row_tables.padding_row)[:, None, None]
+        first = min(program.attention.layers)
 
         def attend(q: Tensor, index: int) -> Tensor:
             out = self.attention_output(q)
-            if index == program.attention.layers[0].index:
+            if index == first:
                 # The layers share it, and an earlier step may have left NaN here, which would reach
                 # the dummy page.
                 out.masked_fill_(padding, 0)
