@@ -15,8 +15,6 @@ GUIDE = ROOT / "docs" / "plugins.md"
 LISTING = ("fields", "fields_dict", "asdict", "astuple")
 
 KNOWN = {
-    # The backend's first call compiles kernels, before core has given it a layer.
-    ("headstock_trtllm", "LayerInfo"),
     # It leaves with the next change of that function.
     ("headstock_cuda_graph", "Sample"),
 }

@@ -21,6 +21,7 @@ from headstock.spi import (
     AttentionStep,
     FullKV,
     GroupQuery,
+    KVLayer,
     LayerInfo,
     Phase,
 )
@@ -227,7 +228,9 @@ def context_of(
         capabilities=capabilities,
         device=case.pool.device,
         page_size=page_size,
+        layers={index: LayerInfo(index=index, group=0, scale=1.0) for index in range(layers)},
         pools=dict.fromkeys(range(layers), case.pool),
+        kv=dict.fromkeys(range(layers), KVLayer(group=0, k=case.pool[:, 0], v=case.pool[:, 1])),
         options=options,
     )
 

@@ -12,9 +12,9 @@ from attention_cases import row_attention
 from attrs import field, frozen
 from torch import Tensor
 
-from headstock.execution.kv_pools import page_shape
+from headstock.execution.kv_pools import page_shape, view_layer
 from headstock.ops.bound import BoundOps
-from headstock.spi import Batch, LayerConfig, Model, ModelConfig, Ops, Params, Sampling
+from headstock.spi import Batch, KVLayer, LayerConfig, Model, ModelConfig, Ops, Params, Sampling
 
 
 def gather_kv(pool: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -47,6 +47,7 @@ class Paged:
     page_size: int
     max_pages: int
     pools: tuple[Tensor, ...]
+    kv: tuple[KVLayer, ...]
     order: Tensor
     live: dict[int, Seated] = field(factory=dict)
 
@@ -69,10 +70,14 @@ class Paged:
         max_pages = -(-length // page_size)
         total = 1 + sequences * max_pages
         order = 1 + torch.randperm(total - 1, generator=torch.Generator().manual_seed(seed))
-        group_of = [config.kv_groups[layer.group] for layer in config.layers]
+        groups = [(layer.group, config.kv_groups[layer.group]) for layer in config.layers]
         pools = tuple(
             torch.full((total, *page_shape(group.layout, page_size)), float("nan"))
-            for group in group_of
+            for _, group in groups
+        )
+        kv = tuple(
+            view_layer(pool, number, group, page_size, torch.float32)
+            for pool, (number, group) in zip(pools, groups, strict=True)
         )
         return cls(
             model=model,
@@ -82,6 +87,7 @@ class Paged:
             page_size=page_size,
             max_pages=max_pages,
             pools=pools,
+            kv=kv,
             order=order,
         )
 
@@ -119,6 +125,7 @@ class Paged:
             max_query_len=int(lens.max()),
             slots=slots,
             pools=self.pools,
+            kv=self.kv,
             logit_indices=None,
             sampling=Sampling(),
         )

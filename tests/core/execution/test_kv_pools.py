@@ -10,6 +10,8 @@ import pytest
 import torch
 from attrs import evolve
 
+from headstock.debug.canary import Canary
+from headstock.errors import EngineDied
 from headstock.execution.buffers import Buffers, allocate_buffers
 from headstock.execution.kv_pools import count_page_bytes
 from headstock.execution.row_tables import make_attention_step, make_batch
@@ -18,6 +20,7 @@ from headstock.spi import (
     KVGroup,
     LatentKV,
     LayerConfig,
+    LayerInfo,
     ModelConfig,
     Phase,
     Sampling,
@@ -88,6 +91,32 @@ def test_the_parts_of_a_page_are_views_that_do_not_overlap() -> None:
     # 30 and 28 bytes, each in whole units of 16
     assert buffers.pools[4].shape == (3, 32 + 32)
     assert [layer.group for layer in buffers.kv] == [0, 1, 2, 0, 3]
+    assert [layer.page_slots for layer in buffers.kv] == [4, 4, 4, 4, 1]
+
+
+def test_the_canary_watches_pages_of_any_number_of_bytes() -> None:
+    group = KVGroup(layers=(0,), layout=LatentKV(dim=9, rope_dim=2))
+    sizes: dict[str, Any] = {"page_size": 1, "rows": 1, "max_len": 5, "num_pages": (4,)}
+    buffers = allocate_buffers((group,), **sizes, **TYPES, device=torch.device("cpu"))
+    canary = Canary(None, buffers, (group,), padded=True)  # type: ignore[arg-type]
+    assert buffers.pools[0][0].nbytes == 36  # no whole words
+
+    canary.watched[0] = canary._fill_pages(0, torch.tensor([1, 3]))
+    canary._verify_pages(0, 1)
+    assert (buffers.pools[0][[1, 3]].view(torch.uint8) == 0x5A).all()
+    assert (buffers.pools[0][[0, 2, 4]] == 0).all()
+    buffers.pools[0][3, 0, 8] += 1e16
+    with pytest.raises(EngineDied, match="before step 2 page 3 of layer 0 had been written"):
+        canary._verify_pages(0, 2)
+
+
+def test_an_output_is_as_wide_as_its_layer_says_and_dense() -> None:
+    q = torch.zeros(3, 2, 10).transpose(0, 1)
+
+    for out_dim, shape in ((None, (2, 3, 10)), (6, (2, 3, 6))):
+        out = LayerInfo(index=0, group=0, scale=1.0, out_dim=out_dim).empty_output(q)
+        assert out.shape == shape and out.is_contiguous()
+    assert LatentKV(dim=10, rope_dim=4).out_dim == 6
 
 
 @pytest.mark.parametrize("by_numpy", [True, False])

@@ -49,8 +49,9 @@ class TrtllmBackend(AttentionBackend):
         assert isinstance(group.layout, FullKV), group.layout
         shape = (1, group.heads, group.layout.k_dim)
         q = torch.zeros(shape, dtype=getattr(torch, group.q_dtype), device=self.device)
-        layer = LayerInfo(index=next(iter(self.pools)), group=0, scale=1.0)
-        plan = self.plan(StaticRows.new(1, 1, self.page_size, self.device).step(1, groups=1))
+        layer = next(iter(context.layers.values()))
+        rows = StaticRows.new(1, 1, self.page_size, self.device)
+        plan = self.plan(rows.step(1, groups=layer.group + 1))
         for is_decode in {phase is Phase.DECODE for phase in query.phases}:
             self.forward(q, layer, evolve(plan, is_decode=is_decode), torch.empty_like(q))
 

@@ -64,11 +64,14 @@ class Canary(Executor):
         return self.inner.execute(plan, new_rows)
 
     def pools_as_words(self, group: int) -> Mapping[int, Tensor]:
-        """View the group's pools, by layer, as words: [pages, words] int64."""
-        # Eight bytes divide every page: a head's key and value have at least four numbers each.
+        """View the group's pools, by layer, as words: [pages, words] int64.
+
+        Pages of latent vectors that eight bytes do not divide are [pages, bytes] uint8.
+        """
+        pools = {layer: self.buffers.pools[layer].flatten(1) for layer in self.groups[group].layers}
         return {
-            layer: self.buffers.pools[layer].flatten(1).view(torch.int64)
-            for layer in self.groups[group].layers
+            layer: pool.view(torch.uint8 if pool[0].nbytes % 8 else torch.int64)
+            for layer, pool in pools.items()
         }
 
     @torch.inference_mode()
@@ -76,7 +79,7 @@ class Canary(Executor):
         """Raise EngineDied when a watched page was written."""
         pages = self.watched[group]
         for layer, pool in self.pools_as_words(group).items():
-            touched = pages[(pool[pages] != PATTERN).any(1)].tolist()
+            touched = pages[(pool[pages] != _pattern_of(pool)).any(1)].tolist()
             if touched:
                 what = "the dummy page" if touched[0] == 0 else f"page {touched[0]}"
                 raise EngineDied(
@@ -102,9 +105,14 @@ class Canary(Executor):
         # pool in every step.
         fresh = pages[~torch.isin(pages, self.watched[group])]
         for pool in self.pools_as_words(group).values():
-            pool[fresh] = PATTERN
+            pool[fresh] = _pattern_of(pool)
         return pages
 
     def close(self) -> None:
         """Free the device."""
         self.inner.close()
+
+
+def _pattern_of(pool: Tensor) -> int:
+    """The pattern as one number of the pool's type."""
+    return PATTERN if pool.dtype is torch.int64 else PATTERN & 0xFF

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -55,7 +54,7 @@ class PhaseRouter:
         attend_into = self.plan(step.decode, step.extend)
 
         def attend(q: Tensor, index: int) -> Tensor:
-            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            out = self.layers[index].empty_output(q)
             attend_into(q, index, out)
             return out
 

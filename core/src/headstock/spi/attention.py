@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from headstock.spi.batch import KVLayer
+
 
 MAX_PREFIX_GROUPS = 8
 """Groups of rows that share leading pages in a step: graphs have room for so many."""
@@ -171,7 +173,11 @@ class AttentionQuery:
 class AttentionContext:
     """What a backend is built from. Two contexts share nothing, so two engines live in one process.
 
-    pools: layer -> [pages, 2, page_size, kv_heads, head_dim]; keys at `[:, 0]`, values at `[:, 1]`
+    layers: by number, those of the query's groups
+    pools: layer -> its pages as they lie in memory; for full KV
+        [pages, 2, page_size, kv_heads, head_dim], keys at `[:, 0]` and values at `[:, 1]`, for
+        latent KV [pages, page_size, dim]
+    kv: layer -> the same pages by their parts
     options: an instance of the spec's options class; None where the spec names none
     """
 
@@ -179,8 +185,10 @@ class AttentionContext:
     capabilities: AttentionCapabilities
     device: torch.device
     page_size: int
+    layers: Mapping[int, LayerInfo]
     # By layer and not as one tensor: layers of different KV groups have pages of different shapes.
     pools: Mapping[int, Tensor]
+    kv: Mapping[int, KVLayer]
     options: Any
 
 
@@ -271,6 +279,7 @@ class LayerInfo:
     window: how many latest tokens a query sees, itself included; None for all
     softcap: the bound of scores; 0 for none
     v_scale: the output is multiplied by it. Nothing sets `k_scale` and `v_scale` yet.
+    out_dim: how many elements a head of the output has; None for as many as one of the queries
     """
 
     index: int
@@ -280,6 +289,15 @@ class LayerInfo:
     softcap: float = 0.0
     k_scale: float = 1.0
     v_scale: float = 1.0
+    out_dim: int | None = None
+
+    def empty_output(self, q: Tensor) -> Tensor:
+        """A place for the output of these queries, dense and undefined.
+
+        q: [tokens, heads, head_dim]    returns: [tokens, heads, out_dim]
+        """
+        # Not by slices of the shape: a call a layer is felt in a step of one token on a CPU.
+        return q.new_empty(q.shape if self.out_dim is None else (*q.shape[:2], self.out_dim))
 
 
 class AttentionBackend(ABC):
@@ -309,7 +327,7 @@ class AttentionBackend(ABC):
         It neither waits for the device nor reads from it.
 
         q: [tokens, heads, head_dim]
-        writes: out [tokens, heads, head_dim] in q's type, undefined before;
+        writes: out [tokens, heads, out_dim] in q's type, undefined before;
             lse [tokens, heads] float32, natural logarithm, only with Feature.LSE
         """
 

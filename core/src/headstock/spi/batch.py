@@ -94,6 +94,12 @@ class KVLayer:
     latent: Tensor | None = None
     state: Mapping[str, Tensor] = field(factory=dict)
 
+    @property
+    def page_slots(self) -> int:
+        """How many of `Batch.slots` a page has: its tokens, or one where it holds a state."""
+        part = self.k if self.latent is None else self.latent
+        return 1 if part is None else part.shape[1]
+
 
 @frozen(kw_only=True, eq=False)
 class Batch:

@@ -43,6 +43,11 @@ class LatentKV:
     dim: int
     rope_dim: int
 
+    @property
+    def out_dim(self) -> int:
+        """How many elements a head of the output has."""
+        return self.dim - self.rope_dim
+
 
 @frozen
 class StateTensor:

@@ -80,7 +80,7 @@ class ParamSpec:
 Attend = Callable[["Tensor", int], "Tensor"]
 """`attend(q, layer_index)`: attention of the step's queries over their rows' KV.
 
-q, result: [tokens, heads, head_dim]
+q: [tokens, heads, head_dim]; the result has `LayerInfo.out_dim` elements a head
 """
 
 

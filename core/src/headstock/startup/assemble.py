@@ -25,7 +25,9 @@ from headstock.spi import (
     DecodeAttention,
     Feature,
     GraphSupport,
+    LatentKV,
     LayerInfo,
+    Layout,
     LayoutKind,
     Model,
     ModelConfig,
@@ -154,6 +156,7 @@ def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter
     raises: CannotRun
     """
     config, parts = inputs.config, inputs.parts
+    layers = list_attention_layers(inputs.model)
 
     def make_backend(choice: SelectedBackend) -> Any:
         context = AttentionContext(
@@ -161,7 +164,9 @@ def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter
             capabilities=choice.capabilities,
             device=buffers.device,
             page_size=buffers.page_size,
-            pools={layer: buffers.pools[layer] for layer in list_attention_layers(inputs.model)},
+            layers=layers,
+            pools={layer: buffers.pools[layer] for layer in layers},
+            kv={layer: buffers.kv[layer] for layer in layers},
             options=registry.make_options(choice.spec, config.opt),
         )
         return make_attention_backend(choice.spec, context)
@@ -174,10 +179,7 @@ def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter
     }
     # NaN in what attention leaves unwritten shows in the logits, which are checked in every step.
     return PhaseRouter(
-        backends[Phase.PREFILL],
-        backends[Phase.DECODE],
-        list_attention_layers(inputs.model),
-        config.debug_invariants,
+        backends[Phase.PREFILL], backends[Phase.DECODE], layers, config.debug_invariants
     )
 
 
@@ -199,10 +201,16 @@ def list_attention_layers(model: ModelConfig) -> Mapping[int, LayerInfo]:
             scale=layer.scale,
             window=layer.window,
             softcap=layer.softcap,
+            out_dim=_find_out_dim(model.kv_groups[layer.group].layout),
         )
         for layer in model.layers
         if layer.group in groups
     }
+
+
+def _find_out_dim(layout: Layout) -> int | None:
+    """How wide a head of the output is; None for as wide as one of the queries."""
+    return layout.out_dim if isinstance(layout, LatentKV) else None
 
 
 def make_attention_backend(spec: AttentionSpec, context: AttentionContext) -> AttentionBackend:

@@ -100,28 +100,31 @@ class PromptGraphs:
         """The hidden states of a bucket's tokens. [tokens, hidden]   writes: the pools"""
         program = self.program
         padding = (inputs.token_rows == program.row_tables.padding_row)[:, None, None]
-        first = min(program.attention.layers)
+        cleared: set[int] = set()
 
         def attend(q: Tensor, index: int) -> Tensor:
-            out = self.attention_output(q)
-            if index == first:
-                # The layers share it, and an earlier step may have left NaN here, which would reach
+            out = self.attention_output(q, index)
+            if out.shape[-1] not in cleared:
+                # Layers share it, and an earlier step may have left NaN here, which would reach
                 # the dummy page.
                 out.masked_fill_(padding, 0)
+                cleared.add(out.shape[-1])
             attend_into(q, index, out)
             return out
 
         batch = program.row_tables.prompt_batch(inputs)
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
-    def attention_output(self, q: Tensor) -> Tensor:
-        """Where attention of such queries is written, the same for all layers and buckets.
+    def attention_output(self, q: Tensor, index: int) -> Tensor:
+        """Where attention of such queries is written, the same for layers alike and all buckets.
 
-        q, returns: [tokens, heads, head_dim]
+        q: [tokens, heads, head_dim]    returns: [tokens, heads, out_dim]
         """
-        if q.shape[1:] not in self.outputs:  # the largest bucket comes first
-            self.outputs[q.shape[1:]] = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-        return self.outputs[q.shape[1:]][: len(q)]
+        out_dim = self.program.attention.layers[index].out_dim
+        shape = q.shape[1:] if out_dim is None else torch.Size((q.shape[1], out_dim))
+        if shape not in self.outputs:  # the largest bucket comes first
+            self.outputs[shape] = torch.zeros(len(q), *shape, dtype=q.dtype, device=q.device)
+        return self.outputs[shape][: len(q)]
 
     def bucket_for(self, step: PromptStep) -> PromptBucket | None:
         """The smallest bucket with room for the step's tokens."""

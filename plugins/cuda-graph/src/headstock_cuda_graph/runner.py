@@ -208,7 +208,7 @@ class CudaGraphRunner(Runner):
         program, layers, backend = self.program, self.attention.layers, self.attention.backend
 
         def attend(q: Tensor, index: int) -> Tensor:
-            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            out = layers[index].empty_output(q)
             backend.forward(q, layers[index], plan, out)
             return out
 
