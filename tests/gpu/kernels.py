@@ -54,9 +54,7 @@ class Contestant:
         spec = registry.load_spec("attention", self.name)
         registry.require_installed(spec)
         options = registry.make_options(spec, self.options)
-        context = cases.context_of(
-            case, spec.capabilities, options, max_rows=256, max_seq_len=16_384
-        )
+        context = cases.context_of(case, options, max_rows=256, max_seq_len=16_384)
         query = evolve(context.query, phases=frozenset(self.phases))
         return registry.import_implementation(spec)(evolve(context, query=query))
 

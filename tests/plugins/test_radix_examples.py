@@ -88,16 +88,6 @@ def test_the_least_recently_used_prefix_goes_first_and_its_end_before_its_beginn
     assert policy.evict(index, 9).tolist() == [1]
 
 
-def test_hits_are_counted_in_tokens_when_held() -> None:
-    policy = RadixCache(2)
-    index = policy.new_index()
-    finished(policy, index, (1, 1, 2, 2), 1)
-    assert policy.stats(index).hit_tokens == 0
-    finished(policy, index, (1, 1, 2, 2), 3)
-    policy.evict(index, 1)
-    assert (policy.stats(index).hit_tokens, policy.stats(index).evicted_pages) == (4, 1)
-
-
 def test_a_match_that_was_evicted_before_it_was_held_is_refused() -> None:
     policy = RadixCache(1)
     index = policy.new_index()

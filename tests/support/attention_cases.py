@@ -15,7 +15,6 @@ from torch import Tensor
 
 from headstock.spi import (
     AttentionBackend,
-    AttentionCapabilities,
     AttentionContext,
     AttentionQuery,
     AttentionStep,
@@ -205,7 +204,6 @@ def in_second_group(case: Case) -> Case:
 
 def context_of(
     case: Case,
-    capabilities: AttentionCapabilities,
     options: Any,
     layers: int = 1,
     max_rows: int = MAX_ROWS,
@@ -225,7 +223,6 @@ def context_of(
     )
     return AttentionContext(
         query=asked,
-        capabilities=capabilities,
         device=case.pool.device,
         page_size=page_size,
         layers={index: LayerInfo(index=index, group=0, scale=1.0) for index in range(layers)},

@@ -20,7 +20,6 @@ from headstock.spi import Feature, GraphSupport, LayerInfo, Phase
 from headstock_fa import kernels
 from headstock_fa.backend import FlashAttentionBackend
 from headstock_fa.options import FlashOptions
-from headstock_fa.plugin import CAPABILITIES
 from headstock_fa.providers import PROVIDERS, Provider
 from headstock_fa.step import WORTHWHILE_BYTES, choose_num_splits
 
@@ -51,9 +50,7 @@ def provider(
 
 
 def backend(case: Case, provider: Provider, **options: Any) -> FlashAttentionBackend:
-    return FlashAttentionBackend(
-        cases.context_of(case, CAPABILITIES, FlashOptions(**options)), provider
-    )
+    return FlashAttentionBackend(cases.context_of(case, FlashOptions(**options)), provider)
 
 
 def page_sizes(provider: Provider) -> tuple[int, ...]:

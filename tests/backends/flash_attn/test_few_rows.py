@@ -20,7 +20,6 @@ from headstock.spi import AttentionContext, LayerInfo, Phase
 from headstock_fa import few_rows
 from headstock_fa.few_rows import choose_splits, load_few_rows, make_few_rows
 from headstock_fa.options import FlashOptions
-from headstock_fa.plugin import CAPABILITIES
 from headstock_fa.step import FlashPlan
 
 __all__ = ["compiled"]
@@ -38,7 +37,7 @@ def test_tritons_compiler_takes_the_kernel(
     compiled: Compiled, heads: int, kv_heads: int, head_dim: int
 ) -> None:
     case = made(5, 70, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-    kernel = make_few_rows(2, cases.context_of(case, CAPABILITIES, FlashOptions()))
+    kernel = make_few_rows(2, cases.context_of(case, FlashOptions()))
     pool, plan = case.pool, FlashPlan.of(case.step, num_splits=1)
 
     kernel.attend(case.q, pool[:, 0], pool[:, 1], plan, LAYER, case.q.clone(), None)
@@ -50,7 +49,7 @@ def test_tritons_compiler_takes_the_kernel(
 @pytest.mark.parametrize("compiled", [90], indirect=True)
 def test_earlier_keys_are_read_before_the_wait_and_nothing_is_written(compiled: Compiled) -> None:
     case = made(5, 70, heads=16, kv_heads=8, head_dim=128)
-    kernel = make_few_rows(2, cases.context_of(case, CAPABILITIES, FlashOptions()))
+    kernel = make_few_rows(2, cases.context_of(case, FlashOptions()))
     pool, plan = case.pool, FlashPlan.of(case.step, num_splits=1)
 
     evolve(kernel, pdl=True).attend(
@@ -69,7 +68,7 @@ def made(*lens: int, phase: Phase = Phase.DECODE, **more: Any) -> Case:
 
 
 def context(**options: Any) -> AttentionContext:
-    return cases.context_of(made(5), CAPABILITIES, FlashOptions(**options))
+    return cases.context_of(made(5), FlashOptions(**options))
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from headstock.spi import LayerInfo, Phase
 from headstock_fi.backend import INT_WORKSPACE, FlashInferBackend
 from headstock_fi.library import Shape, partial_bytes
 from headstock_fi.options import FlashInferOptions
-from headstock_fi.plugin import CAPABILITIES
 from headstock_fi.staging import TURNS, StagedWrapper
 
 PHASES = list(Phase)
@@ -36,7 +35,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def backend(case: Case, layers: int = 1, **options: Any) -> FlashInferBackend:
     made = FlashInferOptions(**({"workspace_mb": 16} | options))
-    return FlashInferBackend(cases.context_of(case, CAPABILITIES, made, layers))
+    return FlashInferBackend(cases.context_of(case, made, layers))
 
 
 def decode(lens: list[int], **shape: Any) -> Case:
@@ -191,7 +190,7 @@ def test_templates_that_cannot_read_the_kv_are_refused_by_the_option_s_name(
 
 def test_only_what_serves_the_phases_is_made(library: SimpleNamespace) -> None:
     case = decode([3])
-    context = cases.context_of(case, CAPABILITIES, FlashInferOptions(workspace_mb=16))
+    context = cases.context_of(case, FlashInferOptions(workspace_mb=16))
     one = FlashInferBackend(
         evolve(context, query=evolve(context.query, phases=frozenset({Phase.DECODE})))
     )
@@ -230,9 +229,7 @@ def test_the_workspace_grows_with_the_rows_from_what_the_option_asks_for(
 ) -> None:
     case = decode([5], heads=64, kv_heads=8, head_dim=128)
     for rows, wanted in ((8, 16 << 20), (512, None)):
-        context = cases.context_of(
-            case, CAPABILITIES, FlashInferOptions(workspace_mb=16), max_rows=rows
-        )
+        context = cases.context_of(case, FlashInferOptions(workspace_mb=16), max_rows=rows)
         made = FlashInferBackend(context)
         assert (
             made.workspace.nbytes == wanted

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from headstock.spi import LayerInfo, Phase
 from headstock_sdpa.backend import SdpaBackend
 from headstock_sdpa.options import SdpaOptions
-from headstock_sdpa.plugin import spec
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 LAYER = LayerInfo(index=0, group=0, scale=0.25)
@@ -29,7 +28,7 @@ def make(phase: Phase, rows: list[tuple[int, int]], **shape: Any) -> Case:
 
 
 def backend(case: Case, layers: int = 1) -> SdpaBackend:
-    return SdpaBackend(cases.context_of(case, spec().capabilities, SdpaOptions(), layers))
+    return SdpaBackend(cases.context_of(case, SdpaOptions(), layers))
 
 
 def check(case: Case, layer: LayerInfo = LAYER, with_lse: bool = False) -> None:
@@ -193,5 +192,5 @@ def test_shared_prefixes_give_the_attention_of_each_row_by_itself(
 def test_the_option_decides_whether_rows_are_grouped() -> None:
     case = make(Phase.DECODE, [(1, 3)])
     for value, wanted in (("on", 1), ("off", None)):
-        context = cases.context_of(case, spec().capabilities, SdpaOptions(shared_prefix=value))
+        context = cases.context_of(case, SdpaOptions(shared_prefix=value))
         assert SdpaBackend(context).min_shared_tokens == wanted

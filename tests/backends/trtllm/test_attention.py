@@ -23,7 +23,6 @@ from headstock.spi import DeviceEnv, LayerInfo, Phase
 from headstock_trtllm import modules
 from headstock_trtllm.backend import TrtllmBackend, load_kernels
 from headstock_trtllm.kernels import DECODE_WORKSPACE, PREFILL_WORKSPACE, Blackwell, Hopper, Kernels
-from headstock_trtllm.plugin import CAPABILITIES
 
 PHASES = list(Phase)
 LAYER = LayerInfo(index=0, group=0, scale=0.25)
@@ -46,7 +45,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 def backend(
     case: Case, kernels: Kernels, *, layers: int = 1, phases: Any = PHASES
 ) -> TrtllmBackend:
-    context = cases.context_of(case, CAPABILITIES, None, layers)
+    context = cases.context_of(case, None, layers)
     return TrtllmBackend(
         evolve(context, query=evolve(context.query, phases=frozenset(phases))), kernels
     )
@@ -187,7 +186,7 @@ def test_the_device_says_whose_functions_serve_and_only_hopper_compiles(
 ) -> None:
     needs: list[modules.KernelNeed] = []
     monkeypatch.setattr(modules, "ensure_compiled", needs.append)
-    context = cases.context_of(decode(3), CAPABILITIES, None)
+    context = cases.context_of(decode(3), None)
     assert type(load_kernels(context, DeviceEnv(device="cuda", capability=capability))) is kind
     asked = [(need.head_dims, need.page_sizes, need.ratios, need.phases) for need in needs]
     assert asked == [((16,), (16,), (2,), frozenset(Phase))] * (kind is Hopper)
@@ -195,7 +194,7 @@ def test_the_device_says_whose_functions_serve_and_only_hopper_compiles(
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (12, 0)])
 def test_other_devices_are_refused_with_a_reason(capability: tuple[int, int]) -> None:
-    context = cases.context_of(decode(3), CAPABILITIES, None)
+    context = cases.context_of(decode(3), None)
     said = rf"serve cuda sm_90.* sm_100.* this is cuda sm_{capability[0]}.*--attn fi"
     with pytest.raises(ValueError, match=said):
         load_kernels(context, DeviceEnv(device="cuda", capability=capability))

@@ -153,42 +153,42 @@ HARMLESS = frozenset(
 )
 """What changes no number here, whatever its value."""
 
-HARMLESS_PREFIXES = ("unsloth_",)
+_HARMLESS_PREFIXES = ("unsloth_",)
 
-OFF = (None, False, 0)
-ONE = (None, 1)
+_OFF = (None, False, 0)
+_ONE = (None, 1)
 
 UNSERVED: Mapping[str, Collection[Any]] = {
     # other positions
-    **dict.fromkeys(("rotary_pct", "rotary_percentage", "rope_ratio", "rope_pct"), ONE),
+    **dict.fromkeys(("rotary_pct", "rotary_percentage", "rope_ratio", "rope_pct"), _ONE),
     **dict.fromkeys(
-        ("rope_interleaved", "rope_interleave", "rotary_interleaved", "interleaved_rope"), OFF
+        ("rope_interleaved", "rope_interleave", "rotary_interleaved", "interleaved_rope"), _OFF
     ),
-    **dict.fromkeys(("alibi", "use_alibi", "use_mrope", "use_logn_attn", "use_dynamic_ntk"), OFF),
+    **dict.fromkeys(("alibi", "use_alibi", "use_mrope", "use_logn_attn", "use_dynamic_ntk"), _OFF),
     **dict.fromkeys(
-        ("rope_local_base_freq", "local_rope_theta", "global_rope_theta", "rotary_dim"), OFF
+        ("rope_local_base_freq", "local_rope_theta", "global_rope_theta", "rotary_dim"), _OFF
     ),
     **dict.fromkeys(
-        ("no_rope_layers", "no_rope_layer_interval", "nope_layer_interval"), (*OFF, [])
+        ("no_rope_layers", "no_rope_layer_interval", "nope_layer_interval"), (*_OFF, [])
     ),
     "position_embedding_type": (None, "rope"),
     # other attention
-    **dict.fromkeys(("attn_logit_softcapping", "attn_logit_softcap", "attention_logit_cap"), OFF),
+    **dict.fromkeys(("attn_logit_softcapping", "attn_logit_softcap", "attention_logit_cap"), _OFF),
     **dict.fromkeys(
         ("clip_qkv", "attention_chunk_size", "attn_temperature_tuning", "query_pre_attn_scalar"),
-        OFF,
+        _OFF,
     ),
     **dict.fromkeys(
-        ("attention_multiplier", "attention_scale", "attn_scale", "softmax_scale"), OFF
+        ("attention_multiplier", "attention_scale", "attn_scale", "softmax_scale"), _OFF
     ),
     **dict.fromkeys(
-        ("scale_attn_by_inverse_layer_idx", "use_bidirectional_attention", "bidirectional"), OFF
+        ("scale_attn_by_inverse_layer_idx", "use_bidirectional_attention", "bidirectional"), _OFF
     ),
     **dict.fromkeys(
-        ("sliding_window_pattern", "interleaved_sliding_window", "layer_group_size"), OFF
+        ("sliding_window_pattern", "interleaved_sliding_window", "layer_group_size"), _OFF
     ),
     **dict.fromkeys(
-        ("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm", "use_qk_l2norm"), OFF
+        ("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm", "use_qk_l2norm"), _OFF
     ),
     "scale_attn_weights": (None, True),
     "is_causal": (True,),  # transformers takes null for false
@@ -196,10 +196,10 @@ UNSERVED: Mapping[str, Collection[Any]] = {
     "sliding_window": (None,),
     # other arrangements of layers
     **dict.fromkeys(
-        ("parallel_attn", "parallel_block", "use_parallel_residual", "use_parallel_block"), OFF
+        ("parallel_attn", "parallel_block", "use_parallel_residual", "use_parallel_block"), _OFF
     ),
     **dict.fromkeys(
-        ("is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size"), OFF
+        ("is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size"), _OFF
     ),
     **dict.fromkeys(("text_config", "vision_config", "audio_config"), (None,)),
     **dict.fromkeys(("per_layer_config", "pruned_heads"), (None, {})),
@@ -207,20 +207,20 @@ UNSERVED: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(("hidden_activation", "activation_function"), (None, "silu", "swish")),
     # factors and caps
     **dict.fromkeys(
-        ("final_logit_softcapping", "final_logit_softcap", "logit_softcapping", "logit_cap"), OFF
+        ("final_logit_softcapping", "final_logit_softcap", "logit_softcapping", "logit_cap"), _OFF
     ),
     **dict.fromkeys(
-        ("embedding_multiplier", "embedding_scale", "scale_emb", "residual_multiplier"), ONE
+        ("embedding_multiplier", "embedding_scale", "scale_emb", "residual_multiplier"), _ONE
     ),
     **dict.fromkeys(
-        ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier_scale"), ONE
+        ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier_scale"), _ONE
     ),
     **dict.fromkeys(
-        ("scale_depth", "dim_model_base", "attention_value_scale", "scale_embeddings"), OFF
+        ("scale_depth", "dim_model_base", "attention_value_scale", "scale_embeddings"), _OFF
     ),
-    **dict.fromkeys(("routed_scaling_factor", "route_scale", "n_group", "topk_group"), ONE),
+    **dict.fromkeys(("routed_scaling_factor", "route_scale", "n_group", "topk_group"), _ONE),
     **dict.fromkeys(("scoring_func", "router_scoring_func"), (None, "softmax")),
-    **dict.fromkeys(("moe_router_use_sigmoid", "use_expert_bias"), OFF),
+    **dict.fromkeys(("moe_router_use_sigmoid", "use_expert_bias"), _OFF),
 }
 """What changes the numbers and no decoder here does -> the values with which it changes nothing."""
 
@@ -239,5 +239,5 @@ def ignored_fields(hf: Json, keys: Collection[str]) -> Iterator[str]:
     """The fields that may matter to their author and that a family, reading `keys`, ignores."""
     known = {*keys, *HARMLESS, *UNSERVED}
     for name, value in hf.items():
-        if value is not None and name not in known and not name.startswith(HARMLESS_PREFIXES):
+        if value is not None and name not in known and not name.startswith(_HARMLESS_PREFIXES):
             yield name

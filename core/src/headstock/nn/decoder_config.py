@@ -23,13 +23,13 @@ from headstock.spi import (
 
 DTYPES = ("float32", "float16", "bfloat16")
 
-MOST_LAYERS = 1024
+_MOST_LAYERS = 1024
 """Beyond any real model, and few enough to describe one by one."""
 
-MOST_POSITIONS = 1 << 24
+_MOST_POSITIONS = 1 << 24
 """Beyond any real model, and few enough for a table of rotations."""
 
-ACTIVATIONS: Mapping[str, Activation] = {
+_ACTIVATIONS: Mapping[str, Activation] = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
     "gelu": Activation.GELU,
@@ -38,7 +38,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 """What config.json calls an activation -> which it is. `gelu` alone is exact."""
 
-RENAMED_TYPES: Mapping[str, str] = {"attention": "full_attention"}
+_RENAMED_TYPES: Mapping[str, str] = {"attention": "full_attention"}
 """Layer types as earlier releases of transformers wrote them."""
 
 FIELDS = frozenset(
@@ -116,9 +116,9 @@ def decoder_config(
     ropes = tuple(ropes) or (read_rope(hf, head_dim),)
     stated = read_positive(hf, "max_position_embeddings")
     max_position = max(stretched_length(rope, stated) for rope in ropes)
-    if max_position > MOST_POSITIONS:
+    if max_position > _MOST_POSITIONS:
         raise ValueError(
-            f"max_position_embeddings is {max_position}, wanted at most {MOST_POSITIONS}"
+            f"max_position_embeddings is {max_position}, wanted at most {_MOST_POSITIONS}"
         )
     count = read_layer_count(hf)
     # A window that no position reaches past is none.
@@ -177,8 +177,8 @@ def _check_model_type(hf: Json, architecture: str, model_types: Collection[str])
 def read_layer_count(hf: Json) -> int:
     """How many layers the decoder has."""
     count = read_positive(hf, "num_hidden_layers")
-    if count > MOST_LAYERS:
-        raise ValueError(f"num_hidden_layers is {count}, wanted at most {MOST_LAYERS}")
+    if count > _MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers is {count}, wanted at most {_MOST_LAYERS}")
     return count
 
 
@@ -250,12 +250,12 @@ def read_activation(hf: Json, name: str = "hidden_act", default: str = "silu") -
     raises: ValueError
     """
     value = hf.get(name, default)
-    if not isinstance(value, str) or value not in ACTIVATIONS:
-        wanted = ", ".join(ACTIVATIONS)
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
+        wanted = ", ".join(_ACTIVATIONS)
         raise ValueError(
             f"{name} is {quoted(value)}, which is not supported; wanted one of {wanted}"
         )
-    return ACTIVATIONS[value]
+    return _ACTIVATIONS[value]
 
 
 def read_cap(hf: Json, name: str) -> float:
@@ -268,7 +268,7 @@ def read_layer_types(hf: Json) -> list[str] | None:
     types = hf.get("layer_types")
     if types is None:
         return None
-    count, allowed = read_layer_count(hf), (*LAYER_TYPES, *RENAMED_TYPES)
+    count, allowed = read_layer_count(hf), (*LAYER_TYPES, *_RENAMED_TYPES)
     if (
         not isinstance(types, list)
         or len(types) != count
@@ -278,7 +278,7 @@ def read_layer_types(hf: Json) -> list[str] | None:
             f"layer_types is {quoted(types)}, wanted {count} entries out of "
             f"{', '.join(LAYER_TYPES)}"
         )
-    return [RENAMED_TYPES.get(name, name) for name in types]
+    return [_RENAMED_TYPES.get(name, name) for name in types]
 
 
 def windows_by_type(types: Sequence[str], window: int | None) -> list[int | None]:

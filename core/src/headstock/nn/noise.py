@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MASK = 0xFFFFFFFF
+_MASK = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
@@ -27,12 +27,12 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
     multipliers = torch.where(first, *MULTIPLIERS).view(shape)
     rounds = torch.arange(ROUNDS, device=counter.device)[:, None] * torch.where(first, *WEYL)
     even, odd = counter[0::2], counter[1::2]
-    for round_key in (rounds.view(ROUNDS, *shape) + key).bitwise_and_(MASK):
+    for round_key in (rounds.view(ROUNDS, *shape) + key).bitwise_and_(_MASK):
         # Products wrap modulo 2^64; the mask after the shift removes the sign that wrapping may
         # leave.
         product = (even * multipliers).flip(0)
-        even = (product >> 32).bitwise_and_(MASK).bitwise_xor_(odd).bitwise_xor_(round_key)
-        odd = product.bitwise_and_(MASK)
+        even = (product >> 32).bitwise_and_(_MASK).bitwise_xor_(odd).bitwise_xor_(round_key)
+        odd = product.bitwise_and_(_MASK)
     return torch.stack((even, odd), 1).flatten(0, 1)
 
 
@@ -47,7 +47,7 @@ def random_words(seeds: Tensor, positions: Tensor, vocab: int, offset: int = 0) 
     blocks = torch.arange(first, stop, device=seeds.device).expand(len(seeds), -1)
     zeros = torch.zeros_like(blocks)
     counter = torch.stack((blocks, positions[:, None].expand_as(blocks), zeros, zeros))
-    key = torch.stack((seeds & MASK, (seeds >> 32) & MASK))[:, :, None]
+    key = torch.stack((seeds & _MASK, (seeds >> 32) & _MASK))[:, :, None]
     return (
         philox(counter, key).permute(1, 2, 0).reshape(len(seeds), -1).narrow(1, offset % 4, vocab)
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from headstock.nn.rope import rope_table
 from headstock.spi import Experts, LayerConfig, ModelConfig, ParamSpec, QkNorm, Role, Rope
 
-NamedSpecs = Iterator[tuple[str, ParamSpec]]
+_NamedSpecs = Iterator[tuple[str, ParamSpec]]
 
 _Transform = Callable[[Tensor], Tensor]
 
@@ -67,7 +67,7 @@ def parameters(config: ModelConfig, names: TensorNames = LLAMA_NAMES) -> dict[st
     return specs
 
 
-def _outer_parameters(config: ModelConfig) -> NamedSpecs:
+def _outer_parameters(config: ModelConfig) -> _NamedSpecs:
     """Parameters outside layers."""
     # Checkpoints with tied embeddings often hold the same matrix twice; older ones the rope
     # frequencies too.
@@ -114,7 +114,7 @@ def _compute_rope(rope: Rope, config: ModelConfig, max_seq_len: int) -> Tensor:
 
 def _attention_parameters(
     config: ModelConfig, layer: LayerConfig, names: TensorNames
-) -> NamedSpecs:
+) -> _NamedSpecs:
     """Parameters of a layer's attention: q, k and v merged in this order."""
     source, prefix = f"model.layers.{layer.index}.", layer.prefix
     width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -163,7 +163,7 @@ def _attention_parameters(
         )
 
 
-def _mlp_parameters(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> NamedSpecs:
+def _mlp_parameters(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> _NamedSpecs:
     """Parameters of a dense feed-forward part: gate and up merged in this order."""
     source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, config.intermediate
     yield from _mlp_norm_specs(config, layer, names)
@@ -186,7 +186,7 @@ def _mlp_parameters(config: ModelConfig, layer: LayerConfig, names: TensorNames)
 
 def _moe_parameters(
     config: ModelConfig, layer: LayerConfig, experts: Experts, names: TensorNames
-) -> NamedSpecs:
+) -> _NamedSpecs:
     """Parameters of a mixture of experts, from one tensor an expert or from one for all."""
     source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, experts.intermediate
     each = [f"{source}{names.expert.format(expert)}" for expert in range(experts.count)]
@@ -233,7 +233,7 @@ def _moe_parameters(
 
 def _shared_expert_parameters(
     config: ModelConfig, layer: LayerConfig, experts: Experts, names: TensorNames
-) -> NamedSpecs:
+) -> _NamedSpecs:
     """Parameters of the expert that every token uses."""
     source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, experts.shared
     yield from _linear_specs(
@@ -257,7 +257,7 @@ def _shared_expert_parameters(
         yield from _linear_specs(f"{prefix}shared_gate", config.hidden, gate, (1,), False)
 
 
-def _mlp_norm_specs(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> NamedSpecs:
+def _mlp_norm_specs(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> _NamedSpecs:
     """The norms before and after a layer's feed-forward part."""
     source, prefix = f"model.layers.{layer.index}.", layer.prefix
     if config.pre_norm:
@@ -347,7 +347,7 @@ def _linear_specs(
     bias: bool,
     transform: _Transform | None = None,
     bias_transform: _Transform | None = None,
-) -> NamedSpecs:
+) -> _NamedSpecs:
     """A linear map of `width` inputs, its sources one above the other, and its bias if any.
 
     bias_transform: that of the bias; None for the weight's

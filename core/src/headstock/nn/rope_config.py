@@ -12,7 +12,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 ORIGINAL = "original_max_position_embeddings"
 
-REQUIRED: Mapping[str, tuple[str, ...]] = {
+_REQUIRED: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "dynamic": ("factor",),
     "linear": ("factor",),
@@ -22,21 +22,21 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
 }
 """Type of scaling -> the numbers that it cannot do without."""
 
-OPTIONAL: Mapping[str, tuple[str, ...]] = {
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "llama3": (ORIGINAL,),
     "longrope": (ORIGINAL, "factor", "attention_factor"),
     "yarn": (ORIGINAL, "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
 }
 """Type of scaling -> the numbers that have a default."""
 
-LISTS: Mapping[str, tuple[str, ...]] = {"longrope": ("short_factor", "long_factor")}
+_LISTS: Mapping[str, tuple[str, ...]] = {"longrope": ("short_factor", "long_factor")}
 """Type of scaling -> lists of numbers, one a pair, that it cannot do without."""
 
 FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", ORIGINAL)
 """The fields of config.json that are read here."""
 
 
-ANY_HEAD = tuple(name for name in SCALINGS if name != "longrope")
+_ANY_HEAD = tuple(name for name in SCALINGS if name != "longrope")
 """The types of scaling that any family may have."""
 
 
@@ -47,7 +47,7 @@ def read_rope(
     default_theta: float = 10000.0,
     partial: bool = False,
     interleaved: bool = False,
-    scalings: Collection[str] = ANY_HEAD,
+    scalings: Collection[str] = _ANY_HEAD,
 ) -> Rope:
     """Rotary positions of whole heads, or of their first part where the family is `partial`.
 
@@ -79,7 +79,7 @@ def read_rope(
             f"head_dim is {head_dim}, wanted an even number, whose halves are turned together"
         )
     dim = _read_part(head_dim, part) if partial and part is not None else head_dim
-    lists = {name: _read_list(table, name, dim // 2) for name in LISTS.get(scaling, ())}
+    lists = {name: _read_list(table, name, dim // 2) for name in _LISTS.get(scaling, ())}
     return Rope(
         theta=base,
         dim=dim,
@@ -126,16 +126,16 @@ def ignored_rope_fields(hf: Json) -> Iterator[str]:
         yield "rope_parameters"
     if "rope_theta" in table and hf.get("rope_theta") not in (None, table["rope_theta"]):
         yield "rope_theta"
-    if hf.get(ORIGINAL) is not None and ORIGINAL not in OPTIONAL.get(scaling, ()):
+    if hf.get(ORIGINAL) is not None and ORIGINAL not in _OPTIONAL.get(scaling, ()):
         yield ORIGINAL
     read = (
         "rope_type",
         "type",
         "rope_theta",
         "partial_rotary_factor",
-        *REQUIRED[scaling],
-        *OPTIONAL.get(scaling, ()),
-        *LISTS.get(scaling, ()),
+        *_REQUIRED[scaling],
+        *_OPTIONAL.get(scaling, ()),
+        *_LISTS.get(scaling, ()),
     )
     yield from (
         f"{title}.{name}"
@@ -166,10 +166,10 @@ def _read_scaling(table: Json, scalings: Collection[str]) -> str:
 
 def _read_numbers(hf: Json, table: Json, scaling: str) -> Json:
     """The numbers that the scaling reads, as far as they are stated; others are passed over."""
-    if ORIGINAL in OPTIONAL.get(scaling, ()) and ORIGINAL in hf:
+    if ORIGINAL in _OPTIONAL.get(scaling, ()) and ORIGINAL in hf:
         table = {**table, ORIGINAL: hf[ORIGINAL]}
-    numbers = {name: read_number(table, name) for name in REQUIRED[scaling]}
-    for name in OPTIONAL.get(scaling, ()):
+    numbers = {name: read_number(table, name) for name in _REQUIRED[scaling]}
+    for name in _OPTIONAL.get(scaling, ()):
         if name in table and (table[name] is not None or name == ORIGINAL):
             numbers[name] = read_number(table, name)
     if scaling == "llama3" and not numbers["low_freq_factor"] < numbers["high_freq_factor"]:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-OFF = -math.inf
+_OFF = -math.inf
 
 
 def apply_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
@@ -16,7 +16,7 @@ def apply_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
     scores: [n, vocab]
     min_p: [n]
     """
-    return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + min_p.log()[:, None], OFF)
+    return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + min_p.log()[:, None], _OFF)
 
 
 def apply_top_k_top_p(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
@@ -30,7 +30,7 @@ def apply_top_k_top_p(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None
     ranked, ids = scores.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         rank = torch.arange(scores.shape[-1], device=scores.device)
-        ranked.masked_fill_(rank >= top_k[:, None], OFF)
+        ranked.masked_fill_(rank >= top_k[:, None], _OFF)
     if top_p is not None:
         # In float64, so that rounding of a long sum does not move the edge; even so it must not cut
         # at top_p = 1.
@@ -38,5 +38,5 @@ def apply_top_k_top_p(scores: Tensor, top_k: Tensor | None, top_p: Tensor | None
         before = probabilities.cumsum(-1).sub_(probabilities)
         beyond = before >= top_p.masked_fill(top_p >= 1, math.inf)[:, None]
         beyond[:, 0] = False  # a top_p too small for float32 is 0 here
-        ranked.masked_fill_(beyond, OFF)
+        ranked.masked_fill_(beyond, _OFF)
     return torch.empty_like(scores).scatter_(-1, ids, ranked)

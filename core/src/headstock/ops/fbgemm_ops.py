@@ -13,11 +13,11 @@ from headstock.errors import CannotRun
 from headstock.ops.onednn_ops import OneDnnOps
 from headstock.spi import Batch, ParamSpec, Role, Weight
 
-MULTIPLIED = frozenset((Role.LINEAR, Role.HEAD))
-USED = MULTIPLIED | {Role.EMBEDDING}
+_MULTIPLIED = frozenset((Role.LINEAR, Role.HEAD))
+_USED = _MULTIPLIED | {Role.EMBEDDING}
 """The roles of weights that these operations keep in float16: products, and their look-up."""
 
-MAX_RELATIVE_LOSS = 4 * 2.0**-24
+_MAX_RELATIVE_LOSS = 4 * 2.0**-24
 """Four roundings of float32, in which a sum of n products may be off by n of them."""
 
 SMALL_PRODUCT = 1 << 21
@@ -27,7 +27,7 @@ The kernel for several threads takes 11 us before it begins, the other 1 us (dec
 """
 
 
-CHECKED_NUMBERS = 1 << 20
+_CHECKED_NUMBERS = 1 << 20
 """How many numbers of a weight are rounded at a time, to see whether they fit."""
 
 
@@ -80,7 +80,7 @@ class FbgemmOps(OneDnnOps):
     def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
         """Linear maps, and a tied embedding, in float16 if they fit; others as `OneDnnOps` does."""
         plain = weight.tensor
-        if not spec.roles <= USED or not spec.roles & MULTIPLIED or not fits_float16(plain):
+        if not spec.roles <= _USED or not spec.roles & _MULTIPLIED or not fits_float16(plain):
             return super().prepare(spec, weight)
         # A tied embedding too: it is multiplied like a head.
         max_small_tokens, is_looked_up = (
@@ -119,7 +119,7 @@ class FbgemmOps(OneDnnOps):
 
 
 def fits_float16(weight: Tensor) -> bool:
-    """Whether rounding to float16 changes no row by more than `MAX_RELATIVE_LOSS` of its length.
+    """Whether rounding to float16 changes no row by more than `_MAX_RELATIVE_LOSS` of its length.
 
     Its product with any vector then changes by no more than that share of both lengths.
     weight: [out, in] float32
@@ -129,9 +129,9 @@ def fits_float16(weight: Tensor) -> bool:
     return all(
         bool(
             (
-                rows.half().float().sub_(rows).norm(dim=1) <= MAX_RELATIVE_LOSS * rows.norm(dim=1)
+                rows.half().float().sub_(rows).norm(dim=1) <= _MAX_RELATIVE_LOSS * rows.norm(dim=1)
             ).all()
         )
         # A few rows at a time: the copies of a whole embedding would be the most memory of a load.
-        for rows in torch.split(weight, max(1, CHECKED_NUMBERS // max(1, weight.shape[1])))
+        for rows in torch.split(weight, max(1, _CHECKED_NUMBERS // max(1, weight.shape[1])))
     )

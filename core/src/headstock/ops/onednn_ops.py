@@ -12,10 +12,10 @@ from headstock.nn.norm import norm_by_length
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Batch, Params, ParamSpec, Role, Weight
 
-TYPICAL_TOKENS = 32
+_TYPICAL_TOKENS = 32
 """The batch that the packing is laid out for; it serves any."""
 
-MAX_EXACT_ROWS = 32
+_MAX_EXACT_ROWS = 32
 """Products of more rows are rounded up; below, decoding would feel each row that is added."""
 
 KERNEL_BYTES = 640 << 10
@@ -52,7 +52,7 @@ class OneDnnOps(TorchOps):
             return weight
         # Once, at load: `F.linear` has the BLAS library lay a plain weight out anew in every
         # product.
-        packed = torch.ops.mkldnn._reorder_linear_weight(plain, TYPICAL_TOKENS)
+        packed = torch.ops.mkldnn._reorder_linear_weight(plain, _TYPICAL_TOKENS)
         return Weight(tensor=packed, bias=weight.bias)
 
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
@@ -100,7 +100,7 @@ def round_rows(rows: int) -> int:
     oneDNN compiles a kernel for each number of rows and keeps it. Steps have any number, so without
     rounding the process would grow by a kernel a step until thousands are there.
     """
-    if rows <= MAX_EXACT_ROWS:
+    if rows <= _MAX_EXACT_ROWS:
         return rows
     step = 1 << (rows.bit_length() - 4)
     return -(-rows // step) * step

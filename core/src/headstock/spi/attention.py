@@ -182,7 +182,6 @@ class AttentionContext:
     """
 
     query: AttentionQuery
-    capabilities: AttentionCapabilities
     device: torch.device
     page_size: int
     layers: Mapping[int, LayerInfo]

@@ -64,12 +64,10 @@ class Inserted:
 
 @frozen(kw_only=True)
 class CacheStats:
-    """Counts of an index, in pages and tokens."""
+    """Counts of an index: its pages, and those of them that a hold protects."""
 
     pages: int
     held: int
-    hit_tokens: int = 0
-    evicted_pages: int = 0
 
 
 class CachePolicy(ABC):

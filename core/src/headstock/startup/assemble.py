@@ -161,7 +161,6 @@ def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter
     def make_backend(choice: SelectedBackend) -> Any:
         context = AttentionContext(
             query=inputs.needs.make_query(choice.phases),
-            capabilities=choice.capabilities,
             device=buffers.device,
             page_size=buffers.page_size,
             layers=layers,

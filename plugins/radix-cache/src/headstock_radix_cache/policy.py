@@ -61,7 +61,6 @@ class RadixCache(CachePolicy):
         # by now.
         assert_handle(handle, must_be_held=False)
         index.version += 1
-        index.hit_pages += handle.depth
         index.lock(handle)
 
     def release(self, index: Index, handle: Node | None) -> None:
@@ -139,7 +138,6 @@ class RadixCache(CachePolicy):
         pages = index.dropped[:count]
         del index.dropped[:count]
         pages += [index.pop_oldest() for _ in range(count - len(pages))]
-        index.evicted += count
         return np.array(pages, np.int32)
 
     def count_evictable(self, index: Index) -> int:
@@ -151,12 +149,10 @@ class RadixCache(CachePolicy):
         return self.evict(index, self.count_evictable(index))
 
     def stats(self, index: Index) -> CacheStats:
-        """The counts of the index; `hit_tokens` are those of every hold on a match."""
+        """The counts of the index."""
         return CacheStats(
             pages=index.size + len(index.dropped),
             held=index.size - len(index.idle),
-            hit_tokens=index.hit_pages * self.page_size,
-            evicted_pages=index.evicted,
         )
 
     def check_index(self, index: Index) -> None:

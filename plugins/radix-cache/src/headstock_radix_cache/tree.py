@@ -43,7 +43,7 @@ class Index:
     collected by `evict`.
     """
 
-    __slots__ = ("dropped", "ends", "evicted", "hit_pages", "idle", "roots", "size", "version")
+    __slots__ = ("dropped", "ends", "idle", "roots", "size", "version")
 
     def __init__(self) -> None:
         self.roots: dict[str, Node] = {}
@@ -51,8 +51,6 @@ class Index:
         self.ends: OrderedDict[Node, None] = OrderedDict()
         self.dropped: list[int] = []
         self.size = 0  # pages in the trees
-        self.evicted = 0
-        self.hit_pages = 0
         self.version = 0
 
     def get_root(self, namespace: str) -> Node:
